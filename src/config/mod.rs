@@ -1,0 +1,366 @@
+//! The configuration: every setting checked once, at start.
+
+mod settings;
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use std::{env, str};
+
+use log::LevelFilter;
+
+pub use settings::ConfigError;
+use settings::{Settings, Written};
+
+use crate::listener::Address;
+
+/// The file that is read where none is named.
+const DEFAULT_FILE: &str = "/etc/adriaticum/adriaticum.toml";
+
+#[derive(Debug)]
+pub struct Config {
+    pub listen: Address,
+    pub api_hosts: Vec<String>,
+    pub console_host: Option<String>,
+    pub database: PathBuf,
+    pub workers: usize,
+    pub queue: usize,
+    pub max_connections: usize,
+    pub compatibility: Compatibility,
+    pub log_level: LevelFilter,
+    pub runtime: RuntimeConfig,
+    /// The file it was read from, if any.
+    pub file: Option<PathBuf>,
+    /// Variables of the environment that look like settings and are none.
+    pub unknown_variables: Vec<String>,
+}
+
+#[derive(Debug)]
+pub struct RuntimeConfig {
+    pub urls: Vec<String>,
+    pub model: String,
+    pub api_key: Option<Secret>,
+    pub timeout: Duration,
+}
+
+/// Which members of a request are accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compatibility {
+    /// Those of the specification.
+    Strict,
+    /// Also those that OpenAI's clients add and that ask for nothing more.
+    OpenAi,
+}
+
+/// A secret that can be sent but not shown.
+#[derive(Clone)]
+pub struct Secret(String);
+
+impl Secret {
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+impl Config {
+    /// Reads the file named on the command line, else that of `ADRIATICUM_CONFIG`, else the usual one where
+    /// it exists; and the environment over it.
+    pub fn load(named: Option<&Path>) -> Result<Self, ConfigError> {
+        let variable = env::var_os("ADRIATICUM_CONFIG").filter(|path| !path.is_empty());
+        let usual = Path::new(DEFAULT_FILE);
+        let file = named
+            .map(Path::to_owned)
+            .or(variable.map(PathBuf::from))
+            .or_else(|| usual.exists().then(|| usual.to_owned()));
+        let environment = env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        Self::read(file.as_deref(), environment)
+    }
+
+    fn read(
+        file: Option<&Path>,
+        environment: impl Iterator<Item = (String, String)>,
+    ) -> Result<Self, ConfigError> {
+        let mut settings = Settings::read(file, environment)?;
+        // It says where the others are, and was followed already.
+        settings.take_variable("config");
+        let mut config = Self {
+            listen: listen(settings.take("listen"))?,
+            api_hosts: api_hosts(settings.take("api_hosts"))?,
+            console_host: console_host(settings.take("console_host"))?,
+            database: settings.text("database")?.unwrap_or("adriaticum.db".into()).into(),
+            workers: settings.number("workers", 1..=1024, 16)? as usize,
+            queue: settings.number("queue", 0..=65_536, 64)? as usize,
+            max_connections: settings.number("max_connections", 1..=1_000_000, 4096)? as usize,
+            compatibility: settings.word("compatibility", &COMPATIBILITIES, Compatibility::Strict)?,
+            log_level: settings.word("log_level", &LEVELS, LevelFilter::Info)?,
+            runtime: runtime(&mut settings)?,
+            file: file.map(Path::to_owned),
+            unknown_variables: Vec::new(),
+        };
+        search(&mut settings)?;
+        retention(settings.take("usage.retention_days"))?;
+        config.unknown_variables = settings.finish()?;
+        Ok(config)
+    }
+}
+
+const COMPATIBILITIES: [(&str, Compatibility); 2] =
+    [("strict", Compatibility::Strict), ("openai", Compatibility::OpenAi)];
+
+const LEVELS: [(&str, LevelFilter); 5] = [
+    ("error", LevelFilter::Error),
+    ("warn", LevelFilter::Warn),
+    ("info", LevelFilter::Info),
+    ("debug", LevelFilter::Debug),
+    ("trace", LevelFilter::Trace),
+];
+
+fn listen(written: Option<Written>) -> Result<Address, ConfigError> {
+    let Some(written) = written else {
+        return Ok(Address::Tcp(([127, 0, 0, 1], 8080).into()));
+    };
+    let text = written.text()?;
+    let address = match text.strip_prefix("unix:") {
+        Some(path) => (!path.is_empty()).then(|| Address::Unix(path.into())),
+        None => text.parse().ok().map(Address::Tcp),
+    };
+    address.ok_or_else(|| {
+        written.refuse("an address and a port, such as 127.0.0.1:8080 or [::1]:8080, or unix: and a path")
+    })
+}
+
+fn api_hosts(written: Option<Written>) -> Result<Vec<String>, ConfigError> {
+    let Some(written) = written else {
+        return Ok(["localhost", "127.0.0.1", "::1"].map(String::from).into());
+    };
+    let hosts: Option<Vec<String>> = written.texts(',')?.iter().map(|text| host(text)).collect();
+    hosts
+        .filter(|hosts| !hosts.is_empty())
+        .ok_or_else(|| written.refuse("one or more host names or addresses, without ports"))
+}
+
+fn console_host(written: Option<Written>) -> Result<Option<String>, ConfigError> {
+    let Some(written) = written else {
+        return Ok(Some("console.localhost".into()));
+    };
+    match written.text()? {
+        "" => Ok(None),
+        text => host(text).map(Some).ok_or_else(|| {
+            written.refuse("a host name without a port, or nothing where no console is wanted")
+        }),
+    }
+}
+
+/// A host name or address as requests are compared with it: lower case, an IPv6 address without brackets.
+fn host(text: &str) -> Option<String> {
+    let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
+    let is_name = !bare.is_empty() && bare.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
+    (is_name || bare.parse::<std::net::Ipv6Addr>().is_ok()).then(|| bare.to_ascii_lowercase())
+}
+
+fn runtime(settings: &mut Settings) -> Result<RuntimeConfig, ConfigError> {
+    let mut urls = Vec::new();
+    if let Some(written) = settings.take("runtime.url") {
+        for url in written.texts(',')? {
+            urls.push(base_address(&url).ok_or_else(|| {
+                written.refuse("base addresses such as http://127.0.0.1:8081/v1, of runtimes without TLS")
+            })?);
+        }
+    }
+    Ok(RuntimeConfig {
+        urls,
+        model: settings.text("runtime.model")?.unwrap_or("adriaticum".into()),
+        api_key: api_key(settings)?,
+        timeout: Duration::from_secs(settings.number("runtime.timeout", 1..=86_400, 120)?),
+    })
+}
+
+/// A runtime's address without the slash at its end; nothing if it is not one.
+fn base_address(url: &str) -> Option<String> {
+    let rest = url.strip_prefix("http://")?;
+    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let plain = |b: u8| b.is_ascii_graphic() && !b"?#@\"<>\\^`{|}".contains(&b);
+    let good = !authority.is_empty() && rest.bytes().all(plain) && ureq::http::Uri::try_from(url).is_ok();
+    (good && !path.contains("//")).then(|| url.trim_end_matches('/').to_owned())
+}
+
+fn api_key(settings: &mut Settings) -> Result<Option<Secret>, ConfigError> {
+    let key = settings.take("runtime.api_key");
+    let file = settings.take_variable("runtime.api_key_file");
+    let text = match (&key, &file) {
+        (Some(key), None) => key.text()?.to_owned(),
+        (None, Some(file)) => fs::read_to_string(file.text()?)
+            .map_err(|error| file.refuse(&format!("the path of a file that can be read ({error})")))?,
+        (Some(_), Some(file)) => return Err(file.refuse("nothing while runtime.api_key is set too")),
+        (None, None) => return Ok(None),
+    };
+    let text = text.trim();
+    match key.or(file) {
+        Some(place) if !text.bytes().all(|b| b.is_ascii_graphic()) => {
+            Err(place.refuse("a key of printable characters without white space"))
+        }
+        _ => Ok((!text.is_empty()).then(|| Secret::new(text))),
+    }
+}
+
+/// The settings of Search are known and checked; a service that can't ground answers yet says so instead of
+/// answering without.
+fn search(settings: &mut Settings) -> Result<(), ConfigError> {
+    settings.text("search.url")?;
+    let grounding = settings.take("search.grounding");
+    match grounding.as_ref().map(Written::text).transpose()? {
+        None | Some("off") => {}
+        Some("always" | "match" | "auto") => {
+            let written = grounding.expect("a mode should have been written");
+            return Err(written.refuse("only off in this version, which can't ask Search yet"));
+        }
+        Some(_) => {
+            let written = grounding.expect("a mode should have been written");
+            return Err(written.refuse("one of off, always, match, auto"));
+        }
+    }
+    settings.take("search.match").map(|written| written.texts('\n')).transpose()?;
+    settings.number("search.timeout", 1..=600, 5)?;
+    settings.number("search.results", 1..=20, 4)?;
+    Ok(())
+}
+
+/// A ledger that can't be shortened yet says so instead of keeping what it was told to remove.
+fn retention(written: Option<Written>) -> Result<(), ConfigError> {
+    match written {
+        Some(written) if written.number() != Some(0) => {
+            Err(written.refuse("only 0 in this version, which keeps everything"))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn environment(variables: &[(&str, &str)]) -> Result<Config, ConfigError> {
+        let owned = variables.iter().map(|(name, value)| (name.to_string(), value.to_string()));
+        Config::read(None, owned)
+    }
+
+    fn file(text: &str) -> Result<Config, ConfigError> {
+        let path = env::temp_dir().join(format!("adriaticum-{}.toml", crate::id::secret_hex::<8>()));
+        fs::write(&path, text).expect("the folder for temporary files should take one");
+        let config = Config::read(Some(&path), std::iter::empty());
+        fs::remove_file(&path).expect("the file should still be there");
+        config
+    }
+
+    #[test]
+    fn defaults() {
+        let config = environment(&[]).expect("all defaults should be good");
+        assert_eq!(config.listen.to_string(), "http://127.0.0.1:8080");
+        assert_eq!(config.api_hosts, ["localhost", "127.0.0.1", "::1"]);
+        assert_eq!(config.console_host.as_deref(), Some("console.localhost"));
+        assert_eq!((config.workers, config.queue, config.max_connections), (16, 64, 4096));
+        assert_eq!(config.runtime.timeout, Duration::from_secs(120));
+        assert!(config.runtime.urls.is_empty() && config.runtime.api_key.is_none());
+    }
+
+    #[test]
+    fn both_ways_of_writing() {
+        let written = file(
+            "listen = 'unix:/run/a.sock'\napi_hosts = ['API.test', '[::1]']\nconsole_host = ''\nworkers = 3\n\
+             compatibility = 'openai'\n[runtime]\nurl = ['http://a/v1/', 'http://b:1/v1']\ntimeout = 9\n",
+        )
+        .expect("the file should be good");
+        let set = environment(&[
+            ("ADRIATICUM_LISTEN", "unix:/run/a.sock"),
+            ("ADRIATICUM_API_HOSTS", "API.test, [::1]"),
+            ("ADRIATICUM_CONSOLE_HOST", ""),
+            ("ADRIATICUM_WORKERS", "3"),
+            ("ADRIATICUM_COMPATIBILITY", "openai"),
+            ("ADRIATICUM_RUNTIME_URL", "http://a/v1/,http://b:1/v1"),
+            ("ADRIATICUM_RUNTIME_TIMEOUT", "9"),
+        ])
+        .expect("the environment should be good");
+        assert_eq!(Config { file: None, ..written }.shown(), set.shown());
+        assert_eq!(set.runtime.urls, ["http://a/v1", "http://b:1/v1"]);
+        assert_eq!(set.api_hosts, ["api.test", "::1"]);
+        assert_eq!(set.console_host, None);
+    }
+
+    impl Config {
+        fn shown(&self) -> String {
+            format!("{self:?}")
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (name, value) in [
+            ("LISTEN", "8080"),
+            ("LISTEN", "unix:"),
+            ("API_HOSTS", ""),
+            ("API_HOSTS", "a.test:80"),
+            ("API_HOSTS", "a b"),
+            ("CONSOLE_HOST", "c:1"),
+            ("WORKERS", "0"),
+            ("WORKERS", "1.5"),
+            ("QUEUE", "-1"),
+            ("COMPATIBILITY", "loose"),
+            ("LOG_LEVEL", "loud"),
+            ("RUNTIME_URL", "ftp://a/v1"),
+            ("RUNTIME_URL", "http:///v1"),
+            ("RUNTIME_URL", "http://a/v1?x=y"),
+            ("RUNTIME_URL", "https://a/v1"),
+            ("RUNTIME_TIMEOUT", "0"),
+            ("RUNTIME_API_KEY", "two words"),
+            ("RUNTIME_API_KEY_FILE", "/nowhere/at/all"),
+            ("SEARCH_GROUNDING", "sometimes"),
+            ("SEARCH_GROUNDING", "always"),
+            ("USAGE_RETENTION_DAYS", "9"),
+        ] {
+            let variable = format!("ADRIATICUM_{name}");
+            let error = environment(&[(&variable, value)]).expect_err(name).to_string();
+            assert!(error.starts_with(&variable) && error.contains("it takes"), "{error}");
+            assert!(value.len() < 9 || !error.contains(value), "the value is repeated: {error}");
+        }
+        for (text, name) in [
+            ("nonsense = 1", "nonsense"),
+            ("[nonsense]\na = 1", "nonsense"),
+            ("[runtime]\nnonsense = 1", "runtime.nonsense"),
+            ("runtime = 1", "runtime"),
+            ("workers = '3'", "workers"),
+            ("workers = -3", "workers"),
+            ("listen = 8080", "listen"),
+            ("api_hosts = [1]", "api_hosts"),
+            ("[runtime]\ntimeout = 1.5", "runtime.timeout"),
+            ("this is not TOML", "TOML"),
+        ] {
+            let error = file(text).expect_err(text).to_string();
+            assert!(error.contains(name) && error.contains("adriaticum-"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_variable_is_told() {
+        let config = environment(&[("ADRIATICUM_WORKER", "3"), ("ADRIATICUM_CONFIG", "x"), ("OTHER", "y")]);
+        assert_eq!(config.expect("a warning is no error").unknown_variables, ["ADRIATICUM_WORKER"]);
+    }
+
+    #[test]
+    fn a_secret_is_not_shown() {
+        let config = environment(&[("ADRIATICUM_RUNTIME_API_KEY", " sesame\n")]).expect("a good key");
+        assert_eq!(config.runtime.api_key.as_ref().map(Secret::expose), Some("sesame"));
+        assert!(!format!("{config:?}").contains("sesame"));
+    }
+}

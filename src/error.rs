@@ -1,0 +1,98 @@
+//! The errors of the API: the table of part 7 of the specification, closed, and what goes with one.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+/// One row of the table: what a client can tell apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ApiError {
+    InvalidRequest,
+    InvalidApiKey,
+    InsufficientPermission,
+    NotFound,
+    PayloadTooLarge,
+    InferenceError,
+    SearchUnavailable,
+    ServiceUnavailable,
+}
+
+impl ApiError {
+    pub fn code(self) -> &'static str {
+        match self {
+            Self::InvalidRequest => "invalid_request",
+            Self::InvalidApiKey => "invalid_api_key",
+            Self::InsufficientPermission => "insufficient_permission",
+            Self::NotFound => "not_found",
+            Self::PayloadTooLarge => "payload_too_large",
+            Self::InferenceError => "inference_error",
+            Self::SearchUnavailable => "search_unavailable",
+            Self::ServiceUnavailable => "service_unavailable",
+        }
+    }
+
+    pub fn status(self) -> u16 {
+        match self {
+            Self::InvalidRequest => 400,
+            Self::InvalidApiKey => 401,
+            Self::InsufficientPermission => 403,
+            Self::NotFound => 404,
+            Self::PayloadTooLarge => 413,
+            Self::InferenceError => 502,
+            Self::SearchUnavailable | Self::ServiceUnavailable => 503,
+        }
+    }
+}
+
+/// Why a request got no completion: what the client is told, and what only the log is.
+#[derive(Debug)]
+pub struct Failure {
+    pub error: ApiError,
+    /// For the client: what happened and what to do next. It may name a number, a length or a member.
+    pub message: Cow<'static, str>,
+    /// For the operator: the cause of a 5xx, with nothing in it that a client wrote.
+    pub cause: Option<String>,
+    /// When to come back, on a 503.
+    pub retry_after: Duration,
+    /// Whether a client's automatic retry would cost an inference that was already spent.
+    pub spent: bool,
+}
+
+/// The time after which a fault of the host may have passed.
+const FAULT_RETRY: Duration = Duration::from_secs(5);
+
+/// The time after which a full queue has moved on.
+const SHED_RETRY: Duration = Duration::from_secs(1);
+
+impl Failure {
+    pub fn new(error: ApiError, message: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            error,
+            message: message.into(),
+            cause: None,
+            retry_after: FAULT_RETRY,
+            spent: false,
+        }
+    }
+
+    pub fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(ApiError::InvalidRequest, message)
+    }
+
+    pub fn unavailable(message: impl Into<Cow<'static, str>>, cause: impl ToString) -> Self {
+        Self {
+            cause: Some(cause.to_string()),
+            ..Self::new(ApiError::ServiceUnavailable, message)
+        }
+    }
+
+    /// A request turned away for want of room, before any of its content is looked at.
+    pub fn shed(cause: &'static str) -> Self {
+        Self {
+            retry_after: SHED_RETRY,
+            ..Self::unavailable(
+                "The service has more requests than it can take. Try again shortly.",
+                cause,
+            )
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! Bodies as RFC 9112 frames them, read piece by piece into one bounded buffer.
+
+use super::{MAX_BODY, MAX_HEAD, Malformed};
+
+/// How the head says that the body ends.
+#[derive(Clone, Copy, Debug)]
+pub enum Framing {
+    Length(u64),
+    Chunked,
+}
+
+/// Takes the bytes of one body as they come.
+#[derive(Debug)]
+pub struct Body {
+    content: Vec<u8>,
+    decoder: Decoder,
+}
+
+#[derive(Debug)]
+enum Decoder {
+    /// How many bytes are still to come.
+    Length(usize),
+    Chunked(Chunked),
+}
+
+/// What came of some bytes.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Progress {
+    Incomplete,
+    Complete,
+    TooLarge,
+}
+
+impl Body {
+    /// Nothing if the head alone tells that the body is too large. Nothing is allocated on its word.
+    pub fn new(framing: Framing) -> Option<Self> {
+        let decoder = match framing {
+            Framing::Length(length) => {
+                Decoder::Length(usize::try_from(length).ok().filter(|&l| l <= MAX_BODY)?)
+            }
+            Framing::Chunked => Decoder::Chunked(Chunked::default()),
+        };
+        Some(Self { content: Vec::new(), decoder })
+    }
+
+    /// Takes what belongs to the body off the front of `input`.
+    pub fn push(&mut self, input: &mut &[u8]) -> Result<Progress, Malformed> {
+        match &mut self.decoder {
+            Decoder::Length(left) => {
+                *left -= take(input, *left, &mut self.content);
+                Ok(if *left == 0 { Progress::Complete } else { Progress::Incomplete })
+            }
+            Decoder::Chunked(chunked) => chunked.push(input, &mut self.content),
+        }
+    }
+
+    pub fn into_content(self) -> Vec<u8> {
+        self.content
+    }
+
+    /// The memory that it holds.
+    pub fn weight(&self) -> usize {
+        self.content.capacity()
+    }
+}
+
+/// Moves at most `most` bytes from `input` to `content`, and says how many.
+fn take(input: &mut &[u8], most: usize, content: &mut Vec<u8>) -> usize {
+    let (taken, rest) = input.split_at(most.min(input.len()));
+    content.extend_from_slice(taken);
+    *input = rest;
+    taken.len()
+}
+
+/// The chunked coding. Its lines must end in CR LF: a lenient reader here is how requests are smuggled.
+#[derive(Debug, Default)]
+struct Chunked {
+    place: Place,
+    /// The size of the current chunk while its line is read, then how much of it is to come.
+    left: usize,
+    /// Bytes of sizes, extensions and trailers since the last byte of content: they may not go on for ever.
+    overhead: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Place {
+    #[default]
+    SizeStart,
+    Size,
+    /// White space after the size, which only an extension may follow.
+    BeforeExtension,
+    Extension,
+    SizeLineFeed,
+    Data,
+    DataReturn,
+    DataLineFeed,
+    TrailerStart,
+    TrailerName,
+    TrailerValue,
+    TrailerLineFeed,
+    EndLineFeed,
+    End,
+}
+
+impl Chunked {
+    fn push(&mut self, input: &mut &[u8], content: &mut Vec<u8>) -> Result<Progress, Malformed> {
+        while self.place != Place::End {
+            if self.place == Place::Data {
+                self.left -= take(input, self.left, content);
+                if self.left > 0 {
+                    return Ok(Progress::Incomplete);
+                }
+                self.place = Place::DataReturn;
+            }
+            let Some((&byte, rest)) = input.split_first() else {
+                return Ok(Progress::Incomplete);
+            };
+            *input = rest;
+            self.overhead += 1;
+            if self.overhead > MAX_HEAD {
+                return Err(Malformed("The chunk extensions or trailers of the body are too long."));
+            }
+            self.place = self.step(byte)?;
+            if self.place == Place::Data {
+                self.overhead = 0;
+                if self.left > MAX_BODY - content.len() {
+                    return Ok(Progress::TooLarge);
+                }
+            }
+        }
+        Ok(Progress::Complete)
+    }
+
+    /// The place after one byte of anything but data.
+    fn step(&mut self, byte: u8) -> Result<Place, Malformed> {
+        let place = match (self.place, byte) {
+            (Place::SizeStart | Place::Size, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F') => {
+                let digit = char::from(byte).to_digit(16).expect("the match should leave digits");
+                self.left = self.left.saturating_mul(16).saturating_add(digit as usize);
+                Place::Size
+            }
+            (Place::Size, b';') | (Place::BeforeExtension, b';') => Place::Extension,
+            (Place::Size | Place::BeforeExtension, b' ' | b'\t') => Place::BeforeExtension,
+            (Place::Size | Place::Extension, b'\r') => Place::SizeLineFeed,
+            (Place::Extension, byte) if is_field_byte(byte) => Place::Extension,
+            (Place::SizeLineFeed, b'\n') if self.left == 0 => Place::TrailerStart,
+            (Place::SizeLineFeed, b'\n') => Place::Data,
+            (Place::DataReturn, b'\r') => Place::DataLineFeed,
+            (Place::DataLineFeed, b'\n') => Place::SizeStart,
+            (Place::TrailerStart, b'\r') => Place::EndLineFeed,
+            (Place::TrailerStart | Place::TrailerName, byte) if is_token_byte(byte) => Place::TrailerName,
+            (Place::TrailerName, b':') => Place::TrailerValue,
+            (Place::TrailerValue, b'\r') => Place::TrailerLineFeed,
+            (Place::TrailerValue, byte) if is_field_byte(byte) => Place::TrailerValue,
+            (Place::TrailerLineFeed, b'\n') => Place::TrailerStart,
+            (Place::EndLineFeed, b'\n') => Place::End,
+            _ => return Err(Malformed("The chunked body is malformed.")),
+        };
+        Ok(place)
+    }
+}
+
+/// The bytes of a header's value (RFC 9110, 5.5): no control character but the tab.
+fn is_field_byte(byte: u8) -> bool {
+    byte == b'\t' || (byte >= b' ' && byte != 0x7f)
+}
+
+/// The bytes of a header's name (RFC 9110, 5.6.2).
+fn is_token_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads a whole chunked body at once and then byte by byte; both must agree.
+    fn read(wire: &[u8]) -> Result<(Progress, Vec<u8>, usize), Malformed> {
+        let mut outcomes = [wire.len(), 1].map(|size| {
+            let mut body = Body::new(Framing::Chunked).expect("a chunked body should have a reader");
+            let mut progress = Progress::Incomplete;
+            let mut used = 0;
+            for piece in wire.chunks(size.max(1)) {
+                let mut input = piece;
+                progress = body.push(&mut input)?;
+                used += piece.len() - input.len();
+                if progress != Progress::Incomplete {
+                    break;
+                }
+            }
+            Ok((progress, body.into_content(), used))
+        });
+        assert_eq!(outcomes[0], outcomes[1], "the pieces should not matter: {wire:?}");
+        std::mem::replace(&mut outcomes[0], Err(Malformed("taken")))
+    }
+
+    #[track_caller]
+    fn good(wire: &str, content: &str) {
+        let (progress, found, used) = read(wire.as_bytes()).expect("the body should be taken");
+        assert_eq!((progress, found.as_slice()), (Progress::Complete, content.as_bytes()), "{wire:?}");
+        assert_eq!(used, wire.trim_end_matches("NEXT").len(), "{wire:?}");
+    }
+
+    #[test]
+    fn chunked_bodies_that_are_taken() {
+        good("0\r\n\r\n", "");
+        good("5\r\nhello\r\n0\r\n\r\n", "hello");
+        good("5\r\nhello\r\n0\r\n\r\nNEXT", "hello");
+        good("3\r\nhel\r\n002\r\nlo\r\n00\r\n\r\n", "hello");
+        good("A\r\n0123456789\r\na\r\n0123456789\r\n0\r\n\r\n", "01234567890123456789");
+        good("5;name=value\r\nhello\r\n0;last\r\n\r\n", "hello");
+        good("5 ; name=\"quo;ted\"\r\nhello\r\n0\r\n\r\n", "hello");
+        good("5\r\nhello\r\n0\r\nX-After: y\r\nX-More:\tz z\r\n\r\nNEXT", "hello");
+        good("2\r\n\r\n\r\n0\r\n\r\n", "\r\n");
+    }
+
+    #[test]
+    fn chunked_bodies_that_are_refused() {
+        for wire in [
+            "\r\n", "zz\r\n", "-5\r\n", "+5\r\n", "0x5\r\n", " 5\r\n", "5 \r\n", "5\n", "5\rhello", "5;a\nhello",
+            "5;a\u{1}\r\n", "5\r\nhelloX", "5\r\nhello\n", "5\r\nhello\rX", "4\r\nhello\r\n", "0\r\n: y\r\n\r\n",
+            "0\r\nno colon\r\n\r\n", "0\r\nX: y\n\r\n", "0\r\nX: \0\r\n", "0\r\n\n", "0\r\n\rX", ";a\r\n",
+        ] {
+            assert!(read(wire.as_bytes()).is_err(), "{wire:?} was taken");
+        }
+    }
+
+    #[test]
+    fn a_chunked_body_has_a_bound() {
+        let chunk = |size: usize| format!("{size:x}\r\n{}\r\n", "x".repeat(size));
+        let whole = chunk(MAX_BODY - 1) + &chunk(1);
+        good(&format!("{whole}0\r\n\r\n"), &"x".repeat(MAX_BODY));
+        for wire in [format!("{whole}1\r\n"), "40001\r\n".into(), "fffffffffffffffffffff\r\n".into()] {
+            assert_eq!(read(wire.as_bytes()).expect("not malformed").0, Progress::TooLarge);
+        }
+    }
+
+    #[test]
+    fn overhead_has_a_bound() {
+        for wire in [
+            format!("5;{}", "x".repeat(MAX_HEAD)),
+            "0".repeat(MAX_HEAD + 1),
+            format!("0\r\n{}", "X: y\r\n".repeat(MAX_HEAD / 6 + 1)),
+        ] {
+            assert!(read(wire.as_bytes()).is_err_and(|e| e.0.contains("too long")));
+        }
+        let small = "1\r\nx\r\n".repeat(MAX_HEAD);
+        good(&format!("{small}0\r\n\r\n"), &"x".repeat(MAX_HEAD));
+    }
+
+    #[test]
+    fn lengths() {
+        assert!(Body::new(Framing::Length(MAX_BODY as u64)).is_some());
+        assert!(Body::new(Framing::Length(MAX_BODY as u64 + 1)).is_none());
+        assert!(Body::new(Framing::Length(u64::MAX)).is_none());
+        let mut body = Body::new(Framing::Length(5)).expect("a short body should be taken");
+        assert_eq!(body.weight(), 0, "nothing should be allocated on the word of a header");
+        let mut input = &b"hel"[..];
+        assert_eq!(body.push(&mut input), Ok(Progress::Incomplete));
+        let mut input = &b"loNEXT"[..];
+        assert_eq!(body.push(&mut input), Ok(Progress::Complete));
+        assert_eq!((input, body.into_content()), (&b"NEXT"[..], b"hello".to_vec()));
+    }
+}

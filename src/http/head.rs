@@ -1,0 +1,414 @@
+//! A request's head: the request line and the headers, checked for everything that makes framing unsafe.
+
+use super::body::Framing;
+use super::{MAX_HEADERS, Malformed};
+
+/// A parsed head. It owns its bytes; everything else is a place in them.
+#[derive(Debug)]
+pub struct Head {
+    bytes: Box<[u8]>,
+    method: Span,
+    path: Span,
+    host: Span,
+    headers: Vec<(Span, Span)>,
+    pub framing: Framing,
+    /// Whether the client asks for another request on this connection.
+    pub keep_alive: bool,
+    /// Whether keeping the connection has to be told, as it has to HTTP/1.0.
+    pub tells_keep_alive: bool,
+    /// Whether the client waits for `100 Continue` before it sends the body.
+    pub expects_continue: bool,
+}
+
+/// A place in the head's bytes; a head has at most 16 KiB, so 16 bits hold it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Span {
+    start: u16,
+    end: u16,
+}
+
+impl Head {
+    /// Parses the bytes of a head, its empty line included.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
+        refuse_bare_line_feeds(bytes)?;
+        let mut slots = [httparse::EMPTY_HEADER; MAX_HEADERS];
+        let mut parsed = httparse::Request::new(&mut slots);
+        match parsed.parse(bytes) {
+            Ok(httparse::Status::Complete(length)) if length == bytes.len() => {}
+            Ok(_) => return Err(Malformed("The head of the request does not end where it should.")),
+            Err(error) => return Err(Malformed(told(error))),
+        }
+        let method = parsed.method.expect("a complete head should have a method");
+        let target = parsed.path.expect("a complete head should have a target");
+        let http11 = parsed.version == Some(1);
+
+        let wire = Wire::read(parsed.headers, http11)?;
+        let (authority, path) = match absolute_form(target) {
+            Some((authority, path)) if !authority.is_empty() => (authority, path),
+            Some(_) => return Err(Malformed("The request's target names no host.")),
+            None => (wire.host, target),
+        };
+        let path = path.split_once('?').map_or(path, |(path, _query)| path);
+        let host = host_name(authority)
+            .ok_or(Malformed("The host of the request is not a host name with an optional port."))?;
+
+        let place = |part: &[u8]| Span::of(part, bytes);
+        Ok(Self {
+            method: place(method.as_bytes()),
+            path: place(path.as_bytes()),
+            host: place(host.as_bytes()),
+            headers: parsed
+                .headers
+                .iter()
+                .map(|h| (place(h.name.as_bytes()), place(h.value)))
+                .collect(),
+            framing: wire.framing,
+            keep_alive: if http11 { !wire.close } else { wire.asks_keep_alive && !wire.close },
+            tells_keep_alive: !http11,
+            expects_continue: http11 && wire.expects_continue,
+            bytes: bytes.into(),
+        })
+    }
+
+    pub fn method(&self) -> &str {
+        self.text(self.method)
+    }
+
+    /// The target's path, without the query.
+    pub fn path(&self) -> &str {
+        self.text(self.path)
+    }
+
+    /// The host that the request is for, without the port; an IPv6 address without its brackets.
+    pub fn host(&self) -> &str {
+        self.text(self.host)
+    }
+
+    /// The values of a header, in order; its name in any case.
+    pub fn header<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
+        self.headers
+            .iter()
+            .filter(move |(key, _)| self.slice(*key).eq_ignore_ascii_case(name.as_bytes()))
+            .map(|(_, value)| self.slice(*value))
+    }
+
+    /// The memory that it holds, for the bound on all of it.
+    pub fn weight(&self) -> usize {
+        self.bytes.len() + self.headers.capacity() * size_of::<(Span, Span)>()
+    }
+
+    fn slice(&self, span: Span) -> &[u8] {
+        &self.bytes[span.start.into()..span.end.into()]
+    }
+
+    fn text(&self, span: Span) -> &str {
+        str::from_utf8(self.slice(span)).expect("what was cut from a str should be one")
+    }
+}
+
+impl Span {
+    /// Where `part`, a piece of `whole`, lies in it.
+    fn of(part: &[u8], whole: &[u8]) -> Self {
+        if part.is_empty() {
+            return Self::default();
+        }
+        let start = part.as_ptr().addr() - whole.as_ptr().addr();
+        let place = |at: usize| u16::try_from(at).expect("a head should be at most 16 KiB");
+        Self { start: place(start), end: place(start + part.len()) }
+    }
+}
+
+/// What the headers say about the connection and the body.
+struct Wire<'a> {
+    host: &'a str,
+    framing: Framing,
+    close: bool,
+    asks_keep_alive: bool,
+    expects_continue: bool,
+}
+
+impl<'a> Wire<'a> {
+    fn read(headers: &[httparse::Header<'a>], http11: bool) -> Result<Self, Malformed> {
+        let mut host = None;
+        let mut length = None;
+        let mut chunked = false;
+        let mut wire = Self {
+            host: "",
+            framing: Framing::Length(0),
+            close: false,
+            asks_keep_alive: false,
+            expects_continue: false,
+        };
+        for header in headers {
+            let is = |name: &str| header.name.eq_ignore_ascii_case(name);
+            if is("host") {
+                let value = str::from_utf8(header.value)
+                    .map_err(|_| Malformed("The Host header is not text."))?;
+                if host.replace(value).is_some() {
+                    return Err(Malformed("The request has two Host headers."));
+                }
+            } else if is("content-length") {
+                let value = content_length(header.value)
+                    .ok_or(Malformed("The Content-Length is not a whole number."))?;
+                if length.replace(value).is_some() {
+                    return Err(Malformed("The request has two Content-Length headers."));
+                }
+            } else if is("transfer-encoding") {
+                if chunked || !header.value.eq_ignore_ascii_case(b"chunked") {
+                    return Err(Malformed("The only Transfer-Encoding that is taken is a single chunked."));
+                }
+                chunked = true;
+            } else if is("connection") {
+                wire.close |= has_token(header.value, b"close");
+                wire.asks_keep_alive |= has_token(header.value, b"keep-alive");
+            } else if is("expect") {
+                wire.expects_continue |= has_token(header.value, b"100-continue");
+            }
+        }
+        if http11 && host.is_none() {
+            return Err(Malformed("The request has no Host header."));
+        }
+        if chunked && length.is_some() {
+            return Err(Malformed("The request has both a Content-Length and a Transfer-Encoding."));
+        }
+        if chunked && !http11 {
+            return Err(Malformed("HTTP/1.0 knows no Transfer-Encoding."));
+        }
+        wire.host = host.unwrap_or_default();
+        wire.framing = if chunked { Framing::Chunked } else { Framing::Length(length.unwrap_or(0)) };
+        Ok(wire)
+    }
+}
+
+/// `httparse` takes a lone line feed for the end of a line. Other parsers do not, and two parsers that
+/// disagree on where a request ends are how requests are smuggled past a proxy.
+fn refuse_bare_line_feeds(bytes: &[u8]) -> Result<(), Malformed> {
+    let mut previous = 0;
+    for &byte in bytes {
+        if byte == b'\n' && previous != b'\r' {
+            return Err(Malformed("A line of the head ends in a line feed without a carriage return."));
+        }
+        previous = byte;
+    }
+    Ok(())
+}
+
+fn told(error: httparse::Error) -> &'static str {
+    use httparse::Error;
+    match error {
+        Error::Version => "The HTTP version is neither 1.0 nor 1.1.",
+        Error::TooManyHeaders => "The request has more than 100 headers.",
+        Error::HeaderName | Error::HeaderValue => "A header of the request is malformed.",
+        Error::NewLine | Error::Status | Error::Token => "The request line or a header is malformed.",
+    }
+}
+
+/// A length as RFC 9110 writes it: digits alone. One too large for the type is too large anyway.
+fn content_length(value: &[u8]) -> Option<u64> {
+    if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let digits = str::from_utf8(value).expect("digits should be text");
+    Some(digits.parse().unwrap_or(u64::MAX))
+}
+
+fn has_token(value: &[u8], token: &[u8]) -> bool {
+    value.split(|&b| b == b',').any(|t| t.trim_ascii().eq_ignore_ascii_case(token))
+}
+
+/// Splits `http://host:port/path` into its authority and the rest.
+fn absolute_form(target: &str) -> Option<(&str, &str)> {
+    let (scheme, rest) = target.split_once("://")?;
+    if !scheme.eq_ignore_ascii_case("http") && !scheme.eq_ignore_ascii_case("https") {
+        return None;
+    }
+    Some(rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len())))
+}
+
+/// The host of `host`, `host:port` or `[address]:port`; nothing if it is none of them.
+fn host_name(authority: &str) -> Option<&str> {
+    let (host, port) = match authority.strip_prefix('[') {
+        Some(rest) => {
+            let (address, port) = rest.split_once(']')?;
+            address.parse::<std::net::Ipv6Addr>().ok()?;
+            (address, port)
+        }
+        None => {
+            let (host, port) = authority.split_at(authority.find(':').unwrap_or(authority.len()));
+            host.bytes().all(is_name_byte).then_some((host, port))?
+        }
+    };
+    let digits = if port.is_empty() { port } else { port.strip_prefix(':')? };
+    digits.bytes().all(|b| b.is_ascii_digit()).then_some(host)
+}
+
+/// The bytes of a registered name (RFC 3986, 3.2.2).
+fn is_name_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=".contains(&byte)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(lines: &str) -> Result<Head, Malformed> {
+        Head::parse(format!("{}\r\n\r\n", lines.replace('\n', "\r\n")).as_bytes())
+    }
+
+    #[track_caller]
+    fn good(lines: &str) -> Head {
+        parse(lines).unwrap_or_else(|error| panic!("{lines:?} was refused: {error:?}"))
+    }
+
+    #[track_caller]
+    fn refused(lines: &str, word: &str) {
+        match parse(lines) {
+            Ok(_) => panic!("{lines:?} was taken"),
+            Err(Malformed(text)) => assert!(text.contains(word), "{lines:?}: {text}"),
+        }
+    }
+
+    #[test]
+    fn parts_of_a_head() {
+        let head = good("POST /v1/x?a=b?c HTTP/1.1\nHost: API.test:80\nX: 1\nx: 2");
+        assert_eq!((head.method(), head.path(), head.host()), ("POST", "/v1/x", "API.test"));
+        assert_eq!(head.header("X").collect::<Vec<_>>(), [b"1", b"2"]);
+        assert_eq!(head.header("Y").count(), 0);
+        assert!(matches!(head.framing, Framing::Length(0)));
+    }
+
+    #[test]
+    fn hosts() {
+        for (value, host) in [
+            ("a.test", "a.test"),
+            ("a.test:8080", "a.test"),
+            ("a.test:", "a.test"),
+            ("127.0.0.1:1", "127.0.0.1"),
+            ("[::1]", "::1"),
+            ("[::1]:80", "::1"),
+            ("", ""),
+        ] {
+            assert_eq!(good(&format!("GET / HTTP/1.1\nHost: {value}")).host(), host);
+        }
+        for value in ["a b", "a.test:x", "user@a.test", "[::1", "[::1]x", "[x]", "a/b", "a.test:1:2", "é"] {
+            refused(&format!("GET / HTTP/1.1\nHost: {value}"), "host");
+        }
+        refused("GET / HTTP/1.1", "no Host");
+        refused("GET / HTTP/1.1\nHost: a\nhost: a", "two Host");
+        refused("GET / HTTP/1.0\nHost: a\nHost: b", "two Host");
+        assert_eq!(good("GET / HTTP/1.0").host(), "");
+    }
+
+    #[test]
+    fn targets() {
+        for (target, host, path) in [
+            ("/x", "h", "/x"),
+            ("/x?y", "h", "/x"),
+            ("*", "h", "*"),
+            ("http://other.test/x?y", "other.test", "/x"),
+            ("HTTPS://other.test:443/x", "other.test", "/x"),
+            ("http://other.test", "other.test", ""),
+            ("http://other.test?/x", "other.test", ""),
+            ("ftp://other.test/x", "h", "ftp://other.test/x"),
+            ("/?u=http://other.test/", "h", "/"),
+        ] {
+            let head = good(&format!("GET {target} HTTP/1.1\nHost: h"));
+            assert_eq!((head.host(), head.path()), (host, path), "{target}");
+        }
+        refused("GET http:///x HTTP/1.1\nHost: h", "no host");
+        refused("GET http://user@h/x HTTP/1.1\nHost: h", "host");
+        refused("GET http://h/x HTTP/1.1", "no Host");
+    }
+
+    #[test]
+    fn framing() {
+        let with = |headers: &str| format!("POST / HTTP/1.1\nHost: h\n{headers}");
+        for (headers, length) in [
+            ("X: y", 0),
+            ("Content-Length: 0", 0),
+            ("Content-Length: 007", 7),
+            ("Content-Length:  7 ", 7),
+            ("Content-Length: 99999999999999999999999999", u64::MAX),
+        ] {
+            match good(&with(headers)).framing {
+                Framing::Length(found) => assert_eq!(found, length, "{headers}"),
+                Framing::Chunked => panic!("{headers}: chunked"),
+            }
+        }
+        assert!(matches!(good(&with("Transfer-Encoding: ChunKed")).framing, Framing::Chunked));
+        for (headers, word) in [
+            ("Content-Length: x", "whole number"),
+            ("Content-Length:", "whole number"),
+            ("Content-Length: -1", "whole number"),
+            ("Content-Length: +1", "whole number"),
+            ("Content-Length: 0x1", "whole number"),
+            ("Content-Length: 1 1", "whole number"),
+            ("Content-Length: 1, 1", "whole number"),
+            ("Content-Length: 1\nContent-Length: 1", "two Content-Length"),
+            ("Content-Length: 1\nContent-Length: 2", "two Content-Length"),
+            ("Content-Length: 1\nTransfer-Encoding: chunked", "both"),
+            ("Transfer-Encoding: chunked\nContent-Length: 1", "both"),
+            ("Transfer-Encoding: gzip", "chunked"),
+            ("Transfer-Encoding: identity", "chunked"),
+            ("Transfer-Encoding: gzip, chunked", "chunked"),
+            ("Transfer-Encoding: chunked, chunked", "chunked"),
+            ("Transfer-Encoding: chunked\nTransfer-Encoding: chunked", "chunked"),
+            ("Transfer-Encoding: \u{b}chunked", "header"),
+            ("Transfer-Encoding:", "chunked"),
+        ] {
+            refused(&with(headers), word);
+        }
+        refused("POST / HTTP/1.0\nTransfer-Encoding: chunked", "HTTP/1.0");
+    }
+
+    #[test]
+    fn lines() {
+        for (lines, word) in [
+            ("GARBAGE", "malformed"),
+            ("GET /", "malformed"),
+            ("GET  / HTTP/1.1\nHost: h", "malformed"),
+            ("GET / HTTP/1.1 \nHost: h", "malformed"),
+            ("GET / HTTP/2.0\nHost: h", "version"),
+            ("GET / http/1.1\nHost: h", "version"),
+            ("G(T / HTTP/1.1\nHost: h", "malformed"),
+            ("GET / HTTP/1.1\nHost: h\nno colon", "header"),
+            ("GET / HTTP/1.1\nHost: h\nX : y", "header"),
+            ("GET / HTTP/1.1\nHost: h\n: y", "header"),
+            ("GET / HTTP/1.1\nHost: h\nX: y\n folded", "header"),
+            ("GET / HTTP/1.1\nHost: h\nX: \0", "header"),
+            ("GET / HTTP/1.1\nHost: h\nX: a\rb", "malformed"),
+        ] {
+            refused(lines, word);
+        }
+        for bytes in [
+            &b"GET / HTTP/1.1\nHost: h\r\n\r\n"[..],
+            b"GET / HTTP/1.1\r\nHost: h\n\r\n",
+            b"GET / HTTP/1.1\r\nHost: h\r\n\n",
+            b"GET / HTTP/1.1\r\nHost: h\n\n",
+        ] {
+            assert!(Head::parse(bytes).is_err_and(|e| e.0.contains("line feed")), "{bytes:?}");
+        }
+        let many = |count: usize| format!("GET / HTTP/1.1\nHost: h{}", "\nX: y".repeat(count - 1));
+        good(&many(100));
+        refused(&many(101), "100 headers");
+    }
+
+    #[test]
+    fn connections() {
+        for (lines, keep) in [
+            ("GET / HTTP/1.1\nHost: h", true),
+            ("GET / HTTP/1.1\nHost: h\nConnection: Close", false),
+            ("GET / HTTP/1.1\nHost: h\nConnection: x, close", false),
+            ("GET / HTTP/1.1\nHost: h\nConnection: keep-alive\nConnection: close", false),
+            ("GET / HTTP/1.1\nHost: h\nConnection: closed", true),
+            ("GET / HTTP/1.0", false),
+            ("GET / HTTP/1.0\nConnection: Keep-Alive", true),
+            ("GET / HTTP/1.0\nConnection: keep-alive, close", false),
+        ] {
+            assert_eq!(good(lines).keep_alive, keep, "{lines}");
+        }
+        assert!(good("GET / HTTP/1.1\nHost: h\nExpect: 100-Continue").expects_continue);
+        assert!(!good("GET / HTTP/1.1\nHost: h\nExpect: else").expects_continue);
+        assert!(!good("GET / HTTP/1.0\nExpect: 100-continue").expects_continue);
+    }
+}

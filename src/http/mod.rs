@@ -1,0 +1,37 @@
+//! The wire: bytes to requests, responses to bytes. Nothing here knows of sockets or of the API.
+
+pub mod body;
+pub mod head;
+pub mod reader;
+pub mod response;
+
+pub use head::Head;
+pub use reader::Reader;
+pub use response::Response;
+
+/// The most bytes of a head, from its request line to its empty line.
+pub const MAX_HEAD: usize = 16 * 1024;
+
+/// The most headers of a head.
+pub const MAX_HEADERS: usize = 100;
+
+/// The most bytes of a body, however it is framed: the specification's 256 KB.
+pub const MAX_BODY: usize = 262_144;
+
+/// A request whose every byte has arrived, or whose head alone tells that its body is too large.
+pub struct Request {
+    pub head: Head,
+    /// None where the body is larger than `MAX_BODY`: the rest of it was not read.
+    pub body: Option<Vec<u8>>,
+}
+
+impl Request {
+    /// The memory that it holds.
+    pub fn weight(&self) -> usize {
+        self.head.weight() + self.body.as_ref().map_or(0, Vec::capacity)
+    }
+}
+
+/// HTTP that can't be parsed or framed safely; the text tells a person what is wrong with it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Malformed(pub &'static str);

@@ -1,0 +1,237 @@
+//! One client's connection: what has come of its next request, and what is still to be sent to it.
+
+use std::io;
+use std::mem;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::limits::Limits;
+use super::socket::Stream;
+use crate::http::response::CONTINUE;
+use crate::http::{Malformed, Reader, Request};
+
+pub(super) struct Connection {
+    pub stream: Arc<Stream>,
+    phase: Phase,
+    /// When the phase has lasted too long. A request under way has the limits of the steps it goes through.
+    deadline: Option<Instant>,
+    reader: Reader,
+    /// Bytes that came after a complete request: the beginning of the next.
+    unread: Vec<u8>,
+    /// The socket may hold bytes: its readiness is told once, and must be remembered.
+    readable: bool,
+    /// The client sends no more: a short read does not mean that nothing is left to be seen.
+    read_closed: bool,
+}
+
+enum Phase {
+    /// Waiting for a request or in the middle of one.
+    Reading,
+    /// A worker has the request, of this weight; nothing is read meanwhile.
+    Working { weight: usize },
+    /// A part of the answer did not fit into the socket.
+    Sending { answer: Vec<u8>, sent: usize, then: Then },
+    /// The last answer is sent; this much of what the client still sends is thrown away.
+    Draining { left: usize },
+}
+
+/// What becomes of a connection after an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Then {
+    Keep,
+    Close,
+}
+
+/// What a connection came to when it went on as far as it could without waiting.
+pub(super) enum Outcome {
+    Waiting,
+    Request(Request),
+    Malformed(Malformed),
+    Gone,
+}
+
+/// What a connection was doing when its time was up.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Expired {
+    /// Half a request: the client is told.
+    Request,
+    /// Anything else: there is nothing left to tell.
+    Silence,
+}
+
+impl Connection {
+    pub fn new(stream: Stream, now: Instant, limits: &Limits) -> Self {
+        Self {
+            stream: Arc::new(stream),
+            phase: Phase::Reading,
+            deadline: Some(now + limits.idle_time),
+            reader: Reader::default(),
+            unread: Vec::new(),
+            readable: false,
+            read_closed: false,
+        }
+    }
+
+    pub fn note_readable(&mut self, read_closed: bool) {
+        self.readable = true;
+        self.read_closed |= read_closed;
+    }
+
+    /// Sends and reads until there is a request to answer or nothing to do but wait.
+    pub fn advance(&mut self, scratch: &mut [u8], limits: &Limits) -> Outcome {
+        loop {
+            let blocked = match self.phase {
+                Phase::Working { .. } => return Outcome::Waiting,
+                Phase::Reading => return self.receive(scratch, limits),
+                Phase::Sending { .. } => self.send(limits),
+                Phase::Draining { .. } => self.drain(scratch),
+            };
+            match blocked {
+                Ok(true) => return Outcome::Waiting,
+                Ok(false) => {}
+                Err(_) => return Outcome::Gone,
+            }
+        }
+    }
+
+    /// The request went to a worker: `answered` comes next.
+    pub fn hand_over(&mut self, weight: usize) {
+        self.phase = Phase::Working { weight };
+        self.deadline = None;
+    }
+
+    /// Takes an answer of which `sent` bytes are sent.
+    pub fn answered(&mut self, answer: Vec<u8>, sent: usize, then: Then, limits: &Limits) {
+        self.phase = Phase::Sending { answer, sent, then };
+        self.deadline = Some(Instant::now() + limits.send_time);
+    }
+
+    /// Drops whatever has come of a request that is refused half way.
+    pub fn forget_request(&mut self) {
+        self.reader = Reader::default();
+        self.unread = Vec::new();
+    }
+
+    pub fn is_idle(&self) -> bool {
+        matches!(self.phase, Phase::Reading) && self.unread.is_empty() && self.reader.is_between_requests()
+    }
+
+    /// When it will have been idle for too long; the longest idle one has the earliest.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    pub fn expired(&self, now: Instant) -> Option<Expired> {
+        self.deadline.filter(|&deadline| deadline <= now)?;
+        Some(if self.holds_half_a_request() { Expired::Request } else { Expired::Silence })
+    }
+
+    pub fn holds_half_a_request(&self) -> bool {
+        matches!(self.phase, Phase::Reading) && !self.is_idle()
+    }
+
+    /// Leaves no more time than until `latest`; a request under way keeps its own.
+    pub fn hurry(&mut self, latest: Instant) {
+        self.deadline = self.deadline.map(|deadline| deadline.min(latest));
+    }
+
+    /// The memory that it holds beyond itself.
+    pub fn weight(&self) -> usize {
+        let phase = match &self.phase {
+            Phase::Reading | Phase::Draining { .. } => 0,
+            Phase::Working { weight } => *weight,
+            Phase::Sending { answer, .. } => answer.capacity(),
+        };
+        self.reader.weight() + self.unread.capacity() + phase
+    }
+
+    fn receive(&mut self, scratch: &mut [u8], limits: &Limits) -> Outcome {
+        loop {
+            let earlier = mem::take(&mut self.unread);
+            let mut input = if earlier.is_empty() {
+                match self.fill(scratch) {
+                    Ok(Some(0)) | Err(_) => return Outcome::Gone,
+                    Ok(Some(count)) => &scratch[..count],
+                    Ok(None) => return Outcome::Waiting,
+                }
+            } else {
+                &earlier[..]
+            };
+            let was_between = self.reader.is_between_requests();
+            match self.reader.push(&mut input) {
+                Err(malformed) => return Outcome::Malformed(malformed),
+                Ok(Some(request)) => {
+                    self.unread = input.to_vec();
+                    return Outcome::Request(request);
+                }
+                Ok(None) => {
+                    if was_between && !self.reader.is_between_requests() {
+                        self.deadline = Some(Instant::now() + limits.request_time);
+                    }
+                    if self.reader.take_continue() {
+                        // It is a courtesy: a client that can't take it now will send its body anyway.
+                        let _ = self.stream.write(CONTINUE);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether it has to wait for the client.
+    fn send(&mut self, limits: &Limits) -> io::Result<bool> {
+        let Phase::Sending { answer, sent, then } = &mut self.phase else {
+            unreachable!("only an answer is sent");
+        };
+        *sent += self.stream.write(&answer[*sent..])?;
+        if *sent < answer.len() {
+            return Ok(true);
+        }
+        match then {
+            Then::Keep => {
+                self.phase = Phase::Reading;
+                self.deadline = Some(Instant::now() + limits.idle_time);
+            }
+            Then::Close => {
+                self.stream.finish();
+                self.forget_request();
+                self.phase = Phase::Draining { left: limits.drain_bytes };
+                self.deadline = Some(Instant::now() + limits.drain_time);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether it has to wait for the client; an error once there is nothing more to wait for.
+    fn drain(&mut self, scratch: &mut [u8]) -> io::Result<bool> {
+        let Some(count) = self.fill(scratch)? else {
+            return Ok(true);
+        };
+        let Phase::Draining { left } = &mut self.phase else {
+            unreachable!("only after the last answer is there anything to drain");
+        };
+        *left = left.saturating_sub(count);
+        if count == 0 || *left == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(false)
+    }
+
+    /// Reads what has come: nothing where it has to be waited for, 0 at the end.
+    fn fill(&mut self, scratch: &mut [u8]) -> io::Result<Option<usize>> {
+        if !self.readable {
+            return Ok(None);
+        }
+        match self.stream.read(scratch) {
+            Ok(count) => {
+                // A short read has emptied the socket, and saves the call that would only say so.
+                self.readable = count == scratch.len() || self.read_closed;
+                Ok(Some(count))
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.readable = false;
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}

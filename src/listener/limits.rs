@@ -1,0 +1,57 @@
+//! What the listener grants its clients, all in one place.
+
+use std::time::Duration;
+
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// The threads of the pool: requests that are worked on at once.
+    pub workers: usize,
+    /// Complete requests that may wait for a worker.
+    pub queue: usize,
+    pub max_connections: usize,
+    /// The bytes held for all connections together: heads, bodies, answers not yet sent.
+    pub buffered_bytes: usize,
+    /// From the first byte of a request to its last.
+    pub request_time: Duration,
+    /// How long a connection may wait between requests.
+    pub idle_time: Duration,
+    /// How long a client may take to read an answer.
+    pub send_time: Duration,
+    /// After an answer that ends a connection, how long and how much is read and thrown away, so that a
+    /// client that is still sending sees the answer and not a reset.
+    pub drain_time: Duration,
+    pub drain_bytes: usize,
+    /// After a stop, how long anything but the requests under way may still take.
+    pub stop_time: Duration,
+    /// How long to wait before accepting again when there was no file descriptor for a connection.
+    pub accept_pause: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            workers: 16,
+            queue: 64,
+            max_connections: 4096,
+            buffered_bytes: 64 * 1024 * 1024,
+            request_time: Duration::from_secs(20),
+            idle_time: Duration::from_secs(60),
+            send_time: Duration::from_secs(20),
+            drain_time: Duration::from_secs(10),
+            drain_bytes: 8 * 1024 * 1024,
+            stop_time: Duration::from_secs(2),
+            accept_pause: Duration::from_millis(100),
+        }
+    }
+}
+
+impl Limits {
+    /// How often deadlines are looked at: often enough for the shortest, and a second is soon enough.
+    pub(super) fn tick(&self) -> Duration {
+        let shortest = [self.request_time, self.idle_time, self.send_time, self.drain_time, self.stop_time]
+            .into_iter()
+            .min()
+            .expect("the list should not be empty");
+        (shortest / 8).clamp(Duration::from_millis(10), Duration::from_secs(1))
+    }
+}

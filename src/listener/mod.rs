@@ -1,0 +1,342 @@
+//! The listener: one thread that accepts connections and reads requests without ever waiting for a client,
+//! and a fixed pool of workers that answer the complete ones.
+//!
+//! A client costs a buffer, never a thread. Every buffer, count and time has its bound in [`Limits`].
+
+mod connection;
+mod limits;
+mod socket;
+mod workers;
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mio::event::Event;
+use mio::{Events, Interest, Poll, Token, Waker};
+use slab::Slab;
+
+pub use limits::Limits;
+pub use socket::{Address, Socket};
+
+use self::connection::{Connection, Expired, Outcome, Then};
+use self::workers::Workers;
+use crate::error::Failure;
+use crate::http::{Request, Response, response};
+
+/// What answers the requests.
+pub trait Service: Send + Sync + 'static {
+    /// Answers a complete request, on a worker.
+    fn answer(&self, request: &Request, received: Instant) -> Response;
+
+    /// Answers what no worker will see: broken HTTP, or a request for which there is no room.
+    fn refuse(&self, failure: Failure) -> Response;
+}
+
+const WAKE: Token = Token(usize::MAX);
+const STOP: Token = Token(usize::MAX - 1);
+/// The tokens from here up are those of the sockets that connections come from.
+const FIRST_SOCKET: usize = usize::MAX - 1024;
+
+/// How much is read at once.
+const SCRATCH: usize = 64 * 1024;
+
+/// How many connections are accepted before the ones that are there have their turn again.
+const ACCEPT_BATCH: usize = 64;
+
+const TOO_MUCH_BUFFERED: &str = "the bound on buffered bytes is reached";
+
+/// The sockets and what their clients are granted, before it serves.
+pub struct Listener {
+    sockets: Vec<Socket>,
+    limits: Limits,
+    stop: UnixStream,
+    stopper: UnixStream,
+}
+
+impl Listener {
+    pub fn new(sockets: Vec<Socket>, limits: Limits) -> io::Result<Self> {
+        let (stop, stopper) = UnixStream::pair()?;
+        stop.set_nonblocking(true)?;
+        Ok(Self { sockets, limits, stop, stopper })
+    }
+
+    /// The end of a pipe: a byte written to it, by a signal handler for one, stops the listener.
+    pub fn stopper(&self) -> io::Result<UnixStream> {
+        self.stopper.try_clone()
+    }
+
+    /// Serves until it is stopped, and then until all that is under way is answered.
+    pub fn run(self, service: Arc<impl Service>) -> io::Result<()> {
+        let poll = Poll::new()?;
+        let waker = Waker::new(poll.registry(), WAKE)?;
+        let mut stop = mio::net::UnixStream::from_std(self.stop);
+        poll.registry().register(&mut stop, STOP, Interest::READABLE)?;
+        let mut sockets = self.sockets;
+        for (index, socket) in sockets.iter_mut().enumerate() {
+            socket.register(poll.registry(), Token(FIRST_SOCKET + index))?;
+        }
+        let now = Instant::now();
+        let mut turns = Loop {
+            accepting: sockets.iter().map(|_| false).collect(),
+            sockets,
+            accept_after: now,
+            workers: Workers::start(self.limits.workers, self.limits.queue, Arc::clone(&service), waker),
+            service,
+            poll,
+            connections: Slab::new(),
+            scratch: vec![0; SCRATCH],
+            buffered: 0,
+            next_sweep: now,
+            stopping: false,
+            limits: self.limits,
+        };
+        let mut events = Events::with_capacity(1024);
+        while !(turns.stopping && turns.connections.is_empty()) {
+            turns.turn(&mut events)?;
+        }
+        turns.workers.join();
+        Ok(())
+    }
+}
+
+struct Loop<S> {
+    poll: Poll,
+    sockets: Vec<Socket>,
+    /// Which sockets may have a connection to accept: their readiness is told once, and must be remembered.
+    accepting: Vec<bool>,
+    /// Accepting rests until then, because there was no file descriptor for a connection.
+    accept_after: Instant,
+    workers: Workers<S>,
+    service: Arc<S>,
+    connections: Slab<Entry>,
+    scratch: Vec<u8>,
+    /// The weight of all connections together.
+    buffered: usize,
+    next_sweep: Instant,
+    stopping: bool,
+    limits: Limits,
+}
+
+struct Entry {
+    connection: Connection,
+    /// What `buffered` counts for it.
+    weight: usize,
+}
+
+impl<S: Service> Loop<S> {
+    fn turn(&mut self, events: &mut Events) -> io::Result<()> {
+        match self.poll.poll(events, self.patience()) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
+            result => result?,
+        }
+        // What is done comes first: it makes room for what has come.
+        for done in self.workers.take_done() {
+            if let Some(entry) = self.connections.get_mut(done.connection) {
+                let then = if self.stopping { Then::Close } else { done.then };
+                entry.connection.answered(done.answer, done.sent, then, &self.limits);
+                self.advance(done.connection);
+            }
+        }
+        for event in events.iter() {
+            match event.token() {
+                WAKE => {}
+                STOP => self.stop(),
+                Token(index) if index >= FIRST_SOCKET => self.note_connection(index - FIRST_SOCKET),
+                Token(index) => self.note_ready(index, event),
+            }
+        }
+        self.accept();
+        let now = Instant::now();
+        if now >= self.next_sweep {
+            self.next_sweep = now + self.limits.tick();
+            self.sweep(now);
+        }
+        Ok(())
+    }
+
+    /// How long there is nothing to do unless something comes.
+    fn patience(&self) -> Option<Duration> {
+        let now = Instant::now();
+        let sweep = (!self.connections.is_empty()).then_some(self.next_sweep);
+        let accept = self.accepting.contains(&true).then_some(self.accept_after);
+        let next = [sweep, accept].into_iter().flatten().min()?;
+        Some(next.saturating_duration_since(now))
+    }
+
+    fn note_connection(&mut self, socket: usize) {
+        if let Some(accepting) = self.accepting.get_mut(socket) {
+            *accepting = true;
+        }
+    }
+
+    fn note_ready(&mut self, index: usize, event: &Event) {
+        let Some(entry) = self.connections.get_mut(index) else {
+            return;
+        };
+        if event.is_readable() || event.is_read_closed() || event.is_error() {
+            entry.connection.note_readable(event.is_read_closed() || event.is_error());
+        }
+        self.advance(index);
+    }
+
+    fn accept(&mut self) {
+        for index in 0..self.sockets.len() {
+            for _ in 0..ACCEPT_BATCH {
+                if !self.accepting[index] || Instant::now() < self.accept_after {
+                    break;
+                }
+                match self.sockets[index].accept() {
+                    Ok(stream) => self.welcome(stream),
+                    Err(error) => self.accept_failed(index, &error),
+                }
+            }
+        }
+    }
+
+    fn accept_failed(&mut self, socket: usize, error: &io::Error) {
+        match error.kind() {
+            io::ErrorKind::WouldBlock => self.accepting[socket] = false,
+            // The client gave up before it was its turn.
+            io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted => {}
+            // No file descriptor or no memory: whoever has been idle longest gives way, and if nobody is
+            // idle, time has to bring the end of some connection.
+            _ => {
+                if !self.close_longest_idle() {
+                    log::warn!("no connection can be accepted for now: {error}");
+                    self.accept_after = Instant::now() + self.limits.accept_pause;
+                }
+            }
+        }
+    }
+
+    fn welcome(&mut self, mut stream: socket::Stream) {
+        if self.connections.len() >= self.limits.max_connections && !self.close_longest_idle() {
+            return;
+        }
+        let slot = self.connections.vacant_entry();
+        if let Err(error) = stream.register(self.poll.registry(), Token(slot.key())) {
+            log::warn!("a connection could not be watched: {error}");
+            return;
+        }
+        let connection = Connection::new(stream, Instant::now(), &self.limits);
+        slot.insert(Entry { connection, weight: 0 });
+    }
+
+    fn close_longest_idle(&mut self) -> bool {
+        let longest = self
+            .connections
+            .iter()
+            .filter(|(_, entry)| entry.connection.is_idle())
+            .min_by_key(|(_, entry)| entry.connection.deadline())
+            .map(|(index, _)| index);
+        longest.map(|index| self.close(index)).is_some()
+    }
+
+    /// Lets a connection go on as far as it can.
+    fn advance(&mut self, index: usize) {
+        loop {
+            let Some(entry) = self.connections.get_mut(index) else {
+                return;
+            };
+            let outcome = entry.connection.advance(&mut self.scratch, &self.limits);
+            match outcome {
+                Outcome::Waiting => {
+                    self.weigh(index);
+                    return self.bound(index);
+                }
+                Outcome::Gone => return self.close(index),
+                Outcome::Malformed(malformed) => self.refuse(index, Failure::invalid(malformed.0)),
+                Outcome::Request(request) => self.hand_over(index, request),
+            }
+        }
+    }
+
+    /// Gives a complete request to the workers, or refuses it where there is no room for it.
+    fn hand_over(&mut self, index: usize, request: Request) {
+        let entry = &mut self.connections[index];
+        let weight = request.weight();
+        if !self.workers.have_room() {
+            self.refuse(index, Failure::shed("every worker and every place in the queue is taken"));
+        } else if self.buffered - entry.weight + weight > self.limits.buffered_bytes {
+            self.refuse(index, Failure::shed(TOO_MUCH_BUFFERED));
+        } else {
+            entry.connection.hand_over(weight);
+            let stream = Arc::clone(&entry.connection.stream);
+            self.workers.answer(index, request, stream);
+        }
+    }
+
+    /// Answers what goes to no worker, and ends the connection: a client that keeps sending such requests
+    /// gets one answer, not all of the loop's time.
+    fn refuse(&mut self, index: usize, failure: Failure) {
+        let answer = self.service.refuse(failure).encode(response::Connection::Close, false);
+        let connection = &mut self.connections[index].connection;
+        connection.forget_request();
+        connection.answered(answer, 0, Then::Close, &self.limits);
+    }
+
+    /// Sheds the request that has just grown past what may be buffered for all.
+    fn bound(&mut self, index: usize) {
+        let entry = &self.connections[index];
+        if self.buffered > self.limits.buffered_bytes && entry.connection.holds_half_a_request() {
+            self.refuse(index, Failure::shed(TOO_MUCH_BUFFERED));
+            self.advance(index);
+        }
+    }
+
+    fn weigh(&mut self, index: usize) {
+        let entry = &mut self.connections[index];
+        let weight = entry.connection.weight();
+        self.buffered = self.buffered - entry.weight + weight;
+        entry.weight = weight;
+    }
+
+    fn close(&mut self, index: usize) {
+        let entry = self.connections.remove(index);
+        self.buffered -= entry.weight;
+    }
+
+    /// Ends what has taken too long.
+    fn sweep(&mut self, now: Instant) {
+        let expired: Vec<(usize, Expired)> = self
+            .connections
+            .iter()
+            .filter_map(|(index, entry)| Some((index, entry.connection.expired(now)?)))
+            .collect();
+        for (index, what) in expired {
+            match what {
+                Expired::Silence => self.close(index),
+                Expired::Request => {
+                    self.refuse(index, Failure::invalid("The request was not complete in time."));
+                    self.advance(index);
+                }
+            }
+        }
+    }
+
+    /// Takes no new connection, and leaves those that are there only what they have begun.
+    fn stop(&mut self) {
+        if self.stopping {
+            return;
+        }
+        self.stopping = true;
+        self.workers.stop_keeping();
+        self.sockets.clear();
+        self.accepting.clear();
+        self.limits.drain_time = self.limits.drain_time.min(self.limits.stop_time);
+        let latest = Instant::now() + self.limits.stop_time;
+        let all: Vec<usize> = self.connections.iter().map(|(index, _)| index).collect();
+        for index in all {
+            // What has arrived by now is still read: it may be a request.
+            self.connections[index].connection.note_readable(false);
+            self.advance(index);
+            match self.connections.get_mut(index) {
+                Some(entry) if entry.connection.is_idle() => self.close(index),
+                Some(entry) => entry.connection.hurry(latest),
+                None => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! TCP and Unix sockets behind one face.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::{fs, net, os};
+
+use mio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use mio::{Interest, Registry, Token};
+
+/// Where to listen, as the setting says it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "http://{address}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// A socket that connections come from.
+pub struct Socket {
+    kind: Kind,
+    /// The file to remove at the end, of a Unix socket that this process made.
+    made: Option<PathBuf>,
+}
+
+enum Kind {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Socket {
+    pub fn bind(address: &Address) -> io::Result<Self> {
+        match address {
+            Address::Tcp(address) => Ok(Kind::Tcp(TcpListener::bind(*address)?).into()),
+            Address::Unix(path) => {
+                remove_stale(path)?;
+                let socket = Self { kind: Kind::Unix(UnixListener::bind(path)?), made: Some(path.clone()) };
+                // Whoever may reach the folder may connect, as anybody on the host may to a loopback
+                // port: the key decides, not the file.
+                fs::set_permissions(path, fs::Permissions::from_mode(0o666))?;
+                Ok(socket)
+            }
+        }
+    }
+
+    /// A socket that another process made and listens on.
+    pub fn inherited_tcp(listener: net::TcpListener) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        Ok(Kind::Tcp(TcpListener::from_std(listener)).into())
+    }
+
+    pub fn inherited_unix(listener: os::unix::net::UnixListener) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        Ok(Kind::Unix(UnixListener::from_std(listener)).into())
+    }
+
+    /// Where it listens, the port filled in where the system chose it.
+    pub fn address(&self) -> io::Result<Address> {
+        Ok(match &self.kind {
+            Kind::Tcp(listener) => Address::Tcp(listener.local_addr()?),
+            Kind::Unix(listener) => {
+                Address::Unix(listener.local_addr()?.as_pathname().unwrap_or(Path::new("")).into())
+            }
+        })
+    }
+
+    pub(super) fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
+        match &mut self.kind {
+            Kind::Tcp(listener) => registry.register(listener, token, Interest::READABLE),
+            Kind::Unix(listener) => registry.register(listener, token, Interest::READABLE),
+        }
+    }
+
+    pub(super) fn accept(&self) -> io::Result<Stream> {
+        match &self.kind {
+            Kind::Tcp(listener) => {
+                let (stream, _) = listener.accept()?;
+                // A response is one write: waiting to fill a packet would only delay it. A connection that
+                // is gone already can't be told, and is found out when it is read.
+                let _ = stream.set_nodelay(true);
+                Ok(Stream::Tcp(stream))
+            }
+            Kind::Unix(listener) => Ok(Stream::Unix(listener.accept()?.0)),
+        }
+    }
+}
+
+impl From<Kind> for Socket {
+    fn from(kind: Kind) -> Self {
+        Self { kind, made: None }
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if let Some(path) = &self.made {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// Removes the socket file that a killed process left behind, and only that: not another kind of file, and
+/// not the socket of a process that still answers.
+fn remove_stale(path: &Path) -> io::Result<()> {
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    if is_socket && os::unix::net::UnixStream::connect(path).is_err() {
+        fs::remove_file(path)?;
+    }
+    Ok(())
+}
+
+/// One client's connection. Reading and writing take a shared reference: the loop reads, a worker writes.
+pub(super) enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Stream {
+    pub fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
+        let both = Interest::READABLE | Interest::WRITABLE;
+        match self {
+            Self::Tcp(stream) => registry.register(stream, token, both),
+            Self::Unix(stream) => registry.register(stream, token, both),
+        }
+    }
+
+    pub fn read(&self, into: &mut [u8]) -> io::Result<usize> {
+        retry(|| match self {
+            Self::Tcp(stream) => (&*stream).read(into),
+            Self::Unix(stream) => (&*stream).read(into),
+        })
+    }
+
+    /// Writes what can be written without waiting, and says how much that was.
+    pub fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        let mut written = 0;
+        while written < bytes.len() {
+            let rest = &bytes[written..];
+            let result = retry(|| match self {
+                Self::Tcp(stream) => (&*stream).write(rest),
+                Self::Unix(stream) => (&*stream).write(rest),
+            });
+            match result {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => written += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(written)
+    }
+
+    /// Tells the client that no more comes, while it can still be heard.
+    pub fn finish(&self) {
+        // A client that has gone already is found out at the next read.
+        let _ = match self {
+            Self::Tcp(stream) => stream.shutdown(Shutdown::Write),
+            Self::Unix(stream) => stream.shutdown(Shutdown::Write),
+        };
+    }
+}
+
+fn retry(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! The keys: who may ask, and for what.
+
+use std::fmt;
+
+use rusqlite::{OptionalExtension, Row, named_params};
+use serde::Serialize;
+use sha2::Sha256;
+
+use super::{Store, StoreError};
+use crate::id::secret_hex;
+
+/// A key as it is kept. The secret is not in it: whoever reads the database can't use the keys.
+#[derive(Clone, Debug, Serialize)]
+pub struct Key {
+    pub id: String,
+    pub name: String,
+    pub permissions: Vec<Permission>,
+    pub created: i64,
+    pub expires: Option<i64>,
+    pub last_used: Option<i64>,
+    pub revoked: Option<i64>,
+}
+
+/// What a key may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Permission {
+    /// Run completions.
+    Completions,
+    /// Read the console host's metrics.
+    Metrics,
+}
+
+impl Permission {
+    pub const ALL: [Self; 2] = [Self::Completions, Self::Metrics];
+
+    pub fn parse(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|permission| permission.as_str() == word)
+    }
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Completions => "completions",
+            Self::Metrics => "metrics",
+        }
+    }
+}
+
+/// The SHA-256 of a secret: all that is needed to know it again. A secret has 192 random bits, so there is
+/// nothing to guess and no need for a slow hash.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Digest([u8; 32]);
+
+impl Digest {
+    pub fn of(secret: &str) -> Self {
+        use sha2::Digest as _;
+        Self(Sha256::digest(secret.as_bytes()).into())
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Digest(…)")
+    }
+}
+
+const COLUMNS: &str = "id, name, permissions, created, expires, last_used, revoked";
+
+impl Store {
+    /// Keeps a new key, and gives it its id.
+    pub fn add_key(
+        &self,
+        digest: Digest,
+        name: &str,
+        permissions: &[Permission],
+        created: i64,
+        expires: Option<i64>,
+    ) -> Result<String, StoreError> {
+        let id = format!("key_{}", secret_hex::<8>());
+        let words: Vec<&str> = permissions.iter().map(|permission| permission.as_str()).collect();
+        self.write_synced(|connection| {
+            connection.execute(
+                "INSERT INTO keys (id, digest, name, permissions, created, expires)
+                 VALUES (:id, :digest, :name, :permissions, :created, :expires)",
+                named_params! {
+                    ":id": id, ":digest": digest.0, ":name": name, ":permissions": words.join(","),
+                    ":created": created, ":expires": expires,
+                },
+            )
+        })?;
+        Ok(id)
+    }
+
+    /// The key whose secret has this digest, as the last commit of any process left it.
+    pub fn find_key(&self, digest: &Digest) -> Result<Option<Key>, StoreError> {
+        self.read(|connection| {
+            connection
+                .prepare_cached(&format!("SELECT {COLUMNS} FROM keys WHERE digest = ?"))?
+                .query_row([digest.0], read_key)
+                .optional()
+        })
+    }
+
+    /// All keys, the oldest first.
+    pub fn list_keys(&self) -> Result<Vec<Key>, StoreError> {
+        self.read(|connection| {
+            connection
+                .prepare(&format!("SELECT {COLUMNS} FROM keys ORDER BY created, rowid"))?
+                .query_map([], read_key)?
+                .collect()
+        })
+    }
+
+    /// Whether there was such a key.
+    pub fn rename_key(&self, id: &str, name: &str) -> Result<bool, StoreError> {
+        let changed = self.write_synced(|connection| {
+            connection.execute("UPDATE keys SET name = ?2 WHERE id = ?1", [id, name])
+        })?;
+        Ok(changed > 0)
+    }
+
+    /// Whether there was such a key. One that is revoked already stays revoked since then.
+    pub fn revoke_key(&self, id: &str, now: i64) -> Result<bool, StoreError> {
+        let changed = self.write_synced(|connection| {
+            connection.execute(
+                "UPDATE keys SET revoked = coalesce(revoked, ?2) WHERE id = ?1",
+                rusqlite::params![id, now],
+            )
+        })?;
+        Ok(changed > 0)
+    }
+}
+
+fn read_key(row: &Row) -> rusqlite::Result<Key> {
+    let permissions: String = row.get("permissions")?;
+    Ok(Key {
+        id: row.get("id")?,
+        name: row.get("name")?,
+        permissions: permissions.split(',').filter_map(Permission::parse).collect(),
+        created: row.get("created")?,
+        expires: row.get("expires")?,
+        last_used: row.get("last_used")?,
+        revoked: row.get("revoked")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Temporary;
+    use super::*;
+
+    #[test]
+    fn a_key_from_its_making_to_its_end() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        let digest = Digest::of("secret");
+        assert!(store.find_key(&digest).expect("a look-up").is_none());
+        let id = store
+            .add_key(digest, "first", &[Permission::Completions, Permission::Metrics], 5, Some(9))
+            .expect("a new key");
+        let key = store.find_key(&digest).expect("a look-up").expect("the key");
+        assert_eq!((key.id.as_str(), key.created, key.expires, key.revoked), (id.as_str(), 5, Some(9), None));
+        assert_eq!(key.permissions, Permission::ALL);
+        assert!(store.rename_key(&id, "second").expect("a change"));
+        assert!(store.revoke_key(&id, 7).expect("a change"));
+        assert!(store.revoke_key(&id, 8).expect("a change"));
+        let key = store.find_key(&digest).expect("a look-up").expect("the key");
+        assert_eq!((key.name.as_str(), key.revoked), ("second", Some(7)));
+        assert!(!store.rename_key("key_none", "x").expect("no change"));
+        assert!(!store.revoke_key("key_none", 1).expect("no change"));
+        assert!(store.add_key(digest, "again", &[], 5, None).is_err(), "a secret has one key");
+    }
+
+    #[test]
+    fn a_digest_is_not_shown_and_is_sha_256() {
+        assert_eq!(format!("{:?}", Digest::of("abc")), "Digest(…)");
+        let known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(hex::encode(Digest::of("abc").0), known);
+    }
+
+    #[test]
+    fn a_change_by_another_process_is_seen_at_once() {
+        let temporary = Temporary::new();
+        let other = Store::open(&temporary.folder.join("test.db")).expect("the same database");
+        let digest = Digest::of("secret");
+        let id = other.add_key(digest, "x", &[], 1, None).expect("a new key");
+        assert!(temporary.store.find_key(&digest).expect("a look-up").is_some());
+        other.revoke_key(&id, 2).expect("a change");
+        let key = temporary.store.find_key(&digest).expect("a look-up").expect("the key");
+        assert_eq!(key.revoked, Some(2));
+    }
+}

@@ -1,0 +1,283 @@
+//! What is kept on disk: the keys and the ledger, in one SQLite database. No other folder names `rusqlite`.
+//!
+//! Writing goes through one connection, one at a time; reading never waits for it, because in WAL mode a
+//! reader sees the last commit whatever a writer is doing.
+
+mod keys;
+mod upgrades;
+mod usage;
+
+use std::fmt;
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rusqlite::{Connection, ErrorCode, OpenFlags};
+
+pub use keys::{Digest, Key, Permission};
+pub use usage::{Grouping, NewRow, Outcome, RowId, Sums, Tokens, UsageRow};
+
+/// How long a write waits for its turn and for other processes, all in all.
+const WRITE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a read waits where the database has to be recovered or is being checkpointed away.
+const READ_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The pages that a connection keeps in memory, in KiB: look-ups touch few.
+const CACHE_KIB: i64 = 256;
+
+pub struct Store {
+    path: PathBuf,
+    writer: Writer,
+    /// Connections that nobody reads with at the moment. Each thread that reads takes one or opens one.
+    readers: Mutex<Vec<Connection>>,
+}
+
+/// A database that can't be used, or that did not do what it was asked to.
+#[derive(Debug)]
+pub enum StoreError {
+    Sqlite(rusqlite::Error),
+    Io(io::Error),
+    /// Other writers did not let it through in time.
+    Busy,
+    /// It was made by a later version of the program.
+    Newer { found: i64, known: i64 },
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sqlite(error) => match error.sqlite_error_code() {
+                Some(ErrorCode::DiskFull) => f.write_str("the disk is full: make room and try again"),
+                Some(ErrorCode::ReadOnly) => {
+                    f.write_str("the database is read-only: check who owns the file and its folder")
+                }
+                Some(ErrorCode::CannotOpen) => f.write_str(
+                    "the database can't be opened: check that its folder exists and who owns it",
+                ),
+                Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => write!(
+                    f,
+                    "the file is damaged or no database ({error}): move it away and restore a backup"
+                ),
+                _ => write!(f, "{error}"),
+            },
+            Self::Io(error) => write!(f, "{error}"),
+            Self::Busy => f.write_str("the database is locked by another process"),
+            Self::Newer { found, known } => write!(
+                f,
+                "the database has version {found}, and this program knows versions up to {known}: \
+                 install the version that made it, or a later one"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for StoreError {}
+
+impl From<rusqlite::Error> for StoreError {
+    fn from(error: rusqlite::Error) -> Self {
+        match error.sqlite_error_code() {
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Self::Busy,
+            _ => Self::Sqlite(error),
+        }
+    }
+}
+
+impl Store {
+    /// Opens the database, makes it where there is none, and brings it to the present form.
+    pub fn open(path: &Path) -> Result<Self, StoreError> {
+        // Made here and not by SQLite, so that only the service's own user and group may read it.
+        OpenOptions::new().append(true).create(true).mode(0o640).open(path).map_err(StoreError::Io)?;
+        let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+        connection.busy_timeout(WRITE_PATIENCE)?;
+        connection.pragma_update(None, "journal_mode", "WAL")?;
+        upgrades::bring_up_to_date(&mut connection)?;
+        Ok(Self { path: path.to_owned(), writer: Writer::new(connection), readers: Mutex::default() })
+    }
+
+    /// Whether the database is sound and takes a write, which is rolled back.
+    pub fn check(&self) -> Result<(), StoreError> {
+        self.read(|connection| {
+            let verdict: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
+            match verdict.as_str() {
+                "ok" => Ok(()),
+                _ => Err(rusqlite::Error::SqliteFailure(
+                    rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT),
+                    Some(verdict),
+                )),
+            }
+        })?;
+        self.write(|connection| {
+            let transaction = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+            transaction.execute("CREATE TABLE trial (content BLOB)", [])?;
+            transaction.execute("INSERT INTO trial VALUES (zeroblob(65536))", [])?;
+            transaction.rollback()
+        })
+    }
+
+    fn read<T>(&self, work: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, StoreError> {
+        let idle = self.readers.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let connection = match idle {
+            Some(connection) => connection,
+            None => {
+                let connection = connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+                connection.busy_timeout(READ_PATIENCE)?;
+                connection
+            }
+        };
+        let result = work(&connection)?;
+        // After an error it is not given back: the next reader opens the file anew.
+        self.readers.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
+        Ok(result)
+    }
+
+    /// Writes what need not outlive a power cut: the file system has it, the disk perhaps not yet.
+    fn write<T>(&self, work: impl FnOnce(&mut Connection) -> rusqlite::Result<T>) -> Result<T, StoreError> {
+        self.write_with("NORMAL", work)
+    }
+
+    /// Writes what is on the disk when this returns.
+    fn write_synced<T>(
+        &self,
+        work: impl FnOnce(&mut Connection) -> rusqlite::Result<T>,
+    ) -> Result<T, StoreError> {
+        self.write_with("FULL", work)
+    }
+
+    fn write_with<T>(
+        &self,
+        synchronous: &str,
+        work: impl FnOnce(&mut Connection) -> rusqlite::Result<T>,
+    ) -> Result<T, StoreError> {
+        let deadline = Instant::now() + WRITE_PATIENCE;
+        let mut turn = self.writer.wait_for_turn(deadline)?;
+        let connection = turn.connection();
+        connection.busy_timeout(deadline.saturating_duration_since(Instant::now()))?;
+        connection.pragma_update(None, "synchronous", synchronous)?;
+        Ok(work(connection)?)
+    }
+}
+
+fn connect(path: &Path, mode: OpenFlags) -> Result<Connection, StoreError> {
+    // A connection stays with one thread at a time, so SQLite's own locks around it are not needed.
+    let connection = Connection::open_with_flags(path, mode | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+    connection.pragma_update(None, "cache_size", -CACHE_KIB)?;
+    Ok(connection)
+}
+
+/// The one connection that writes. A plain mutex would let those who wait for it wait without end while
+/// another process holds the database; here the wait has a deadline.
+struct Writer {
+    idle: Mutex<Option<Connection>>,
+    given_back: Condvar,
+}
+
+impl Writer {
+    fn new(connection: Connection) -> Self {
+        Self { idle: Mutex::new(Some(connection)), given_back: Condvar::new() }
+    }
+
+    fn wait_for_turn(&self, deadline: Instant) -> Result<Turn<'_>, StoreError> {
+        let patience = deadline.saturating_duration_since(Instant::now());
+        let (mut idle, _) = self
+            .given_back
+            .wait_timeout_while(self.lock(), patience, |idle| idle.is_none())
+            .unwrap_or_else(PoisonError::into_inner);
+        let connection = idle.take().ok_or(StoreError::Busy)?;
+        Ok(Turn { writer: self, connection: Some(connection) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Connection>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Turn<'a> {
+    writer: &'a Writer,
+    connection: Option<Connection>,
+}
+
+impl Turn<'_> {
+    fn connection(&mut self) -> &mut Connection {
+        self.connection.as_mut().expect("a turn should have its connection until it ends")
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        *self.writer.lock() = self.connection.take();
+        self.writer.given_back.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A store in a folder of its own, which goes with it.
+    pub struct Temporary {
+        pub store: Store,
+        pub folder: PathBuf,
+    }
+
+    impl Temporary {
+        pub fn new() -> Self {
+            let folder = std::env::temp_dir().join(format!("adriaticum-{}", crate::id::secret_hex::<8>()));
+            std::fs::create_dir(&folder).expect("the folder for temporary files should take one");
+            let store = Store::open(&folder.join("test.db")).expect("a new database should open");
+            Self { store, folder }
+        }
+    }
+
+    impl Drop for Temporary {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.folder);
+        }
+    }
+
+    #[test]
+    fn a_new_database_is_sound() {
+        let temporary = Temporary::new();
+        temporary.store.check().expect("it should be sound");
+        let mode = std::os::unix::fs::MetadataExt::mode(
+            &temporary.folder.join("test.db").metadata().expect("it should be a file"),
+        );
+        assert_eq!(mode & 0o007, 0, "others may not read it");
+    }
+
+    #[test]
+    fn what_is_no_database_is_refused_and_left_alone() {
+        let temporary = Temporary::new();
+        let path = temporary.folder.join("other");
+        std::fs::write(&path, "something else, and long enough to have a header of its own".repeat(9))
+            .expect("the folder should take a file");
+        let error = Store::open(&path).err().expect("it is no database").to_string();
+        assert!(error.contains("damaged or no database"), "{error}");
+        assert!(std::fs::read_to_string(&path).is_ok_and(|text| text.starts_with("something else")));
+        let error = Store::open(Path::new("/dev/null/x.db")).err().expect("there is no such folder");
+        assert!(matches!(error, StoreError::Io(_)), "{error}");
+    }
+
+    #[test]
+    fn a_writer_waits_for_its_turn_but_not_for_ever() {
+        let temporary = Temporary::new();
+        let turn = temporary.store.writer.wait_for_turn(Instant::now()).expect("nobody else writes");
+        let soon = Instant::now() + Duration::from_millis(20);
+        assert!(matches!(temporary.store.writer.wait_for_turn(soon), Err(StoreError::Busy)));
+        drop(turn);
+        assert!(temporary.store.writer.wait_for_turn(Instant::now()).is_ok());
+    }
+
+    #[test]
+    fn a_panic_while_writing_leaves_the_writer_usable() {
+        let temporary = Temporary::new();
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            temporary.store.write(|_| -> rusqlite::Result<()> { panic!("on purpose") })
+        }));
+        assert!(result.is_err());
+        temporary.store.check().expect("it should go on");
+    }
+}
