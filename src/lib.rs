@@ -1,3 +1,34 @@
-pub mod error; pub mod id; pub mod http; pub mod listener;
+//! Adriaticum: a chat completions API in front of an inference runtime, in plain blocking code.
+//!
+//! A request's way through the files, top to bottom:
+//!
+//! - [`cli`] reads the command line, [`config`] the settings.
+//! - [`listener`] reads requests off the sockets on one thread and gives the complete ones to a fixed pool;
+//!   [`http`] knows the bytes.
+//! - [`pipeline`] takes a request through the steps of [`api`], in the order in which their errors win.
+//! - [`runtime`] asks the inference runtime, [`store`] keeps the keys and the ledger.
+//!
+//! What holds everywhere:
+//!
+//! - A client costs a buffer, never a thread; every buffer, queue and time has a bound.
+//! - A 200 is sent only after its row is on the disk, synced. A token figure is the runtime's or null.
+//! - Nothing that a person wrote and no secret is logged or stored.
+
+pub mod cli;
 pub mod config;
+pub mod logging;
+
+pub mod listener;
+
+pub mod http;
+
+pub mod pipeline;
+
+pub mod api;
+
+pub mod runtime;
+
 pub mod store;
+
+pub mod error;
+pub mod id;

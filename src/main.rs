@@ -1,1 +1,7 @@
-fn main(){}
+//! Parses the command, runs it, and turns what came of it into an exit code.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    adriaticum::cli::main()
+}

@@ -13,6 +13,7 @@ use log::LevelFilter;
 pub use settings::ConfigError;
 use settings::{Settings, Written};
 
+use crate::http::head::split_authority;
 use crate::listener::Address;
 
 /// The file that is read where none is named.
@@ -36,7 +37,7 @@ pub struct Config {
     pub unknown_variables: Vec<String>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct RuntimeConfig {
     pub urls: Vec<String>,
     pub model: String,
@@ -191,9 +192,11 @@ fn runtime(settings: &mut Settings) -> Result<RuntimeConfig, ConfigError> {
 fn base_address(url: &str) -> Option<String> {
     let rest = url.strip_prefix("http://")?;
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-    let plain = |b: u8| b.is_ascii_graphic() && !b"?#@\"<>\\^`{|}".contains(&b);
-    let good = !authority.is_empty() && rest.bytes().all(plain) && ureq::http::Uri::try_from(url).is_ok();
-    (good && !path.contains("//")).then(|| url.trim_end_matches('/').to_owned())
+    let (host, port) = split_authority(authority)?;
+    let port_is_good = port.is_empty() || port.parse::<u16>().is_ok();
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~%/".contains(&b);
+    let good = !host.is_empty() && port_is_good && path.bytes().all(plain);
+    good.then(|| url.trim_end_matches('/').to_owned())
 }
 
 fn api_key(settings: &mut Settings) -> Result<Option<Secret>, ConfigError> {
@@ -320,6 +323,9 @@ mod tests {
             ("LOG_LEVEL", "loud"),
             ("RUNTIME_URL", "ftp://a/v1"),
             ("RUNTIME_URL", "http:///v1"),
+            ("RUNTIME_URL", "http://a:99999/v1"),
+            ("RUNTIME_URL", "http://user@a/v1"),
+            ("RUNTIME_URL", "http://a b/v1"),
             ("RUNTIME_URL", "http://a/v1?x=y"),
             ("RUNTIME_URL", "https://a/v1"),
             ("RUNTIME_TIMEOUT", "0"),

@@ -49,7 +49,7 @@ impl Head {
             None => (wire.host, target),
         };
         let path = path.split_once('?').map_or(path, |(path, _query)| path);
-        let host = host_name(authority)
+        let (host, _port) = split_authority(authority)
             .ok_or(Malformed("The host of the request is not a host name with an optional port."))?;
 
         let place = |part: &[u8]| Span::of(part, bytes);
@@ -225,8 +225,8 @@ fn absolute_form(target: &str) -> Option<(&str, &str)> {
     Some(rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len())))
 }
 
-/// The host of `host`, `host:port` or `[address]:port`; nothing if it is none of them.
-fn host_name(authority: &str) -> Option<&str> {
+/// The host and the port of `host`, `host:port` or `[address]:port`; nothing if it is none of them.
+pub fn split_authority(authority: &str) -> Option<(&str, &str)> {
     let (host, port) = match authority.strip_prefix('[') {
         Some(rest) => {
             let (address, port) = rest.split_once(']')?;
@@ -239,7 +239,7 @@ fn host_name(authority: &str) -> Option<&str> {
         }
     };
     let digits = if port.is_empty() { port } else { port.strip_prefix(':')? };
-    digits.bytes().all(|b| b.is_ascii_digit()).then_some(host)
+    digits.bytes().all(|b| b.is_ascii_digit()).then_some((host, digits))
 }
 
 /// The bytes of a registered name (RFC 3986, 3.2.2).

@@ -46,6 +46,28 @@ impl Permission {
     }
 }
 
+/// A name that people give a key: 1 to 64 printable characters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyName(String);
+
+impl KeyName {
+    pub const TAKES: &str = "1 to 64 printable characters";
+
+    pub fn parse(text: &str) -> Option<Self> {
+        let length = text.chars().count();
+        let is_name = (1..=64).contains(&length) && !text.chars().any(is_unprintable) && !text.trim().is_empty();
+        is_name.then(|| Self(text.to_owned()))
+    }
+}
+
+/// Control characters, and those that show as nothing or turn the text around them: with these, one key's
+/// name could be made to look like another's.
+fn is_unprintable(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
 /// The SHA-256 of a secret: all that is needed to know it again. A secret has 192 random bits, so there is
 /// nothing to guess and no need for a slow hash.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -71,7 +93,7 @@ impl Store {
     pub fn add_key(
         &self,
         digest: Digest,
-        name: &str,
+        name: &KeyName,
         permissions: &[Permission],
         created: i64,
         expires: Option<i64>,
@@ -83,7 +105,7 @@ impl Store {
                 "INSERT INTO keys (id, digest, name, permissions, created, expires)
                  VALUES (:id, :digest, :name, :permissions, :created, :expires)",
                 named_params! {
-                    ":id": id, ":digest": digest.0, ":name": name, ":permissions": words.join(","),
+                    ":id": id, ":digest": digest.0, ":name": name.0, ":permissions": words.join(","),
                     ":created": created, ":expires": expires,
                 },
             )
@@ -112,9 +134,9 @@ impl Store {
     }
 
     /// Whether there was such a key.
-    pub fn rename_key(&self, id: &str, name: &str) -> Result<bool, StoreError> {
+    pub fn rename_key(&self, id: &str, name: &KeyName) -> Result<bool, StoreError> {
         let changed = self.write_synced(|connection| {
-            connection.execute("UPDATE keys SET name = ?2 WHERE id = ?1", [id, name])
+            connection.execute("UPDATE keys SET name = ?2 WHERE id = ?1", [id, name.0.as_str()])
         })?;
         Ok(changed > 0)
     }
@@ -149,6 +171,20 @@ mod tests {
     use super::super::tests::Temporary;
     use super::*;
 
+    fn name(text: &str) -> KeyName {
+        KeyName::parse(text).expect("a good name")
+    }
+
+    #[test]
+    fn names() {
+        for text in ["x", "Ünïcode ☂", "<script>alert(1)</script>", &"é".repeat(64)] {
+            assert!(KeyName::parse(text).is_some(), "{text}");
+        }
+        for text in ["", " ", "a\nb", "a\u{0}", "\u{202e}abc", "a\u{200b}", &"x".repeat(65)] {
+            assert!(KeyName::parse(text).is_none(), "{text:?}");
+        }
+    }
+
     #[test]
     fn a_key_from_its_making_to_its_end() {
         let temporary = Temporary::new();
@@ -156,19 +192,19 @@ mod tests {
         let digest = Digest::of("secret");
         assert!(store.find_key(&digest).expect("a look-up").is_none());
         let id = store
-            .add_key(digest, "first", &[Permission::Completions, Permission::Metrics], 5, Some(9))
+            .add_key(digest, &name("first"), &[Permission::Completions, Permission::Metrics], 5, Some(9))
             .expect("a new key");
         let key = store.find_key(&digest).expect("a look-up").expect("the key");
         assert_eq!((key.id.as_str(), key.created, key.expires, key.revoked), (id.as_str(), 5, Some(9), None));
         assert_eq!(key.permissions, Permission::ALL);
-        assert!(store.rename_key(&id, "second").expect("a change"));
+        assert!(store.rename_key(&id, &name("second")).expect("a change"));
         assert!(store.revoke_key(&id, 7).expect("a change"));
         assert!(store.revoke_key(&id, 8).expect("a change"));
         let key = store.find_key(&digest).expect("a look-up").expect("the key");
         assert_eq!((key.name.as_str(), key.revoked), ("second", Some(7)));
-        assert!(!store.rename_key("key_none", "x").expect("no change"));
+        assert!(!store.rename_key("key_none", &name("x")).expect("no change"));
         assert!(!store.revoke_key("key_none", 1).expect("no change"));
-        assert!(store.add_key(digest, "again", &[], 5, None).is_err(), "a secret has one key");
+        assert!(store.add_key(digest, &name("again"), &[], 5, None).is_err(), "a secret has one key");
     }
 
     #[test]
@@ -183,7 +219,7 @@ mod tests {
         let temporary = Temporary::new();
         let other = Store::open(&temporary.folder.join("test.db")).expect("the same database");
         let digest = Digest::of("secret");
-        let id = other.add_key(digest, "x", &[], 1, None).expect("a new key");
+        let id = other.add_key(digest, &name("x"), &[], 1, None).expect("a new key");
         assert!(temporary.store.find_key(&digest).expect("a look-up").is_some());
         other.revoke_key(&id, 2).expect("a change");
         let key = temporary.store.find_key(&digest).expect("a look-up").expect("the key");

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-pub use keys::{Digest, Key, Permission};
+pub use keys::{Digest, Key, KeyName, Permission};
 pub use usage::{Grouping, NewRow, Outcome, RowId, Sums, Tokens, UsageRow};
 
 /// How long a write waits for its turn and for other processes, all in all.

@@ -1,0 +1,43 @@
+//! Asks the runtime, and says what its failures mean to a client.
+
+use crate::error::{ApiError, Failure};
+use crate::runtime::{Chat, Generated, RuntimeError, Runtimes};
+
+/// The runtimes, where any is configured.
+pub fn configured(runtimes: Option<&Runtimes>) -> Result<&Runtimes, Failure> {
+    runtimes.ok_or_else(|| {
+        Failure::unavailable(
+            "The inference service is not configured. Tell whoever runs this service.",
+            "no runtime is configured: set runtime.url",
+        )
+    })
+}
+
+pub fn run(runtimes: &Runtimes, chat: &Chat) -> Result<Generated, Failure> {
+    runtimes.complete(chat).map_err(|(url, error)| {
+        let message = match error {
+            RuntimeError::ContextExceeded(figures) => return too_long(figures),
+            RuntimeError::Unreachable(_) => "The inference service can't be reached. Try again later.",
+            RuntimeError::TimedOut => {
+                "The inference service did not answer in time. Try again, or ask for fewer tokens."
+            }
+            RuntimeError::Broken(_) => "The connection to the inference service broke off. Try again.",
+            RuntimeError::Status(_) => "The inference service reported an error. Try again later.",
+            RuntimeError::Unreadable(_) => "The inference service gave no usable answer. Try again later.",
+        };
+        Failure {
+            cause: Some(format!("runtime {url}: {error}")),
+            ..Failure::new(ApiError::InferenceError, message)
+        }
+    })
+}
+
+fn too_long(figures: Option<(u64, u64)>) -> Failure {
+    let measured = match figures {
+        Some((sent, most)) => format!(": {sent} tokens, where {most} is the most"),
+        None => String::new(),
+    };
+    Failure::invalid(format!(
+        "messages: together they are longer than the model's context{measured}. Send fewer or shorter ones."
+    ))
+}

@@ -1,0 +1,107 @@
+//! Who asks: the key of the `Authorization` header, looked up for every request, so that a change by any
+//! process holds from the next one on.
+
+use crate::error::{ApiError, Failure};
+use crate::http::Head;
+use crate::store::{Digest, Permission, Store};
+
+/// What a secret begins with, and how many hexadecimal digits follow.
+pub const SECRET_PREFIX: &str = "adr_";
+pub const SECRET_DIGITS: usize = 48;
+
+/// A key's last use is true to this many seconds: a write for every request would cost more than it tells.
+const LAST_USE_PRECISION: i64 = 60;
+
+/// The holder of a valid key.
+#[derive(Debug)]
+pub struct Caller {
+    pub key_id: String,
+    pub permissions: Vec<Permission>,
+    /// Whether this use is to be noted.
+    pub note_use: bool,
+}
+
+pub fn authenticate(head: &Head, store: &Store, now: i64) -> Result<Caller, Failure> {
+    let secret = bearer(head)?;
+    let found = store.find_key(&Digest::of(secret)).map_err(|error| {
+        Failure::unavailable(
+            "The API keys can't be read at the moment. Try again later.",
+            format!("keys: {error}"),
+        )
+    })?;
+    let key = found.ok_or_else(|| refused("There is no such API key. Check that it was copied whole."))?;
+    if key.revoked.is_some() {
+        return Err(refused("This API key was revoked. Ask for a new one."));
+    }
+    if key.expires.is_some_and(|expires| expires <= now) {
+        return Err(refused("This API key has expired. Ask for a new one."));
+    }
+    Ok(Caller {
+        key_id: key.id,
+        permissions: key.permissions,
+        note_use: key.last_used.is_none_or(|last| (now - last).abs() >= LAST_USE_PRECISION),
+    })
+}
+
+/// The secret of the one `Authorization` header there has to be.
+fn bearer(head: &Head) -> Result<&str, Failure> {
+    let mut values = head.header("authorization");
+    let value = values
+        .next()
+        .ok_or_else(|| refused("There is no Authorization header. Send Authorization: Bearer <API_KEY>."))?;
+    if values.next().is_some() {
+        return Err(refused("There are two Authorization headers. Send one."));
+    }
+    str::from_utf8(value)
+        .ok()
+        .and_then(|text| text.split_once(' '))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
+        .map(|(_, secret)| secret.trim_start_matches(' '))
+        .filter(|secret| is_secret(secret))
+        .ok_or_else(|| {
+            refused("The API key is malformed. Send Authorization: Bearer, a space, and the key as it was given.")
+        })
+}
+
+fn is_secret(text: &str) -> bool {
+    text.strip_prefix(SECRET_PREFIX).is_some_and(|digits| {
+        digits.len() == SECRET_DIGITS && digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+    })
+}
+
+fn refused(message: &'static str) -> Failure {
+    Failure::new(ApiError::InvalidApiKey, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECRET: &str = "adr_0123456789abcdef0123456789abcdef0123456789abcdef";
+
+    fn head(authorizations: &[&str]) -> Head {
+        let lines: String = authorizations.iter().map(|a| format!("Authorization: {a}\r\n")).collect();
+        Head::parse(format!("POST / HTTP/1.1\r\nHost: h\r\n{lines}\r\n").as_bytes()).expect("a good head")
+    }
+
+    #[test]
+    fn how_a_key_is_sent() {
+        for value in ["Bearer KEY", "bearer KEY", "BEARER  KEY", "Bearer KEY  "] {
+            let head = head(&[&value.replace("KEY", SECRET)]);
+            assert_eq!(bearer(&head).expect(value), SECRET);
+        }
+        for value in [
+            "", "Bearer", "Bearer ", "KEY", "Basic KEY", "BearerKEY", "Bearer\tKEY", "Bearer KEYx", "Bearer KEY KEY",
+            "Bearer xKEY", "Bearer adr_", "Bearer \"KEY\"",
+        ] {
+            let head = head(&[&value.replace("KEY", SECRET)]);
+            let failure = bearer(&head).expect_err(value);
+            assert_eq!(failure.error, ApiError::InvalidApiKey);
+            assert!(!failure.message.contains("0123456789"), "the key is repeated");
+        }
+        let authorization = format!("Bearer {SECRET}");
+        assert!(bearer(&head(&[&authorization, &authorization])).is_err());
+        assert!(bearer(&head(&[&authorization.replace("abc", "ABC")])).is_err());
+        assert!(bearer(&head(&[])).is_err());
+    }
+}

@@ -1,0 +1,18 @@
+//! The steps that a request goes through, a file each, in this order. None knows another: the order is the
+//! pipeline's.
+
+pub mod host;
+pub mod route;
+pub mod size;
+
+pub mod key;
+pub mod permission;
+
+pub mod validation;
+
+pub mod inference;
+pub mod ledger;
+pub mod reply;
+
+/// The one model.
+pub const MODEL: &str = "adriaticum";

@@ -1,0 +1,84 @@
+//! What is sent: the completion object of part 2.2, or the error envelope of part 2.5.
+
+use serde::Serialize;
+
+use super::MODEL;
+use crate::error::{ApiError, Failure};
+use crate::http::Response;
+use crate::id::RequestId;
+use crate::runtime::Generated;
+use crate::store::Tokens;
+
+#[derive(Serialize)]
+struct Completion<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: i64,
+    model: &'static str,
+    choices: [Choice<'a>; 1],
+    usage: Tokens,
+}
+
+#[derive(Serialize)]
+struct Choice<'a> {
+    index: u8,
+    message: Message<'a>,
+    finish_reason: &'a str,
+}
+
+#[derive(Serialize)]
+struct Message<'a> {
+    role: &'static str,
+    content: &'a str,
+}
+
+pub fn completion(id: RequestId, created: i64, generated: &Generated) -> Response {
+    let id = id.to_string();
+    let body = json(&Completion {
+        id: &id,
+        object: "chat.completion",
+        created,
+        model: MODEL,
+        choices: [Choice {
+            index: 0,
+            message: Message { role: "assistant", content: &generated.content },
+            // A runtime that gave a text and no reason came to its end.
+            finish_reason: generated.finish_reason.as_deref().unwrap_or("stop"),
+        }],
+        usage: generated.tokens,
+    });
+    Response::json(200, body).with("x-request-id", id)
+}
+
+#[derive(Serialize)]
+struct Envelope<'a> {
+    error: Error<'a>,
+}
+
+#[derive(Serialize)]
+struct Error<'a> {
+    code: &'static str,
+    message: &'a str,
+    request_id: &'a str,
+}
+
+pub fn error(id: RequestId, failure: &Failure) -> Response {
+    let id = id.to_string();
+    let error = Error { code: failure.error.code(), message: &failure.message, request_id: &id };
+    let mut response = Response::json(failure.error.status(), json(&Envelope { error }));
+    match failure.error {
+        ApiError::InvalidApiKey => response = response.with("www-authenticate", "Bearer"),
+        ApiError::ServiceUnavailable | ApiError::SearchUnavailable => {
+            response = response.with("retry-after", failure.retry_after.as_secs().to_string());
+        }
+        _ => {}
+    }
+    if failure.spent {
+        response = response.with("x-should-retry", "false");
+    }
+    response.with("x-request-id", id)
+}
+
+fn json(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("a response should have its JSON")
+}

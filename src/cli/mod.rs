@@ -1,0 +1,226 @@
+//! The commands, a file each: its arguments and what it does.
+
+mod check;
+mod keys;
+mod serve;
+mod table;
+mod usage;
+mod when;
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::{env, fmt};
+
+use lexopt::{Arg, Parser, ValueExt};
+
+use crate::config::{Config, ConfigError};
+use crate::store::{Store, StoreError};
+
+const HELP: &str = "\
+A chat completions API in front of an inference runtime.
+
+Usage: adriaticum [--config FILE] COMMAND
+
+Commands:
+  serve                 Run the service until SIGTERM or SIGINT
+  keys create NAME      Make an API key and print its secret, once
+  keys list             List the keys
+  keys rename ID NAME   Give a key another name
+  keys revoke ID        Refuse a key from now on, for good
+  usage                 Tell what the ledger holds
+  check                 Try every part that a completion needs
+
+Options:
+  --config FILE         Read the configuration from this file
+  --help                Tell more; after a command, about it
+  --version             Print the version
+";
+
+/// Why a command did not do what it was asked to.
+enum CliError {
+    /// The command line is wrong: exit code 2.
+    Usage(String),
+    /// It went wrong: exit code 1.
+    Failed(String),
+}
+
+/// Exit codes: 0 done, 1 failed, 2 wrong use.
+pub fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(CliError::Failed(message)) => {
+            eprintln!("adriaticum: {message}");
+            ExitCode::from(1)
+        }
+        Err(CliError::Usage(message)) => {
+            eprintln!("adriaticum: {message}\nTry adriaticum --help.");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run() -> Result<(), CliError> {
+    let mut args = Args::from_env()?;
+    match args.next_word(HELP, &mut [])? {
+        Some(command) => match command.as_str() {
+            "serve" => serve::run(args),
+            "keys" => keys::run(args),
+            "usage" => usage::run(args),
+            "check" => check::run(args),
+            _ => Err(CliError::Usage(format!("there is no command {command:?}."))),
+        },
+        None if args.done => Ok(()),
+        None => Err(CliError::Usage("a command is missing.".into())),
+    }
+}
+
+/// The command line, without the global options.
+struct Args {
+    parser: Parser,
+    config: Option<PathBuf>,
+    /// Help or the version was printed, and that was all that was asked for.
+    done: bool,
+}
+
+/// An option of a command: its name, and what becomes of its value; without one, it is a flag.
+enum Opt<'a> {
+    Flag(&'static str, &'a mut bool),
+    Value(&'static str, &'a mut dyn FnMut(&str) -> Result<(), String>),
+}
+
+impl Args {
+    /// Takes `--config` out, wherever it stands before a `--`.
+    fn from_env() -> Result<Self, CliError> {
+        let mut config = None;
+        let mut rest: Vec<OsString> = Vec::new();
+        let mut words = env::args_os().skip(1);
+        while let Some(word) = words.next() {
+            if word == "--" {
+                rest.push(word);
+                rest.extend(words.by_ref());
+            } else if word == "--config" {
+                let path = words.next().ok_or(CliError::Usage("--config takes the path of a file.".into()))?;
+                config = Some(path.into());
+            } else if let Some(path) = word.to_str().and_then(|word| word.strip_prefix("--config=")) {
+                config = Some(path.into());
+            } else {
+                rest.push(word);
+            }
+        }
+        Ok(Self { parser: Parser::from_args(rest), config, done: false })
+    }
+
+    /// The next word that is no option, after the options before it were taken. None at the end, or where
+    /// help was asked for and given.
+    fn next_word(&mut self, help: &str, options: &mut [Opt]) -> Result<Option<String>, CliError> {
+        while let Some(arg) = self.parser.next()? {
+            let name = match arg {
+                Arg::Value(word) => return Ok(Some(word.string()?)),
+                Arg::Long("help") | Arg::Short('h') => {
+                    self.done = true;
+                    print(help)?;
+                    return Ok(None);
+                }
+                Arg::Long("version") => {
+                    self.done = true;
+                    print(concat!("adriaticum ", env!("CARGO_PKG_VERSION"), "\n"))?;
+                    return Ok(None);
+                }
+                Arg::Long(name) => name.to_owned(),
+                Arg::Short(letter) => return Err(CliError::Usage(format!("there is no option -{letter}."))),
+            };
+            let option = options.iter_mut().find(|option| match option {
+                Opt::Flag(known, _) | Opt::Value(known, _) => *known == name,
+            });
+            match option {
+                Some(Opt::Flag(_, given)) => **given = true,
+                Some(Opt::Value(_, take)) => {
+                    let value = self.parser.value()?.string()?;
+                    take(&value).map_err(|takes| CliError::Usage(format!("--{name} takes {takes}.")))?;
+                }
+                None => return Err(CliError::Usage(format!("there is no option --{name} here."))),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes the options, and exactly as many words as there are names for them. None where help was given.
+    fn words<const N: usize>(
+        &mut self,
+        help: &str,
+        names: [&str; N],
+        options: &mut [Opt],
+    ) -> Result<Option<[String; N]>, CliError> {
+        let mut words = Vec::new();
+        while let Some(word) = self.next_word(help, options)? {
+            if words.len() == N {
+                return Err(CliError::Usage(format!("{word:?} is one word too many.")));
+            }
+            words.push(word);
+        }
+        if self.done {
+            return Ok(None);
+        }
+        match words.try_into() {
+            Ok(words) => Ok(Some(words)),
+            Err(words) => Err(CliError::Usage(format!("{} is missing.", names[words.len()]))),
+        }
+    }
+
+    fn config(&self) -> Result<Config, CliError> {
+        Ok(Config::load(self.config.as_deref())?)
+    }
+}
+
+fn open_store(config: &Config) -> Result<Store, CliError> {
+    Store::open(&config.database).map_err(|error| {
+        CliError::Failed(format!(
+            "the database {}: {error}. The setting is database (ADRIATICUM_DATABASE).",
+            config.database.display()
+        ))
+    })
+}
+
+/// Prints to standard output. Whoever stops reading it, as `head` does, has what they wanted.
+fn print(text: &str) -> Result<(), CliError> {
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(CliError::Failed(format!("standard output: {error}.")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Prints a value as JSON, for programs and for people.
+fn print_json(value: &impl serde::Serialize) -> Result<(), CliError> {
+    let text = serde_json::to_string_pretty(value).expect("what is printed should have its JSON");
+    print(&(text + "\n"))
+}
+
+impl From<lexopt::Error> for CliError {
+    fn from(error: lexopt::Error) -> Self {
+        Self::Usage(format!("{error}."))
+    }
+}
+
+impl From<ConfigError> for CliError {
+    fn from(error: ConfigError) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+impl From<StoreError> for CliError {
+    fn from(error: StoreError) -> Self {
+        Self::Failed(format!("the database: {error}."))
+    }
+}
+
+impl fmt::Debug for CliError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Usage(message) | Self::Failed(message) => f.write_str(message),
+        }
+    }
+}

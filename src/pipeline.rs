@@ -1,0 +1,206 @@
+//! A request's way from its complete bytes to its answer: the steps of `api`, one call each, in the order in
+//! which their errors win.
+
+use std::panic::{self, AssertUnwindSafe};
+use std::time::{Duration, Instant};
+
+use crate::api::key::{self, Caller};
+use crate::api::{host, inference, ledger, permission, reply, route, size, validation};
+use crate::config::Compatibility;
+use crate::error::{ApiError, Failure};
+use crate::http::{Request, Response};
+use crate::id::RequestId;
+use crate::listener::Service;
+use crate::runtime::{Generated, Runtimes};
+use crate::store::{NewRow, Outcome, RowId, Store, Tokens};
+
+/// Everything that the steps use.
+pub struct Pipeline {
+    pub api_hosts: Vec<String>,
+    pub compatibility: Compatibility,
+    pub store: Store,
+    pub runtimes: Option<Runtimes>,
+}
+
+/// What is known of a request while it goes through the steps.
+struct Record {
+    id: RequestId,
+    /// Unix time in seconds.
+    created: i64,
+    received: Instant,
+    queue: Duration,
+    caller: Option<Caller>,
+    row: Row,
+    runtime: Option<Duration>,
+}
+
+/// Where a request stands with the ledger.
+enum Row {
+    None,
+    Open(RowId),
+    /// It could not be opened: there is no use in another try.
+    Refused,
+}
+
+impl Service for Pipeline {
+    fn answer(&self, request: &Request, received: Instant) -> Response {
+        let mut record = Record::new(received);
+        let result = guarded(|| self.complete(request, &mut record));
+        let result = self.settle(&record, result);
+        respond(&record, result)
+    }
+
+    fn refuse(&self, failure: Failure) -> Response {
+        respond(&Record::new(Instant::now()), Err(failure))
+    }
+}
+
+impl Pipeline {
+    /// The steps. The first that fails ends it.
+    fn complete(&self, request: &Request, record: &mut Record) -> Result<Generated, Failure> {
+        host::check(&request.head, &self.api_hosts)?;
+        route::check(&request.head)?;
+        let body = size::check(request)?;
+        let caller = record.caller.insert(key::authenticate(&request.head, &self.store, record.created)?);
+        permission::check(&caller.permissions)?;
+        let chat = validation::read(&request.head, body, self.compatibility)?;
+        let runtimes = inference::configured(self.runtimes.as_ref())?;
+        record.row = Row::Refused;
+        record.row = Row::Open(ledger::open(&self.store, &record.new_row(&record.id.to_string()))?);
+        let asked = Instant::now();
+        let generated = inference::run(runtimes, &chat);
+        record.runtime = Some(asked.elapsed());
+        generated
+    }
+
+    /// Puts what came of a caller's request into the ledger. A completion that can't be put there is none;
+    /// an error stays what it is.
+    fn settle(&self, record: &Record, result: Result<Generated, Failure>) -> Result<Generated, Failure> {
+        let opened = match record.row {
+            _ if record.caller.is_none() => return result,
+            Row::Refused => return result,
+            Row::Open(row) => Some(row),
+            Row::None => None,
+        };
+        let outcome = record.outcome(&result);
+        let id = record.id.to_string();
+        match ledger::settle(&self.store, opened, &record.new_row(&id), &outcome) {
+            Ok(()) => result,
+            Err(error) if result.is_ok() => Err(ledger::not_kept(&error)),
+            Err(error) => {
+                log::error!("{id} ledger: {error}");
+                result
+            }
+        }
+    }
+}
+
+/// Runs the steps; a panic in one is this request's failure and nobody else's.
+fn guarded(steps: impl FnOnce() -> Result<Generated, Failure>) -> Result<Generated, Failure> {
+    panic::catch_unwind(AssertUnwindSafe(steps)).unwrap_or_else(|_| {
+        Err(Failure::unavailable(
+            "Something went wrong inside the service. Tell whoever runs it the id of this request.",
+            "a step panicked; the line before tells where",
+        ))
+    })
+}
+
+fn respond(record: &Record, result: Result<Generated, Failure>) -> Response {
+    let response = match &result {
+        Ok(generated) => reply::completion(record.id, record.created, generated),
+        Err(failure) => reply::error(record.id, failure),
+    };
+    record.log(&result);
+    response.with("server-timing", record.server_timing())
+}
+
+impl Record {
+    fn new(received: Instant) -> Self {
+        Self {
+            id: RequestId::new(),
+            created: time::OffsetDateTime::now_utc().unix_timestamp(),
+            received,
+            queue: received.elapsed(),
+            caller: None,
+            row: Row::None,
+            runtime: None,
+        }
+    }
+
+    fn new_row<'a>(&'a self, id: &'a str) -> NewRow<'a> {
+        let caller = self.caller.as_ref().expect("only a caller's request should have a row");
+        NewRow {
+            request_id: id,
+            key_id: &caller.key_id,
+            created: self.created,
+            note_use: caller.note_use,
+        }
+    }
+
+    fn outcome(&self, result: &Result<Generated, Failure>) -> Outcome {
+        let (status, error_code, tokens) = match result {
+            Ok(generated) => (200, None, generated.tokens),
+            Err(failure) => (failure.error.status(), Some(failure.error.code()), Tokens::default()),
+        };
+        Outcome {
+            status,
+            error_code,
+            tokens,
+            duration_ms: milliseconds(self.received.elapsed()),
+            queue_ms: milliseconds(self.queue),
+            runtime_ms: self.runtime.map(milliseconds),
+            grounded: false,
+        }
+    }
+
+    fn server_timing(&self) -> String {
+        let mut text = format!("queue;dur={:.3}", milliseconds(self.queue));
+        if let Some(runtime) = self.runtime {
+            text += &format!(", runtime;dur={:.3}", milliseconds(runtime));
+        }
+        text + &format!(", total;dur={:.3}", milliseconds(self.received.elapsed()))
+    }
+
+    /// One line a request, with nothing in it that the client wrote; and the cause of every 5xx.
+    fn log(&self, result: &Result<Generated, Failure>) {
+        let Outcome { status, error_code, tokens, duration_ms, queue_ms, runtime_ms, .. } = self.outcome(result);
+        let key = self.caller.as_ref().map_or("-", |caller| &caller.key_id);
+        let id = self.id;
+        log::info!(
+            "{id} status={status} error={} key={key} total_ms={duration_ms:.3} queue_ms={queue_ms:.3} \
+             runtime_ms={} prompt_tokens={} completion_tokens={} total_tokens={}",
+            error_code.unwrap_or("-"),
+            shown(runtime_ms.map(|ms| format!("{ms:.3}"))),
+            shown(tokens.prompt_tokens),
+            shown(tokens.completion_tokens),
+            shown(tokens.total_tokens),
+        );
+        if let Err(failure @ Failure { cause: Some(cause), .. }) = result {
+            match failure.error {
+                ApiError::InferenceError | ApiError::SearchUnavailable => log::warn!("{id} {cause}"),
+                _ => log::error!("{id} {cause}"),
+            }
+        }
+    }
+}
+
+fn shown(value: Option<impl ToString>) -> String {
+    value.map_or("-".into(), |value| value.to_string())
+}
+
+/// To the microsecond: more is noise.
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_micros() as f64 / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_one_requests_failure() {
+        let failure = guarded(|| panic!("on purpose, with xyzzy in it")).expect_err("there is no completion");
+        assert_eq!(failure.error, ApiError::ServiceUnavailable);
+        assert!(!format!("{failure:?}").contains("xyzzy"), "what a panic says may be a client's");
+    }
+}

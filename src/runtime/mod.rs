@@ -1,0 +1,386 @@
+//! The inference runtime: what it is asked, what it answers, and which of several is asked.
+//!
+//! A request is sent once. Where a connection can't be made, the next runtime is tried; from the moment that
+//! a byte was sent, an inference may have been spent, and there is no second try.
+
+mod connect;
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::RuntimeConfig;
+use crate::store::Tokens;
+
+/// The largest answer that is read.
+const MAX_ANSWER: u64 = 4 * 1024 * 1024;
+
+/// How long a connection may take to be made: a host that is down may not say so.
+const CONNECT_TIME: Duration = Duration::from_secs(3);
+
+/// How long a connection is kept without use. The servers in use close theirs after 5 seconds, and a request
+/// sent into a closing connection is lost.
+const KEPT_TIME: Duration = Duration::from_secs(4);
+
+/// How long a runtime that could not be reached is asked last.
+const SHUNNED_MS: u64 = 5_000;
+
+/// What a connection sends and reads at once; the default of 128 KiB each is more than a worker needs.
+const BUFFER: usize = 16 * 1024;
+
+/// The largest figure that JSON can be trusted with (RFC 8259, 6); a larger one was not measured.
+const MAX_FIGURE: u64 = (1 << 53) - 1;
+
+/// A conversation that is to be continued.
+#[derive(Debug)]
+pub struct Chat<'a> {
+    pub messages: Vec<Message<'a>>,
+    pub temperature: f64,
+    pub max_tokens: u16,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Message<'a> {
+    pub role: Role,
+    pub content: Cow<'a, str>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    System,
+    User,
+    Assistant,
+}
+
+/// What the runtime generated, and what it measured.
+#[derive(Debug)]
+pub struct Generated {
+    pub content: String,
+    pub finish_reason: Option<String>,
+    pub tokens: Tokens,
+}
+
+/// Why there is no answer. It holds nothing of what the runtime wrote, which may repeat the prompt.
+#[derive(Debug)]
+pub enum RuntimeError {
+    /// No connection could be made; the text is the system's.
+    Unreachable(String),
+    TimedOut,
+    /// The connection broke, or what came was not HTTP.
+    Broken(String),
+    Status(u16),
+    /// It answered 200, and not with a completion.
+    Unreadable(&'static str),
+    /// The prompt does not fit: how many tokens it has and how many there may be, where the runtime tells.
+    ContextExceeded(Option<(u64, u64)>),
+}
+
+impl fmt::Display for RuntimeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unreachable(cause) => write!(f, "no connection: {cause}"),
+            Self::TimedOut => f.write_str("no complete answer in time"),
+            Self::Broken(cause) => write!(f, "the call broke off: {cause}"),
+            Self::Status(status) => write!(f, "it answered with HTTP status {status}"),
+            Self::Unreadable(what) => write!(f, "its answer is no completion: {what}"),
+            Self::ContextExceeded(_) => f.write_str("the prompt is longer than its context"),
+        }
+    }
+}
+
+/// The runtimes that are configured: at least one.
+pub struct Runtimes {
+    agent: ureq::Agent,
+    members: Vec<Member>,
+    model: String,
+    authorization: Option<String>,
+    timeout: Duration,
+    /// From which `Member::shunned_until` counts.
+    started: Instant,
+}
+
+struct Member {
+    url: String,
+    under_way: AtomicUsize,
+    /// In milliseconds; before then it is asked last, because a connection could not be made.
+    shunned_until: AtomicU64,
+}
+
+impl Runtimes {
+    /// Nothing where no runtime is configured.
+    pub fn new(config: &RuntimeConfig, workers: usize) -> Option<Self> {
+        if config.urls.is_empty() {
+            return None;
+        }
+        Some(Self {
+            agent: agent(workers, config.urls.len()),
+            members: config.urls.iter().map(Member::new).collect(),
+            model: config.model.clone(),
+            authorization: config.api_key.as_ref().map(|key| format!("Bearer {}", key.expose())),
+            timeout: config.timeout,
+            started: Instant::now(),
+        })
+    }
+
+    /// Runs a completion on the runtime with the fewest calls under way that can be reached. An error comes
+    /// with the address of the runtime it is about.
+    pub fn complete(&self, chat: &Chat) -> Result<Generated, (String, RuntimeError)> {
+        let body = serde_json::to_vec(&Call {
+            model: &self.model,
+            messages: &chat.messages,
+            temperature: chat.temperature,
+            max_tokens: chat.max_tokens,
+            stream: false,
+        })
+        .expect("a chat should have its JSON");
+        let deadline = Instant::now() + self.timeout;
+        let mut failure = None;
+        for member in self.in_order() {
+            match self.ask(member, &body, deadline) {
+                Err(error @ RuntimeError::Unreachable(_)) => {
+                    member.shunned_until.store(self.now_ms() + SHUNNED_MS, Ordering::Relaxed);
+                    failure = Some((member.url.clone(), error));
+                }
+                result => return result.map_err(|error| (member.url.clone(), error)),
+            }
+        }
+        Err(failure.expect("there should be at least one runtime"))
+    }
+
+    /// The addresses, each to be tried by itself.
+    pub fn each(config: &RuntimeConfig) -> impl Iterator<Item = (&str, Self)> {
+        config.urls.iter().filter_map(|url| {
+            let alone = RuntimeConfig { urls: vec![url.clone()], ..config.clone() };
+            Some((url.as_str(), Self::new(&alone, 1)?))
+        })
+    }
+
+    /// Those that can be reached first, and of these the one with the fewest calls first.
+    fn in_order(&self) -> Vec<&Member> {
+        let now = self.now_ms();
+        let mut members: Vec<&Member> = self.members.iter().collect();
+        members.sort_by_cached_key(|member| {
+            let shunned = member.shunned_until.load(Ordering::Relaxed) > now;
+            (shunned, member.under_way.load(Ordering::Relaxed))
+        });
+        members
+    }
+
+    fn ask(&self, member: &Member, body: &[u8], deadline: Instant) -> Result<Generated, RuntimeError> {
+        let _counted = member.count();
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut request = self
+            .agent
+            .post(format!("{}/chat/completions", member.url))
+            .header("content-type", "application/json");
+        if let Some(authorization) = &self.authorization {
+            request = request.header("authorization", authorization);
+        }
+        let mut response = request
+            .config()
+            .timeout_global(Some(left))
+            .build()
+            .send(body)
+            .map_err(told)?;
+        let status = response.status().as_u16();
+        let answer = response.body_mut().with_config().limit(MAX_ANSWER).read_to_vec().map_err(told)?;
+        match status {
+            200 => read_answer(&answer),
+            400..500 => Err(context_exceeded(&answer).unwrap_or(RuntimeError::Status(status))),
+            _ => Err(RuntimeError::Status(status)),
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Member {
+    fn new(url: &String) -> Self {
+        Self { url: url.clone(), under_way: AtomicUsize::new(0), shunned_until: AtomicU64::new(0) }
+    }
+
+    /// Counts a call as under way until the result is dropped, by a panic too.
+    fn count(&self) -> impl Drop {
+        struct Counted<'a>(&'a AtomicUsize);
+        impl Drop for Counted<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+        self.under_way.fetch_add(1, Ordering::Relaxed);
+        Counted(&self.under_way)
+    }
+}
+
+fn agent(workers: usize, runtimes: usize) -> ureq::Agent {
+    let config = ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .max_redirects(0)
+        .max_redirects_will_error(false)
+        // An address beside the host is not to be reached through the proxy that the environment names.
+        .proxy(None)
+        .user_agent(concat!("adriaticum/", env!("CARGO_PKG_VERSION")))
+        .input_buffer_size(BUFFER)
+        .output_buffer_size(BUFFER)
+        .max_idle_connections(workers * runtimes)
+        .max_idle_connections_per_host(workers)
+        .max_idle_age(KEPT_TIME)
+        .timeout_connect(Some(CONNECT_TIME))
+        .build();
+    ureq::Agent::with_parts(config, connect::Connect::default(), connect::Later)
+}
+
+fn told(error: ureq::Error) -> RuntimeError {
+    match error {
+        ureq::Error::Timeout(_) => RuntimeError::TimedOut,
+        ureq::Error::Other(other) if other.is::<connect::Unconnected>() => {
+            RuntimeError::Unreachable(other.to_string())
+        }
+        ureq::Error::BodyExceedsLimit(_) => RuntimeError::Unreadable("it is larger than 4 MiB"),
+        error => RuntimeError::Broken(error.to_string()),
+    }
+}
+
+/// What is sent: nothing but what the service knows of.
+#[derive(Serialize)]
+struct Call<'a> {
+    model: &'a str,
+    messages: &'a [Message<'a>],
+    temperature: f64,
+    max_tokens: u16,
+    stream: bool,
+}
+
+/// What is read of an answer. A member that is not what it should be counts as absent.
+#[derive(Deserialize)]
+struct Answer {
+    #[serde(default)]
+    choices: Vec<AnswerChoice>,
+    #[serde(default)]
+    usage: serde_json::Value,
+}
+
+#[derive(Deserialize)]
+struct AnswerChoice {
+    #[serde(default)]
+    message: AnswerMessage,
+    #[serde(default)]
+    finish_reason: serde_json::Value,
+}
+
+#[derive(Default, Deserialize)]
+struct AnswerMessage {
+    #[serde(default)]
+    content: Option<String>,
+}
+
+fn read_answer(bytes: &[u8]) -> Result<Generated, RuntimeError> {
+    let answer: Answer =
+        serde_json::from_slice(bytes).map_err(|_| RuntimeError::Unreadable("it is not the JSON of one"))?;
+    let choice =
+        answer.choices.into_iter().next().ok_or(RuntimeError::Unreadable("it has no choice"))?;
+    let content = choice.message.content.ok_or(RuntimeError::Unreadable("it has no text"))?;
+    let figure = |name: &str| {
+        let measured = answer.usage.get(name)?.as_u64().filter(|&figure| figure <= MAX_FIGURE)?;
+        i64::try_from(measured).ok()
+    };
+    Ok(Generated {
+        content,
+        finish_reason: choice.finish_reason.as_str().map(str::to_owned),
+        tokens: Tokens {
+            prompt_tokens: figure("prompt_tokens"),
+            completion_tokens: figure("completion_tokens"),
+            total_tokens: figure("total_tokens"),
+        },
+    })
+}
+
+/// Whether a refusal says that the prompt is too long: in the words of llama.cpp, of OpenAI, or of vLLM,
+/// which has no code of its own for it and does not always wrap its errors.
+fn context_exceeded(bytes: &[u8]) -> Option<RuntimeError> {
+    let answer: serde_json::Value = serde_json::from_slice(bytes).ok()?;
+    let error = answer.get("error").unwrap_or(&answer);
+    let is = |member: &str, word: &str| error.get(member).and_then(|value| value.as_str()) == Some(word);
+    let told = is("type", "exceed_context_size_error")
+        || is("code", "context_length_exceeded")
+        || error["message"].as_str().is_some_and(|text| text.contains("maximum context length"));
+    let figures = error["n_prompt_tokens"].as_u64().zip(error["n_ctx"].as_u64());
+    told.then_some(RuntimeError::ContextExceeded(figures))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_that_are_completions() {
+        for (answer, content, reason, total) in [
+            (r#"{"choices":[{"message":{"content":"x"},"finish_reason":"length"}],"usage":{"total_tokens":3}}"#, "x", Some("length"), Some(3)),
+            (r#"{"choices":[{"message":{"content":""},"finish_reason":null}]}"#, "", None, None),
+            (r#"{"choices":[{"message":{"content":"x"}},{"message":{}}],"usage":null}"#, "x", None, None),
+            (r#"{"choices":[{"message":{"content":"x"}}],"usage":{"total_tokens":-1}}"#, "x", None, None),
+            (r#"{"choices":[{"message":{"content":"x"}}],"usage":{"total_tokens":1.5}}"#, "x", None, None),
+            (r#"{"choices":[{"message":{"content":"x"}}],"usage":{"total_tokens":"7"}}"#, "x", None, None),
+            (r#"{"choices":[{"message":{"content":"x"}}],"usage":{"total_tokens":18446744073709551615}}"#, "x", None, None),
+            (r#"{"choices":[{"message":{"content":"x"}}],"usage":7}"#, "x", None, None),
+            (r#"{"choices":[{"message":{"content":"x"},"finish_reason":7}]}"#, "x", None, None),
+        ] {
+            let found = read_answer(answer.as_bytes()).expect(answer);
+            let told = (found.content.as_str(), found.finish_reason.as_deref(), found.tokens.total_tokens);
+            assert_eq!(told, (content, reason, total), "{answer}");
+        }
+    }
+
+    #[test]
+    fn answers_that_are_none() {
+        for answer in [
+            "", "null", "[]", "x", "{}", r#"{"choices":[]}"#, r#"{"choices":[{}]}"#, r#"{"choices":7}"#,
+            r#"{"choices":[{"message":{}}]}"#, r#"{"choices":[{"message":{"content":null}}]}"#,
+            r#"{"choices":[{"message":{"content":7}}]}"#, r#"{"choices":[{"text":"x"}]}"#,
+        ] {
+            assert!(matches!(read_answer(answer.as_bytes()), Err(RuntimeError::Unreadable(_))), "{answer}");
+        }
+    }
+
+    #[test]
+    fn refusals_for_length() {
+        for (refusal, figures) in [
+            (r#"{"error":{"type":"exceed_context_size_error","n_prompt_tokens":9,"n_ctx":4}}"#, Some((9, 4))),
+            (r#"{"error":{"code":"context_length_exceeded"}}"#, None),
+            (r#"{"object":"error","message":"This model's maximum context length is 4 tokens.","code":400}"#, None),
+        ] {
+            match context_exceeded(refusal.as_bytes()) {
+                Some(RuntimeError::ContextExceeded(found)) => assert_eq!(found, figures),
+                other => panic!("{refusal}: {other:?}"),
+            }
+        }
+        for refusal in ["", "[]", "7", r#"{"error":"x"}"#, r#"{"error":{"message":"bad grammar"}}"#] {
+            assert!(context_exceeded(refusal.as_bytes()).is_none(), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn the_least_busy_that_can_be_reached_comes_first() {
+        let config = RuntimeConfig {
+            urls: ["http://a/v1", "http://b/v1", "http://c/v1"].map(String::from).into(),
+            model: "m".into(),
+            api_key: None,
+            timeout: Duration::from_secs(1),
+        };
+        let runtimes = Runtimes::new(&config, 1).expect("there are three");
+        let order = || -> Vec<&str> { runtimes.in_order().iter().map(|m| &m.url[7..8]).collect() };
+        assert_eq!(order(), ["a", "b", "c"]);
+        let first = runtimes.members[0].count();
+        assert_eq!(order(), ["b", "c", "a"]);
+        runtimes.members[1].shunned_until.store(u64::MAX, Ordering::Relaxed);
+        assert_eq!(order(), ["c", "a", "b"]);
+        drop(first);
+        assert_eq!(order(), ["a", "c", "b"]);
+    }
+}
