@@ -31,9 +31,11 @@ const CACHE_KIB: i64 = 256;
 
 pub struct Store {
     path: PathBuf,
-    writer: Writer,
-    /// Connections that nobody reads with at the moment. Each thread that reads takes one or opens one.
+    /// Connections that nobody reads with at the moment. Each thread that reads takes one or opens one. They
+    /// stand before the writer because the last connection to go folds the log into the database, and one
+    /// that may not write can't.
     readers: Mutex<Vec<Connection>>,
+    writer: Writer,
 }
 
 /// A database that can't be used, or that did not do what it was asked to.

@@ -1,0 +1,75 @@
+//! More clients than the service would like, and worse ones.
+
+use std::io::Write;
+use std::net::TcpStream;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::support::{Client, Runtime, Server, chat, request, until};
+
+#[test]
+fn thousands_of_slow_clients_cost_no_thread() {
+    // This process holds the other end of every connection.
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).expect("the limit can be raised");
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let key = server.key();
+    server.post(&key, &chat("x")).is_completion();
+    let threads = server.status("Threads");
+    let whole = request(&key, &chat("x"));
+    let connect = || TcpStream::connect(&server.address).expect("a connection");
+    let idle: Vec<TcpStream> = (0..2000).map(|_| connect()).collect();
+    let mut half: Vec<TcpStream> = (0..500).map(|_| connect()).collect();
+    for (number, stream) in half.iter_mut().enumerate() {
+        let sent = 1 + number * (whole.len() - 2) / 500;
+        stream.write_all(&whole.as_bytes()[..sent]).expect("a part should be taken");
+    }
+    for _ in 0..100 {
+        server.post(&key, &chat("x")).is_completion();
+    }
+    assert_eq!(server.status("Threads"), threads, "threads are fixed at the start");
+    assert!(server.status("VmRSS") < 32 * 1024, "{} KiB", server.status("VmRSS"));
+    // The slow ones are served too, once they have said what they want.
+    for (number, mut stream) in half.into_iter().enumerate().step_by(100) {
+        let sent = 1 + number * (whole.len() - 2) / 500;
+        stream.write_all(&whole.as_bytes()[sent..]).expect("the rest should be taken");
+        Client::new(stream).reply().is_completion();
+    }
+    drop(idle);
+}
+
+#[test]
+fn running_out_of_file_descriptors_is_no_end() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start_with(&["sh", "-c", "ulimit -n 24; exec \"$@\"", "sh"]);
+    let key = server.key();
+    let whole = request(&key, &chat("x"));
+    let flood: Vec<TcpStream> = (0..200)
+        .map(|_| {
+            let mut stream = TcpStream::connect(&server.address).expect("the system takes it");
+            // Not idle, so that it does not make room for another.
+            stream.write_all(b"POST").expect("the system takes it");
+            stream
+        })
+        .collect();
+    until("it has run out", || server.log().contains("no connection can be accepted for now"));
+    drop(flood);
+    until("it serves again", || {
+        let mut client = server.connect();
+        client.send(&whole);
+        client.reply().status == 200
+    });
+    assert!(server.log().contains("at most 16 connections instead of 4096"), "{}", server.log());
+}
+
+#[test]
+fn a_flood_of_idle_connections_keeps_nobody_out() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).set("ADRIATICUM_MAX_CONNECTIONS", 50).start();
+    let key = server.key();
+    let flood: Vec<TcpStream> =
+        (0..500).map(|_| TcpStream::connect(&server.address).expect("a connection")).collect();
+    server.post(&key, &chat("x")).is_completion();
+    drop(flood);
+}

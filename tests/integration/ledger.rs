@@ -1,0 +1,99 @@
+//! The ledger of a running service, beyond what the conformance run looks at.
+
+use rusqlite::types::Value::{Integer, Null, Text};
+
+use crate::support::{Runtime, Script, Server, chat, until};
+
+#[test]
+fn a_row_tells_what_was_answered() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let key = server.key();
+    server.post(&key, &chat("x")).is_completion();
+    server.post(&key, &serde_json::json!({})).is_error(400, "invalid_request");
+    runtime.next(Script::Text(500, String::new()));
+    server.post(&key, &chat("x")).is_error(502, "inference_error");
+    let rows = server.query("SELECT status, error_code, total_tokens, grounded FROM usage ORDER BY id");
+    assert_eq!(
+        rows,
+        [
+            [Integer(200), Null, Integer(14), Integer(0)],
+            [Integer(400), Text("invalid_request".into()), Null, Integer(0)],
+            [Integer(502), Text("inference_error".into()), Null, Integer(0)],
+        ]
+    );
+    let odd = "SELECT count(*) FROM usage WHERE queue_ms + coalesce(runtime_ms, 0) > duration_ms + 0.002
+               OR duration_ms <= 0 OR (status = 400) <> (runtime_ms IS NULL)";
+    assert_eq!(server.query(odd), [[Integer(0)]]);
+}
+
+#[test]
+fn what_comes_before_the_key_leaves_no_row() {
+    let server = Server::new(None).start();
+    let key = server.key();
+    let mut client = server.connect();
+    client.send("POST /v1/nowhere HTTP/1.1\r\nHost: api.test\r\n\r\n");
+    client.reply().is_error(404, "not_found");
+    server.post("adr_0", &chat("x")).is_error(401, "invalid_api_key");
+    let mut client = server.connect();
+    client.send(crate::support::raw_request(&key, "", "").replace("Length: 0", "Length: 999999"));
+    client.reply().is_error(413, "payload_too_large");
+    assert_eq!(server.query("SELECT count(*) FROM usage"), [[Integer(0)]]);
+    assert_eq!(server.query("SELECT last_used FROM keys"), [[Null]]);
+}
+
+#[test]
+fn the_last_use_costs_no_write_for_each_request() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let key = server.key();
+    server.post(&key, &chat("x")).is_completion();
+    let first = server.query("SELECT last_used FROM keys");
+    assert_ne!(first, [[Null]]);
+    // A later use within the minute leaves what is there, whatever it is.
+    server.query("UPDATE keys SET last_used = last_used - 30 RETURNING id");
+    let moved = server.query("SELECT last_used FROM keys");
+    server.post(&key, &chat("x")).is_completion();
+    assert_eq!(server.query("SELECT last_used FROM keys"), moved);
+    server.query("UPDATE keys SET last_used = last_used - 40 RETURNING id");
+    server.post(&key, &chat("x")).is_completion();
+    assert_eq!(server.query("SELECT last_used >= strftime('%s') - 9 FROM keys"), [[Integer(1)]]);
+}
+
+#[test]
+fn a_database_of_a_later_version_is_refused_and_left_alone() {
+    let server = Server::new(None);
+    server.key();
+    server.query("PRAGMA user_version = 99");
+    let output = server.run(&["serve"]);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(told.contains("version 99") && told.contains("install"), "{told}");
+    assert_eq!(server.query("SELECT count(*) FROM keys"), [[Integer(1)]]);
+}
+
+#[test]
+fn a_damaged_database_is_refused_with_what_to_do() {
+    let server = Server::new(None);
+    std::fs::write(server.folder.path("adriaticum.db"), "not a database at all".repeat(100)).expect("a file");
+    for command in ["serve", "check"] {
+        let output = server.run(&[command]);
+        let told = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert_eq!(output.status.code(), Some(1));
+        assert!(told.contains("damaged") && told.contains("restore a backup"), "{told}");
+    }
+}
+
+#[test]
+fn the_database_is_let_go_at_the_end() {
+    let runtime = Runtime::start();
+    let mut server = Server::new(Some(&runtime)).start();
+    let key = server.key();
+    server.post(&key, &chat("x")).is_completion();
+    assert!(crate::support::exists(&server.folder.path("adriaticum.db-wal")));
+    server.signal("TERM");
+    assert!(server.wait().success());
+    until("the log of the database is folded into it", || {
+        !crate::support::exists(&server.folder.path("adriaticum.db-wal"))
+    });
+}

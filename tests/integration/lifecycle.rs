@@ -1,0 +1,170 @@
+//! From the start to the stop: sockets, signals, what is left behind.
+
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::io::FdFlags;
+
+use crate::support::{Client, Runtime, Script, Server, chat, completion, exists, request, until};
+
+#[test]
+fn a_unix_socket() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime));
+    let path = server.folder.path("api.sock");
+    let listen = format!("unix:{}", path.display());
+    // What a killed service left behind is no obstacle.
+    drop(UnixListener::bind(&path).expect("a socket"));
+    assert!(exists(&path));
+    let mut server = server.set("ADRIATICUM_LISTEN", &listen).start();
+    let key = server.key();
+    let mut client = Client::of(UnixStream::connect(&path).expect("a connection"));
+    for _ in 0..2 {
+        client.send(request(&key, &chat("x")));
+        client.reply().is_completion();
+    }
+    let second = server.run(&["serve"]);
+    assert_eq!(second.status.code(), Some(1), "the socket of a running service is not taken from it");
+    client.send(request(&key, &chat("x")));
+    client.reply().is_completion();
+    server.signal("TERM");
+    assert!(server.wait().success());
+    assert!(!exists(&path), "it takes its socket with it");
+}
+
+#[test]
+fn a_file_in_the_place_of_the_socket_is_not_removed() {
+    let server = Server::new(None);
+    let path = server.folder.path("precious");
+    std::fs::write(&path, "text").expect("a file");
+    let server = server.set("ADRIATICUM_LISTEN", format!("unix:{}", path.display()));
+    assert_eq!(server.run(&["serve"]).status.code(), Some(1));
+    assert!(exists(&path));
+}
+
+#[test]
+fn ipv6() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime))
+        .set("ADRIATICUM_LISTEN", "[::1]:0")
+        .set("ADRIATICUM_API_HOSTS", "::1")
+        .start();
+    let mut client = server.connect();
+    client.send(request(&server.key(), &chat("x")).replace("api.test", "[::1]:8080"));
+    client.reply().is_completion();
+}
+
+/// Starts the service as systemd does: with sockets from descriptor 3 on, meant for its process.
+fn start_with_sockets(server: Server, first: impl AsFd, second: impl AsFd) -> Server {
+    for socket in [first.as_fd(), second.as_fd()] {
+        rustix::io::fcntl_setfd(socket, FdFlags::empty()).expect("a child may have it");
+    }
+    // By way of two others, since the numbers they have may be the ones that they are to get.
+    let script = format!(
+        "exec 203<&{} 204<&{}; exec 3<&203 4<&204; LISTEN_PID=$$ LISTEN_FDS=2 exec \"$@\"",
+        first.as_fd().as_raw_fd(),
+        second.as_fd().as_raw_fd()
+    );
+    server.start_with(&["bash", "-c", &script, "bash"])
+}
+
+#[test]
+fn sockets_that_are_handed_over() {
+    let runtime = Runtime::start();
+    let tcp = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
+    let server = Server::new(Some(&runtime));
+    let path = server.folder.path("handed.sock");
+    let unix = UnixListener::bind(&path).expect("a socket");
+    let mut server = start_with_sockets(server, &tcp, &unix);
+    let key = server.key();
+    let stream = TcpStream::connect(tcp.local_addr().expect("an address")).expect("a connection");
+    let mut client = Client::new(stream);
+    client.send(request(&key, &chat("x")));
+    client.reply().is_completion();
+    let mut client = Client::of(UnixStream::connect(&path).expect("a connection"));
+    client.send(request(&key, &chat("x")));
+    client.reply().is_completion();
+    server.signal("TERM");
+    assert!(server.wait().success());
+    assert!(exists(&path), "a socket that was handed over is its owner's to remove");
+    TcpStream::connect(tcp.local_addr().expect("an address")).expect("the owner's socket still listens");
+}
+
+#[test]
+fn a_stop_answers_what_is_under_way_and_what_waits() {
+    let runtime = Runtime::start();
+    let mut server = Server::new(Some(&runtime)).set("ADRIATICUM_WORKERS", 1).start();
+    let key = server.key();
+    let mut idle = server.connect();
+    idle.send(request("none", &chat("x")));
+    idle.reply().is_error(401, "invalid_api_key");
+    let gate = Arc::new(AtomicBool::new(false));
+    runtime.next(Script::Held(Arc::clone(&gate), completion("under way")));
+    let mut under_way = server.connect();
+    under_way.send(request(&key, &chat("x")));
+    until("it is under way", || runtime.count() == 1);
+    let mut waiting = server.connect();
+    waiting.send(request(&key, &chat("x")));
+    let mut half = server.connect();
+    let whole = request(&key, &chat("x"));
+    half.send(&whole[..whole.len() - 1]);
+    server.signal("TERM");
+    assert!(idle.ends(), "an idle connection ends");
+    until("no connection is taken", || TcpStream::connect(&server.address).is_err());
+    half.send(&whole[whole.len() - 1..]);
+    gate.store(true, Ordering::Release);
+    assert_eq!(under_way.reply().is_completion(), "under way");
+    for client in [&mut waiting, &mut half] {
+        let reply = client.reply();
+        reply.is_completion();
+        assert_eq!(reply.header("connection"), Some("close"));
+    }
+    for mut client in [under_way, waiting, half] {
+        assert!(client.ends());
+    }
+    assert!(server.wait().success());
+}
+
+#[test]
+fn half_a_request_does_not_hold_a_stop_up_for_long() {
+    let mut server = Server::new(None).start();
+    let mut half = server.connect();
+    half.send("POST /v1/chat");
+    until("it was read", || server.post("none", &chat("x")).status == 401);
+    server.signal("INT");
+    half.reply().is_error(400, "invalid_request");
+    assert!(server.wait().success());
+}
+
+#[test]
+fn a_second_signal_ends_it_at_once() {
+    let runtime = Runtime::start();
+    let mut server = Server::new(Some(&runtime)).start();
+    let gate = Arc::new(AtomicBool::new(false));
+    runtime.next(Script::Held(Arc::clone(&gate), completion("never")));
+    let mut client = server.connect();
+    client.send(request(&server.key(), &chat("x")));
+    until("it is under way", || runtime.count() == 1);
+    server.signal("TERM");
+    until("it stops", || TcpStream::connect(&server.address).is_err());
+    server.signal("INT");
+    assert_eq!(server.wait().code(), Some(1));
+    gate.store(true, Ordering::Release);
+}
+
+#[test]
+fn under_the_journal_lines_have_no_time_of_their_own() {
+    let plain = Server::new(None).start();
+    assert!(plain.log().starts_with("20"), "{}", plain.log());
+    let journal = Server::new(None).set("JOURNAL_STREAM", "8:1").start();
+    assert!(journal.log().starts_with("[WARN]"), "{}", journal.log());
+}
+
+#[test]
+fn an_unknown_variable_is_warned_of() {
+    let server = Server::new(None).set("ADRIATICUM_WORKER", 3).start();
+    assert!(server.log().contains("ADRIATICUM_WORKER in the environment"), "{}", server.log());
+}

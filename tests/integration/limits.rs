@@ -1,0 +1,302 @@
+//! The listener by itself, with bounds so small that a test can reach them.
+
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use adriaticum::error::Failure;
+use adriaticum::http::{Request, Response};
+use adriaticum::listener::{Address, Limits, Listener, Service, Socket};
+
+use crate::support::{Client, until};
+
+const SHORT: Duration = Duration::from_millis(300);
+
+/// Answers with the path; what the path says may also happen.
+#[derive(Default)]
+struct Echo {
+    gate: AtomicBool,
+    under_way: AtomicUsize,
+    threads: Mutex<Vec<thread::ThreadId>>,
+}
+
+impl Service for Echo {
+    fn answer(&self, request: &Request, _: Instant) -> Response {
+        self.under_way.fetch_add(1, Ordering::AcqRel);
+        self.threads.lock().expect("the list").push(thread::current().id());
+        match request.head.path() {
+            "/panic" => panic!("on purpose"),
+            "/hold" => until("the gate opens", || self.gate.load(Ordering::Acquire)),
+            "/large" => return Response::json(200, vec![b'x'; 8 * 1024 * 1024]),
+            _ => {}
+        }
+        let status = if request.body.is_some() { 200 } else { 413 };
+        Response::json(status, request.head.path().as_bytes().to_vec())
+    }
+
+    fn refuse(&self, failure: Failure) -> Response {
+        Response::json(failure.error.status(), failure.message.as_bytes().to_vec())
+    }
+}
+
+/// A listener that serves until the value goes.
+struct Running {
+    echo: Arc<Echo>,
+    address: SocketAddr,
+    stopper: UnixStream,
+    thread: Option<JoinHandle<()>>,
+}
+
+fn serve(limits: Limits) -> Running {
+    let any = Address::Tcp(([127, 0, 0, 1], 0).into());
+    let socket = Socket::bind(&any).expect("a port should be free");
+    let Ok(Address::Tcp(address)) = socket.address() else {
+        panic!("a TCP socket should have an address");
+    };
+    let listener = Listener::new(vec![socket], limits).expect("a listener");
+    let stopper = listener.stopper().expect("a stopper");
+    let echo = Arc::new(Echo::default());
+    let service = Arc::clone(&echo);
+    let thread = thread::spawn(move || listener.run(service).expect("it should serve"));
+    Running { echo, address, stopper, thread: Some(thread) }
+}
+
+impl Running {
+    fn connect(&self) -> Client {
+        Client::new(TcpStream::connect(self.address).expect("a connection"))
+    }
+
+    #[track_caller]
+    fn get(&self, path: &str) -> u16 {
+        let mut client = self.connect();
+        client.send(get(path));
+        client.reply().status
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.echo.gate.store(true, Ordering::Release);
+        let _ = self.stopper.write_all(b"x");
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join();
+            assert!(ended.is_ok() || thread::panicking(), "the listener should not panic");
+        }
+    }
+}
+
+fn get(path: &str) -> String {
+    format!("GET {path} HTTP/1.1\r\nHost: h\r\n\r\n")
+}
+
+/// The head of a request and as much of its body.
+fn post(length: usize, sent: usize) -> String {
+    format!("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n\r\n{}", "x".repeat(sent))
+}
+
+#[test]
+fn half_a_request_has_a_deadline_for_the_whole_of_it() {
+    let running = serve(Limits { request_time: SHORT, ..Limits::default() });
+    for start in ["G", "GET / HTTP/1.1\r\nHost: h\r\n", &post(1000, 0), &post(1000, 10)] {
+        let began = Instant::now();
+        let mut client = running.connect();
+        client.send(start);
+        let reply = client.reply();
+        assert_eq!(reply.status, 400, "{start:?}");
+        assert!(String::from_utf8_lossy(&reply.body).contains("in time"));
+        assert!(client.ends());
+        assert!(began.elapsed() >= SHORT, "{start:?} was cut off early");
+    }
+    // Bytes that keep coming do not move it.
+    let mut client = running.connect();
+    client.send(post(1_000_000 / 4, 0));
+    let mut writer = client.stream.try_clone().expect("a second handle");
+    let drip = thread::spawn(move || {
+        while writer.write_all(b"x").is_ok() {
+            thread::sleep(Duration::from_millis(5));
+        }
+    });
+    assert_eq!(client.reply().status, 400);
+    drop(client);
+    drip.join().expect("the drip ends when the connection does");
+}
+
+#[test]
+fn an_idle_connection_ends_in_silence() {
+    let running = serve(Limits { idle_time: SHORT, request_time: Duration::from_secs(9), ..Limits::default() });
+    let mut fresh = running.connect();
+    let mut used = running.connect();
+    used.send(get("/"));
+    assert_eq!(used.reply().status, 200);
+    let mut blank = running.connect();
+    blank.send("\r\n\r\n");
+    for client in [&mut fresh, &mut used, &mut blank] {
+        assert!(client.ends());
+    }
+}
+
+#[test]
+fn a_client_that_does_not_read_its_answer_is_dropped() {
+    let running = serve(Limits { send_time: SHORT, workers: 1, ..Limits::default() });
+    let mut client = running.connect();
+    client.send(get("/large"));
+    assert_eq!(running.get("/"), 200, "the worker does not wait for it");
+    // Nothing is read here, so only a connection that is gone refuses to be written to.
+    until("it is dropped", || client.stream.write_all(b"x").is_err());
+    assert!(client.reply().body.len() < 8 * 1024 * 1024, "the answer was not to come whole");
+}
+
+#[test]
+fn all_buffers_together_have_a_bound() {
+    let running = serve(Limits { buffered_bytes: 600_000, ..Limits::default() });
+    let mut first = running.connect();
+    first.send(post(200_000, 199_999));
+    until("the bytes are buffered", || running.get("/") == 200);
+    let mut second = running.connect();
+    second.send(post(250_000, 249_999));
+    let mut third = running.connect();
+    third.send(post(250_000, 249_999));
+    // One of the two grew past the bound; whoever did is told, and the others go on.
+    let shed = third.reply();
+    assert_eq!((shed.status, third.ends()), (503, true));
+    first.send("x");
+    assert_eq!(first.reply().status, 200);
+    second.send("x");
+    assert_eq!(second.reply().status, 200);
+    let mut fourth = running.connect();
+    fourth.send(post(250_000, 250_000));
+    assert_eq!(fourth.reply().status, 200, "what was buffered is free again");
+}
+
+#[test]
+fn the_longest_idle_connection_makes_room() {
+    let running = serve(Limits { max_connections: 3, ..Limits::default() });
+    let mut half = running.connect();
+    half.send("GET /");
+    let mut idle: Vec<Client> = (0..2)
+        .map(|_| {
+            let mut client = running.connect();
+            client.send(get("/"));
+            assert_eq!(client.reply().status, 200);
+            client
+        })
+        .collect();
+    let mut new = running.connect();
+    new.send(get("/"));
+    assert_eq!(new.reply().status, 200);
+    assert!(idle[0].ends(), "the one that was idle longest");
+    idle[1].send(get("/"));
+    assert_eq!(idle[1].reply().status, 200);
+    half.send(" HTTP/1.1\r\nHost: h\r\n\r\n");
+    assert_eq!(half.reply().status, 200, "one in the middle of a request is not idle");
+}
+
+#[test]
+fn where_nobody_is_idle_a_new_connection_is_closed() {
+    let running = serve(Limits { max_connections: 2, ..Limits::default() });
+    let mut busy: Vec<Client> = (0..2).map(|_| running.connect()).collect();
+    for client in &mut busy {
+        client.send(get("/hold"));
+    }
+    until("both are under way", || running.echo.under_way.load(Ordering::Acquire) == 2);
+    let mut new = running.connect();
+    assert!(new.ends());
+    running.echo.gate.store(true, Ordering::Release);
+    for client in &mut busy {
+        assert_eq!(client.reply().status, 200);
+    }
+    assert_eq!(running.get("/"), 200);
+}
+
+#[test]
+fn a_panic_costs_one_connection_and_no_thread() {
+    let running = serve(Limits { workers: 2, queue: 0, ..Limits::default() });
+    for _ in 0..20 {
+        let mut client = running.connect();
+        client.send(get("/panic"));
+        assert!(client.ends());
+    }
+    // Both places are free, and there are threads for both.
+    let mut held: Vec<Client> = (0..2).map(|_| running.connect()).collect();
+    let before = running.echo.under_way.load(Ordering::Acquire);
+    for client in &mut held {
+        client.send(get("/hold"));
+    }
+    until("both are under way", || running.echo.under_way.load(Ordering::Acquire) == before + 2);
+    assert_eq!(running.get("/"), 503, "and no more than two");
+    running.echo.gate.store(true, Ordering::Release);
+    for client in &mut held {
+        assert_eq!(client.reply().status, 200);
+    }
+}
+
+#[test]
+fn many_clients_share_a_fixed_number_of_threads() {
+    let running = serve(Limits { workers: 2, queue: 1000, ..Limits::default() });
+    let mut clients: Vec<Client> = (0..200).map(|_| running.connect()).collect();
+    for client in &mut clients {
+        client.send(get("/"));
+    }
+    for client in &mut clients {
+        assert_eq!(client.reply().status, 200);
+    }
+    let mut threads = running.echo.threads.lock().expect("the list").clone();
+    threads.dedup();
+    threads.sort_by_key(|id| format!("{id:?}"));
+    threads.dedup();
+    assert!(threads.len() <= 2, "{threads:?}");
+}
+
+#[test]
+fn what_is_sent_after_the_end_is_taken_up_to_a_bound() {
+    let running = serve(Limits { drain_bytes: 1_000_000, drain_time: SHORT, ..Limits::default() });
+    // A client that goes on sending without end is cut off at the bound.
+    let mut endless = running.connect();
+    endless.send(post(usize::MAX, 0));
+    assert_eq!(endless.reply().status, 413);
+    let mut sent = 0;
+    while endless.stream.write_all(&[b'x'; 65536]).is_ok() {
+        sent += 65536;
+        assert!(sent < 100_000_000, "it takes whatever comes");
+    }
+    // One that sends nothing and does not go is closed when its time is up.
+    let mut silent = running.connect();
+    silent.send(post(usize::MAX, 0));
+    assert_eq!(silent.reply().status, 413);
+    assert!(silent.ends());
+    until("the connection is closed for good", || silent.stream.write_all(b"x").is_err());
+}
+
+#[test]
+fn a_full_queue_sheds_at_once_and_every_place_is_used() {
+    let running = serve(Limits { workers: 1, queue: 2, ..Limits::default() });
+    let mut held: Vec<Client> = (0..3).map(|_| running.connect()).collect();
+    for client in &mut held {
+        client.send(get("/hold"));
+    }
+    // Which of them came first is the system's choice; that three are taken is not.
+    until("a fourth is shed", || running.get("/hold") == 503);
+    running.echo.gate.store(true, Ordering::Release);
+    for client in &mut held {
+        assert_eq!(client.reply().status, 200);
+    }
+    // Clients as many as there are places are never shed, however fast they are.
+    let clients: Vec<JoinHandle<()>> = (0..3)
+        .map(|_| {
+            let mut client = running.connect();
+            thread::spawn(move || {
+                for _ in 0..500 {
+                    client.send(get("/"));
+                    assert_eq!(client.reply().status, 200);
+                }
+            })
+        })
+        .collect();
+    for client in clients {
+        client.join().expect("no request was shed");
+    }
+}

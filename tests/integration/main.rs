@@ -1,0 +1,12 @@
+//! The real binary, started as an operator would, and the listener by itself where a test needs bounds that
+//! no operator can set. What a client can see of the specification is checked by the conformance run.
+
+mod support;
+
+mod cli;
+mod crowd;
+mod ledger;
+mod lifecycle;
+mod limits;
+mod runtime;
+mod wire;

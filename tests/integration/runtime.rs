@@ -1,0 +1,187 @@
+//! The service's side of the runtime: what it sends, what it makes of answers, which of several it asks.
+
+use std::collections::HashSet;
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+
+use serde_json::json;
+
+use crate::support::{Runtime, Script, Server, chat, completion, request, until};
+
+#[test]
+fn only_what_the_service_knows_is_sent() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).set("ADRIATICUM_COMPATIBILITY", "openai").start();
+    let mut body = chat("x");
+    body["stream"] = json!(false);
+    body["user"] = json!(null);
+    server.post(&server.key(), &body).is_completion();
+    let calls = runtime.calls.lock().expect("the calls");
+    assert_eq!(calls[0].url, "/v1/chat/completions");
+    assert_eq!(
+        calls[0].body,
+        json!({"model": "adriaticum", "messages": body["messages"], "temperature": 0.7, "max_tokens": 248,
+               "stream": false})
+    );
+    assert!(calls[0].headers.iter().all(|(name, _)| name != "authorization"));
+}
+
+#[test]
+fn the_connection_is_kept() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let key = server.key();
+    for _ in 0..10 {
+        server.post(&key, &chat("x")).is_completion();
+    }
+    let calls = runtime.calls.lock().expect("the calls");
+    let ports: HashSet<_> = calls.iter().map(|call| call.from.map(|from| from.port())).collect();
+    assert_eq!(ports.len(), 1, "one after the other needs one connection");
+}
+
+#[test]
+fn the_environments_proxy_is_not_asked() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime))
+        .set("http_proxy", "http://127.0.0.1:1")
+        .set("HTTP_PROXY", "http://127.0.0.1:1")
+        .set("ALL_PROXY", "http://127.0.0.1:1")
+        .start();
+    server.post(&server.key(), &chat("x")).is_completion();
+}
+
+#[test]
+fn a_redirect_is_not_followed() {
+    let (runtime, other) = (Runtime::start(), Runtime::start());
+    let server = Server::new(Some(&runtime)).start();
+    runtime.next(Script::Redirect(format!("{}/chat/completions", other.url())));
+    server.post(&server.key(), &chat("x")).is_error(502, "inference_error");
+    assert_eq!((runtime.count(), other.count()), (1, 0));
+}
+
+#[test]
+fn an_answer_has_a_largest_size() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let key = server.key();
+    runtime.next(Script::Answer(200, completion(&"x".repeat(4 * 1024 * 1024))));
+    server.post(&key, &chat("x")).is_error(502, "inference_error");
+    assert!(server.log().contains("larger than 4 MiB"), "{}", server.log());
+    runtime.next(Script::Answer(200, completion(&"x".repeat(4 * 1024 * 1024 - 1024))));
+    server.post(&key, &chat("x")).is_completion();
+}
+
+#[test]
+fn a_prompt_too_long_is_the_clients_to_mend() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let error = json!({"type": "exceed_context_size_error", "n_prompt_tokens": 9000, "n_ctx": 4096, "message": "x"});
+    runtime.next(Script::Answer(400, json!({"error": error})));
+    let message = server.post(&server.key(), &chat("x")).is_error(400, "invalid_request");
+    assert!(message.contains("9000") && message.contains("4096"), "{message}");
+}
+
+#[test]
+fn what_the_runtime_writes_is_neither_told_nor_logged() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).set("ADRIATICUM_LOG_LEVEL", "trace").start();
+    let key = server.key();
+    for script in [
+        Script::Text(500, "xyzzy".into()),
+        Script::Text(200, "xyzzy".into()),
+        Script::Answer(400, json!({"error": {"message": "xyzzy", "code": "xyzzy"}})),
+        Script::Answer(200, json!({"choices": [{"message": {"content": ["xyzzy"]}}]})),
+    ] {
+        runtime.next(script);
+        let message = server.post(&key, &chat("xyzzy")).is_error(502, "inference_error");
+        assert!(!message.contains("xyzzy"), "{message}");
+    }
+    assert!(!server.log().contains("xyzzy"), "{}", server.log());
+}
+
+/// A runtime that takes a call and breaks the connection off, in the head or in the body of its answer.
+fn breaking(answer: &'static str) -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
+    let url = format!("http://{}/v1", listener.local_addr().expect("it has an address"));
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&calls);
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a connection");
+            let _ = stream.read(&mut [0; 65536]);
+            counted.fetch_add(1, Ordering::AcqRel);
+            let _ = stream.write_all(answer.as_bytes());
+        }
+    });
+    (url, calls)
+}
+
+#[test]
+fn there_is_no_second_try_once_the_request_was_sent() {
+    let good = Runtime::start();
+    for answer in ["", "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{\"choices\":", "nonsense\r\n\r\n"] {
+        let (url, calls) = breaking(answer);
+        let server = Server::new(None).set("ADRIATICUM_RUNTIME_URL", format!("{url},{}", good.url())).start();
+        server.post(&server.key(), &chat("x")).is_error(502, "inference_error");
+        assert_eq!(calls.load(Ordering::Acquire), 1, "{answer:?}");
+    }
+    assert_eq!(good.count(), 0, "the other runtime was not to be asked");
+}
+
+#[test]
+fn the_least_busy_runtime_is_asked() {
+    let runtimes = [Runtime::start(), Runtime::start()];
+    let urls = format!("{},{}", runtimes[0].url(), runtimes[1].url());
+    let server = Server::new(None).set("ADRIATICUM_RUNTIME_URL", urls).start();
+    let key = server.key();
+    let gate = Arc::new(AtomicBool::new(false));
+    let mut held = Vec::new();
+    for busy in 1..=4 {
+        for runtime in &runtimes {
+            runtime.next(Script::Held(Arc::clone(&gate), completion("held")));
+        }
+        let mut client = server.connect();
+        client.send(request(&key, &chat("x")));
+        held.push(client);
+        until("the call is under way", || runtimes[0].count() + runtimes[1].count() == busy);
+    }
+    assert_eq!((runtimes[0].count(), runtimes[1].count()), (2, 2));
+    gate.store(true, Ordering::Release);
+    for mut client in held {
+        assert_eq!(client.reply().is_completion(), "held");
+    }
+}
+
+#[test]
+fn one_that_cannot_be_reached_is_passed_over() {
+    let good = Runtime::start();
+    // A port that is taken by a socket on which nobody listens.
+    let taken = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port should be free");
+    let nobody = format!("http://127.0.0.1:{}/v1", taken.local_addr().expect("it has an address").port());
+    let server = Server::new(None).set("ADRIATICUM_RUNTIME_URL", format!("{nobody},{}", good.url())).start();
+    let key = server.key();
+    for _ in 0..3 {
+        server.post(&key, &chat("x")).is_completion();
+    }
+    assert_eq!(good.count(), 3);
+}
+
+#[test]
+fn a_name_is_looked_up_without_another_thread() {
+    let runtime = Runtime::start();
+    let url = runtime.url().replace("127.0.0.1", "localhost");
+    let server = Server::new(None).set("ADRIATICUM_RUNTIME_URL", url).start();
+    let key = server.key();
+    let before = server.status("Threads");
+    let gate = Arc::new(AtomicBool::new(false));
+    runtime.next(Script::Held(Arc::clone(&gate), completion("x")));
+    let mut client = server.connect();
+    client.send(request(&key, &chat("x")));
+    until("the call is under way", || runtime.count() == 1);
+    assert_eq!(server.status("Threads"), before);
+    gate.store(true, Ordering::Release);
+    client.reply().is_completion();
+}

@@ -1,0 +1,440 @@
+//! A server under test, a scripted runtime behind it, and a client that speaks in bytes.
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+pub const BINARY: &str = env!("CARGO_BIN_EXE_adriaticum");
+
+/// As long as anything on a busy machine may take.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Waits for a condition, not for a time.
+#[track_caller]
+pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < end, "it did not come true in time: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A folder of its own, which goes with the value.
+pub struct Folder(PathBuf);
+
+impl Folder {
+    pub fn new() -> Self {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let name = format!("adriaticum-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir(&path).expect("the folder for temporary files should take one");
+        Self(path)
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What the scripted runtime does with a call.
+pub enum Script {
+    Answer(u16, Value),
+    Text(u16, String),
+    /// The answer waits until the gate is open.
+    Held(Arc<AtomicBool>, Value),
+    Redirect(String),
+}
+
+pub fn completion(content: &str) -> Value {
+    json!({
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14},
+    })
+}
+
+/// A call as the runtime got it.
+pub struct Call {
+    pub url: String,
+    pub headers: Vec<(String, String)>,
+    pub body: Value,
+    /// The port on the caller's side: equal for the calls of one connection.
+    pub from: Option<SocketAddr>,
+}
+
+/// A runtime that does what it is told: what is next in the script, and at its end a good completion.
+pub struct Runtime {
+    server: Arc<tiny_http::Server>,
+    pub calls: Arc<Mutex<Vec<Call>>>,
+    pub script: Arc<Mutex<VecDeque<Script>>>,
+    threads: usize,
+}
+
+impl Runtime {
+    pub fn start() -> Self {
+        let server = Arc::new(tiny_http::Server::http("127.0.0.1:0").expect("a port should be free"));
+        let calls: Arc<Mutex<Vec<Call>>> = Arc::default();
+        let script: Arc<Mutex<VecDeque<Script>>> = Arc::default();
+        let threads = 20;
+        for _ in 0..threads {
+            let (server, calls, script) = (Arc::clone(&server), Arc::clone(&calls), Arc::clone(&script));
+            thread::spawn(move || {
+                while let Ok(request) = server.recv() {
+                    serve_call(request, &calls, &script);
+                }
+            });
+        }
+        Self { server, calls, script, threads }
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}/v1", self.server.server_addr())
+    }
+
+    pub fn next(&self, script: Script) {
+        self.script.lock().expect("the script").push_back(script);
+    }
+
+    pub fn count(&self) -> usize {
+        self.calls.lock().expect("the calls").len()
+    }
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        // Each call ends the wait of one thread, and not of a particular one.
+        for _ in 0..self.threads {
+            self.server.unblock();
+        }
+    }
+}
+
+fn serve_call(mut request: tiny_http::Request, calls: &Mutex<Vec<Call>>, script: &Mutex<VecDeque<Script>>) {
+    let mut text = String::new();
+    if request.as_reader().read_to_string(&mut text).is_err() {
+        return;
+    }
+    let next = script.lock().expect("the script").pop_front();
+    calls.lock().expect("the calls").push(Call {
+        url: request.url().to_owned(),
+        headers: request
+            .headers()
+            .iter()
+            .map(|h| (h.field.as_str().to_string().to_lowercase(), h.value.to_string()))
+            .collect(),
+        body: serde_json::from_str(&text).unwrap_or_default(),
+        from: request.remote_addr().copied(),
+    });
+    let (status, text, location) = match next {
+        None => (200, completion("Zagreb.").to_string(), None),
+        Some(Script::Answer(status, answer)) => (status, answer.to_string(), None),
+        Some(Script::Text(status, text)) => (status, text, None),
+        Some(Script::Redirect(to)) => (307, String::new(), Some(to)),
+        Some(Script::Held(gate, answer)) => {
+            until("the gate opens", || gate.load(Ordering::Acquire));
+            (200, answer.to_string(), None)
+        }
+    };
+    let mut response = tiny_http::Response::from_string(text).with_status_code(status);
+    if let Some(to) = location {
+        response.add_header(tiny_http::Header::from_bytes("Location", to).expect("a good header"));
+    }
+    // The service may have given up on it.
+    let _ = request.respond(response);
+}
+
+/// The binary with an environment of its own.
+pub struct Server {
+    pub folder: Folder,
+    pub environment: Vec<(String, String)>,
+    process: Option<Child>,
+    pub address: String,
+}
+
+impl Server {
+    /// Not started yet: what is set now holds when it is.
+    pub fn new(runtime: Option<&Runtime>) -> Self {
+        let folder = Folder::new();
+        let mut environment = vec![
+            ("ADRIATICUM_LISTEN".into(), "127.0.0.1:0".into()),
+            ("ADRIATICUM_API_HOSTS".into(), "api.test".into()),
+            ("ADRIATICUM_DATABASE".into(), folder.path("adriaticum.db").display().to_string()),
+        ];
+        if let Some(runtime) = runtime {
+            environment.push(("ADRIATICUM_RUNTIME_URL".into(), runtime.url()));
+        }
+        Self { folder, environment, process: None, address: String::new() }
+    }
+
+    pub fn set(mut self, name: &str, value: impl ToString) -> Self {
+        self.environment.retain(|(known, _)| known != name);
+        self.environment.push((name.into(), value.to_string()));
+        self
+    }
+
+    /// A command of the binary, with this server's environment and nothing of the tests' own.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        self.prefixed(&[], arguments)
+    }
+
+    fn prefixed(&self, prefix: &[&str], arguments: &[&str]) -> Command {
+        let mut words = prefix.iter().copied().chain([BINARY]).chain(arguments.iter().copied());
+        let mut command = Command::new(words.next().expect("the binary is always there"));
+        command
+            .args(words)
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .envs(self.environment.clone())
+            .stdin(Stdio::null());
+        command
+    }
+
+    pub fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().expect("the binary should run")
+    }
+
+    /// Runs a command that has to succeed, and gives what it prints.
+    #[track_caller]
+    pub fn told(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("what is printed should be text")
+    }
+
+    pub fn key(&self) -> String {
+        self.told(&["keys", "create", "test"]).trim().to_owned()
+    }
+
+    #[track_caller]
+    pub fn start(self) -> Self {
+        self.start_with(&[])
+    }
+
+    /// Starts it by way of another program, such as a shell that sets limits, and waits until it listens.
+    #[track_caller]
+    pub fn start_with(mut self, prefix: &[&str]) -> Self {
+        let log = File::create(self.folder.path("log")).expect("the folder should take a log");
+        let child = self
+            .prefixed(prefix, &["serve"])
+            .stdout(log.try_clone().expect("a file can be cloned"))
+            .stderr(log)
+            .spawn()
+            .expect("the binary should start");
+        self.process = Some(child);
+        until("it listens", || {
+            let ended = self.process.as_mut().and_then(|child| child.try_wait().ok()).flatten();
+            assert!(ended.is_none(), "it ended at start: {}", self.log());
+            match self.log().split_once("listening on ") {
+                Some((_, rest)) if rest.contains('\n') => {
+                    let address = rest.lines().next().unwrap_or_default();
+                    self.address = address.strip_prefix("http://").unwrap_or(address).into();
+                    true
+                }
+                _ => false,
+            }
+        });
+        self
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.path("log")).unwrap_or_default()
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.as_ref().expect("it should be running").id()
+    }
+
+    /// A line of the system's own account of the process, such as `Threads`.
+    pub fn status(&self, name: &str) -> u64 {
+        let text = fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("it should be running");
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let number = line.and_then(|line| line.split_whitespace().next());
+        number.and_then(|number| number.parse().ok()).expect("the line should hold a number")
+    }
+
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args(["-s", name, &self.pid().to_string()]).status();
+        assert!(sent.is_ok_and(|status| status.success()), "the signal should reach it");
+    }
+
+    #[track_caller]
+    pub fn wait(&mut self) -> ExitStatus {
+        let child = self.process.as_mut().expect("it should have been started");
+        let mut ended = None;
+        until("it ends", || {
+            ended = child.try_wait().expect("it can be waited for");
+            ended.is_some()
+        });
+        self.process = None;
+        ended.expect("it has ended")
+    }
+
+    pub fn connect(&self) -> Client {
+        Client::new(TcpStream::connect(&self.address).expect("it should take a connection"))
+    }
+
+    /// One request on a connection of its own.
+    #[track_caller]
+    pub fn post(&self, key: &str, body: &Value) -> Reply {
+        let mut client = self.connect();
+        client.send(&request(key, body));
+        client.reply()
+    }
+
+    pub fn query(&self, sql: &str) -> Vec<Vec<rusqlite::types::Value>> {
+        let path = self.folder.path("adriaticum.db");
+        let database = rusqlite::Connection::open(path).expect("the database should open");
+        let mut statement = database.prepare(sql).expect("the query should be good");
+        let width = statement.column_count();
+        let rows = statement
+            .query_map([], |row| (0..width).map(|i| row.get(i)).collect())
+            .expect("it should run");
+        rows.collect::<rusqlite::Result<_>>().expect("its rows should be read")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.process {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+pub fn chat(content: &str) -> Value {
+    json!({"model": "adriaticum", "messages": [{"role": "user", "content": content}]})
+}
+
+/// The bytes of a good request.
+pub fn request(key: &str, body: &Value) -> String {
+    raw_request(key, "", &body.to_string())
+}
+
+/// The bytes of a request with these header lines in it, each with its line's end.
+pub fn raw_request(key: &str, headers: &str, body: &str) -> String {
+    format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: api.test\r\nContent-Type: application/json\r\n\
+         Authorization: Bearer {key}\r\n{headers}Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+/// A stream to a server, with what came after the last reply.
+pub struct Client<S = TcpStream> {
+    pub stream: S,
+    rest: Vec<u8>,
+}
+
+impl Client<TcpStream> {
+    pub fn new(stream: TcpStream) -> Self {
+        stream.set_read_timeout(Some(PATIENCE)).expect("a time-out can be set");
+        Self { stream, rest: Vec::new() }
+    }
+}
+
+impl<S: Read + Write> Client<S> {
+    pub fn of(stream: S) -> Self {
+        Self { stream, rest: Vec::new() }
+    }
+
+    /// Sends as much as the server takes.
+    pub fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        let _ = self.stream.write_all(bytes.as_ref());
+    }
+
+    /// The next reply; its status is 0 where the server closed instead.
+    #[track_caller]
+    pub fn reply(&mut self) -> Reply {
+        loop {
+            if let Some(end) = self.rest.windows(4).position(|w| w == b"\r\n\r\n") {
+                let head = String::from_utf8(self.rest[..end].to_vec()).expect("a head should be text");
+                let length: usize = value_of(&head, "content-length").and_then(|v| v.parse().ok()).unwrap_or(0);
+                let whole = end + 4 + length;
+                while self.rest.len() < whole && self.fill() > 0 {}
+                let body = self.rest[end + 4..whole.min(self.rest.len())].to_vec();
+                self.rest.drain(..whole.min(self.rest.len()));
+                let status = head[9..12].parse().expect("a status should be a number");
+                return Reply { status, head, body };
+            }
+            if self.fill() == 0 {
+                return Reply { status: 0, head: String::new(), body: self.rest.clone() };
+            }
+        }
+    }
+
+    /// Whether the server closes without another byte.
+    pub fn ends(&mut self) -> bool {
+        self.rest.is_empty() && self.fill() == 0
+    }
+
+    #[track_caller]
+    fn fill(&mut self) -> usize {
+        let mut piece = [0; 65536];
+        match self.stream.read(&mut piece) {
+            Ok(count) => {
+                self.rest.extend_from_slice(&piece[..count]);
+                count
+            }
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => 0,
+            Err(error) => panic!("no reply came: {error}"),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Reply {
+    pub status: u16,
+    pub head: String,
+    pub body: Vec<u8>,
+}
+
+impl Reply {
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_default()
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
+        value_of(&self.head, name)
+    }
+
+    /// That it is an error of this code, and what it says.
+    #[track_caller]
+    pub fn is_error(&self, status: u16, code: &str) -> String {
+        let json = self.json();
+        assert_eq!((self.status, json["error"]["code"].as_str()), (status, Some(code)), "{self:?}");
+        json["error"]["message"].as_str().unwrap_or_default().to_owned()
+    }
+
+    #[track_caller]
+    pub fn is_completion(&self) -> String {
+        assert_eq!(self.status, 200, "{self:?} {}", String::from_utf8_lossy(&self.body));
+        self.json()["choices"][0]["message"]["content"].as_str().unwrap_or_default().to_owned()
+    }
+}
+
+fn value_of<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+    head.lines().find_map(|line| {
+        let (key, value) = line.split_once(':')?;
+        key.eq_ignore_ascii_case(name).then(|| value.trim())
+    })
+}
+
+/// Whether a file exists.
+pub fn exists(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}

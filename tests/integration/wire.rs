@@ -1,0 +1,130 @@
+//! HTTP as a client sees it, beyond what the conformance run looks at.
+
+use crate::support::{Runtime, Script, Server, chat, completion, raw_request, request};
+
+#[test]
+fn pipelined_requests_are_answered_in_order() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let key = server.key();
+    for number in 0..50 {
+        runtime.next(Script::Answer(200, completion(&number.to_string())));
+    }
+    let mut client = server.connect();
+    client.send(request(&key, &chat("x")).repeat(50));
+    for number in 0..50 {
+        assert_eq!(client.reply().is_completion(), number.to_string());
+    }
+}
+
+#[test]
+fn the_times_are_told() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let reply = server.post(&server.key(), &chat("x"));
+    let timing = reply.header("server-timing").expect("the times should be told");
+    let part = |name: &str| -> f64 {
+        let part = timing.split(", ").find_map(|part| part.strip_prefix(name)?.strip_prefix(";dur="));
+        part.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{name} in {timing}"))
+    };
+    assert!(part("queue") + part("runtime") <= part("total"), "{timing}");
+    assert!(reply.header("date").is_some_and(|date| date.ends_with(" GMT") && date.len() == 29));
+    let refused = server.connect_and_send("GET / HTTP/1.1\r\nHost: api.test\r\n\r\n");
+    assert!(!refused.header("server-timing").expect("on errors too").contains("runtime"));
+}
+
+#[test]
+fn http_1_0_is_answered_and_closed_unless_it_asks() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let key = server.key();
+    let old = |headers: &str| raw_request(&key, headers, &chat("x").to_string()).replace("HTTP/1.1", "HTTP/1.0");
+    let mut client = server.connect();
+    client.send(old(""));
+    let reply = client.reply();
+    reply.is_completion();
+    assert_eq!(reply.header("connection"), Some("close"));
+    assert!(client.ends());
+    let mut client = server.connect();
+    for _ in 0..2 {
+        client.send(old("Connection: keep-alive\r\n"));
+        let reply = client.reply();
+        reply.is_completion();
+        assert_eq!(reply.header("connection"), Some("keep-alive"));
+    }
+}
+
+#[test]
+fn an_early_answer_reaches_a_client_that_is_still_sending() {
+    let server = Server::new(None).start();
+    let key = server.key();
+    for (start, status, code) in [
+        (raw_request(&key, "", "").replace("Content-Length: 0", "Content-Length: 6000000"), 413, "payload_too_large"),
+        ("NONSENSE\r\n\r\n".into(), 400, "invalid_request"),
+    ] {
+        let mut client = server.connect();
+        client.send(&start);
+        // By now it may have answered and shut its side; what is sent goes on being taken.
+        client.send(vec![b'x'; 6_000_000]);
+        client.reply().is_error(status, code);
+        assert!(client.ends());
+    }
+}
+
+#[test]
+fn a_client_that_has_said_all_is_answered() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let mut client = server.connect();
+    client.send(request(&server.key(), &chat("x")));
+    client.stream.shutdown(std::net::Shutdown::Write).expect("one side can be shut");
+    client.reply().is_completion();
+    assert!(client.ends());
+}
+
+#[test]
+fn an_answer_larger_than_the_sockets_buffers_comes_whole() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).set("ADRIATICUM_WORKERS", 1).start();
+    let key = server.key();
+    let long = "é".repeat(1_500_000);
+    runtime.next(Script::Answer(200, completion(&long)));
+    let mut slow = server.connect();
+    slow.send(request(&key, &chat("x")));
+    // The one worker is free again although nobody has read its answer.
+    server.post(&key, &chat("y")).is_completion();
+    assert_eq!(slow.reply().is_completion(), long);
+    slow.send(request(&key, &chat("z")));
+    assert_eq!(slow.reply().is_completion(), "Zagreb.");
+}
+
+#[test]
+fn a_chunked_body_is_the_same_body() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let key = server.key();
+    let body = chat("in pieces").to_string();
+    let (first, second) = body.split_at(9);
+    let head = raw_request(&key, "", "").replace("Content-Length: 0", "Transfer-Encoding: chunked");
+    let mut client = server.connect();
+    client.send(format!(
+        "{head}{:X};ext=\"a\"\r\n{first}\r\n{:x}\r\n{second}\r\n0\r\nX-Trailer: ignored\r\n\r\n{}",
+        first.len(),
+        second.len(),
+        request(&key, &chat("next")),
+    ));
+    client.reply().is_completion();
+    client.reply().is_completion();
+    let calls = runtime.calls.lock().expect("the calls");
+    let contents: Vec<_> = calls.iter().map(|call| call.body["messages"][0]["content"].clone()).collect();
+    assert_eq!(contents, ["in pieces", "next"]);
+}
+
+impl Server {
+    #[track_caller]
+    fn connect_and_send(&self, bytes: &str) -> crate::support::Reply {
+        let mut client = self.connect();
+        client.send(bytes);
+        client.reply()
+    }
+}
