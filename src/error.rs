@@ -65,13 +65,7 @@ const SHED_RETRY: Duration = Duration::from_secs(1);
 
 impl Failure {
     pub fn new(error: ApiError, message: impl Into<Cow<'static, str>>) -> Self {
-        Self {
-            error,
-            message: message.into(),
-            cause: None,
-            retry_after: FAULT_RETRY,
-            spent: false,
-        }
+        Self { error, message: message.into(), cause: None, retry_after: FAULT_RETRY, spent: false }
     }
 
     pub fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
@@ -79,20 +73,14 @@ impl Failure {
     }
 
     pub fn unavailable(message: impl Into<Cow<'static, str>>, cause: impl ToString) -> Self {
-        Self {
-            cause: Some(cause.to_string()),
-            ..Self::new(ApiError::ServiceUnavailable, message)
-        }
+        Self { cause: Some(cause.to_string()), ..Self::new(ApiError::ServiceUnavailable, message) }
     }
 
     /// A request turned away for want of room, before any of its content is looked at.
     pub fn shed(cause: &'static str) -> Self {
         Self {
             retry_after: SHED_RETRY,
-            ..Self::unavailable(
-                "The service has more requests than it can take. Try again shortly.",
-                cause,
-            )
+            ..Self::unavailable("The service has more requests than it can take. Try again shortly.", cause)
         }
     }
 }

@@ -35,9 +35,7 @@ impl fmt::Display for RequestId {
 /// `N` bytes from the operating system's random source, in hexadecimal.
 pub fn secret_hex<const N: usize>() -> String {
     let mut bytes = [0; N];
-    rand::rngs::SysRng
-        .try_fill_bytes(&mut bytes)
-        .expect("the operating system should give random bytes");
+    rand::rngs::SysRng.try_fill_bytes(&mut bytes).expect("the operating system should give random bytes");
     hex::encode(bytes)
 }
 

@@ -129,12 +129,7 @@ impl Record {
 
     fn new_row<'a>(&'a self, id: &'a str) -> NewRow<'a> {
         let caller = self.caller.as_ref().expect("only a caller's request should have a row");
-        NewRow {
-            request_id: id,
-            key_id: &caller.key_id,
-            created: self.created,
-            note_use: caller.note_use,
-        }
+        NewRow { request_id: id, key_id: &caller.key_id, created: self.created, note_use: caller.note_use }
     }
 
     fn outcome(&self, result: &Result<Generated, Failure>) -> Outcome {
@@ -163,7 +158,8 @@ impl Record {
 
     /// One line a request, with nothing in it that the client wrote; and the cause of every 5xx.
     fn log(&self, result: &Result<Generated, Failure>) {
-        let Outcome { status, error_code, tokens, duration_ms, queue_ms, runtime_ms, .. } = self.outcome(result);
+        let Outcome { status, error_code, tokens, duration_ms, queue_ms, runtime_ms, .. } =
+            self.outcome(result);
         let key = self.caller.as_ref().map_or("-", |caller| &caller.key_id);
         let id = self.id;
         log::info!(

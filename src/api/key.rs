@@ -59,7 +59,9 @@ fn bearer(head: &Head) -> Result<&str, Failure> {
         .map(|(_, secret)| secret.trim_start_matches(' '))
         .filter(|secret| is_secret(secret))
         .ok_or_else(|| {
-            refused("The API key is malformed. Send Authorization: Bearer, a space, and the key as it was given.")
+            refused(
+                "The API key is malformed. Send Authorization: Bearer, a space, and the key as it was given.",
+            )
         })
 }
 
@@ -91,8 +93,18 @@ mod tests {
             assert_eq!(bearer(&head).expect(value), SECRET);
         }
         for value in [
-            "", "Bearer", "Bearer ", "KEY", "Basic KEY", "BearerKEY", "Bearer\tKEY", "Bearer KEYx", "Bearer KEY KEY",
-            "Bearer xKEY", "Bearer adr_", "Bearer \"KEY\"",
+            "",
+            "Bearer",
+            "Bearer ",
+            "KEY",
+            "Basic KEY",
+            "BearerKEY",
+            "Bearer\tKEY",
+            "Bearer KEYx",
+            "Bearer KEY KEY",
+            "Bearer xKEY",
+            "Bearer adr_",
+            "Bearer \"KEY\"",
         ] {
             let head = head(&[&value.replace("KEY", SECRET)]);
             let failure = bearer(&head).expect_err(value);

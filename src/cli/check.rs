@@ -63,7 +63,9 @@ fn database(config: &Config) -> Finding {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         match folder.is_none_or(|folder| folder.is_dir()) {
             true => (true, format!("{}: not there yet, the first start makes it", path.display())),
-            false => (false, format!("{}: its folder does not exist. Make it, or change database", path.display())),
+            false => {
+                (false, format!("{}: its folder does not exist. Make it, or change database", path.display()))
+            }
         }
     } else {
         match open_store(config).and_then(|store| Ok(store.check()?)) {
@@ -75,7 +77,8 @@ fn database(config: &Config) -> Finding {
 }
 
 fn runtimes(config: &Config) -> Vec<Finding> {
-    let findings: Vec<Finding> = Runtimes::each(&config.runtime).map(|(url, runtime)| try_one(url, &runtime)).collect();
+    let findings: Vec<Finding> =
+        Runtimes::each(&config.runtime).map(|(url, runtime)| try_one(url, &runtime)).collect();
     if findings.is_empty() {
         let told = "none is configured. Set runtime.url (ADRIATICUM_RUNTIME_URL) to the base address of one, \
                     such as http://127.0.0.1:8081/v1";
@@ -100,9 +103,12 @@ fn try_one(url: &str, runtime: &Runtimes) -> Finding {
             };
             (true, format!("{url}: answers in {} ms, {usage}", asked.elapsed().as_millis()))
         }
-        Err((_, error)) => {
-            (false, format!("{url}: {error}. Is it running, and is this its base address? The setting is runtime.url"))
-        }
+        Err((_, error)) => (
+            false,
+            format!(
+                "{url}: {error}. Is it running, and is this its base address? The setting is runtime.url"
+            ),
+        ),
     };
     Finding { part: "runtime", good, told }
 }

@@ -101,7 +101,8 @@ impl Args {
                 rest.push(word);
                 rest.extend(words.by_ref());
             } else if word == "--config" {
-                let path = words.next().ok_or(CliError::Usage("--config takes the path of a file.".into()))?;
+                let path =
+                    words.next().ok_or(CliError::Usage("--config takes the path of a file.".into()))?;
                 config = Some(path.into());
             } else if let Some(path) = word.to_str().and_then(|word| word.strip_prefix("--config=")) {
                 config = Some(path.into());

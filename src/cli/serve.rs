@@ -65,12 +65,8 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     }
     let listener = Listener::new(sockets, limits).map_err(|error| failed("the listener", &error))?;
     stop_on_signals(&listener).map_err(|error| failed("the signals", &error))?;
-    let pipeline = Pipeline {
-        api_hosts: config.api_hosts,
-        compatibility: config.compatibility,
-        store,
-        runtimes,
-    };
+    let pipeline =
+        Pipeline { api_hosts: config.api_hosts, compatibility: config.compatibility, store, runtimes };
     listener.run(Arc::new(pipeline)).map_err(|error| failed("the listener", &error))?;
     log::info!("stopped");
     Ok(())

@@ -73,8 +73,7 @@ fn lines(by: Option<Grouping>, sums: &Sums, rows: &[UsageRow]) -> Vec<Vec<String
         Some(Grouping::Day) => &["day"],
         Some(Grouping::Key) => &["key_id", "name"],
     };
-    let figures =
-        ["requests", "errors", "prompt_tokens", "completion_tokens", "total_tokens", "unmeasured"];
+    let figures = ["requests", "errors", "prompt_tokens", "completion_tokens", "total_tokens", "unmeasured"];
     let mut lines = vec![group.iter().chain(&figures).map(ToString::to_string).collect()];
     if by.is_none() {
         lines.push(cells(sums));
@@ -82,7 +81,9 @@ fn lines(by: Option<Grouping>, sums: &Sums, rows: &[UsageRow]) -> Vec<Vec<String
     for row in rows {
         // A key that is gone from the table of keys has no name any more.
         let mut line: Vec<String> = match by {
-            Some(Grouping::Key) => [&row.key_id, &row.name].map(|cell| cell.clone().unwrap_or_default()).into(),
+            Some(Grouping::Key) => {
+                [&row.key_id, &row.name].map(|cell| cell.clone().unwrap_or_default()).into()
+            }
             _ => vec![row.day.clone().unwrap_or_default()],
         };
         line.extend(cells(&row.sums));

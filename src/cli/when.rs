@@ -35,7 +35,8 @@ impl When {
             return None;
         }
         // A hundred years are as good as any more.
-        let number = digits.parse::<i64>().ok().filter(|&number| number > 0 && number <= 3_200_000_000 / seconds)?;
+        let number =
+            digits.parse::<i64>().ok().filter(|&number| number > 0 && number <= 3_200_000_000 / seconds)?;
         Some(Self::Seconds(number * seconds))
     }
 

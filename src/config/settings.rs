@@ -50,10 +50,9 @@ impl Settings {
         let variable = variable(name);
         let in_file = self.take_from_file(name);
         match self.environment.remove(&variable) {
-            Some(text) => Some(Written {
-                value: Value::String(text),
-                place: format!("{variable} in the environment"),
-            }),
+            Some(text) => {
+                Some(Written { value: Value::String(text), place: format!("{variable} in the environment") })
+            }
             None => in_file,
         }
     }
@@ -75,7 +74,12 @@ impl Settings {
         Some(Written { value, place })
     }
 
-    pub fn number(&mut self, name: &str, range: RangeInclusive<u64>, default: u64) -> Result<u64, ConfigError> {
+    pub fn number(
+        &mut self,
+        name: &str,
+        range: RangeInclusive<u64>,
+        default: u64,
+    ) -> Result<u64, ConfigError> {
         let Some(written) = self.take(name) else {
             return Ok(default);
         };
@@ -109,7 +113,8 @@ impl Settings {
         if let Some((path, table)) = self.file {
             for (name, value) in table {
                 let name = match value {
-                    Value::Table(section) if SECTIONS.contains(&name.as_str()) => match section.keys().next() {
+                    Value::Table(section) if SECTIONS.contains(&name.as_str()) => match section.keys().next()
+                    {
                         Some(member) => format!("{name}.{member}"),
                         None => continue,
                     },
@@ -172,6 +177,5 @@ fn variable(name: &str) -> String {
 fn read_file(path: &Path) -> Result<toml::Table, ConfigError> {
     let text = fs::read_to_string(path)
         .map_err(|error| ConfigError(format!("{}: it can't be read: {error}.", path.display())))?;
-    text.parse()
-        .map_err(|error| ConfigError(format!("{}: it is not valid TOML: {error}", path.display())))
+    text.parse().map_err(|error| ConfigError(format!("{}: it is not valid TOML: {error}", path.display())))
 }

@@ -217,9 +217,28 @@ mod tests {
     #[test]
     fn chunked_bodies_that_are_refused() {
         for wire in [
-            "\r\n", "zz\r\n", "-5\r\n", "+5\r\n", "0x5\r\n", " 5\r\n", "5 \r\n", "5\n", "5\rhello", "5;a\nhello",
-            "5;a\u{1}\r\n", "5\r\nhelloX", "5\r\nhello\n", "5\r\nhello\rX", "4\r\nhello\r\n", "0\r\n: y\r\n\r\n",
-            "0\r\nno colon\r\n\r\n", "0\r\nX: y\n\r\n", "0\r\nX: \0\r\n", "0\r\n\n", "0\r\n\rX", ";a\r\n",
+            "\r\n",
+            "zz\r\n",
+            "-5\r\n",
+            "+5\r\n",
+            "0x5\r\n",
+            " 5\r\n",
+            "5 \r\n",
+            "5\n",
+            "5\rhello",
+            "5;a\nhello",
+            "5;a\u{1}\r\n",
+            "5\r\nhelloX",
+            "5\r\nhello\n",
+            "5\r\nhello\rX",
+            "4\r\nhello\r\n",
+            "0\r\n: y\r\n\r\n",
+            "0\r\nno colon\r\n\r\n",
+            "0\r\nX: y\n\r\n",
+            "0\r\nX: \0\r\n",
+            "0\r\n\n",
+            "0\r\n\rX",
+            ";a\r\n",
         ] {
             assert!(read(wire.as_bytes()).is_err(), "{wire:?} was taken");
         }

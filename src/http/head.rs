@@ -57,11 +57,7 @@ impl Head {
             method: place(method.as_bytes()),
             path: place(path.as_bytes()),
             host: place(host.as_bytes()),
-            headers: parsed
-                .headers
-                .iter()
-                .map(|h| (place(h.name.as_bytes()), place(h.value)))
-                .collect(),
+            headers: parsed.headers.iter().map(|h| (place(h.name.as_bytes()), place(h.value))).collect(),
             framing: wire.framing,
             keep_alive: if http11 { !wire.close } else { wire.asks_keep_alive && !wire.close },
             tells_keep_alive: !http11,
@@ -142,8 +138,8 @@ impl<'a> Wire<'a> {
         for header in headers {
             let is = |name: &str| header.name.eq_ignore_ascii_case(name);
             if is("host") {
-                let value = str::from_utf8(header.value)
-                    .map_err(|_| Malformed("The Host header is not text."))?;
+                let value =
+                    str::from_utf8(header.value).map_err(|_| Malformed("The Host header is not text."))?;
                 if host.replace(value).is_some() {
                     return Err(Malformed("The request has two Host headers."));
                 }

@@ -135,11 +135,15 @@ mod tests {
     use super::*;
 
     const ONE: &str = "POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nfirst";
-    const TWO: &str = "POST /b HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n6\r\nsecond\r\n0\r\nX: y\r\n\r\n";
+    const TWO: &str =
+        "POST /b HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n6\r\nsecond\r\n0\r\nX: y\r\n\r\n";
     const THREE: &str = "GET /c HTTP/1.1\r\nHost: h\r\n\r\n";
 
-    /// Reads everything that `wire` holds, in pieces of a size; each request as its path and body.
-    fn read(wire: &[u8], size: usize) -> Result<Vec<(String, Option<Vec<u8>>)>, Malformed> {
+    /// A request's path and body.
+    type Found = (String, Option<Vec<u8>>);
+
+    /// Reads everything that `wire` holds, in pieces of a size.
+    fn read(wire: &[u8], size: usize) -> Result<Vec<Found>, Malformed> {
         let mut reader = Reader::default();
         let mut found = Vec::new();
         for piece in wire.chunks(size) {

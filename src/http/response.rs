@@ -26,9 +26,8 @@ pub enum Connection {
 }
 
 /// RFC 9110, 5.6.7.
-const HTTP_DATE: &[BorrowedFormatItem<'_>] = format_description!(
-    "[weekday repr:short], [day] [month repr:short] [year] [hour]:[minute]:[second] GMT"
-);
+const HTTP_DATE: &[BorrowedFormatItem<'_>] =
+    format_description!("[weekday repr:short], [day] [month repr:short] [year] [hour]:[minute]:[second] GMT");
 
 /// What is sent to a client that waits for leave to send its body.
 pub const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
@@ -51,9 +50,7 @@ impl Response {
             "HTTP/1.1 {} {}\r\ndate: {}\r\ncontent-type: {}\r\ncontent-length: {}\r\n",
             self.status,
             reason(self.status),
-            OffsetDateTime::now_utc()
-                .format(HTTP_DATE)
-                .expect("a date after 1970 should have its text"),
+            OffsetDateTime::now_utc().format(HTTP_DATE).expect("a date after 1970 should have its text"),
             self.content_type,
             self.body.len()
         )

@@ -1,9 +1,9 @@
 //! The fixed pool, and the desk where its workers leave what they have done.
 
+use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
-use std::mem;
 
 use mio::Waker;
 use threadpool::ThreadPool;

@@ -8,10 +8,10 @@ use std::fmt;
 use std::net::ToSocketAddrs;
 use std::sync::Arc;
 
+use ureq::Error;
 use ureq::config::Config;
 use ureq::http::Uri;
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
-use ureq::Error;
 use ureq::unversioned::transport::{ConnectionDetails, Connector, NextTimeout, TcpConnector, Transport};
 
 /// How many addresses of one name are tried: what `ureq` has room for.

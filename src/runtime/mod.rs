@@ -118,7 +118,7 @@ impl Runtimes {
         }
         Some(Self {
             agent: agent(workers, config.urls.len()),
-            members: config.urls.iter().map(Member::new).collect(),
+            members: config.urls.iter().map(|url| Member::new(url)).collect(),
             model: config.model.clone(),
             authorization: config.api_key.as_ref().map(|key| format!("Bearer {}", key.expose())),
             timeout: config.timeout,
@@ -180,12 +180,7 @@ impl Runtimes {
         if let Some(authorization) = &self.authorization {
             request = request.header("authorization", authorization);
         }
-        let mut response = request
-            .config()
-            .timeout_global(Some(left))
-            .build()
-            .send(body)
-            .map_err(told)?;
+        let mut response = request.config().timeout_global(Some(left)).build().send(body).map_err(told)?;
         let status = response.status().as_u16();
         let answer = response.body_mut().with_config().limit(MAX_ANSWER).read_to_vec().map_err(told)?;
         match status {
@@ -201,8 +196,8 @@ impl Runtimes {
 }
 
 impl Member {
-    fn new(url: &String) -> Self {
-        Self { url: url.clone(), under_way: AtomicUsize::new(0), shunned_until: AtomicU64::new(0) }
+    fn new(url: &str) -> Self {
+        Self { url: url.to_owned(), under_way: AtomicUsize::new(0), shunned_until: AtomicU64::new(0) }
     }
 
     /// Counts a call as under way until the result is dropped, by a panic too.
@@ -283,8 +278,7 @@ struct AnswerMessage {
 fn read_answer(bytes: &[u8]) -> Result<Generated, RuntimeError> {
     let answer: Answer =
         serde_json::from_slice(bytes).map_err(|_| RuntimeError::Unreadable("it is not the JSON of one"))?;
-    let choice =
-        answer.choices.into_iter().next().ok_or(RuntimeError::Unreadable("it has no choice"))?;
+    let choice = answer.choices.into_iter().next().ok_or(RuntimeError::Unreadable("it has no choice"))?;
     let content = choice.message.content.ok_or(RuntimeError::Unreadable("it has no text"))?;
     let figure = |name: &str| {
         let measured = answer.usage.get(name)?.as_u64().filter(|&figure| figure <= MAX_FIGURE)?;
@@ -321,13 +315,23 @@ mod tests {
     #[test]
     fn answers_that_are_completions() {
         for (answer, content, reason, total) in [
-            (r#"{"choices":[{"message":{"content":"x"},"finish_reason":"length"}],"usage":{"total_tokens":3}}"#, "x", Some("length"), Some(3)),
+            (
+                r#"{"choices":[{"message":{"content":"x"},"finish_reason":"length"}],"usage":{"total_tokens":3}}"#,
+                "x",
+                Some("length"),
+                Some(3),
+            ),
             (r#"{"choices":[{"message":{"content":""},"finish_reason":null}]}"#, "", None, None),
             (r#"{"choices":[{"message":{"content":"x"}},{"message":{}}],"usage":null}"#, "x", None, None),
             (r#"{"choices":[{"message":{"content":"x"}}],"usage":{"total_tokens":-1}}"#, "x", None, None),
             (r#"{"choices":[{"message":{"content":"x"}}],"usage":{"total_tokens":1.5}}"#, "x", None, None),
             (r#"{"choices":[{"message":{"content":"x"}}],"usage":{"total_tokens":"7"}}"#, "x", None, None),
-            (r#"{"choices":[{"message":{"content":"x"}}],"usage":{"total_tokens":18446744073709551615}}"#, "x", None, None),
+            (
+                r#"{"choices":[{"message":{"content":"x"}}],"usage":{"total_tokens":18446744073709551615}}"#,
+                "x",
+                None,
+                None,
+            ),
             (r#"{"choices":[{"message":{"content":"x"}}],"usage":7}"#, "x", None, None),
             (r#"{"choices":[{"message":{"content":"x"},"finish_reason":7}]}"#, "x", None, None),
         ] {
@@ -340,9 +344,18 @@ mod tests {
     #[test]
     fn answers_that_are_none() {
         for answer in [
-            "", "null", "[]", "x", "{}", r#"{"choices":[]}"#, r#"{"choices":[{}]}"#, r#"{"choices":7}"#,
-            r#"{"choices":[{"message":{}}]}"#, r#"{"choices":[{"message":{"content":null}}]}"#,
-            r#"{"choices":[{"message":{"content":7}}]}"#, r#"{"choices":[{"text":"x"}]}"#,
+            "",
+            "null",
+            "[]",
+            "x",
+            "{}",
+            r#"{"choices":[]}"#,
+            r#"{"choices":[{}]}"#,
+            r#"{"choices":7}"#,
+            r#"{"choices":[{"message":{}}]}"#,
+            r#"{"choices":[{"message":{"content":null}}]}"#,
+            r#"{"choices":[{"message":{"content":7}}]}"#,
+            r#"{"choices":[{"text":"x"}]}"#,
         ] {
             assert!(matches!(read_answer(answer.as_bytes()), Err(RuntimeError::Unreadable(_))), "{answer}");
         }
@@ -353,7 +366,10 @@ mod tests {
         for (refusal, figures) in [
             (r#"{"error":{"type":"exceed_context_size_error","n_prompt_tokens":9,"n_ctx":4}}"#, Some((9, 4))),
             (r#"{"error":{"code":"context_length_exceeded"}}"#, None),
-            (r#"{"object":"error","message":"This model's maximum context length is 4 tokens.","code":400}"#, None),
+            (
+                r#"{"object":"error","message":"This model's maximum context length is 4 tokens.","code":400}"#,
+                None,
+            ),
         ] {
             match context_exceeded(refusal.as_bytes()) {
                 Some(RuntimeError::ContextExceeded(found)) => assert_eq!(found, figures),

@@ -55,7 +55,8 @@ impl KeyName {
 
     pub fn parse(text: &str) -> Option<Self> {
         let length = text.chars().count();
-        let is_name = (1..=64).contains(&length) && !text.chars().any(is_unprintable) && !text.trim().is_empty();
+        let is_name =
+            (1..=64).contains(&length) && !text.chars().any(is_unprintable) && !text.trim().is_empty();
         is_name.then(|| Self(text.to_owned()))
     }
 }

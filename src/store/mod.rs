@@ -46,7 +46,10 @@ pub enum StoreError {
     /// Other writers did not let it through in time.
     Busy,
     /// It was made by a later version of the program.
-    Newer { found: i64, known: i64 },
+    Newer {
+        found: i64,
+        known: i64,
+    },
 }
 
 impl fmt::Display for StoreError {
@@ -57,9 +60,9 @@ impl fmt::Display for StoreError {
                 Some(ErrorCode::ReadOnly) => {
                     f.write_str("the database is read-only: check who owns the file and its folder")
                 }
-                Some(ErrorCode::CannotOpen) => f.write_str(
-                    "the database can't be opened: check that its folder exists and who owns it",
-                ),
+                Some(ErrorCode::CannotOpen) => {
+                    f.write_str("the database can't be opened: check that its folder exists and who owns it")
+                }
                 Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => write!(
                     f,
                     "the file is damaged or no database ({error}): move it away and restore a backup"
@@ -113,7 +116,8 @@ impl Store {
             }
         })?;
         self.write(|connection| {
-            let transaction = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+            let transaction =
+                connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
             transaction.execute("CREATE TABLE trial (content BLOB)", [])?;
             transaction.execute("INSERT INTO trial VALUES (zeroblob(65536))", [])?;
             transaction.rollback()

@@ -117,10 +117,7 @@ mod tests {
     fn a_later_version_and_a_strangers_database_are_refused() {
         let mut later = memory();
         upgrade(&mut later, THIRD, &CHANGES).expect("a new database should be made");
-        assert!(matches!(
-            upgrade(&mut later, FIRST, &[]),
-            Err(StoreError::Newer { found: 3, known: 1 })
-        ));
+        assert!(matches!(upgrade(&mut later, FIRST, &[]), Err(StoreError::Newer { found: 3, known: 1 })));
         let mut other = memory();
         other.execute_batch("CREATE TABLE mine (x)").expect("a table should be made");
         let error = bring_up_to_date(&mut other).expect_err("it is not ours").to_string();

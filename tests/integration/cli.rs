@@ -16,7 +16,15 @@ fn refused(server: &Server, arguments: &[&str], code: i32, word: &str) {
 #[test]
 fn keys_from_their_making_to_their_end() {
     let server = Server::new(None);
-    let made = server.run(&["keys", "create", "for the tests", "--permission", "metrics", "--expires", "2100-01-01"]);
+    let made = server.run(&[
+        "keys",
+        "create",
+        "for the tests",
+        "--permission",
+        "metrics",
+        "--expires",
+        "2100-01-01",
+    ]);
     let secret = String::from_utf8(made.stdout).expect("text");
     assert_eq!(secret.trim_end().len(), 52);
     assert_eq!(secret.matches('\n').count(), 1, "the secret alone is printed");
@@ -60,7 +68,14 @@ fn wrong_use_is_told() {
         refused(&server, arguments, 2, word);
     }
     refused(&server, &["keys", "revoke", "key_none"], 1, "keys list");
-    for help in [&["--help"][..], &["serve", "--help"], &["keys", "--help"], &["keys", "list", "-h"], &["usage", "--help"], &["check", "--help"]] {
+    for help in [
+        &["--help"][..],
+        &["serve", "--help"],
+        &["keys", "--help"],
+        &["keys", "list", "-h"],
+        &["usage", "--help"],
+        &["check", "--help"],
+    ] {
         assert!(server.told(help).contains("Usage: adriaticum"), "{help:?}");
     }
     assert_eq!(server.told(&["--version"]).trim(), format!("adriaticum {}", env!("CARGO_PKG_VERSION")));
@@ -72,7 +87,11 @@ fn the_configuration_file_is_found_and_named() {
     let path = server.folder.path("a.toml");
     std::fs::write(&path, "workers = 0\n").expect("a file");
     let path = path.to_str().expect("text");
-    for arguments in [&["--config", path, "serve"][..], &["serve", "--config", path], &["serve", &format!("--config={path}")]] {
+    for arguments in [
+        &["--config", path, "serve"][..],
+        &["serve", "--config", path],
+        &["serve", &format!("--config={path}")],
+    ] {
         refused(&server, arguments, 1, &format!("workers in {path}"));
     }
     refused(&server, &["--config", "/nowhere.toml", "serve"], 1, "/nowhere.toml");
@@ -89,12 +108,16 @@ fn usage_in_its_forms() {
     assert!(table.lines().count() == 2 && table.contains("14"), "{table}");
     let csv = server.told(&["usage", "--by", "key", "--csv"]);
     let lines: Vec<&str> = csv.lines().collect();
-    assert_eq!(lines[0], "key_id,name,requests,errors,prompt_tokens,completion_tokens,total_tokens,unmeasured");
+    assert_eq!(
+        lines[0],
+        "key_id,name,requests,errors,prompt_tokens,completion_tokens,total_tokens,unmeasured"
+    );
     assert!(lines[1].ends_with(",test,1,0,11,3,14,0"), "{csv}");
     let json: Value = serde_json::from_str(&server.told(&["usage", "--by", "day", "--json"])).expect("JSON");
     assert_eq!(json["rows"][0]["requests"], 1);
     assert!(json["rows"][0]["day"].as_str().is_some_and(|day| day.len() == 10));
-    let json: Value = serde_json::from_str(&server.told(&["usage", "--since", "2100-01-01", "--json"])).expect("JSON");
+    let json: Value =
+        serde_json::from_str(&server.told(&["usage", "--since", "2100-01-01", "--json"])).expect("JSON");
     assert_eq!(json["requests"], 0);
 }
 
@@ -120,6 +143,7 @@ fn check_tells_what_works_and_what_does_not() {
     let nowhere = Server::new(None).set("ADRIATICUM_DATABASE", "/nowhere/at/all.db");
     let told = String::from_utf8_lossy(&nowhere.run(&["check"]).stdout).into_owned();
     assert!(told.contains("folder does not exist") && told.contains("ADRIATICUM_RUNTIME_URL"), "{told}");
-    let told = String::from_utf8_lossy(&nowhere.set("ADRIATICUM_QUEUE", "x").run(&["check"]).stdout).into_owned();
+    let told =
+        String::from_utf8_lossy(&nowhere.set("ADRIATICUM_QUEUE", "x").run(&["check"]).stdout).into_owned();
     assert!(told.starts_with("FAIL  configuration") && told.contains("ADRIATICUM_QUEUE"), "{told}");
 }

@@ -127,7 +127,8 @@ fn half_a_request_has_a_deadline_for_the_whole_of_it() {
 
 #[test]
 fn an_idle_connection_ends_in_silence() {
-    let running = serve(Limits { idle_time: SHORT, request_time: Duration::from_secs(9), ..Limits::default() });
+    let running =
+        serve(Limits { idle_time: SHORT, request_time: Duration::from_secs(9), ..Limits::default() });
     let mut fresh = running.connect();
     let mut used = running.connect();
     used.send(get("/"));

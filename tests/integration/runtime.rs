@@ -78,7 +78,8 @@ fn an_answer_has_a_largest_size() {
 fn a_prompt_too_long_is_the_clients_to_mend() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).start();
-    let error = json!({"type": "exceed_context_size_error", "n_prompt_tokens": 9000, "n_ctx": 4096, "message": "x"});
+    let error =
+        json!({"type": "exceed_context_size_error", "n_prompt_tokens": 9000, "n_ctx": 4096, "message": "x"});
     runtime.next(Script::Answer(400, json!({"error": error})));
     let message = server.post(&server.key(), &chat("x")).is_error(400, "invalid_request");
     assert!(message.contains("9000") && message.contains("4096"), "{message}");

@@ -169,7 +169,11 @@ impl Server {
     /// Not started yet: what is set now holds when it is.
     pub fn new(runtime: Option<&Runtime>) -> Self {
         let folder = Folder::new();
+        // Without a file of its own, it would read that of a service installed on this host.
+        let config = folder.path("empty.toml");
+        File::create(&config).expect("the folder should take a file");
         let mut environment = vec![
+            ("ADRIATICUM_CONFIG".into(), config.display().to_string()),
             ("ADRIATICUM_LISTEN".into(), "127.0.0.1:0".into()),
             ("ADRIATICUM_API_HOSTS".into(), "api.test".into()),
             ("ADRIATICUM_DATABASE".into(), folder.path("adriaticum.db").display().to_string()),
@@ -291,7 +295,7 @@ impl Server {
     #[track_caller]
     pub fn post(&self, key: &str, body: &Value) -> Reply {
         let mut client = self.connect();
-        client.send(&request(key, body));
+        client.send(request(key, body));
         client.reply()
     }
 
@@ -300,9 +304,8 @@ impl Server {
         let database = rusqlite::Connection::open(path).expect("the database should open");
         let mut statement = database.prepare(sql).expect("the query should be good");
         let width = statement.column_count();
-        let rows = statement
-            .query_map([], |row| (0..width).map(|i| row.get(i)).collect())
-            .expect("it should run");
+        let rows =
+            statement.query_map([], |row| (0..width).map(|i| row.get(i)).collect()).expect("it should run");
         rows.collect::<rusqlite::Result<_>>().expect("its rows should be read")
     }
 }
@@ -363,7 +366,8 @@ impl<S: Read + Write> Client<S> {
         loop {
             if let Some(end) = self.rest.windows(4).position(|w| w == b"\r\n\r\n") {
                 let head = String::from_utf8(self.rest[..end].to_vec()).expect("a head should be text");
-                let length: usize = value_of(&head, "content-length").and_then(|v| v.parse().ok()).unwrap_or(0);
+                let length: usize =
+                    value_of(&head, "content-length").and_then(|v| v.parse().ok()).unwrap_or(0);
                 let whole = end + 4 + length;
                 while self.rest.len() < whole && self.fill() > 0 {}
                 let body = self.rest[end + 4..whole.min(self.rest.len())].to_vec();

@@ -38,7 +38,8 @@ fn http_1_0_is_answered_and_closed_unless_it_asks() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).start();
     let key = server.key();
-    let old = |headers: &str| raw_request(&key, headers, &chat("x").to_string()).replace("HTTP/1.1", "HTTP/1.0");
+    let old =
+        |headers: &str| raw_request(&key, headers, &chat("x").to_string()).replace("HTTP/1.1", "HTTP/1.0");
     let mut client = server.connect();
     client.send(old(""));
     let reply = client.reply();
@@ -59,7 +60,11 @@ fn an_early_answer_reaches_a_client_that_is_still_sending() {
     let server = Server::new(None).start();
     let key = server.key();
     for (start, status, code) in [
-        (raw_request(&key, "", "").replace("Content-Length: 0", "Content-Length: 6000000"), 413, "payload_too_large"),
+        (
+            raw_request(&key, "", "").replace("Content-Length: 0", "Content-Length: 6000000"),
+            413,
+            "payload_too_large",
+        ),
         ("NONSENSE\r\n\r\n".into(), 400, "invalid_request"),
     ] {
         let mut client = server.connect();

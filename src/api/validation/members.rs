@@ -34,11 +34,13 @@ impl<'de> Slot<'de> for Body {
 
     fn object<A: MapAccess<'de>>(self, mut members: A) -> Result<Chat<'de>, A::Error> {
         let lenient = self.0 == Compatibility::OpenAi;
-        let mut seen = Seen::default();
+        let mut seen = BTreeSet::new();
         let (mut model, mut messages) = (None, None);
         let (mut temperature, mut max_tokens) = (None, None);
         while let Some(name) = members.next_key_seed(Fill(Name))? {
-            seen.add(&name, "").map_err(A::Error::custom)?;
+            if !seen.insert(name.clone()) {
+                return Err(A::Error::custom(twice(shown(&name))));
+            }
             match &*name {
                 "model" => model = Some(members.next_value_seed(Fill(Model))?),
                 "messages" => messages = Some(members.next_value_seed(Fill(Messages { lenient }))?),
@@ -138,10 +140,12 @@ impl<'de> Slot<'de> for OneMessage {
 
     fn object<A: MapAccess<'de>>(self, mut members: A) -> Result<Self::Value, A::Error> {
         let Self { index, lenient } = self;
-        let mut seen = Seen::default();
+        let mut seen = BTreeSet::new();
         let (mut role, mut content) = (None, None);
         while let Some(name) = members.next_key_seed(Fill(Name))? {
-            seen.add(&name, &format!("messages[{index}].")).map_err(A::Error::custom)?;
+            if !seen.insert(name.clone()) {
+                return Err(A::Error::custom(twice(format!("messages[{index}].{}", shown(&name)))));
+            }
             match &*name {
                 "role" => role = Some(members.next_value_seed(Fill(RoleOf(index)))?),
                 "content" => content = Some(members.next_value_seed(Fill(ContentOf(index)))?),
@@ -186,7 +190,10 @@ impl<'de> Slot<'de> for ContentOf {
     type Value = (Cow<'de, str>, usize);
 
     fn refusal(&self, sent: &dyn Display) -> String {
-        format!("messages[{}].content must be a string of at most {MAX_CONTENT} characters, not {sent}.", self.0)
+        format!(
+            "messages[{}].content must be a string of at most {MAX_CONTENT} characters, not {sent}.",
+            self.0
+        )
     }
 
     fn text(self, text: Cow<'de, str>) -> Result<Self::Value, String> {
@@ -309,17 +316,9 @@ impl<'de> Slot<'de> for Unknown {
     }
 }
 
-/// The names of an object, none of which may stand in it twice.
-#[derive(Default)]
-struct Seen<'de>(BTreeSet<Cow<'de, str>>);
-
-impl<'de> Seen<'de> {
-    fn add(&mut self, name: &Cow<'de, str>, object: &str) -> Result<(), String> {
-        if self.0.insert(name.clone()) {
-            return Ok(());
-        }
-        Err(format!("{object}{} stands there twice.", shown(name)))
-    }
+/// That a member's name stands in its object a second time.
+fn twice(place: impl Display) -> String {
+    format!("{place} stands there twice.")
 }
 
 fn shown(name: &str) -> String {

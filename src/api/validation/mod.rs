@@ -153,14 +153,24 @@ mod tests {
     #[test]
     fn what_is_not_json_is_told_with_its_place() {
         for body in [
-            "", " ", "{", "nonsense", "\u{feff}{}", r#"{"model":"adriaticum",}"#, &with("").replace('x', "\n"),
-            &(with("") + "x"), &with(r#","temperature":NaN"#), &with(r#","temperature":1e400"#),
-            &with("").replace('x', r"\ud800"), &with("").replace('x', r"\udf0a\ud83c"),
+            "",
+            " ",
+            "{",
+            "nonsense",
+            "\u{feff}{}",
+            r#"{"model":"adriaticum",}"#,
+            &with("").replace('x', "\n"),
+            &(with("") + "x"),
+            &with(r#","temperature":NaN"#),
+            &with(r#","temperature":1e400"#),
+            &with("").replace('x', r"\ud800"),
+            &with("").replace('x', r"\udf0a\ud83c"),
         ] {
             refused(body, STRICT, &["not valid JSON", "line"]);
         }
         assert!(parse(b"\xff\xfe", STRICT).is_err_and(|failure| failure.message.contains("UTF-8")));
-        for deep in ["[".repeat(100_000), r#"{"a":"#.repeat(40_000), with(r#","a":"#) + &"[".repeat(100_000)] {
+        for deep in ["[".repeat(100_000), r#"{"a":"#.repeat(40_000), with(r#","a":"#) + &"[".repeat(100_000)]
+        {
             refused(&deep, STRICT, &[]);
         }
     }

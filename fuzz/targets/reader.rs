@@ -1,0 +1,51 @@
+//! The request reader: whatever comes, in whatever pieces, the outcome is the same and within the bounds.
+
+#![no_main]
+
+use adriaticum::http::{MAX_BODY, MAX_HEAD, Malformed, Reader};
+use libfuzzer_sys::fuzz_target;
+
+/// What a connection came to: its requests, and how it ended.
+#[derive(Debug, PartialEq)]
+struct Story {
+    requests: Vec<(String, String, String, Option<Vec<u8>>)>,
+    end: Option<Malformed>,
+}
+
+fn read<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Story {
+    let mut reader = Reader::default();
+    let mut story = Story { requests: Vec::new(), end: None };
+    for mut input in pieces {
+        while !input.is_empty() {
+            match reader.push(&mut input) {
+                Ok(None) => assert!(input.is_empty(), "it stopped before the end and has no request"),
+                Ok(Some(request)) => {
+                    let parts = [request.head.method(), request.head.host(), request.head.path()];
+                    let [method, host, path] = parts.map(str::to_owned);
+                    let cut = request.body.is_none();
+                    assert!(request.body.as_ref().is_none_or(|body| body.len() <= MAX_BODY));
+                    story.requests.push((method, host, path, request.body));
+                    if cut {
+                        // Where the next request begins is unknown: the service ends the connection.
+                        return story;
+                    }
+                }
+                Err(malformed) => {
+                    story.end = Some(malformed);
+                    return story;
+                }
+            }
+            assert!(reader.weight() <= 2 * (MAX_BODY + MAX_HEAD) + 4096, "it holds {}", reader.weight());
+        }
+    }
+    story
+}
+
+fuzz_target!(|data: &[u8]| {
+    let Some((&size, wire)) = data.split_first() else {
+        return;
+    };
+    let whole = read(std::iter::once(wire));
+    let pieces = read(wire.chunks(usize::from(size).max(1)));
+    assert_eq!(whole, pieces);
+});
