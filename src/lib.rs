@@ -14,6 +14,8 @@
 //! - A 200 is sent only after its row is on the disk, synced. A token figure is the runtime's or null.
 //! - Nothing that a person wrote and no secret is logged or stored.
 
+#![forbid(unsafe_code)]
+
 pub mod cli;
 pub mod config;
 pub mod logging;

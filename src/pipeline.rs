@@ -46,7 +46,7 @@ impl Service for Pipeline {
     fn answer(&self, request: &Request, received: Instant) -> Response {
         let mut record = Record::new(received);
         let result = guarded(|| self.complete(request, &mut record));
-        let result = self.settle(&record, result);
+        let result = guarded(|| self.settle(&record, result));
         respond(&record, result)
     }
 

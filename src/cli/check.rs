@@ -1,114 +1,276 @@
 //! `check`: tries every part that a completion needs, and says what to do about those that fail.
 
 use std::borrow::Cow;
-use std::time::Instant;
+use std::net::ToSocketAddrs;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
-use super::{Args, CliError, open_store, print};
+use serde::Serialize;
+
+use super::{Args, CliError, Opt, open_store, print, print_json, when};
 use crate::config::Config;
-use crate::runtime::{Chat, Message, Role, Runtimes};
+use crate::listener::Address;
+use crate::runtime::{About, Chat, Message, Role, Runtimes, probe};
+use crate::store::Store;
 
 const HELP: &str = "\
-Tries every part that a completion needs: configuration, database, runtime. Says which fails and what to do.
-It leaves no row in the ledger.
+Tries every part that a completion needs: configuration, hosts, clock, database, runtime. Says which fails and
+what to do. It leaves no row in the ledger.
 
-Usage: adriaticum check
+Usage: adriaticum check [--json]
+
+Options:
+  --json   Print JSON
 ";
 
+/// Where runtimes listen unless they are told otherwise.
+const USUAL: [(&str, u16); 4] =
+    [("llama-server", 8080), ("Ollama", 11434), ("vLLM", 8000), ("LM Studio", 1234)];
+
+/// How long a runtime on this host may take to tell of itself.
+const PROBE_TIME: Duration = Duration::from_secs(2);
+
+/// The bytes that should be free beside the database: some hundred thousand rows, and SQLite's own files.
+const FREE_ENOUGH: u64 = 256 * 1024 * 1024;
+
+/// A clock that says less was never set: the beginning of 2026.
+const NOT_BEFORE: i64 = 1_767_225_600;
+
+/// How far the newest row may be ahead of the clock.
+const CLOCK_SLACK: i64 = 5;
+
+#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    Ok,
+    /// It works, and somebody should know.
+    Warn,
+    Fail,
+}
+
 /// What came of trying one part.
+#[derive(Serialize)]
 struct Finding {
     part: &'static str,
-    good: bool,
-    told: String,
+    status: Verdict,
+    message: String,
+}
+
+impl Finding {
+    fn new(part: &'static str, status: Verdict, message: impl Into<String>) -> Self {
+        Self { part, status, message: message.into() }
+    }
 }
 
 pub fn run(mut args: Args) -> Result<(), CliError> {
-    if args.words(HELP, [], &mut [])?.is_none() {
+    let mut json = false;
+    if args.words(HELP, [], &mut [Opt::Flag("json", &mut json)])?.is_none() {
         return Ok(());
     }
     let findings = match args.config() {
-        Ok(config) => {
-            let mut findings = vec![configuration(&config), database(&config)];
-            findings.extend(runtimes(&config));
-            findings
-        }
-        Err(error) => vec![Finding { part: "configuration", good: false, told: format!("{error:?}") }],
+        Ok(config) => try_all(&config),
+        Err(error) => vec![Finding::new("configuration", Verdict::Fail, format!("{error:?}"))],
     };
-    let mut text = String::new();
-    for Finding { part, good, told } in &findings {
-        text += &format!("{:<4}  {part:<13}  {told}\n", if *good { "ok" } else { "FAIL" });
+    if json {
+        print_json(&findings)?;
+    } else {
+        print(&findings.iter().map(line).collect::<String>())?;
     }
-    print(&text)?;
-    match findings.iter().filter(|finding| !finding.good).count() {
+    match findings.iter().filter(|finding| finding.status == Verdict::Fail).count() {
         0 => Ok(()),
         1 => Err(CliError::Failed("one part fails.".into())),
         count => Err(CliError::Failed(format!("{count} parts fail."))),
     }
 }
 
+fn line(Finding { part, status, message }: &Finding) -> String {
+    let word = match status {
+        Verdict::Ok => "ok",
+        Verdict::Warn => "warn",
+        Verdict::Fail => "FAIL",
+    };
+    format!("{word:<4}  {part:<13}  {message}\n")
+}
+
+fn try_all(config: &Config) -> Vec<Finding> {
+    let mut findings = vec![configuration(config), hosts(config)];
+    let store = config.database.exists().then(|| open_store(config));
+    findings.push(clock(store.as_ref().and_then(|store| store.as_ref().ok())));
+    findings.push(match &store {
+        Some(Ok(store)) => database(&config.database, store),
+        Some(Err(error)) => Finding::new("database", Verdict::Fail, format!("{error:?}")),
+        None => no_database(&config.database),
+    });
+    findings.push(Finding::new("search", Verdict::Ok, "off: answers are not grounded"));
+    findings.extend(runtimes(config));
+    findings
+}
+
 fn configuration(config: &Config) -> Finding {
-    let mut told = match &config.file {
+    let read = match &config.file {
         Some(file) => format!("read from {}", file.display()),
         None => "there is no file: defaults and the environment".into(),
     };
-    if !config.unknown_variables.is_empty() {
-        told += &format!("; unknown variables: {}", config.unknown_variables.join(", "));
+    if config.unknown_variables.is_empty() {
+        return Finding::new("configuration", Verdict::Ok, read);
     }
-    Finding { part: "configuration", good: true, told }
+    let unknown = config.unknown_variables.join(", ");
+    Finding::new(
+        "configuration",
+        Verdict::Warn,
+        format!("{read}; no such settings: {unknown}. Correct or unset them"),
+    )
 }
 
-fn database(config: &Config) -> Finding {
-    let path = &config.database;
-    let (good, told) = if !path.exists() {
-        // It is left to the service to make it: made here, it might belong to the wrong user.
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        match folder.is_none_or(|folder| folder.is_dir()) {
-            true => (true, format!("{}: not there yet, the first start makes it", path.display())),
-            false => {
-                (false, format!("{}: its folder does not exist. Make it, or change database", path.display()))
-            }
-        }
-    } else {
-        match open_store(config).and_then(|store| Ok(store.check()?)) {
-            Ok(()) => (true, format!("{}: sound, and takes a write", path.display())),
-            Err(error) => (false, format!("{error:?}")),
-        }
+/// Which names the API answers to, and whether this host knows them.
+fn hosts(config: &Config) -> Finding {
+    let port = match config.listen {
+        Address::Tcp(address) => address.port(),
+        Address::Unix(_) => 0,
     };
-    Finding { part: "database", good, told }
+    let unknown: Vec<&str> = config
+        .api_hosts
+        .iter()
+        .filter(|host| (host.as_str(), port).to_socket_addrs().is_err())
+        .map(String::as_str)
+        .collect();
+    let names = config.api_hosts.join(", ");
+    if unknown.is_empty() {
+        return Finding::new(
+            "hosts",
+            Verdict::Ok,
+            format!("the API answers to {names}, on {}", config.listen),
+        );
+    }
+    let told = format!(
+        "the API answers to {names}, but {} has no address here. See to the name service, or correct api_hosts",
+        unknown.join(", ")
+    );
+    Finding::new("hosts", Verdict::Warn, told)
+}
+
+fn clock(store: Option<&Store>) -> Finding {
+    let now = when::now();
+    if now < NOT_BEFORE {
+        let told = format!("it says {}. Set it: keys would not expire", when::shown(Some(now)));
+        return Finding::new("clock", Verdict::Fail, told);
+    }
+    match store.and_then(|store| store.newest_row().ok().flatten()) {
+        Some(newest) if newest > now + CLOCK_SLACK => {
+            let told = format!(
+                "it says {}, and the newest row of the ledger {}. Was it set back?",
+                when::shown(Some(now)),
+                when::shown(Some(newest))
+            );
+            Finding::new("clock", Verdict::Warn, told)
+        }
+        _ => Finding::new("clock", Verdict::Ok, format!("it says {}", when::shown(Some(now)))),
+    }
+}
+
+fn database(path: &Path, store: &Store) -> Finding {
+    if let Err(error) = store.check() {
+        return Finding::new("database", Verdict::Fail, format!("{}: {error}", path.display()));
+    }
+    let sound = format!("{}: sound, takes a write", path.display());
+    with_room(path, sound)
+}
+
+/// It is left to the service to make it: made here, it might belong to the wrong user.
+fn no_database(path: &Path) -> Finding {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !folder.is_dir() {
+        let told = format!("{}: its folder does not exist. Make it, or change database", path.display());
+        return Finding::new("database", Verdict::Fail, told);
+    }
+    with_room(folder, format!("{}: not there yet, the first start makes it", path.display()))
+}
+
+fn with_room(path: &Path, told: String) -> Finding {
+    let Ok(disk) = rustix::fs::statvfs(path) else {
+        return Finding::new("database", Verdict::Ok, told);
+    };
+    let free = disk.f_bavail * disk.f_frsize;
+    let told = format!("{told}, {} MiB free", free / 1024 / 1024);
+    if free >= FREE_ENOUGH {
+        Finding::new("database", Verdict::Ok, told)
+    } else {
+        Finding::new("database", Verdict::Warn, told + ". Make room: on a full disk no completion is run")
+    }
 }
 
 fn runtimes(config: &Config) -> Vec<Finding> {
-    let findings: Vec<Finding> =
-        Runtimes::each(&config.runtime).map(|(url, runtime)| try_one(url, &runtime)).collect();
+    let mut findings: Vec<Finding> = Runtimes::each(&config.runtime)
+        .map(|(url, runtime)| {
+            let about = probe(url, config.runtime.api_key.as_ref(), PROBE_TIME);
+            try_one(url, &runtime, about.unwrap_or_default(), &config.runtime.model)
+        })
+        .collect();
     if findings.is_empty() {
-        let told = "none is configured. Set runtime.url (ADRIATICUM_RUNTIME_URL) to the base address of one, \
-                    such as http://127.0.0.1:8081/v1";
-        return vec![Finding { part: "runtime", good: false, told: told.into() }];
+        let told = "none is configured. Set runtime.url (ADRIATICUM_RUNTIME_URL) to the base address of one";
+        findings.push(Finding::new("runtime", Verdict::Fail, told));
+    }
+    if findings.iter().any(|finding| finding.status == Verdict::Fail) {
+        findings.extend(found_here(config));
     }
     findings
 }
 
 /// Asks for one token.
-fn try_one(url: &str, runtime: &Runtimes) -> Finding {
+fn try_one(url: &str, runtime: &Runtimes, about: About, model: &str) -> Finding {
     let chat = Chat {
         messages: vec![Message { role: Role::User, content: Cow::Borrowed("Say yes.") }],
         temperature: 0.0,
         max_tokens: 1,
     };
     let asked = Instant::now();
-    let (good, told) = match runtime.complete(&chat) {
+    match runtime.complete(&chat) {
         Ok(generated) => {
-            let usage = match generated.tokens.total_tokens {
-                Some(_) => "reports usage",
-                None => "reports no usage, so the ledger's figures will be null",
-            };
-            (true, format!("{url}: answers in {} ms, {usage}", asked.elapsed().as_millis()))
+            let mut told = format!("{url}: answers in {} ms", asked.elapsed().as_millis());
+            if let Some(context) = about.context {
+                told += &format!(", has a context of {context} tokens");
+            }
+            match generated.tokens.total_tokens {
+                Some(_) => Finding::new("runtime", Verdict::Ok, told + ", reports usage"),
+                None => Finding::new(
+                    "runtime",
+                    Verdict::Warn,
+                    told + ", reports no usage: the ledger's figures will be null",
+                ),
+            }
         }
-        Err((_, error)) => (
-            false,
-            format!(
-                "{url}: {error}. Is it running, and is this its base address? The setting is runtime.url"
-            ),
-        ),
-    };
-    Finding { part: "runtime", good, told }
+        Err((_, error)) => {
+            let mut told = format!("{url}: {error}. ");
+            if about.models.is_empty() {
+                told += "Is it running, and is this its base address? The setting is runtime.url";
+            } else if !about.models.iter().any(|known| known == model) {
+                told += &format!("It knows {}: set runtime.model", about.models.join(", "));
+            } else {
+                told += "It lists its models, so its own log should tell why it gives no completion";
+            }
+            Finding::new("runtime", Verdict::Fail, told)
+        }
+    }
+}
+
+/// Runtimes that listen on this host's usual ports and are not used.
+fn found_here(config: &Config) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (name, port) in USUAL {
+        let url = format!("http://127.0.0.1:{port}/v1");
+        if config.runtime.urls.contains(&url) {
+            continue;
+        }
+        if let Some(about) = probe(&url, None, PROBE_TIME) {
+            let model = match about.models.first() {
+                Some(model) => format!(" and runtime.model = \"{model}\""),
+                None => String::new(),
+            };
+            let told = format!(
+                "a runtime answers at {url}, where {name} usually listens. To use it: runtime.url = \"{url}\"{model}"
+            );
+            findings.push(Finding::new("runtime", Verdict::Warn, told));
+        }
+    }
+    findings
 }

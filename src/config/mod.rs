@@ -96,10 +96,11 @@ impl Config {
         let mut settings = Settings::read(file, environment)?;
         // It says where the others are, and was followed already.
         settings.take_variable("config");
+        let api_hosts = api_hosts(settings.take("api_hosts"))?;
         let mut config = Self {
             listen: listen(settings.take("listen"))?,
-            api_hosts: api_hosts(settings.take("api_hosts"))?,
-            console_host: console_host(settings.take("console_host"))?,
+            console_host: console_host(settings.take("console_host"), &api_hosts)?,
+            api_hosts,
             database: settings.text("database")?.unwrap_or("adriaticum.db".into()).into(),
             workers: settings.number("workers", 1..=1024, 16)? as usize,
             queue: settings.number("queue", 0..=65_536, 64)? as usize,
@@ -152,14 +153,15 @@ fn api_hosts(written: Option<Written>) -> Result<Vec<String>, ConfigError> {
         .ok_or_else(|| written.refuse("one or more host names or addresses, without ports"))
 }
 
-fn console_host(written: Option<Written>) -> Result<Option<String>, ConfigError> {
+fn console_host(written: Option<Written>, api_hosts: &[String]) -> Result<Option<String>, ConfigError> {
     let Some(written) = written else {
         return Ok(Some("console.localhost".into()));
     };
     match written.text()? {
         "" => Ok(None),
-        text => host(text).map(Some).ok_or_else(|| {
-            written.refuse("a host name without a port, or nothing where no console is wanted")
+        text => host(text).filter(|host| !api_hosts.contains(host)).map(Some).ok_or_else(|| {
+            written
+                .refuse("a host name without a port that is not one of api_hosts, or nothing for no console")
         }),
     }
 }
@@ -316,6 +318,7 @@ mod tests {
             ("API_HOSTS", "a.test:80"),
             ("API_HOSTS", "a b"),
             ("CONSOLE_HOST", "c:1"),
+            ("CONSOLE_HOST", "localhost"),
             ("WORKERS", "0"),
             ("WORKERS", "1.5"),
             ("QUEUE", "-1"),

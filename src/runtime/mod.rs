@@ -4,6 +4,7 @@
 //! a byte was sent, an inference may have been spent, and there is no second try.
 
 mod connect;
+mod probe;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,6 +12,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+
+pub use probe::{About, probe};
 
 use crate::config::RuntimeConfig;
 use crate::store::Tokens;
@@ -33,6 +36,9 @@ const BUFFER: usize = 16 * 1024;
 
 /// The largest figure that JSON can be trusted with (RFC 8259, 6); a larger one was not measured.
 const MAX_FIGURE: u64 = (1 << 53) - 1;
+
+/// What runtimes without a code of their own say of a prompt that is too long.
+const PHRASES: [&str; 2] = ["maximum context length", "available context size"];
 
 /// A conversation that is to be continued.
 #[derive(Debug)]
@@ -213,6 +219,7 @@ impl Member {
     }
 }
 
+/// An agent that keeps a connection to each runtime for each worker.
 fn agent(workers: usize, runtimes: usize) -> ureq::Agent {
     let config = ureq::Agent::config_builder()
         .http_status_as_error(false)
@@ -295,15 +302,15 @@ fn read_answer(bytes: &[u8]) -> Result<Generated, RuntimeError> {
     })
 }
 
-/// Whether a refusal says that the prompt is too long: in the words of llama.cpp, of OpenAI, or of vLLM,
-/// which has no code of its own for it and does not always wrap its errors.
+/// Whether a refusal says that the prompt is too long: in the words of llama.cpp, of OpenAI, or of those that
+/// have no code of their own for it, as vLLM, which does not always wrap its errors either.
 fn context_exceeded(bytes: &[u8]) -> Option<RuntimeError> {
     let answer: serde_json::Value = serde_json::from_slice(bytes).ok()?;
     let error = answer.get("error").unwrap_or(&answer);
     let is = |member: &str, word: &str| error.get(member).and_then(|value| value.as_str()) == Some(word);
     let told = is("type", "exceed_context_size_error")
         || is("code", "context_length_exceeded")
-        || error["message"].as_str().is_some_and(|text| text.contains("maximum context length"));
+        || error["message"].as_str().is_some_and(|text| PHRASES.iter().any(|phrase| text.contains(phrase)));
     let figures = error["n_prompt_tokens"].as_u64().zip(error["n_ctx"].as_u64());
     told.then_some(RuntimeError::ContextExceeded(figures))
 }

@@ -150,6 +150,11 @@ impl Store {
         })
     }
 
+    /// When the newest row was made.
+    pub fn newest_row(&self) -> Result<Option<i64>, StoreError> {
+        self.read(|connection| connection.query_row("SELECT max(created) FROM usage", [], |row| row.get(0)))
+    }
+
     /// The figures since a time, all in all and by group.
     pub fn usage(&self, since: i64, by: Option<Grouping>) -> Result<(Sums, Vec<UsageRow>), StoreError> {
         self.read(|connection| {

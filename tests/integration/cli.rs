@@ -1,8 +1,8 @@
 //! The commands, as a person or a script uses them.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::support::{Runtime, Server, chat};
+use crate::support::{Runtime, Script, Server, chat};
 
 #[track_caller]
 fn refused(server: &Server, arguments: &[&str], code: i32, word: &str) {
@@ -121,29 +121,90 @@ fn usage_in_its_forms() {
     assert_eq!(json["requests"], 0);
 }
 
+/// What `check --json` finds, as pairs of a part and its status, and all of its messages.
+fn findings(server: &Server, code: i32) -> (Vec<(String, String)>, String) {
+    let output = server.run(&["check", "--json"]);
+    assert_eq!(output.status.code(), Some(code), "{}", String::from_utf8_lossy(&output.stdout));
+    let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let list = json.as_array().expect("an array");
+    let text = |finding: &Value, member: &str| finding[member].as_str().unwrap_or_default().to_owned();
+    let pairs = list.iter().map(|finding| (text(finding, "part"), text(finding, "status"))).collect();
+    (pairs, list.iter().map(|finding| text(finding, "message") + "\n").collect())
+}
+
+fn status_of(pairs: &[(String, String)], part: &str) -> Vec<String> {
+    pairs.iter().filter(|(name, _)| name == part).map(|(_, status)| status.clone()).collect()
+}
+
 #[test]
-fn check_tells_what_works_and_what_does_not() {
+fn check_tells_what_works() {
     let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime));
+    let server = Server::new(Some(&runtime)).set("ADRIATICUM_API_HOSTS", "localhost");
     let told = server.told(&["check"]);
     assert!(told.contains("first start makes it") && told.contains("reports usage"), "{told}");
+    assert!(told.contains("MiB free"), "{told}");
+    assert!(told.lines().all(|line| line.starts_with("ok  ")), "{told}");
     assert!(!server.folder.path("adriaticum.db").exists(), "a check makes no database");
     server.key();
-    let told = server.told(&["check"]);
-    assert!(told.contains("takes a write"), "{told}");
+    let (pairs, messages) = findings(&server, 0);
+    let parts: Vec<&str> = pairs.iter().map(|(part, _)| part.as_str()).collect();
+    assert_eq!(parts, ["configuration", "hosts", "clock", "database", "search", "runtime"]);
+    assert!(
+        pairs.iter().all(|(_, status)| status == "ok") && messages.contains("takes a write"),
+        "{messages}"
+    );
     assert_eq!(server.query("SELECT count(*) FROM usage"), [[rusqlite::types::Value::Integer(0)]]);
+}
 
-    let both = format!("{},http://127.0.0.1:1/v1", runtime.url());
-    let output = server.set("ADRIATICUM_RUNTIME_URL", both).run(&["check"]);
-    let told = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert_eq!(output.status.code(), Some(1));
+#[test]
+fn check_tells_what_does_not_work_and_what_to_do() {
+    let runtime = Runtime::start();
+    let server = Server::new(None)
+        .set("ADRIATICUM_RUNTIME_URL", format!("{},http://127.0.0.1:1/v1", runtime.url()))
+        .set("ADRIATICUM_API_HOSTS", "nowhere.invalid");
+    let told = String::from_utf8_lossy(&server.run(&["check"]).stdout).into_owned();
     assert!(told.contains("FAIL  runtime        http://127.0.0.1:1/v1: no connection"), "{told}");
-    assert_eq!(told.matches("ok  ").count(), 3, "{told}");
+    let (pairs, messages) = findings(&server, 1);
+    assert_eq!(status_of(&pairs, "hosts"), ["warn"]);
+    assert_eq!(status_of(&pairs, "runtime")[..2], ["ok", "fail"], "{messages}");
 
     let nowhere = Server::new(None).set("ADRIATICUM_DATABASE", "/nowhere/at/all.db");
-    let told = String::from_utf8_lossy(&nowhere.run(&["check"]).stdout).into_owned();
-    assert!(told.contains("folder does not exist") && told.contains("ADRIATICUM_RUNTIME_URL"), "{told}");
-    let told =
-        String::from_utf8_lossy(&nowhere.set("ADRIATICUM_QUEUE", "x").run(&["check"]).stdout).into_owned();
+    let (pairs, messages) = findings(&nowhere, 1);
+    assert_eq!(status_of(&pairs, "database"), ["fail"]);
+    assert!(
+        messages.contains("folder does not exist") && messages.contains("ADRIATICUM_RUNTIME_URL"),
+        "{messages}"
+    );
+    let broken = nowhere.set("ADRIATICUM_QUEUE", "x");
+    let told = String::from_utf8_lossy(&broken.run(&["check"]).stdout).into_owned();
     assert!(told.starts_with("FAIL  configuration") && told.contains("ADRIATICUM_QUEUE"), "{told}");
+}
+
+#[test]
+fn check_tells_what_a_runtime_says_of_itself() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime));
+    runtime.next(Script::Answer(200, json!({"data": [{"id": "other.gguf"}]})));
+    runtime.next(Script::Answer(200, json!({"default_generation_settings": {"n_ctx": 8192}})));
+    runtime.next(Script::Answer(200, json!({"choices": [{"message": {"content": "x"}}]})));
+    let (pairs, messages) = findings(&server, 0);
+    assert_eq!(status_of(&pairs, "runtime"), ["warn"]);
+    assert!(
+        messages.contains("context of 8192 tokens") && messages.contains("reports no usage"),
+        "{messages}"
+    );
+    runtime.next(Script::Answer(200, json!({"data": [{"id": "other.gguf", "max_model_len": 4096}]})));
+    runtime.next(Script::Answer(404, json!({"error": {"message": "no such model"}})));
+    let (_, messages) = findings(&server, 1);
+    assert!(messages.contains("It knows other.gguf: set runtime.model"), "{messages}");
+}
+
+#[test]
+fn check_notices_a_clock_that_was_set_back() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    server.post(&server.key(), &chat("x")).is_completion();
+    server.query("UPDATE usage SET created = created + 3600 RETURNING id");
+    let (pairs, messages) = findings(&server, 0);
+    assert_eq!(status_of(&pairs, "clock"), ["warn"], "{messages}");
 }

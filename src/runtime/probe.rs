@@ -1,0 +1,76 @@
+//! What can be learnt of a runtime without spending an inference.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::config::Secret;
+
+/// The largest answer that is read: a list of models, or a description of one.
+const MAX_ANSWER: u64 = 1024 * 1024;
+
+/// What a runtime tells about itself.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct About {
+    /// The names it knows its models by.
+    pub models: Vec<String>,
+    /// How many tokens a prompt and its answer may have together.
+    pub context: Option<u64>,
+}
+
+/// Asks whoever answers at a base address for its models; nothing if it is no runtime.
+pub fn probe(url: &str, api_key: Option<&Secret>, time: Duration) -> Option<About> {
+    let agent = super::agent(1, 1);
+    let get = |address: &str| -> Option<Value> {
+        let mut request = agent.get(address);
+        if let Some(key) = api_key {
+            request = request.header("authorization", format!("Bearer {}", key.expose()));
+        }
+        let mut response = request.config().timeout_global(Some(time)).build().call().ok()?;
+        let text = response.body_mut().with_config().limit(MAX_ANSWER).read_to_vec().ok()?;
+        (response.status() == 200).then(|| serde_json::from_slice(&text).ok())?
+    };
+    let mut about = read_models(&get(&format!("{url}/models"))?)?;
+    if about.context.is_none() {
+        // llama.cpp tells the context it was started with, and not the one of the model, beside the API.
+        let root = url.strip_suffix("/v1").unwrap_or(url);
+        about.context = get(&format!("{root}/props"))
+            .and_then(|props| props["default_generation_settings"]["n_ctx"].as_u64());
+    }
+    Some(about)
+}
+
+/// The list that every OpenAI-compatible runtime has; vLLM tells the context in it.
+fn read_models(list: &Value) -> Option<About> {
+    let models = list["data"].as_array()?;
+    Some(About {
+        models: models.iter().filter_map(|model| Some(model["id"].as_str()?.to_owned())).collect(),
+        context: models.iter().find_map(|model| model["max_model_len"].as_u64()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn lists_of_models() {
+        for (list, about) in [
+            (
+                json!({"data": [{"id": "a", "max_model_len": 7}, {"id": "b"}]}),
+                Some((vec!["a", "b"], Some(7))),
+            ),
+            (json!({"object": "list", "data": []}), Some((vec![], None))),
+            (json!({"error": {"code": "not_found"}}), None),
+            (json!([]), None),
+        ] {
+            let found = read_models(&list);
+            let about = about.map(|(models, context)| About {
+                models: models.into_iter().map(String::from).collect(),
+                context,
+            });
+            assert_eq!(found, about, "{list}");
+        }
+    }
+}
