@@ -2,6 +2,7 @@
 //! which their errors win.
 
 use std::panic::{self, AssertUnwindSafe};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::api::key::{self, Caller};
@@ -18,7 +19,7 @@ use crate::store::{NewRow, Outcome, RowId, Store, Tokens};
 pub struct Pipeline {
     pub api_hosts: Vec<String>,
     pub compatibility: Compatibility,
-    pub store: Store,
+    pub store: Arc<Store>,
     pub runtimes: Option<Runtimes>,
 }
 
@@ -66,7 +67,7 @@ impl Pipeline {
         let chat = validation::read(&request.head, body, self.compatibility)?;
         let runtimes = inference::configured(self.runtimes.as_ref())?;
         record.row = Row::Refused;
-        record.row = Row::Open(ledger::open(&self.store, &record.new_row(&record.id.to_string()))?);
+        record.row = Row::Open(ledger::open(&self.store, record.new_row())?);
         let asked = Instant::now();
         let generated = inference::run(runtimes, &chat);
         record.runtime = Some(asked.elapsed());
@@ -82,13 +83,11 @@ impl Pipeline {
             Row::Open(row) => Some(row),
             Row::None => None,
         };
-        let outcome = record.outcome(&result);
-        let id = record.id.to_string();
-        match ledger::settle(&self.store, opened, &record.new_row(&id), &outcome) {
+        match ledger::settle(&self.store, opened, record.new_row(), record.outcome(&result)) {
             Ok(()) => result,
             Err(error) if result.is_ok() => Err(ledger::not_kept(&error)),
             Err(error) => {
-                log::error!("{id} ledger: {error}");
+                log::error!("{} ledger: {error}", record.id);
                 result
             }
         }
@@ -127,9 +126,15 @@ impl Record {
         }
     }
 
-    fn new_row<'a>(&'a self, id: &'a str) -> NewRow<'a> {
+    fn new_row(&self) -> NewRow {
         let caller = self.caller.as_ref().expect("only a caller's request should have a row");
-        NewRow { request_id: id, key_id: &caller.key_id, created: self.created, note_use: caller.note_use }
+        NewRow {
+            request_id: self.id.to_string(),
+            key_id: caller.key_id.clone(),
+            key_name: caller.key_name.clone(),
+            created: self.created,
+            note_use: caller.note_use,
+        }
     }
 
     fn outcome(&self, result: &Result<Generated, Failure>) -> Outcome {
@@ -138,11 +143,11 @@ impl Record {
             Err(failure) => (failure.error.status(), Some(failure.error.code()), Tokens::default()),
         };
         Outcome {
-            status,
+            status: Some(status),
             error_code,
             tokens,
-            duration_ms: milliseconds(self.received.elapsed()),
-            queue_ms: milliseconds(self.queue),
+            duration_ms: Some(milliseconds(self.received.elapsed())),
+            queue_ms: Some(milliseconds(self.queue)),
             runtime_ms: self.runtime.map(milliseconds),
             grounded: false,
         }
@@ -163,10 +168,13 @@ impl Record {
         let key = self.caller.as_ref().map_or("-", |caller| &caller.key_id);
         let id = self.id;
         log::info!(
-            "{id} status={status} error={} key={key} total_ms={duration_ms:.3} queue_ms={queue_ms:.3} \
-             runtime_ms={} prompt_tokens={} completion_tokens={} total_tokens={}",
+            "{id} status={} error={} key={key} total_ms={} queue_ms={} runtime_ms={} prompt_tokens={} \
+             completion_tokens={} total_tokens={}",
+            shown(status),
             error_code.unwrap_or("-"),
-            shown(runtime_ms.map(|ms| format!("{ms:.3}"))),
+            shown(duration_ms),
+            shown(queue_ms),
+            shown(runtime_ms),
             shown(tokens.prompt_tokens),
             shown(tokens.completion_tokens),
             shown(tokens.total_tokens),

@@ -16,6 +16,7 @@ const LAST_USE_PRECISION: i64 = 60;
 #[derive(Debug)]
 pub struct Caller {
     pub key_id: String,
+    pub key_name: String,
     pub permissions: Vec<Permission>,
     /// Whether this use is to be noted.
     pub note_use: bool,
@@ -38,6 +39,7 @@ pub fn authenticate(head: &Head, store: &Store, now: i64) -> Result<Caller, Fail
     }
     Ok(Caller {
         key_id: key.id,
+        key_name: key.name,
         permissions: key.permissions,
         note_use: key.last_used.is_none_or(|last| (now - last).abs() >= LAST_USE_PRECISION),
     })

@@ -4,7 +4,7 @@ use crate::error::Failure;
 use crate::store::{NewRow, Outcome, RowId, Store, StoreError};
 
 /// Makes the row. Where that fails, the runtime must not be asked.
-pub fn open(store: &Store, row: &NewRow) -> Result<RowId, Failure> {
+pub fn open(store: &Store, row: NewRow) -> Result<RowId, Failure> {
     store.open_row(row).map_err(|error| {
         Failure::unavailable(
             "Usage can't be recorded at the moment, so the request was not run. Try again later.",
@@ -14,14 +14,9 @@ pub fn open(store: &Store, row: &NewRow) -> Result<RowId, Failure> {
 }
 
 /// Writes the outcome: into the row that is open, or as a row of its own where none was opened.
-pub fn settle(
-    store: &Store,
-    opened: Option<RowId>,
-    row: &NewRow,
-    outcome: &Outcome,
-) -> Result<(), StoreError> {
+pub fn settle(store: &Store, opened: Option<RowId>, row: NewRow, outcome: Outcome) -> Result<(), StoreError> {
     match opened {
-        Some(opened) => store.close_row(opened, outcome),
+        Some(opened) => store.close_row(opened, row, outcome),
         None => store.add_row(row, outcome),
     }
 }

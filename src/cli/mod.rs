@@ -1,5 +1,6 @@
 //! The commands, a file each: its arguments and what it does.
 
+mod backup;
 mod check;
 mod keys;
 mod serve;
@@ -30,6 +31,9 @@ Commands:
   keys rename ID NAME   Give a key another name
   keys revoke ID        Refuse a key from now on, for good
   usage                 Tell what the ledger holds
+  usage show ID         Tell one request's story
+  usage verify          Look for rows that were altered, removed or put in
+  backup FILE           Make a consistent copy of the database while it is used
   check                 Try every part that a completion needs
 
 Options:
@@ -68,6 +72,7 @@ fn run() -> Result<(), CliError> {
             "serve" => serve::run(args),
             "keys" => keys::run(args),
             "usage" => usage::run(args),
+            "backup" => backup::run(args),
             "check" => check::run(args),
             _ => Err(CliError::Usage(format!("there is no command {command:?}."))),
         },

@@ -14,6 +14,7 @@ use crate::config::Config;
 use crate::listener::{Limits, Listener, Socket};
 use crate::logging;
 use crate::pipeline::Pipeline;
+use crate::retention::Retention;
 use crate::runtime::Runtimes;
 
 const HELP: &str = "\
@@ -45,7 +46,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     // The sockets come before the database: a second service that is started by mistake ends here, before
     // it takes the requests of the first for interrupted ones.
     let sockets = sockets(&config)?;
-    let store = open_store(&config)?;
+    let store = Arc::new(open_store(&config)?);
     match store.close_interrupted()? {
         0 => {}
         count => log::warn!("{count} requests were interrupted by the last end of the service"),
@@ -65,9 +66,11 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     }
     let listener = Listener::new(sockets, limits).map_err(|error| failed("the listener", &error))?;
     stop_on_signals(&listener).map_err(|error| failed("the signals", &error))?;
+    let retention = config.retention_days.map(|days| Retention::start(Arc::clone(&store), days));
     let pipeline =
         Pipeline { api_hosts: config.api_hosts, compatibility: config.compatibility, store, runtimes };
     listener.run(Arc::new(pipeline)).map_err(|error| failed("the listener", &error))?;
+    drop(retention);
     log::info!("stopped");
     Ok(())
 }

@@ -1,98 +1,248 @@
 //! `usage`: what the ledger holds.
 
-use serde::Serialize;
+use std::io::{self, Write};
+
+use serde_json::Value;
 
 use super::when::{self, When};
 use super::{Args, CliError, Opt, open_store, print, print_json, table};
-use crate::store::{Grouping, Sums, UsageRow};
+use crate::store::{Grouping, Range, Store, Sums, UsageRow};
 
 const HELP: &str = "\
 Tells how many requests there were and how many tokens the runtime measured for them.
 
-Usage: adriaticum usage [--since 24h|7d|30d|DATE] [--by day|key] [--json|--csv]
+Usage: adriaticum usage [--since WHEN] [--until WHEN] [--by GROUP] [--json|--csv]
+       adriaticum usage show REQUEST_ID [--json]
+       adriaticum usage verify
+
+show tells what is known of one request. verify walks the whole ledger and names the first row that was altered,
+removed or put in between, and the first day whose sums are not those of its rows; what it prints as the head can
+be noted elsewhere and held against a later run.
 
 Options:
   --since WHEN   Only what came since then: 24h, 7d, or a date (YYYY-MM-DD, UTC)
-  --by GROUP     A row for each day (UTC) or each key
+  --until WHEN   Only what came before then
+  --by GROUP     A row for each hour, day, month (UTC), key or status
   --json         Print JSON
   --csv          Print comma-separated values
 ";
 
-#[derive(Serialize)]
-struct Report {
-    #[serde(flatten)]
-    sums: Sums,
-    rows: Vec<UsageRow>,
+/// How the figures are printed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Table,
+    Json,
+    Csv,
 }
 
 pub fn run(mut args: Args) -> Result<(), CliError> {
     let (mut json, mut csv) = (false, false);
-    let mut since = None;
-    let mut by = None;
+    let (mut since, mut until, mut by) = (None, None, None);
     let mut set_since = |text: &str| {
         since = Some(When::parse(text).ok_or(When::TAKES)?);
         Ok(())
     };
+    let mut set_until = |text: &str| {
+        until = Some(When::parse(text).ok_or(When::TAKES)?);
+        Ok(())
+    };
     let mut set_by = |word: &str| {
-        by = Some(match word {
-            "day" => Grouping::Day,
-            "key" => Grouping::Key,
-            _ => return Err("day or key".into()),
-        });
+        let known = Grouping::ALL.into_iter().find(|(name, _)| *name == word);
+        by = Some(known.ok_or("hour, day, month, key or status")?.1);
         Ok(())
     };
     let mut options = [
         Opt::Flag("json", &mut json),
         Opt::Flag("csv", &mut csv),
         Opt::Value("since", &mut set_since),
+        Opt::Value("until", &mut set_until),
         Opt::Value("by", &mut set_by),
     ];
-    if args.words(HELP, [], &mut options)?.is_none() {
+    match args.next_word(HELP, &mut options)?.as_deref() {
+        None if args.done => return Ok(()),
+        None => {}
+        Some("show") => return show(args),
+        Some("verify") => return verify(args),
+        Some(word) => return Err(CliError::Usage(format!("there is no command usage {word:?}."))),
+    }
+    let form = match (json, csv) {
+        (true, true) => return Err(CliError::Usage("--json and --csv exclude each other.".into())),
+        (true, false) => Form::Json,
+        (false, true) => Form::Csv,
+        (false, false) => Form::Table,
+    };
+    let now = when::now();
+    let ago = |when: Option<When>, otherwise: i64| when.map_or(otherwise, |when| when.ago(now));
+    let range = Range { since: ago(since, i64::MIN), until: ago(until, i64::MAX) };
+    let store = open_store(&args.config()?)?;
+    match form {
+        Form::Table => print_table(&store, range, by),
+        Form::Json => stream(&store, range, by, write_json_start, write_json_row, "\n]}\n"),
+        Form::Csv => stream(&store, range, by, write_csv_start, write_csv_row, ""),
+    }
+}
+
+fn show(mut args: Args) -> Result<(), CliError> {
+    let mut json = false;
+    let Some([id]) = args.words(HELP, ["the REQUEST_ID"], &mut [Opt::Flag("json", &mut json)])? else {
+        return Ok(());
+    };
+    let row = open_store(&args.config()?)?.find_row(&id)?.ok_or_else(|| {
+        CliError::Failed(format!(
+            "there is no row for {id:?}. A request without a valid key has none, and old ones may have been removed."
+        ))
+    })?;
+    if json {
+        return print_json(&row);
+    }
+    let outcome = match (row.status, &row.error_code) {
+        (Some(status), Some(code)) => format!("{status} {code}"),
+        (Some(status), None) => status.to_string(),
+        (None, Some(code)) => format!("{code}: the service ended before it was answered"),
+        (None, None) => "under way".into(),
+    };
+    let figure = |figure: Option<i64>| figure.map_or("not measured".into(), |figure| figure.to_string());
+    let time = |time: Option<f64>| time.map_or("-".into(), |time| format!("{time:.3} ms"));
+    let lines = [
+        ("request", row.request_id),
+        ("key", format!("{} ({})", row.key_id, row.key_name)),
+        ("created", when::shown(Some(row.created))),
+        ("outcome", outcome),
+        ("prompt tokens", figure(row.tokens.prompt_tokens)),
+        ("completion tokens", figure(row.tokens.completion_tokens)),
+        ("total tokens", figure(row.tokens.total_tokens)),
+        ("whole time", time(row.duration_ms)),
+        ("waited", time(row.queue_ms)),
+        ("runtime", time(row.runtime_ms)),
+        ("grounded", if row.grounded { "yes" } else { "no" }.into()),
+    ];
+    print(&table::lay_out(&lines.map(|(name, value)| vec![name.into(), value])))
+}
+
+fn verify(mut args: Args) -> Result<(), CliError> {
+    if args.words(HELP, [], &mut [])?.is_none() {
         return Ok(());
     }
-    if json && csv {
-        return Err(CliError::Usage("--json and --csv exclude each other.".into()));
+    let verdict = open_store(&args.config()?)?.verify()?;
+    match verdict.fault {
+        None => print(&format!("{} rows, nothing wrong. The head is {}\n", verdict.rows, verdict.head)),
+        Some(fault) => Err(CliError::Failed(format!("after {} good rows: {fault}.", verdict.rows))),
     }
-    let since = since.map_or(i64::MIN, |when: When| when.ago(when::now()));
-    let (sums, rows) = open_store(&args.config()?)?.usage(since, by)?;
-    if json {
-        return print_json(&Report { sums, rows });
-    }
-    let lines = lines(by, &sums, &rows);
-    if csv {
-        let text: String = lines.iter().map(|line| csv_line(line)).collect();
-        return print(&text);
-    }
-    print(&table::lay_out(&lines))
 }
 
-/// The heading and the rows: a row for each group, or the sums alone.
-fn lines(by: Option<Grouping>, sums: &Sums, rows: &[UsageRow]) -> Vec<Vec<String>> {
-    let group: &[&str] = match by {
-        None => &[],
-        Some(Grouping::Day) => &["day"],
-        Some(Grouping::Key) => &["key_id", "name"],
+fn print_table(store: &Store, range: Range, by: Option<Grouping>) -> Result<(), CliError> {
+    let sums = store.sums(range)?;
+    if let Some(by) = by {
+        let mut lines = vec![heading(Some(by))];
+        store.grouped(range, by, |row| lines.push(cells(by, &row)))?;
+        print(&table::lay_out(&lines))?;
+    }
+    print(&summary(&sums))
+}
+
+/// What there is, in a sentence: what was not measured is told beside what was, never as a zero.
+fn summary(sums: &Sums) -> String {
+    let measured = sums.requests - sums.errors - sums.unmeasured;
+    let tokens = if measured <= 0 && sums.total_tokens == 0 {
+        "no tokens measured".into()
+    } else {
+        format!(
+            "{} tokens ({} in, {} out)",
+            grouped(sums.total_tokens),
+            grouped(sums.prompt_tokens),
+            grouped(sums.completion_tokens)
+        )
     };
-    let figures = ["requests", "errors", "prompt_tokens", "completion_tokens", "total_tokens", "unmeasured"];
-    let mut lines = vec![group.iter().chain(&figures).map(ToString::to_string).collect()];
-    if by.is_none() {
-        lines.push(cells(sums));
-    }
-    for row in rows {
-        // A key that is gone from the table of keys has no name any more.
-        let mut line: Vec<String> = match by {
-            Some(Grouping::Key) => {
-                [&row.key_id, &row.name].map(|cell| cell.clone().unwrap_or_default()).into()
-            }
-            _ => vec![row.day.clone().unwrap_or_default()],
-        };
-        line.extend(cells(&row.sums));
-        lines.push(line);
-    }
-    lines
+    format!(
+        "{} requests, {} errors, {tokens}, {} requests unmeasured\n",
+        grouped(sums.requests),
+        grouped(sums.errors),
+        grouped(sums.unmeasured)
+    )
 }
 
-fn cells(sums: &Sums) -> Vec<String> {
+/// A number with a comma between thousands.
+fn grouped(number: i64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Prints groups as they come, so that as many as there are need no more memory than one.
+fn stream(
+    store: &Store,
+    range: Range,
+    by: Option<Grouping>,
+    start: fn(&mut dyn Write, Option<Grouping>, &Sums) -> io::Result<()>,
+    each: fn(&mut dyn Write, Grouping, &UsageRow, bool) -> io::Result<()>,
+    end: &str,
+) -> Result<(), CliError> {
+    let sums = store.sums(range)?;
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let mut result = start(&mut out, by, &sums);
+    if let Some(by) = by {
+        let mut first = true;
+        store.grouped(range, by, |row| {
+            if result.is_ok() {
+                result = each(&mut out, by, &row, first);
+            }
+            first = false;
+        })?;
+    }
+    let result = result.and_then(|()| out.write_all(end.as_bytes())).and_then(|()| out.flush());
+    match result {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(CliError::Failed(format!("standard output: {error}.")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn write_json_start(out: &mut dyn Write, _: Option<Grouping>, sums: &Sums) -> io::Result<()> {
+    let sums = serde_json::to_string(sums).expect("sums should have their JSON");
+    // The sums are an object of their own; the rows become its last member.
+    write!(out, "{},\n\"rows\": [", sums.trim_end_matches('}'))
+}
+
+fn write_json_row(out: &mut dyn Write, _: Grouping, row: &UsageRow, first: bool) -> io::Result<()> {
+    let row = serde_json::to_string(row).expect("a row should have its JSON");
+    write!(out, "{}\n  {row}", if first { "" } else { "," })
+}
+
+fn write_csv_start(out: &mut dyn Write, by: Option<Grouping>, sums: &Sums) -> io::Result<()> {
+    out.write_all(csv_line(&heading(by)).as_bytes())?;
+    match by {
+        Some(_) => Ok(()),
+        None => out.write_all(csv_line(&figures(sums)).as_bytes()),
+    }
+}
+
+fn write_csv_row(out: &mut dyn Write, by: Grouping, row: &UsageRow, _: bool) -> io::Result<()> {
+    out.write_all(csv_line(&cells(by, row)).as_bytes())
+}
+
+fn heading(by: Option<Grouping>) -> Vec<String> {
+    let labels = by.map_or(&[][..], Grouping::labels);
+    let figures = ["requests", "errors", "prompt_tokens", "completion_tokens", "total_tokens", "unmeasured"];
+    labels.iter().chain(&figures).map(ToString::to_string).collect()
+}
+
+fn cells(by: Grouping, row: &UsageRow) -> Vec<String> {
+    let text = |name: &&str| match &row.labels[*name] {
+        Value::String(text) => text.clone(),
+        Value::Null => String::new(),
+        other => other.to_string(),
+    };
+    by.labels().iter().map(text).chain(figures(&row.sums)).collect()
+}
+
+fn figures(sums: &Sums) -> Vec<String> {
     [
         sums.requests,
         sums.errors,
@@ -130,5 +280,24 @@ mod tests {
     fn comma_separated_values() {
         let cells = ["plain", "a,b", "say \"x\"", "=1+1", ""].map(String::from);
         assert_eq!(csv_line(&cells), "plain,\"a,b\",\"say \"\"x\"\"\",'=1+1,\r\n");
+    }
+
+    #[test]
+    fn what_was_not_measured_is_no_zero() {
+        let sums = Sums {
+            requests: 15,
+            unmeasured: 3,
+            prompt_tokens: 12_000,
+            completion_tokens: 480,
+            total_tokens: 12_480,
+            errors: 0,
+        };
+        assert_eq!(
+            summary(&sums),
+            "15 requests, 0 errors, 12,480 tokens (12,000 in, 480 out), 3 requests unmeasured\n"
+        );
+        let sums = Sums { requests: 3, unmeasured: 3, ..Sums::default() };
+        assert_eq!(summary(&sums), "3 requests, 0 errors, no tokens measured, 3 requests unmeasured\n");
+        assert_eq!(grouped(1_234_567), "1,234,567");
     }
 }

@@ -31,6 +31,8 @@ pub struct Config {
     pub compatibility: Compatibility,
     pub log_level: LevelFilter,
     pub runtime: RuntimeConfig,
+    /// After how many days a row of the ledger is removed; nothing keeps everything.
+    pub retention_days: Option<u32>,
     /// The file it was read from, if any.
     pub file: Option<PathBuf>,
     /// Variables of the environment that look like settings and are none.
@@ -108,11 +110,11 @@ impl Config {
             compatibility: settings.word("compatibility", &COMPATIBILITIES, Compatibility::Strict)?,
             log_level: settings.word("log_level", &LEVELS, LevelFilter::Info)?,
             runtime: runtime(&mut settings)?,
+            retention_days: retention_days(settings.number("usage.retention_days", 0..=36_500, 0)?),
             file: file.map(Path::to_owned),
             unknown_variables: Vec::new(),
         };
         search(&mut settings)?;
-        retention(settings.take("usage.retention_days"))?;
         config.unknown_variables = settings.finish()?;
         Ok(config)
     }
@@ -242,14 +244,8 @@ fn search(settings: &mut Settings) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// A ledger that can't be shortened yet says so instead of keeping what it was told to remove.
-fn retention(written: Option<Written>) -> Result<(), ConfigError> {
-    match written {
-        Some(written) if written.number() != Some(0) => {
-            Err(written.refuse("only 0 in this version, which keeps everything"))
-        }
-        _ => Ok(()),
-    }
+fn retention_days(days: u64) -> Option<u32> {
+    u32::try_from(days).ok().filter(|&days| days > 0)
 }
 
 #[cfg(test)]
@@ -336,7 +332,7 @@ mod tests {
             ("RUNTIME_API_KEY_FILE", "/nowhere/at/all"),
             ("SEARCH_GROUNDING", "sometimes"),
             ("SEARCH_GROUNDING", "always"),
-            ("USAGE_RETENTION_DAYS", "9"),
+            ("USAGE_RETENTION_DAYS", "-9"),
         ] {
             let variable = format!("ADRIATICUM_{name}");
             let error = environment(&[(&variable, value)]).expect_err(name).to_string();

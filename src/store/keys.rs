@@ -101,17 +101,18 @@ impl Store {
     ) -> Result<String, StoreError> {
         let id = format!("key_{}", secret_hex::<8>());
         let words: Vec<&str> = permissions.iter().map(|permission| permission.as_str()).collect();
-        self.write_synced(|connection| {
+        let (permissions, name) = (words.join(","), name.0.clone());
+        self.write_synced(move |connection| {
             connection.execute(
                 "INSERT INTO keys (id, digest, name, permissions, created, expires)
                  VALUES (:id, :digest, :name, :permissions, :created, :expires)",
                 named_params! {
-                    ":id": id, ":digest": digest.0, ":name": name.0, ":permissions": words.join(","),
+                    ":id": id, ":digest": digest.0, ":name": name, ":permissions": permissions,
                     ":created": created, ":expires": expires,
                 },
-            )
-        })?;
-        Ok(id)
+            )?;
+            Ok(id)
+        })
     }
 
     /// The key whose secret has this digest, as the last commit of any process left it.
@@ -136,15 +137,17 @@ impl Store {
 
     /// Whether there was such a key.
     pub fn rename_key(&self, id: &str, name: &KeyName) -> Result<bool, StoreError> {
-        let changed = self.write_synced(|connection| {
-            connection.execute("UPDATE keys SET name = ?2 WHERE id = ?1", [id, name.0.as_str()])
+        let (id, name) = (id.to_owned(), name.0.clone());
+        let changed = self.write_synced(move |connection| {
+            connection.execute("UPDATE keys SET name = ?2 WHERE id = ?1", [id, name])
         })?;
         Ok(changed > 0)
     }
 
     /// Whether there was such a key. One that is revoked already stays revoked since then.
     pub fn revoke_key(&self, id: &str, now: i64) -> Result<bool, StoreError> {
-        let changed = self.write_synced(|connection| {
+        let id = id.to_owned();
+        let changed = self.write_synced(move |connection| {
             connection.execute(
                 "UPDATE keys SET revoked = coalesce(revoked, ?2) WHERE id = ?1",
                 rusqlite::params![id, now],

@@ -3,31 +3,42 @@
 //! Writing goes through one connection, one at a time; reading never waits for it, because in WAL mode a
 //! reader sees the last commit whatever a writer is doing.
 
+mod chain;
 mod keys;
+mod ledger;
+mod retention;
+mod sums;
 mod upgrades;
-mod usage;
+mod writer;
 
 use std::fmt;
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
+pub use chain::{Fault, Verdict};
 pub use keys::{Digest, Key, KeyName, Permission};
-pub use usage::{Grouping, NewRow, Outcome, RowId, Sums, Tokens, UsageRow};
+pub use ledger::{LedgerRow, NewRow, Outcome, RowId, Tokens};
+pub use sums::{Grouping, Range, Sums, UsageRow};
+use writer::Writer;
 
-/// How long a write waits for its turn and for other processes, all in all.
-const WRITE_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a start waits for other processes.
+const START_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long a read waits where the database has to be recovered or is being checkpointed away.
 const READ_PATIENCE: Duration = Duration::from_secs(2);
 
-/// The pages that a connection keeps in memory, in KiB: look-ups touch few.
-const CACHE_KIB: i64 = 256;
+/// What a connection keeps of the database in memory, in KiB: look-ups touch few pages, a write some more.
+const READER_CACHE: i64 = 256;
+const WRITER_CACHE: i64 = 1024;
+
+/// A day, in seconds.
+const DAY: i64 = 86_400;
 
 pub struct Store {
     path: PathBuf,
@@ -39,12 +50,14 @@ pub struct Store {
 }
 
 /// A database that can't be used, or that did not do what it was asked to.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum StoreError {
-    Sqlite(rusqlite::Error),
-    Io(io::Error),
+    /// Shared by all whose writes went wrong together.
+    Sqlite(Arc<rusqlite::Error>),
+    Io(Arc<io::Error>),
     /// Other writers did not let it through in time.
     Busy,
+    Panicked,
     /// It was made by a later version of the program.
     Newer {
         found: i64,
@@ -71,6 +84,7 @@ impl fmt::Display for StoreError {
             },
             Self::Io(error) => write!(f, "{error}"),
             Self::Busy => f.write_str("the database is locked by another process"),
+            Self::Panicked => f.write_str("a write panicked"),
             Self::Newer { found, known } => write!(
                 f,
                 "the database has version {found}, and this program knows versions up to {known}: \
@@ -86,7 +100,7 @@ impl From<rusqlite::Error> for StoreError {
     fn from(error: rusqlite::Error) -> Self {
         match error.sqlite_error_code() {
             Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Self::Busy,
-            _ => Self::Sqlite(error),
+            _ => Self::Sqlite(Arc::new(error)),
         }
     }
 }
@@ -95,9 +109,16 @@ impl Store {
     /// Opens the database, makes it where there is none, and brings it to the present form.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         // Made here and not by SQLite, so that only the service's own user and group may read it.
-        OpenOptions::new().append(true).create(true).mode(0o640).open(path).map_err(StoreError::Io)?;
-        let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-        connection.busy_timeout(WRITE_PATIENCE)?;
+        OpenOptions::new()
+            .append(true)
+            .create(true)
+            .mode(0o640)
+            .open(path)
+            .map_err(|error| StoreError::Io(Arc::new(error)))?;
+        let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE, WRITER_CACHE)?;
+        connection.busy_timeout(START_PATIENCE)?;
+        // It counts for a new database only: what retention removes is given back to the file system.
+        connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
         connection.pragma_update(None, "journal_mode", "WAL")?;
         upgrades::bring_up_to_date(&mut connection)?;
         Ok(Self { path: path.to_owned(), writer: Writer::new(connection), readers: Mutex::default() })
@@ -115,13 +136,31 @@ impl Store {
                 )),
             }
         })?;
-        self.write(|connection| {
-            let transaction =
-                connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-            transaction.execute("CREATE TABLE trial (content BLOB)", [])?;
-            transaction.execute("INSERT INTO trial VALUES (zeroblob(65536))", [])?;
-            transaction.rollback()
-        })
+        let tried = self.write(|connection| {
+            connection.execute("CREATE TABLE trial (content BLOB)", [])?;
+            connection.execute("INSERT INTO trial VALUES (zeroblob(65536))", [])?;
+            Err::<(), _>(rusqlite::Error::QueryReturnedNoRows)
+        });
+        match tried {
+            // The error that undoes it: everything before it went well.
+            Err(StoreError::Sqlite(error)) if matches!(*error, rusqlite::Error::QueryReturnedNoRows) => {
+                Ok(())
+            }
+            tried => tried,
+        }
+    }
+
+    /// Makes a consistent copy, of this moment, while others write.
+    pub fn backup(&self, to: &Path) -> Result<(), StoreError> {
+        // SQLite would refuse too, but in words about tables.
+        OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o640)
+            .open(to)
+            .map_err(|error| StoreError::Io(Arc::new(error)))?;
+        self.read(|connection| connection.execute("VACUUM INTO ?", [to.to_string_lossy()]))?;
+        Ok(())
     }
 
     fn read<T>(&self, work: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, StoreError> {
@@ -129,7 +168,7 @@ impl Store {
         let connection = match idle {
             Some(connection) => connection,
             None => {
-                let connection = connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+                let connection = connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE)?;
                 connection.busy_timeout(READ_PATIENCE)?;
                 connection
             }
@@ -141,82 +180,33 @@ impl Store {
     }
 
     /// Writes what need not outlive a power cut: the file system has it, the disk perhaps not yet.
-    fn write<T>(&self, work: impl FnOnce(&mut Connection) -> rusqlite::Result<T>) -> Result<T, StoreError> {
-        self.write_with("NORMAL", work)
+    fn write<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.writer.write(false, work)
     }
 
     /// Writes what is on the disk when this returns.
-    fn write_synced<T>(
+    fn write_synced<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&mut Connection) -> rusqlite::Result<T>,
+        work: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.write_with("FULL", work)
-    }
-
-    fn write_with<T>(
-        &self,
-        synchronous: &str,
-        work: impl FnOnce(&mut Connection) -> rusqlite::Result<T>,
-    ) -> Result<T, StoreError> {
-        let deadline = Instant::now() + WRITE_PATIENCE;
-        let mut turn = self.writer.wait_for_turn(deadline)?;
-        let connection = turn.connection();
-        connection.busy_timeout(deadline.saturating_duration_since(Instant::now()))?;
-        connection.pragma_update(None, "synchronous", synchronous)?;
-        Ok(work(connection)?)
+        self.writer.write(true, work)
     }
 }
 
-fn connect(path: &Path, mode: OpenFlags) -> Result<Connection, StoreError> {
+/// A day since 1970 as people write it.
+fn date(day: i64) -> String {
+    time::OffsetDateTime::from_unix_timestamp(day.saturating_mul(DAY))
+        .map_or_else(|_| day.to_string(), |time| time.date().to_string())
+}
+
+fn connect(path: &Path, mode: OpenFlags, cache: i64) -> Result<Connection, StoreError> {
     // A connection stays with one thread at a time, so SQLite's own locks around it are not needed.
     let connection = Connection::open_with_flags(path, mode | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
-    connection.pragma_update(None, "cache_size", -CACHE_KIB)?;
+    connection.pragma_update(None, "cache_size", -cache)?;
     Ok(connection)
-}
-
-/// The one connection that writes. A plain mutex would let those who wait for it wait without end while
-/// another process holds the database; here the wait has a deadline.
-struct Writer {
-    idle: Mutex<Option<Connection>>,
-    given_back: Condvar,
-}
-
-impl Writer {
-    fn new(connection: Connection) -> Self {
-        Self { idle: Mutex::new(Some(connection)), given_back: Condvar::new() }
-    }
-
-    fn wait_for_turn(&self, deadline: Instant) -> Result<Turn<'_>, StoreError> {
-        let patience = deadline.saturating_duration_since(Instant::now());
-        let (mut idle, _) = self
-            .given_back
-            .wait_timeout_while(self.lock(), patience, |idle| idle.is_none())
-            .unwrap_or_else(PoisonError::into_inner);
-        let connection = idle.take().ok_or(StoreError::Busy)?;
-        Ok(Turn { writer: self, connection: Some(connection) })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Connection>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-struct Turn<'a> {
-    writer: &'a Writer,
-    connection: Option<Connection>,
-}
-
-impl Turn<'_> {
-    fn connection(&mut self) -> &mut Connection {
-        self.connection.as_mut().expect("a turn should have its connection until it ends")
-    }
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        *self.writer.lock() = self.connection.take();
-        self.writer.given_back.notify_one();
-    }
 }
 
 #[cfg(test)]
@@ -268,22 +258,10 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_waits_for_its_turn_but_not_for_ever() {
-        let temporary = Temporary::new();
-        let turn = temporary.store.writer.wait_for_turn(Instant::now()).expect("nobody else writes");
-        let soon = Instant::now() + Duration::from_millis(20);
-        assert!(matches!(temporary.store.writer.wait_for_turn(soon), Err(StoreError::Busy)));
-        drop(turn);
-        assert!(temporary.store.writer.wait_for_turn(Instant::now()).is_ok());
-    }
-
-    #[test]
     fn a_panic_while_writing_leaves_the_writer_usable() {
         let temporary = Temporary::new();
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            temporary.store.write(|_| -> rusqlite::Result<()> { panic!("on purpose") })
-        }));
-        assert!(result.is_err());
+        let result = temporary.store.write(|_| -> rusqlite::Result<()> { panic!("on purpose") });
+        assert!(matches!(result, Err(StoreError::Panicked)));
         temporary.store.check().expect("it should go on");
     }
 }

@@ -15,22 +15,58 @@ CREATE TABLE keys (
 -- One row for every request that a valid key made, whatever came of it. A request that goes to the runtime
 -- has its row before the call, with null in status and error_code, and its outcome in it afterwards.
 CREATE TABLE usage (
-    id                INTEGER PRIMARY KEY,       -- in the order of arrival
-    request_id        TEXT    NOT NULL UNIQUE,   -- chatcmpl_ and 32 hexadecimal digits, as the client has it
-    key_id            TEXT    NOT NULL,          -- keys.id
-    created           INTEGER NOT NULL,          -- when the request was complete
-    status            INTEGER,                   -- the HTTP status that was sent; null: under way or interrupted
-    error_code        TEXT,                      -- error.code that was sent, or 'interrupted'; null: none
-    prompt_tokens     INTEGER,                   -- as measured by the runtime; null: not measured
+    id                INTEGER PRIMARY KEY,        -- in the order of arrival
+    request_id        TEXT    NOT NULL UNIQUE,    -- chatcmpl_ and 32 hexadecimal digits, as the client has it
+    key_id            TEXT    NOT NULL,           -- keys.id
+    key_name          TEXT    NOT NULL,           -- the key's name at the time: a later one does not change the past
+    created           INTEGER NOT NULL,           -- when the request was complete
+    status            INTEGER,                    -- the HTTP status that was sent; null: under way or interrupted
+    error_code        TEXT,                       -- error.code that was sent, or 'interrupted'; null: none
+    prompt_tokens     INTEGER,                    -- as measured by the runtime; null: not measured
     completion_tokens INTEGER,
     total_tokens      INTEGER,
-    duration_ms       REAL,                      -- from the complete request to its answer, waiting included
-    queue_ms          REAL,                      -- of these, the wait for a worker
-    runtime_ms        REAL,                      -- of these, the calls to the runtime; null: none was made
-    grounded          INTEGER NOT NULL DEFAULT 0 -- 1: the answer rests on what Search found
+    duration_ms       REAL,                       -- from the complete request to its answer, waiting included
+    queue_ms          REAL,                       -- of these, the wait for a worker
+    runtime_ms        REAL,                       -- of these, the calls to the runtime; null: none was made
+    grounded          INTEGER NOT NULL DEFAULT 0, -- 1: the answer rests on what Search found
+    seq               INTEGER,                    -- its place in the chain, in the order of completion; null: open
+    hash              BLOB                        -- SHA-256 over its content and its predecessor's hash
 ) STRICT;
 
 CREATE INDEX usage_by_time ON usage (created);
 
+-- The newest requests of one key: its entries are in the order of the rows.
+CREATE INDEX usage_by_key ON usage (key_id);
+
+CREATE UNIQUE INDEX usage_by_seq ON usage (seq) WHERE seq IS NOT NULL;
+
 -- What a start has to look for after a crash, found without reading the whole table.
-CREATE INDEX usage_open ON usage (id) WHERE status IS NULL AND error_code IS NULL;
+CREATE INDEX usage_open ON usage (id) WHERE seq IS NULL;
+
+-- Sums of the completed rows, kept in the same transaction as the rows. They stay when old rows are removed.
+CREATE TABLE usage_daily (
+    day               INTEGER NOT NULL, -- of created: days since 1970-01-01, UTC
+    key_id            TEXT    NOT NULL,
+    key_name          TEXT    NOT NULL,
+    status            INTEGER NOT NULL, -- as in usage; 0 for null
+    error_code        TEXT    NOT NULL, -- as in usage; empty for null
+    requests          INTEGER NOT NULL,
+    prompt_tokens     INTEGER NOT NULL,
+    completion_tokens INTEGER NOT NULL,
+    total_tokens      INTEGER NOT NULL,
+    unmeasured        INTEGER NOT NULL, -- completions without a total: the sums are short by theirs
+    PRIMARY KEY (day, key_id, key_name, status, error_code)
+) STRICT, WITHOUT ROWID;
+
+-- Where the chain ends, so that the removal of its newest rows shows; and where it begins, after old rows were
+-- removed on purpose. One row.
+CREATE TABLE chain (
+    id          INTEGER PRIMARY KEY CHECK (id = 1),
+    head_seq    INTEGER NOT NULL, -- of the newest completed row; 0: there is none yet
+    head_hash   BLOB    NOT NULL,
+    anchor_seq  INTEGER NOT NULL, -- of the newest row that was removed; 0: none was
+    anchor_hash BLOB    NOT NULL,
+    kept_since  INTEGER NOT NULL  -- rows created before this may have been removed
+) STRICT;
+
+INSERT INTO chain VALUES (1, 0, zeroblob(32), 0, zeroblob(32), 0);

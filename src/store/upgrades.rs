@@ -44,10 +44,11 @@ fn version(connection: &Connection) -> rusqlite::Result<i64> {
 fn make(transaction: &Transaction, schema: &str) -> Result<(), StoreError> {
     let tables: i64 = transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
     if tables > 0 {
-        return Err(StoreError::Sqlite(rusqlite::Error::SqliteFailure(
+        return Err(rusqlite::Error::SqliteFailure(
             rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_NOTADB),
             Some("it is the database of another program".into()),
-        )));
+        )
+        .into());
     }
     Ok(transaction.execute_batch(schema)?)
 }

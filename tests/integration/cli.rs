@@ -62,7 +62,10 @@ fn wrong_use_is_told() {
         (&["keys", "create", "x", "--expires", "2001-01-01"], "past"),
         (&["keys", "rename", "x"], "NAME"),
         (&["keys", "list", "--csv"], "--csv"),
-        (&["usage", "--by", "hour"], "day or key"),
+        (&["usage", "--by", "week"], "hour, day, month, key or status"),
+        (&["usage", "nonsense"], "nonsense"),
+        (&["usage", "show"], "REQUEST_ID"),
+        (&["backup"], "FILE"),
         (&["usage", "--json", "--csv"], "exclude"),
     ] {
         refused(&server, arguments, 2, word);
@@ -104,8 +107,13 @@ fn usage_in_its_forms() {
     let server = Server::new(Some(&runtime)).start();
     let key = server.key();
     server.post(&key, &chat("x")).is_completion();
-    let table = server.told(&["usage"]);
-    assert!(table.lines().count() == 2 && table.contains("14"), "{table}");
+    let told = server.told(&["usage"]);
+    assert_eq!(told, "1 requests, 0 errors, 14 tokens (11 in, 3 out), 0 requests unmeasured\n");
+    for (by, label) in [("hour", ":00Z"), ("day", "-"), ("month", "-"), ("key", "test"), ("status", "200")] {
+        let table = server.told(&["usage", "--by", by]);
+        assert!(table.lines().count() == 3 && table.contains(label), "{table}");
+        assert!(table.starts_with(by), "{table}");
+    }
     let csv = server.told(&["usage", "--by", "key", "--csv"]);
     let lines: Vec<&str> = csv.lines().collect();
     assert_eq!(
@@ -119,6 +127,53 @@ fn usage_in_its_forms() {
     let json: Value =
         serde_json::from_str(&server.told(&["usage", "--since", "2100-01-01", "--json"])).expect("JSON");
     assert_eq!(json["requests"], 0);
+    let json: Value =
+        serde_json::from_str(&server.told(&["usage", "--until", "1h", "--json"])).expect("JSON");
+    assert_eq!((&json["requests"], &json["rows"]), (&json!(0), &json!([])));
+}
+
+#[test]
+fn one_requests_story() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let reply = server.post(&server.key(), &chat("x"));
+    let id = reply.header("x-request-id").expect("an id");
+    let told = server.told(&["usage", "show", id]);
+    assert!(told.contains(id) && told.contains("total tokens       14") && told.contains("(test)"), "{told}");
+    let json: Value = serde_json::from_str(&server.told(&["usage", "show", id, "--json"])).expect("JSON");
+    assert_eq!((&json["status"], &json["total_tokens"], &json["seq"]), (&json!(200), &json!(14), &json!(1)));
+    refused(&server, &["usage", "show", "chatcmpl_0"], 1, "no row");
+}
+
+#[test]
+fn a_ledger_that_was_touched_is_found_out() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let key = server.key();
+    for _ in 0..3 {
+        server.post(&key, &chat("x")).is_completion();
+    }
+    let told = server.told(&["usage", "verify"]);
+    assert!(told.starts_with("3 rows, nothing wrong. The head is 3:"), "{told}");
+    server.query("UPDATE usage SET total_tokens = 1 WHERE seq = 2 RETURNING id");
+    refused(&server, &["usage", "verify"], 1, "after 1 good rows: the row of chatcmpl_");
+}
+
+#[test]
+fn a_backup_is_made_while_the_service_goes_on() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let key = server.key();
+    server.post(&key, &chat("x")).is_completion();
+    let copy = server.folder.path("copy.db");
+    let path = copy.to_str().expect("text").to_owned();
+    server.told(&["backup", &path]);
+    refused(&server, &["backup", &path], 1, "new file");
+    server.post(&key, &chat("x")).is_completion();
+    let restored = server.set("ADRIATICUM_DATABASE", &path);
+    assert!(restored.told(&["usage"]).starts_with("1 requests"));
+    assert!(restored.told(&["usage", "verify"]).starts_with("1 rows, nothing wrong"));
+    assert!(restored.told(&["keys", "list"]).contains("test"));
 }
 
 /// What `check --json` finds, as pairs of a part and its status, and all of its messages.

@@ -296,7 +296,8 @@ impl<'de> Slot<'de> for Count {
     }
 }
 
-/// A member that the specification does not have. Null asks for nothing, so it may be passed over.
+/// A member that the specification does not have. Null asks for nothing, so it may be passed over; so may an
+/// object that holds nothing else, as LiteLLM's answers have one.
 struct Unknown {
     place: String,
     takes: &'static str,
@@ -313,6 +314,17 @@ impl<'de> Slot<'de> for Unknown {
 
     fn null(self) -> Result<(), String> {
         if self.lenient { Ok(()) } else { Err(self.refusal(&"null")) }
+    }
+
+    fn object<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
+        if !self.lenient {
+            return Err(A::Error::custom(self.refusal(&"an object")));
+        }
+        while let Some(name) = members.next_key_seed(Fill(Name))? {
+            let place = format!("{}.{}", self.place, shown(&name));
+            members.next_value_seed(Fill(Unknown { place, ..self }))?;
+        }
+        Ok(())
     }
 }
 

@@ -218,13 +218,15 @@ mod tests {
             assert_eq!(chat.max_tokens, if members.contains('7') { 7 } else { 248 });
             assert!(parse(body.as_bytes(), STRICT).is_err(), "{members}");
         }
-        let answer = of(r#"[{"role":"assistant","content":"x","refusal":null,"tool_calls":null}]"#);
+        let answer =
+            of(r#"[{"role":"assistant","content":"x","refusal":null,"a":{"b":null,"c":{"d":null}}}]"#);
         assert!(parse(answer.as_bytes(), OPENAI).is_ok());
         assert!(parse(answer.as_bytes(), STRICT).is_err());
         for (body, words) in [
             (with(r#","stream":true"#), &["stream", "does not stream"][..]),
             (with(r#","n":2"#), &["n must be 1", "2"]),
             (with(r#","tools":[]"#), &["tools is not recognized"]),
+            (with(r#","tools":{"a":null,"b":1}"#), &["tools.b is not recognized"]),
             (with(r#","max_tokens":7,"max_completion_tokens":7"#), &["send one of them"]),
             (with(r#","max_completion_tokens":513"#), &["max_completion_tokens", "513"]),
             (with(r#","user":null,"user":null"#), &["user", "twice"]),

@@ -1,0 +1,75 @@
+//! A thread that removes old rows from the ledger, for as long as the service runs.
+
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use time::OffsetDateTime;
+
+use crate::store::{Store, StoreError};
+
+/// How many rows go at once: few enough that a request that waits for them does not notice.
+const STEP: i64 = 100;
+
+/// How many times as long as a step took the others have the ledger for themselves.
+const REST: u32 = 4;
+
+/// How often it is looked for rows that have become old.
+const ROUND: Duration = Duration::from_secs(3600);
+
+const DAY: i64 = 86_400;
+
+/// It ends when the value goes.
+pub struct Retention {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Retention {
+    pub fn start(store: Arc<Store>, days: u32) -> Self {
+        let (stop, stopped) = mpsc::channel();
+        // Nothing is ever sent: the other end goes, and that ends the wait.
+        let rest = move |time| stopped.recv_timeout(time) == Err(RecvTimeoutError::Timeout);
+        let thread = thread::Builder::new()
+            .name("retention".into())
+            .spawn(move || while round(&store, days, &rest) && rest(ROUND) {})
+            .expect("a thread should start");
+        Self { stop: Some(stop), thread: Some(thread) }
+    }
+}
+
+impl Drop for Retention {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Removes all that is too old now; whether to go on after it.
+fn round(store: &Store, days: u32, rest: &impl Fn(Duration) -> bool) -> bool {
+    let limit = OffsetDateTime::now_utc().unix_timestamp() - i64::from(days) * DAY;
+    let mut removed = 0;
+    loop {
+        let began = Instant::now();
+        match store.remove_before(limit, STEP) {
+            Ok(0) => break,
+            Ok(count) => removed += count,
+            // Others have the database; there will be another step.
+            Err(StoreError::Busy) => {}
+            Err(error) => {
+                log::error!("old rows could not be removed: {error}");
+                break;
+            }
+        }
+        if !rest(began.elapsed() * REST) {
+            return false;
+        }
+    }
+    if removed > 0 {
+        log::info!("{removed} rows older than {days} days were removed from the ledger");
+    }
+    true
+}

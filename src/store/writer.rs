@@ -1,0 +1,168 @@
+//! Group commit: what several threads want written at the same time shares one transaction and one sync.
+//!
+//! There is no thread for it. Whoever finds the connection idle writes for all who wait, itself included; the
+//! others wait for it and find their work done. While one group is synced to the disk, the next one gathers.
+
+use std::mem;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rusqlite::Connection;
+
+use super::StoreError;
+
+/// How long a write waits for its turn and for other processes, all in all.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+pub(super) struct Writer {
+    state: Mutex<State>,
+    /// A group was written: its members can go on, and one of those who wait can write the next.
+    written: Condvar,
+}
+
+struct State {
+    /// Not there while somebody writes with it.
+    idle: Option<Lent>,
+    waiting: Vec<Arc<Job>>,
+}
+
+/// The connection, and how it commits at present.
+struct Lent {
+    connection: Connection,
+    synced: Option<bool>,
+}
+
+/// Something to be written, with a place for what became of it.
+struct Job {
+    work: Mutex<Option<Work>>,
+    /// Whether it has to be on the disk before its thread goes on.
+    synced: bool,
+    outcome: Mutex<Option<Result<(), StoreError>>>,
+}
+
+type Work = Box<dyn FnOnce(&Connection) -> rusqlite::Result<()> + Send>;
+
+impl Writer {
+    pub fn new(connection: Connection) -> Self {
+        Self {
+            state: Mutex::new(State { idle: Some(Lent { connection, synced: None }), waiting: Vec::new() }),
+            written: Condvar::new(),
+        }
+    }
+
+    /// Does `work` in a transaction that it may share with others. When this returns, the transaction is
+    /// committed, and if `synced`, on the disk.
+    pub fn write<T: Send + 'static>(
+        &self,
+        synced: bool,
+        work: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let value = Arc::new(Mutex::new(None));
+        let place = Arc::clone(&value);
+        let job = Arc::new(Job {
+            work: Mutex::new(Some(Box::new(move |connection| {
+                *lock(&place) = Some(work(connection)?);
+                Ok(())
+            }))),
+            synced,
+            outcome: Mutex::default(),
+        });
+        self.see_through(&job)?;
+        Ok(lock(&value).take().expect("work that was done should have left its value"))
+    }
+
+    /// Waits until the job is done, by this thread or another.
+    fn see_through(&self, job: &Arc<Job>) -> Result<(), StoreError> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut state = lock(&self.state);
+        state.waiting.push(Arc::clone(job));
+        loop {
+            if let Some(outcome) = lock(&job.outcome).take() {
+                return outcome;
+            }
+            if let Some(lent) = state.idle.take() {
+                let group = mem::take(&mut state.waiting);
+                drop(state);
+                state = self.lead(lent, &group, deadline);
+                continue;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            let is_waiting = state.waiting.iter().any(|other| Arc::ptr_eq(other, job));
+            if left.is_zero() && is_waiting {
+                state.waiting.retain(|other| !Arc::ptr_eq(other, job));
+                return Err(StoreError::Busy);
+            }
+            // One that is being written can't be called back: whoever writes it has a deadline too.
+            let left = if is_waiting { left } else { PATIENCE };
+            state = self.written.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Writes a group with the connection, and gives the connection back.
+    fn lead(&self, mut lent: Lent, group: &[Arc<Job>], deadline: Instant) -> MutexGuard<'_, State> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let written = write_group(&mut lent, group, left);
+        for job in group {
+            let mut outcome = lock(&job.outcome);
+            match &written {
+                // Work that failed by itself has its own outcome already.
+                Ok(()) => drop(outcome.get_or_insert(Ok(()))),
+                Err(error) => *outcome = Some(Err(error.clone())),
+            }
+        }
+        let mut state = lock(&self.state);
+        state.idle = Some(lent);
+        self.written.notify_all();
+        state
+    }
+}
+
+/// Writes a group in one transaction. An error is everybody's: nothing of the group is there.
+fn write_group(lent: &mut Lent, group: &[Arc<Job>], patience: Duration) -> Result<(), StoreError> {
+    let synced = group.iter().any(|job| job.synced);
+    let connection = &lent.connection;
+    connection.busy_timeout(patience)?;
+    if lent.synced != Some(synced) {
+        // In WAL mode FULL syncs the log with every commit, NORMAL only before a checkpoint.
+        connection.pragma_update(None, "synchronous", if synced { "FULL" } else { "NORMAL" })?;
+        lent.synced = Some(synced);
+    }
+    connection.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+    let done = group
+        .iter()
+        .try_for_each(|job| do_one(connection, job))
+        .and_then(|()| Ok(connection.prepare_cached("COMMIT")?.execute([])?));
+    if done.is_err() && !connection.is_autocommit() {
+        // It can only fail where the transaction is gone already.
+        let _ = connection.execute_batch("ROLLBACK");
+    }
+    done.map(|_| ())
+}
+
+/// Does one job's work. If it fails, only what it did is undone, and the group goes on without it, unless
+/// the failure took the whole transaction with it, as that of a full disk does.
+fn do_one(connection: &Connection, job: &Job) -> Result<(), StoreError> {
+    let work = lock(&job.work).take().expect("a job should be done once");
+    connection.prepare_cached("SAVEPOINT job")?.execute([])?;
+    let result = panic::catch_unwind(AssertUnwindSafe(|| work(connection)));
+    let failure = match result {
+        Ok(Ok(())) => {
+            connection.prepare_cached("RELEASE job")?.execute([])?;
+            return Ok(());
+        }
+        Ok(Err(error)) => StoreError::from(error),
+        Err(_) => StoreError::Panicked,
+    };
+    if connection.is_autocommit() {
+        return Err(failure);
+    }
+    connection.execute_batch("ROLLBACK TO job; RELEASE job")?;
+    *lock(&job.outcome) = Some(Err(failure));
+    Ok(())
+}
+
+/// A panic elsewhere leaves nothing half done behind these locks.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
