@@ -32,8 +32,9 @@ class Runtime(http.server.ThreadingHTTPServer):
 
         def do_POST(self):
             chat = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            reply = json.dumps(self.server.completion(chat["messages"][-1]["content"])).encode()
-            self.send_response(200)
+            status, reply = self.server.answer(chat)
+            reply = json.dumps(reply).encode()
+            self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(reply)))
             self.end_headers()
@@ -52,6 +53,10 @@ class Runtime(http.server.ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
 
+    def answer(self, chat):
+        """The status and the body to answer a chat with: here its last message, said back."""
+        return 200, self.completion(chat["messages"][-1]["content"])
+
     def completion(self, text):
         self.completions += 1
         reply = {
@@ -69,6 +74,7 @@ class Service:
     def __init__(self, folder, runtime, **settings):
         self.port = free_port()
         self.log = folder / "log"
+        self.database = folder / "adriaticum.db"
         no_settings = folder / "adriaticum.toml"
         no_settings.touch()
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("ADRIATICUM")}
@@ -76,17 +82,21 @@ class Service:
             # Without it, the settings of an installed service would be read.
             "ADRIATICUM_CONFIG": str(no_settings),
             "ADRIATICUM_LISTEN": f"127.0.0.1:{self.port}",
-            "ADRIATICUM_DATABASE": str(folder / "adriaticum.db"),
+            "ADRIATICUM_DATABASE": str(self.database),
             "ADRIATICUM_RUNTIME_URL": runtime.url,
             **{f"ADRIATICUM_{name.upper()}": str(value) for name, value in settings.items()},
         }
+        self.key = self.create_key("outside")
+        self.authorization = f"Bearer {self.key}"
+        self.process = None
+
+    def create_key(self, name, *options):
         created = subprocess.run(
-            [BINARY, "keys", "create", "outside"],
+            [BINARY, "keys", "create", name, *options],
             env=self.environment, capture_output=True, text=True,
         )
         ensure(created.returncode == 0, f"no key could be created: {created.stderr}")
-        self.authorization = f"Bearer {created.stdout.strip()}"
-        self.process = None
+        return created.stdout.strip()
 
     def start(self):
         with self.log.open("wb") as log:

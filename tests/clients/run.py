@@ -1,0 +1,289 @@
+"""Real clients against the real binary: what they get, what they raise, and how often they try.
+
+    .venv-clients/bin/pip install -r tests/clients/requirements.txt
+    npm ci --prefix tests/clients
+    .venv-clients/bin/python tests/clients/run.py
+
+ADRIATICUM names another binary than target/release/adriaticum. Every check has a service and a runtime of its own,
+so what they counted is what one client did. The clients run side by side: most of the time they wait to try again,
+as long as Retry-After tells them to.
+"""
+
+import concurrent.futures
+import contextlib
+import faulthandler
+import functools
+import os
+import pathlib
+import re
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+# Nothing of the person's own settings may lead a client elsewhere, to a proxy least of all.
+for name in list(os.environ):
+    if name.lower().endswith("_proxy") or name.startswith(("OPENAI_", "LANGCHAIN_", "LANGSMITH_", "LITELLM_", "LLM_")):
+        del os.environ[name]
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "outside"))
+from service import Runtime, Service, ensure  # noqa: E402
+
+outside_hosts = set()
+
+
+def stay_inside(event, arguments):
+    """An audit hook: refuses every connection that leaves this machine, and keeps its address for the verdict."""
+    if event == "socket.connect" and isinstance(arguments[1], tuple):
+        host = arguments[1][0]
+    elif event == "socket.getaddrinfo":
+        host = arguments[0]
+    else:
+        return
+    if host not in ("127.0.0.1", "localhost", "::1", None):
+        outside_hosts.add(host)
+        raise ConnectionRefusedError(f"{host} is not on this machine")
+
+
+sys.addaudithook(stay_inside)
+from clients import CLIENTS, LiteLLM  # noqa: E402
+
+# The whole run: a client that hangs would wait ten minutes by its own default.
+DEADLINE_SECONDS = 240
+# As the service sends it with a 503.
+RETRY_AFTER_SECONDS = 5
+MAX_BODY = 262_144
+MAX_TOKENS = 512
+SYSTEM = "Answer in few words."
+QUESTIONS = ["What is the sea called?", "Who sails it?", "Where to?"]
+
+
+class Script(Runtime):
+    """A runtime that numbers its answers by the questions asked so far, and keeps every chat."""
+
+    def __init__(self, status=200, figures=True):
+        super().__init__()
+        self.status = status
+        self.figures = figures
+        self.chats = []
+
+    def answer(self, chat):
+        self.chats.append([(message["role"], message["content"]) for message in chat["messages"]])
+        if self.status != 200:
+            return self.status, {"error": {"message": "scripted"}}
+        asked = sum(message["role"] == "user" for message in chat["messages"])
+        reply = {
+            "choices": [{
+                "index": 0,
+                "message": {"role": "assistant", "content": f"Answer {asked}"},
+                "finish_reason": "stop",
+            }],
+        }
+        if self.figures:
+            reply["usage"] = {"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14}
+        return 200, reply
+
+
+def fill_the_ledger(service):
+    """From now on no outcome can be written: the runtime is called, and then the usage can't be kept."""
+    with contextlib.closing(sqlite3.connect(service.database)) as database:
+        database.execute("CREATE TRIGGER full BEFORE UPDATE ON usage BEGIN SELECT RAISE(FAIL, 'disk full'); END")
+
+
+@dataclass
+class Error:
+    """One of the errors of part 7, and how to come by it."""
+
+    status: int
+    code: str
+    when: str
+    # How often every client sends the request by its own defaults, and how often the runtime hears of it.
+    tries: int = 1
+    calls: int = 0
+    # What passes at least, if the clients wait between their tries as long as they are told to.
+    least_seconds: int = 0
+    settings: dict = field(default_factory=dict)
+    runtime_status: int = 200
+    path: str = "v1"
+    key: Callable = lambda service: service.key
+    prepare: Callable = lambda service: None
+    question: str = QUESTIONS[0]
+    options: dict = field(default_factory=dict)
+
+
+# Nobody tries again, as that would cost inference again: x-should-retry: false.
+USAGE_NOT_KEPT = Error(503, "service_unavailable", "usage not kept, after inference", prepare=fill_the_ledger, calls=1)
+ERRORS = [
+    Error(400, "invalid_request", "too many tokens wanted", options={"max_tokens": MAX_TOKENS + 1}),
+    Error(401, "invalid_api_key", "an unknown key", key=lambda _: "adr_" + 48 * "0"),
+    Error(403, "insufficient_permission", "a key for the metrics only",
+          key=lambda service: service.create_key("metrics", "--permission", "metrics")),
+    Error(404, "not_found", "another path", path="v2"),
+    Error(413, "payload_too_large", "a body over 256 KB", question=MAX_BODY * "x"),
+    Error(502, "inference_error", "a failing runtime", runtime_status=500, tries=3, calls=3),
+    Error(503, "service_unavailable", "no runtime configured", settings={"runtime_url": ""}, tries=3,
+          least_seconds=2 * RETRY_AFTER_SECONDS),
+    USAGE_NOT_KEPT,
+]
+# The eighth code. It becomes a row above, and in the `raises` of the clients, with the first build that asks Search.
+NOT_YET = {"search_unavailable": "grounding is not built yet, so nothing can make the service say it"}
+NOTHING_WRONG = Error(200, "", "")
+
+
+@dataclass
+class Seen:
+    """What became of a conversation, as the client, the service and the runtime saw it."""
+
+    completions: list
+    refusal: object
+    seconds: float
+    # The ids of the requests in the service's log, in their order.
+    requests: list
+    chats: list
+
+
+@contextlib.contextmanager
+def stage(status=200, figures=True, **settings):
+    with tempfile.TemporaryDirectory(prefix="adriaticum-clients-") as folder, Script(status, figures) as runtime:
+        with Service(pathlib.Path(folder), runtime, **settings) as service:
+            yield service, runtime
+
+
+def hold(client_class, questions, error=NOTHING_WRONG, figures=True, compatibility="openai", **options):
+    """Has a client ask its questions, under what leads to that error if there is one."""
+    with stage(error.runtime_status, figures, compatibility=compatibility, **error.settings) as (service, runtime):
+        error.prepare(service)
+        client = client_class(f"http://127.0.0.1:{service.port}/{error.path}", error.key(service))
+        completions, refusal = [], None
+        began = time.monotonic()
+        try:
+            completions.extend(client.converse(questions, **error.options, **options))
+        except Exception as raised:
+            refusal = client.refusal(raised)
+        seconds = time.monotonic() - began
+        # Only once it has ended is every request in the log.
+        service.ensure_it_ends_well()
+        logged = re.findall(r"chatcmpl_[0-9a-f]{32}", "\n".join(service.logged()))
+        return Seen(completions, refusal, seconds, list(dict.fromkeys(logged)), runtime.chats)
+
+
+def expect(what, found, wanted):
+    ensure(found == wanted, f"{what}: {found!r} instead of {wanted!r}")
+
+
+def expect_conversation(seen):
+    """Every answer arrived, and the runtime was told each time all that had been said."""
+    expect("refusal", seen.refusal, None)
+    expect("answers", [one.text for one in seen.completions], ["Answer 1", "Answer 2", "Answer 3"])
+    expect("ids", [one.id for one in seen.completions], seen.requests)
+    said = [("system", SYSTEM)]
+    for number, (question, chat) in enumerate(zip(QUESTIONS, seen.chats, strict=True), 1):
+        said.append(("user", question))
+        expect(f"chat {number}", chat, said)
+        said.append(("assistant", f"Answer {number}"))
+
+
+def check_conversation(client):
+    expect_conversation(hold(client, QUESTIONS, system=SYSTEM))
+    return "three turns"
+
+
+def check_strict(client):
+    if client.refused_by_strict is None:
+        expect_conversation(hold(client, QUESTIONS, system=SYSTEM, compatibility="strict"))
+        return "three turns with strict"
+    seen = hold(client, QUESTIONS[:1], compatibility="strict")
+    expect_refusal(client, seen, 400, "invalid_request")
+    wanted = f"{client.refused_by_strict} is not recognized"
+    ensure(wanted in seen.refusal.message, f"{seen.refusal.message!r} does not say {wanted!r}")
+    return f"strict refuses its {client.refused_by_strict}"
+
+
+def check_missing_figures(client):
+    """The figures of a runtime that gives none are null, never made up."""
+    seen = hold(client, QUESTIONS[:1], figures=False)
+    expect("calls of the runtime", len(seen.chats), 1)
+    if client.refuses_missing_figures is None:
+        expect("refusal", seen.refusal, None)
+        expect("answers", [one.text for one in seen.completions], ["Answer 1"])
+        return "takes null figures"
+    expect("kind", seen.refusal and seen.refusal.kind, client.refuses_missing_figures)
+    return f"{client.refuses_missing_figures} for null figures"
+
+
+def check_num_retries(client):
+    """litellm's own num_retries, unlike the default and max_retries, does not know of x-should-retry."""
+    seen = hold(client, QUESTIONS[:1], USAGE_NOT_KEPT, num_retries=2)
+    expect_refusal(client, seen, USAGE_NOT_KEPT.status, USAGE_NOT_KEPT.code)
+    expect("calls of the runtime", len(seen.chats), 3)
+    seen = hold(client, QUESTIONS[:1], USAGE_NOT_KEPT, max_retries=2)
+    expect("calls of the runtime", len(seen.chats), 1)
+    return "num_retries=2 pays for inference 3 times where max_retries=2 does once"
+
+
+def check_error(error, client):
+    seen = hold(client, [error.question], error)
+    expect_refusal(client, seen, error.status, error.code)
+    expect("tries", len(seen.requests), error.tries)
+    expect("calls of the runtime", len(seen.chats), error.calls)
+    ensure(seen.seconds >= error.least_seconds, f"it waited {seen.seconds:.1f} s, not {error.least_seconds}")
+    return f"{seen.refusal.kind}, {error.tries} {'try' if error.tries == 1 else 'tries'}"
+
+
+def expect_refusal(client, seen, status, code):
+    ensure(seen.refusal is not None, "it raised nothing")
+    expect("kind", seen.refusal.kind, client.raises[code])
+    expect("status", seen.refusal.status, status)
+    expect("code", seen.refusal.code, None if code in client.loses_the_code_of else code)
+    expect("request id", seen.refusal.request_id, seen.requests[-1])
+
+
+def checks_of(client):
+    """What is to be checked, by name."""
+    checks = {"openai": check_conversation, "strict": check_strict, "no figures": check_missing_figures}
+    if client is LiteLLM:
+        checks["num_retries"] = check_num_retries
+    for error in ERRORS:
+        checks[f"{error.status} {error.code}: {error.when}"] = functools.partial(check_error, error)
+    return checks
+
+
+def run(client):
+    """Runs the checks of a client; for each its name, whether it passed and what there is to say of it."""
+    results = []
+    for name, check in checks_of(client).items():
+        try:
+            results.append((name, True, check(client)))
+        except SystemExit as failure:
+            results.append((name, False, str(failure)))
+        # What breaks a check must not keep the others from being run.
+        except Exception as broken:
+            results.append((name, False, repr(broken)))
+    return results
+
+
+def main():
+    faulthandler.dump_traceback_later(DEADLINE_SECONDS, exit=True)
+    with tempfile.TemporaryDirectory(prefix="adriaticum-clients-llm-") as folder:
+        os.environ["LLM_USER_PATH"] = folder
+        with concurrent.futures.ThreadPoolExecutor(len(CLIENTS)) as pool:
+            results = dict(zip(CLIENTS, pool.map(run, CLIENTS)))
+    for client, of_client in results.items():
+        print(f"{client.name} {client.version()}: {sum(good for _, good, _ in of_client)} of {len(of_client)} checks")
+    width = max(len(name) for of_client in results.values() for name, _, _ in of_client)
+    for client, of_client in results.items():
+        print(f"\n{client.name}")
+        for name, good, told in of_client:
+            print(f"  {name:{width}}  {'' if good else 'FAILED '}{told}")
+    for code, reason in NOT_YET.items():
+        print(f"\nnot checked: {code}: {reason}")
+    print(f"\noutside hosts that a client wanted to connect to: {', '.join(map(str, outside_hosts)) or 'none'}\n")
+    verdicts = [good for of_client in results.values() for _, good, _ in of_client] + [not outside_hosts]
+    print(f"{sum(verdicts)} passed, {len(verdicts) - sum(verdicts)} failed")
+    return 0 if all(verdicts) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
