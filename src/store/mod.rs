@@ -4,6 +4,7 @@
 //! reader sees the last commit whatever a writer is doing.
 
 mod chain;
+mod files;
 mod keys;
 mod ledger;
 mod retention;
@@ -22,6 +23,7 @@ use std::time::Duration;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 pub use chain::{Fault, Verdict};
+use files::Files;
 pub use keys::{Digest, Key, KeyName, Permission};
 pub use ledger::{LedgerRow, NewRow, Outcome, RowId, Tokens};
 pub use sums::{Grouping, Range, Sums, UsageRow};
@@ -36,6 +38,9 @@ const READ_PATIENCE: Duration = Duration::from_secs(2);
 /// What a connection keeps of the database in memory, in KiB: look-ups touch few pages, a write some more.
 const READER_CACHE: i64 = 256;
 const WRITER_CACHE: i64 = 1024;
+
+/// Up to this many bytes a database is checked whole at every start: some 5 milliseconds.
+const READ_WHOLE: u64 = 2 * 1024 * 1024;
 
 /// A day, in seconds.
 const DAY: i64 = 86_400;
@@ -58,6 +63,8 @@ pub enum StoreError {
     /// Other writers did not let it through in time.
     Busy,
     Panicked,
+    /// The file that is written is no longer the one that the path names.
+    Replaced,
     /// It was made by a later version of the program.
     Newer {
         found: i64,
@@ -78,13 +85,18 @@ impl fmt::Display for StoreError {
                 }
                 Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => write!(
                     f,
-                    "the file is damaged or no database ({error}): move it away and restore a backup"
+                    "the file is damaged or no database ({error}): stop the service, move it away and restore a \
+                     backup, or save what can be read of it: sqlite3 DAMAGED .recover | sqlite3 NEW"
                 ),
                 _ => write!(f, "{error}"),
             },
             Self::Io(error) => write!(f, "{error}"),
             Self::Busy => f.write_str("the database is locked by another process"),
             Self::Panicked => f.write_str("a write panicked"),
+            Self::Replaced => f.write_str(
+                "the database's file, or its -wal, was removed or replaced under the running service: put it \
+                 back or restore a backup, then restart",
+            ),
             Self::Newer { found, known } => write!(
                 f,
                 "the database has version {found}, and this program knows versions up to {known}: \
@@ -117,25 +129,20 @@ impl Store {
             .map_err(|error| StoreError::Io(Arc::new(error)))?;
         let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE, WRITER_CACHE)?;
         connection.busy_timeout(START_PATIENCE)?;
-        // It counts for a new database only: what retention removes is given back to the file system.
-        connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
+        if path.metadata().is_ok_and(|file| file.len() == 0) {
+            // What retention removes can then be given back to the file system.
+            connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
+        }
         connection.pragma_update(None, "journal_mode", "WAL")?;
         upgrades::bring_up_to_date(&mut connection)?;
-        Ok(Self { path: path.to_owned(), writer: Writer::new(connection), readers: Mutex::default() })
+        look_for_damage(path, &connection)?;
+        let files = Files::of(path)?;
+        Ok(Self { path: path.to_owned(), readers: Mutex::default(), writer: Writer::new(connection, files) })
     }
 
     /// Whether the database is sound and takes a write, which is rolled back.
     pub fn check(&self) -> Result<(), StoreError> {
-        self.read(|connection| {
-            let verdict: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
-            match verdict.as_str() {
-                "ok" => Ok(()),
-                _ => Err(rusqlite::Error::SqliteFailure(
-                    rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT),
-                    Some(verdict),
-                )),
-            }
-        })?;
+        self.read(check_every_page)?;
         let tried = self.write(|connection| {
             connection.execute("CREATE TABLE trial (content BLOB)", [])?;
             connection.execute("INSERT INTO trial VALUES (zeroblob(65536))", [])?;
@@ -200,6 +207,36 @@ impl Store {
 fn date(day: i64) -> String {
     time::OffsetDateTime::from_unix_timestamp(day.saturating_mul(DAY))
         .map_or_else(|_| day.to_string(), |time| time.date().to_string())
+}
+
+/// Refuses a damaged database before it is used. A small one is read whole; of a large one, which would take
+/// too long at every start, the parts that every request needs. `check` reads all of it.
+fn look_for_damage(path: &Path, connection: &Connection) -> Result<(), StoreError> {
+    let size = path.metadata().map_or(0, |file| file.len());
+    if size <= READ_WHOLE {
+        check_every_page(connection)?;
+    }
+    for query in [
+        "SELECT count(*) FROM keys WHERE length(digest) <> 32 OR length(name || permissions) = 0",
+        "SELECT count(*) FROM (SELECT * FROM usage ORDER BY id DESC LIMIT 100)",
+        "SELECT count(*) FROM (SELECT hash FROM usage WHERE seq IS NOT NULL ORDER BY seq DESC LIMIT 100)",
+        "SELECT count(*) FROM (SELECT * FROM usage_daily ORDER BY day DESC LIMIT 100)",
+        "SELECT head_seq FROM chain",
+    ] {
+        connection.query_row(query, [], |row| row.get::<_, i64>(0))?;
+    }
+    Ok(())
+}
+
+fn check_every_page(connection: &Connection) -> rusqlite::Result<()> {
+    let verdict: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
+    match verdict.as_str() {
+        "ok" => Ok(()),
+        _ => Err(rusqlite::Error::SqliteFailure(
+            rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT),
+            Some(verdict),
+        )),
+    }
 }
 
 fn connect(path: &Path, mode: OpenFlags, cache: i64) -> Result<Connection, StoreError> {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rusqlite::Connection;
 
 use super::StoreError;
+use super::files::Files;
 
 /// How long a write waits for its turn and for other processes, all in all.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -30,6 +31,7 @@ struct State {
 /// The connection, and how it commits at present.
 struct Lent {
     connection: Connection,
+    files: Files,
     synced: Option<bool>,
 }
 
@@ -44,11 +46,9 @@ struct Job {
 type Work = Box<dyn FnOnce(&Connection) -> rusqlite::Result<()> + Send>;
 
 impl Writer {
-    pub fn new(connection: Connection) -> Self {
-        Self {
-            state: Mutex::new(State { idle: Some(Lent { connection, synced: None }), waiting: Vec::new() }),
-            written: Condvar::new(),
-        }
+    pub fn new(connection: Connection, files: Files) -> Self {
+        let lent = Lent { connection, files, synced: None };
+        Self { state: Mutex::new(State { idle: Some(lent), waiting: Vec::new() }), written: Condvar::new() }
     }
 
     /// Does `work` in a transaction that it may share with others. When this returns, the transaction is
@@ -120,6 +120,7 @@ impl Writer {
 
 /// Writes a group in one transaction. An error is everybody's: nothing of the group is there.
 fn write_group(lent: &mut Lent, group: &[Arc<Job>], patience: Duration) -> Result<(), StoreError> {
+    lent.files.check()?;
     let synced = group.iter().any(|job| job.synced);
     let connection = &lent.connection;
     connection.busy_timeout(patience)?;

@@ -5,6 +5,7 @@ mod support;
 
 mod cli;
 mod crowd;
+mod faults;
 mod ledger;
 mod lifecycle;
 mod limits;

@@ -1,0 +1,153 @@
+//! What becomes of a request when the database fails, and that it serves again afterwards without a restart.
+//! docs/ledger.md tells the same in words. A full disk and a read-only one are tried in tests/outside/full_disk.py.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use rusqlite::Connection;
+
+use crate::support::{Runtime, Script, Server, chat, completion, request, until};
+
+fn lock(server: &Server) -> Connection {
+    let connection = Connection::open(server.folder.path("adriaticum.db")).expect("the database should open");
+    connection.execute_batch("BEGIN IMMEDIATE").expect("it should be free");
+    connection
+}
+
+#[test]
+fn a_lock_that_passes_is_waited_for() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let key = server.key();
+    let other = lock(&server);
+    let mut client = server.connect();
+    client.send(request(&key, &chat("x")));
+    // A key is looked up while another process writes: reading waits for nobody.
+    server.post("adr_0", &chat("x")).is_error(401, "invalid_api_key");
+    assert_eq!(runtime.count(), 0, "no inference before the row is there");
+    other.execute_batch("ROLLBACK").expect("the lock goes");
+    client.reply().is_completion();
+}
+
+#[test]
+fn a_lock_that_stays_is_503_before_any_inference() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let key = server.key();
+    let other = lock(&server);
+    let began = Instant::now();
+    let mut clients: Vec<_> = (0..8).map(|_| server.connect()).collect();
+    for client in &mut clients {
+        client.send(request(&key, &chat("x")));
+    }
+    for client in &mut clients {
+        let reply = client.reply();
+        reply.is_error(503, "service_unavailable");
+        assert_eq!(reply.header("x-should-retry"), None, "nothing was spent: a client may try again");
+    }
+    let waited = began.elapsed();
+    assert!(
+        waited >= Duration::from_secs(5) && waited < Duration::from_secs(15),
+        "{waited:?}, each its own 5 s"
+    );
+    assert_eq!(runtime.count(), 0);
+    drop(other);
+    server.post(&key, &chat("x")).is_completion();
+    assert!(server.log().contains("locked by another process"), "{}", server.log());
+}
+
+#[test]
+fn a_lock_during_the_inference_holds_the_answer_back() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let key = server.key();
+    let gate = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    runtime.next(Script::Held(std::sync::Arc::clone(&gate), completion("late")));
+    let mut client = server.connect();
+    client.send(request(&key, &chat("x")));
+    until("it is at the runtime", || runtime.count() == 1);
+    let other = lock(&server);
+    gate.store(true, std::sync::atomic::Ordering::Release);
+    let reply = client.reply();
+    reply.is_error(503, "service_unavailable");
+    assert_eq!(reply.header("x-should-retry"), Some("false"), "the inference is spent");
+    drop(other);
+    server.post(&key, &chat("x")).is_completion();
+}
+
+#[test]
+fn a_file_that_was_removed_or_replaced_is_not_written_on() {
+    for (name, replace) in [("adriaticum.db", false), ("adriaticum.db-wal", false), ("adriaticum.db", true)] {
+        let runtime = Runtime::start();
+        let server = Server::new(Some(&runtime)).start();
+        let key = server.key();
+        server.post(&key, &chat("x")).is_completion();
+        let path = server.folder.path(name);
+        let aside = server.folder.path("aside");
+        fs::rename(&path, &aside).expect("the file should move");
+        if replace {
+            fs::copy(&aside, &path).expect("another in its place");
+        }
+        server.post(&key, &chat("x")).is_error(503, "service_unavailable");
+        assert_eq!(runtime.count(), 1, "{name}: no inference for a row that would be lost");
+        assert!(server.log().contains("was removed or replaced"), "{}", server.log());
+        fs::rename(&aside, &path).expect("the file should move back");
+        server.post(&key, &chat("x")).is_completion();
+    }
+}
+
+#[test]
+fn a_damaged_page_is_refused_at_the_start_and_nothing_is_made_anew() {
+    let runtime = Runtime::start();
+    let mut server = Server::new(Some(&runtime)).start();
+    let key = server.key();
+    for _ in 0..30 {
+        server.post(&key, &chat("x")).is_completion();
+    }
+    server.signal("TERM");
+    server.wait();
+    let path = server.folder.path("adriaticum.db");
+    let good = fs::read(&path).expect("the database");
+    for page in 0..good.len() / 4096 {
+        let mut damaged = good.clone();
+        damaged[page * 4096..(page + 1) * 4096].fill(0xa5);
+        fs::write(&path, &damaged).expect("a damaged database");
+        let output = server.run(&["serve"]);
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "page {page}: {told}");
+        assert!(told.contains("damaged") && told.contains(".recover"), "page {page}: {told}");
+        assert!(fs::read(&path).expect("the database") == damaged, "page {page}: it was written to");
+    }
+    fs::write(&path, &good).expect("the good one");
+    let server = server.start();
+    server.post(&key, &chat("x")).is_completion();
+}
+
+#[test]
+fn old_rows_are_removed_while_it_serves() {
+    let runtime = Runtime::start();
+    let mut server = Server::new(Some(&runtime)).start();
+    let key = server.key();
+    for _ in 0..5 {
+        server.post(&key, &chat("x")).is_completion();
+    }
+    server.signal("TERM");
+    server.wait();
+    // Ten days pass for the first three rows and their sums. Their hashes do not fit any more, but the walk
+    // afterwards begins after them.
+    server.query("UPDATE usage SET created = created - 10 * 86400 WHERE seq <= 3 RETURNING id");
+    server.query(
+        "INSERT INTO usage_daily SELECT day - 10, key_id, key_name, status, error_code, 3, 33, 9, 42, 0
+         FROM usage_daily RETURNING day",
+    );
+    server.query(
+        "UPDATE usage_daily SET requests = 2, prompt_tokens = 22, completion_tokens = 6, total_tokens = 28
+         WHERE requests = 5 RETURNING day",
+    );
+    let server = server.set("ADRIATICUM_USAGE_RETENTION_DAYS", 7).start();
+    until("the old rows are gone", || server.query("SELECT 1 FROM usage").len() == 2);
+    server.post(&key, &chat("x")).is_completion();
+    assert!(server.told(&["usage", "verify"]).starts_with("3 rows, nothing wrong"));
+    assert!(server.told(&["usage"]).starts_with("6 requests"), "what they add up to stays");
+    until("it is told", || server.log().contains("3 rows older than 7 days were removed"));
+}

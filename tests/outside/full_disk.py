@@ -1,0 +1,86 @@
+"""A full disk and a read-only one: refused before inference is spent, and serving again once there is room.
+
+    python3 tests/outside/full_disk.py
+
+The disk is a small one in memory, mounted where only this program and its children see it. That takes root, or a
+system that lets users have namespaces of their own.
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from service import BINARY, Runtime, Service, ensure
+
+SIZE = 4 * 1024 * 1024
+
+
+def main():
+    if "--inside" not in sys.argv:
+        namespaces = ["--mount"] if os.geteuid() == 0 else ["--mount", "--user", "--map-root-user"]
+        sys.exit(subprocess.run(["unshare", *namespaces, sys.executable, __file__, "--inside"]).returncode)
+    with tempfile.TemporaryDirectory(prefix="adriaticum-disk-") as name, Runtime() as runtime:
+        folder = pathlib.Path(name)
+        mount("-t", "tmpfs", "-o", f"size={SIZE}", "none", folder)
+        try:
+            fill_the_disk(folder, runtime)
+            make_it_read_only(folder, runtime)
+        finally:
+            subprocess.run(["umount", "--lazy", folder], check=True)
+    print("a full disk and a read-only one: refused, and served again")
+
+
+def fill_the_disk(folder, runtime):
+    with Service(folder, runtime) as service:
+        service.ensure_it_still_answers()
+        ballast = folder / "ballast"
+        with ballast.open("wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(4096))
+            except OSError:
+                pass
+        # What the database's log has room for already can still be written.
+        given, calls = 0, runtime.completions
+        while (answer := service.complete())[0] == 200:
+            given += 1
+            ensure(given < 100_000, "the disk is full and completions go on")
+        ensure("service_unavailable" in answer[1], f"not the error of a full disk: {answer}")
+        for _ in range(20):
+            status, text = service.complete()
+            ensure(status == 503, f"refused once and then not: {status} {text}")
+        spent = runtime.completions - calls - given
+        # The one that met the end of the disk may have got its row and no outcome; none after it got a row.
+        ensure(spent <= 1, f"{spent} inferences were spent on requests that were refused")
+        ensure(any("disk is full" in line for line in service.logged()), "the log does not say why")
+        ballast.unlink()
+        service.ensure_it_still_answers()
+        verify(service)
+        service.ensure_it_ends_well()
+
+
+def make_it_read_only(folder, runtime):
+    service = Service(folder, runtime)
+    mount("-o", "remount,ro", folder)
+    started = subprocess.run([BINARY, "serve"], env=service.environment, capture_output=True, text=True, timeout=20)
+    ensure(started.returncode == 1, f"it starts on a disk that it can't write: {started}")
+    ensure("read-only" in started.stderr.lower(), f"it does not say that the disk is read-only: {started.stderr}")
+    mount("-o", "remount,rw", folder)
+    with service:
+        service.ensure_it_still_answers()
+        verify(service)
+
+
+def verify(service):
+    walked = subprocess.run([BINARY, "usage", "verify"], env=service.environment, capture_output=True, text=True)
+    ensure(walked.returncode == 0, f"the ledger does not verify: {walked.stdout}{walked.stderr}")
+
+
+def mount(*arguments):
+    subprocess.run(["mount", *arguments], check=True)
+
+
+if __name__ == "__main__":
+    main()
