@@ -21,6 +21,22 @@ impl RequestId {
     }
 }
 
+impl RequestId {
+    /// When it was made, in Unix seconds.
+    pub fn created(&self) -> i64 {
+        let mut milliseconds = [0; 8];
+        milliseconds[2..].copy_from_slice(&self.0[..6]);
+        i64::from_be_bytes(milliseconds) / 1000
+    }
+
+    /// What every id begins with that was made at a second or later, and none that was made before it: ids
+    /// are in the order of time as texts too.
+    pub fn from(second: i64) -> String {
+        let last = (1 << 48) - 1;
+        format!("chatcmpl_{:012x}", second.saturating_mul(1000).clamp(0, last))
+    }
+}
+
 impl Default for RequestId {
     fn default() -> Self {
         Self::new()
@@ -54,9 +70,16 @@ mod tests {
         assert_eq!(digits.len(), 32);
         assert!(digits.bytes().all(|b| b.is_ascii_hexdigit()));
         assert_ne!(text, RequestId::new().to_string());
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_millis();
-        let told = u128::from_str_radix(&digits[..12], 16).expect("digits");
-        assert!(now - told < 60_000, "it begins with the time");
+    }
+
+    #[test]
+    fn ids_are_in_the_order_of_time() {
+        let id = RequestId::new();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_secs() as i64;
+        assert!((now - id.created()).abs() < 60);
+        let text = id.to_string();
+        assert!(text >= RequestId::from(id.created()) && text < RequestId::from(id.created() + 1));
+        assert!(RequestId::from(i64::MIN) < text && text < RequestId::from(i64::MAX));
     }
 
     #[test]

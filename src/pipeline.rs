@@ -13,7 +13,7 @@ use crate::http::{Request, Response};
 use crate::id::RequestId;
 use crate::listener::Service;
 use crate::runtime::{Generated, Runtimes};
-use crate::store::{NewRow, Outcome, RowId, Store, Tokens};
+use crate::store::{NewRow, Outcome, Store, Tokens};
 
 /// Everything that the steps use.
 pub struct Pipeline {
@@ -38,7 +38,7 @@ struct Record {
 /// Where a request stands with the ledger.
 enum Row {
     None,
-    Open(RowId),
+    Open,
     /// It could not be opened: there is no use in another try.
     Refused,
 }
@@ -67,7 +67,8 @@ impl Pipeline {
         let chat = validation::read(&request.head, body, self.compatibility)?;
         let runtimes = inference::configured(self.runtimes.as_ref())?;
         record.row = Row::Refused;
-        record.row = Row::Open(ledger::open(&self.store, record.new_row())?);
+        ledger::open(&self.store, record.new_row())?;
+        record.row = Row::Open;
         let asked = Instant::now();
         let generated = inference::run(runtimes, &chat);
         record.runtime = Some(asked.elapsed());
@@ -77,13 +78,11 @@ impl Pipeline {
     /// Puts what came of a caller's request into the ledger. A completion that can't be put there is none;
     /// an error stays what it is.
     fn settle(&self, record: &Record, result: Result<Generated, Failure>) -> Result<Generated, Failure> {
-        let opened = match record.row {
-            _ if record.caller.is_none() => return result,
-            Row::Refused => return result,
-            Row::Open(row) => Some(row),
-            Row::None => None,
-        };
-        match ledger::settle(&self.store, opened, record.new_row(), record.outcome(&result)) {
+        if record.caller.is_none() || matches!(record.row, Row::Refused) {
+            return result;
+        }
+        let is_open = matches!(record.row, Row::Open);
+        match ledger::settle(&self.store, is_open, record.new_row(), record.outcome(&result)) {
             Ok(()) => result,
             Err(error) if result.is_ok() => Err(ledger::not_kept(&error)),
             Err(error) => {
@@ -115,9 +114,10 @@ fn respond(record: &Record, result: Result<Generated, Failure>) -> Response {
 
 impl Record {
     fn new(received: Instant) -> Self {
+        let id = RequestId::new();
         Self {
-            id: RequestId::new(),
-            created: time::OffsetDateTime::now_utc().unix_timestamp(),
+            id,
+            created: id.created(),
             received,
             queue: received.elapsed(),
             caller: None,

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use rusqlite::Connection;
+use rusqlite::{Connection, OptionalExtension, Row};
 use sha2::{Digest, Sha256};
 
 use super::ledger::{self, LedgerRow, NewRow, Outcome, Tokens};
@@ -20,9 +20,7 @@ pub(super) struct Link {
 
 /// The link of a row that is completed now.
 pub(super) fn next(connection: &Connection, row: &NewRow, outcome: &Outcome) -> rusqlite::Result<Link> {
-    let (seq, hash): (i64, [u8; 32]) = connection
-        .prepare_cached("SELECT head_seq, head_hash FROM chain")?
-        .query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let (seq, hash) = head(connection)?;
     let content = Content {
         request_id: &row.request_id,
         key_id: &row.key_id,
@@ -37,12 +35,20 @@ pub(super) fn next(connection: &Connection, row: &NewRow, outcome: &Outcome) -> 
     Ok(Link { seq: seq + 1, hash: content.hash(seq + 1, &hash) })
 }
 
-/// Makes a link the head of the chain.
-pub(super) fn advance(connection: &Connection, link: &Link) -> rusqlite::Result<()> {
+/// Where the chain ends: its newest row, or what stands for it where all rows were removed or none was made.
+fn head(connection: &Connection) -> rusqlite::Result<(i64, [u8; 32])> {
+    let newest = "SELECT seq, hash FROM usage WHERE seq IS NOT NULL ORDER BY seq DESC LIMIT 1";
+    let pair = |row: &Row| Ok((row.get(0)?, row.get(1)?));
+    match connection.prepare_cached(newest)?.query_row([], pair).optional()? {
+        Some(head) => Ok(head),
+        None => anchor(connection),
+    }
+}
+
+/// Where the chain begins.
+fn anchor(connection: &Connection) -> rusqlite::Result<(i64, [u8; 32])> {
     connection
-        .prepare_cached("UPDATE chain SET head_seq = ?1, head_hash = ?2")?
-        .execute(rusqlite::params![link.seq, link.hash])?;
-    Ok(())
+        .query_row("SELECT anchor_seq, anchor_hash FROM chain", [], |row| Ok((row.get(0)?, row.get(1)?)))
 }
 
 /// What of a row is hashed: all of it.
@@ -160,13 +166,8 @@ impl Store {
 }
 
 fn walk(connection: &Connection) -> rusqlite::Result<Verdict> {
-    let (head_seq, head_hash, mut seq, mut hash): (i64, [u8; 32], i64, [u8; 32]) = connection.query_row(
-        "SELECT head_seq, head_hash, anchor_seq, anchor_hash FROM chain",
-        [],
-        |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)),
-    )?;
-    let mut verdict =
-        Verdict { rows: 0, head: format!("{head_seq}:{}", hex::encode(head_hash)), fault: None };
+    let (mut seq, mut hash) = anchor(connection)?;
+    let mut verdict = Verdict { rows: 0, head: String::new(), fault: None };
     let columns = ledger::COLUMNS;
     let mut statement = connection
         .prepare(&format!("SELECT {columns}, hash FROM usage WHERE seq IS NOT NULL ORDER BY seq"))?;
@@ -186,8 +187,12 @@ fn walk(connection: &Connection) -> rusqlite::Result<Verdict> {
         (seq, hash) = (place, kept);
         verdict.rows += 1;
     }
-    if (seq, hash) != (head_seq, head_hash) {
-        verdict.fault = Some(Fault::Cut { count: head_seq - seq });
+    verdict.head = format!("{seq}:{}", hex::encode(hash));
+    // Every row of the chain, removed ones too, was counted once in the sums of its day.
+    let counted: i64 =
+        connection.query_row("SELECT coalesce(sum(requests), 0) FROM usage_daily", [], |row| row.get(0))?;
+    if counted > seq {
+        verdict.fault = Some(Fault::Cut { count: counted - seq });
         return Ok(verdict);
     }
     let mut stray = connection.prepare(
@@ -221,14 +226,14 @@ fn compare_sums(connection: &Connection) -> rusqlite::Result<Option<Fault>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ledger::tests::write;
+    use super::super::ledger::tests::{id, write};
     use super::super::tests::Temporary;
     use super::*;
 
     fn ten_rows() -> Temporary {
         let temporary = Temporary::new();
         for number in 0..10 {
-            write(&temporary.store, &format!("id{number}"), "key_1", number * 40_000, 200, Some(number));
+            write(&temporary.store, &number.to_string(), "key_1", number * 40_000, 200, Some(number));
         }
         temporary
     }
@@ -250,9 +255,9 @@ mod tests {
 
     #[test]
     fn what_was_done_to_a_row_is_found() {
-        let altered = |id: &str| Some(Fault::Altered { request_id: id.into() });
+        let of = |number: i64| id(&number.to_string(), number * 40_000);
+        let altered = |number: i64| Some(Fault::Altered { request_id: of(number) });
         for column in [
-            "request_id = 'id4x'",
             "key_id = 'key_2'",
             "key_name = 'x'",
             "created = created + 1",
@@ -268,15 +273,14 @@ mod tests {
             "hash = zeroblob(32)",
         ] {
             let sql = format!("UPDATE usage SET {column} WHERE seq = 5");
-            let id = if column.starts_with("request_id") { "id4x" } else { "id4" };
-            assert_eq!(fault_after(sql.leak()), altered(id), "{column}");
+            assert_eq!(fault_after(sql.leak()), altered(4), "{column}");
         }
-        let removed = Some(Fault::Removed { before: "id6".into(), count: 2 });
+        let removed = Some(Fault::Removed { before: of(6), count: 2 });
         assert_eq!(fault_after("DELETE FROM usage WHERE seq IN (5, 6)"), removed);
         assert_eq!(fault_after("DELETE FROM usage WHERE seq > 7"), Some(Fault::Cut { count: 3 }));
         assert_eq!(
             fault_after("UPDATE usage SET seq = 100 WHERE seq = 10"),
-            Some(Fault::Removed { before: "id9".into(), count: 90 })
+            Some(Fault::Removed { before: of(9), count: 90 })
         );
         assert_eq!(
             fault_after(
@@ -289,7 +293,7 @@ mod tests {
                 "UPDATE usage SET seq = -1 WHERE seq = 3; UPDATE usage SET seq = 3 WHERE seq = 4;
                  UPDATE usage SET seq = 4 WHERE seq = -1"
             ),
-            altered("id3"),
+            altered(3),
             "two rows that changed places"
         );
     }

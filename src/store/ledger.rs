@@ -38,15 +38,9 @@ pub struct Tokens {
     pub total_tokens: Option<i64>,
 }
 
-/// A row that waits for its outcome.
-#[derive(Clone, Copy, Debug)]
-pub struct RowId(i64);
-
 /// A whole row, as it stands in the table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LedgerRow {
-    #[serde(skip)]
-    pub id: i64,
     pub request_id: String,
     pub key_id: String,
     pub key_name: String,
@@ -62,8 +56,7 @@ pub struct LedgerRow {
     pub seq: Option<i64>,
 }
 
-pub(super) const COLUMNS: &str =
-    "id, request_id, key_id, key_name, created, status, error_code, prompt_tokens,
+pub(super) const COLUMNS: &str = "request_id, key_id, key_name, created, status, error_code, prompt_tokens,
     completion_tokens, total_tokens, duration_ms, queue_ms, runtime_ms, grounded, seq";
 
 /// What stands in the row of a request that was under way when the service ended.
@@ -80,20 +73,20 @@ const INTERRUPTED: Outcome = Outcome {
 impl Store {
     /// Makes the row of a request that is about to cost an inference. That the file system takes it is
     /// enough: if the power fails now, nothing was acknowledged yet.
-    pub fn open_row(&self, row: NewRow) -> Result<RowId, StoreError> {
+    pub fn open_row(&self, row: NewRow) -> Result<(), StoreError> {
         self.write(move |connection| insert(connection, &row))
     }
 
     /// Completes a row. When this returns, it is on the disk and synced.
-    pub fn close_row(&self, id: RowId, row: NewRow, outcome: Outcome) -> Result<(), StoreError> {
-        self.write_synced(move |connection| complete(connection, id, &row, &outcome))
+    pub fn close_row(&self, row: NewRow, outcome: Outcome) -> Result<(), StoreError> {
+        self.write_synced(move |connection| complete(connection, &row, &outcome))
     }
 
     /// Adds the row of a request that was refused before it cost anything.
     pub fn add_row(&self, row: NewRow, outcome: Outcome) -> Result<(), StoreError> {
         self.write(move |connection| {
-            let id = insert(connection, &row)?;
-            complete(connection, id, &row, &outcome)
+            insert(connection, &row)?;
+            complete(connection, &row, &outcome)
         })
     }
 
@@ -102,13 +95,13 @@ impl Store {
     pub fn close_interrupted(&self) -> Result<usize, StoreError> {
         self.write_synced(|connection| {
             let open: Vec<LedgerRow> = connection
-                .prepare(&format!("SELECT {COLUMNS} FROM usage WHERE seq IS NULL ORDER BY id"))?
+                .prepare(&format!("SELECT {COLUMNS} FROM usage WHERE seq IS NULL ORDER BY request_id"))?
                 .query_map([], read_row)?
                 .collect::<rusqlite::Result<_>>()?;
             for row in &open {
-                let LedgerRow { id, request_id, key_id, key_name, created, .. } = row.clone();
+                let LedgerRow { request_id, key_id, key_name, created, .. } = row.clone();
                 let row = NewRow { request_id, key_id, key_name, created, note_use: false };
-                complete(connection, RowId(id), &row, &INTERRUPTED)?;
+                complete(connection, &row, &INTERRUPTED)?;
             }
             Ok(open.len())
         })
@@ -129,12 +122,15 @@ impl Store {
 
     /// When the newest row was made.
     pub fn newest_row(&self) -> Result<Option<i64>, StoreError> {
-        self.read(|connection| connection.query_row("SELECT max(created) FROM usage", [], |row| row.get(0)))
+        self.read(|connection| {
+            let newest = "SELECT created FROM usage ORDER BY request_id DESC LIMIT 1";
+            connection.query_row(newest, [], |row| row.get(0)).optional()
+        })
     }
 }
 
 /// Inserts an open row and, where it is due, notes the use of its key.
-fn insert(connection: &Connection, row: &NewRow) -> rusqlite::Result<RowId> {
+fn insert(connection: &Connection, row: &NewRow) -> rusqlite::Result<()> {
     if row.note_use {
         connection
             .prepare_cached("UPDATE keys SET last_used = ?2 WHERE id = ?1")?
@@ -149,21 +145,21 @@ fn insert(connection: &Connection, row: &NewRow) -> rusqlite::Result<RowId> {
             ":request_id": row.request_id, ":key_id": row.key_id, ":key_name": row.key_name,
             ":created": row.created,
         })?;
-    Ok(RowId(connection.last_insert_rowid()))
+    Ok(())
 }
 
 /// Completes an open row, links it into the chain, and adds it to the sums of its day.
-fn complete(connection: &Connection, id: RowId, row: &NewRow, outcome: &Outcome) -> rusqlite::Result<()> {
+fn complete(connection: &Connection, row: &NewRow, outcome: &Outcome) -> rusqlite::Result<()> {
     let link = chain::next(connection, row, outcome)?;
     let changed = connection
         .prepare_cached(
             "UPDATE usage SET status = :status, error_code = :error_code, prompt_tokens = :prompt_tokens,
              completion_tokens = :completion_tokens, total_tokens = :total_tokens, duration_ms = :duration_ms,
              queue_ms = :queue_ms, runtime_ms = :runtime_ms, grounded = :grounded, seq = :seq, hash = :hash
-             WHERE id = :id AND seq IS NULL",
+             WHERE request_id = :request_id AND seq IS NULL",
         )?
         .execute(named_params! {
-            ":id": id.0, ":status": outcome.status, ":error_code": outcome.error_code,
+            ":request_id": row.request_id, ":status": outcome.status, ":error_code": outcome.error_code,
             ":prompt_tokens": outcome.tokens.prompt_tokens,
             ":completion_tokens": outcome.tokens.completion_tokens,
             ":total_tokens": outcome.tokens.total_tokens, ":duration_ms": outcome.duration_ms,
@@ -174,7 +170,6 @@ fn complete(connection: &Connection, id: RowId, row: &NewRow, outcome: &Outcome)
         // Somebody has removed or completed it: what is to be acknowledged is not on the disk.
         return Err(rusqlite::Error::StatementChangedRows(changed));
     }
-    chain::advance(connection, &link)?;
     add_to_day(connection, row, outcome)
 }
 
@@ -201,7 +196,6 @@ fn add_to_day(connection: &Connection, row: &NewRow, outcome: &Outcome) -> rusql
 
 pub(super) fn read_row(row: &Row) -> rusqlite::Result<LedgerRow> {
     Ok(LedgerRow {
-        id: row.get("id")?,
         request_id: row.get("request_id")?,
         key_id: row.get("key_id")?,
         key_name: row.get("key_name")?,
@@ -225,10 +219,16 @@ pub(super) fn read_row(row: &Row) -> rusqlite::Result<LedgerRow> {
 pub(super) mod tests {
     use super::super::tests::Temporary;
     use super::*;
+    use crate::id::RequestId;
 
-    pub fn row(request_id: &str, key_id: &str, created: i64) -> NewRow {
+    /// The id of a row that was made at a second, with an end of its own.
+    pub fn id(end: &str, created: i64) -> String {
+        RequestId::from(created) + end
+    }
+
+    pub fn row(end: &str, key_id: &str, created: i64) -> NewRow {
         NewRow {
-            request_id: request_id.into(),
+            request_id: id(end, created),
             key_id: key_id.into(),
             key_name: format!("name of {key_id}"),
             created,
@@ -251,22 +251,22 @@ pub(super) mod tests {
     /// Makes and completes a row.
     pub fn write(store: &Store, id: &str, key: &str, created: i64, status: u16, total: Option<i64>) {
         let row = row(id, key, created);
-        let open = store.open_row(row.clone()).expect("a new row");
-        store.close_row(open, row, outcome(status, total)).expect("its outcome");
+        store.open_row(row.clone()).expect("a new row");
+        store.close_row(row, outcome(status, total)).expect("its outcome");
     }
 
     #[test]
     fn a_row_from_its_making_to_its_completion() {
         let temporary = Temporary::new();
         let store = &temporary.store;
-        let open = store.open_row(row("a", "key_1", 7)).expect("a new row");
-        let found = store.find_row("a").expect("a look-up").expect("the row");
+        store.open_row(row("a", "key_1", 7)).expect("a new row");
+        let found = store.find_row(&id("a", 7)).expect("a look-up").expect("the row");
         assert_eq!((found.status, found.seq, found.created), (None, None, 7));
-        store.close_row(open, row("a", "key_1", 7), outcome(200, Some(5))).expect("its outcome");
-        let found = store.find_row("a").expect("a look-up").expect("the row");
+        store.close_row(row("a", "key_1", 7), outcome(200, Some(5))).expect("its outcome");
+        let found = store.find_row(&id("a", 7)).expect("a look-up").expect("the row");
         assert_eq!((found.status, found.seq, found.tokens.total_tokens), (Some(200), Some(1), Some(5)));
         assert_eq!((found.duration_ms, found.key_name.as_str()), (Some(2.5), "name of key_1"));
-        assert!(store.close_row(open, row("a", "key_1", 7), outcome(200, None)).is_err(), "once only");
+        assert!(store.close_row(row("a", "key_1", 7), outcome(200, None)).is_err(), "once only");
         assert!(store.open_row(row("a", "key_1", 7)).is_err(), "a request has one row");
         assert!(store.find_row("b").expect("a look-up").is_none());
     }
@@ -275,9 +275,9 @@ pub(super) mod tests {
     fn a_row_that_is_gone_is_not_acknowledged() {
         let temporary = Temporary::new();
         let store = &temporary.store;
-        let open = store.open_row(row("a", "key_1", 1)).expect("a new row");
+        store.open_row(row("a", "key_1", 1)).expect("a new row");
         store.write(|connection| connection.execute("DELETE FROM usage", [])).expect("a deletion");
-        assert!(store.close_row(open, row("a", "key_1", 1), outcome(200, None)).is_err());
+        assert!(store.close_row(row("a", "key_1", 1), outcome(200, None)).is_err());
     }
 
     #[test]
@@ -289,7 +289,7 @@ pub(super) mod tests {
         store.open_row(row("c", "key_1", 1)).expect("a new row");
         assert_eq!(store.close_interrupted().expect("a start"), 2);
         assert_eq!(store.close_interrupted().expect("a start"), 0);
-        let found = store.find_row("c").expect("a look-up").expect("the row");
+        let found = store.find_row(&id("c", 1)).expect("a look-up").expect("the row");
         assert_eq!(
             (found.status, found.error_code.as_deref(), found.seq),
             (None, Some("interrupted"), Some(3))

@@ -25,7 +25,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 pub use chain::{Fault, Verdict};
 use files::Files;
 pub use keys::{Digest, Key, KeyName, Permission};
-pub use ledger::{LedgerRow, NewRow, Outcome, RowId, Tokens};
+pub use ledger::{LedgerRow, NewRow, Outcome, Tokens};
 pub use sums::{Grouping, Range, Sums, UsageRow};
 use writer::Writer;
 
@@ -218,10 +218,10 @@ fn look_for_damage(path: &Path, connection: &Connection) -> Result<(), StoreErro
     }
     for query in [
         "SELECT count(*) FROM keys WHERE length(digest) <> 32 OR length(name || permissions) = 0",
-        "SELECT count(*) FROM (SELECT * FROM usage ORDER BY id DESC LIMIT 100)",
+        "SELECT count(*) FROM (SELECT * FROM usage ORDER BY request_id DESC LIMIT 100)",
         "SELECT count(*) FROM (SELECT hash FROM usage WHERE seq IS NOT NULL ORDER BY seq DESC LIMIT 100)",
         "SELECT count(*) FROM (SELECT * FROM usage_daily ORDER BY day DESC LIMIT 100)",
-        "SELECT head_seq FROM chain",
+        "SELECT anchor_seq FROM chain",
     ] {
         connection.query_row(query, [], |row| row.get::<_, i64>(0))?;
     }

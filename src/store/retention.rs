@@ -52,7 +52,7 @@ fn give_back(connection: &Connection) -> rusqlite::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ledger::tests::{row, write};
+    use super::super::ledger::tests::{id, row, write};
     use super::super::tests::Temporary;
     use super::super::{DAY, Grouping, Range};
 
@@ -74,7 +74,7 @@ mod tests {
         let mut days = 0;
         store.grouped(Range::ALL, Grouping::Day, |_| days += 1).expect("the figures");
         assert_eq!(days, 10);
-        assert!(store.find_row("open").expect("a look-up").is_some(), "what is under way stays");
+        assert!(store.find_row(&id("open", 5)).expect("a look-up").is_some(), "what is under way stays");
         write(store, "later", "key_1", 20 * DAY, 200, None);
         assert_eq!(store.verify().expect("a walk").fault, None);
         assert_eq!(store.remove_before(i64::MAX, 1000).expect("a step"), 51);
@@ -98,7 +98,7 @@ mod tests {
         let temporary = Temporary::new();
         let store = &temporary.store;
         for number in 0..3000_i64 {
-            write(store, &format!("some-long-id-{number:040}"), "key_1", number, 200, Some(1));
+            write(store, &format!("{number:020}"), "key_1", number, 200, Some(1));
         }
         let pages = || {
             store.read(|c| c.query_row("PRAGMA page_count", [], |row| row.get::<_, i64>(0))).expect("a count")

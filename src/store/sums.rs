@@ -5,6 +5,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::{DAY, Store, StoreError};
+use crate::id::RequestId;
 
 /// A range of time: from the first second to before the second.
 #[derive(Clone, Copy, Debug)]
@@ -140,8 +141,9 @@ fn select(
          sum(unmeasured) AS unmeasured FROM ({PIECES}) {order}"
     ))?;
     let mut rows = statement.query(named_params! {
-        ":since": range.since, ":until": range.until, ":first": first, ":last": last,
-        ":first_time": first.saturating_mul(DAY), ":last_time": last.saturating_mul(DAY),
+        ":since": RequestId::from(range.since), ":until": RequestId::from(range.until),
+        ":first": first, ":last": last, ":first_id": RequestId::from(first.saturating_mul(DAY)),
+        ":last_id": RequestId::from(last.saturating_mul(DAY)),
     })?;
     while let Some(row) = rows.next()? {
         take(row)?;
@@ -158,14 +160,14 @@ const PIECES: &str = "
     UNION ALL
     SELECT created, key_id, key_name, status, error_code, 1, coalesce(status, 0) <> 200, prompt_tokens,
         completion_tokens, total_tokens, status = 200 AND total_tokens IS NULL
-    FROM usage WHERE created >= :since AND created < min(:until, :first_time) AND seq IS NOT NULL
+    FROM usage WHERE request_id >= :since AND request_id < min(:until, :first_id) AND seq IS NOT NULL
     UNION ALL
     SELECT created, key_id, key_name, status, error_code, 1, coalesce(status, 0) <> 200, prompt_tokens,
         completion_tokens, total_tokens, status = 200 AND total_tokens IS NULL
-    FROM usage WHERE created >= max(:since, :last_time, :first_time) AND created < :until AND seq IS NOT NULL
+    FROM usage WHERE request_id >= max(:since, :last_id, :first_id) AND request_id < :until AND seq IS NOT NULL
     UNION ALL
     SELECT created, key_id, key_name, NULL, NULL, 1, 0, 0, 0, 0, 0
-    FROM usage WHERE seq IS NULL AND created >= :since AND created < :until";
+    FROM usage WHERE seq IS NULL AND request_id >= :since AND request_id < :until";
 
 /// The days that lie in a range whole, from the first to before the last. Where rows may have been removed,
 /// a day that lies in it in part counts whole: its rows are not all there to tell the part.

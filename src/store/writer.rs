@@ -5,7 +5,8 @@
 
 use std::mem;
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
@@ -18,8 +19,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 pub(super) struct Writer {
     state: Mutex<State>,
-    /// A group was written: its members can go on, and one of those who wait can write the next.
-    written: Condvar,
 }
 
 struct State {
@@ -37,6 +36,8 @@ struct Lent {
 
 /// Something to be written, with a place for what became of it.
 struct Job {
+    /// Who waits for it.
+    thread: Thread,
     work: Mutex<Option<Work>>,
     /// Whether it has to be on the disk before its thread goes on.
     synced: bool,
@@ -48,7 +49,7 @@ type Work = Box<dyn FnOnce(&Connection) -> rusqlite::Result<()> + Send>;
 impl Writer {
     pub fn new(connection: Connection, files: Files) -> Self {
         let lent = Lent { connection, files, synced: None };
-        Self { state: Mutex::new(State { idle: Some(lent), waiting: Vec::new() }), written: Condvar::new() }
+        Self { state: Mutex::new(State { idle: Some(lent), waiting: Vec::new() }) }
     }
 
     /// Does `work` in a transaction that it may share with others. When this returns, the transaction is
@@ -61,6 +62,7 @@ impl Writer {
         let value = Arc::new(Mutex::new(None));
         let place = Arc::clone(&value);
         let job = Arc::new(Job {
+            thread: thread::current(),
             work: Mutex::new(Some(Box::new(move |connection| {
                 *lock(&place) = Some(work(connection)?);
                 Ok(())
@@ -78,43 +80,52 @@ impl Writer {
         let mut state = lock(&self.state);
         state.waiting.push(Arc::clone(job));
         loop {
-            if let Some(outcome) = lock(&job.outcome).take() {
-                return outcome;
-            }
             if let Some(lent) = state.idle.take() {
                 let group = mem::take(&mut state.waiting);
                 drop(state);
-                state = self.lead(lent, &group, deadline);
-                continue;
+                self.lead(lent, &group, deadline);
+            } else {
+                let left = deadline.saturating_duration_since(Instant::now());
+                let is_waiting = state.waiting.iter().any(|other| Arc::ptr_eq(other, job));
+                if left.is_zero() && is_waiting {
+                    state.waiting.retain(|other| !Arc::ptr_eq(other, job));
+                    return Err(StoreError::Busy);
+                }
+                drop(state);
+                // One that is being written can't be called back: whoever writes it has a deadline too.
+                thread::park_timeout(if is_waiting { left } else { PATIENCE });
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            let is_waiting = state.waiting.iter().any(|other| Arc::ptr_eq(other, job));
-            if left.is_zero() && is_waiting {
-                state.waiting.retain(|other| !Arc::ptr_eq(other, job));
-                return Err(StoreError::Busy);
+            if let Some(outcome) = lock(&job.outcome).take() {
+                return outcome;
             }
-            // One that is being written can't be called back: whoever writes it has a deadline too.
-            let left = if is_waiting { left } else { PATIENCE };
-            state = self.written.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = lock(&self.state);
         }
     }
 
     /// Writes a group with the connection, and gives the connection back.
-    fn lead(&self, mut lent: Lent, group: &[Arc<Job>], deadline: Instant) -> MutexGuard<'_, State> {
+    fn lead(&self, mut lent: Lent, group: &[Arc<Job>], deadline: Instant) {
         let left = deadline.saturating_duration_since(Instant::now());
         let written = write_group(&mut lent, group, left);
-        for job in group {
-            let mut outcome = lock(&job.outcome);
-            match &written {
-                // Work that failed by itself has its own outcome already.
-                Ok(()) => drop(outcome.get_or_insert(Ok(()))),
-                Err(error) => *outcome = Some(Err(error.clone())),
-            }
+        let next = {
+            let mut state = lock(&self.state);
+            state.idle = Some(lent);
+            state.waiting.first().map(|job| job.thread.clone())
+        };
+        // The next group's leader first: it writes while this group's members go on.
+        if let Some(leader) = next {
+            leader.unpark();
         }
-        let mut state = lock(&self.state);
-        state.idle = Some(lent);
-        self.written.notify_all();
-        state
+        for job in group {
+            {
+                let mut outcome = lock(&job.outcome);
+                match &written {
+                    // Work that failed by itself has its own outcome already.
+                    Ok(()) => drop(outcome.get_or_insert(Ok(()))),
+                    Err(error) => *outcome = Some(Err(error.clone())),
+                }
+            }
+            job.thread.unpark();
+        }
     }
 }
 
@@ -130,10 +141,12 @@ fn write_group(lent: &mut Lent, group: &[Arc<Job>], patience: Duration) -> Resul
         lent.synced = Some(synced);
     }
     connection.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
-    let done = group
-        .iter()
-        .try_for_each(|job| do_one(connection, job))
-        .and_then(|()| Ok(connection.prepare_cached("COMMIT")?.execute([])?));
+    let done = match group {
+        // Alone in its transaction, it needs no savepoint: what it did goes with the transaction.
+        [job] => attempt(connection, take_work(job)),
+        _ => group.iter().try_for_each(|job| do_one(connection, job)),
+    };
+    let done = done.and_then(|()| Ok(connection.prepare_cached("COMMIT")?.execute([])?));
     if done.is_err() && !connection.is_autocommit() {
         // It can only fail where the transaction is gone already.
         let _ = connection.execute_batch("ROLLBACK");
@@ -144,23 +157,32 @@ fn write_group(lent: &mut Lent, group: &[Arc<Job>], patience: Duration) -> Resul
 /// Does one job's work. If it fails, only what it did is undone, and the group goes on without it, unless
 /// the failure took the whole transaction with it, as that of a full disk does.
 fn do_one(connection: &Connection, job: &Job) -> Result<(), StoreError> {
-    let work = lock(&job.work).take().expect("a job should be done once");
+    let work = take_work(job);
     connection.prepare_cached("SAVEPOINT job")?.execute([])?;
-    let result = panic::catch_unwind(AssertUnwindSafe(|| work(connection)));
-    let failure = match result {
-        Ok(Ok(())) => {
+    match attempt(connection, work) {
+        Ok(()) => {
             connection.prepare_cached("RELEASE job")?.execute([])?;
-            return Ok(());
+            Ok(())
         }
-        Ok(Err(error)) => StoreError::from(error),
-        Err(_) => StoreError::Panicked,
-    };
-    if connection.is_autocommit() {
-        return Err(failure);
+        Err(failure) if connection.is_autocommit() => Err(failure),
+        Err(failure) => {
+            connection.execute_batch("ROLLBACK TO job; RELEASE job")?;
+            *lock(&job.outcome) = Some(Err(failure));
+            Ok(())
+        }
     }
-    connection.execute_batch("ROLLBACK TO job; RELEASE job")?;
-    *lock(&job.outcome) = Some(Err(failure));
-    Ok(())
+}
+
+fn take_work(job: &Job) -> Work {
+    lock(&job.work).take().expect("a job should be done once")
+}
+
+/// A panic in one thread's work is not the leader's end.
+fn attempt(connection: &Connection, work: Work) -> Result<(), StoreError> {
+    match panic::catch_unwind(AssertUnwindSafe(|| work(connection))) {
+        Ok(result) => Ok(result?),
+        Err(_) => Err(StoreError::Panicked),
+    }
 }
 
 /// A panic elsewhere leaves nothing half done behind these locks.

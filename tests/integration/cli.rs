@@ -155,7 +155,7 @@ fn a_ledger_that_was_touched_is_found_out() {
     }
     let told = server.told(&["usage", "verify"]);
     assert!(told.starts_with("3 rows, nothing wrong. The head is 3:"), "{told}");
-    server.query("UPDATE usage SET total_tokens = 1 WHERE seq = 2 RETURNING id");
+    server.query("UPDATE usage SET total_tokens = 1 WHERE seq = 2 RETURNING seq");
     refused(&server, &["usage", "verify"], 1, "after 1 good rows: the row of chatcmpl_");
 }
 
@@ -259,7 +259,7 @@ fn check_notices_a_clock_that_was_set_back() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).start();
     server.post(&server.key(), &chat("x")).is_completion();
-    server.query("UPDATE usage SET created = created + 3600 RETURNING id");
+    server.query("UPDATE usage SET created = created + 3600 RETURNING seq");
     let (pairs, messages) = findings(&server, 0);
     assert_eq!(status_of(&pairs, "clock"), ["warn"], "{messages}");
 }

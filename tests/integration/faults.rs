@@ -135,7 +135,7 @@ fn old_rows_are_removed_while_it_serves() {
     server.wait();
     // Ten days pass for the first three rows and their sums. Their hashes do not fit any more, but the walk
     // afterwards begins after them.
-    server.query("UPDATE usage SET created = created - 10 * 86400 WHERE seq <= 3 RETURNING id");
+    server.query("UPDATE usage SET created = created - 10 * 86400 WHERE seq <= 3 RETURNING seq");
     server.query(
         "INSERT INTO usage_daily SELECT day - 10, key_id, key_name, status, error_code, 3, 33, 9, 42, 0
          FROM usage_daily RETURNING day",

@@ -1,0 +1,78 @@
+//! The ledger by itself: rows made and completed by several threads at once, on the disk of the folder given.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use adriaticum::id::RequestId;
+use adriaticum::store::{NewRow, Outcome, Store, Tokens};
+
+const SECONDS: u64 = 2;
+
+fn row() -> NewRow {
+    NewRow {
+        request_id: RequestId::new().to_string(),
+        key_id: "key_0123456789abcdef".into(),
+        key_name: "benchmark".into(),
+        created: time::OffsetDateTime::now_utc().unix_timestamp(),
+        note_use: false,
+    }
+}
+
+fn outcome() -> Outcome {
+    Outcome {
+        status: Some(200),
+        error_code: None,
+        tokens: Tokens { prompt_tokens: Some(11), completion_tokens: Some(3), total_tokens: Some(14) },
+        duration_ms: Some(1.5),
+        queue_ms: Some(0.1),
+        runtime_ms: Some(1.0),
+        grounded: false,
+    }
+}
+
+/// Rows of one thread: how many, and the times of making and of completing one.
+fn write(store: &Store, end: Instant) -> (u64, Duration, Duration) {
+    let (mut rows, mut opening, mut closing) = (0, Duration::ZERO, Duration::ZERO);
+    while Instant::now() < end {
+        let row = row();
+        let began = Instant::now();
+        store.open_row(row.clone()).expect("a new row");
+        opening += began.elapsed();
+        let began = Instant::now();
+        store.close_row(row, outcome()).expect("its outcome");
+        closing += began.elapsed();
+        rows += 1;
+    }
+    (rows, opening, closing)
+}
+
+fn main() {
+    let folder = PathBuf::from(std::env::args().nth(1).unwrap_or_else(|| ".".into()));
+    let path = folder.join(format!("bench-{}.db", std::process::id()));
+    let store = Arc::new(Store::open(&path).expect("a database"));
+    println!("threads     rows/s   making one   completing one");
+    for threads in [1, 2, 4, 8, 16, 32] {
+        let end = Instant::now() + Duration::from_secs(SECONDS);
+        let running: Vec<_> = (0..threads)
+            .map(|_| {
+                let store = Arc::clone(&store);
+                thread::spawn(move || write(&store, end))
+            })
+            .collect();
+        let done: Vec<_> = running.into_iter().map(|thread| thread.join().expect("no panic")).collect();
+        let rows: u64 = done.iter().map(|(rows, ..)| rows).sum();
+        let mean = |total: Duration| total.as_secs_f64() * 1e6 / rows as f64;
+        println!(
+            "{threads:>7} {:>10} {:>9.0} µs {:>13.0} µs",
+            rows / SECONDS,
+            mean(done.iter().map(|(_, opening, _)| *opening).sum()),
+            mean(done.iter().map(|(.., closing)| *closing).sum()),
+        );
+    }
+    drop(store);
+    for end in ["", "-wal", "-shm"] {
+        let _ = std::fs::remove_file(format!("{}{end}", path.display()));
+    }
+}
