@@ -5,18 +5,20 @@ CONFORMANCE ?= ../shared/acceptance/conformance.py
 FUZZ_SECONDS ?= 120
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test lint unit outside bench fuzz clean
+.PHONY: help build run test lint unit outside clients model test-crash bench fuzz clean
 
 help: ## List the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 build: ## Build the release binary, target/release/adriaticum
 	cargo build --release --locked
 
-run: build ## Start the service, with a key made on first use
-	@$(PYTHON) runtime/run.py
+run: build ## Start the service with a real model behind it; RUNTIME_URL=... uses a runtime of your own
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
+		{ echo "make run needs Python 3.10 or newer as $(PYTHON). Install the package python3, or set PYTHON=..."; exit 1; }
+	@exec $(PYTHON) runtime/run.py
 
-test: lint unit outside ## Run every check: lint, unit and integration tests, and the checks from outside
+test: lint unit outside clients model ## Run every check
 
 lint: ## Check the format, the lints and the documentation
 	cargo fmt --check
@@ -26,15 +28,37 @@ lint: ## Check the format, the lints and the documentation
 unit: ## Run the unit and integration tests
 	cargo test --locked
 
-outside: build .venv/ready ## Hold the release binary to the contract, the OpenAPI document and slow clients
+outside: build .venv/ready ## Hold the release binary to the contract, the OpenAPI document, slow clients and crashes
 	@test -x $(CONFORMANCE) || { echo "$(CONFORMANCE) is not there. CONFORMANCE=... names another place."; exit 1; }
 	$(CONFORMANCE) -search
 	.venv/bin/python tests/outside/openapi.py
 	@tests/outside/need 'command -v slowhttptest' slowhttptest
 	$(PYTHON) tests/outside/slow_clients.py
+	$(PYTHON) tests/outside/full_disk.py
+	$(PYTHON) tests/outside/crash.py
+	$(PYTHON) tests/outside/power_cut.py
 
-bench: build ## Print the size of the binary, the idle memory and the time to the first answer
+clients: build .venv-clients/ready ## Run six client libraries against the release binary
+	@tests/outside/need 'command -v npm' npm
+	npm ci --prefix tests/clients --silent --no-audit --no-fund
+	.venv-clients/bin/python tests/clients/run.py
+
+model: build ## Run the release binary in front of the real model, as make run does
+	@tests/outside/need '$(PYTHON) -c "import ensurepip"' python3-venv
+	@tests/outside/need 'command -v curl' curl
+	$(PYTHON) tests/outside/real_model.py
+
+test-crash: build ## Kill the service 100 times and cut its power 50 times, and look for what is lost
+	$(PYTHON) tests/outside/crash.py --kills 100
+	$(PYTHON) tests/outside/power_cut.py --cuts 50
+
+bench: build ## Print sizes and times, and what the ledger costs
 	$(PYTHON) bench/footprint.py
+	cargo build --release --locked --examples
+	@tests/outside/need 'command -v wrk' wrk
+	@tests/outside/need 'command -v nginx' nginx-light
+	target/release/examples/ledger target
+	$(PYTHON) bench/load.py
 
 fuzz: ## Fuzz the request reader and the validator, FUZZ_SECONDS each
 	@cargo fuzz --version >/dev/null 2>&1 || cargo install cargo-fuzz --locked
@@ -45,10 +69,12 @@ fuzz: ## Fuzz the request reader and the validator, FUZZ_SECONDS each
 	done
 
 clean: ## Remove what was built; var/, with the keys and the ledger of make run, stays
-	rm -rf target fuzz/target .venv
+	rm -rf target fuzz/target .venv .venv-clients tests/clients/node_modules
 
 .venv/ready: tests/outside/requirements.txt
+.venv-clients/ready: tests/clients/requirements.txt
+.venv/ready .venv-clients/ready:
 	@tests/outside/need '$(PYTHON) -c "import ensurepip"' python3-venv
-	$(PYTHON) -m venv .venv
-	.venv/bin/pip install --quiet --disable-pip-version-check -r $<
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check -r $<
 	@touch $@

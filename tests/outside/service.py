@@ -91,12 +91,13 @@ class Service:
         self.process = None
 
     def create_key(self, name, *options):
-        created = subprocess.run(
-            [BINARY, "keys", "create", name, *options],
-            env=self.environment, capture_output=True, text=True,
-        )
+        created = self.run("keys", "create", name, *options)
         ensure(created.returncode == 0, f"no key could be created: {created.stderr}")
         return created.stdout.strip()
+
+    def run(self, *arguments):
+        """Another command of the same program, with the service's settings."""
+        return subprocess.run([BINARY, *arguments], env=self.environment, capture_output=True, text=True)
 
     def start(self):
         with self.log.open("wb") as log:
@@ -109,6 +110,9 @@ class Service:
 
     def __exit__(self, *_):
         """Ends what a failure left running; after a good end there is nothing left to do."""
+        self.kill()
+
+    def kill(self):
         self.process.kill()
         self.process.wait()
 
@@ -120,6 +124,17 @@ class Service:
                 return
             time.sleep(0.01)
         raise SystemExit(f"the service did not listen within {START_SECONDS} s:\n{self.last_logged()}")
+
+    def wait_until_it_answers(self):
+        """Waits until its start is over: it listens before it opens the database. The request leaves no row."""
+        self.wait_until_it_listens()
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=START_SECONDS)
+        with contextlib.closing(connection):
+            try:
+                connection.request("GET", "/")
+                connection.getresponse().read()
+            except (OSError, http.client.HTTPException) as error:
+                raise SystemExit(f"the service did not get through its start: {error!r}\n{self.last_logged()}")
 
     def ensure_it_still_answers(self):
         self.ensure_it_did_not_panic()

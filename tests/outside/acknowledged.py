@@ -1,0 +1,247 @@
+"""What clients were told against what the ledger holds, for the checks that end the service at a bad moment."""
+
+import collections
+import concurrent.futures
+import contextlib
+import http.client
+import itertools
+import json
+import random
+import sqlite3
+import threading
+import time
+import typing
+
+from service import Runtime, ensure
+
+CLIENTS = 8
+REFUSED = 0.04
+FIRST_ANSWERS_SECONDS = 20
+
+# Fewer completions than this for each end of the service, and the run would say little about it.
+LEAST_ACKNOWLEDGED = 10
+
+FIGURES = ("prompt_tokens", "completion_tokens", "total_tokens")
+UNKNOWN = (None, None, None)
+
+
+class MeasuringRuntime(Runtime):
+    """A runtime that measures something else for every answer, and now and then not everything or nothing."""
+
+    def __init__(self):
+        self.numbers = itertools.count(1)
+        super().__init__()
+
+    def completion(self, text):
+        number = next(self.numbers)
+        reply = {"choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}]}
+        if number % 5:
+            measured = dict(zip(FIGURES, (number, number % 97, number + number % 97)))
+            if number % 7 == 0:
+                del measured[FIGURES[number % 3]]
+            reply["usage"] = measured
+        return reply
+
+    def handle_error(self, request, client_address):
+        """Says nothing: that the service is gone in the middle of a call is what the checks are about."""
+
+
+class Answer(typing.NamedTuple):
+    request_id: str
+    status: int
+    figures: tuple
+    time: int
+
+
+class Answers:
+    """Every answer that a client has read to its end."""
+
+    def __init__(self):
+        self.read = []
+        self.changed = threading.Condition()
+
+    def add(self, answer):
+        with self.changed:
+            self.read.append(answer)
+            self.changed.notify_all()
+
+    def wait_for_more(self, count):
+        with self.changed:
+            enough = len(self.read) + count
+            return self.changed.wait_for(lambda: len(self.read) >= enough, FIRST_ANSWERS_SECONDS)
+
+    def forget_since(self, time):
+        """Forgets what was read at a time of the monotonic clock, in nanoseconds, and later."""
+        self.read = [answer for answer in self.read if answer.time < time]
+
+    def with_status(self, status):
+        return [answer for answer in self.read if answer.status == status]
+
+
+def kill_under_load(service, answers, seconds, seed):
+    """Lets clients send one request after the other, and kills the service some seconds after their first answers."""
+    killed = threading.Event()
+    with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
+        clients = [pool.submit(be_a_client, service, answers, killed, random.Random(f"{seed} {number}"))
+                   for number in range(CLIENTS)]
+        answered = answers.wait_for_more(CLIENTS)
+        time.sleep(seconds)
+        killed.set()
+        service.kill()
+    for client in clients:
+        client.result()
+    ensure(answered, f"no {CLIENTS} answers within {FIRST_ANSWERS_SECONDS} s:\n{service.last_logged()}")
+    service.ensure_it_did_not_panic()
+
+
+def be_a_client(service, answers, killed, chance):
+    connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=30)
+    with contextlib.closing(connection):
+        while not killed.is_set():
+            refused = chance.random() < REFUSED
+            try:
+                status, headers, text = send(connection, service, "nobody" if refused else "user")
+            except (ConnectionError, http.client.HTTPException):
+                ensure(killed.is_set(), f"a connection broke while the service ran:\n{service.last_logged()}")
+                return
+            ensure(status == (400 if refused else 200), f"not the answer to this request: {status} {text}")
+            answers.add(told(status, headers, json.loads(text)))
+
+
+def send(connection, service, role):
+    """Sends a request, which is refused for a role that there is not, and reads the whole answer."""
+    body = {"model": "adriaticum", "messages": [{"role": role, "content": "How many?"}]}
+    headers = {"Authorization": service.authorization, "Content-Type": "application/json"}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+    response = connection.getresponse()
+    return response.status, response.headers, response.read().decode()
+
+
+def told(status, headers, body):
+    """What an answer tells of the request."""
+    if status == 200:
+        request_id, usage = body["id"], body.get("usage") or {}
+    else:
+        request_id, usage = body["error"]["request_id"], {}
+    ensure(headers["x-request-id"] == request_id, f"two ids: {headers['x-request-id']} and {request_id}")
+    return Answer(request_id, status, tuple(usage.get(name) for name in FIGURES), time.monotonic_ns())
+
+
+class Row(typing.NamedTuple):
+    request_id: str
+    status: int | None
+    error_code: str | None
+    figures: tuple
+
+    @property
+    def is_open(self):
+        return self.status is None and self.error_code is None
+
+    @property
+    def is_interrupted(self):
+        return self.error_code == "interrupted"
+
+
+class Findings(typing.NamedTuple):
+    acknowledged: int
+    lost: int
+    doubled: int
+    interrupted: int
+    wrong: list
+
+    def ensure_nothing_is_wrong(self, when):
+        ensure(not self.wrong, "\n".join([f"{when}:", *self.wrong]))
+
+    def ensure_they_prove_something(self, ends):
+        least = ends * LEAST_ACKNOWLEDGED
+        ensure(self.acknowledged >= least, f"only {self.acknowledged} completions were acknowledged, less than {least}")
+        ensure(self.interrupted, "no request was ever interrupted: the service always ended between two requests")
+
+    def __str__(self):
+        return (f"{self.acknowledged} acknowledged completions, {self.lost} rows lost, {self.doubled} rows doubled, "
+                f"{self.interrupted} interrupted")
+
+
+def compare(service, answers, ends, refusals_stay):
+    """Holds the answers against the ledger, when no request is under way and the service has ended `ends` times.
+
+    The row of a refusal is not synced before it is sent; whether it has to be there is the caller's to say.
+    """
+    rows, damage = read_ledger(service.database)
+    by_id = {row.request_id: row for row in rows}
+    completions = answers.with_status(200)
+    lost = [answer for answer in completions if not stands_completed(answer, by_id)]
+    doubled = [name for name, count in collections.Counter(row.request_id for row in rows).items() if count > 1]
+    wrong = [
+        *some("a completion was acknowledged and its row is lost", lost),
+        *some("a request has two rows", doubled),
+        *some("a row has other figures than its answer", other_figures(completions, by_id)),
+        *some("a row is still open", [row for row in rows if row.is_open]),
+        *some("an interrupted row has an outcome", [row for row in rows if row.is_interrupted and has_outcome(row)]),
+        *some("the database is damaged", damage),
+        *some("usage verify fails", failed_verification(service)),
+        *some("usage has other sums than the rows", other_sums(service, rows)),
+    ]
+    if refusals_stay:
+        gone = [answer for answer in answers.with_status(400) if not stands_completed(answer, by_id)]
+        wrong += some("a refusal was told and its row is lost", gone)
+    # A client has one request under way at most, so each end leaves no more rows than that without a reader.
+    unread = by_id.keys() - {answer.request_id for answer in answers.read}
+    if len(unread) > ends * CLIENTS:
+        wrong += some("rows of requests that nobody sent", sorted(unread))
+    interrupted = sum(row.is_interrupted for row in rows)
+    return Findings(len(completions), len(lost), len(doubled), interrupted, wrong)
+
+
+def read_ledger(database):
+    """The rows, and what is wrong with the database: then perhaps without the rows, which are lost indeed."""
+    columns = ", ".join(["request_id", "status", "error_code", *FIGURES])
+    with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        try:
+            damage = [text for (text,) in connection.execute("PRAGMA integrity_check") if text != "ok"]
+            # By the table itself and not by an index, which would show each request once.
+            found = connection.execute(f"SELECT {columns} FROM usage NOT INDEXED").fetchall()
+        except sqlite3.DatabaseError as error:
+            return [], [str(error)]
+    return [Row(*row[:3], figures=row[3:]) for row in found], damage
+
+
+def stands_completed(answer, by_id):
+    row = by_id.get(answer.request_id)
+    return row is not None and row.status == answer.status
+
+
+def other_figures(completions, by_id):
+    for answer in completions:
+        row = by_id.get(answer.request_id)
+        if row is not None and row.status == 200 and row.figures != answer.figures:
+            yield answer, row
+
+
+def has_outcome(row):
+    return row.status is not None or row.figures != UNKNOWN
+
+
+def failed_verification(service):
+    verified = service.run("usage", "verify")
+    return [] if verified.returncode == 0 else [verified.stdout + verified.stderr]
+
+
+def other_sums(service, rows):
+    usage = service.run("usage", "--json")
+    if usage.returncode != 0:
+        return [usage.stderr]
+    found = json.loads(usage.stdout)
+    expected = {
+        "requests": len(rows),
+        "errors": sum(row.status != 200 for row in rows),
+        **{name: sum(row.figures[place] or 0 for row in rows) for place, name in enumerate(FIGURES)},
+        "unmeasured": sum(row.status == 200 and row.figures[-1] is None for row in rows),
+    }
+    return [f"{name} is {found[name]} and should be {sum_}" for name, sum_ in expected.items() if found[name] != sum_]
+
+
+def some(what, cases):
+    """A line that tells what is wrong, with the number of cases and the first of them; nothing if there is none."""
+    cases = list(cases)
+    return [f"{what} ({len(cases)} cases): {cases[0]}"] if cases else []

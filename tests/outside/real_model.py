@@ -1,0 +1,165 @@
+"""The service in front of a real language model: the one of `make run`.
+
+    python3 tests/outside/real_model.py
+
+First `make run` itself, as a newcomer uses it, by its program; then the service against the same runtime, with what
+no scripted runtime can show: real figures, languages, long and short answers, a prompt past the context, and a
+runtime that is killed in the middle of an answer.
+"""
+
+import concurrent.futures
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import types
+
+from service import ROOT, Service, ensure, free_port
+
+sys.path.insert(0, str(ROOT / "runtime"))
+import run as make_run  # noqa: E402
+
+PROMPTS = [
+    {"content": "What is the capital of France?", "temperature": 0},
+    {"content": "Write a short poem about the sea.", "temperature": 2, "max_tokens": 60},
+    {"content": "Wie heißt die Hauptstadt von Österreich?", "temperature": 0, "max_tokens": 40},
+    {"content": "Koji je glavni grad Hrvatske?", "temperature": 0.7, "max_tokens": 40},
+    {"content": "¿Cuál es la capital de España?", "max_tokens": 40},
+    {"content": "日本の首都はどこですか。", "max_tokens": 40},
+    {"content": "ما هي عاصمة مصر؟", "max_tokens": 40},
+    {"content": "Say yes.", "temperature": 0, "max_tokens": 1},
+    {"content": "🌊" * 50, "max_tokens": 20},
+    {"content": "Tell me a very long story about a ship, with many chapters.", "max_tokens": 512},
+]
+
+
+def chat(content, **members):
+    return {"model": "adriaticum", "messages": [{"role": "user", "content": content}]} | members
+
+
+def ask(service, body):
+    """The status and the text of the answer. A long answer takes its time on a busy machine."""
+    connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=300)
+    with contextlib.closing(connection):
+        headers = {"Authorization": service.authorization, "Content-Type": "application/json"}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+
+
+def under_way(service):
+    """Whether a request has its row and no outcome."""
+    with contextlib.closing(sqlite3.connect(f"file:{service.database}?mode=ro", uri=True)) as database:
+        return database.execute("SELECT 1 FROM usage WHERE status IS NULL AND error_code IS NULL").fetchall()
+
+
+def ensure_completion(status, text, max_tokens=248):
+    ensure(status == 200, f"no completion: {status} {text}")
+    answer = json.loads(text)
+    prompt, completion, total = (answer["usage"][name] for name in ("prompt_tokens", "completion_tokens", "total_tokens"))
+    ensure(prompt > 0 and 0 < completion <= max_tokens and total == prompt + completion, f"odd figures: {answer['usage']}")
+    ensure(answer["choices"][0]["finish_reason"] in ("stop", "length"), f"odd reason: {text}")
+    return answer
+
+
+def check_make_run():
+    """From the command to the printed curl line's answer, and to the end by Ctrl-C."""
+    environment = os.environ | {"PORT": str(free_port())}
+    for _ in range(2):
+        began = time.monotonic()
+        with subprocess.Popen(
+            [sys.executable, ROOT / "runtime" / "run.py"], env=environment, stdout=subprocess.PIPE, text=True,
+        ) as running:
+            told = []
+            for line in running.stdout:
+                told.append(line)
+                if "Ctrl-C stops it" in line:
+                    break
+            seconds = time.monotonic() - began
+            text = "".join(told)
+            ensure("Adriaticum is ready." in text, f"make run did not get ready:\n{text}")
+            command = text[text.index("\ncurl "):].split("\n\n")[0]
+            done = subprocess.run(command, shell=True, capture_output=True, text=True)
+            ensure_completion(200 if done.returncode == 0 else done.returncode, done.stdout)
+            running.send_signal(signal.SIGINT)
+            rest = running.stdout.read()
+        ensure(running.returncode == 0 and "Stopped." in rest, f"Ctrl-C did not end it well: {running.returncode} {rest}")
+    return f"make run: the second start took {seconds:.1f} s"
+
+
+@contextlib.contextmanager
+def runtime(port, log):
+    """The runtime of make run, on a port of ours so that it can come back to the same."""
+    with make_run.started([make_run.PYTHON, "-I", "runtime/server.py", make_run.MODEL, str(port)], log,
+                          stdout=subprocess.PIPE) as process:
+        ensure(process.stdout.readline().strip(), f"the runtime did not start: {log.read_text(errors='replace')}")
+        yield process
+
+
+def check_prompts(service):
+    tokens = 0
+    for prompt in PROMPTS:
+        answer = ensure_completion(*ask(service, chat(**prompt)), prompt.get("max_tokens", 248))
+        tokens += answer["usage"]["total_tokens"]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        bodies = [chat(f"What is {number} plus {number}?", max_tokens=24, temperature=0) for number in range(8)]
+        for status, text in pool.map(lambda body: ask(service, body), bodies):
+            tokens += ensure_completion(status, text, 24)["usage"]["total_tokens"]
+    sums = json.loads(service.run("usage", "--json").stdout)
+    ensure(sums["total_tokens"] == tokens and sums["unmeasured"] == 0, f"{tokens} tokens were told, the ledger has {sums}")
+    ensure(sums["errors"] == 0, f"errors in the ledger: {sums}")
+    return f"{len(PROMPTS) + 8} completions, {tokens} tokens, all of them in the ledger"
+
+
+def check_context(service):
+    status, text = ask(service, chat("𓀀𓁐𓂀" * 3_000))
+    ensure(status == 400, f"a prompt past the context is {status}: {text[:300]}")
+    error = json.loads(text)["error"]
+    ensure(error["code"] == "invalid_request" and "8192" in error["message"], f"it does not tell the context: {error}")
+    return f"past the context: {error['message']}"
+
+
+def check_killed(service, port, log):
+    """The runtime dies while it writes an answer, and comes back."""
+    outcome = {}
+    with runtime(port, log) as process:
+        long = chat("Tell me a very long story.", max_tokens=512, temperature=2)
+        asking = threading.Thread(target=lambda: outcome.update(told=ask(service, long)))
+        asking.start()
+        while not under_way(service):
+            ensure(asking.is_alive(), f"it was answered before it could be killed: {outcome}")
+            time.sleep(0.01)
+        process.kill()
+        asking.join()
+        status, text = outcome["told"]
+        ensure(status == 502, f"a runtime that died in the middle is {status}: {text}")
+    status, text = ask(service, chat("x"))
+    ensure(status == 502, f"a runtime that is gone is {status}: {text}")
+    with runtime(port, log):
+        ensure_completion(*ask(service, chat("Are you back?", max_tokens=8)), 8)
+    return "killed in the middle: 502, and served again once it was back"
+
+
+def main():
+    print(check_make_run())
+    with tempfile.TemporaryDirectory(prefix="adriaticum-model-") as name:
+        folder, port = pathlib.Path(name), free_port()
+        with Service(folder, types.SimpleNamespace(url=f"http://127.0.0.1:{port}/v1")) as service:
+            with runtime(port, folder / "runtime.log"):
+                print(check_prompts(service))
+                print(check_context(service))
+            print(check_killed(service, port, folder / "runtime.log"))
+            service.ensure_it_ends_well()
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    main()

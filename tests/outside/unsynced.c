@@ -1,0 +1,214 @@
+/* Keeps a log of what a program writes to a database's files and of what it syncs, in the order in which it
+ * happened, so that power_cut.py can tell what a disk may have of it after a power cut. For tests only:
+ *
+ *     cc -shared -fPIC -o unsynced.so unsynced.c
+ *     UNSYNCED_DATABASE=/absolute/path UNSYNCED_LOG=/other/path LD_PRELOAD=./unsynced.so program
+ *
+ * Every call is passed on. One lock is held over a call and its record, so that the log's order is the true one.
+ * UNSYNCED_LIE names a file by its ending, such as -wal, whose syncs are neither done nor logged, and succeed.
+ */
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+/* The function that this file's stands before. */
+#define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
+
+enum { CREATE = 'c', WRITE = 'w', TRUNCATE = 't', SYNC = 's', SYNC_FOLDER = 'd', UNLINK = 'u', RENAME = 'r' };
+
+/* As power_cut.py reads it. The bytes that were written follow. The time is when the call was done, in nanoseconds
+ * of the monotonic clock. */
+struct record {
+    char operation;
+    char ending[15];
+    uint64_t time;
+    uint64_t offset;
+    uint64_t length;
+};
+
+/* The database's folder, which is synced for the sake of the names in it. */
+static const char FOLDER[] = "/";
+
+/* What may stand behind the database's name. The -shm file is not among them: it is made anew at every start. */
+static const char *const ENDINGS[] = {"", "-wal", "-journal"};
+
+/* For each open file, its ending or FOLDER; null for those that are of no interest. */
+enum { FILES = 1 << 16 };
+static const char *watched[FILES];
+
+static const char *database;
+static const char *lie;
+static int log_file = -1;
+static pthread_mutex_t order = PTHREAD_MUTEX_INITIALIZER;
+
+static void fail(const char *what) {
+    perror(what);
+    abort();
+}
+
+__attribute__((constructor)) static void start(void) {
+    const char *log = getenv("UNSYNCED_LOG");
+    database = getenv("UNSYNCED_DATABASE");
+    lie = getenv("UNSYNCED_LIE");
+    if (!log || !database) {
+        fputs("unsynced.c needs UNSYNCED_LOG and UNSYNCED_DATABASE\n", stderr);
+        abort();
+    }
+    log_file = REAL(open)(log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+    if (log_file < 0) fail(log);
+}
+
+static void record(char operation, const char *ending, uint64_t offset, const void *data, uint64_t length) {
+    int error = errno;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    uint64_t time = (uint64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    struct record head = {.operation = operation, .time = time, .offset = offset, .length = length};
+    strcpy(head.ending, ending);
+    struct iovec parts[] = {{&head, sizeof head}, {(void *)data, data ? length : 0}};
+    ssize_t size = parts[0].iov_len + parts[1].iov_len;
+    if (writev(log_file, parts, 2) != size) fail("the log of unsynced.c");
+    errno = error;
+}
+
+static const char *ending_of(const char *path) {
+    size_t length = strlen(database);
+    if (strncmp(path, database, length) != 0) return NULL;
+    for (size_t i = 0; i < sizeof ENDINGS / sizeof *ENDINGS; i++)
+        if (strcmp(path + length, ENDINGS[i]) == 0) return ENDINGS[i];
+    return NULL;
+}
+
+static int is_folder(const char *path) {
+    size_t length = strrchr(database, '/') - database;
+    return strncmp(path, database, length) == 0 && path[length] == 0;
+}
+
+static const char *watched_as(int file) { return file >= 0 && file < FILES ? watched[file] : NULL; }
+
+static void watch(int file, const char *as) {
+    if (file >= FILES) fail("too many open files for unsynced.c");
+    if (file >= 0) watched[file] = as;
+}
+
+static int watched_open(__typeof__(&open) real, const char *path, int flags, mode_t mode) {
+    const char *ending = ending_of(path);
+    pthread_mutex_lock(&order);
+    int is_new = ending && (flags & O_CREAT) && access(path, F_OK) != 0;
+    int file = real(path, flags, mode);
+    if (is_new && file >= 0) record(CREATE, ending, 0, NULL, 0);
+    watch(file, ending ? ending : is_folder(path) ? FOLDER : NULL);
+    pthread_mutex_unlock(&order);
+    return file;
+}
+
+static mode_t mode_of(int flags, va_list rest) { return flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0; }
+
+int open(const char *path, int flags, ...) {
+    va_list rest;
+    va_start(rest, flags);
+    mode_t mode = mode_of(flags, rest);
+    va_end(rest);
+    return watched_open(REAL(open), path, flags, mode);
+}
+
+int open64(const char *path, int flags, ...) {
+    va_list rest;
+    va_start(rest, flags);
+    mode_t mode = mode_of(flags, rest);
+    va_end(rest);
+    return watched_open(REAL(open64), path, flags, mode);
+}
+
+int close(int file) {
+    if (watched_as(file)) watch(file, NULL);
+    return REAL(close)(file);
+}
+
+ssize_t write(int file, const void *data, size_t length) {
+    const char *as = watched_as(file);
+    if (!as) return REAL(write)(file, data, length);
+    pthread_mutex_lock(&order);
+    ssize_t written = REAL(write)(file, data, length);
+    if (written > 0) record(WRITE, as, lseek(file, 0, SEEK_CUR) - written, data, written);
+    pthread_mutex_unlock(&order);
+    return written;
+}
+
+static ssize_t watched_pwrite(__typeof__(&pwrite64) real, int file, const void *data, size_t length, off64_t offset) {
+    const char *as = watched_as(file);
+    if (!as) return real(file, data, length, offset);
+    pthread_mutex_lock(&order);
+    ssize_t written = real(file, data, length, offset);
+    if (written > 0) record(WRITE, as, offset, data, written);
+    pthread_mutex_unlock(&order);
+    return written;
+}
+
+ssize_t pwrite(int file, const void *data, size_t length, off_t offset) {
+    return watched_pwrite(REAL(pwrite64), file, data, length, offset);
+}
+
+ssize_t pwrite64(int file, const void *data, size_t length, off64_t offset) {
+    return watched_pwrite(REAL(pwrite64), file, data, length, offset);
+}
+
+static int watched_truncate(__typeof__(&ftruncate64) real, int file, off64_t length) {
+    const char *as = watched_as(file);
+    if (!as) return real(file, length);
+    pthread_mutex_lock(&order);
+    int result = real(file, length);
+    if (result == 0) record(TRUNCATE, as, length, NULL, 0);
+    pthread_mutex_unlock(&order);
+    return result;
+}
+
+int ftruncate(int file, off_t length) { return watched_truncate(REAL(ftruncate64), file, length); }
+
+int ftruncate64(int file, off64_t length) { return watched_truncate(REAL(ftruncate64), file, length); }
+
+static int watched_sync(__typeof__(&fsync) real, int file) {
+    const char *as = watched_as(file);
+    if (!as) return real(file);
+    if (lie && strcmp(as, lie) == 0) return 0;
+    pthread_mutex_lock(&order);
+    int result = real(file);
+    if (result == 0) record(as == FOLDER ? SYNC_FOLDER : SYNC, as, 0, NULL, 0);
+    pthread_mutex_unlock(&order);
+    return result;
+}
+
+int fsync(int file) { return watched_sync(REAL(fsync), file); }
+
+int fdatasync(int file) { return watched_sync(REAL(fdatasync), file); }
+
+int unlink(const char *path) {
+    const char *ending = ending_of(path);
+    if (!ending) return REAL(unlink)(path);
+    pthread_mutex_lock(&order);
+    int result = REAL(unlink)(path);
+    if (result == 0) record(UNLINK, ending, 0, NULL, 0);
+    pthread_mutex_unlock(&order);
+    return result;
+}
+
+int rename(const char *from, const char *to) {
+    const char *ending = ending_of(from) ? ending_of(from) : ending_of(to);
+    if (!ending) return REAL(rename)(from, to);
+    pthread_mutex_lock(&order);
+    int result = REAL(rename)(from, to);
+    if (result == 0) record(RENAME, ending, 0, NULL, 0);
+    pthread_mutex_unlock(&order);
+    return result;
+}
