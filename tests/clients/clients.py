@@ -54,6 +54,8 @@ class Client:
     raises: dict[str, str]
     # The member of its plain request that only compatibility = "openai" lets through.
     refused_by_strict: str | None = None
+    # The member that its own answer object has when it is sent back, of which the same holds.
+    own_answer_refused_by_strict: str | None = None
     # The errors whose code is not to be had from its exception.
     loses_the_code_of: frozenset[str] = frozenset()
     # What it raises for an answer whose token figures are null, if it does.
@@ -187,6 +189,7 @@ class LiteLLM(Client):
         "service_unavailable": "litellm.ServiceUnavailableError",
     }
     loses_the_code_of = frozenset(raises) - {"invalid_request"}
+    own_answer_refused_by_strict = "messages[1].provider_specific_fields"
 
     def converse(self, questions, system=None, **options):
         """Its answers are sent back as they are, with what it added to them."""

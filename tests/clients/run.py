@@ -191,14 +191,17 @@ def check_conversation(client):
 
 
 def check_strict(client):
-    if client.refused_by_strict is None:
+    refused = client.refused_by_strict or client.own_answer_refused_by_strict
+    if refused is None:
         expect_conversation(hold(client, QUESTIONS, system=SYSTEM, compatibility="strict"))
         return "three turns with strict"
-    seen = hold(client, QUESTIONS[:1], compatibility="strict")
+    seen = hold(client, QUESTIONS, compatibility="strict")
+    # What is in every request is refused in the first, what is in an answer once that is sent back.
+    expect("answers", [one.text for one in seen.completions], [] if client.refused_by_strict else ["Answer 1"])
     expect_refusal(client, seen, 400, "invalid_request")
-    wanted = f"{client.refused_by_strict} is not recognized"
+    wanted = f"{refused} is not recognized"
     ensure(wanted in seen.refusal.message, f"{seen.refusal.message!r} does not say {wanted!r}")
-    return f"strict refuses its {client.refused_by_strict}"
+    return f"strict refuses its {refused}"
 
 
 def check_missing_figures(client):
