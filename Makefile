@@ -5,7 +5,7 @@ CONFORMANCE ?= ../shared/acceptance/conformance.py
 FUZZ_SECONDS ?= 120
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test lint unit outside clients model test-crash bench fuzz clean
+.PHONY: help build run test lint unit outside clients model test-crash bench bench-years fuzz clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -57,8 +57,15 @@ bench: build ## Print sizes and times, and what the ledger costs
 	cargo build --release --locked --examples
 	@tests/outside/need 'command -v wrk' wrk
 	@tests/outside/need 'command -v nginx' nginx-light
-	target/release/examples/ledger target
+	rm -f target/bench.db*
+	target/release/examples/ledger target/bench.db
 	$(PYTHON) bench/load.py
+
+bench-years: build ## Print what a ledger of ten million rows costs
+	cargo build --release --locked --examples
+	@tests/outside/need 'command -v wrk' wrk
+	@tests/outside/need 'command -v nginx' nginx-light
+	$(PYTHON) bench/years.py
 
 fuzz: ## Fuzz the request reader and the validator, FUZZ_SECONDS each
 	@cargo fuzz --version >/dev/null 2>&1 || cargo install cargo-fuzz --locked

@@ -1,4 +1,6 @@
-//! The ledger by itself: rows made and completed by several threads at once, on the disk of the folder given.
+//! The ledger by itself: rows made and completed by several threads at once, in the database given.
+//!
+//!     ledger DATABASE [SECONDS [THREADS]...]
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,8 +9,6 @@ use std::time::{Duration, Instant};
 
 use adriaticum::id::RequestId;
 use adriaticum::store::{NewRow, Outcome, Store, Tokens};
-
-const SECONDS: u64 = 2;
 
 fn row() -> NewRow {
     NewRow {
@@ -49,12 +49,17 @@ fn write(store: &Store, end: Instant) -> (u64, Duration, Duration) {
 }
 
 fn main() {
-    let folder = PathBuf::from(std::env::args().nth(1).unwrap_or_else(|| ".".into()));
-    let path = folder.join(format!("bench-{}.db", std::process::id()));
+    let mut arguments = std::env::args().skip(1);
+    let path = PathBuf::from(arguments.next().expect("the database should be named"));
+    let seconds: u64 = arguments.next().map_or(2, |text| text.parse().expect("a number of seconds"));
+    let mut counts: Vec<usize> = arguments.map(|text| text.parse().expect("a number of threads")).collect();
+    if counts.is_empty() {
+        counts = vec![1, 2, 4, 8, 16, 32];
+    }
     let store = Arc::new(Store::open(&path).expect("a database"));
     println!("threads     rows/s   making one   completing one");
-    for threads in [1, 2, 4, 8, 16, 32] {
-        let end = Instant::now() + Duration::from_secs(SECONDS);
+    for threads in counts {
+        let end = Instant::now() + Duration::from_secs(seconds);
         let running: Vec<_> = (0..threads)
             .map(|_| {
                 let store = Arc::clone(&store);
@@ -66,13 +71,9 @@ fn main() {
         let mean = |total: Duration| total.as_secs_f64() * 1e6 / rows as f64;
         println!(
             "{threads:>7} {:>10} {:>9.0} µs {:>13.0} µs",
-            rows / SECONDS,
+            rows / seconds,
             mean(done.iter().map(|(_, opening, _)| *opening).sum()),
             mean(done.iter().map(|(.., closing)| *closing).sum()),
         );
-    }
-    drop(store);
-    for end in ["", "-wal", "-shm"] {
-        let _ = std::fs::remove_file(format!("{}{end}", path.display()));
     }
 }

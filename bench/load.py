@@ -74,16 +74,25 @@ class Subject(Service):
             command = [self.program, "serve"] if self.program == BINARY else [self.program]
             self.process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
 
-    def load(self, clients):
-        """Requests per second, and the median time of one in microseconds."""
+    def wrk(self, clients, seconds):
         url = f"http://127.0.0.1:{self.port}/v1/chat/completions"
         told = subprocess.run(
-            ["wrk", "--latency", "-t1", f"-c{clients}", f"-d{SECONDS}", "-s", self.script, url],
+            ["wrk", "--latency", "-t1", f"-c{clients}", f"-d{seconds}", "-s", self.script, url],
             capture_output=True, text=True, check=True).stdout
         if "Non-2xx" in told or "Socket errors" in told:
             raise SystemExit(f"not every request was answered with 200:\n{told}")
-        number, unit = re.search(r"50%\s+([\d.]+)(us|ms|s)", told).groups()
-        return float(re.search(r"Requests/sec:\s+([\d.]+)", told)[1]), float(number) * {"us": 1, "ms": 1e3, "s": 1e6}[unit]
+        return told
+
+    def load(self, clients):
+        """Requests per second, and the median time of one in microseconds."""
+        told = self.wrk(clients, SECONDS)
+        return float(re.search(r"Requests/sec:\s+([\d.]+)", told)[1]), percentile(told, 50)
+
+
+def percentile(told, which):
+    """One of the times that wrk tells, in microseconds."""
+    number, unit = re.search(rf"{which}%\s+([\d.]+)(us|ms|s)", told).groups()
+    return float(number) * {"us": 1, "ms": 1e3, "s": 1e6}[unit]
 
 
 def one_sync(folder):

@@ -77,8 +77,8 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let store = open_store(&args.config()?)?;
     match form {
         Form::Table => print_table(&store, range, by),
-        Form::Json => stream(&store, range, by, write_json_start, write_json_row, "\n]}\n"),
-        Form::Csv => stream(&store, range, by, write_csv_start, write_csv_row, ""),
+        Form::Json => stream(&store, range, by, Json::default()),
+        Form::Csv => stream(&store, range, by, Csv),
     }
 }
 
@@ -131,11 +131,16 @@ fn verify(mut args: Args) -> Result<(), CliError> {
 }
 
 fn print_table(store: &Store, range: Range, by: Option<Grouping>) -> Result<(), CliError> {
-    let sums = store.sums(range)?;
+    let mut sums = Sums::default();
     if let Some(by) = by {
         let mut lines = vec![heading(Some(by))];
-        store.grouped(range, by, |row| lines.push(cells(by, &row)))?;
+        store.grouped(range, by, |row| {
+            sums.add(&row.sums);
+            lines.push(cells(by, &row));
+        })?;
         print(&table::lay_out(&lines))?;
+    } else {
+        sums = store.sums(range)?;
     }
     print(&summary(&sums))
 }
@@ -174,29 +179,33 @@ fn grouped(number: i64) -> String {
     text
 }
 
+/// A form in which groups are printed as they come, and what they add up to at the end.
+trait Printer {
+    fn start(&mut self, out: &mut dyn Write, by: Option<Grouping>) -> io::Result<()>;
+    fn row(&mut self, out: &mut dyn Write, by: Grouping, row: &UsageRow) -> io::Result<()>;
+    fn end(&mut self, out: &mut dyn Write, by: Option<Grouping>, sums: &Sums) -> io::Result<()>;
+}
+
 /// Prints groups as they come, so that as many as there are need no more memory than one.
 fn stream(
     store: &Store,
     range: Range,
     by: Option<Grouping>,
-    start: fn(&mut dyn Write, Option<Grouping>, &Sums) -> io::Result<()>,
-    each: fn(&mut dyn Write, Grouping, &UsageRow, bool) -> io::Result<()>,
-    end: &str,
+    mut printer: impl Printer,
 ) -> Result<(), CliError> {
-    let sums = store.sums(range)?;
     let mut out = io::BufWriter::new(io::stdout().lock());
-    let mut result = start(&mut out, by, &sums);
-    if let Some(by) = by {
-        let mut first = true;
-        store.grouped(range, by, |row| {
+    let mut sums = Sums::default();
+    let mut result = printer.start(&mut out, by);
+    match by {
+        None => sums = store.sums(range)?,
+        Some(by) => store.grouped(range, by, |row| {
+            sums.add(&row.sums);
             if result.is_ok() {
-                result = each(&mut out, by, &row, first);
+                result = printer.row(&mut out, by, &row);
             }
-            first = false;
-        })?;
+        })?,
     }
-    let result = result.and_then(|()| out.write_all(end.as_bytes())).and_then(|()| out.flush());
-    match result {
+    match result.and_then(|()| printer.end(&mut out, by, &sums)).and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(CliError::Failed(format!("standard output: {error}.")))
         }
@@ -204,27 +213,48 @@ fn stream(
     }
 }
 
-fn write_json_start(out: &mut dyn Write, _: Option<Grouping>, sums: &Sums) -> io::Result<()> {
-    let sums = serde_json::to_string(sums).expect("sums should have their JSON");
-    // The sums are an object of their own; the rows become its last member.
-    write!(out, "{},\n\"rows\": [", sums.trim_end_matches('}'))
+/// An object with the rows and what they add up to.
+#[derive(Default)]
+struct Json {
+    rows: u64,
 }
 
-fn write_json_row(out: &mut dyn Write, _: Grouping, row: &UsageRow, first: bool) -> io::Result<()> {
-    let row = serde_json::to_string(row).expect("a row should have its JSON");
-    write!(out, "{}\n  {row}", if first { "" } else { "," })
-}
+impl Printer for Json {
+    fn start(&mut self, out: &mut dyn Write, _: Option<Grouping>) -> io::Result<()> {
+        write!(out, "{{\"rows\": [")
+    }
 
-fn write_csv_start(out: &mut dyn Write, by: Option<Grouping>, sums: &Sums) -> io::Result<()> {
-    out.write_all(csv_line(&heading(by)).as_bytes())?;
-    match by {
-        Some(_) => Ok(()),
-        None => out.write_all(csv_line(&figures(sums)).as_bytes()),
+    fn row(&mut self, out: &mut dyn Write, _: Grouping, row: &UsageRow) -> io::Result<()> {
+        let row = serde_json::to_string(row).expect("a row should have its JSON");
+        self.rows += 1;
+        write!(out, "{}\n  {row}", if self.rows == 1 { "" } else { "," })
+    }
+
+    fn end(&mut self, out: &mut dyn Write, _: Option<Grouping>, sums: &Sums) -> io::Result<()> {
+        // The sums' own members follow the rows in the same object.
+        let sums = serde_json::to_string(sums).expect("sums should have their JSON");
+        writeln!(out, "],\n{}", sums.trim_start_matches('{'))
     }
 }
 
-fn write_csv_row(out: &mut dyn Write, by: Grouping, row: &UsageRow, _: bool) -> io::Result<()> {
-    out.write_all(csv_line(&cells(by, row)).as_bytes())
+/// A line for each group, or one with the sums where there are no groups.
+struct Csv;
+
+impl Printer for Csv {
+    fn start(&mut self, out: &mut dyn Write, by: Option<Grouping>) -> io::Result<()> {
+        out.write_all(csv_line(&heading(by)).as_bytes())
+    }
+
+    fn row(&mut self, out: &mut dyn Write, by: Grouping, row: &UsageRow) -> io::Result<()> {
+        out.write_all(csv_line(&cells(by, row)).as_bytes())
+    }
+
+    fn end(&mut self, out: &mut dyn Write, by: Option<Grouping>, sums: &Sums) -> io::Result<()> {
+        match by {
+            Some(_) => Ok(()),
+            None => out.write_all(csv_line(&figures(sums)).as_bytes()),
+        }
+    }
 }
 
 fn heading(by: Option<Grouping>) -> Vec<String> {

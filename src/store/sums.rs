@@ -1,6 +1,7 @@
 //! Sums over the ledger: whole days from the sums that are kept of them, the rest of a range from its rows.
 
-use rusqlite::{Connection, Row, named_params};
+use rusqlite::types::ValueRef;
+use rusqlite::{Row, named_params};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -48,14 +49,25 @@ impl Grouping {
         }
     }
 
-    /// The expressions of these, over what `pieces` selects.
-    fn expressions(self) -> &'static str {
+    /// What the pieces are grouped by, and how that is shown: numbers are compared sooner than texts.
+    fn expressions(self) -> (&'static str, &'static str) {
         match self {
-            Self::Hour => "strftime('%Y-%m-%dT%H:00Z', time, 'unixepoch') AS hour",
-            Self::Day => "date(time, 'unixepoch') AS day",
-            Self::Month => "strftime('%Y-%m', time, 'unixepoch') AS month",
-            Self::Key => "key_id, key_name AS name",
-            Self::Status => "status, error_code",
+            Self::Hour => {
+                ("time / 3600 AS g, 0 AS h", "strftime('%Y-%m-%dT%H:00Z', g * 3600, 'unixepoch') AS hour")
+            }
+            Self::Day => ("time / 86400 AS g, 0 AS h", "date(g * 86400, 'unixepoch') AS day"),
+            Self::Month => {
+                ("time / 86400 AS g, 0 AS h", "strftime('%Y-%m', g * 86400, 'unixepoch') AS month")
+            }
+            Self::Key => ("key_id AS g, key_name AS h", "g AS key_id, h AS name"),
+            Self::Status => ("status AS g, error_code AS h", "g AS status, h AS error_code"),
+        }
+    }
+
+    fn order(self) -> &'static str {
+        match self {
+            Self::Key => "requests DESC, 1, 2",
+            _ => "1",
         }
     }
 }
@@ -82,16 +94,23 @@ pub struct UsageRow {
     pub sums: Sums,
 }
 
+impl Sums {
+    /// Adds another's figures.
+    pub fn add(&mut self, other: &Self) {
+        self.requests += other.requests;
+        self.errors += other.errors;
+        self.prompt_tokens += other.prompt_tokens;
+        self.completion_tokens += other.completion_tokens;
+        self.total_tokens += other.total_tokens;
+        self.unmeasured += other.unmeasured;
+    }
+}
+
 impl Store {
     pub fn sums(&self, range: Range) -> Result<Sums, StoreError> {
-        self.read(|connection| {
-            let mut all = Sums::default();
-            select(connection, range, None, |row| {
-                all = read_sums(row)?;
-                Ok(())
-            })?;
-            Ok(all)
-        })
+        let mut all = Sums::default();
+        self.grouped(range, Grouping::Status, |row| all.add(&row.sums))?;
+        Ok(all)
     }
 
     /// Hands out one group after the other, so that as many as there are need no more memory than one.
@@ -102,86 +121,129 @@ impl Store {
         mut take: impl FnMut(UsageRow),
     ) -> Result<(), StoreError> {
         self.read(|connection| {
-            select(connection, range, Some(by), |row| {
-                let mut labels = Map::new();
-                for name in by.labels() {
-                    let value = match row.get_ref(*name)? {
-                        rusqlite::types::ValueRef::Integer(number) => number.into(),
-                        rusqlite::types::ValueRef::Text(text) => String::from_utf8_lossy(text).into(),
-                        _ => Value::Null,
-                    };
-                    labels.insert((*name).into(), value);
-                }
-                take(UsageRow { labels, sums: read_sums(row)? });
-                Ok(())
-            })
+            let kept_since: i64 =
+                connection.query_row("SELECT kept_since FROM chain", [], |row| row.get(0))?;
+            let Plan { first, last, edges } = match by {
+                Grouping::Hour => Plan::of_rows(range),
+                _ => Plan::of_days(range, kept_since),
+            };
+            let (group, shown) = by.expressions();
+            let names = by.labels();
+            let labels: Vec<String> = (1..=names.len()).map(|number| number.to_string()).collect();
+            let mut statement = connection.prepare_cached(&format!(
+                "SELECT {shown}, {SUMS} FROM (SELECT {group}, {SUMS} FROM ({PIECES}) GROUP BY 1, 2)
+                 GROUP BY {} HAVING sum(requests) <> 0 ORDER BY {}",
+                labels.join(", "),
+                by.order()
+            ))?;
+            let mut rows = statement.query(named_params! {
+                ":first": first, ":last": last,
+                ":from_1": RequestId::from(edges[0].from), ":to_1": RequestId::from(edges[0].to),
+                ":sign_1": edges[0].sign,
+                ":from_2": RequestId::from(edges[1].from), ":to_2": RequestId::from(edges[1].to),
+                ":sign_2": edges[1].sign,
+                ":since": RequestId::from(range.since), ":until": RequestId::from(range.until),
+            })?;
+            while let Some(row) = rows.next()? {
+                take(UsageRow { labels: read_labels(row, names)?, sums: read_sums(row)? });
+            }
+            Ok(())
         })
     }
 }
 
-fn select(
-    connection: &Connection,
-    range: Range,
-    by: Option<Grouping>,
-    mut take: impl FnMut(&Row) -> rusqlite::Result<()>,
-) -> rusqlite::Result<()> {
-    let kept_since: i64 = connection.query_row("SELECT kept_since FROM chain", [], |row| row.get(0))?;
-    let (first, last) = whole_days(range, kept_since, by == Some(Grouping::Hour));
-    let (group, order) = match by {
-        None => ("NULL AS all_of_it".to_owned(), "GROUP BY 1 ORDER BY 1"),
-        Some(Grouping::Key) => {
-            (Grouping::Key.expressions().into(), "GROUP BY 1, 2 ORDER BY requests DESC, 1, 2")
-        }
-        Some(by) if by.labels().len() == 2 => (by.expressions().into(), "GROUP BY 1, 2 ORDER BY 1, 2"),
-        Some(by) => (by.expressions().into(), "GROUP BY 1 ORDER BY 1"),
-    };
-    let mut statement = connection.prepare_cached(&format!(
-        "SELECT {group}, sum(requests) AS requests, sum(errors) AS errors, sum(prompt_tokens) AS prompt_tokens,
-         sum(completion_tokens) AS completion_tokens, sum(total_tokens) AS total_tokens,
-         sum(unmeasured) AS unmeasured FROM ({PIECES}) {order}"
-    ))?;
-    let mut rows = statement.query(named_params! {
-        ":since": RequestId::from(range.since), ":until": RequestId::from(range.until),
-        ":first": first, ":last": last, ":first_id": RequestId::from(first.saturating_mul(DAY)),
-        ":last_id": RequestId::from(last.saturating_mul(DAY)),
-    })?;
-    while let Some(row) = rows.next()? {
-        take(row)?;
+fn read_labels(row: &Row, names: &[&str]) -> rusqlite::Result<Map<String, Value>> {
+    let mut labels = Map::new();
+    for name in names {
+        let value = match row.get_ref(*name)? {
+            ValueRef::Integer(number) => number.into(),
+            ValueRef::Text(text) => String::from_utf8_lossy(text).into(),
+            _ => Value::Null,
+        };
+        labels.insert((*name).into(), value);
     }
-    Ok(())
+    Ok(labels)
 }
 
-/// The sums that are kept of whole days, and the rows before and after these days. A row that is still open
-/// is in no day's sums.
+const SUMS: &str = "sum(requests) AS requests, sum(errors) AS errors, sum(prompt_tokens) AS prompt_tokens,
+    sum(completion_tokens) AS completion_tokens, sum(total_tokens) AS total_tokens, sum(unmeasured) AS unmeasured";
+
+/// The sums that are kept of whole days, the rows at both ends of the range, added or taken away, and the rows
+/// that are still open, which are in no day's sums.
 const PIECES: &str = "
     SELECT day * 86400 AS time, key_id, key_name, nullif(status, 0) AS status, nullif(error_code, '') AS error_code,
         requests, requests * (status <> 200) AS errors, prompt_tokens, completion_tokens, total_tokens, unmeasured
     FROM usage_daily WHERE day >= :first AND day < :last
     UNION ALL
-    SELECT created, key_id, key_name, status, error_code, 1, coalesce(status, 0) <> 200, prompt_tokens,
-        completion_tokens, total_tokens, status = 200 AND total_tokens IS NULL
-    FROM usage WHERE request_id >= :since AND request_id < min(:until, :first_id) AND seq IS NOT NULL
+    SELECT created, key_id, key_name, status, error_code, :sign_1, :sign_1 * (coalesce(status, 0) <> 200),
+        :sign_1 * prompt_tokens, :sign_1 * completion_tokens, :sign_1 * total_tokens,
+        :sign_1 * (status = 200 AND total_tokens IS NULL)
+    FROM usage WHERE request_id >= :from_1 AND request_id < :to_1 AND seq IS NOT NULL
     UNION ALL
-    SELECT created, key_id, key_name, status, error_code, 1, coalesce(status, 0) <> 200, prompt_tokens,
-        completion_tokens, total_tokens, status = 200 AND total_tokens IS NULL
-    FROM usage WHERE request_id >= max(:since, :last_id, :first_id) AND request_id < :until AND seq IS NOT NULL
+    SELECT created, key_id, key_name, status, error_code, :sign_2, :sign_2 * (coalesce(status, 0) <> 200),
+        :sign_2 * prompt_tokens, :sign_2 * completion_tokens, :sign_2 * total_tokens,
+        :sign_2 * (status = 200 AND total_tokens IS NULL)
+    FROM usage WHERE request_id >= :from_2 AND request_id < :to_2 AND seq IS NOT NULL
     UNION ALL
     SELECT created, key_id, key_name, NULL, NULL, 1, 0, 0, 0, 0, 0
     FROM usage WHERE seq IS NULL AND request_id >= :since AND request_id < :until";
 
-/// The days that lie in a range whole, from the first to before the last. Where rows may have been removed,
-/// a day that lies in it in part counts whole: its rows are not all there to tell the part.
-fn whole_days(Range { since, until }: Range, kept_since: i64, rows_only: bool) -> (i64, i64) {
-    if rows_only {
-        return (i64::MIN / DAY, i64::MIN / DAY);
-    }
-    let first = if since <= kept_since { since.div_euclid(DAY) } else { ceiling(since) };
-    let last = if until <= kept_since { ceiling(until) } else { until.div_euclid(DAY) };
-    (first, last.max(first))
+/// What a range is put together from.
+struct Plan {
+    /// Whole days, from the first to before the last.
+    first: i64,
+    last: i64,
+    edges: [Edge; 2],
 }
 
-fn ceiling(time: i64) -> i64 {
-    time.div_euclid(DAY) + i64::from(time.rem_euclid(DAY) > 0)
+/// Rows of a part of a day: added to the whole days, or taken away from them where that is the shorter part.
+#[derive(Clone, Copy)]
+struct Edge {
+    from: i64,
+    to: i64,
+    sign: i64,
+}
+
+impl Edge {
+    const NONE: Self = Self { from: 0, to: 0, sign: 1 };
+}
+
+impl Plan {
+    /// From rows alone.
+    fn of_rows(Range { since, until }: Range) -> Self {
+        Self { first: 0, last: 0, edges: [Edge { from: since, to: until, sign: 1 }, Edge::NONE] }
+    }
+
+    /// From days, and from rows at both ends. Where rows may have been removed, a day that lies in the range in
+    /// part counts whole: its rows are not all there to tell the part.
+    fn of_days(range: Range, kept_since: i64) -> Self {
+        let Range { since, until } = range;
+        let start = |day: i64| day.saturating_mul(DAY);
+        let (first_day, last_day) = (since.div_euclid(DAY), until.div_euclid(DAY));
+        if until <= since || (first_day == last_day && start(first_day) >= kept_since) {
+            return Self::of_rows(range);
+        }
+        let mut plan = Self { first: first_day, last: last_day, edges: [Edge::NONE; 2] };
+        let into_first = since.rem_euclid(DAY);
+        if into_first > 0 && start(first_day) >= kept_since {
+            plan.edges[0] = if into_first > DAY / 2 {
+                plan.first += 1;
+                Edge { from: since, to: start(first_day + 1), sign: 1 }
+            } else {
+                Edge { from: start(first_day), to: since, sign: -1 }
+            };
+        }
+        let into_last = until.rem_euclid(DAY);
+        if into_last > 0 && start(last_day) < kept_since {
+            plan.last += 1;
+        } else if into_last > DAY / 2 {
+            plan.last += 1;
+            plan.edges[1] = Edge { from: until, to: start(last_day + 1), sign: -1 };
+        } else if into_last > 0 {
+            plan.edges[1] = Edge { from: start(last_day), to: until, sign: 1 };
+        }
+        plan
+    }
 }
 
 /// A sum over nothing is null in SQL.
@@ -240,10 +302,12 @@ mod tests {
             0,
             10,
             11,
+            50_000,
             DAY,
             DAY + 1,
             DAY + 2,
             DAY + 4000,
+            DAY + 50_000,
             2 * DAY,
             40 * DAY,
             40 * DAY + 4,

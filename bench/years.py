@@ -1,0 +1,108 @@
+"""A ledger of ten million rows over a year: sums, look-ups, writes, and retention while it serves.
+
+    python3 bench/years.py [ROWS]
+
+The rows are made by SQL and bear no true hashes: what is measured here does not read them.
+"""
+
+import contextlib
+import pathlib
+import re
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from load import BINARY, ROOT, InstantRuntime, Subject, percentile
+
+LEDGER = ROOT / "target" / "release" / "examples" / "ledger"
+DAY = 86_400
+DAYS = 365
+KEYS = 10
+
+MAKE = """
+    WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :rows),
+    made AS (SELECT i, :start + CAST(i * :step AS INTEGER) AS ms, i * 7919 % 1000003 AS r FROM n)
+    INSERT INTO usage (request_id, key_id, key_name, created, status, error_code, prompt_tokens, completion_tokens,
+        total_tokens, duration_ms, queue_ms, runtime_ms, seq, hash)
+    SELECT printf('chatcmpl_%012x%020x', ms, i), printf('key_%016x', r % :keys), printf('key %d', r % :keys), ms / 1000,
+        iif(r % 50, 200, 502), iif(r % 50, NULL, 'inference_error'), iif(r % 50, 11, NULL), iif(r % 50, r % 300, NULL),
+        iif(r % 50, 11 + r % 300, NULL), 900.5, 0.1, 899.5, i, randomblob(32) FROM made"""
+
+ADD_UP = f"""
+    INSERT INTO usage_daily SELECT created / {DAY}, key_id, key_name, status, coalesce(error_code, ''), count(*),
+        coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0), coalesce(sum(total_tokens), 0), 0
+    FROM usage GROUP BY 1, 2, 3, 4, 5"""
+
+
+def fill(database, rows):
+    began = time.monotonic()
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("PRAGMA cache_size = -1000000")
+        start = int((time.time() - DAYS * DAY) * 1000)
+        connection.execute("BEGIN")
+        connection.execute(MAKE, {"rows": rows, "start": start, "step": DAYS * DAY * 1000 / (rows + 1), "keys": KEYS})
+        connection.execute(ADD_UP)
+        connection.execute("COMMIT")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    print(f"{rows} rows over {DAYS} days made in {time.monotonic() - began:.0f} s, {database.stat().st_size / 2**30:.2f} GiB")
+
+
+def of_ten(work):
+    """The median of ten, in milliseconds."""
+    times = []
+    for _ in range(10):
+        began = time.perf_counter()
+        work()
+        times.append((time.perf_counter() - began) * 1000)
+    return statistics.median(times)
+
+
+def write_times(database):
+    """The mean time of making and of completing a row, together, in microseconds."""
+    told = subprocess.run([LEDGER, database, "2", "1"], capture_output=True, text=True, check=True).stdout
+    return sum(map(int, re.findall(r"(\d+) µs", told)))
+
+
+def main():
+    rows = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000
+    with tempfile.TemporaryDirectory(prefix="years-", dir=ROOT / "target") as name:
+        folder = pathlib.Path(name)
+        with InstantRuntime(folder) as runtime:
+            subject = Subject(folder / "full", runtime)
+            fill(subject.database, rows)
+
+            def command(*arguments):
+                return lambda: subprocess.run([BINARY, *arguments], env=subject.environment, capture_output=True, check=True)
+
+            for by in ("day", "key"):
+                milliseconds = of_ten(command("usage", "--since", "30d", "--by", by, "--json"))
+                print(f"a month's sums by {by}: {milliseconds:.1f} ms, the start of the command included (at most 20)")
+            with contextlib.closing(sqlite3.connect(subject.database)) as connection:
+                newest = "SELECT * FROM usage WHERE key_id = ? ORDER BY request_id DESC LIMIT 50"
+                milliseconds = of_ten(lambda: connection.execute(newest, (f"key_{3:016x}",)).fetchall())
+                print(f"the newest 50 requests of a key: {milliseconds:.2f} ms (at most 5)")
+
+            full, empty = [], []
+            for _ in range(5):
+                full.append(write_times(subject.database))
+                empty.append(write_times(folder / "empty.db"))
+            ratio = statistics.median(full) / statistics.median(empty)
+            print(f"a row: {statistics.median(full)} µs, in an empty ledger {statistics.median(empty)}: {ratio:.2f} times (at most 1.10)")
+
+            with subject:
+                before = percentile(subject.wrk(8, 10), 99)
+            subject.environment["ADRIATICUM_USAGE_RETENTION_DAYS"] = str(DAYS // 2)
+            with subject:
+                during = percentile(subject.wrk(8, 10), 99)
+                with contextlib.closing(sqlite3.connect(subject.database)) as connection:
+                    removed = connection.execute("SELECT anchor_seq FROM chain").fetchone()[0]
+            print(f"99th percentile at 8 clients: {before:.0f} µs, while rows are removed {during:.0f}: "
+                  f"{during / before:.2f} times (at most 2); {removed} rows were removed in 10 s")
+
+
+if __name__ == "__main__":
+    main()
