@@ -5,7 +5,7 @@ CONFORMANCE ?= ../shared/acceptance/conformance.py
 FUZZ_SECONDS ?= 120
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test lint unit outside clients model test-crash bench bench-years fuzz clean
+.PHONY: help build run python test lint unit outside clients model test-crash bench bench-years fuzz clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -13,10 +13,14 @@ help: ## List the targets
 build: ## Build the release binary, target/release/adriaticum
 	cargo build --release --locked
 
-run: build ## Start the service with a real model behind it; RUNTIME_URL=... uses a runtime of your own
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
-		{ echo "make run needs Python 3.10 or newer as $(PYTHON). Install the package python3, or set PYTHON=..."; exit 1; }
-	@exec $(PYTHON) runtime/run.py
+run: python build ## Start the service with a real model behind it; RUNTIME_URL=... uses a runtime of your own
+	@$(PYTHON) runtime/run.py
+
+# Before the build, so that nobody waits for it in vain.
+python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+		echo "Python 3.10 or newer is needed, and $(PYTHON) is not. Install the package python3, or name another:" \
+			"PYTHON=/path/to/python3 make run" >&2; exit 1; }
 
 test: lint unit outside clients model ## Run every check
 

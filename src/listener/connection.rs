@@ -27,8 +27,8 @@ pub(super) struct Connection {
 enum Phase {
     /// Waiting for a request or in the middle of one.
     Reading,
-    /// A worker has the request, of this weight; nothing is read meanwhile.
-    Working { weight: usize },
+    /// A worker has the request; nothing is read meanwhile.
+    Working,
     /// A part of the answer did not fit into the socket.
     Sending { answer: Vec<u8>, sent: usize, then: Then },
     /// The last answer is sent; this much of what the client still sends is thrown away.
@@ -81,7 +81,7 @@ impl Connection {
     pub fn advance(&mut self, scratch: &mut [u8], limits: &Limits) -> Outcome {
         loop {
             let blocked = match self.phase {
-                Phase::Working { .. } => return Outcome::Waiting,
+                Phase::Working => return Outcome::Waiting,
                 Phase::Reading => return self.receive(scratch, limits),
                 Phase::Sending { .. } => self.send(limits),
                 Phase::Draining { .. } => self.drain(scratch),
@@ -95,8 +95,8 @@ impl Connection {
     }
 
     /// The request went to a worker: `answered` comes next.
-    pub fn hand_over(&mut self, weight: usize) {
-        self.phase = Phase::Working { weight };
+    pub fn hand_over(&mut self) {
+        self.phase = Phase::Working;
         self.deadline = None;
     }
 
@@ -137,12 +137,11 @@ impl Connection {
 
     /// The memory that it holds beyond itself.
     pub fn weight(&self) -> usize {
-        let phase = match &self.phase {
-            Phase::Reading | Phase::Draining { .. } => 0,
-            Phase::Working { weight } => *weight,
+        let answer = match &self.phase {
             Phase::Sending { answer, .. } => answer.capacity(),
+            Phase::Reading | Phase::Working | Phase::Draining { .. } => 0,
         };
-        self.reader.weight() + self.unread.capacity() + phase
+        self.reader.weight() + self.unread.capacity() + answer
     }
 
     fn receive(&mut self, scratch: &mut [u8], limits: &Limits) -> Outcome {

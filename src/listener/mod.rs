@@ -112,7 +112,7 @@ struct Loop<S> {
     service: Arc<S>,
     connections: Slab<Entry>,
     scratch: Vec<u8>,
-    /// The weight of all connections together.
+    /// The weight of all connections together, without the requests that the workers have.
     buffered: usize,
     next_sweep: Instant,
     stopping: bool,
@@ -256,13 +256,14 @@ impl<S: Service> Loop<S> {
     /// Gives a complete request to the workers, or refuses it where there is no room for it.
     fn hand_over(&mut self, index: usize, request: Request) {
         let entry = &mut self.connections[index];
-        let weight = request.weight();
+        // What has come of it counts already, as this connection's; whole, it is the workers'.
+        let others = self.buffered - entry.weight + self.workers.weight();
         if !self.workers.have_room() {
             self.refuse(index, Failure::shed("every worker and every place in the queue is taken"));
-        } else if self.buffered - entry.weight + weight > self.limits.buffered_bytes {
+        } else if others + request.weight() > self.limits.buffered_bytes {
             self.refuse(index, Failure::shed(TOO_MUCH_BUFFERED));
         } else {
-            entry.connection.hand_over(weight);
+            entry.connection.hand_over();
             let stream = Arc::clone(&entry.connection.stream);
             self.workers.answer(index, request, stream);
         }
@@ -280,7 +281,8 @@ impl<S: Service> Loop<S> {
     /// Sheds the request that has just grown past what may be buffered for all.
     fn bound(&mut self, index: usize) {
         let entry = &self.connections[index];
-        if self.buffered > self.limits.buffered_bytes && entry.connection.holds_half_a_request() {
+        let buffered = self.buffered + self.workers.weight();
+        if buffered > self.limits.buffered_bytes && entry.connection.holds_half_a_request() {
             self.refuse(index, Failure::shed(TOO_MUCH_BUFFERED));
             self.advance(index);
         }

@@ -26,6 +26,8 @@ struct Desk {
     done: Mutex<Vec<Done>>,
     waker: Waker,
     under_way: AtomicUsize,
+    /// The memory that the requests under way hold.
+    weight: AtomicUsize,
     stopping: AtomicBool,
 }
 
@@ -46,6 +48,7 @@ impl<S: Service> Workers<S> {
                 done: Mutex::default(),
                 waker,
                 under_way: AtomicUsize::new(0),
+                weight: AtomicUsize::new(0),
                 stopping: AtomicBool::new(false),
             }),
             room: count + queue,
@@ -57,10 +60,18 @@ impl<S: Service> Workers<S> {
         self.desk.under_way.load(Ordering::Acquire) < self.room
     }
 
+    /// The memory that the requests under way hold.
+    pub fn weight(&self) -> usize {
+        self.desk.weight.load(Ordering::Acquire)
+    }
+
     pub fn answer(&self, connection: usize, request: Request, stream: Arc<Stream>) {
+        let weight = request.weight();
         self.desk.under_way.fetch_add(1, Ordering::AcqRel);
+        self.desk.weight.fetch_add(weight, Ordering::AcqRel);
         let service = Arc::clone(&self.service);
-        let mut turn = Turn { desk: Arc::clone(&self.desk), connection, stream: Some(stream), counted: true };
+        let mut turn =
+            Turn { desk: Arc::clone(&self.desk), connection, stream: Some(stream), counted: Some(weight) };
         let received = Instant::now();
         self.pool.execute(move || {
             let response = service.answer(&request, received);
@@ -104,7 +115,8 @@ struct Turn {
     desk: Arc<Desk>,
     connection: usize,
     stream: Option<Arc<Stream>>,
-    counted: bool,
+    /// The weight with which it is counted as under way, until it is not any more.
+    counted: Option<usize>,
 }
 
 impl Turn {
@@ -130,7 +142,8 @@ impl Turn {
     }
 
     fn give_room_back(&mut self) {
-        if mem::take(&mut self.counted) {
+        if let Some(weight) = self.counted.take() {
+            self.desk.weight.fetch_sub(weight, Ordering::AcqRel);
             self.desk.under_way.fetch_sub(1, Ordering::AcqRel);
         }
     }
