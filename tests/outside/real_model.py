@@ -22,7 +22,7 @@ import threading
 import time
 import types
 
-from service import ROOT, Service, ensure, free_port
+from service import ROOT, STOP_SECONDS, Service, ensure, free_port
 
 sys.path.insert(0, str(ROOT / "runtime"))
 import run as make_run  # noqa: E402
@@ -77,6 +77,8 @@ def check_make_run():
         began = time.monotonic()
         with subprocess.Popen(
             [sys.executable, ROOT / "runtime" / "run.py"], env=environment, stdout=subprocess.PIPE, text=True,
+            # Whoever started the tests in the background made them, and all they start, deaf to Ctrl-C.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         ) as running:
             told = []
             for line in running.stdout:
@@ -90,7 +92,7 @@ def check_make_run():
             done = subprocess.run(command, shell=True, capture_output=True, text=True)
             ensure_completion(200 if done.returncode == 0 else done.returncode, done.stdout)
             running.send_signal(signal.SIGINT)
-            rest = running.stdout.read()
+            rest = running.communicate(timeout=STOP_SECONDS)[0]
         ensure(running.returncode == 0 and "Stopped." in rest, f"Ctrl-C did not end it well: {running.returncode} {rest}")
     return f"make run: the second start took {seconds:.1f} s"
 
