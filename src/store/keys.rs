@@ -111,7 +111,7 @@ impl Store {
                     ":created": created, ":expires": expires,
                 },
             )?;
-            Ok(id)
+            Ok(id.clone())
         })
     }
 
@@ -139,7 +139,7 @@ impl Store {
     pub fn rename_key(&self, id: &str, name: &KeyName) -> Result<bool, StoreError> {
         let (id, name) = (id.to_owned(), name.0.clone());
         let changed = self.write_synced(move |connection| {
-            connection.execute("UPDATE keys SET name = ?2 WHERE id = ?1", [id, name])
+            connection.execute("UPDATE keys SET name = ?2 WHERE id = ?1", [&id, &name])
         })?;
         Ok(changed > 0)
     }

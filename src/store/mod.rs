@@ -189,7 +189,7 @@ impl Store {
     /// Writes what need not outlive a power cut: the file system has it, the disk perhaps not yet.
     fn write<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+        work: impl Fn(&Connection) -> rusqlite::Result<T> + Send + Sync + 'static,
     ) -> Result<T, StoreError> {
         self.writer.write(false, work)
     }
@@ -197,7 +197,7 @@ impl Store {
     /// Writes what is on the disk when this returns.
     fn write_synced<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+        work: impl Fn(&Connection) -> rusqlite::Result<T> + Send + Sync + 'static,
     ) -> Result<T, StoreError> {
         self.writer.write(true, work)
     }

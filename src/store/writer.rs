@@ -5,6 +5,7 @@
 
 use std::mem;
 use std::panic::{self, AssertUnwindSafe};
+use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -38,13 +39,14 @@ struct Lent {
 struct Job {
     /// Who waits for it.
     thread: Thread,
-    work: Mutex<Option<Work>>,
+    work: Work,
     /// Whether it has to be on the disk before its thread goes on.
     synced: bool,
     outcome: Mutex<Option<Result<(), StoreError>>>,
 }
 
-type Work = Box<dyn FnOnce(&Connection) -> rusqlite::Result<()> + Send>;
+/// It can be done again: where a group fails, each of its members is tried by itself.
+type Work = Box<dyn Fn(&Connection) -> rusqlite::Result<()> + Send + Sync>;
 
 impl Writer {
     pub fn new(connection: Connection, files: Files) -> Self {
@@ -57,16 +59,16 @@ impl Writer {
     pub fn write<T: Send + 'static>(
         &self,
         synced: bool,
-        work: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+        work: impl Fn(&Connection) -> rusqlite::Result<T> + Send + Sync + 'static,
     ) -> Result<T, StoreError> {
         let value = Arc::new(Mutex::new(None));
         let place = Arc::clone(&value);
         let job = Arc::new(Job {
             thread: thread::current(),
-            work: Mutex::new(Some(Box::new(move |connection| {
+            work: Box::new(move |connection| {
                 *lock(&place) = Some(work(connection)?);
                 Ok(())
-            }))),
+            }),
             synced,
             outcome: Mutex::default(),
         });
@@ -104,8 +106,20 @@ impl Writer {
 
     /// Writes a group with the connection, and gives the connection back.
     fn lead(&self, mut lent: Lent, group: &[Arc<Job>], deadline: Instant) {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let written = write_group(&mut lent, group, left);
+        match write_group(&mut lent, group, deadline) {
+            Err(_) if group.len() > 1 => {
+                // Who is to blame is not known: each by itself shows it, and spares the others.
+                for job in group {
+                    let written = write_group(&mut lent, slice::from_ref(job), deadline);
+                    *lock(&job.outcome) = Some(written);
+                }
+            }
+            written => {
+                for job in group {
+                    *lock(&job.outcome) = Some(written.clone());
+                }
+            }
+        }
         let next = {
             let mut state = lock(&self.state);
             state.idle = Some(lent);
@@ -116,69 +130,36 @@ impl Writer {
             leader.unpark();
         }
         for job in group {
-            {
-                let mut outcome = lock(&job.outcome);
-                match &written {
-                    // Work that failed by itself has its own outcome already.
-                    Ok(()) => drop(outcome.get_or_insert(Ok(()))),
-                    Err(error) => *outcome = Some(Err(error.clone())),
-                }
-            }
             job.thread.unpark();
         }
     }
 }
 
-/// Writes a group in one transaction. An error is everybody's: nothing of the group is there.
-fn write_group(lent: &mut Lent, group: &[Arc<Job>], patience: Duration) -> Result<(), StoreError> {
+/// Writes a group in one transaction: all of it, or nothing.
+fn write_group(lent: &mut Lent, group: &[Arc<Job>], deadline: Instant) -> Result<(), StoreError> {
     lent.files.check()?;
     let synced = group.iter().any(|job| job.synced);
     let connection = &lent.connection;
-    connection.busy_timeout(patience)?;
+    connection.busy_timeout(deadline.saturating_duration_since(Instant::now()))?;
     if lent.synced != Some(synced) {
         // In WAL mode FULL syncs the log with every commit, NORMAL only before a checkpoint.
         connection.pragma_update(None, "synchronous", if synced { "FULL" } else { "NORMAL" })?;
         lent.synced = Some(synced);
     }
     connection.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
-    let done = match group {
-        // Alone in its transaction, it needs no savepoint: what it did goes with the transaction.
-        [job] => attempt(connection, take_work(job)),
-        _ => group.iter().try_for_each(|job| do_one(connection, job)),
-    };
-    let done = done.and_then(|()| Ok(connection.prepare_cached("COMMIT")?.execute([])?));
-    if done.is_err() && !connection.is_autocommit() {
+    let written = group.iter().try_for_each(|job| attempt(connection, &job.work)).and_then(|()| {
+        connection.prepare_cached("COMMIT")?.execute([])?;
+        Ok(())
+    });
+    if written.is_err() && !connection.is_autocommit() {
         // It can only fail where the transaction is gone already.
         let _ = connection.execute_batch("ROLLBACK");
     }
-    done.map(|_| ())
-}
-
-/// Does one job's work. If it fails, only what it did is undone, and the group goes on without it, unless
-/// the failure took the whole transaction with it, as that of a full disk does.
-fn do_one(connection: &Connection, job: &Job) -> Result<(), StoreError> {
-    let work = take_work(job);
-    connection.prepare_cached("SAVEPOINT job")?.execute([])?;
-    match attempt(connection, work) {
-        Ok(()) => {
-            connection.prepare_cached("RELEASE job")?.execute([])?;
-            Ok(())
-        }
-        Err(failure) if connection.is_autocommit() => Err(failure),
-        Err(failure) => {
-            connection.execute_batch("ROLLBACK TO job; RELEASE job")?;
-            *lock(&job.outcome) = Some(Err(failure));
-            Ok(())
-        }
-    }
-}
-
-fn take_work(job: &Job) -> Work {
-    lock(&job.work).take().expect("a job should be done once")
+    written
 }
 
 /// A panic in one thread's work is not the leader's end.
-fn attempt(connection: &Connection, work: Work) -> Result<(), StoreError> {
+fn attempt(connection: &Connection, work: &Work) -> Result<(), StoreError> {
     match panic::catch_unwind(AssertUnwindSafe(|| work(connection))) {
         Ok(result) => Ok(result?),
         Err(_) => Err(StoreError::Panicked),
@@ -188,4 +169,49 @@ fn attempt(connection: &Connection, work: Work) -> Result<(), StoreError> {
 /// A panic elsewhere leaves nothing half done behind these locks.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::super::tests::Temporary;
+    use super::*;
+
+    /// Several writes that wait while one is held up, and so become one group.
+    #[test]
+    fn a_failing_member_does_not_take_its_group_with_it() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        store
+            .write(|connection| connection.execute_batch("CREATE TABLE t (x INTEGER CHECK (x <> 13))"))
+            .expect("a table");
+        let barrier = Arc::new(Barrier::new(2));
+        let outcomes: Vec<(i64, bool)> = thread::scope(|scope| {
+            let gate = Arc::clone(&barrier);
+            let slow = scope.spawn(move || {
+                let work = move |_: &Connection| Ok((gate.wait().is_leader(), gate.wait().is_leader()));
+                store.write(work).is_ok()
+            });
+            // Once here when it has the connection, and once more when it is to give it back.
+            barrier.wait();
+            let others: Vec<_> = (10..16)
+                .map(|number| {
+                    let work = move |c: &Connection| c.execute("INSERT INTO t VALUES (?)", [number]);
+                    scope.spawn(move || (number, store.write_synced(work).is_ok()))
+                })
+                .collect();
+            while lock(&store.writer.state).waiting.len() < 6 {
+                thread::yield_now();
+            }
+            barrier.wait();
+            assert!(slow.join().expect("no panic"));
+            others.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+        });
+        for (number, good) in outcomes {
+            assert_eq!(good, number != 13, "{number}");
+        }
+        let sum = store.read(|c| c.query_row("SELECT sum(x) FROM t", [], |row| row.get::<_, i64>(0)));
+        assert_eq!(sum.expect("the sum"), 10 + 11 + 12 + 14 + 15, "each of the others once");
+    }
 }
