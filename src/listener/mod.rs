@@ -247,7 +247,7 @@ impl<S: Service> Loop<S> {
                     return self.bound(index);
                 }
                 Outcome::Gone => return self.close(index),
-                Outcome::Malformed(malformed) => self.refuse(index, Failure::invalid(malformed.0)),
+                Outcome::Malformed(malformed) => self.refuse(index, Failure::invalid(malformed.0), false),
                 Outcome::Request(request) => self.hand_over(index, request),
             }
         }
@@ -258,10 +258,11 @@ impl<S: Service> Loop<S> {
         let entry = &mut self.connections[index];
         // What has come of it counts already, as this connection's; whole, it is the workers'.
         let others = self.buffered - entry.weight + self.workers.weight();
+        let is_head = request.head.method() == "HEAD";
         if !self.workers.have_room() {
-            self.refuse(index, Failure::shed("every worker and every place in the queue is taken"));
+            self.refuse(index, Failure::shed("every worker and every place in the queue is taken"), is_head);
         } else if others + request.weight() > self.limits.buffered_bytes {
-            self.refuse(index, Failure::shed(TOO_MUCH_BUFFERED));
+            self.refuse(index, Failure::shed(TOO_MUCH_BUFFERED), is_head);
         } else {
             entry.connection.hand_over();
             let stream = Arc::clone(&entry.connection.stream);
@@ -271,8 +272,8 @@ impl<S: Service> Loop<S> {
 
     /// Answers what goes to no worker, and ends the connection: a client that keeps sending such requests
     /// gets one answer, not all of the loop's time.
-    fn refuse(&mut self, index: usize, failure: Failure) {
-        let answer = self.service.refuse(failure).encode(response::Connection::Close, false);
+    fn refuse(&mut self, index: usize, failure: Failure, without_body: bool) {
+        let answer = self.service.refuse(failure).encode(response::Connection::Close, without_body);
         let connection = &mut self.connections[index].connection;
         connection.forget_request();
         connection.answered(answer, 0, Then::Close, &self.limits);
@@ -283,7 +284,7 @@ impl<S: Service> Loop<S> {
         let entry = &self.connections[index];
         let buffered = self.buffered + self.workers.weight();
         if buffered > self.limits.buffered_bytes && entry.connection.holds_half_a_request() {
-            self.refuse(index, Failure::shed(TOO_MUCH_BUFFERED));
+            self.refuse(index, Failure::shed(TOO_MUCH_BUFFERED), false);
             self.advance(index);
         }
     }
@@ -311,7 +312,7 @@ impl<S: Service> Loop<S> {
             match what {
                 Expired::Silence => self.close(index),
                 Expired::Request => {
-                    self.refuse(index, Failure::invalid("The request was not complete in time."));
+                    self.refuse(index, Failure::invalid("The request was not complete in time."), false);
                     self.advance(index);
                 }
             }

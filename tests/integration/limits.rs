@@ -1,6 +1,6 @@
 //! The listener by itself, with bounds so small that a test can reach them.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -281,6 +281,12 @@ fn a_full_queue_sheds_at_once_and_every_place_is_used() {
     }
     // Which of them came first is the system's choice; that three are taken is not.
     until("a fourth is shed", || running.get("/hold") == 503);
+    // To HEAD an answer has no body, whoever gives it.
+    let mut head = running.connect();
+    head.send(get("/").replace("GET", "HEAD"));
+    let mut told = String::new();
+    head.stream.read_to_string(&mut told).expect("an answer and the end");
+    assert!(told.starts_with("HTTP/1.1 503 ") && told.ends_with("\r\n\r\n"), "{told}");
     running.echo.gate.store(true, Ordering::Release);
     for client in &mut held {
         assert_eq!(client.reply().status, 200);
