@@ -39,7 +39,7 @@ const READ_PATIENCE: Duration = Duration::from_secs(2);
 const READER_CACHE: i64 = 256;
 const WRITER_CACHE: i64 = 1024;
 
-/// Up to this many bytes a database is checked whole at every start: some 5 milliseconds.
+/// Up to this many bytes a database is checked whole at every start, which takes a few milliseconds.
 const READ_WHOLE: u64 = 2 * 1024 * 1024;
 
 /// A day, in seconds.
