@@ -38,7 +38,7 @@ struct Record {
 /// Where a request stands with the ledger.
 enum Row {
     None,
-    Open,
+    Open(Arc<NewRow>),
     /// It could not be opened: there is no use in another try.
     Refused,
 }
@@ -67,8 +67,9 @@ impl Pipeline {
         let chat = validation::read(&request.head, body, self.compatibility)?;
         let runtimes = inference::configured(self.runtimes.as_ref())?;
         record.row = Row::Refused;
-        ledger::open(&self.store, record.new_row())?;
-        record.row = Row::Open;
+        let row = new_row(record.id, caller);
+        ledger::open(&self.store, Arc::clone(&row))?;
+        record.row = Row::Open(row);
         let asked = Instant::now();
         let generated = inference::run(runtimes, &chat);
         record.runtime = Some(asked.elapsed());
@@ -78,11 +79,13 @@ impl Pipeline {
     /// Puts what came of a caller's request into the ledger. A completion that can't be put there is none;
     /// an error stays what it is.
     fn settle(&self, record: &Record, result: Result<Generated, Failure>) -> Result<Generated, Failure> {
-        if record.caller.is_none() || matches!(record.row, Row::Refused) {
-            return result;
-        }
-        let is_open = matches!(record.row, Row::Open);
-        match ledger::settle(&self.store, is_open, record.new_row(), record.outcome(&result)) {
+        let outcome = record.outcome(&result);
+        let written = match (&record.row, &record.caller) {
+            (Row::Open(row), _) => self.store.close_row(Arc::clone(row), outcome),
+            (Row::None, Some(caller)) => self.store.add_row(new_row(record.id, caller), outcome),
+            _ => return result,
+        };
+        match written {
             Ok(()) => result,
             Err(error) if result.is_ok() => Err(ledger::not_kept(&error)),
             Err(error) => {
@@ -123,17 +126,6 @@ impl Record {
             caller: None,
             row: Row::None,
             runtime: None,
-        }
-    }
-
-    fn new_row(&self) -> NewRow {
-        let caller = self.caller.as_ref().expect("only a caller's request should have a row");
-        NewRow {
-            request_id: self.id.to_string(),
-            key_id: caller.key_id.clone(),
-            key_name: caller.key_name.clone(),
-            created: self.created,
-            note_use: caller.note_use,
         }
     }
 
@@ -186,6 +178,16 @@ impl Record {
             }
         }
     }
+}
+
+fn new_row(id: RequestId, caller: &Caller) -> Arc<NewRow> {
+    Arc::new(NewRow {
+        request_id: id.to_string(),
+        key_id: caller.key_id.clone(),
+        key_name: caller.key_name.clone(),
+        created: id.created(),
+        note_use: caller.note_use,
+    })
 }
 
 fn shown(value: Option<impl ToString>) -> String {

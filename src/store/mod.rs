@@ -7,6 +7,7 @@ mod chain;
 mod files;
 mod keys;
 mod ledger;
+mod log;
 mod retention;
 mod sums;
 mod upgrades;
@@ -60,6 +61,8 @@ pub enum StoreError {
     /// Shared by all whose writes went wrong together.
     Sqlite(Arc<rusqlite::Error>),
     Io(Arc<io::Error>),
+    /// The disk failed to take what was written.
+    NotSynced(Arc<io::Error>),
     /// Other writers did not let it through in time.
     Busy,
     Panicked,
@@ -91,6 +94,10 @@ impl fmt::Display for StoreError {
                 _ => write!(f, "{error}"),
             },
             Self::Io(error) => write!(f, "{error}"),
+            Self::NotSynced(error) => write!(
+                f,
+                "the disk failed to take what was written ({error}), so nothing more is: check the disk, then restart"
+            ),
             Self::Busy => f.write_str("the database is locked by another process"),
             Self::Panicked => f.write_str("a write panicked"),
             Self::Replaced => f.write_str(
@@ -137,7 +144,7 @@ impl Store {
         upgrades::bring_up_to_date(&mut connection)?;
         look_for_damage(path, &connection)?;
         let files = Files::of(path)?;
-        Ok(Self { path: path.to_owned(), readers: Mutex::default(), writer: Writer::new(connection, files) })
+        Ok(Self { path: path.to_owned(), readers: Mutex::default(), writer: Writer::new(connection, files)? })
     }
 
     /// Whether the database is sound and takes a write, which is rolled back.
