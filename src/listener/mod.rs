@@ -346,15 +346,17 @@ impl<S: Service> Loop<S> {
         self.sockets.clear();
         self.accepting.clear();
         self.limits.drain_time = self.limits.drain_time.min(self.limits.stop_time);
-        let latest = Instant::now() + self.limits.stop_time;
+        let now = Instant::now();
         let all: Vec<usize> = self.connections.iter().map(|(index, _)| index).collect();
         for index in all {
             // What has arrived by now is still read: it may be a request.
             self.connections[index].connection.note_readable(false);
             self.advance(index);
             match self.connections.get_mut(index) {
-                Some(entry) if entry.connection.is_idle() => self.close(index),
-                Some(entry) => entry.connection.hurry(latest),
+                Some(entry) if entry.connection.is_idle() => {
+                    entry.connection.hurry(now + self.limits.farewell_time);
+                }
+                Some(entry) => entry.connection.hurry(now + self.limits.stop_time),
                 None => {}
             }
         }
