@@ -13,6 +13,7 @@ use super::{Args, CliError, open_store};
 use crate::config::Config;
 use crate::listener::{Limits, Listener, Socket};
 use crate::logging;
+use crate::metrics::Metrics;
 use crate::pipeline::Pipeline;
 use crate::retention::Retention;
 use crate::runtime::Runtimes;
@@ -67,8 +68,13 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let listener = Listener::new(sockets, limits).map_err(|error| failed("the listener", &error))?;
     stop_on_signals(&listener).map_err(|error| failed("the signals", &error))?;
     let retention = config.retention_days.map(|days| Retention::start(Arc::clone(&store), days));
-    let pipeline =
-        Pipeline { api_hosts: config.api_hosts, compatibility: config.compatibility, store, runtimes };
+    let pipeline = Pipeline {
+        api_hosts: config.api_hosts,
+        compatibility: config.compatibility,
+        store,
+        runtimes,
+        metrics: Arc::new(Metrics::default()),
+    };
     listener.run(Arc::new(pipeline)).map_err(|error| failed("the listener", &error))?;
     drop(retention);
     log::info!("stopped");

@@ -1,7 +1,7 @@
 //! The fixed pool, and the desk where its workers leave what they have done.
 
 use std::mem;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -10,6 +10,8 @@ use threadpool::ThreadPool;
 
 use super::Service;
 use super::connection::Then;
+use super::limits::Limits;
+use super::load::Load;
 use super::socket::Stream;
 use crate::http::{Request, response};
 
@@ -25,9 +27,7 @@ pub(super) struct Workers<S> {
 struct Desk {
     done: Mutex<Vec<Done>>,
     waker: Waker,
-    under_way: AtomicUsize,
-    /// The memory that the requests under way hold.
-    weight: AtomicUsize,
+    load: Arc<Load>,
     stopping: AtomicBool,
 }
 
@@ -40,35 +40,29 @@ pub(super) struct Done {
 }
 
 impl<S: Service> Workers<S> {
-    pub fn start(count: usize, queue: usize, service: Arc<S>, waker: Waker) -> Self {
+    pub fn start(limits: &Limits, load: Arc<Load>, service: Arc<S>, waker: Waker) -> Self {
         Self {
             service,
-            pool: threadpool::Builder::new().num_threads(count).thread_name("worker".into()).build(),
-            desk: Arc::new(Desk {
-                done: Mutex::default(),
-                waker,
-                under_way: AtomicUsize::new(0),
-                weight: AtomicUsize::new(0),
-                stopping: AtomicBool::new(false),
-            }),
-            room: count + queue,
+            pool: threadpool::Builder::new().num_threads(limits.workers).thread_name("worker".into()).build(),
+            desk: Arc::new(Desk { done: Mutex::default(), waker, load, stopping: AtomicBool::new(false) }),
+            room: limits.workers + limits.queue,
         }
     }
 
     /// Whether one more request may be given to the pool.
     pub fn have_room(&self) -> bool {
-        self.desk.under_way.load(Ordering::Acquire) < self.room
+        self.desk.load.under_way.load(Ordering::Acquire) < self.room
     }
 
     /// The memory that the requests under way hold.
     pub fn weight(&self) -> usize {
-        self.desk.weight.load(Ordering::Acquire)
+        self.desk.load.weight.load(Ordering::Acquire)
     }
 
     pub fn answer(&self, connection: usize, request: Request, stream: Arc<Stream>) {
         let weight = request.weight();
-        self.desk.under_way.fetch_add(1, Ordering::AcqRel);
-        self.desk.weight.fetch_add(weight, Ordering::AcqRel);
+        self.desk.load.under_way.fetch_add(1, Ordering::AcqRel);
+        self.desk.load.weight.fetch_add(weight, Ordering::AcqRel);
         let service = Arc::clone(&self.service);
         let mut turn =
             Turn { desk: Arc::clone(&self.desk), connection, stream: Some(stream), counted: Some(weight) };
@@ -143,8 +137,8 @@ impl Turn {
 
     fn give_room_back(&mut self) {
         if let Some(weight) = self.counted.take() {
-            self.desk.weight.fetch_sub(weight, Ordering::AcqRel);
-            self.desk.under_way.fetch_sub(1, Ordering::AcqRel);
+            self.desk.load.weight.fetch_sub(weight, Ordering::AcqRel);
+            self.desk.load.under_way.fetch_sub(1, Ordering::AcqRel);
         }
     }
 }
