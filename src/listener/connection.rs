@@ -2,6 +2,7 @@
 
 use std::io;
 use std::mem;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,6 +13,8 @@ use crate::http::{Malformed, Reader, Request};
 
 pub(super) struct Connection {
     pub stream: Arc<Stream>,
+    /// Whom it is with; None on a Unix socket.
+    peer: Option<IpAddr>,
     phase: Phase,
     /// When the phase has lasted too long. A request under way has the limits of the steps it goes through.
     deadline: Option<Instant>,
@@ -60,9 +63,10 @@ pub(super) enum Expired {
 }
 
 impl Connection {
-    pub fn new(stream: Stream, now: Instant, limits: &Limits) -> Self {
+    pub fn new(stream: Stream, peer: Option<IpAddr>, now: Instant, limits: &Limits) -> Self {
         Self {
             stream: Arc::new(stream),
+            peer,
             phase: Phase::Reading,
             deadline: Some(now + limits.idle_time),
             reader: Reader::default(),
@@ -161,7 +165,7 @@ impl Connection {
                 Err(malformed) => return Outcome::Malformed(malformed),
                 Ok(Some(request)) => {
                     self.unread = input.to_vec();
-                    return Outcome::Request(request);
+                    return Outcome::Request(Request { peer: self.peer, ..request });
                 }
                 Ok(None) => {
                     if was_between && !self.reader.is_between_requests() {

@@ -9,6 +9,7 @@ mod socket;
 mod workers;
 
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -188,7 +189,7 @@ impl<S: Service> Loop<S> {
                     break;
                 }
                 match self.sockets[index].accept() {
-                    Ok(stream) => self.welcome(stream),
+                    Ok((stream, peer)) => self.welcome(stream, peer),
                     Err(error) => self.accept_failed(index, &error),
                 }
             }
@@ -211,7 +212,7 @@ impl<S: Service> Loop<S> {
         }
     }
 
-    fn welcome(&mut self, mut stream: socket::Stream) {
+    fn welcome(&mut self, mut stream: socket::Stream, peer: Option<IpAddr>) {
         if self.connections.len() >= self.limits.max_connections && !self.close_longest_idle() {
             return;
         }
@@ -220,7 +221,7 @@ impl<S: Service> Loop<S> {
             log::warn!("a connection could not be watched: {error}");
             return;
         }
-        let connection = Connection::new(stream, Instant::now(), &self.limits);
+        let connection = Connection::new(stream, peer, Instant::now(), &self.limits);
         slot.insert(Entry { connection, weight: 0 });
     }
 
