@@ -26,9 +26,13 @@ pub mod listener;
 
 pub mod http;
 
+pub mod hosts;
+
 pub mod pipeline;
 
 pub mod api;
+
+pub mod console;
 
 pub mod runtime;
 

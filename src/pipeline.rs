@@ -9,7 +9,7 @@ use crate::api::key::{self, Caller};
 use crate::api::{host, inference, ledger, permission, reply, route, size, validation};
 use crate::config::Compatibility;
 use crate::error::{ApiError, Failure};
-use crate::http::{Request, Response};
+use crate::http::{Head, Request, Response};
 use crate::id::RequestId;
 use crate::listener::Service;
 use crate::metrics::{Metrics, Times};
@@ -57,7 +57,7 @@ impl Service for Pipeline {
         respond(&record, result)
     }
 
-    fn refuse(&self, failure: Failure) -> Response {
+    fn refuse(&self, _: Option<&Head>, failure: Failure) -> Response {
         self.metrics.refused(failure.error);
         respond(&Record::new(Instant::now()), Err(failure))
     }

@@ -11,6 +11,8 @@ use signal_hook::{flag, low_level::pipe};
 
 use super::{Args, CliError, open_store};
 use crate::config::Config;
+use crate::console::Console;
+use crate::hosts::Hosts;
 use crate::listener::{Limits, Listener, Socket};
 use crate::logging;
 use crate::metrics::Metrics;
@@ -68,14 +70,16 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let listener = Listener::new(sockets, limits).map_err(|error| failed("the listener", &error))?;
     stop_on_signals(&listener).map_err(|error| failed("the signals", &error))?;
     let retention = config.retention_days.map(|days| Retention::start(Arc::clone(&store), days));
-    let pipeline = Pipeline {
+    let metrics = Arc::new(Metrics::default());
+    let console = config.console_host.map(|host| (host, Console {}));
+    let api = Pipeline {
         api_hosts: config.api_hosts,
         compatibility: config.compatibility,
         store,
         runtimes,
-        metrics: Arc::new(Metrics::default()),
+        metrics,
     };
-    listener.run(Arc::new(pipeline)).map_err(|error| failed("the listener", &error))?;
+    listener.run(Arc::new(Hosts { console, api })).map_err(|error| failed("the listener", &error))?;
     drop(retention);
     log::info!("stopped");
     Ok(())

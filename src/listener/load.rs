@@ -1,5 +1,6 @@
 //! How busy the listener is: what it counts for its own bounds, where others can look at it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::limits::Limits;
@@ -7,9 +8,9 @@ use super::limits::Limits;
 /// The listener and its workers write here; whoever wants to know takes a [`Snapshot`].
 pub struct Load {
     limits: Limits,
-    /// Requests with the workers, at work and waiting together.
-    pub(super) under_way: AtomicUsize,
-    /// The memory that those requests hold.
+    /// Requests with the workers, at work and waiting together, without those that stand back.
+    pub(super) under_way: Arc<AtomicUsize>,
+    /// The memory that all requests hold that are under way, those that stand back too.
     pub(super) weight: AtomicUsize,
     connections: AtomicUsize,
     /// The memory that the connections hold.
@@ -18,6 +19,7 @@ pub struct Load {
     pub(super) turned_away: AtomicU64,
     pub(super) made_way: AtomicU64,
     pub(super) queue_full: AtomicU64,
+    pub(super) aside_full: AtomicU64,
     pub(super) buffers_full: AtomicU64,
 }
 
@@ -40,6 +42,8 @@ pub struct Snapshot {
     pub made_way: u64,
     /// Requests shed because every worker and every place in the queue was taken.
     pub queue_full: u64,
+    /// Requests shed because too many of those that stand back were waiting.
+    pub aside_full: u64,
     /// Requests shed because too much was buffered.
     pub buffers_full: u64,
 }
@@ -55,7 +59,7 @@ impl Load {
     pub(super) fn new(limits: &Limits) -> Self {
         Self {
             limits: limits.clone(),
-            under_way: AtomicUsize::new(0),
+            under_way: Arc::default(),
             weight: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
             buffered: AtomicUsize::new(0),
@@ -63,6 +67,7 @@ impl Load {
             turned_away: AtomicU64::new(0),
             made_way: AtomicU64::new(0),
             queue_full: AtomicU64::new(0),
+            aside_full: AtomicU64::new(0),
             buffers_full: AtomicU64::new(0),
         }
     }
@@ -89,6 +94,7 @@ impl Load {
             turned_away: of(&self.turned_away),
             made_way: of(&self.made_way),
             queue_full: of(&self.queue_full),
+            aside_full: of(&self.aside_full),
             buffers_full: of(&self.buffers_full),
         }
     }

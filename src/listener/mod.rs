@@ -10,6 +10,7 @@ mod socket;
 mod workers;
 
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,17 +25,22 @@ pub use load::{Level, Load, Snapshot};
 pub use socket::{Address, Socket};
 
 use self::connection::{Connection, Expired, Outcome, Then};
-use self::workers::Workers;
+use self::workers::{Answer, Workers};
 use crate::error::Failure;
-use crate::http::{Request, Response, response};
+use crate::http::{Head, Request, Response, response};
 
 /// What answers the requests.
 pub trait Service: Send + Sync + 'static {
     /// Answers a complete request, on a worker.
     fn answer(&self, request: &Request, received: Instant) -> Response;
 
-    /// Answers what no worker will see: broken HTTP, or a request for which there is no room.
-    fn refuse(&self, failure: Failure) -> Response;
+    /// Answers what no worker will see: broken HTTP, or a request for which there is no room, whose head is known.
+    fn refuse(&self, head: Option<&Head>, failure: Failure) -> Response;
+
+    /// Whether a request must not delay the others: it then waits for a thread of its own kind.
+    fn stands_back(&self, _: &Head) -> bool {
+        false
+    }
 }
 
 const WAKE: Token = Token(usize::MAX);
@@ -146,8 +152,11 @@ impl<S: Service> Loop<S> {
         // What is done comes first: it makes room for what has come.
         for done in self.workers.take_done() {
             if let Some(entry) = self.connections.get_mut(done.connection) {
-                let then = if self.stopping { Then::Close } else { done.then };
-                entry.connection.answered(done.answer, done.sent, then, &self.limits);
+                let mut answer = done.answer;
+                if self.stopping {
+                    answer.then = Then::Close;
+                }
+                entry.connection.answered(answer, &self.limits);
                 self.advance(done.connection);
             }
         }
@@ -201,7 +210,7 @@ impl<S: Service> Loop<S> {
                     break;
                 }
                 match self.sockets[index].accept() {
-                    Ok(stream) => self.welcome(stream),
+                    Ok((stream, peer)) => self.welcome(stream, peer),
                     Err(error) => self.accept_failed(index, &error),
                 }
             }
@@ -224,7 +233,7 @@ impl<S: Service> Loop<S> {
         }
     }
 
-    fn welcome(&mut self, mut stream: socket::Stream) {
+    fn welcome(&mut self, mut stream: socket::Stream, peer: Option<IpAddr>) {
         if self.connections.len() >= self.limits.max_connections && !self.close_longest_idle() {
             return count(&self.load.turned_away);
         }
@@ -234,7 +243,7 @@ impl<S: Service> Loop<S> {
             log::warn!("a connection could not be watched: {error}");
             return;
         }
-        let connection = Connection::new(stream, Instant::now(), &self.limits);
+        let connection = Connection::new(stream, peer, Instant::now(), &self.limits);
         slot.insert(Entry { connection, weight: 0 });
     }
 
@@ -265,7 +274,14 @@ impl<S: Service> Loop<S> {
                     return self.bound(index);
                 }
                 Outcome::Gone => return self.close(index),
-                Outcome::Malformed(malformed) => self.refuse(index, Failure::invalid(malformed.0), false),
+                Outcome::Malformed(malformed) => self.refuse(index, None, Failure::invalid(malformed.0)),
+                // A stop waits for no download: it may take a client hours.
+                Outcome::Next(..) if self.stopping => return self.close(index),
+                Outcome::Next(rest, then) => {
+                    entry.connection.hand_over();
+                    let stream = Arc::clone(&entry.connection.stream);
+                    self.workers.go_on(index, rest, then, stream);
+                }
                 Outcome::Request(request) => self.hand_over(index, request),
             }
         }
@@ -276,13 +292,14 @@ impl<S: Service> Loop<S> {
         let entry = &mut self.connections[index];
         // What has come of it counts already, as this connection's; whole, it is the workers'.
         let others = self.buffered - entry.weight + self.workers.weight();
-        let is_head = request.head.method() == "HEAD";
-        if !self.workers.have_room() {
-            count(&self.load.queue_full);
-            self.refuse(index, Failure::shed("every worker and every place in the queue is taken"), is_head);
+        if !self.workers.have_room(&request) {
+            let stands_back = self.service.stands_back(&request.head);
+            count(if stands_back { &self.load.aside_full } else { &self.load.queue_full });
+            let taken = "every worker and every place in the queue is taken";
+            self.refuse(index, Some(&request.head), Failure::shed(taken));
         } else if others + request.weight() > self.limits.buffered_bytes {
             count(&self.load.buffers_full);
-            self.refuse(index, Failure::shed(TOO_MUCH_BUFFERED), is_head);
+            self.refuse(index, Some(&request.head), Failure::shed(TOO_MUCH_BUFFERED));
         } else {
             entry.connection.hand_over();
             let stream = Arc::clone(&entry.connection.stream);
@@ -292,11 +309,12 @@ impl<S: Service> Loop<S> {
 
     /// Answers what goes to no worker, and ends the connection: a client that keeps sending such requests
     /// gets one answer, not all of the loop's time.
-    fn refuse(&mut self, index: usize, failure: Failure, without_body: bool) {
-        let answer = self.service.refuse(failure).encode(response::Connection::Close, without_body);
+    fn refuse(&mut self, index: usize, head: Option<&Head>, failure: Failure) {
+        let without_body = head.is_some_and(|head| head.method() == "HEAD");
+        let answer = self.service.refuse(head, failure).encode(response::Connection::Close, without_body);
         let connection = &mut self.connections[index].connection;
         connection.forget_request();
-        connection.answered(answer, 0, Then::Close, &self.limits);
+        connection.answered(Answer::unsent(answer, Then::Close), &self.limits);
     }
 
     /// Sheds the request that has just grown past what may be buffered for all.
@@ -305,7 +323,7 @@ impl<S: Service> Loop<S> {
         let buffered = self.buffered + self.workers.weight();
         if buffered > self.limits.buffered_bytes && entry.connection.holds_half_a_request() {
             count(&self.load.buffers_full);
-            self.refuse(index, Failure::shed(TOO_MUCH_BUFFERED), false);
+            self.refuse(index, None, Failure::shed(TOO_MUCH_BUFFERED));
             self.advance(index);
         }
     }
@@ -333,7 +351,7 @@ impl<S: Service> Loop<S> {
             match what {
                 Expired::Silence => self.close(index),
                 Expired::Request => {
-                    self.refuse(index, Failure::invalid("The request was not complete in time."), false);
+                    self.refuse(index, None, Failure::invalid("The request was not complete in time."));
                     self.advance(index);
                 }
             }

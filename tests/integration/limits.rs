@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use adriaticum::error::Failure;
-use adriaticum::http::{Request, Response};
+use adriaticum::http::{Head, Request, Response};
 use adriaticum::listener::{Address, Level, Limits, Listener, Load, Service, Socket};
 
 use crate::support::{Client, until};
@@ -38,7 +38,7 @@ impl Service for Echo {
         Response::json(status, request.head.path().as_bytes().to_vec())
     }
 
-    fn refuse(&self, failure: Failure) -> Response {
+    fn refuse(&self, _: Option<&Head>, failure: Failure) -> Response {
         Response::json(failure.error.status(), failure.message.as_bytes().to_vec())
     }
 }

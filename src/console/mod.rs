@@ -1,0 +1,20 @@
+//! The console: API keys and usage for the operator, on a host of its own.
+
+use std::time::Instant;
+
+use crate::http::{Request, Response};
+
+pub struct Console {}
+
+impl Console {
+    /// Answers a request for the console's host.
+    pub fn answer(&self, _: &Request, _: Instant) -> Response {
+        Response::new(404, "text/plain; charset=utf-8", b"There is nothing here.\n".to_vec())
+    }
+
+    /// Answers a request for which there is no room.
+    pub fn refuse(&self) -> Response {
+        Response::new(503, "text/plain; charset=utf-8", b"The console is busy. Try again shortly.\n".to_vec())
+            .with("retry-after", "1")
+    }
+}
