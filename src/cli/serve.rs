@@ -11,7 +11,7 @@ use signal_hook::{flag, low_level::pipe};
 
 use super::{Args, CliError, open_store};
 use crate::config::Config;
-use crate::console::Console;
+use crate::console::{Console, Machines};
 use crate::hosts::Hosts;
 use crate::listener::{Limits, Listener, Socket};
 use crate::logging;
@@ -71,7 +71,9 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     stop_on_signals(&listener).map_err(|error| failed("the signals", &error))?;
     let retention = config.retention_days.map(|days| Retention::start(Arc::clone(&store), days));
     let metrics = Arc::new(Metrics::default());
-    let console = config.console_host.map(|host| (host, Console {}));
+    let machines =
+        Machines::new(Arc::clone(&store), Arc::clone(&metrics), listener.load(), runtimes.is_some());
+    let console = config.console_host.map(|host| (host, Console { machines }));
     let api = Pipeline {
         api_hosts: config.api_hosts,
         compatibility: config.compatibility,

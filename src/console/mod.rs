@@ -1,14 +1,22 @@
 //! The console: API keys and usage for the operator, on a host of its own.
 
+mod machines;
+
 use std::time::Instant;
 
+pub use self::machines::Machines;
 use crate::http::{Request, Response};
 
-pub struct Console {}
+pub struct Console {
+    pub machines: Machines,
+}
 
 impl Console {
     /// Answers a request for the console's host.
-    pub fn answer(&self, _: &Request, _: Instant) -> Response {
+    pub fn answer(&self, request: &Request, _: Instant) -> Response {
+        if let Some(response) = self.machines.answer(request) {
+            return response;
+        }
         Response::new(404, "text/plain; charset=utf-8", b"There is nothing here.\n".to_vec())
     }
 
