@@ -41,7 +41,7 @@ impl Service for WithoutLedger {
         }
     }
 
-    fn refuse(&self, _: Option<&Head>, failure: Failure) -> Response {
+    fn refuse(&self, _: Option<std::net::IpAddr>, _: Option<&Head>, failure: Failure) -> Response {
         reply::error(RequestId::new(), &failure)
     }
 }

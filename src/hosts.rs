@@ -1,6 +1,7 @@
 //! A request's first step: which of the two hosts it is for. The API is never served on the console's, the
 //! console on no other.
 
+use std::net::IpAddr;
 use std::time::Instant;
 
 use crate::console::Console;
@@ -30,10 +31,10 @@ impl Service for Hosts {
         }
     }
 
-    fn refuse(&self, head: Option<&Head>, failure: Failure) -> Response {
+    fn refuse(&self, client: Option<IpAddr>, head: Option<&Head>, failure: Failure) -> Response {
         match head.and_then(|head| self.console(head)) {
             Some(console) => console.refuse(),
-            None => self.api.refuse(head, failure),
+            None => self.api.refuse(client, head, failure),
         }
     }
 

@@ -1,6 +1,7 @@
 //! A request's way from its complete bytes to its answer: the steps of `api`, one call each, in the order in
 //! which their errors win.
 
+use std::net::IpAddr;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,6 +33,8 @@ struct Record {
     created: i64,
     received: Instant,
     queue: Duration,
+    /// Where it came from, as far as that is known.
+    client: Option<IpAddr>,
     caller: Option<Caller>,
     row: Row,
     runtime: Option<Duration>,
@@ -49,7 +52,7 @@ enum Row {
 
 impl Service for Pipeline {
     fn answer(&self, request: &Request, received: Instant) -> Response {
-        let mut record = Record::new(received);
+        let mut record = Record::new(request.peer, received);
         let result = guarded(|| self.complete(request, &mut record));
         let result = guarded(|| self.settle(&mut record, result));
         let outcome = result.as_ref().map(|generated| generated.tokens).map_err(|failure| failure.error);
@@ -57,9 +60,9 @@ impl Service for Pipeline {
         respond(&record, result)
     }
 
-    fn refuse(&self, _: Option<&Head>, failure: Failure) -> Response {
+    fn refuse(&self, client: Option<IpAddr>, _: Option<&Head>, failure: Failure) -> Response {
         self.metrics.refused(failure.error);
-        respond(&Record::new(Instant::now()), Err(failure))
+        respond(&Record::new(client, Instant::now()), Err(failure))
     }
 }
 
@@ -130,13 +133,14 @@ fn respond(record: &Record, result: Result<Generated, Failure>) -> Response {
 }
 
 impl Record {
-    fn new(received: Instant) -> Self {
+    fn new(client: Option<IpAddr>, received: Instant) -> Self {
         let id = RequestId::new();
         Self {
             id,
             created: id.created(),
             received,
             queue: received.elapsed(),
+            client,
             caller: None,
             row: Row::None,
             runtime: None,
@@ -194,8 +198,9 @@ impl Record {
         let key = self.caller.as_ref().map_or("-", |caller| &caller.key_id);
         let id = self.id;
         log::info!(
-            "{id} status={} error={} key={key} total_ms={} queue_ms={} runtime_ms={} prompt_tokens={} \
+            "{id} client={} status={} error={} key={key} total_ms={} queue_ms={} runtime_ms={} prompt_tokens={} \
              completion_tokens={} total_tokens={}",
+            shown(self.client),
             shown(status),
             error_code.unwrap_or("-"),
             shown(duration_ms),

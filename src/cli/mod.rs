@@ -16,7 +16,8 @@ use std::{env, fmt};
 
 use lexopt::{Arg, Parser, ValueExt};
 
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, TlsFiles};
+use crate::listener::{Certificate, TlsError};
 use crate::logging;
 use crate::store::{Store, StoreError};
 
@@ -192,6 +193,19 @@ fn open_store(config: &Config) -> Result<Store, CliError> {
         CliError::Failed(format!(
             "the database {}: {error}. The setting is database (ADRIATICUM_DATABASE).",
             config.database.display()
+        ))
+    })
+}
+
+fn read_certificate(files: &TlsFiles) -> Result<Certificate, CliError> {
+    Certificate::read(&files.cert, &files.key).map_err(|error| {
+        let (setting, path, cause) = match error {
+            TlsError::Certificate(cause) => ("tls.cert", &files.cert, cause),
+            TlsError::Key(cause) => ("tls.key", &files.key, cause),
+        };
+        CliError::Config(format!(
+            "{setting} names {}, which can't be used: {cause}. It takes a file in PEM.",
+            path.display()
         ))
     })
 }

@@ -10,11 +10,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{flag, low_level::pipe};
 
-use super::{Args, CliError, open_store};
-use crate::config::Config;
+use super::{Args, CliError, open_store, read_certificate};
+use crate::config::{Config, TlsFiles};
 use crate::console::{Console, Machines};
 use crate::hosts::Hosts;
-use crate::listener::{Limits, Listener, Snapshot, Socket};
+use crate::listener::{Acceptor, Address, Limits, Listener, Snapshot, Socket};
 use crate::logging;
 use crate::metrics::Metrics;
 use crate::pipeline::Pipeline;
@@ -24,7 +24,7 @@ use crate::supervisor::{Notify, Supervisor, Watched};
 
 const HELP: &str = "\
 Runs the service until SIGTERM or SIGINT. What is under way then is finished and answered; a second signal
-ends it at once. SIGHUP has it take the log level anew from the configuration.
+ends it at once. SIGHUP has it take the certificate and the log level anew from the configuration.
 
 Usage: adriaticum serve
 ";
@@ -51,6 +51,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     for name in &config.unknown_variables {
         log::warn!("{name} in the environment is no setting that this version knows");
     }
+    let acceptor = config.tls.as_ref().map(acceptor).transpose()?;
     // The sockets come before the database: a second service that is started by mistake ends here, before
     // it takes the requests of the first for interrupted ones.
     let sockets = sockets(&config)?;
@@ -72,9 +73,17 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         ..Limits::default()
     };
     for socket in &sockets {
-        log::info!("listening on {}", socket.address().map_err(|error| failed("the socket", &error))?);
+        let address = socket.address().map_err(|error| failed("the socket", &error))?;
+        match address {
+            Address::Tcp(address) if acceptor.is_some() => log::info!("listening on https://{address}"),
+            _ => log::info!("listening on {address}"),
+        }
     }
-    let listener = Listener::new(sockets, limits).map_err(|error| failed("the listener", &error))?;
+    let mut listener = Listener::new(sockets, limits).map_err(|error| failed("the listener", &error))?;
+    if let Some(acceptor) = &acceptor {
+        listener.speak_tls(Arc::clone(acceptor));
+    }
+    listener.trust(config.trusted_proxies.clone());
     let retention = config.retention_days.map(|days| Retention::start(Arc::clone(&store), days));
     let metrics = Arc::new(Metrics::default());
     let supervisor = Supervisor::start(Watched {
@@ -88,7 +97,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         }),
         reload: Box::new({
             let running = config.clone();
-            move || reload(&args, &running)
+            move || reload(&args, &running, acceptor.as_deref())
         }),
     })
     .and_then(|supervisor| supervisor.heed_signals().map(|()| supervisor))
@@ -151,6 +160,11 @@ fn stop_on_signals(listener: &Listener) -> io::Result<()> {
     Ok(())
 }
 
+fn acceptor(files: &TlsFiles) -> Result<Arc<Acceptor>, CliError> {
+    let acceptor = Acceptor::new(read_certificate(files)?);
+    acceptor.map(Arc::new).map_err(|error| CliError::Failed(format!("TLS: {error}.")))
+}
+
 /// How the service does, in a line.
 fn status(metrics: &Metrics, Snapshot { workers, queue, .. }: &Snapshot) -> String {
     format!(
@@ -164,11 +178,20 @@ fn status(metrics: &Metrics, Snapshot { workers, queue, .. }: &Snapshot) -> Stri
 }
 
 /// Takes anew what can change while the service runs. A configuration that is not good changes nothing.
-fn reload(args: &Args, running: &Config) {
-    let config = match Config::load(args.config.as_deref()) {
-        Ok(config) => config,
-        Err(error) => return log::error!("the configuration is not taken anew: {error}"),
+fn reload(args: &Args, running: &Config, acceptor: Option<&Acceptor>) {
+    let taken = args.config().and_then(|config| {
+        let shown = config.tls.as_ref().zip(acceptor);
+        let certificate =
+            shown.map(|(files, acceptor)| Ok::<_, CliError>((read_certificate(files)?, acceptor)));
+        Ok((certificate.transpose()?, config))
+    });
+    let (certificate, config) = match taken {
+        Ok(taken) => taken,
+        Err(error) => return log::error!("the configuration is not taken anew: {error:?}"),
     };
+    if let Some((certificate, acceptor)) = certificate {
+        acceptor.show(certificate);
+    }
     logging::set_level(config.log_level);
     log::info!("the configuration is taken anew");
     let differences = running.differences(&config);

@@ -8,12 +8,15 @@ use std::time::Instant;
 
 use super::limits::Limits;
 use super::socket::Stream;
+use super::tls::{Received, Session};
 use super::workers::Answer;
 use crate::http::response::{CONTINUE, Pieces};
 use crate::http::{Malformed, Reader, Request};
 
 pub(super) struct Connection {
-    pub stream: Arc<Stream>,
+    stream: Arc<Stream>,
+    /// What lies between the socket and the bytes as they are meant.
+    tls: Option<Box<Session>>,
     /// Whom it is with; None on a Unix socket.
     peer: Option<IpAddr>,
     phase: Phase,
@@ -73,9 +76,16 @@ pub(super) enum Expired {
 }
 
 impl Connection {
-    pub fn new(stream: Stream, peer: Option<IpAddr>, now: Instant, limits: &Limits) -> Self {
+    pub fn new(
+        stream: Stream,
+        tls: Option<Session>,
+        peer: Option<IpAddr>,
+        now: Instant,
+        limits: &Limits,
+    ) -> Self {
         Self {
             stream: Arc::new(stream),
+            tls: tls.map(Box::new),
             peer,
             phase: Phase::Reading,
             deadline: Some(now + limits.idle_time),
@@ -113,6 +123,15 @@ impl Connection {
         }
     }
 
+    pub fn peer(&self) -> Option<IpAddr> {
+        self.peer
+    }
+
+    /// The socket, where a worker may write to it; with TLS, what it answers has to come here first.
+    pub fn direct(&self) -> Option<Arc<Stream>> {
+        self.tls.is_none().then(|| Arc::clone(&self.stream))
+    }
+
     /// The request went to a worker: `answered` comes next.
     pub fn hand_over(&mut self) {
         self.phase = Phase::Working;
@@ -132,7 +151,15 @@ impl Connection {
     }
 
     pub fn is_idle(&self) -> bool {
-        matches!(self.phase, Phase::Reading) && self.unread.is_empty() && self.reader.is_between_requests()
+        matches!(self.phase, Phase::Reading)
+            && self.unread.is_empty()
+            && self.reader.is_between_requests()
+            && !self.is_half_shaken()
+    }
+
+    /// It has begun a handshake and not ended it: there is no way yet to tell the client anything.
+    pub fn is_half_shaken(&self) -> bool {
+        self.tls.as_ref().is_some_and(|session| session.is_half_shaken())
     }
 
     /// When it will have been idle for too long; the longest idle one has the earliest.
@@ -146,7 +173,7 @@ impl Connection {
     }
 
     pub fn holds_half_a_request(&self) -> bool {
-        matches!(self.phase, Phase::Reading) && !self.is_idle()
+        matches!(self.phase, Phase::Reading) && !self.is_idle() && !self.is_half_shaken()
     }
 
     /// Leaves no more time than until `latest`; a request under way keeps its own.
@@ -160,14 +187,24 @@ impl Connection {
             Phase::Sending(answer) => answer.bytes.capacity(),
             Phase::Reading | Phase::Working | Phase::Draining { .. } => 0,
         };
-        self.reader.weight() + self.unread.capacity() + answer
+        let tls = self.tls.as_ref().map_or(0, |session| session.weight());
+        self.reader.weight() + self.unread.capacity() + answer + tls
+    }
+
+    /// Takes leave of a client that has nothing under way.
+    pub fn leave(&mut self) {
+        if let (Phase::Reading, Some(session)) = (&self.phase, &mut self.tls)
+            && !session.is_handshaking()
+        {
+            session.finish(&self.stream);
+        }
     }
 
     fn receive(&mut self, scratch: &mut [u8], limits: &Limits) -> Outcome {
         loop {
             let earlier = mem::take(&mut self.unread);
             let mut input = if earlier.is_empty() {
-                match self.fill(scratch) {
+                match self.fill(scratch, limits) {
                     Ok(Some(0)) | Err(_) => return Outcome::Gone,
                     Ok(Some(count)) => &scratch[..count],
                     Ok(None) => return Outcome::Waiting,
@@ -180,7 +217,11 @@ impl Connection {
                 Err(malformed) => return Outcome::Malformed(malformed),
                 Ok(Some(request)) => {
                     self.unread = input.to_vec();
-                    return Outcome::Request(Request { peer: self.peer, ..request });
+                    return Outcome::Request(Request {
+                        peer: self.peer,
+                        secure: self.tls.is_some(),
+                        ..request
+                    });
                 }
                 Ok(None) => {
                     if was_between && !self.reader.is_between_requests() {
@@ -188,10 +229,17 @@ impl Connection {
                     }
                     if self.reader.take_continue() {
                         // It is a courtesy: a client that can't take it now will send its body anyway.
-                        let _ = self.stream.write(CONTINUE);
+                        let _ = self.write(CONTINUE);
                     }
                 }
             }
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &mut self.tls {
+            Some(session) => session.write(&self.stream, bytes),
+            None => self.stream.write(bytes),
         }
     }
 
@@ -199,8 +247,13 @@ impl Connection {
         let Phase::Sending(answer) = &mut self.phase else {
             unreachable!("only an answer is sent");
         };
-        answer.sent += self.stream.write(&answer.bytes[answer.sent..])?;
-        if answer.sent < answer.bytes.len() {
+        let rest = &answer.bytes[answer.sent..];
+        let (taken, is_flushed) = match &mut self.tls {
+            Some(session) => (session.write(&self.stream, rest)?, session.is_flushed()),
+            None => (self.stream.write(rest)?, true),
+        };
+        answer.sent += taken;
+        if answer.sent < answer.bytes.len() || !is_flushed {
             return Ok(Progress::Blocked);
         }
         if let Some(rest) = answer.rest.take() {
@@ -212,6 +265,9 @@ impl Connection {
                 self.deadline = Some(Instant::now() + limits.idle_time);
             }
             Then::Close => {
+                if let Some(session) = &mut self.tls {
+                    session.finish(&self.stream);
+                }
                 self.stream.finish();
                 self.forget_request();
                 self.phase = Phase::Draining { left: limits.drain_bytes };
@@ -223,7 +279,8 @@ impl Connection {
 
     /// Whether it has to wait for the client; an error once there is nothing more to wait for.
     fn drain(&mut self, scratch: &mut [u8]) -> io::Result<bool> {
-        let Some(count) = self.fill(scratch)? else {
+        // Nobody looks at it, so it is not decrypted either.
+        let Some(count) = self.fill_raw(scratch)? else {
             return Ok(true);
         };
         let Phase::Draining { left } = &mut self.phase else {
@@ -237,7 +294,36 @@ impl Connection {
     }
 
     /// Reads what has come: nothing where it has to be waited for, 0 at the end.
-    fn fill(&mut self, scratch: &mut [u8]) -> io::Result<Option<usize>> {
+    fn fill(&mut self, scratch: &mut [u8], limits: &Limits) -> io::Result<Option<usize>> {
+        let Some(session) = &mut self.tls else {
+            return self.fill_raw(scratch);
+        };
+        session.flush(&self.stream)?;
+        loop {
+            if let Some(count) = session.read(scratch)? {
+                return Ok(Some(count));
+            }
+            if !self.readable {
+                return Ok(None);
+            }
+            let (was_begun, was_handshaking) = (session.is_half_shaken(), session.is_handshaking());
+            match session.receive(&self.stream) {
+                Ok(Received::End) => return Ok(Some(0)),
+                Ok(Received::Some { is_all }) => self.readable = !is_all || self.read_closed,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
+                Err(error) => return Err(error),
+            }
+            // A handshake has the time of a request, from its first byte on.
+            if session.is_half_shaken() && !was_begun {
+                self.deadline = Some(Instant::now() + limits.request_time);
+            } else if was_handshaking && !session.is_handshaking() {
+                self.deadline = Some(Instant::now() + limits.idle_time);
+            }
+        }
+    }
+
+    /// Reads what has come as it is.
+    fn fill_raw(&mut self, scratch: &mut [u8]) -> io::Result<Option<usize>> {
         if !self.readable {
             return Ok(None);
         }

@@ -6,8 +6,14 @@
 mod connection;
 mod limits;
 mod load;
+mod proxies;
 mod pulse;
 mod socket;
+#[cfg(feature = "tls")]
+mod tls;
+#[cfg(not(feature = "tls"))]
+#[path = "no_tls.rs"]
+mod tls;
 mod workers;
 
 use std::io;
@@ -23,8 +29,10 @@ use slab::Slab;
 
 pub use limits::Limits;
 pub use load::{Level, Load, Snapshot};
+pub use proxies::{Proxies, Proxy};
 pub use pulse::Pulse;
 pub use socket::{Address, Socket};
+pub use tls::{Acceptor, Certificate, TlsError};
 
 use self::connection::{Connection, Expired, Outcome, Then};
 use self::workers::{Answer, Workers};
@@ -37,7 +45,8 @@ pub trait Service: Send + Sync + 'static {
     fn answer(&self, request: &Request, received: Instant) -> Response;
 
     /// Answers what no worker will see: broken HTTP, or a request for which there is no room, whose head is known.
-    fn refuse(&self, head: Option<&Head>, failure: Failure) -> Response;
+    /// The client is where it came from.
+    fn refuse(&self, client: Option<IpAddr>, head: Option<&Head>, failure: Failure) -> Response;
 
     /// Whether a request must not delay the others: it then waits for a thread of its own kind.
     fn stands_back(&self, _: &Head) -> bool {
@@ -66,6 +75,8 @@ pub struct Listener {
     waker: Arc<Waker>,
     pulse: Arc<Pulse>,
     load: Arc<Load>,
+    acceptor: Option<Arc<Acceptor>>,
+    proxies: Proxies,
     stop: UnixStream,
     stopper: UnixStream,
 }
@@ -78,7 +89,18 @@ impl Listener {
         let waker = Arc::new(Waker::new(poll.registry(), WAKE)?);
         let pulse = Arc::new(Pulse::new(Arc::clone(&waker)));
         let load = Arc::new(Load::new(&limits));
-        Ok(Self { sockets, limits, poll, waker, pulse, load, stop, stopper })
+        let (acceptor, proxies) = (None, Proxies::default());
+        Ok(Self { sockets, limits, poll, waker, pulse, load, acceptor, proxies, stop, stopper })
+    }
+
+    /// Has it speak TLS on its TCP sockets. What comes to a Unix socket has not left the host.
+    pub fn speak_tls(&mut self, acceptor: Arc<Acceptor>) {
+        self.acceptor = Some(acceptor);
+    }
+
+    /// Has it believe these proxies where they tell of their clients.
+    pub fn trust(&mut self, proxies: Proxies) {
+        self.proxies = proxies;
     }
 
     /// Its signs of life.
@@ -112,6 +134,8 @@ impl Listener {
             accept_after: now,
             workers: Workers::start(&self.limits, Arc::clone(&service), self.waker, &self.pulse, &self.load),
             load: self.load,
+            acceptor: self.acceptor,
+            proxies: self.proxies,
             service,
             poll: self.poll,
             pulse: self.pulse,
@@ -141,6 +165,8 @@ struct Loop<S> {
     workers: Workers<S>,
     pulse: Arc<Pulse>,
     load: Arc<Load>,
+    acceptor: Option<Arc<Acceptor>>,
+    proxies: Proxies,
     service: Arc<S>,
     connections: Slab<Entry>,
     scratch: Vec<u8>,
@@ -254,14 +280,23 @@ impl<S: Service> Loop<S> {
         if self.connections.len() >= self.limits.max_connections && !self.close_longest_idle() {
             return count(&self.load.turned_away);
         }
+        let tls = match (&self.acceptor, &stream) {
+            (Some(acceptor), socket::Stream::Tcp(_)) => match acceptor.accept() {
+                Ok(session) => Some(session),
+                Err(error) => return log::error!("a TLS session could not be begun: {error}"),
+            },
+            _ => None,
+        };
         count(&self.load.accepted);
         let slot = self.connections.vacant_entry();
         if let Err(error) = stream.register(self.poll.registry(), Token(slot.key())) {
             log::warn!("a connection could not be watched: {error}");
             return;
         }
-        let connection = Connection::new(stream, peer, Instant::now(), &self.limits);
+        let connection = Connection::new(stream, tls, peer, Instant::now(), &self.limits);
+        let index = slot.key();
         slot.insert(Entry { connection, weight: 0 });
+        self.weigh(index);
     }
 
     fn close_longest_idle(&mut self) -> bool {
@@ -296,10 +331,13 @@ impl<S: Service> Loop<S> {
                 Outcome::Next(..) if self.stopping => return self.close(index),
                 Outcome::Next(rest, then) => {
                     entry.connection.hand_over();
-                    let stream = Arc::clone(&entry.connection.stream);
+                    let stream = entry.connection.direct();
                     self.workers.go_on(index, rest, then, stream);
                 }
-                Outcome::Request(request) => self.hand_over(index, request),
+                Outcome::Request(mut request) => {
+                    self.proxies.see_through(&mut request);
+                    self.hand_over(index, request);
+                }
             }
         }
     }
@@ -313,23 +351,26 @@ impl<S: Service> Loop<S> {
             let stands_back = self.service.stands_back(&request.head);
             count(if stands_back { &self.load.aside_full } else { &self.load.queue_full });
             let taken = "every worker and every place in the queue is taken";
-            self.refuse(index, Some(&request.head), Failure::shed(taken));
+            self.refuse(index, Some(&request), Failure::shed(taken));
         } else if others + request.weight() > self.limits.buffered_bytes {
             count(&self.load.buffers_full);
-            self.refuse(index, Some(&request.head), Failure::shed(TOO_MUCH_BUFFERED));
+            self.refuse(index, Some(&request), Failure::shed(TOO_MUCH_BUFFERED));
         } else {
             entry.connection.hand_over();
-            let stream = Arc::clone(&entry.connection.stream);
+            let stream = entry.connection.direct();
             self.workers.answer(index, request, stream);
         }
     }
 
     /// Answers what goes to no worker, and ends the connection: a client that keeps sending such requests
     /// gets one answer, not all of the loop's time.
-    fn refuse(&mut self, index: usize, head: Option<&Head>, failure: Failure) {
-        let without_body = head.is_some_and(|head| head.method() == "HEAD");
-        let answer = self.service.refuse(head, failure).encode(response::Connection::Close, without_body);
+    fn refuse(&mut self, index: usize, request: Option<&Request>, failure: Failure) {
         let connection = &mut self.connections[index].connection;
+        let client = request.map_or(connection.peer(), |request| request.peer);
+        let head = request.map(|request| &request.head);
+        let without_body = head.is_some_and(|head| head.method() == "HEAD");
+        let response = self.service.refuse(client, head, failure);
+        let answer = response.encode(response::Connection::Close, without_body);
         connection.forget_request();
         connection.answered(Answer::unsent(answer, Then::Close), &self.limits);
     }
@@ -338,7 +379,13 @@ impl<S: Service> Loop<S> {
     fn bound(&mut self, index: usize) {
         let entry = &self.connections[index];
         let buffered = self.buffered + self.workers.weight();
-        if buffered > self.limits.buffered_bytes && entry.connection.holds_half_a_request() {
+        if buffered <= self.limits.buffered_bytes {
+            return;
+        }
+        if entry.connection.is_half_shaken() {
+            count(&self.load.buffers_full);
+            self.close(index);
+        } else if entry.connection.holds_half_a_request() {
             count(&self.load.buffers_full);
             self.refuse(index, None, Failure::shed(TOO_MUCH_BUFFERED));
             self.advance(index);
@@ -353,7 +400,8 @@ impl<S: Service> Loop<S> {
     }
 
     fn close(&mut self, index: usize) {
-        let entry = self.connections.remove(index);
+        let mut entry = self.connections.remove(index);
+        entry.connection.leave();
         self.buffered -= entry.weight;
     }
 

@@ -136,7 +136,7 @@ impl<S: Service> Workers<S> {
         self.desk.load.weight.load(Ordering::Acquire)
     }
 
-    pub fn answer(&self, connection: usize, request: Request, stream: Arc<Stream>) {
+    pub fn answer(&self, connection: usize, request: Request, stream: Option<Arc<Stream>>) {
         let pool = self.pool_for(&request);
         let mut turn = self.turn(pool, connection, stream, request.weight());
         let service = Arc::clone(&self.service);
@@ -164,7 +164,13 @@ impl<S: Service> Workers<S> {
     }
 
     /// Makes the next piece of an answer. There is one at a time for a connection, so it needs no bound of its own.
-    pub fn go_on(&self, connection: usize, mut rest: Box<dyn Pieces>, then: Then, stream: Arc<Stream>) {
+    pub fn go_on(
+        &self,
+        connection: usize,
+        mut rest: Box<dyn Pieces>,
+        then: Then,
+        stream: Option<Arc<Stream>>,
+    ) {
         let mut turn = self.turn(&self.aside, connection, stream, 0);
         self.aside.threads.execute(move || match rest.next() {
             Ok(Some(piece)) => {
@@ -176,13 +182,14 @@ impl<S: Service> Workers<S> {
         });
     }
 
-    fn turn(&self, pool: &Pool, connection: usize, stream: Arc<Stream>, weight: usize) -> Turn {
+    fn turn(&self, pool: &Pool, connection: usize, stream: Option<Arc<Stream>>, weight: usize) -> Turn {
         pool.under_way.fetch_add(1, Ordering::AcqRel);
         self.desk.load.weight.fetch_add(weight, Ordering::AcqRel);
         Turn {
             desk: Arc::clone(&self.desk),
             connection,
-            stream: Some(stream),
+            stream,
+            is_open: true,
             counted: Some((weight, Arc::clone(&pool.under_way))),
         }
     }
@@ -219,7 +226,10 @@ fn fate(request: &Request, closes: bool) -> (response::Connection, Then) {
 struct Turn {
     desk: Arc<Desk>,
     connection: usize,
+    /// Where the answer can be written at once; else it is the loop's to send.
     stream: Option<Arc<Stream>>,
+    /// The connection was not given back yet.
+    is_open: bool,
     /// The weight with which it is counted as under way, and where, until it is not any more.
     counted: Option<(usize, Arc<AtomicUsize>)>,
 }
@@ -228,10 +238,8 @@ impl Turn {
     fn finish(&mut self, mut answer: Answer) {
         // The room is free before the client can know of the answer, so that its next request finds it.
         self.give_room_back();
-        let stream = self.stream.take().expect("a turn should end once");
-        let sent = stream.write(&answer.bytes);
         // The loop must be the last to hold the socket, or a close would wait for this thread.
-        drop(stream);
+        let sent = self.stream.take().map_or(Ok(0), |stream| stream.write(&answer.bytes));
         match sent {
             Ok(sent) => {
                 answer.sent = sent;
@@ -241,7 +249,8 @@ impl Turn {
         }
     }
 
-    fn report(&self, answer: Answer) {
+    fn report(&mut self, answer: Answer) {
+        self.is_open = false;
         let done = Done { connection: self.connection, answer };
         self.desk.done.lock().unwrap_or_else(PoisonError::into_inner).push(done);
         if let Err(error) = self.desk.waker.wake() {
@@ -260,7 +269,8 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         self.give_room_back();
-        if self.stream.take().is_some() {
+        if self.is_open {
+            self.stream = None;
             self.report(Answer::unsent(Vec::new(), Then::Close));
         }
     }

@@ -1,7 +1,7 @@
 //! The listener by itself, with bounds so small that a test can reach them.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -38,7 +38,7 @@ impl Service for Echo {
         Response::json(status, request.head.path().as_bytes().to_vec())
     }
 
-    fn refuse(&self, _: Option<&Head>, failure: Failure) -> Response {
+    fn refuse(&self, _: Option<IpAddr>, _: Option<&Head>, failure: Failure) -> Response {
         Response::json(failure.error.status(), failure.message.as_bytes().to_vec())
     }
 }

@@ -11,4 +11,5 @@ mod lifecycle;
 mod limits;
 mod runtime;
 mod supervisor;
+mod tls;
 mod wire;

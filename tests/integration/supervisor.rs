@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
+use std::net::{IpAddr, TcpStream};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -179,7 +180,7 @@ impl Service for Stuck {
         Response::json(200, Vec::new())
     }
 
-    fn refuse(&self, _: Option<&Head>, _: Failure) -> Response {
+    fn refuse(&self, _: Option<IpAddr>, _: Option<&Head>, _: Failure) -> Response {
         until("the loop may go on", || !self.turn.load(Ordering::Acquire));
         Response::json(400, Vec::new())
     }
@@ -224,7 +225,7 @@ fn the_watchdog_is_not_fed_for_a_loop_or_workers_that_are_stuck() {
     {
         manager.waits_for("WATCHDOG=1");
         held.store(true, Ordering::Release);
-        let mut client = Client::new(std::net::TcpStream::connect(address).expect("a connection"));
+        let mut client = Client::new(TcpStream::connect(address).expect("a connection"));
         client.send(bytes);
         until("the watchdog is not fed", is_silent);
         held.store(false, Ordering::Release);

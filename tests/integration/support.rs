@@ -257,7 +257,8 @@ impl Server {
             match self.log().split_once("listening on ") {
                 Some((_, rest)) if rest.contains('\n') => {
                     let address = rest.lines().next().unwrap_or_default();
-                    self.address = address.strip_prefix("http://").unwrap_or(address).into();
+                    let (_, address) = address.split_once("://").unwrap_or(("", address));
+                    self.address = address.into();
                     true
                 }
                 _ => false,
