@@ -1,6 +1,7 @@
 //! A request's way from its complete bytes to its answer: the steps of `api`, one call each, in the order in
 //! which their errors win.
 
+use std::net::IpAddr;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,9 +10,10 @@ use crate::api::key::{self, Caller};
 use crate::api::{host, inference, ledger, permission, reply, route, size, validation};
 use crate::config::Compatibility;
 use crate::error::{ApiError, Failure};
-use crate::http::{Request, Response};
+use crate::http::{Head, Request, Response};
 use crate::id::RequestId;
 use crate::listener::Service;
+use crate::metrics::{Metrics, Times};
 use crate::runtime::{Generated, Runtimes};
 use crate::store::{NewRow, Outcome, Store, Tokens};
 
@@ -21,6 +23,7 @@ pub struct Pipeline {
     pub compatibility: Compatibility,
     pub store: Arc<Store>,
     pub runtimes: Option<Runtimes>,
+    pub metrics: Arc<Metrics>,
 }
 
 /// What is known of a request while it goes through the steps.
@@ -30,9 +33,13 @@ struct Record {
     created: i64,
     received: Instant,
     queue: Duration,
+    /// Where it came from, as far as that is known.
+    client: Option<IpAddr>,
     caller: Option<Caller>,
     row: Row,
     runtime: Option<Duration>,
+    /// Of opening the row and settling it together.
+    ledger: Option<Duration>,
 }
 
 /// Where a request stands with the ledger.
@@ -45,14 +52,17 @@ enum Row {
 
 impl Service for Pipeline {
     fn answer(&self, request: &Request, received: Instant) -> Response {
-        let mut record = Record::new(received);
+        let mut record = Record::new(request.peer, received);
         let result = guarded(|| self.complete(request, &mut record));
-        let result = guarded(|| self.settle(&record, result));
+        let result = guarded(|| self.settle(&mut record, result));
+        let outcome = result.as_ref().map(|generated| generated.tokens).map_err(|failure| failure.error);
+        self.metrics.answered(outcome, &record.times());
         respond(&record, result)
     }
 
-    fn refuse(&self, failure: Failure) -> Response {
-        respond(&Record::new(Instant::now()), Err(failure))
+    fn refuse(&self, client: Option<IpAddr>, _: Option<&Head>, failure: Failure) -> Response {
+        self.metrics.refused(failure.error);
+        respond(&Record::new(client, Instant::now()), Err(failure))
     }
 }
 
@@ -68,24 +78,28 @@ impl Pipeline {
         let runtimes = inference::configured(self.runtimes.as_ref())?;
         record.row = Row::Refused;
         let row = new_row(record.id, caller);
-        ledger::open(&self.store, Arc::clone(&row))?;
+        timed(&mut record.ledger, || ledger::open(&self.store, Arc::clone(&row)))
+            .inspect_err(|_| self.metrics.ledger_open_errors.add(1))?;
         record.row = Row::Open(row);
-        let asked = Instant::now();
-        let generated = inference::run(runtimes, &chat);
-        record.runtime = Some(asked.elapsed());
-        generated
+        timed(&mut record.runtime, || inference::run(runtimes, &chat))
     }
 
     /// Puts what came of a caller's request into the ledger. A completion that can't be put there is none;
     /// an error stays what it is.
-    fn settle(&self, record: &Record, result: Result<Generated, Failure>) -> Result<Generated, Failure> {
+    fn settle(&self, record: &mut Record, result: Result<Generated, Failure>) -> Result<Generated, Failure> {
         let outcome = record.outcome(&result);
-        let written = match (&record.row, &record.caller) {
-            (Row::Open(row), _) => self.store.close_row(Arc::clone(row), outcome),
-            (Row::None, Some(caller)) => self.store.add_row(new_row(record.id, caller), outcome),
+        let settled = match (&record.row, &record.caller) {
+            (Row::Open(row), _) => {
+                let row = Arc::clone(row);
+                timed(&mut record.ledger, || self.store.close_row(row, outcome))
+            }
+            (Row::None, Some(caller)) => {
+                let row = new_row(record.id, caller);
+                timed(&mut record.ledger, || self.store.add_row(row, outcome))
+            }
             _ => return result,
         };
-        match written {
+        match settled.inspect_err(|_| self.metrics.ledger_settle_errors.add(1)) {
             Ok(()) => result,
             Err(error) if result.is_ok() => Err(ledger::not_kept(&error)),
             Err(error) => {
@@ -106,6 +120,14 @@ fn guarded(steps: impl FnOnce() -> Result<Generated, Failure>) -> Result<Generat
     })
 }
 
+/// Does a step, and adds the time that it took.
+fn timed<T>(time: &mut Option<Duration>, step: impl FnOnce() -> T) -> T {
+    let began = Instant::now();
+    let result = step();
+    *time = Some(time.unwrap_or_default() + began.elapsed());
+    result
+}
+
 fn respond(record: &Record, result: Result<Generated, Failure>) -> Response {
     let response = match &result {
         Ok(generated) => reply::completion(record.id, record.created, generated),
@@ -116,16 +138,18 @@ fn respond(record: &Record, result: Result<Generated, Failure>) -> Response {
 }
 
 impl Record {
-    fn new(received: Instant) -> Self {
+    fn new(client: Option<IpAddr>, received: Instant) -> Self {
         let id = RequestId::new();
         Self {
             id,
             created: id.created(),
             received,
             queue: received.elapsed(),
+            client,
             caller: None,
             row: Row::None,
             runtime: None,
+            ledger: None,
         }
     }
 
@@ -145,10 +169,18 @@ impl Record {
         }
     }
 
+    fn times(&self) -> Times {
+        let Self { queue, runtime, ledger, .. } = *self;
+        Times { whole: self.received.elapsed(), queue, runtime, ledger }
+    }
+
     fn server_timing(&self) -> String {
         let mut text = format!("queue;dur={:.3}", milliseconds(self.queue));
         if let Some(runtime) = self.runtime {
             text += &format!(", runtime;dur={:.3}", milliseconds(runtime));
+        }
+        if let Some(ledger) = self.ledger {
+            text += &format!(", ledger;dur={:.3}", milliseconds(ledger));
         }
         text + &format!(", total;dur={:.3}", milliseconds(self.received.elapsed()))
     }
@@ -160,8 +192,9 @@ impl Record {
         let key = self.caller.as_ref().map_or("-", |caller| &caller.key_id);
         let id = self.id;
         log::info!(
-            "{id} status={} error={} key={key} total_ms={} queue_ms={} runtime_ms={} prompt_tokens={} \
+            "{id} client={} status={} error={} key={key} total_ms={} queue_ms={} runtime_ms={} prompt_tokens={} \
              completion_tokens={} total_tokens={}",
+            shown(self.client),
             shown(status),
             error_code.unwrap_or("-"),
             shown(duration_ms),

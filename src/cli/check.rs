@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::{Args, CliError, Opt, open_store, print, print_json, when};
-use crate::config::Config;
+use super::{Args, CliError, Opt, open_store, print, print_json, read_certificate, when};
+use crate::config::{Config, TlsFiles};
 use crate::listener::Address;
 use crate::runtime::{About, Chat, Message, Role, Runtimes, probe};
 use crate::store::Store;
@@ -94,6 +94,7 @@ fn line(Finding { part, status, message }: &Finding) -> String {
 
 fn try_all(config: &Config) -> Vec<Finding> {
     let mut findings = vec![configuration(config), hosts(config)];
+    findings.extend(config.tls.as_ref().map(certificate));
     let store = config.database.exists().then(|| open_store(config));
     findings.push(clock(store.as_ref().and_then(|store| store.as_ref().ok())));
     findings.push(match &store {
@@ -120,6 +121,13 @@ fn configuration(config: &Config) -> Finding {
         Verdict::Warn,
         format!("{read}; no such settings: {unknown}. Correct or unset them"),
     )
+}
+
+fn certificate(files: &TlsFiles) -> Finding {
+    match read_certificate(files) {
+        Ok(_) => Finding::new("tls", Verdict::Ok, "the certificate and its key go together"),
+        Err(error) => Finding::new("tls", Verdict::Fail, format!("{error:?}")),
+    }
 }
 
 /// Which names the API answers to, and whether this host knows them.

@@ -3,23 +3,28 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use listenfd::ListenFd;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{flag, low_level::pipe};
 
-use super::{Args, CliError, open_store};
-use crate::config::Config;
-use crate::listener::{Limits, Listener, Socket};
+use super::{Args, CliError, open_store, read_certificate};
+use crate::config::{Config, TlsFiles};
+use crate::console::{Console, Machines};
+use crate::hosts::Hosts;
+use crate::listener::{Acceptor, Address, Limits, Listener, Snapshot, Socket};
 use crate::logging;
+use crate::metrics::Metrics;
 use crate::pipeline::Pipeline;
 use crate::retention::Retention;
 use crate::runtime::Runtimes;
+use crate::supervisor::{Notify, Supervisor, Watched};
 
 const HELP: &str = "\
 Runs the service until SIGTERM or SIGINT. What is under way then is finished and answered; a second signal
-ends it at once.
+ends it at once. SIGHUP has it take the certificate and the log level anew from the configuration.
 
 Usage: adriaticum serve
 ";
@@ -34,6 +39,9 @@ const OWN_FILES: usize = 32;
 /// However few there are, some clients are served.
 const FEWEST_CONNECTIONS: usize = 16;
 
+/// What a request may take beside the runtime's call: twice the store's patience, with much to spare.
+const OVERHEAD: Duration = Duration::from_secs(30);
+
 pub fn run(mut args: Args) -> Result<(), CliError> {
     if args.words(HELP, [], &mut [])?.is_none() {
         return Ok(());
@@ -43,6 +51,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     for name in &config.unknown_variables {
         log::warn!("{name} in the environment is no setting that this version knows");
     }
+    let acceptor = config.tls.as_ref().map(acceptor).transpose()?;
     // The sockets come before the database: a second service that is started by mistake ends here, before
     // it takes the requests of the first for interrupted ones.
     let sockets = sockets(&config)?;
@@ -51,6 +60,8 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         0 => {}
         count => log::warn!("{count} requests were interrupted by the last end of the service"),
     }
+    let notify =
+        Notify::from_environment().map_err(|error| failed("the socket that NOTIFY_SOCKET names", &error))?;
     let runtimes = Runtimes::new(&config.runtime, config.workers);
     if runtimes.is_none() {
         log::warn!("no runtime is configured, so no completion can be run: set runtime.url");
@@ -62,15 +73,50 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         ..Limits::default()
     };
     for socket in &sockets {
-        log::info!("listening on {}", socket.address().map_err(|error| failed("the socket", &error))?);
+        let address = socket.address().map_err(|error| failed("the socket", &error))?;
+        match address {
+            Address::Tcp(address) if acceptor.is_some() => log::info!("listening on https://{address}"),
+            _ => log::info!("listening on {address}"),
+        }
     }
-    let listener = Listener::new(sockets, limits).map_err(|error| failed("the listener", &error))?;
-    stop_on_signals(&listener).map_err(|error| failed("the signals", &error))?;
+    let mut listener = Listener::new(sockets, limits).map_err(|error| failed("the listener", &error))?;
+    if let Some(acceptor) = &acceptor {
+        listener.speak_tls(Arc::clone(acceptor));
+    }
+    listener.trust(config.trusted_proxies.clone());
     let retention = config.retention_days.map(|days| Retention::start(Arc::clone(&store), days));
-    let pipeline =
-        Pipeline { api_hosts: config.api_hosts, compatibility: config.compatibility, store, runtimes };
-    listener.run(Arc::new(pipeline)).map_err(|error| failed("the listener", &error))?;
+    let metrics = Arc::new(Metrics::default());
+    let supervisor = Supervisor::start(Watched {
+        notify,
+        store: Arc::clone(&store),
+        longest_work: config.runtime.timeout + OVERHEAD,
+        pulse: listener.pulse(),
+        status: Box::new({
+            let (metrics, load) = (Arc::clone(&metrics), listener.load());
+            move || status(&metrics, &load.snapshot())
+        }),
+        reload: Box::new({
+            let running = config.clone();
+            move || reload(&args, &running, acceptor.as_deref())
+        }),
+    })
+    .and_then(|supervisor| supervisor.heed_signals().map(|()| supervisor))
+    .map_err(|error| failed("the supervisor", &error))?;
+    let machines =
+        Machines::new(Arc::clone(&store), Arc::clone(&metrics), listener.load(), runtimes.is_some());
+    let console = config.console_host.map(|host| (host, Console { machines }));
+    let api = Pipeline {
+        api_hosts: config.api_hosts,
+        compatibility: config.compatibility,
+        store,
+        runtimes,
+        metrics,
+    };
+    stop_on_signals(&listener).map_err(|error| failed("the signals", &error))?;
+    supervisor.ready();
+    listener.run(Arc::new(Hosts { console, api })).map_err(|error| failed("the listener", &error))?;
     drop(retention);
+    drop(supervisor);
     log::info!("stopped");
     Ok(())
 }
@@ -112,6 +158,46 @@ fn stop_on_signals(listener: &Listener) -> io::Result<()> {
         pipe::register(signal, listener.stopper()?)?;
     }
     Ok(())
+}
+
+fn acceptor(files: &TlsFiles) -> Result<Arc<Acceptor>, CliError> {
+    let acceptor = Acceptor::new(read_certificate(files)?);
+    acceptor.map(Arc::new).map_err(|error| CliError::Failed(format!("TLS: {error}.")))
+}
+
+/// How the service does, in a line.
+fn status(metrics: &Metrics, Snapshot { workers, queue, .. }: &Snapshot) -> String {
+    format!(
+        "{} requests served, {} of {} workers busy, {} of {} places in the queue taken",
+        metrics.served(),
+        workers.now,
+        workers.most,
+        queue.now,
+        queue.most
+    )
+}
+
+/// Takes anew what can change while the service runs. A configuration that is not good changes nothing.
+fn reload(args: &Args, running: &Config, acceptor: Option<&Acceptor>) {
+    let taken = args.config().and_then(|config| {
+        let shown = config.tls.as_ref().zip(acceptor);
+        let certificate =
+            shown.map(|(files, acceptor)| Ok::<_, CliError>((read_certificate(files)?, acceptor)));
+        Ok((certificate.transpose()?, config))
+    });
+    let (certificate, config) = match taken {
+        Ok(taken) => taken,
+        Err(error) => return log::error!("the configuration is not taken anew: {error:?}"),
+    };
+    if let Some((certificate, acceptor)) = certificate {
+        acceptor.show(certificate);
+    }
+    logging::set_level(config.log_level);
+    log::info!("the configuration is taken anew");
+    let differences = running.differences(&config);
+    if !differences.is_empty() {
+        log::warn!("changed, and taken only by a restart: {}", differences.join(", "));
+    }
 }
 
 /// As many connections as there are file descriptors for, beside what the workers need: a flood of clients

@@ -14,12 +14,12 @@ pub use settings::ConfigError;
 use settings::{Settings, Written};
 
 use crate::http::head::split_authority;
-use crate::listener::Address;
+use crate::listener::{Address, Proxies};
 
 /// The file that is read where none is named.
 const DEFAULT_FILE: &str = "/etc/adriaticum/adriaticum.toml";
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Config {
     pub listen: Address,
     pub api_hosts: Vec<String>,
@@ -30,6 +30,10 @@ pub struct Config {
     pub max_connections: usize,
     pub compatibility: Compatibility,
     pub log_level: LevelFilter,
+    /// The certificate and its key; nothing means plain HTTP.
+    pub tls: Option<TlsFiles>,
+    /// Whose word on a client's address counts.
+    pub trusted_proxies: Proxies,
     pub runtime: RuntimeConfig,
     /// After how many days a row of the ledger is removed; nothing keeps everything.
     pub retention_days: Option<u32>,
@@ -37,6 +41,13 @@ pub struct Config {
     pub file: Option<PathBuf>,
     /// Variables of the environment that look like settings and are none.
     pub unknown_variables: Vec<String>,
+}
+
+/// Where the certificate and its key are, in PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    pub cert: PathBuf,
+    pub key: PathBuf,
 }
 
 #[derive(Clone, Debug)]
@@ -57,7 +68,7 @@ pub enum Compatibility {
 }
 
 /// A secret that can be sent but not shown.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
@@ -109,6 +120,8 @@ impl Config {
             max_connections: settings.number("max_connections", 1..=1_000_000, 4096)? as usize,
             compatibility: settings.word("compatibility", &COMPATIBILITIES, Compatibility::Strict)?,
             log_level: settings.word("log_level", &LEVELS, LevelFilter::Info)?,
+            tls: tls(&mut settings)?,
+            trusted_proxies: trusted_proxies(settings.take("trusted_proxies"))?,
             runtime: runtime(&mut settings)?,
             retention_days: retention_days(settings.number("usage.retention_days", 0..=36_500, 0)?),
             file: file.map(Path::to_owned),
@@ -117,6 +130,51 @@ impl Config {
         search(&mut settings)?;
         config.unknown_variables = settings.finish()?;
         Ok(config)
+    }
+}
+
+impl Config {
+    /// The settings in which another one differs, of those that a running service keeps to the end.
+    pub fn differences(&self, other: &Self) -> Vec<&'static str> {
+        // Each by its name, so that a new one is not forgotten.
+        let Self {
+            listen,
+            api_hosts,
+            console_host,
+            database,
+            workers,
+            queue,
+            max_connections,
+            compatibility,
+            log_level: _,
+            tls,
+            trusted_proxies,
+            runtime,
+            retention_days,
+            file: _,
+            unknown_variables: _,
+        } = self;
+        [
+            ("listen", *listen != other.listen),
+            ("api_hosts", *api_hosts != other.api_hosts),
+            ("console_host", *console_host != other.console_host),
+            ("database", *database != other.database),
+            ("workers", *workers != other.workers),
+            ("queue", *queue != other.queue),
+            ("max_connections", *max_connections != other.max_connections),
+            ("compatibility", *compatibility != other.compatibility),
+            // Which files they are may change, and what is in them: both are taken anew.
+            ("tls.cert", tls.is_some() != other.tls.is_some()),
+            ("trusted_proxies", *trusted_proxies != other.trusted_proxies),
+            ("runtime.url", runtime.urls != other.runtime.urls),
+            ("runtime.model", runtime.model != other.runtime.model),
+            ("runtime.api_key", runtime.api_key != other.runtime.api_key),
+            ("runtime.timeout", runtime.timeout != other.runtime.timeout),
+            ("usage.retention_days", *retention_days != other.retention_days),
+        ]
+        .into_iter()
+        .filter_map(|(name, differs)| differs.then_some(name))
+        .collect()
     }
 }
 
@@ -173,6 +231,28 @@ fn host(text: &str) -> Option<String> {
     let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
     let is_name = !bare.is_empty() && bare.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
     (is_name || bare.parse::<std::net::Ipv6Addr>().is_ok()).then(|| bare.to_ascii_lowercase())
+}
+
+fn tls(settings: &mut Settings) -> Result<Option<TlsFiles>, ConfigError> {
+    let is_set = |written: &Written| !written.text().is_ok_and(str::is_empty);
+    let cert = settings.take("tls.cert").filter(is_set);
+    let key = settings.take("tls.key").filter(is_set);
+    match (cert, key) {
+        (None, None) => Ok(None),
+        (Some(cert), Some(key)) => Ok(Some(TlsFiles { cert: cert.text()?.into(), key: key.text()?.into() })),
+        (Some(cert), None) => Err(cert.refuse("a file only together with tls.key")),
+        (None, Some(key)) => Err(key.refuse("a file only together with tls.cert")),
+    }
+}
+
+fn trusted_proxies(written: Option<Written>) -> Result<Proxies, ConfigError> {
+    let Some(written) = written else {
+        return Ok(Proxies::default());
+    };
+    let proxies: Result<_, _> = written.texts(',')?.iter().map(|text| text.parse()).collect();
+    proxies.map(Proxies).map_err(|_| {
+        written.refuse("addresses such as 10.0.0.7 or fd00::7, networks such as 10.0.0.0/8, or unix")
+    })
 }
 
 fn runtime(settings: &mut Settings) -> Result<RuntimeConfig, ConfigError> {
@@ -280,7 +360,8 @@ mod tests {
     fn both_ways_of_writing() {
         let written = file(
             "listen = 'unix:/run/a.sock'\napi_hosts = ['API.test', '[::1]']\nconsole_host = ''\nworkers = 3\n\
-             compatibility = 'openai'\n[runtime]\nurl = ['http://a/v1/', 'http://b:1/v1']\ntimeout = 9\n",
+             compatibility = 'openai'\ntrusted_proxies = ['unix', '10.0.0.0/8']\n\
+             tls = { cert = 'a', key = 'b' }\n[runtime]\nurl = ['http://a/v1/', 'http://b:1/v1']\ntimeout = 9\n",
         )
         .expect("the file should be good");
         let set = environment(&[
@@ -289,6 +370,9 @@ mod tests {
             ("ADRIATICUM_CONSOLE_HOST", ""),
             ("ADRIATICUM_WORKERS", "3"),
             ("ADRIATICUM_COMPATIBILITY", "openai"),
+            ("ADRIATICUM_TRUSTED_PROXIES", "unix, 10.0.0.0/8"),
+            ("ADRIATICUM_TLS_CERT", "a"),
+            ("ADRIATICUM_TLS_KEY", "b"),
             ("ADRIATICUM_RUNTIME_URL", "http://a/v1/,http://b:1/v1"),
             ("ADRIATICUM_RUNTIME_TIMEOUT", "9"),
         ])
@@ -320,6 +404,10 @@ mod tests {
             ("QUEUE", "-1"),
             ("COMPATIBILITY", "loose"),
             ("LOG_LEVEL", "loud"),
+            ("TLS_CERT", "/etc/ssl/cert.pem"),
+            ("TLS_KEY", "/etc/ssl/key.pem"),
+            ("TRUSTED_PROXIES", "localhost"),
+            ("TRUSTED_PROXIES", "10.0.0.0/8, 10.0.0.0/33"),
             ("RUNTIME_URL", "ftp://a/v1"),
             ("RUNTIME_URL", "http:///v1"),
             ("RUNTIME_URL", "http://a:99999/v1"),
@@ -360,6 +448,19 @@ mod tests {
     fn an_unknown_variable_is_told() {
         let config = environment(&[("ADRIATICUM_WORKER", "3"), ("ADRIATICUM_CONFIG", "x"), ("OTHER", "y")]);
         assert_eq!(config.expect("a warning is no error").unknown_variables, ["ADRIATICUM_WORKER"]);
+    }
+
+    #[test]
+    fn what_a_running_service_does_not_take_is_named() {
+        let running = environment(&[("ADRIATICUM_RUNTIME_API_KEY", "a")]).expect("good settings");
+        let now = environment(&[
+            ("ADRIATICUM_RUNTIME_API_KEY", "b"),
+            ("ADRIATICUM_LISTEN", "127.0.0.1:1"),
+            ("ADRIATICUM_LOG_LEVEL", "debug"),
+        ])
+        .expect("good settings");
+        assert_eq!(running.differences(&now), ["listen", "runtime.api_key"]);
+        assert!(running.differences(&running).is_empty());
     }
 
     #[test]

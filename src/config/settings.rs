@@ -131,7 +131,7 @@ impl Settings {
 }
 
 /// The tables of the file.
-const SECTIONS: [&str; 3] = ["runtime", "search", "usage"];
+const SECTIONS: [&str; 4] = ["runtime", "search", "tls", "usage"];
 
 impl Written {
     /// That the value is not what the setting takes. The value is not repeated: it may be a secret.

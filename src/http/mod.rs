@@ -5,6 +5,8 @@ pub mod head;
 pub mod reader;
 pub mod response;
 
+use std::net::IpAddr;
+
 pub use head::Head;
 pub use reader::Reader;
 pub use response::Response;
@@ -23,6 +25,10 @@ pub struct Request {
     pub head: Head,
     /// None where the body is larger than `MAX_BODY`: the rest of it was not read.
     pub body: Option<Vec<u8>>,
+    /// The address that the request came from, past the proxies that are trusted; None on a Unix socket.
+    pub peer: Option<IpAddr>,
+    /// It came over TLS, or a trusted proxy says that it did.
+    pub secure: bool,
 }
 
 impl Request {

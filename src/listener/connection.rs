@@ -2,16 +2,23 @@
 
 use std::io;
 use std::mem;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::limits::Limits;
 use super::socket::Stream;
-use crate::http::response::CONTINUE;
+use super::tls::{Received, Session};
+use super::workers::Answer;
+use crate::http::response::{CONTINUE, Pieces};
 use crate::http::{Malformed, Reader, Request};
 
 pub(super) struct Connection {
-    pub stream: Arc<Stream>,
+    stream: Arc<Stream>,
+    /// What lies between the socket and the bytes as they are meant.
+    tls: Option<Box<Session>>,
+    /// Whom it is with; None on a Unix socket.
+    peer: Option<IpAddr>,
     phase: Phase,
     /// When the phase has lasted too long. A request under way has the limits of the steps it goes through.
     deadline: Option<Instant>,
@@ -30,7 +37,7 @@ enum Phase {
     /// A worker has the request; nothing is read meanwhile.
     Working,
     /// A part of the answer did not fit into the socket.
-    Sending { answer: Vec<u8>, sent: usize, then: Then },
+    Sending(Answer),
     /// The last answer is sent; this much of what the client still sends is thrown away.
     Draining { left: usize },
 }
@@ -46,8 +53,17 @@ pub(super) enum Then {
 pub(super) enum Outcome {
     Waiting,
     Request(Request),
+    /// The answer is sent as far as it was made; the next piece of it has to be.
+    Next(Box<dyn Pieces>, Then),
     Malformed(Malformed),
     Gone,
+}
+
+/// How far an answer was sent.
+enum Progress {
+    Blocked,
+    Next(Box<dyn Pieces>, Then),
+    Done,
 }
 
 /// What a connection was doing when its time was up.
@@ -60,9 +76,17 @@ pub(super) enum Expired {
 }
 
 impl Connection {
-    pub fn new(stream: Stream, now: Instant, limits: &Limits) -> Self {
+    pub fn new(
+        stream: Stream,
+        tls: Option<Session>,
+        peer: Option<IpAddr>,
+        now: Instant,
+        limits: &Limits,
+    ) -> Self {
         Self {
             stream: Arc::new(stream),
+            tls: tls.map(Box::new),
+            peer,
             phase: Phase::Reading,
             deadline: Some(now + limits.idle_time),
             reader: Reader::default(),
@@ -83,7 +107,12 @@ impl Connection {
             let blocked = match self.phase {
                 Phase::Working => return Outcome::Waiting,
                 Phase::Reading => return self.receive(scratch, limits),
-                Phase::Sending { .. } => self.send(limits),
+                Phase::Sending(_) => match self.send(limits) {
+                    Ok(Progress::Next(rest, then)) => return Outcome::Next(rest, then),
+                    Ok(Progress::Blocked) => Ok(true),
+                    Ok(Progress::Done) => Ok(false),
+                    Err(error) => Err(error),
+                },
                 Phase::Draining { .. } => self.drain(scratch),
             };
             match blocked {
@@ -94,15 +123,24 @@ impl Connection {
         }
     }
 
+    pub fn peer(&self) -> Option<IpAddr> {
+        self.peer
+    }
+
+    /// The socket, where a worker may write to it; with TLS, what it answers has to come here first.
+    pub fn direct(&self) -> Option<Arc<Stream>> {
+        self.tls.is_none().then(|| Arc::clone(&self.stream))
+    }
+
     /// The request went to a worker: `answered` comes next.
     pub fn hand_over(&mut self) {
         self.phase = Phase::Working;
         self.deadline = None;
     }
 
-    /// Takes an answer of which `sent` bytes are sent.
-    pub fn answered(&mut self, answer: Vec<u8>, sent: usize, then: Then, limits: &Limits) {
-        self.phase = Phase::Sending { answer, sent, then };
+    /// Takes an answer, some of which may be sent already.
+    pub fn answered(&mut self, answer: Answer, limits: &Limits) {
+        self.phase = Phase::Sending(answer);
         self.deadline = Some(Instant::now() + limits.send_time);
     }
 
@@ -113,7 +151,15 @@ impl Connection {
     }
 
     pub fn is_idle(&self) -> bool {
-        matches!(self.phase, Phase::Reading) && self.unread.is_empty() && self.reader.is_between_requests()
+        matches!(self.phase, Phase::Reading)
+            && self.unread.is_empty()
+            && self.reader.is_between_requests()
+            && !self.is_half_shaken()
+    }
+
+    /// It has begun a handshake and not ended it: there is no way yet to tell the client anything.
+    pub fn is_half_shaken(&self) -> bool {
+        self.tls.as_ref().is_some_and(|session| session.is_half_shaken())
     }
 
     /// When it will have been idle for too long; the longest idle one has the earliest.
@@ -127,7 +173,7 @@ impl Connection {
     }
 
     pub fn holds_half_a_request(&self) -> bool {
-        matches!(self.phase, Phase::Reading) && !self.is_idle()
+        matches!(self.phase, Phase::Reading) && !self.is_idle() && !self.is_half_shaken()
     }
 
     /// Leaves no more time than until `latest`; a request under way keeps its own.
@@ -138,17 +184,27 @@ impl Connection {
     /// The memory that it holds beyond itself.
     pub fn weight(&self) -> usize {
         let answer = match &self.phase {
-            Phase::Sending { answer, .. } => answer.capacity(),
+            Phase::Sending(answer) => answer.bytes.capacity(),
             Phase::Reading | Phase::Working | Phase::Draining { .. } => 0,
         };
-        self.reader.weight() + self.unread.capacity() + answer
+        let tls = self.tls.as_ref().map_or(0, |session| session.weight());
+        self.reader.weight() + self.unread.capacity() + answer + tls
+    }
+
+    /// Takes leave of a client that has nothing under way.
+    pub fn leave(&mut self) {
+        if let (Phase::Reading, Some(session)) = (&self.phase, &mut self.tls)
+            && !session.is_handshaking()
+        {
+            session.finish(&self.stream);
+        }
     }
 
     fn receive(&mut self, scratch: &mut [u8], limits: &Limits) -> Outcome {
         loop {
             let earlier = mem::take(&mut self.unread);
             let mut input = if earlier.is_empty() {
-                match self.fill(scratch) {
+                match self.fill(scratch, limits) {
                     Ok(Some(0)) | Err(_) => return Outcome::Gone,
                     Ok(Some(count)) => &scratch[..count],
                     Ok(None) => return Outcome::Waiting,
@@ -161,7 +217,11 @@ impl Connection {
                 Err(malformed) => return Outcome::Malformed(malformed),
                 Ok(Some(request)) => {
                     self.unread = input.to_vec();
-                    return Outcome::Request(request);
+                    return Outcome::Request(Request {
+                        peer: self.peer,
+                        secure: self.tls.is_some(),
+                        ..request
+                    });
                 }
                 Ok(None) => {
                     if was_between && !self.reader.is_between_requests() {
@@ -169,40 +229,58 @@ impl Connection {
                     }
                     if self.reader.take_continue() {
                         // It is a courtesy: a client that can't take it now will send its body anyway.
-                        let _ = self.stream.write(CONTINUE);
+                        let _ = self.write(CONTINUE);
                     }
                 }
             }
         }
     }
 
-    /// Whether it has to wait for the client.
-    fn send(&mut self, limits: &Limits) -> io::Result<bool> {
-        let Phase::Sending { answer, sent, then } = &mut self.phase else {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &mut self.tls {
+            Some(session) => session.write(&self.stream, bytes),
+            None => self.stream.write(bytes),
+        }
+    }
+
+    fn send(&mut self, limits: &Limits) -> io::Result<Progress> {
+        let Phase::Sending(answer) = &mut self.phase else {
             unreachable!("only an answer is sent");
         };
-        *sent += self.stream.write(&answer[*sent..])?;
-        if *sent < answer.len() {
-            return Ok(true);
+        let rest = &answer.bytes[answer.sent..];
+        let (taken, is_flushed) = match &mut self.tls {
+            Some(session) => (session.write(&self.stream, rest)?, session.is_flushed()),
+            None => (self.stream.write(rest)?, true),
+        };
+        answer.sent += taken;
+        if answer.sent < answer.bytes.len() || !is_flushed {
+            return Ok(Progress::Blocked);
         }
-        match then {
+        if let Some(rest) = answer.rest.take() {
+            return Ok(Progress::Next(rest, answer.then));
+        }
+        match answer.then {
             Then::Keep => {
                 self.phase = Phase::Reading;
                 self.deadline = Some(Instant::now() + limits.idle_time);
             }
             Then::Close => {
+                if let Some(session) = &mut self.tls {
+                    session.finish(&self.stream);
+                }
                 self.stream.finish();
                 self.forget_request();
                 self.phase = Phase::Draining { left: limits.drain_bytes };
                 self.deadline = Some(Instant::now() + limits.drain_time);
             }
         }
-        Ok(false)
+        Ok(Progress::Done)
     }
 
     /// Whether it has to wait for the client; an error once there is nothing more to wait for.
     fn drain(&mut self, scratch: &mut [u8]) -> io::Result<bool> {
-        let Some(count) = self.fill(scratch)? else {
+        // Nobody looks at it, so it is not decrypted either.
+        let Some(count) = self.fill_raw(scratch)? else {
             return Ok(true);
         };
         let Phase::Draining { left } = &mut self.phase else {
@@ -216,7 +294,36 @@ impl Connection {
     }
 
     /// Reads what has come: nothing where it has to be waited for, 0 at the end.
-    fn fill(&mut self, scratch: &mut [u8]) -> io::Result<Option<usize>> {
+    fn fill(&mut self, scratch: &mut [u8], limits: &Limits) -> io::Result<Option<usize>> {
+        let Some(session) = &mut self.tls else {
+            return self.fill_raw(scratch);
+        };
+        session.flush(&self.stream)?;
+        loop {
+            if let Some(count) = session.read(scratch)? {
+                return Ok(Some(count));
+            }
+            if !self.readable {
+                return Ok(None);
+            }
+            let (was_begun, was_handshaking) = (session.is_half_shaken(), session.is_handshaking());
+            match session.receive(&self.stream) {
+                Ok(Received::End) => return Ok(Some(0)),
+                Ok(Received::Some { is_all }) => self.readable = !is_all || self.read_closed,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
+                Err(error) => return Err(error),
+            }
+            // A handshake has the time of a request, from its first byte on.
+            if session.is_half_shaken() && !was_begun {
+                self.deadline = Some(Instant::now() + limits.request_time);
+            } else if was_handshaking && !session.is_handshaking() {
+                self.deadline = Some(Instant::now() + limits.idle_time);
+            }
+        }
+    }
+
+    /// Reads what has come as it is.
+    fn fill_raw(&mut self, scratch: &mut [u8]) -> io::Result<Option<usize>> {
         if !self.readable {
             return Ok(None);
         }

@@ -5,12 +5,22 @@
 
 mod connection;
 mod limits;
+mod load;
+mod proxies;
+mod pulse;
 mod socket;
+#[cfg(feature = "tls")]
+mod tls;
+#[cfg(not(feature = "tls"))]
+#[path = "no_tls.rs"]
+mod tls;
 mod workers;
 
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mio::event::Event;
@@ -18,20 +28,30 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use slab::Slab;
 
 pub use limits::Limits;
+pub use load::{Level, Load, Snapshot};
+pub use proxies::{Proxies, Proxy};
+pub use pulse::Pulse;
 pub use socket::{Address, Socket};
+pub use tls::{Acceptor, Certificate, TlsError};
 
 use self::connection::{Connection, Expired, Outcome, Then};
-use self::workers::Workers;
+use self::workers::{Answer, Workers};
 use crate::error::Failure;
-use crate::http::{Request, Response, response};
+use crate::http::{Head, Request, Response, response};
 
 /// What answers the requests.
 pub trait Service: Send + Sync + 'static {
     /// Answers a complete request, on a worker.
     fn answer(&self, request: &Request, received: Instant) -> Response;
 
-    /// Answers what no worker will see: broken HTTP, or a request for which there is no room.
-    fn refuse(&self, failure: Failure) -> Response;
+    /// Answers what no worker will see: broken HTTP, or a request for which there is no room, whose head is known.
+    /// The client is where it came from.
+    fn refuse(&self, client: Option<IpAddr>, head: Option<&Head>, failure: Failure) -> Response;
+
+    /// Whether a request must not delay the others: it then waits for a thread of its own kind.
+    fn stands_back(&self, _: &Head) -> bool {
+        false
+    }
 }
 
 const WAKE: Token = Token(usize::MAX);
@@ -51,6 +71,12 @@ const TOO_MUCH_BUFFERED: &str = "the bound on buffered bytes is reached";
 pub struct Listener {
     sockets: Vec<Socket>,
     limits: Limits,
+    poll: Poll,
+    waker: Arc<Waker>,
+    pulse: Arc<Pulse>,
+    load: Arc<Load>,
+    acceptor: Option<Arc<Acceptor>>,
+    proxies: Proxies,
     stop: UnixStream,
     stopper: UnixStream,
 }
@@ -59,7 +85,27 @@ impl Listener {
     pub fn new(sockets: Vec<Socket>, limits: Limits) -> io::Result<Self> {
         let (stop, stopper) = UnixStream::pair()?;
         stop.set_nonblocking(true)?;
-        Ok(Self { sockets, limits, stop, stopper })
+        let poll = Poll::new()?;
+        let waker = Arc::new(Waker::new(poll.registry(), WAKE)?);
+        let pulse = Arc::new(Pulse::new(Arc::clone(&waker)));
+        let load = Arc::new(Load::new(&limits));
+        let (acceptor, proxies) = (None, Proxies::default());
+        Ok(Self { sockets, limits, poll, waker, pulse, load, acceptor, proxies, stop, stopper })
+    }
+
+    /// Has it speak TLS on its TCP sockets. What comes to a Unix socket has not left the host.
+    pub fn speak_tls(&mut self, acceptor: Arc<Acceptor>) {
+        self.acceptor = Some(acceptor);
+    }
+
+    /// Has it believe these proxies where they tell of their clients.
+    pub fn trust(&mut self, proxies: Proxies) {
+        self.proxies = proxies;
+    }
+
+    /// Its signs of life.
+    pub fn pulse(&self) -> Arc<Pulse> {
+        Arc::clone(&self.pulse)
     }
 
     /// The end of a pipe: a byte written to it, by a signal handler for one, stops the listener.
@@ -67,24 +113,32 @@ impl Listener {
         self.stopper.try_clone()
     }
 
+    /// How busy it is, to be looked at while it serves.
+    pub fn load(&self) -> Arc<Load> {
+        Arc::clone(&self.load)
+    }
+
     /// Serves until it is stopped, and then until all that is under way is answered.
     pub fn run(self, service: Arc<impl Service>) -> io::Result<()> {
-        let poll = Poll::new()?;
-        let waker = Waker::new(poll.registry(), WAKE)?;
+        let registry = self.poll.registry();
         let mut stop = mio::net::UnixStream::from_std(self.stop);
-        poll.registry().register(&mut stop, STOP, Interest::READABLE)?;
+        registry.register(&mut stop, STOP, Interest::READABLE)?;
         let mut sockets = self.sockets;
         for (index, socket) in sockets.iter_mut().enumerate() {
-            socket.register(poll.registry(), Token(FIRST_SOCKET + index))?;
+            socket.register(registry, Token(FIRST_SOCKET + index))?;
         }
         let now = Instant::now();
         let mut turns = Loop {
             accepting: sockets.iter().map(|_| false).collect(),
             sockets,
             accept_after: now,
-            workers: Workers::start(self.limits.workers, self.limits.queue, Arc::clone(&service), waker),
+            workers: Workers::start(&self.limits, Arc::clone(&service), self.waker, &self.pulse, &self.load),
+            load: self.load,
+            acceptor: self.acceptor,
+            proxies: self.proxies,
             service,
-            poll,
+            poll: self.poll,
+            pulse: self.pulse,
             connections: Slab::new(),
             scratch: vec![0; SCRATCH],
             buffered: 0,
@@ -109,6 +163,10 @@ struct Loop<S> {
     /// Accepting rests until then, because there was no file descriptor for a connection.
     accept_after: Instant,
     workers: Workers<S>,
+    pulse: Arc<Pulse>,
+    load: Arc<Load>,
+    acceptor: Option<Arc<Acceptor>>,
+    proxies: Proxies,
     service: Arc<S>,
     connections: Slab<Entry>,
     scratch: Vec<u8>,
@@ -134,8 +192,11 @@ impl<S: Service> Loop<S> {
         // What is done comes first: it makes room for what has come.
         for done in self.workers.take_done() {
             if let Some(entry) = self.connections.get_mut(done.connection) {
-                let then = if self.stopping { Then::Close } else { done.then };
-                entry.connection.answered(done.answer, done.sent, then, &self.limits);
+                let mut answer = done.answer;
+                if self.stopping {
+                    answer.then = Then::Close;
+                }
+                entry.connection.answered(answer, &self.limits);
                 self.advance(done.connection);
             }
         }
@@ -153,6 +214,10 @@ impl<S: Service> Loop<S> {
             self.next_sweep = now + self.limits.tick();
             self.sweep(now);
         }
+        if self.pulse.turn() {
+            self.workers.ask();
+        }
+        self.load.publish(self.connections.len(), self.buffered);
         Ok(())
     }
 
@@ -188,7 +253,7 @@ impl<S: Service> Loop<S> {
                     break;
                 }
                 match self.sockets[index].accept() {
-                    Ok(stream) => self.welcome(stream),
+                    Ok((stream, peer)) => self.welcome(stream, peer),
                     Err(error) => self.accept_failed(index, &error),
                 }
             }
@@ -211,17 +276,27 @@ impl<S: Service> Loop<S> {
         }
     }
 
-    fn welcome(&mut self, mut stream: socket::Stream) {
+    fn welcome(&mut self, mut stream: socket::Stream, peer: Option<IpAddr>) {
         if self.connections.len() >= self.limits.max_connections && !self.close_longest_idle() {
-            return;
+            return count(&self.load.turned_away);
         }
+        let tls = match (&self.acceptor, &stream) {
+            (Some(acceptor), socket::Stream::Tcp(_)) => match acceptor.accept() {
+                Ok(session) => Some(session),
+                Err(error) => return log::error!("a TLS session could not be begun: {error}"),
+            },
+            _ => None,
+        };
+        count(&self.load.accepted);
         let slot = self.connections.vacant_entry();
         if let Err(error) = stream.register(self.poll.registry(), Token(slot.key())) {
             log::warn!("a connection could not be watched: {error}");
             return;
         }
-        let connection = Connection::new(stream, Instant::now(), &self.limits);
+        let connection = Connection::new(stream, tls, peer, Instant::now(), &self.limits);
+        let index = slot.key();
         slot.insert(Entry { connection, weight: 0 });
+        self.weigh(index);
     }
 
     fn close_longest_idle(&mut self) -> bool {
@@ -231,7 +306,11 @@ impl<S: Service> Loop<S> {
             .filter(|(_, entry)| entry.connection.is_idle())
             .min_by_key(|(_, entry)| entry.connection.deadline())
             .map(|(index, _)| index);
-        longest.map(|index| self.close(index)).is_some()
+        if let Some(index) = longest {
+            self.close(index);
+            count(&self.load.made_way);
+        }
+        longest.is_some()
     }
 
     /// Lets a connection go on as far as it can.
@@ -247,8 +326,18 @@ impl<S: Service> Loop<S> {
                     return self.bound(index);
                 }
                 Outcome::Gone => return self.close(index),
-                Outcome::Malformed(malformed) => self.refuse(index, Failure::invalid(malformed.0), false),
-                Outcome::Request(request) => self.hand_over(index, request),
+                Outcome::Malformed(malformed) => self.refuse(index, None, Failure::invalid(malformed.0)),
+                // A stop waits for no download: it may take a client hours.
+                Outcome::Next(..) if self.stopping => return self.close(index),
+                Outcome::Next(rest, then) => {
+                    entry.connection.hand_over();
+                    let stream = entry.connection.direct();
+                    self.workers.go_on(index, rest, then, stream);
+                }
+                Outcome::Request(mut request) => {
+                    self.proxies.see_through(&mut request);
+                    self.hand_over(index, request);
+                }
             }
         }
     }
@@ -258,33 +347,47 @@ impl<S: Service> Loop<S> {
         let entry = &mut self.connections[index];
         // What has come of it counts already, as this connection's; whole, it is the workers'.
         let others = self.buffered - entry.weight + self.workers.weight();
-        let is_head = request.head.method() == "HEAD";
-        if !self.workers.have_room() {
-            self.refuse(index, Failure::shed("every worker and every place in the queue is taken"), is_head);
+        if !self.workers.have_room(&request) {
+            let stands_back = self.service.stands_back(&request.head);
+            count(if stands_back { &self.load.aside_full } else { &self.load.queue_full });
+            let taken = "every worker and every place in the queue is taken";
+            self.refuse(index, Some(&request), Failure::shed(taken));
         } else if others + request.weight() > self.limits.buffered_bytes {
-            self.refuse(index, Failure::shed(TOO_MUCH_BUFFERED), is_head);
+            count(&self.load.buffers_full);
+            self.refuse(index, Some(&request), Failure::shed(TOO_MUCH_BUFFERED));
         } else {
             entry.connection.hand_over();
-            let stream = Arc::clone(&entry.connection.stream);
+            let stream = entry.connection.direct();
             self.workers.answer(index, request, stream);
         }
     }
 
     /// Answers what goes to no worker, and ends the connection: a client that keeps sending such requests
     /// gets one answer, not all of the loop's time.
-    fn refuse(&mut self, index: usize, failure: Failure, without_body: bool) {
-        let answer = self.service.refuse(failure).encode(response::Connection::Close, without_body);
+    fn refuse(&mut self, index: usize, request: Option<&Request>, failure: Failure) {
         let connection = &mut self.connections[index].connection;
+        let client = request.map_or(connection.peer(), |request| request.peer);
+        let head = request.map(|request| &request.head);
+        let without_body = head.is_some_and(|head| head.method() == "HEAD");
+        let response = self.service.refuse(client, head, failure);
+        let answer = response.encode(response::Connection::Close, without_body);
         connection.forget_request();
-        connection.answered(answer, 0, Then::Close, &self.limits);
+        connection.answered(Answer::unsent(answer, Then::Close), &self.limits);
     }
 
     /// Sheds the request that has just grown past what may be buffered for all.
     fn bound(&mut self, index: usize) {
         let entry = &self.connections[index];
         let buffered = self.buffered + self.workers.weight();
-        if buffered > self.limits.buffered_bytes && entry.connection.holds_half_a_request() {
-            self.refuse(index, Failure::shed(TOO_MUCH_BUFFERED), false);
+        if buffered <= self.limits.buffered_bytes {
+            return;
+        }
+        if entry.connection.is_half_shaken() {
+            count(&self.load.buffers_full);
+            self.close(index);
+        } else if entry.connection.holds_half_a_request() {
+            count(&self.load.buffers_full);
+            self.refuse(index, None, Failure::shed(TOO_MUCH_BUFFERED));
             self.advance(index);
         }
     }
@@ -297,7 +400,8 @@ impl<S: Service> Loop<S> {
     }
 
     fn close(&mut self, index: usize) {
-        let entry = self.connections.remove(index);
+        let mut entry = self.connections.remove(index);
+        entry.connection.leave();
         self.buffered -= entry.weight;
     }
 
@@ -312,7 +416,7 @@ impl<S: Service> Loop<S> {
             match what {
                 Expired::Silence => self.close(index),
                 Expired::Request => {
-                    self.refuse(index, Failure::invalid("The request was not complete in time."), false);
+                    self.refuse(index, None, Failure::invalid("The request was not complete in time."));
                     self.advance(index);
                 }
             }
@@ -329,17 +433,23 @@ impl<S: Service> Loop<S> {
         self.sockets.clear();
         self.accepting.clear();
         self.limits.drain_time = self.limits.drain_time.min(self.limits.stop_time);
-        let latest = Instant::now() + self.limits.stop_time;
+        let now = Instant::now();
         let all: Vec<usize> = self.connections.iter().map(|(index, _)| index).collect();
         for index in all {
             // What has arrived by now is still read: it may be a request.
             self.connections[index].connection.note_readable(false);
             self.advance(index);
             match self.connections.get_mut(index) {
-                Some(entry) if entry.connection.is_idle() => self.close(index),
-                Some(entry) => entry.connection.hurry(latest),
+                Some(entry) if entry.connection.is_idle() => {
+                    entry.connection.hurry(now + self.limits.farewell_time);
+                }
+                Some(entry) => entry.connection.hurry(now + self.limits.stop_time),
                 None => {}
             }
         }
     }
+}
+
+fn count(events: &AtomicU64) {
+    events.fetch_add(1, Ordering::Relaxed);
 }

@@ -1,8 +1,8 @@
 //! TCP and Unix sockets behind one face.
 
 use std::fmt;
-use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr};
+use std::io::{self, IoSlice, Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::{fs, net, os};
@@ -81,16 +81,18 @@ impl Socket {
         }
     }
 
-    pub(super) fn accept(&self) -> io::Result<Stream> {
+    /// The next connection, and the address that it comes from; a Unix socket has none.
+    pub(super) fn accept(&self) -> io::Result<(Stream, Option<IpAddr>)> {
         match &self.kind {
             Kind::Tcp(listener) => {
-                let (stream, _) = listener.accept()?;
+                let (stream, from) = listener.accept()?;
                 // A response is one write: waiting to fill a packet would only delay it. A connection that
                 // is gone already can't be told, and is found out when it is read.
                 let _ = stream.set_nodelay(true);
-                Ok(Stream::Tcp(stream))
+                // A socket for both families gives IPv4 addresses in the form of the other.
+                Ok((Stream::Tcp(stream), Some(from.ip().to_canonical())))
             }
-            Kind::Unix(listener) => Ok(Stream::Unix(listener.accept()?.0)),
+            Kind::Unix(listener) => Ok((Stream::Unix(listener.accept()?.0), None)),
         }
     }
 }
@@ -119,7 +121,8 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// One client's connection. Reading and writing take a shared reference: the loop reads, a worker writes.
+/// One client's connection. Reading and writing take a shared reference: the loop reads, a worker writes where
+/// there is no TLS on it.
 pub(super) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
@@ -141,16 +144,19 @@ impl Stream {
         })
     }
 
+    /// Writes once.
+    pub fn write_some(&self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        retry(|| match self {
+            Self::Tcp(stream) => (&*stream).write_vectored(parts),
+            Self::Unix(stream) => (&*stream).write_vectored(parts),
+        })
+    }
+
     /// Writes what can be written without waiting, and says how much that was.
     pub fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         let mut written = 0;
         while written < bytes.len() {
-            let rest = &bytes[written..];
-            let result = retry(|| match self {
-                Self::Tcp(stream) => (&*stream).write(rest),
-                Self::Unix(stream) => (&*stream).write(rest),
-            });
-            match result {
+            match self.write_some(&[IoSlice::new(&bytes[written..])]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => written += count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,

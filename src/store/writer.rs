@@ -7,6 +7,7 @@
 use std::mem;
 use std::panic::{self, AssertUnwindSafe};
 use std::slice;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -24,6 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(super) struct Writer {
     state: Mutex<State>,
     log: Log,
+    /// How many groups have been written or given up.
+    groups: AtomicU64,
 }
 
 struct State {
@@ -65,7 +68,17 @@ impl Writer {
         connection.pragma_update(None, "synchronous", "NORMAL")?;
         let log = Log::open(files.log())?;
         let lent = Lent { connection, files, book: Book::default(), commits: 0 };
-        Ok(Self { state: Mutex::new(State { idle: Some(Box::new(lent)), waiting: Vec::new() }), log })
+        let state = Mutex::new(State { idle: Some(Box::new(lent)), waiting: Vec::new() });
+        Ok(Self { state, log, groups: AtomicU64::new(0) })
+    }
+
+    /// Whether a write comes to an end, good or bad; where it does not get its turn, whether those before it
+    /// do. One that is stuck in the file system or on its way to the disk does not, and then nothing can be
+    /// written.
+    pub fn answers(&self) -> bool {
+        let before = self.groups.load(Ordering::Acquire);
+        let is_late = matches!(self.write(true, |_| Ok(())), Err(StoreError::Busy));
+        !is_late || self.groups.load(Ordering::Acquire) != before
     }
 
     /// Does `work` in a transaction that it may share with others. When this returns, the transaction is
@@ -136,6 +149,7 @@ impl Writer {
         } else if let Err(error) = written {
             group.iter().for_each(|job| job.end(Err(error.clone())));
         }
+        self.groups.fetch_add(1, Ordering::AcqRel);
         let commits = lent.commits;
         let next = {
             let mut state = lock(&self.state);
@@ -217,6 +231,27 @@ mod tests {
 
     use super::super::tests::Temporary;
     use super::*;
+
+    #[test]
+    fn a_write_that_is_stuck_is_told_from_a_database_that_is_locked() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        assert!(store.answers());
+        let other = Connection::open(temporary.folder.join("test.db")).expect("the database");
+        other.execute_batch("BEGIN IMMEDIATE").expect("a lock");
+        assert!(matches!(store.write(|_| Ok(())), Err(StoreError::Busy)));
+        assert!(store.answers(), "it answers that it is locked");
+        drop(other);
+        let barrier = Arc::new(Barrier::new(2));
+        thread::scope(|scope| {
+            let gate = Arc::clone(&barrier);
+            scope.spawn(move || store.write(move |_| Ok((gate.wait().is_leader(), gate.wait().is_leader()))));
+            barrier.wait();
+            assert!(!store.answers(), "nothing can be written");
+            barrier.wait();
+        });
+        assert!(store.answers());
+    }
 
     /// Several writes that wait while one is held up, and so become one group.
     #[test]

@@ -129,6 +129,29 @@ fn a_stop_answers_what_is_under_way_and_what_waits() {
 }
 
 #[test]
+fn a_request_that_was_on_its_way_when_the_stop_came_is_answered() {
+    let runtime = Runtime::start();
+    let mut server = Server::new(Some(&runtime)).start();
+    let key = server.key();
+    let mut kept = server.connect();
+    kept.send(request(&key, &chat("x")));
+    kept.reply().is_completion();
+    // The service has accepted it when a later connection is answered.
+    let mut fresh = server.connect();
+    assert_eq!(server.post("none", &chat("x")).status, 401);
+    server.signal("TERM");
+    until("no connection is taken", || TcpStream::connect(&server.address).is_err());
+    for client in [&mut kept, &mut fresh] {
+        client.send(request(&key, &chat("x")));
+        let reply = client.reply();
+        reply.is_completion();
+        assert_eq!(reply.header("connection"), Some("close"));
+        assert!(client.ends());
+    }
+    assert!(server.wait().success());
+}
+
+#[test]
 fn half_a_request_does_not_hold_a_stop_up_for_long() {
     let mut server = Server::new(None).start();
     let mut half = server.connect();
@@ -153,14 +176,6 @@ fn a_second_signal_ends_it_at_once() {
     server.signal("INT");
     assert_eq!(server.wait().code(), Some(1));
     gate.store(true, Ordering::Release);
-}
-
-#[test]
-fn under_the_journal_lines_have_no_time_of_their_own() {
-    let plain = Server::new(None).start();
-    assert!(plain.log().starts_with("20"), "{}", plain.log());
-    let journal = Server::new(None).set("JOURNAL_STREAM", "8:1").start();
-    assert!(journal.log().starts_with("[WARN]"), "{}", journal.log());
 }
 
 #[test]

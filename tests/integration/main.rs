@@ -10,4 +10,6 @@ mod ledger;
 mod lifecycle;
 mod limits;
 mod runtime;
+mod supervisor;
+mod tls;
 mod wire;

@@ -230,7 +230,14 @@ impl Server {
 
     /// Starts it by way of another program, such as a shell that sets limits, and waits until it listens.
     #[track_caller]
-    pub fn start_with(mut self, prefix: &[&str]) -> Self {
+    pub fn start_with(self, prefix: &[&str]) -> Self {
+        let mut server = self.spawn(prefix);
+        server.await_address();
+        server
+    }
+
+    /// Starts it and does not wait for anything.
+    pub fn spawn(mut self, prefix: &[&str]) -> Self {
         let log = File::create(self.folder.path("log")).expect("the folder should take a log");
         let child = self
             .prefixed(prefix, &["serve"])
@@ -239,19 +246,24 @@ impl Server {
             .spawn()
             .expect("the binary should start");
         self.process = Some(child);
+        self
+    }
+
+    #[track_caller]
+    fn await_address(&mut self) {
         until("it listens", || {
             let ended = self.process.as_mut().and_then(|child| child.try_wait().ok()).flatten();
             assert!(ended.is_none(), "it ended at start: {}", self.log());
             match self.log().split_once("listening on ") {
                 Some((_, rest)) if rest.contains('\n') => {
                     let address = rest.lines().next().unwrap_or_default();
-                    self.address = address.strip_prefix("http://").unwrap_or(address).into();
+                    let (_, address) = address.split_once("://").unwrap_or(("", address));
+                    self.address = address.into();
                     true
                 }
                 _ => false,
             }
         });
-        self
     }
 
     pub fn log(&self) -> String {

@@ -1,0 +1,178 @@
+//! The proxies whose word counts, and what they say of the client behind them.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::str::{self, FromStr};
+
+use crate::http::{Head, Request};
+
+/// The proxies that are trusted; nobody else's word on a client's address counts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Proxies(pub Vec<Proxy>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Proxy {
+    /// Whoever reaches the Unix socket.
+    Unix,
+    /// The addresses that agree with this one in so many bits.
+    Network(IpAddr, u32),
+}
+
+/// The text names no proxy.
+#[derive(Debug)]
+pub struct NoProxy;
+
+impl FromStr for Proxy {
+    type Err = NoProxy;
+
+    fn from_str(text: &str) -> Result<Self, NoProxy> {
+        if text == "unix" {
+            return Ok(Self::Unix);
+        }
+        let (address, bits) = match text.split_once('/') {
+            Some((address, bits)) => (address, Some(bits.parse().map_err(|_| NoProxy)?)),
+            None => (text, None),
+        };
+        let address: IpAddr = address.parse().map_err(|_| NoProxy)?;
+        let most = if address.is_ipv4() { 32 } else { 128 };
+        let bits = bits.unwrap_or(most);
+        if bits > most { Err(NoProxy) } else { Ok(Self::Network(address, bits)) }
+    }
+}
+
+impl fmt::Display for Proxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix => f.write_str("unix"),
+            Self::Network(address, bits) => write!(f, "{address}/{bits}"),
+        }
+    }
+}
+
+impl Proxy {
+    /// Whether it is the one at the other end of a connection; None is that of a Unix socket.
+    fn is(&self, peer: Option<IpAddr>) -> bool {
+        match (self, peer) {
+            (Self::Unix, None) => true,
+            (Self::Network(network, bits), Some(address)) => match (network, address) {
+                (IpAddr::V4(network), IpAddr::V4(address)) => {
+                    agree(u128::from(network.to_bits()), u128::from(address.to_bits()), 32 - bits)
+                }
+                (IpAddr::V6(network), IpAddr::V6(address)) => {
+                    agree(network.to_bits(), address.to_bits(), 128 - bits)
+                }
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+}
+
+/// Whether two numbers are the same but for so many of their last bits.
+fn agree(one: u128, other: u128, last: u32) -> bool {
+    (one ^ other).checked_shr(last).unwrap_or(0) == 0
+}
+
+impl Proxies {
+    /// Puts the client's address and its way of coming in the place of a trusted proxy's.
+    pub(super) fn see_through(&self, request: &mut Request) {
+        if self.trust(request.peer) {
+            request.peer = self.client(request.peer, &request.head);
+            request.secure |= last(&request.head, "x-forwarded-proto")
+                .is_some_and(|scheme| scheme.eq_ignore_ascii_case("https"));
+        }
+    }
+
+    fn trust(&self, peer: Option<IpAddr>) -> bool {
+        self.0.iter().any(|proxy| proxy.is(peer))
+    }
+
+    /// The last address that a trusted proxy vouches for: each adds the one that it was asked by at the end.
+    fn client(&self, peer: Option<IpAddr>, head: &Head) -> Option<IpAddr> {
+        let values: Vec<&[u8]> = head.header("x-forwarded-for").collect();
+        let mut client = peer;
+        for entry in values.iter().rev().flat_map(|value| value.rsplit(|&b| b == b',')) {
+            let Some(address) = address(entry).filter(|_| self.trust(client)) else {
+                break;
+            };
+            client = Some(address);
+        }
+        client
+    }
+}
+
+/// The last of a header's values, which the nearest proxy has written.
+fn last<'a>(head: &'a Head, name: &'a str) -> Option<&'a str> {
+    let value = head.header(name).last()?;
+    let value = value.rsplit(|&b| b == b',').next()?;
+    str::from_utf8(value).ok().map(str::trim)
+}
+
+/// An address, which some proxies write with a port.
+fn address(text: &[u8]) -> Option<IpAddr> {
+    let text = str::from_utf8(text).ok()?.trim();
+    let address = text.parse().or_else(|_| text.parse().map(|address: SocketAddr| address.ip()));
+    address.ok().map(|address: IpAddr| address.to_canonical())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(trusted: &str, peer: &str, headers: &str, client: &str, secure: bool) {
+        let proxies =
+            Proxies(trusted.split_whitespace().map(|text| text.parse().expect("a good proxy")).collect());
+        let head = format!("GET / HTTP/1.1\r\nHost: h\r\n{headers}\r\n");
+        let head = Head::parse(head.as_bytes()).expect("a good head");
+        let mut request = Request { head, body: None, peer: peer.parse().ok(), secure: false };
+        proxies.see_through(&mut request);
+        let found = request.peer.map_or("unix".into(), |address| address.to_string());
+        assert_eq!((found.as_str(), request.secure), (client, secure), "{trusted} {peer} {headers}");
+    }
+
+    #[test]
+    fn only_a_trusted_proxys_word_counts() {
+        let told = "X-Forwarded-For: 203.0.113.7\r\nX-Forwarded-Proto: https\r\n";
+        check("", "10.0.0.1", told, "10.0.0.1", false);
+        check("10.0.0.2", "10.0.0.1", told, "10.0.0.1", false);
+        check("10.0.0.1", "10.0.0.1", told, "203.0.113.7", true);
+        check("10.0.0.0/8", "10.255.0.1", told, "203.0.113.7", true);
+        check("10.0.0.0/9", "10.255.0.1", told, "10.255.0.1", false);
+        check("0.0.0.0/0", "198.51.100.1", told, "203.0.113.7", true);
+        check("::/0", "10.0.0.1", told, "10.0.0.1", false);
+        check("fd00::/8", "fd12::1", told, "203.0.113.7", true);
+        check("fd00::/8", "fe80::1", told, "fe80::1", false);
+        check("unix", "unix", told, "203.0.113.7", true);
+        check("unix", "10.0.0.1", told, "10.0.0.1", false);
+        check("10.0.0.1", "unix", told, "unix", false);
+    }
+
+    #[test]
+    fn the_last_address_that_no_proxy_has_is_the_clients() {
+        let with = |value: &str| format!("X-Forwarded-For: {value}\r\n");
+        let trusted = "10.0.0.0/8";
+        check(trusted, "10.0.0.1", "", "10.0.0.1", false);
+        check(trusted, "10.0.0.1", &with(""), "10.0.0.1", false);
+        check(trusted, "10.0.0.1", &with("1.1.1.1, 2.2.2.2"), "2.2.2.2", false);
+        check(trusted, "10.0.0.1", &with("1.1.1.1, 2.2.2.2, 10.0.0.9"), "2.2.2.2", false);
+        check(trusted, "10.0.0.1", &with("10.0.0.7, 10.0.0.8"), "10.0.0.7", false);
+        check(trusted, "10.0.0.1", &with("1.1.1.1, nonsense, 10.0.0.9"), "10.0.0.9", false);
+        check(trusted, "10.0.0.1", &with("nonsense"), "10.0.0.1", false);
+        check(trusted, "10.0.0.1", &(with("1.1.1.1") + &with("2.2.2.2")), "2.2.2.2", false);
+        check(trusted, "10.0.0.1", &with("2.2.2.2:4711"), "2.2.2.2", false);
+        check(trusted, "10.0.0.1", &with("[2001:db8::7]:4711"), "2001:db8::7", false);
+        check(trusted, "10.0.0.1", &with("2001:db8::7"), "2001:db8::7", false);
+        check(trusted, "10.0.0.1", "X-Forwarded-Proto: https, http\r\n", "10.0.0.1", false);
+    }
+
+    #[test]
+    fn what_names_a_proxy() {
+        for good in ["unix", "127.0.0.1", "10.0.0.0/8", "::1", "fd00::/8", "0.0.0.0/0"] {
+            assert!(good.parse::<Proxy>().is_ok(), "{good}");
+        }
+        for bad in ["", "localhost", "10.0.0.0/33", "::/129", "10.0.0.0/", "10.0.0.0/-1", "10.0.0.0/8/8"] {
+            assert!(bad.parse::<Proxy>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! TLS on the listener's thread. A session is driven by what comes and never waited for: it belongs to the loop, which
+//! decrypts what a client sends and encrypts what a worker answers.
+
+use std::fmt;
+use std::fs;
+use std::io::{self, IoSlice, Read, Write};
+use std::path::Path;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use rustls::{ServerConfig, ServerConnection};
+
+use super::socket::Stream;
+
+/// What a session holds beside the bytes on their way: its keys, its state and the smallest of its buffers. An
+/// estimate: `rustls` does not tell.
+const OWN_WEIGHT: usize = 12 * 1024;
+
+/// How much of an answer is encrypted ahead of what the socket takes.
+const AHEAD: usize = 64 * 1024;
+
+/// Begins sessions with the certificate of the time.
+pub struct Acceptor {
+    config: Arc<ServerConfig>,
+    shown: Arc<Shown>,
+}
+
+/// A certificate and its key, read and found to belong together.
+pub struct Certificate(Arc<CertifiedKey>);
+
+/// Why there is no certificate: what is wrong with which of the two files.
+#[derive(Debug)]
+pub enum TlsError {
+    Certificate(String),
+    Key(String),
+}
+
+impl Certificate {
+    pub fn read(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
+        let chain = read(certificate)
+            .and_then(|text| {
+                let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+                chain.map_err(|error| told(&error))
+            })
+            .and_then(|chain| match chain.is_empty() {
+                true => Err("there is no certificate in it".to_owned()),
+                false => Ok(chain),
+            })
+            .map_err(TlsError::Certificate)?;
+        let key = read(key)
+            .and_then(|text| PrivateKeyDer::from_pem_slice(&text).map_err(|error| told(&error)))
+            .map_err(TlsError::Key)?;
+        let certified = CertifiedKey::from_der(chain, key, &provider())
+            .map_err(|error| TlsError::Key(format!("it does not go with the certificate: {error}")))?;
+        Ok(Self(Arc::new(certified)))
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    fs::read(path).map_err(|error| error.to_string())
+}
+
+/// What is wrong with a PEM file, with nothing of it in the text.
+fn told(error: &pem::Error) -> String {
+    match error {
+        pem::Error::NoItemsFound => "there is no such part in it, or not in PEM".to_owned(),
+        _ => "it is not good PEM".to_owned(),
+    }
+}
+
+fn provider() -> CryptoProvider {
+    ring::default_provider()
+}
+
+impl Acceptor {
+    pub fn new(certificate: Certificate) -> Result<Self, rustls::Error> {
+        let shown = Arc::new(Shown(RwLock::new(certificate.0)));
+        let mut config = ServerConfig::builder_with_provider(Arc::new(provider()))
+            .with_safe_default_protocol_versions()?
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::clone(&shown) as _);
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        // The client keeps what a later session needs, sealed: nothing is held for it here.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.ticketer = ring::Ticketer::new()?;
+        config.send_tls13_tickets = 1;
+        Ok(Self { config: Arc::new(config), shown })
+    }
+
+    /// Shows this certificate to whoever comes from now on. The sessions that are there go on.
+    pub fn show(&self, certificate: Certificate) {
+        *self.shown.0.write().unwrap_or_else(PoisonError::into_inner) = certificate.0;
+    }
+
+    pub(super) fn accept(&self) -> Result<Session, rustls::Error> {
+        let mut connection = ServerConnection::new(Arc::clone(&self.config))?;
+        connection.set_buffer_limit(Some(AHEAD));
+        Ok(Session { connection, unread: 0, unsent: 0 })
+    }
+}
+
+/// The certificate that is shown at present.
+struct Shown(RwLock<Arc<CertifiedKey>>);
+
+impl ResolvesServerCert for Shown {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner)))
+    }
+}
+
+impl fmt::Debug for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Shown(…)")
+    }
+}
+
+/// One client's session.
+pub(super) struct Session {
+    connection: ServerConnection,
+    /// Bytes that have come and were not given on yet: a part of a record or of the handshake.
+    unread: usize,
+    /// Bytes that were taken to be sent and are not sent yet.
+    unsent: usize,
+}
+
+/// What came of reading the socket.
+pub(super) enum Received {
+    /// Something, and whether that was all.
+    Some {
+        is_all: bool,
+    },
+    End,
+}
+
+impl Session {
+    /// Whether the client is in the middle of its handshake: it has begun it, and has not ended it.
+    pub fn is_half_shaken(&self) -> bool {
+        self.connection.is_handshaking() && self.unread > 0
+    }
+
+    pub fn is_handshaking(&self) -> bool {
+        self.connection.is_handshaking()
+    }
+
+    /// What the client has sent, as far as it was received; 0 at the end, nothing where more has to come.
+    pub fn read(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
+        match self.connection.reader().read(into) {
+            Ok(count) => {
+                self.unread = 0;
+                Ok(Some(count))
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes some of what the socket holds, and sends what that calls for.
+    pub fn receive(&mut self, stream: &Stream) -> io::Result<Received> {
+        let mut wire = Wire { stream, is_all: false };
+        let count = self.connection.read_tls(&mut wire)?;
+        if count == 0 {
+            return Ok(Received::End);
+        }
+        let is_all = wire.is_all;
+        self.unread += count;
+        let was_handshaking = self.connection.is_handshaking();
+        let processed = self.connection.process_new_packets();
+        // The alert where it went wrong, else what the handshake is answered with.
+        self.flush(stream)?;
+        processed.map_err(io::Error::other)?;
+        if was_handshaking && !self.connection.is_handshaking() {
+            self.unread = 0;
+        }
+        Ok(Received::Some { is_all })
+    }
+
+    /// Encrypts and sends what can be sent without waiting, and says how much was taken. It is sent when nothing
+    /// is left to be flushed.
+    pub fn write(&mut self, stream: &Stream, bytes: &[u8]) -> io::Result<usize> {
+        let mut taken = 0;
+        while self.flush(stream)? && taken < bytes.len() {
+            let count = self.connection.writer().write(&bytes[taken..])?;
+            self.unsent += count;
+            taken += count;
+        }
+        Ok(taken)
+    }
+
+    /// Sends what is encrypted. Whether all of it is sent.
+    pub fn flush(&mut self, stream: &Stream) -> io::Result<bool> {
+        while self.connection.wants_write() {
+            match self.connection.write_tls(&mut Wire { stream, is_all: false }) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        self.unsent = 0;
+        Ok(true)
+    }
+
+    pub fn is_flushed(&self) -> bool {
+        !self.connection.wants_write()
+    }
+
+    /// Tells the client that no more comes, so that it knows that nothing was cut off.
+    pub fn finish(&mut self, stream: &Stream) {
+        self.connection.send_close_notify();
+        // It is a courtesy: what was answered tells its own length.
+        let _ = self.flush(stream);
+    }
+
+    /// The memory that it holds.
+    pub fn weight(&self) -> usize {
+        OWN_WEIGHT + self.unread + self.unsent
+    }
+}
+
+/// The socket as `rustls` wants it.
+struct Wire<'a> {
+    stream: &'a Stream,
+    /// The last read took all that there was.
+    is_all: bool,
+}
+
+impl Read for Wire<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = self.stream.read(into)?;
+        self.is_all = count < into.len();
+        Ok(count)
+    }
+}
+
+impl Write for Wire<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.write_some(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.stream.write_some(parts)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

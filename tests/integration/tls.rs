@@ -1,0 +1,324 @@
+//! TLS on the listener, and the proxies that stand before it.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedProtocolVersion, version};
+
+use crate::support::{
+    Client, PATIENCE, Runtime, Script, Server, chat, completion, raw_request, request, until,
+};
+
+type Secured = Client<StreamOwned<ClientConnection, TcpStream>>;
+
+/// Writes a new certificate and its key to where the server looks for them.
+fn certify(folder: &Path) -> CertificateDer<'static> {
+    let made = rcgen::generate_simple_self_signed(["api.test".to_owned()]).expect("a certificate");
+    fs::write(folder.join("cert.pem"), made.cert.pem()).expect("a file");
+    fs::write(folder.join("key.pem"), made.signing_key.serialize_pem()).expect("a file");
+    made.cert.der().clone()
+}
+
+/// A server that speaks TLS, not started yet, and its certificate.
+fn secured(runtime: &Runtime) -> (Server, CertificateDer<'static>) {
+    let server = Server::new(Some(runtime));
+    let folder = server.folder.path("");
+    let certificate = certify(&folder);
+    let server = server
+        .set("ADRIATICUM_TLS_CERT", folder.join("cert.pem").display())
+        .set("ADRIATICUM_TLS_KEY", folder.join("key.pem").display());
+    (server, certificate)
+}
+
+fn client_config(
+    trusted: &CertificateDer<'static>,
+    versions: &[&'static SupportedProtocolVersion],
+) -> Arc<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    roots.add(trusted.clone()).expect("a good certificate");
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(versions)
+        .expect("good versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Arc::new(config)
+}
+
+fn shake_hands(server: &Server, config: &Arc<ClientConfig>) -> std::io::Result<Secured> {
+    let name = ServerName::try_from("api.test").expect("a good name");
+    let mut session = ClientConnection::new(Arc::clone(config), name).expect("a session");
+    let mut stream = TcpStream::connect(&server.address)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    while session.is_handshaking() {
+        session.complete_io(&mut stream)?;
+    }
+    Ok(Client::of(StreamOwned::new(session, stream)))
+}
+
+/// A connection that trusts this certificate and no other.
+#[track_caller]
+fn connect(server: &Server, trusted: &CertificateDer<'static>) -> Secured {
+    shake_hands(server, &client_config(trusted, rustls::ALL_VERSIONS)).expect("a handshake")
+}
+
+#[test]
+fn both_versions_kept_connections_pipelining_and_close_notify() {
+    let runtime = Runtime::start();
+    let (server, certificate) = secured(&runtime);
+    let server = server.start();
+    assert!(server.log().contains("listening on https://"), "{}", server.log());
+    let key = server.key();
+    for versions in [[&version::TLS12], [&version::TLS13]] {
+        let config = client_config(&certificate, &versions);
+        let mut client = shake_hands(&server, &config).expect("a handshake");
+        assert_eq!(client.stream.conn.protocol_version(), Some(versions[0].version));
+        assert_eq!(client.stream.conn.alpn_protocol(), Some(&b"http/1.1"[..]));
+        for _ in 0..3 {
+            client.send(request(&key, &chat("x")));
+            client.reply().is_completion();
+        }
+        client.send(request(&key, &chat("x")).repeat(3));
+        for _ in 0..3 {
+            client.reply().is_completion();
+        }
+        client.send(raw_request(&key, "Connection: close\r\n", &chat("x").to_string()));
+        client.reply().is_completion();
+        // Without a word at the end, reading on would be an error.
+        assert!(client.ends(), "the end is told");
+        let mut again = shake_hands(&server, &config).expect("a handshake");
+        assert_eq!(again.stream.conn.handshake_kind(), Some(rustls::HandshakeKind::Resumed));
+        again.send(request(&key, &chat("x")));
+        again.reply().is_completion();
+    }
+}
+
+#[test]
+fn large_bodies_and_large_answers() {
+    let runtime = Runtime::start();
+    let (server, certificate) = secured(&runtime);
+    let server = server.start();
+    let key = server.key();
+    let mut client = connect(&server, &certificate);
+    for length in [1, 16_384, 16_385, 100_000] {
+        let text = "z".repeat(length);
+        runtime.next(Script::Answer(200, completion(&text)));
+        // As large as a body may be: white space fills it up.
+        let mut body = chat("x").to_string();
+        body += &" ".repeat(262_144 - body.len());
+        client.send(raw_request(&key, "", &body));
+        assert_eq!(client.reply().is_completion(), text);
+    }
+    let large = "y".repeat(3_000_000);
+    runtime.next(Script::Answer(200, completion(&large)));
+    client.send(request(&key, &chat("x")));
+    assert_eq!(client.reply().is_completion(), large);
+    // Refused from its head alone, while the body still comes.
+    client.send(raw_request(&key, "", &" ".repeat(2_000_000)));
+    client.reply().is_error(413, "payload_too_large");
+}
+
+#[test]
+fn leave_to_send_a_body_is_given() {
+    let runtime = Runtime::start();
+    let (server, certificate) = secured(&runtime);
+    let server = server.start();
+    let body = chat("x").to_string();
+    let whole = raw_request(&server.key(), "Expect: 100-continue\r\n", &body);
+    let mut client = connect(&server, &certificate);
+    client.send(&whole[..whole.len() - body.len()]);
+    assert_eq!(client.reply().status, 100);
+    client.send(&body);
+    client.reply().is_completion();
+}
+
+#[test]
+fn a_reload_shows_another_certificate_and_drops_no_connection() {
+    let runtime = Runtime::start();
+    let (server, old) = secured(&runtime);
+    let server = server.start();
+    let key = server.key();
+    let folder = server.folder.path("");
+    let mut kept = connect(&server, &old);
+    kept.send(request(&key, &chat("x")));
+    kept.reply().is_completion();
+
+    fs::write(folder.join("key.pem"), "nonsense").expect("a file");
+    server.signal("HUP");
+    until("it is told", || server.log().contains("not taken anew: tls.key names"));
+    connect(&server, &old).send("the old one is still shown");
+
+    let new = certify(&folder);
+    server.signal("HUP");
+    until("it is taken", || server.log().contains("the configuration is taken anew"));
+    let mut client = connect(&server, &new);
+    client.send(request(&key, &chat("x")));
+    client.reply().is_completion();
+    assert!(shake_hands(&server, &client_config(&old, rustls::ALL_VERSIONS)).is_err());
+    kept.send(request(&key, &chat("x")));
+    kept.reply().is_completion();
+}
+
+#[test]
+fn a_certificate_that_cannot_be_used_is_told_at_once() {
+    let runtime = Runtime::start();
+    let (server, _) = secured(&runtime);
+    let folder = server.folder.path("");
+    let other = rcgen::generate_simple_self_signed(["other.test".to_owned()]).expect("a certificate");
+    for (file, text, told) in [
+        ("key.pem", other.signing_key.serialize_pem(), "tls.key names"),
+        ("key.pem", "nonsense".into(), "tls.key names"),
+        ("cert.pem", other.signing_key.serialize_pem(), "tls.cert names"),
+    ] {
+        certify(&folder);
+        fs::write(folder.join(file), text).expect("a file");
+        for command in ["serve", "check"] {
+            let output = server.run(&[command]);
+            assert_eq!(output.status.code(), Some(if command == "serve" { 2 } else { 1 }));
+            let all = [output.stdout, output.stderr].concat();
+            let all = String::from_utf8(all).expect("text");
+            assert!(all.contains(told) && !all.contains("BEGIN"), "{command}: {all}");
+        }
+    }
+}
+
+/// What is no handshake, or half of one, costs a buffer for a while and nothing else.
+#[test]
+fn silence_slowness_and_garbage_cost_no_worker() {
+    let runtime = Runtime::start();
+    let (server, certificate) = secured(&runtime);
+    let server = server.set("ADRIATICUM_WORKERS", 1).start();
+    let key = server.key();
+    let mut first = connect(&server, &certificate);
+    first.send(request(&key, &chat("x")));
+    first.reply().is_completion();
+    let (threads, memory) = (server.status("Threads"), server.status("VmRSS"));
+
+    let mut hello = Vec::new();
+    let name = ServerName::try_from("api.test").expect("a good name");
+    let config = client_config(&certificate, rustls::ALL_VERSIONS);
+    ClientConnection::new(config, name).expect("a session").write_tls(&mut hello).expect("a hello");
+    let open = || TcpStream::connect(&server.address).expect("a connection");
+    let silent: Vec<TcpStream> = (0..200).map(|_| open()).collect();
+    let halves: Vec<TcpStream> = (0..200)
+        .map(|index| {
+            let mut stream = open();
+            stream.write_all(&hello[..1 + index % (hello.len() - 1)]).expect("it is taken");
+            stream
+        })
+        .collect();
+    // A whole hello, and never an answer to what the server says.
+    let mute: Vec<TcpStream> = (0..200)
+        .map(|_| {
+            let mut stream = open();
+            stream.write_all(&hello).expect("it is taken");
+            stream
+        })
+        .collect();
+    let mut client = connect(&server, &certificate);
+    for _ in 0..20 {
+        client.send(request(&key, &chat("x")));
+        client.reply().is_completion();
+    }
+    assert_eq!(server.status("Threads"), threads);
+    let grown = server.status("VmRSS") - memory;
+    assert!(grown < 600 * 24, "600 connections took {grown} KiB");
+    drop((silent, halves, mute));
+
+    for garbage in [
+        b"GET / HTTP/1.1\r\nHost: api.test\r\n\r\n".to_vec(),
+        vec![0; 70_000],
+        vec![0xff; 70_000],
+        // A record and a message in it that say to be larger than they may.
+        [&[22, 3, 1, 0xff, 0xff][..], &[1; 70_000]].concat(),
+        [&[22, 3, 1, 0x40, 0, 1, 0xff, 0xff, 0xff][..], &[0; 70_000]].concat(),
+        // A hello, and then nonsense.
+        [&hello[..], &[23, 3, 3, 0, 9], &[7; 9]].concat(),
+        hello.iter().map(|byte| byte ^ 0x11).collect(),
+    ] {
+        let mut stream = open();
+        stream.set_read_timeout(Some(PATIENCE)).expect("a time-out can be set");
+        let _ = stream.write_all(&garbage);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let mut told = Vec::new();
+        // It closes, with or without an alert; what it did not read may make that a reset.
+        let _ = stream.read_to_end(&mut told);
+        assert!(!told.starts_with(b"HTTP"), "nothing is said in the clear");
+        client.send(request(&key, &chat("x")));
+        client.reply().is_completion();
+    }
+    assert!(!server.log().contains("panicked"), "{}", server.log());
+}
+
+#[test]
+fn a_stop_answers_what_is_under_way() {
+    let runtime = Runtime::start();
+    let (server, certificate) = secured(&runtime);
+    let mut server = server.start();
+    let key = server.key();
+    let gate = Arc::new(AtomicBool::new(false));
+    runtime.next(Script::Held(Arc::clone(&gate), completion("under way")));
+    let mut under_way = connect(&server, &certificate);
+    under_way.send(request(&key, &chat("x")));
+    until("it is under way", || runtime.count() == 1);
+    let mut idle = connect(&server, &certificate);
+    let mut half_shaken = TcpStream::connect(&server.address).expect("a connection");
+    half_shaken.write_all(&[22, 3, 1]).expect("it is taken");
+    server.signal("TERM");
+    assert!(idle.ends(), "an idle connection ends, and is told so");
+    gate.store(true, Ordering::Release);
+    let reply = under_way.reply();
+    assert_eq!(reply.is_completion(), "under way");
+    assert_eq!(reply.header("connection"), Some("close"));
+    assert!(under_way.ends());
+    assert!(server.wait().success());
+}
+
+#[test]
+fn many_clients_at_once() {
+    let runtime = Runtime::start();
+    let (server, certificate) = secured(&runtime);
+    let server = server.start();
+    thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| {
+                for _ in 0..5 {
+                    let mut client = connect(&server, &certificate);
+                    // Answered by a worker, without the scripted runtime: its own server loses one of many
+                    // connections that are made at the same moment.
+                    for _ in 0..5 {
+                        client.send(request("none", &chat("x")));
+                        client.reply().is_error(401, "invalid_api_key");
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn the_log_names_the_client_that_a_trusted_proxy_names() {
+    let runtime = Runtime::start();
+    let forwarded = "X-Forwarded-For: 192.0.2.1, 203.0.113.7\r\n";
+    for (trusted, client) in [("10.0.0.0/8", "127.0.0.1"), ("127.0.0.0/8", "203.0.113.7")] {
+        let server = Server::new(Some(&runtime)).set("ADRIATICUM_TRUSTED_PROXIES", trusted).start();
+        let mut stream = server.connect();
+        stream.send(raw_request(&server.key(), forwarded, &chat("x").to_string()));
+        let reply = stream.reply();
+        reply.is_completion();
+        let line = format!("{} client={client} status=200", reply.header("x-request-id").expect("an id"));
+        until("the line is there", || server.log().contains(&line));
+        // What is broken has no head that could be believed.
+        let mut stream = server.connect();
+        stream.send("nonsense\n\n");
+        stream.reply().is_error(400, "invalid_request");
+        until("the line is there", || server.log().contains(" client=127.0.0.1 status=400"));
+    }
+}
