@@ -8,6 +8,7 @@
 //! - [`pipeline`] takes a request through the steps of [`api`], in the order in which their errors win.
 //! - [`runtime`] asks the inference runtime, [`store`] keeps the keys and the ledger; [`retention`] removes what
 //!   is old in it.
+//! - [`supervisor`] stands beside all of them, for the service manager and its signals.
 //!
 //! What holds everywhere:
 //!
@@ -33,6 +34,8 @@ pub mod runtime;
 
 pub mod retention;
 pub mod store;
+
+pub mod supervisor;
 
 pub mod error;
 pub mod id;

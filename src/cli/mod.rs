@@ -17,6 +17,7 @@ use std::{env, fmt};
 use lexopt::{Arg, Parser, ValueExt};
 
 use crate::config::{Config, ConfigError};
+use crate::logging;
 use crate::store::{Store, StoreError};
 
 const HELP: &str = "\
@@ -46,20 +47,26 @@ Options:
 enum CliError {
     /// The command line is wrong: exit code 2.
     Usage(String),
+    /// A setting is wrong: exit code 2 as well. Trying again does not help, which a supervisor should know.
+    Config(String),
     /// It went wrong: exit code 1.
     Failed(String),
 }
 
-/// Exit codes: 0 done, 1 failed, 2 wrong use.
+/// Exit codes: 0 done, 1 failed, 2 wrong use, of the command line or of a setting.
 pub fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(CliError::Failed(message)) => {
-            eprintln!("adriaticum: {message}");
+            logging::complain(format_args!("adriaticum: {message}"));
             ExitCode::from(1)
         }
         Err(CliError::Usage(message)) => {
-            eprintln!("adriaticum: {message}\nTry adriaticum --help.");
+            logging::complain(format_args!("adriaticum: {message}\nTry adriaticum --help."));
+            ExitCode::from(2)
+        }
+        Err(CliError::Config(message)) => {
+            logging::complain(format_args!("adriaticum: {message}"));
             ExitCode::from(2)
         }
     }
@@ -213,7 +220,7 @@ impl From<lexopt::Error> for CliError {
 
 impl From<ConfigError> for CliError {
     fn from(error: ConfigError) -> Self {
-        Self::Failed(error.to_string())
+        Self::Config(error.to_string())
     }
 }
 
@@ -226,7 +233,7 @@ impl From<StoreError> for CliError {
 impl fmt::Debug for CliError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Usage(message) | Self::Failed(message) => f.write_str(message),
+            Self::Usage(message) | Self::Config(message) | Self::Failed(message) => f.write_str(message),
         }
     }
 }

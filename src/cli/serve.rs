@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use listenfd::ListenFd;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -16,10 +17,11 @@ use crate::logging;
 use crate::pipeline::Pipeline;
 use crate::retention::Retention;
 use crate::runtime::Runtimes;
+use crate::supervisor::{Notify, Supervisor, Watched};
 
 const HELP: &str = "\
 Runs the service until SIGTERM or SIGINT. What is under way then is finished and answered; a second signal
-ends it at once.
+ends it at once. SIGHUP has it take the log level anew from the configuration.
 
 Usage: adriaticum serve
 ";
@@ -33,6 +35,9 @@ const OWN_FILES: usize = 32;
 
 /// However few there are, some clients are served.
 const FEWEST_CONNECTIONS: usize = 16;
+
+/// What a request may take beside the runtime's call: twice the store's patience, with much to spare.
+const OVERHEAD: Duration = Duration::from_secs(30);
 
 pub fn run(mut args: Args) -> Result<(), CliError> {
     if args.words(HELP, [], &mut [])?.is_none() {
@@ -51,6 +56,8 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         0 => {}
         count => log::warn!("{count} requests were interrupted by the last end of the service"),
     }
+    let notify =
+        Notify::from_environment().map_err(|error| failed("the socket that NOTIFY_SOCKET names", &error))?;
     let runtimes = Runtimes::new(&config.runtime, config.workers);
     if runtimes.is_none() {
         log::warn!("no runtime is configured, so no completion can be run: set runtime.url");
@@ -65,12 +72,30 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         log::info!("listening on {}", socket.address().map_err(|error| failed("the socket", &error))?);
     }
     let listener = Listener::new(sockets, limits).map_err(|error| failed("the listener", &error))?;
+    let pulse = listener.pulse();
+    let supervisor = Supervisor::start(Watched {
+        notify,
+        store: Arc::clone(&store),
+        longest_work: config.runtime.timeout + OVERHEAD,
+        status: Box::new({
+            let pulse = listener.pulse();
+            move || format!("{} requests", pulse.requests())
+        }),
+        pulse,
+        reload: Box::new({
+            let running = config.clone();
+            move || reload(&args, &running)
+        }),
+    })
+    .and_then(|supervisor| supervisor.heed_signals().map(|()| supervisor))
+    .map_err(|error| failed("the supervisor", &error))?;
     stop_on_signals(&listener).map_err(|error| failed("the signals", &error))?;
     let retention = config.retention_days.map(|days| Retention::start(Arc::clone(&store), days));
     let pipeline =
         Pipeline { api_hosts: config.api_hosts, compatibility: config.compatibility, store, runtimes };
     listener.run(Arc::new(pipeline)).map_err(|error| failed("the listener", &error))?;
     drop(retention);
+    drop(supervisor);
     log::info!("stopped");
     Ok(())
 }
@@ -112,6 +137,20 @@ fn stop_on_signals(listener: &Listener) -> io::Result<()> {
         pipe::register(signal, listener.stopper()?)?;
     }
     Ok(())
+}
+
+/// Takes anew what can change while the service runs. A configuration that is not good changes nothing.
+fn reload(args: &Args, running: &Config) {
+    let config = match Config::load(args.config.as_deref()) {
+        Ok(config) => config,
+        Err(error) => return log::error!("the configuration is not taken anew: {error}"),
+    };
+    logging::set_level(config.log_level);
+    log::info!("the configuration is taken anew");
+    let differences = running.differences(&config);
+    if !differences.is_empty() {
+        log::warn!("changed, and taken only by a restart: {}", differences.join(", "));
+    }
 }
 
 /// As many connections as there are file descriptors for, beside what the workers need: a flood of clients

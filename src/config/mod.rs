@@ -19,7 +19,7 @@ use crate::listener::Address;
 /// The file that is read where none is named.
 const DEFAULT_FILE: &str = "/etc/adriaticum/adriaticum.toml";
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Config {
     pub listen: Address,
     pub api_hosts: Vec<String>,
@@ -57,7 +57,7 @@ pub enum Compatibility {
 }
 
 /// A secret that can be sent but not shown.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
@@ -117,6 +117,46 @@ impl Config {
         search(&mut settings)?;
         config.unknown_variables = settings.finish()?;
         Ok(config)
+    }
+}
+
+impl Config {
+    /// The settings in which another one differs, of those that a running service keeps to the end.
+    pub fn differences(&self, other: &Self) -> Vec<&'static str> {
+        // Each by its name, so that a new one is not forgotten.
+        let Self {
+            listen,
+            api_hosts,
+            console_host,
+            database,
+            workers,
+            queue,
+            max_connections,
+            compatibility,
+            log_level: _,
+            runtime,
+            retention_days,
+            file: _,
+            unknown_variables: _,
+        } = self;
+        [
+            ("listen", *listen != other.listen),
+            ("api_hosts", *api_hosts != other.api_hosts),
+            ("console_host", *console_host != other.console_host),
+            ("database", *database != other.database),
+            ("workers", *workers != other.workers),
+            ("queue", *queue != other.queue),
+            ("max_connections", *max_connections != other.max_connections),
+            ("compatibility", *compatibility != other.compatibility),
+            ("runtime.url", runtime.urls != other.runtime.urls),
+            ("runtime.model", runtime.model != other.runtime.model),
+            ("runtime.api_key", runtime.api_key != other.runtime.api_key),
+            ("runtime.timeout", runtime.timeout != other.runtime.timeout),
+            ("usage.retention_days", *retention_days != other.retention_days),
+        ]
+        .into_iter()
+        .filter_map(|(name, differs)| differs.then_some(name))
+        .collect()
     }
 }
 
@@ -372,6 +412,19 @@ mod tests {
     fn an_unknown_variable_is_told() {
         let config = environment(&[("ADRIATICUM_WORKER", "3"), ("ADRIATICUM_CONFIG", "x"), ("OTHER", "y")]);
         assert_eq!(config.expect("a warning is no error").unknown_variables, ["ADRIATICUM_WORKER"]);
+    }
+
+    #[test]
+    fn what_a_running_service_does_not_take_is_named() {
+        let running = environment(&[("ADRIATICUM_RUNTIME_API_KEY", "a")]).expect("good settings");
+        let now = environment(&[
+            ("ADRIATICUM_RUNTIME_API_KEY", "b"),
+            ("ADRIATICUM_LISTEN", "127.0.0.1:1"),
+            ("ADRIATICUM_LOG_LEVEL", "debug"),
+        ])
+        .expect("good settings");
+        assert_eq!(running.differences(&now), ["listen", "runtime.api_key"]);
+        assert!(running.differences(&running).is_empty());
     }
 
     #[test]

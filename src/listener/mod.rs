@@ -5,6 +5,7 @@
 
 mod connection;
 mod limits;
+mod pulse;
 mod socket;
 mod workers;
 
@@ -18,6 +19,7 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use slab::Slab;
 
 pub use limits::Limits;
+pub use pulse::Pulse;
 pub use socket::{Address, Socket};
 
 use self::connection::{Connection, Expired, Outcome, Then};
@@ -51,6 +53,9 @@ const TOO_MUCH_BUFFERED: &str = "the bound on buffered bytes is reached";
 pub struct Listener {
     sockets: Vec<Socket>,
     limits: Limits,
+    poll: Poll,
+    waker: Arc<Waker>,
+    pulse: Arc<Pulse>,
     stop: UnixStream,
     stopper: UnixStream,
 }
@@ -59,7 +64,15 @@ impl Listener {
     pub fn new(sockets: Vec<Socket>, limits: Limits) -> io::Result<Self> {
         let (stop, stopper) = UnixStream::pair()?;
         stop.set_nonblocking(true)?;
-        Ok(Self { sockets, limits, stop, stopper })
+        let poll = Poll::new()?;
+        let waker = Arc::new(Waker::new(poll.registry(), WAKE)?);
+        let pulse = Arc::new(Pulse::new(Arc::clone(&waker)));
+        Ok(Self { sockets, limits, poll, waker, pulse, stop, stopper })
+    }
+
+    /// Its signs of life.
+    pub fn pulse(&self) -> Arc<Pulse> {
+        Arc::clone(&self.pulse)
     }
 
     /// The end of a pipe: a byte written to it, by a signal handler for one, stops the listener.
@@ -69,22 +82,22 @@ impl Listener {
 
     /// Serves until it is stopped, and then until all that is under way is answered.
     pub fn run(self, service: Arc<impl Service>) -> io::Result<()> {
-        let poll = Poll::new()?;
-        let waker = Waker::new(poll.registry(), WAKE)?;
+        let registry = self.poll.registry();
         let mut stop = mio::net::UnixStream::from_std(self.stop);
-        poll.registry().register(&mut stop, STOP, Interest::READABLE)?;
+        registry.register(&mut stop, STOP, Interest::READABLE)?;
         let mut sockets = self.sockets;
         for (index, socket) in sockets.iter_mut().enumerate() {
-            socket.register(poll.registry(), Token(FIRST_SOCKET + index))?;
+            socket.register(registry, Token(FIRST_SOCKET + index))?;
         }
         let now = Instant::now();
         let mut turns = Loop {
             accepting: sockets.iter().map(|_| false).collect(),
             sockets,
             accept_after: now,
-            workers: Workers::start(self.limits.workers, self.limits.queue, Arc::clone(&service), waker),
+            workers: Workers::start(&self.limits, Arc::clone(&service), self.waker, Arc::clone(&self.pulse)),
             service,
-            poll,
+            poll: self.poll,
+            pulse: self.pulse,
             connections: Slab::new(),
             scratch: vec![0; SCRATCH],
             buffered: 0,
@@ -109,6 +122,7 @@ struct Loop<S> {
     /// Accepting rests until then, because there was no file descriptor for a connection.
     accept_after: Instant,
     workers: Workers<S>,
+    pulse: Arc<Pulse>,
     service: Arc<S>,
     connections: Slab<Entry>,
     scratch: Vec<u8>,
@@ -152,6 +166,9 @@ impl<S: Service> Loop<S> {
         if now >= self.next_sweep {
             self.next_sweep = now + self.limits.tick();
             self.sweep(now);
+        }
+        if self.pulse.turn() {
+            self.workers.ask();
         }
         Ok(())
     }

@@ -8,9 +8,9 @@ use std::time::Instant;
 use mio::Waker;
 use threadpool::ThreadPool;
 
-use super::Service;
 use super::connection::Then;
 use super::socket::Stream;
+use super::{Limits, Pulse, Service};
 use crate::http::{Request, response};
 
 pub(super) struct Workers<S> {
@@ -24,7 +24,8 @@ pub(super) struct Workers<S> {
 /// What the workers and the loop share.
 struct Desk {
     done: Mutex<Vec<Done>>,
-    waker: Waker,
+    waker: Arc<Waker>,
+    pulse: Arc<Pulse>,
     under_way: AtomicUsize,
     /// The memory that the requests under way hold.
     weight: AtomicUsize,
@@ -40,18 +41,19 @@ pub(super) struct Done {
 }
 
 impl<S: Service> Workers<S> {
-    pub fn start(count: usize, queue: usize, service: Arc<S>, waker: Waker) -> Self {
+    pub fn start(limits: &Limits, service: Arc<S>, waker: Arc<Waker>, pulse: Arc<Pulse>) -> Self {
         Self {
             service,
-            pool: threadpool::Builder::new().num_threads(count).thread_name("worker".into()).build(),
+            pool: threadpool::Builder::new().num_threads(limits.workers).thread_name("worker".into()).build(),
             desk: Arc::new(Desk {
                 done: Mutex::default(),
                 waker,
+                pulse,
                 under_way: AtomicUsize::new(0),
                 weight: AtomicUsize::new(0),
                 stopping: AtomicBool::new(false),
             }),
-            room: count + queue,
+            room: limits.workers + limits.queue,
         }
     }
 
@@ -74,6 +76,7 @@ impl<S: Service> Workers<S> {
             Turn { desk: Arc::clone(&self.desk), connection, stream: Some(stream), counted: Some(weight) };
         let received = Instant::now();
         self.pool.execute(move || {
+            turn.desk.pulse.take();
             let response = service.answer(&request, received);
             let closes = turn.desk.stopping.load(Ordering::Acquire);
             let (told, then) = fate(&request, closes);
@@ -81,6 +84,12 @@ impl<S: Service> Workers<S> {
             drop(request);
             turn.finish(answer, then);
         });
+    }
+
+    /// Has a worker tell that it is there.
+    pub fn ask(&self) {
+        let desk = Arc::clone(&self.desk);
+        self.pool.execute(move || desk.pulse.answer());
     }
 
     /// What has been answered since the last call.

@@ -151,6 +151,11 @@ impl Store {
         }
     }
 
+    /// Whether it answers in time when it is asked to write, with an error too. Nothing is written.
+    pub fn answers(&self) -> bool {
+        self.writer.answers()
+    }
+
     /// Makes a consistent copy, of this moment, while others write.
     pub fn backup(&self, to: &Path) -> Result<(), StoreError> {
         // SQLite would refuse too, but in words about tables.

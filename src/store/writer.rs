@@ -6,6 +6,7 @@
 use std::mem;
 use std::panic::{self, AssertUnwindSafe};
 use std::slice;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -20,6 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 pub(super) struct Writer {
     state: Mutex<State>,
+    /// How many groups have been written or given up.
+    groups: AtomicU64,
 }
 
 struct State {
@@ -51,7 +54,16 @@ type Work = Box<dyn Fn(&Connection) -> rusqlite::Result<()> + Send + Sync>;
 impl Writer {
     pub fn new(connection: Connection, files: Files) -> Self {
         let lent = Lent { connection, files, synced: None };
-        Self { state: Mutex::new(State { idle: Some(lent), waiting: Vec::new() }) }
+        let state = Mutex::new(State { idle: Some(lent), waiting: Vec::new() });
+        Self { state, groups: AtomicU64::new(0) }
+    }
+
+    /// Whether a write comes to an end, good or bad; where it does not get its turn, whether those before it
+    /// do. One that is stuck in the file system does not, and then nothing can be written.
+    pub fn answers(&self) -> bool {
+        let before = self.groups.load(Ordering::Acquire);
+        let is_late = matches!(self.write(false, |_| Ok(())), Err(StoreError::Busy));
+        !is_late || self.groups.load(Ordering::Acquire) != before
     }
 
     /// Does `work` in a transaction that it may share with others. When this returns, the transaction is
@@ -120,6 +132,7 @@ impl Writer {
                 }
             }
         }
+        self.groups.fetch_add(1, Ordering::AcqRel);
         let next = {
             let mut state = lock(&self.state);
             state.idle = Some(lent);
@@ -177,6 +190,27 @@ mod tests {
 
     use super::super::tests::Temporary;
     use super::*;
+
+    #[test]
+    fn a_write_that_is_stuck_is_told_from_a_database_that_is_locked() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        assert!(store.answers());
+        let other = Connection::open(temporary.folder.join("test.db")).expect("the database");
+        other.execute_batch("BEGIN IMMEDIATE").expect("a lock");
+        assert!(matches!(store.write(|_| Ok(())), Err(StoreError::Busy)));
+        assert!(store.answers(), "it answers that it is locked");
+        drop(other);
+        let barrier = Arc::new(Barrier::new(2));
+        thread::scope(|scope| {
+            let gate = Arc::clone(&barrier);
+            scope.spawn(move || store.write(move |_| Ok((gate.wait().is_leader(), gate.wait().is_leader()))));
+            barrier.wait();
+            assert!(!store.answers(), "nothing can be written");
+            barrier.wait();
+        });
+        assert!(store.answers());
+    }
 
     /// Several writes that wait while one is held up, and so become one group.
     #[test]

@@ -95,10 +95,10 @@ fn the_configuration_file_is_found_and_named() {
         &["serve", "--config", path],
         &["serve", &format!("--config={path}")],
     ] {
-        refused(&server, arguments, 1, &format!("workers in {path}"));
+        refused(&server, arguments, 2, &format!("workers in {path}"));
     }
-    refused(&server, &["--config", "/nowhere.toml", "serve"], 1, "/nowhere.toml");
-    refused(&server.set("ADRIATICUM_CONFIG", path), &["serve"], 1, "1 to 1024");
+    refused(&server, &["--config", "/nowhere.toml", "serve"], 2, "/nowhere.toml");
+    refused(&server.set("ADRIATICUM_CONFIG", path), &["serve"], 2, "1 to 1024");
 }
 
 #[test]

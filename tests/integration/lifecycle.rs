@@ -156,14 +156,6 @@ fn a_second_signal_ends_it_at_once() {
 }
 
 #[test]
-fn under_the_journal_lines_have_no_time_of_their_own() {
-    let plain = Server::new(None).start();
-    assert!(plain.log().starts_with("20"), "{}", plain.log());
-    let journal = Server::new(None).set("JOURNAL_STREAM", "8:1").start();
-    assert!(journal.log().starts_with("[WARN]"), "{}", journal.log());
-}
-
-#[test]
 fn an_unknown_variable_is_warned_of() {
     let server = Server::new(None).set("ADRIATICUM_WORKER", 3).start();
     assert!(server.log().contains("ADRIATICUM_WORKER in the environment"), "{}", server.log());

@@ -11,4 +11,5 @@ mod lifecycle;
 mod limits;
 mod packaging;
 mod runtime;
+mod supervisor;
 mod wire;

@@ -230,7 +230,14 @@ impl Server {
 
     /// Starts it by way of another program, such as a shell that sets limits, and waits until it listens.
     #[track_caller]
-    pub fn start_with(mut self, prefix: &[&str]) -> Self {
+    pub fn start_with(self, prefix: &[&str]) -> Self {
+        let mut server = self.spawn(prefix);
+        server.await_address();
+        server
+    }
+
+    /// Starts it and does not wait for anything.
+    pub fn spawn(mut self, prefix: &[&str]) -> Self {
         let log = File::create(self.folder.path("log")).expect("the folder should take a log");
         let child = self
             .prefixed(prefix, &["serve"])
@@ -239,6 +246,11 @@ impl Server {
             .spawn()
             .expect("the binary should start");
         self.process = Some(child);
+        self
+    }
+
+    #[track_caller]
+    fn await_address(&mut self) {
         until("it listens", || {
             let ended = self.process.as_mut().and_then(|child| child.try_wait().ok()).flatten();
             assert!(ended.is_none(), "it ended at start: {}", self.log());
@@ -251,7 +263,6 @@ impl Server {
                 _ => false,
             }
         });
-        self
     }
 
     pub fn log(&self) -> String {

@@ -1,0 +1,54 @@
+//! What is told to the service manager: datagrams of `NAME=value` lines (sd_notify(3)).
+
+use std::env;
+use std::ffi::OsStr;
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::process;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+pub struct Notify {
+    socket: UnixDatagram,
+    manager: SocketAddr,
+    /// How soon after one sign of life the next has to come, where the manager wants any.
+    pub watchdog: Option<Duration>,
+}
+
+impl Notify {
+    /// Nothing where no service manager wants to be told.
+    pub fn from_environment() -> io::Result<Option<Self>> {
+        let Some(name) = env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
+            return Ok(None);
+        };
+        let number = |name| env::var(name).ok()?.parse::<u64>().ok();
+        // A process that the service starts inherits the variables, but is not meant.
+        let is_meant = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(process::id()));
+        let watchdog =
+            number("WATCHDOG_USEC").filter(|&time| is_meant && time > 0).map(Duration::from_micros);
+        Self::new(&name, watchdog).map(Some)
+    }
+
+    /// To the socket of this name: a path, or after an `@` one that is in no folder.
+    pub fn new(name: &OsStr, watchdog: Option<Duration>) -> io::Result<Self> {
+        let manager = match name.as_bytes().strip_prefix(b"@") {
+            Some(name) => SocketAddr::from_abstract_name(name)?,
+            None => SocketAddr::from_pathname(name)?,
+        };
+        Ok(Self { socket: UnixDatagram::unbound()?, manager, watchdog })
+    }
+
+    pub fn tell(&self, lines: &str) {
+        if let Err(error) = self.socket.send_to_addr(lines.as_bytes(), &self.manager) {
+            log::warn!("the service manager could not be told {lines:?}: {error}");
+        }
+    }
+
+    pub fn reloading(&self) {
+        let now = clock_gettime(ClockId::Monotonic);
+        self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={}", now.tv_sec * 1_000_000 + now.tv_nsec / 1000));
+    }
+}

@@ -1,0 +1,256 @@
+//! What the service manager hears of the service, and what SIGHUP does.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use adriaticum::error::Failure;
+use adriaticum::http::{Request, Response};
+use adriaticum::listener::{Address, Limits, Listener, Service, Socket};
+use adriaticum::store::Store;
+use adriaticum::supervisor::{Notify, Supervisor, Watched};
+
+use crate::support::{Client, Folder, PATIENCE, Runtime, Script, Server, chat, completion, request, until};
+
+/// The socket on which systemd would listen.
+struct Manager(UnixDatagram);
+
+impl Manager {
+    fn at(path: &Path) -> Self {
+        Self::new(UnixDatagram::bind(path).expect("a socket"))
+    }
+
+    fn new(socket: UnixDatagram) -> Self {
+        socket.set_read_timeout(Some(PATIENCE)).expect("a time-out can be set");
+        Self(socket)
+    }
+
+    #[track_caller]
+    fn hears(&self) -> String {
+        let mut told = [0; 4096];
+        let length = self.0.recv(&mut told).expect("something should be told");
+        String::from_utf8(told[..length].to_vec()).expect("it should be text")
+    }
+
+    /// Waits until this is told, whatever else is told before.
+    #[track_caller]
+    fn waits_for(&self, start: &str) -> String {
+        loop {
+            let told = self.hears();
+            if told.starts_with(start) {
+                return told;
+            }
+        }
+    }
+
+    /// Forgets what was told up to now.
+    fn forget(&self) {
+        self.0.set_nonblocking(true).expect("it can be asked not to wait");
+        while self.0.recv(&mut [0; 4096]).is_ok() {}
+        self.0.set_nonblocking(false).expect("it can be asked to wait");
+    }
+}
+
+#[test]
+fn the_manager_is_told_of_the_start_the_reload_and_the_stop() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime));
+    let config = server.folder.path("adriaticum.toml");
+    fs::write(&config, "log_level = 'warn'\n").expect("a file");
+    let path = server.folder.path("notify");
+    let manager = Manager::at(&path);
+    let mut server =
+        server.set("ADRIATICUM_CONFIG", config.display()).set("NOTIFY_SOCKET", path.display()).spawn(&[]);
+    assert_eq!(manager.hears(), "READY=1");
+    server.signal("HUP");
+    let told = manager.waits_for("RELOADING=1");
+    let time = told.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").expect("the time of the reload");
+    assert!(time.parse::<u64>().is_ok_and(|time| time > 0), "{told}");
+    assert_eq!(manager.hears(), "READY=1");
+    assert!(!server.log().contains("INFO"), "{}", server.log());
+
+    fs::write(&config, "log_level = 'info'\nworkers = 3\n[usage]\nretention_days = 9\n").expect("a file");
+    server.signal("HUP");
+    manager.waits_for("RELOADING=1");
+    assert_eq!(manager.hears(), "READY=1");
+    assert!(server.log().contains("[INFO] the configuration is taken anew"), "{}", server.log());
+    assert!(server.log().contains("restart: workers, usage.retention_days\n"), "{}", server.log());
+
+    fs::write(&config, "log_level = 'error'\nworkers = 0\n").expect("a file");
+    server.signal("HUP");
+    manager.waits_for("RELOADING=1");
+    assert_eq!(manager.hears(), "READY=1");
+    assert!(server.log().contains("[ERROR] the configuration is not taken anew: workers in"));
+    fs::write(&config, "").expect("a file");
+    server.signal("HUP");
+    manager.waits_for("RELOADING=1");
+    assert_eq!(manager.hears(), "READY=1");
+    assert_eq!(server.log().matches("is taken anew").count(), 2, "the broken one changed nothing");
+
+    server.signal("TERM");
+    manager.waits_for("STOPPING=1");
+    assert!(server.wait().success());
+}
+
+#[test]
+fn an_abstract_socket_and_the_status() {
+    let runtime = Runtime::start();
+    let name = format!("adriaticum-test-{}", std::process::id());
+    let address = SocketAddr::from_abstract_name(&name).expect("a name");
+    let manager = Manager::new(UnixDatagram::bind_addr(&address).expect("a socket"));
+    let server = Server::new(Some(&runtime)).set("NOTIFY_SOCKET", format!("@{name}")).start();
+    assert_eq!(manager.hears(), "READY=1");
+    server.post(&server.key(), &chat("x")).is_completion();
+    let told = manager.waits_for("STATUS=");
+    assert!(told.contains("1 request"), "{told}");
+}
+
+#[test]
+fn the_watchdog_is_fed_while_the_workers_have_their_work_and_while_another_holds_the_database() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime));
+    let path = server.folder.path("notify");
+    let manager = Manager::at(&path);
+    let server = server
+        .set("NOTIFY_SOCKET", path.display())
+        .set("WATCHDOG_USEC", 100_000)
+        .set("ADRIATICUM_WORKERS", 1)
+        .start();
+    let key = server.key();
+    let gate = Arc::new(AtomicBool::new(false));
+    runtime.next(Script::Held(Arc::clone(&gate), completion("at last")));
+    let mut client = server.connect();
+    client.send(request(&key, &chat("x")));
+    until("it is under way", || runtime.count() == 1);
+    manager.forget();
+    for _ in 0..5 {
+        manager.waits_for("WATCHDOG=1");
+    }
+    gate.store(true, Ordering::Release);
+    client.reply().is_completion();
+
+    let other = rusqlite::Connection::open(server.folder.path("adriaticum.db")).expect("the database");
+    other.execute_batch("BEGIN IMMEDIATE").expect("a lock");
+    manager.forget();
+    for _ in 0..2 {
+        manager.waits_for("WATCHDOG=1");
+    }
+    assert!(!server.log().contains("not fed"), "{}", server.log());
+}
+
+#[test]
+fn the_watchdog_of_another_process_is_not_fed() {
+    let server = Server::new(None);
+    let path = server.folder.path("notify");
+    let manager = Manager::at(&path);
+    let mut server =
+        server.set("NOTIFY_SOCKET", path.display()).set("WATCHDOG_USEC", 1000).set("WATCHDOG_PID", 1).start();
+    assert_eq!(manager.hears(), "READY=1");
+    server.signal("HUP");
+    manager.waits_for("RELOADING=1");
+    server.signal("TERM");
+    assert!(server.wait().success());
+    while manager.0.set_nonblocking(true).is_ok() {
+        let mut told = [0; 4096];
+        match manager.0.recv(&mut told) {
+            Ok(length) => assert!(!told[..length].starts_with(b"WATCHDOG"), "it was meant for another"),
+            Err(_) => break,
+        }
+    }
+}
+
+/// Holds up whoever comes here: a worker with a request, or the loop with one that it refuses.
+#[derive(Default)]
+struct Stuck {
+    worker: AtomicBool,
+    turn: AtomicBool,
+}
+
+impl Service for Stuck {
+    fn answer(&self, _: &Request, _: Instant) -> Response {
+        until("the worker may go on", || !self.worker.load(Ordering::Acquire));
+        Response::json(200, Vec::new())
+    }
+
+    fn refuse(&self, _: Failure) -> Response {
+        until("the loop may go on", || !self.turn.load(Ordering::Acquire));
+        Response::json(400, Vec::new())
+    }
+}
+
+#[test]
+fn the_watchdog_is_not_fed_for_a_loop_or_workers_that_are_stuck() {
+    let folder = Folder::new();
+    let manager = Manager::at(&folder.path("notify"));
+    let any = Address::Tcp(([127, 0, 0, 1], 0).into());
+    let socket = Socket::bind(&any).expect("a port should be free");
+    let Ok(Address::Tcp(address)) = socket.address() else {
+        panic!("a TCP socket should have an address");
+    };
+    let listener =
+        Listener::new(vec![socket], Limits { workers: 1, ..Limits::default() }).expect("a listener");
+    let mut stopper = listener.stopper().expect("a stopper");
+    let time = Duration::from_millis(40);
+    let supervisor = Supervisor::start(Watched {
+        notify: Some(Notify::new(folder.path("notify").as_os_str(), Some(time)).expect("a socket")),
+        pulse: listener.pulse(),
+        store: Arc::new(Store::open(&folder.path("a.db")).expect("a database")),
+        longest_work: Duration::from_millis(1),
+        status: Box::new(String::new),
+        reload: Box::new(|| {}),
+    })
+    .expect("a supervisor");
+    let stuck = Arc::new(Stuck::default());
+    let service = Arc::clone(&stuck);
+    let serving = thread::spawn(move || listener.run(service).expect("it should serve"));
+    let is_silent = || {
+        // One may be on its way; after that, none comes for ten times as long as they come.
+        thread::sleep(time);
+        manager.forget();
+        thread::sleep(time * 10);
+        manager.0.set_nonblocking(true).expect("it can be asked not to wait");
+        let silent = manager.0.recv(&mut [0; 4096]).is_err();
+        manager.0.set_nonblocking(false).expect("it can be asked to wait");
+        silent
+    };
+    for (held, bytes) in [(&stuck.worker, "GET / HTTP/1.1\r\nHost: h\r\n\r\n"), (&stuck.turn, "nonsense\n\n")]
+    {
+        manager.waits_for("WATCHDOG=1");
+        held.store(true, Ordering::Release);
+        let mut client = Client::new(std::net::TcpStream::connect(address).expect("a connection"));
+        client.send(bytes);
+        until("the watchdog is not fed", is_silent);
+        held.store(false, Ordering::Release);
+        assert_ne!(client.reply().status, 0);
+        manager.forget();
+        manager.waits_for("WATCHDOG=1");
+    }
+    drop(supervisor);
+    stopper.write_all(b"x").expect("it can be stopped");
+    serving.join().expect("the listener should not panic");
+}
+
+#[test]
+fn a_line_for_the_journal_bears_its_priority_and_no_time() {
+    let logging_to = |server: Server, named: bool| {
+        let log = File::create(server.folder.path("log")).expect("a log").metadata().expect("its inode");
+        let stream = format!("{}:{}", log.dev(), if named { log.ino() } else { log.ino() + 1 });
+        server.set("JOURNAL_STREAM", stream)
+    };
+    let plain = logging_to(Server::new(None), false).start();
+    assert!(plain.log().starts_with("20") && plain.log().contains("Z [WARN] no runtime"), "{}", plain.log());
+    let journal = logging_to(Server::new(None), true).start();
+    assert!(journal.log().starts_with("<4>no runtime is configured"), "{}", journal.log());
+    assert!(journal.log().contains("\n<6>listening on "), "{}", journal.log());
+    let broken = Server::new(None).set("ADRIATICUM_QUEUE", "x");
+    let mut broken = logging_to(broken, true).spawn(&[]);
+    assert_eq!(broken.wait().code(), Some(2), "a supervisor should know that trying again does not help");
+    assert!(broken.log().starts_with("<3>adriaticum: ADRIATICUM_QUEUE in the"), "{}", broken.log());
+}
