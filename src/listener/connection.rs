@@ -22,6 +22,8 @@ pub(super) struct Connection {
     readable: bool,
     /// The client sends no more: a short read does not mean that nothing is left to be seen.
     read_closed: bool,
+    /// It has made a request before.
+    used: bool,
 }
 
 enum Phase {
@@ -69,6 +71,7 @@ impl Connection {
             unread: Vec::new(),
             readable: false,
             read_closed: false,
+            used: false,
         }
     }
 
@@ -98,6 +101,7 @@ impl Connection {
     pub fn hand_over(&mut self) {
         self.phase = Phase::Working;
         self.deadline = None;
+        self.used = true;
     }
 
     /// Takes an answer of which `sent` bytes are sent.
@@ -114,6 +118,11 @@ impl Connection {
 
     pub fn is_idle(&self) -> bool {
         matches!(self.phase, Phase::Reading) && self.unread.is_empty() && self.reader.is_between_requests()
+    }
+
+    /// Whether it is kept for a next request that may never come. A new one was made for a request that is on its way.
+    pub fn is_kept(&self) -> bool {
+        self.is_idle() && self.used
     }
 
     /// When it will have been idle for too long; the longest idle one has the earliest.

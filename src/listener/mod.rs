@@ -346,6 +346,7 @@ impl<S: Service> Loop<S> {
         self.sockets.clear();
         self.accepting.clear();
         self.limits.drain_time = self.limits.drain_time.min(self.limits.stop_time);
+        self.limits.request_time = self.limits.request_time.min(self.limits.stop_time);
         let latest = Instant::now() + self.limits.stop_time;
         let all: Vec<usize> = self.connections.iter().map(|(index, _)| index).collect();
         for index in all {
@@ -353,7 +354,7 @@ impl<S: Service> Loop<S> {
             self.connections[index].connection.note_readable(false);
             self.advance(index);
             match self.connections.get_mut(index) {
-                Some(entry) if entry.connection.is_idle() => self.close(index),
+                Some(entry) if entry.connection.is_kept() => self.close(index),
                 Some(entry) => entry.connection.hurry(latest),
                 None => {}
             }

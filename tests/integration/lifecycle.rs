@@ -106,6 +106,7 @@ fn a_stop_answers_what_is_under_way_and_what_waits() {
     let mut under_way = server.connect();
     under_way.send(request(&key, &chat("x")));
     until("it is under way", || runtime.count() == 1);
+    let mut new = server.connect();
     let mut waiting = server.connect();
     waiting.send(request(&key, &chat("x")));
     let mut half = server.connect();
@@ -115,14 +116,15 @@ fn a_stop_answers_what_is_under_way_and_what_waits() {
     assert!(idle.ends(), "an idle connection ends");
     until("no connection is taken", || TcpStream::connect(&server.address).is_err());
     half.send(&whole[whole.len() - 1..]);
+    new.send(&whole);
     gate.store(true, Ordering::Release);
     assert_eq!(under_way.reply().is_completion(), "under way");
-    for client in [&mut waiting, &mut half] {
+    for client in [&mut waiting, &mut half, &mut new] {
         let reply = client.reply();
         reply.is_completion();
         assert_eq!(reply.header("connection"), Some("close"));
     }
-    for mut client in [under_way, waiting, half] {
+    for mut client in [under_way, waiting, half, new] {
         assert!(client.ends());
     }
     assert!(server.wait().success());
