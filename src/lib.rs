@@ -8,6 +8,7 @@
 //! - [`pipeline`] takes a request through the steps of [`api`], in the order in which their errors win.
 //! - [`runtime`] asks the inference runtime, [`store`] keeps the keys and the ledger; [`retention`] removes what
 //!   is old in it.
+//! - [`metrics`] counts what came of it.
 //! - [`supervisor`] stands beside all of them, for the service manager and its signals.
 //!
 //! What holds everywhere:
@@ -26,14 +27,20 @@ pub mod listener;
 
 pub mod http;
 
+pub mod hosts;
+
 pub mod pipeline;
 
 pub mod api;
+
+pub mod console;
 
 pub mod runtime;
 
 pub mod retention;
 pub mod store;
+
+pub mod metrics;
 
 pub mod supervisor;
 

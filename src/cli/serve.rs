@@ -12,8 +12,11 @@ use signal_hook::{flag, low_level::pipe};
 
 use super::{Args, CliError, open_store};
 use crate::config::Config;
-use crate::listener::{Limits, Listener, Socket};
+use crate::console::{Console, Machines};
+use crate::hosts::Hosts;
+use crate::listener::{Limits, Listener, Snapshot, Socket};
 use crate::logging;
+use crate::metrics::Metrics;
 use crate::pipeline::Pipeline;
 use crate::retention::Retention;
 use crate::runtime::Runtimes;
@@ -72,16 +75,17 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         log::info!("listening on {}", socket.address().map_err(|error| failed("the socket", &error))?);
     }
     let listener = Listener::new(sockets, limits).map_err(|error| failed("the listener", &error))?;
-    let pulse = listener.pulse();
+    let retention = config.retention_days.map(|days| Retention::start(Arc::clone(&store), days));
+    let metrics = Arc::new(Metrics::default());
     let supervisor = Supervisor::start(Watched {
         notify,
         store: Arc::clone(&store),
         longest_work: config.runtime.timeout + OVERHEAD,
+        pulse: listener.pulse(),
         status: Box::new({
-            let pulse = listener.pulse();
-            move || format!("{} requests", pulse.requests())
+            let (metrics, load) = (Arc::clone(&metrics), listener.load());
+            move || status(&metrics, &load.snapshot())
         }),
-        pulse,
         reload: Box::new({
             let running = config.clone();
             move || reload(&args, &running)
@@ -89,11 +93,19 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     })
     .and_then(|supervisor| supervisor.heed_signals().map(|()| supervisor))
     .map_err(|error| failed("the supervisor", &error))?;
+    let machines =
+        Machines::new(Arc::clone(&store), Arc::clone(&metrics), listener.load(), runtimes.is_some());
+    let console = config.console_host.map(|host| (host, Console { machines }));
+    let api = Pipeline {
+        api_hosts: config.api_hosts,
+        compatibility: config.compatibility,
+        store,
+        runtimes,
+        metrics,
+    };
     stop_on_signals(&listener).map_err(|error| failed("the signals", &error))?;
-    let retention = config.retention_days.map(|days| Retention::start(Arc::clone(&store), days));
-    let pipeline =
-        Pipeline { api_hosts: config.api_hosts, compatibility: config.compatibility, store, runtimes };
-    listener.run(Arc::new(pipeline)).map_err(|error| failed("the listener", &error))?;
+    supervisor.ready();
+    listener.run(Arc::new(Hosts { console, api })).map_err(|error| failed("the listener", &error))?;
     drop(retention);
     drop(supervisor);
     log::info!("stopped");
@@ -137,6 +149,18 @@ fn stop_on_signals(listener: &Listener) -> io::Result<()> {
         pipe::register(signal, listener.stopper()?)?;
     }
     Ok(())
+}
+
+/// How the service does, in a line.
+fn status(metrics: &Metrics, Snapshot { workers, queue, .. }: &Snapshot) -> String {
+    format!(
+        "{} requests served, {} of {} workers busy, {} of {} places in the queue taken",
+        metrics.served(),
+        workers.now,
+        workers.most,
+        queue.now,
+        queue.most
+    )
 }
 
 /// Takes anew what can change while the service runs. A configuration that is not good changes nothing.

@@ -23,6 +23,9 @@ pub struct Limits {
     pub drain_bytes: usize,
     /// After a stop, how long anything but the requests under way may still take.
     pub stop_time: Duration,
+    /// After a stop, how long a connection without a request stays: one may be on its way already, and its
+    /// answer tells the client that it is the last.
+    pub farewell_time: Duration,
     /// How long to wait before accepting again when there was no file descriptor for a connection.
     pub accept_pause: Duration,
 }
@@ -40,6 +43,7 @@ impl Default for Limits {
             drain_time: Duration::from_secs(10),
             drain_bytes: 8 * 1024 * 1024,
             stop_time: Duration::from_secs(2),
+            farewell_time: Duration::from_millis(500),
             accept_pause: Duration::from_millis(100),
         }
     }

@@ -17,7 +17,6 @@ pub struct Pulse {
     waiting: AtomicBool,
     /// When a worker last took something, a question or a request: milliseconds from the start.
     taken: AtomicU64,
-    requests: AtomicU64,
 }
 
 impl Pulse {
@@ -28,7 +27,6 @@ impl Pulse {
             asked: AtomicBool::new(false),
             waiting: AtomicBool::new(false),
             taken: AtomicU64::new(0),
-            requests: AtomicU64::new(0),
         }
     }
 
@@ -49,11 +47,6 @@ impl Pulse {
         !self.waiting.load(Ordering::Acquire) || self.started.elapsed().saturating_sub(taken) <= longest
     }
 
-    /// How many requests the workers have taken.
-    pub fn requests(&self) -> u64 {
-        self.requests.load(Ordering::Relaxed)
-    }
-
     /// The loop turns. Whether there is a question to be given to a worker; there is one at a time.
     pub(super) fn turn(&self) -> bool {
         self.asked.load(Ordering::Relaxed)
@@ -63,19 +56,14 @@ impl Pulse {
 
     /// A worker has taken a request.
     pub(super) fn take(&self) {
-        self.requests.fetch_add(1, Ordering::Relaxed);
-        self.note();
+        let elapsed = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.taken.store(elapsed, Ordering::Release);
     }
 
     /// A worker has taken the question.
     pub(super) fn answer(&self) {
-        self.note();
+        self.take();
         self.waiting.store(false, Ordering::Release);
-    }
-
-    fn note(&self) {
-        let elapsed = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.taken.store(elapsed, Ordering::Release);
     }
 }
 

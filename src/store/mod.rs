@@ -156,6 +156,16 @@ impl Store {
         self.writer.answers()
     }
 
+    /// Whether the ledger takes a write: a small one that changes nothing, but reaches the disk as a
+    /// completion's does.
+    pub fn try_write(&self) -> Result<(), StoreError> {
+        self.write_synced(|connection| {
+            let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+            // SQLite writes the page that holds it even where it is the same.
+            connection.pragma_update(None, "user_version", version)
+        })
+    }
+
     /// Makes a consistent copy, of this moment, while others write.
     pub fn backup(&self, to: &Path) -> Result<(), StoreError> {
         // SQLite would refuse too, but in words about tables.
@@ -278,6 +288,17 @@ mod tests {
             &temporary.folder.join("test.db").metadata().expect("it should be a file"),
         );
         assert_eq!(mode & 0o007, 0, "others may not read it");
+    }
+
+    #[test]
+    fn a_trial_reaches_the_disk_and_changes_nothing() {
+        let temporary = Temporary::new();
+        let size = || temporary.folder.join("test.db-wal").metadata().expect("the log should be there").len();
+        let before = size();
+        temporary.store.try_write().expect("it should be taken");
+        assert!(size() > before, "nothing was written");
+        temporary.store.check().expect("it should be sound");
+        Store::open(&temporary.folder.join("test.db")).expect("its version should be known");
     }
 
     #[test]

@@ -49,13 +49,13 @@ pub struct Supervisor {
 /// What it is asked for; whoever asks wakes it.
 #[derive(Default)]
 struct Asked {
+    ready: AtomicBool,
     reload: Arc<AtomicBool>,
     stop: Arc<AtomicBool>,
     end: AtomicBool,
 }
 
 impl Supervisor {
-    /// Starts it, and tells the service manager that the service is ready.
     pub fn start(watched: Watched) -> io::Result<Self> {
         let (wake, waker) = UnixStream::pair()?;
         let asked = Arc::new(Asked::default());
@@ -74,6 +74,16 @@ impl Supervisor {
         Ok(Self { asked, waker, thread: Some(thread) })
     }
 
+    /// The service manager is to be told that the service is ready.
+    pub fn ready(&self) {
+        self.ask(&self.asked.ready);
+    }
+
+    fn ask(&self, what: &AtomicBool) {
+        what.store(true, Ordering::Release);
+        let _ = (&self.waker).write_all(b"a");
+    }
+
     /// From now on SIGHUP reloads, and the service manager is told when the service is about to stop.
     pub fn heed_signals(&self) -> io::Result<()> {
         let Asked { reload, stop, .. } = &*self.asked;
@@ -88,8 +98,7 @@ impl Supervisor {
 
 impl Drop for Supervisor {
     fn drop(&mut self) {
-        self.asked.end.store(true, Ordering::Release);
-        let _ = self.waker.write_all(b"e");
+        self.ask(&self.asked.end);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -113,8 +122,10 @@ struct Rounds {
 
 impl Rounds {
     fn run(mut self) {
-        self.tell("READY=1");
         loop {
+            if self.asked.ready.swap(false, Ordering::AcqRel) {
+                self.tell("READY=1");
+            }
             if self.asked.reload.swap(false, Ordering::AcqRel) {
                 self.reload();
             }

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use adriaticum::error::Failure;
-use adriaticum::http::{Request, Response};
+use adriaticum::http::{Head, Request, Response};
 use adriaticum::listener::{Address, Limits, Listener, Service, Socket};
 use adriaticum::store::Store;
 use adriaticum::supervisor::{Notify, Supervisor, Watched};
@@ -109,7 +109,7 @@ fn an_abstract_socket_and_the_status() {
     assert_eq!(manager.hears(), "READY=1");
     server.post(&server.key(), &chat("x")).is_completion();
     let told = manager.waits_for("STATUS=");
-    assert!(told.contains("1 request"), "{told}");
+    assert!(told.contains("=1 requests served, 0 of 16 workers busy, 0 of 64 places"), "{told}");
 }
 
 #[test]
@@ -179,7 +179,7 @@ impl Service for Stuck {
         Response::json(200, Vec::new())
     }
 
-    fn refuse(&self, _: Failure) -> Response {
+    fn refuse(&self, _: Option<&Head>, _: Failure) -> Response {
         until("the loop may go on", || !self.turn.load(Ordering::Acquire));
         Response::json(400, Vec::new())
     }
