@@ -127,9 +127,12 @@ sizes: deb static ## Print the sizes, the exposure of the unit, and whether two 
 	$(PYTHON) packaging/sizes.py
 
 test-install: ## Boot a Debian, and there install, break, restart, upgrade, remove and purge the package (as root)
+	@test "$$(id -u)" = 0 || { echo "It boots a container, which only root may do: sudo make test-install" >&2; exit 1; }
 	@tests/outside/need 'command -v debootstrap' debootstrap
 	@tests/outside/need 'command -v systemd-nspawn' systemd-container
 	@tests/outside/need 'command -v lintian' lintian
+	@tests/outside/need 'command -v zsh' zsh
+	@tests/outside/need 'command -v fish' fish
 	$(MAKE) --no-print-directory deb
 	$(PYTHON) tests/outside/install.py
 

@@ -38,18 +38,20 @@ RESTARTS = 5
 
 
 def main():
-    ensure(os.geteuid() == 0, "make test-install boots a container, which only root may do: sudo make test-install")
+    ensure(os.geteuid() == 0, "It boots a container, which only root may do: sudo make test-install")
     package = newest(PACKAGES.glob("adriaticum_*.deb"))
     began = time.monotonic()
     lint(package)
     same_files(package)
+    completions()
     base = tree()
     later = repacked(package, "99.0.0")
     with SlowRuntime() as runtime, Machine(base) as machine:
-        for step in (install, broken_setting, reload, kill, watchdog, restart_under_load, upgrade_under_load, remove, purge):
+        for step in STEPS:
             began_step = time.monotonic()
             told = step(machine, runtime, package, later)
-            print(f"install: {step.__name__.replace('_', ' ')}: {told} ({time.monotonic() - began_step:.1f} s)", flush=True)
+            seconds = time.monotonic() - began_step
+            print(f"install: {step.__name__.replace('_', ' ')}: {told} ({seconds:.1f} s)", flush=True)
     print(f"install: all of it in {time.monotonic() - began:.0f} s")
 
 
@@ -92,6 +94,7 @@ def install(machine, runtime, package, later):
     # The same where root's command makes the database, before the service has ever had one.
     machine.run("systemctl", "stop", "adriaticum.socket", "adriaticum.service")
     machine.run("rm", *machine.databases())
+    machine.answered = 0
     machine.key = machine.run("adriaticum", "keys", "create", "load").strip()
     machine.run("systemctl", "start", "adriaticum.socket")
     ensure(machine.complete() == 200, f"the socket did not start the service:\n{machine.journal()}")
@@ -175,7 +178,7 @@ def upgrade_under_load(machine, runtime, package, later):
     ensure(runtime.url in machine.read("/etc/adriaticum/adriaticum.toml"), "the configuration was overwritten")
     rows = json.loads(machine.run("adriaticum", "usage", "--json"))
     machine.run("adriaticum", "usage", "verify")
-    # Every answer that a client has read is in the ledger; there are some of earlier steps too.
+    # Every answer that a client has read is in the ledger.
     ensure(rows["requests"] - rows["errors"] >= machine.answered, f"{machine.answered} answers, but {rows}")
     return f"{load}; {rows['requests']} rows, {rows['errors']} of them errors"
 
@@ -198,6 +201,9 @@ def purge(machine, *_):
     links = machine.run("find", "/etc/systemd/system", "-name", "adriaticum*", "-type", "l").strip()
     ensure(not links, f"there is still {links}")
     return "nothing is left"
+
+
+STEPS = (install, broken_setting, reload, kill, watchdog, restart_under_load, upgrade_under_load, remove, purge)
 
 
 # Before the machine.
@@ -229,6 +235,15 @@ def same_files(package):
     subprocess.run(uninstall, cwd=ROOT, check=True)
     left = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     ensure(left == {"etc/adriaticum/adriaticum.toml"}, f"make uninstall leaves {left}")
+
+
+def completions():
+    """The shells read their completions; those of bash are tried by the integration tests."""
+    subprocess.run(["zsh", "-n", "packaging/adriaticum.zsh"], cwd=ROOT, check=True)
+    script = "source packaging/adriaticum.fish; complete -C 'adriaticum --config x keys '"
+    offered = subprocess.run(["fish", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    words = [line.split("\t")[0] for line in offered.splitlines()]
+    ensure(words == ["create", "list", "rename", "revoke"], f"fish completes keys with {words}")
 
 
 def tree():
