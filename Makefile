@@ -126,15 +126,19 @@ static: ## Build a static binary for any Linux of this architecture
 sizes: deb static ## Print the sizes, the exposure of the unit, and whether two builds give the same bytes
 	$(PYTHON) packaging/sizes.py
 
-test-install: ## Boot a Debian, and there install, break, restart, upgrade, remove and purge the package (as root)
+test-install: ## Boot a Debian, and there install, use, break, upgrade and purge the package; three proxies (as root)
 	@test "$$(id -u)" = 0 || { echo "It boots a container, which only root may do: sudo make test-install" >&2; exit 1; }
 	@tests/outside/need 'command -v debootstrap' debootstrap
 	@tests/outside/need 'command -v systemd-nspawn' systemd-container
 	@tests/outside/need 'command -v lintian' lintian
 	@tests/outside/need 'command -v zsh' zsh
 	@tests/outside/need 'command -v fish' fish
+	@tests/outside/need 'command -v nginx' nginx-light
+	@tests/outside/need 'command -v caddy' caddy
+	@tests/outside/need 'command -v haproxy' haproxy
 	$(MAKE) --no-print-directory deb
 	$(PYTHON) tests/outside/install.py
+	$(PYTHON) tests/outside/proxies.py
 
 fuzz: ## Fuzz the request reader and the validator, FUZZ_SECONDS each
 	@cargo fuzz --version >/dev/null 2>&1 || cargo install cargo-fuzz --locked

@@ -134,6 +134,20 @@ def reload(machine, *_):
     return machine.show("adriaticum", "StatusText")
 
 
+def optional_runtime(machine, *_):
+    """The unit beside it, with a llama-server that only looks whether it gets its model."""
+    refused = machine.try_run("systemctl", "start", "adriaticum-runtime")
+    ensure(refused.returncode != 0, "it was started without a model")
+    machine.write("/var/lib/adriaticum-runtime/model.gguf", "a model")
+    machine.write("/usr/local/bin/llama-server", '#!/bin/sh\ntest "$1" = --model && cat "$2" && exec sleep infinity\n')
+    machine.run("chmod", "755", "/usr/local/bin/llama-server")
+    machine.run("systemctl", "start", "adriaticum-runtime")
+    journal = ("journalctl", "--no-pager", "-u", "adriaticum-runtime")
+    wait_for(lambda: "a model" in machine.run(*journal), "the runtime reads its model", machine)
+    ensure(machine.show("adriaticum-runtime", "ActiveState") == "active", machine.run(*journal))
+    return "active"
+
+
 def kill(machine, *_):
     pid = machine.pid()
     os.kill(machine.outside(pid), signal.SIGKILL)
@@ -196,14 +210,26 @@ def remove(machine, *_):
 
 def purge(machine, *_):
     machine.run("apt-get", "-y", "-qq", "purge", "adriaticum")
-    left = [path for path in ("/var/lib/adriaticum", "/etc/adriaticum") if machine.exists(path)]
+    paths = ("/var/lib/adriaticum", "/var/lib/adriaticum-runtime", "/etc/adriaticum")
+    left = [path for path in paths if machine.exists(path)]
     ensure(not left, f"there is still {left}")
     links = machine.run("find", "/etc/systemd/system", "-name", "adriaticum*", "-type", "l").strip()
     ensure(not links, f"there is still {links}")
     return "nothing is left"
 
 
-STEPS = (install, broken_setting, reload, kill, watchdog, restart_under_load, upgrade_under_load, remove, purge)
+STEPS = (
+    install,
+    broken_setting,
+    reload,
+    optional_runtime,
+    kill,
+    watchdog,
+    restart_under_load,
+    upgrade_under_load,
+    remove,
+    purge,
+)
 
 
 # Before the machine.
