@@ -7,6 +7,8 @@ set -eu
 cd "$(dirname "$0")/.."
 
 target=$(uname -m)-unknown-linux-musl
+# In a folder of its own, since another compiler may build it.
+export CARGO_TARGET_DIR=target/static
 tests/outside/need 'command -v musl-gcc' musl-tools
 # For SQLite, which is C.
 export "CC_$(echo "$target" | tr - _)=musl-gcc"
@@ -23,7 +25,7 @@ else
     tests/outside/need 'test -e /usr/lib/rustlib/src/rust/library/std' rust-web-src
     tests/outside/need 'ls /usr/lib/llvm-*/lib/libunwind.a' libunwind-14-dev
     # Alone in a folder: beside it there are libraries of glibc.
-    libraries=target/$target/libraries
+    libraries=$CARGO_TARGET_DIR/libraries
     mkdir -p "$libraries"
     cp "$(ls /usr/lib/llvm-*/lib/libunwind.a | head -n 1)" "$libraries"
     musl=/usr/lib/$(uname -m)-linux-musl
@@ -42,7 +44,7 @@ else
     RUSTFLAGS="$* $flags" \
         /usr/bin/cargo build --release --locked --target "$target" -Z build-std=std,panic_unwind
 fi
-cp "target/$target/release/adriaticum" target/adriaticum-static
+cp "$CARGO_TARGET_DIR/$target/release/adriaticum" target/adriaticum-static
 if readelf --program-headers target/adriaticum-static | grep -q INTERP; then
     echo "target/adriaticum-static is not static" >&2
     exit 1

@@ -138,7 +138,7 @@ def optional_runtime(machine, *_):
     """The unit beside it, with a llama-server that only looks whether it gets its model."""
     refused = machine.try_run("systemctl", "start", "adriaticum-runtime")
     ensure(refused.returncode != 0, "it was started without a model")
-    machine.write("/var/lib/adriaticum-runtime/model.gguf", "a model")
+    machine.write("/var/lib/adriaticum-runtime/model.gguf", "a model\n")
     machine.write("/usr/local/bin/llama-server", '#!/bin/sh\ntest "$1" = --model && cat "$2" && exec sleep infinity\n')
     machine.run("chmod", "755", "/usr/local/bin/llama-server")
     machine.run("systemctl", "start", "adriaticum-runtime")
