@@ -5,13 +5,25 @@ CONFORMANCE ?= ../shared/acceptance/conformance.py
 FUZZ_SECONDS ?= 120
 
 .DEFAULT_GOAL := help
-.PHONY: help build run python test lint unit outside clients model test-crash bench bench-years fuzz clean
+.PHONY: help build run python test lint unit outside clients model test-crash test-install bench bench-years sizes \
+	install uninstall deb sbom static fuzz clean
+
+# Two builds of the same sources give the same bytes, wherever they are made: the folders' names stay out of them, and
+# what is packed bears the time of the last commit, or where there is none, of the release.
+CARGO_HOME ?= $(HOME)/.cargo
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || date -r Cargo.toml +%s)
+export SOURCE_DATE_EPOCH
+REMAP := --remap-path-prefix=$(CURDIR)=. --remap-path-prefix=$(CARGO_HOME)=cargo
+BUILD := RUSTFLAGS="$(RUSTFLAGS) $(REMAP)" cargo build --release --locked
+
+PREFIX ?= /usr/local
+SYSCONFDIR ?= /etc
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 build: ## Build the release binary, target/release/adriaticum
-	cargo build --release --locked
+	$(BUILD)
 
 run: python build ## Start the service with a real model behind it; RUNTIME_URL=... uses a runtime of your own
 	@$(PYTHON) runtime/run.py
@@ -58,7 +70,7 @@ test-crash: build ## Kill the service 100 times and cut its power 50 times, and 
 
 bench: build ## Print sizes and times, and what the ledger costs
 	$(PYTHON) bench/footprint.py
-	cargo build --release --locked --examples
+	$(BUILD) --examples
 	@tests/outside/need 'command -v wrk' wrk
 	@tests/outside/need 'command -v nginx' nginx-light
 	rm -f target/bench.db*
@@ -66,10 +78,67 @@ bench: build ## Print sizes and times, and what the ledger costs
 	$(PYTHON) bench/load.py
 
 bench-years: build ## Print what a ledger of ten million rows costs
-	cargo build --release --locked --examples
+	$(BUILD) --examples
 	@tests/outside/need 'command -v wrk' wrk
 	@tests/outside/need 'command -v nginx' nginx-light
 	$(PYTHON) bench/years.py
+
+install: build ## Install below PREFIX (/usr/local) and SYSCONFDIR (/etc), or into DESTDIR for a package
+	install -D -m 755 target/release/adriaticum $(DESTDIR)$(PREFIX)/bin/adriaticum
+	@# What an operator has changed stays.
+	test -e $(DESTDIR)$(SYSCONFDIR)/adriaticum/adriaticum.toml || \
+		install -D -m 644 packaging/adriaticum.toml $(DESTDIR)$(SYSCONFDIR)/adriaticum/adriaticum.toml
+	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
+	sed 's:/usr/bin/adriaticum:$(PREFIX)/bin/adriaticum:' systemd/adriaticum.service \
+		> $(DESTDIR)$(PREFIX)/lib/systemd/system/adriaticum.service
+	install -m 644 systemd/adriaticum.socket systemd/adriaticum-runtime.service $(DESTDIR)$(PREFIX)/lib/systemd/system
+	install -D -m 644 systemd/adriaticum.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/adriaticum.conf
+	install -D -m 644 systemd/adriaticum.tmpfiles $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/adriaticum.conf
+	install -D -m 644 packaging/adriaticum.1 $(DESTDIR)$(PREFIX)/share/man/man1/adriaticum.1
+	install -D -m 644 packaging/adriaticum.toml.5 $(DESTDIR)$(PREFIX)/share/man/man5/adriaticum.toml.5
+	install -D -m 644 packaging/adriaticum.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/adriaticum
+	install -D -m 644 packaging/adriaticum.zsh $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_adriaticum
+	install -D -m 644 packaging/adriaticum.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/adriaticum.fish
+	@test -n "$(DESTDIR)" || printf '%s\n' 'Installed. To start it:' \
+		'  systemd-sysusers && systemd-tmpfiles --create adriaticum.conf && systemctl daemon-reload' \
+		'  systemctl enable --now adriaticum.socket adriaticum.service'
+
+uninstall: ## Remove what install has put there; the configuration and the data stay
+	@test -n "$(DESTDIR)" || ! test -d /run/systemd/system || systemctl disable --now adriaticum.socket \
+		adriaticum.service adriaticum-runtime.service
+	cd $(DESTDIR)$(PREFIX) && rm -f bin/adriaticum lib/systemd/system/adriaticum.service \
+		lib/systemd/system/adriaticum.socket lib/systemd/system/adriaticum-runtime.service \
+		lib/sysusers.d/adriaticum.conf lib/tmpfiles.d/adriaticum.conf share/man/man1/adriaticum.1 \
+		share/man/man5/adriaticum.toml.5 share/bash-completion/completions/adriaticum \
+		share/zsh/site-functions/_adriaticum share/fish/vendor_completions.d/adriaticum.fish
+
+deb: build sbom ## Build the Debian package, target/debian/adriaticum_*.deb
+	@cargo deb --version >/dev/null 2>&1 || cargo install cargo-deb --locked
+	@tests/outside/need 'command -v dpkg-shlibdeps' dpkg-dev
+	cargo deb --locked --no-build --no-strip $(if $(DEB_VERSION),--deb-version $(DEB_VERSION))
+
+sbom: ## Write what it is made of: target/adriaticum.cdx.json (CycloneDX), and the licenses of the libraries
+	$(PYTHON) packaging/parts.py target/adriaticum.cdx.json target/THIRD-PARTY.gz
+
+static: ## Build a static binary for any Linux of this architecture
+	packaging/static.sh $(REMAP)
+
+sizes: deb static ## Print the sizes, the exposure of the unit, and whether two builds give the same bytes
+	$(PYTHON) packaging/sizes.py
+
+test-install: ## Boot a Debian, and there install, use, break, upgrade and purge the package; three proxies (as root)
+	@test "$$(id -u)" = 0 || { echo "It boots a container, which only root may do: sudo make test-install" >&2; exit 1; }
+	@tests/outside/need 'command -v debootstrap' debootstrap
+	@tests/outside/need 'command -v systemd-nspawn' systemd-container
+	@tests/outside/need 'command -v lintian' lintian
+	@tests/outside/need 'command -v zsh' zsh
+	@tests/outside/need 'command -v fish' fish
+	@tests/outside/need 'command -v nginx' nginx-light
+	@tests/outside/need 'command -v caddy' caddy
+	@tests/outside/need 'command -v haproxy' haproxy
+	$(MAKE) --no-print-directory deb
+	$(PYTHON) tests/outside/install.py
+	$(PYTHON) tests/outside/proxies.py
 
 fuzz: ## Fuzz the request reader and the validator, FUZZ_SECONDS each
 	@cargo fuzz --version >/dev/null 2>&1 || cargo install cargo-fuzz --locked

@@ -284,22 +284,34 @@ fn base_address(url: &str) -> Option<String> {
 }
 
 fn api_key(settings: &mut Settings) -> Result<Option<Secret>, ConfigError> {
-    let key = settings.take("runtime.api_key");
+    let key = secret(settings.take("runtime.api_key"), |written| Ok(written.text()?.to_owned()))?;
     let file = settings.take_variable("runtime.api_key_file");
-    let text = match (&key, &file) {
-        (Some(key), None) => key.text()?.to_owned(),
-        (None, Some(file)) => fs::read_to_string(file.text()?)
-            .map_err(|error| file.refuse(&format!("the path of a file that can be read ({error})")))?,
-        (Some(_), Some(file)) => return Err(file.refuse("nothing while runtime.api_key is set too")),
-        (None, None) => return Ok(None),
-    };
-    let text = text.trim();
-    match key.or(file) {
-        Some(place) if !text.bytes().all(|b| b.is_ascii_graphic()) => {
-            Err(place.refuse("a key of printable characters without white space"))
-        }
-        _ => Ok((!text.is_empty()).then(|| Secret::new(text))),
+    let place = file.as_ref().map(|file| file.refuse("nothing while runtime.api_key is set too"));
+    let in_file = secret(file, |written| {
+        fs::read_to_string(written.text()?)
+            .map_err(|error| written.refuse(&format!("the path of a file that can be read ({error})")))
+    })?;
+    match (key, in_file, place) {
+        (Some(_), Some(_), Some(twice)) => Err(twice),
+        // The packaged service always names a file, which is empty where the runtime wants no key.
+        (key, in_file, _) => Ok(key.or(in_file)),
     }
+}
+
+/// A key without the white space around it; nothing where there is no more to it than that.
+fn secret(
+    written: Option<Written>,
+    read: impl FnOnce(&Written) -> Result<String, ConfigError>,
+) -> Result<Option<Secret>, ConfigError> {
+    let Some(written) = written else {
+        return Ok(None);
+    };
+    let text = read(&written)?;
+    let text = text.trim();
+    if !text.bytes().all(|b| b.is_ascii_graphic()) {
+        return Err(written.refuse("a key of printable characters without white space"));
+    }
+    Ok((!text.is_empty()).then(|| Secret::new(text)))
 }
 
 /// The settings of Search are known and checked; a service that can't ground answers yet says so instead of
@@ -468,5 +480,21 @@ mod tests {
         let config = environment(&[("ADRIATICUM_RUNTIME_API_KEY", " sesame\n")]).expect("a good key");
         assert_eq!(config.runtime.api_key.as_ref().map(Secret::expose), Some("sesame"));
         assert!(!format!("{config:?}").contains("sesame"));
+    }
+
+    #[test]
+    fn an_empty_key_file_is_none() {
+        let path = env::temp_dir().join(format!("adriaticum-{}", crate::id::secret_hex::<8>()));
+        let read = |content: &str, key: &str| {
+            fs::write(&path, content).expect("the folder for temporary files should take one");
+            let file = path.to_str().expect("its path should be text");
+            environment(&[("ADRIATICUM_RUNTIME_API_KEY_FILE", file), ("ADRIATICUM_RUNTIME_API_KEY", key)])
+                .map(|config| config.runtime.api_key.map(|key| key.expose().to_owned()))
+        };
+        assert_eq!(read("\n", ""), Ok(None));
+        assert_eq!(read("\n", "sesame"), Ok(Some("sesame".into())));
+        assert_eq!(read("sesame\n", ""), Ok(Some("sesame".into())));
+        assert!(read("sesame\n", "sesame").is_err_and(|error| error.to_string().contains("set too")));
+        fs::remove_file(&path).expect("the file should still be there");
     }
 }

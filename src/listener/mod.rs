@@ -433,6 +433,7 @@ impl<S: Service> Loop<S> {
         self.sockets.clear();
         self.accepting.clear();
         self.limits.drain_time = self.limits.drain_time.min(self.limits.stop_time);
+        self.limits.request_time = self.limits.request_time.min(self.limits.stop_time);
         let now = Instant::now();
         let all: Vec<usize> = self.connections.iter().map(|(index, _)| index).collect();
         for index in all {

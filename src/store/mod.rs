@@ -127,13 +127,7 @@ impl From<rusqlite::Error> for StoreError {
 impl Store {
     /// Opens the database, makes it where there is none, and brings it to the present form.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
-        // Made here and not by SQLite, so that only the service's own user and group may read it.
-        OpenOptions::new()
-            .append(true)
-            .create(true)
-            .mode(0o640)
-            .open(path)
-            .map_err(|error| StoreError::Io(Arc::new(error)))?;
+        files::make(path).map_err(|error| StoreError::Io(Arc::new(error)))?;
         let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE, WRITER_CACHE)?;
         connection.busy_timeout(START_PATIENCE)?;
         if path.metadata().is_ok_and(|file| file.len() == 0) {

@@ -9,6 +9,7 @@ mod faults;
 mod ledger;
 mod lifecycle;
 mod limits;
+mod packaging;
 mod runtime;
 mod supervisor;
 mod tls;

@@ -1,0 +1,49 @@
+# Completions of adriaticum for bash.
+
+# The words of the command so far, without options and their values.
+_adriaticum_command() {
+    local word skip=
+    for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
+        if [[ $skip ]]; then
+            skip=
+        else
+            case $word in
+                --config | --permission | --expires | --since | --until | --by) skip=yes ;;
+                -*) ;;
+                *) echo "$word" ;;
+            esac
+        fi
+    done
+}
+
+_adriaticum() {
+    local words options files= word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]}
+    mapfile -t words < <(_adriaticum_command)
+    options='--config --help --version'
+    case "${words[0]} ${words[1]}" in
+        ' ') options+=' serve keys usage backup console search check' ;;
+        'keys ') options+=' create list rename revoke' ;;
+        'keys create') options+=' --permission --expires' ;;
+        'keys list') options+=' --json' ;;
+        'usage ') options+=' show verify --since --until --by --json --csv' ;;
+        'usage show') options+=' --json' ;;
+        'console ') options+=' password' ;;
+        'search ') options+=' add list remove query' ;;
+        'search add' | 'backup '*) files=yes ;;
+        'check ') options+=' --json' ;;
+    esac
+    case $before in
+        --config) options='' files=yes ;;
+        --permission) options='completions metrics' files= ;;
+        --by) options='hour day month key status' files= ;;
+        --expires) options='30d 90d 365d' files= ;;
+        --since | --until) options='24h 7d 30d' files= ;;
+    esac
+    mapfile -t COMPREPLY < <(compgen -W "$options" -- "$word")
+    if [[ $files ]]; then
+        compopt -o filenames 2>/dev/null
+        mapfile -t -O "${#COMPREPLY[@]}" COMPREPLY < <(compgen -f -- "$word")
+    fi
+}
+
+complete -F _adriaticum adriaticum

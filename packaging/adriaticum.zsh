@@ -1,0 +1,57 @@
+#compdef adriaticum
+# Completions of adriaticum for zsh.
+
+_adriaticum() {
+    local context state line
+    local -a everywhere=(
+        '--config[read the configuration from this file]:file:_files'
+        '(- *)--help[tell more]'
+        '(- *)--version[print the version]'
+    )
+    _arguments -C $everywhere '1: :->command' '*:: :->rest' && return
+    case $state in
+        command)
+            local -a commands=(
+                'serve:run the service until SIGTERM or SIGINT'
+                'keys:make, list, rename and revoke API keys'
+                'usage:tell what the ledger holds'
+                'backup:make a consistent copy of the database while it is used'
+                'console:set the password of the console'
+                'search:keep the embedded index of documents'
+                'check:try every part that a completion needs'
+            )
+            _describe command commands
+            ;;
+        rest)
+            case "$line[1] $words[2]" in
+                'keys create')
+                    _arguments $everywhere '2:name:' \
+                        '*--permission[what the key may do]:permission:(completions metrics)' \
+                        '--expires[from when on the key is refused]:when:(30d 90d 365d)'
+                    ;;
+                'keys list') _arguments $everywhere '--json[print JSON]' ;;
+                'keys rename') _arguments $everywhere '2:id:' '3:name:' ;;
+                'keys revoke') _arguments $everywhere '2:id:' ;;
+                'keys '*) _arguments $everywhere '1:command:(create list rename revoke)' ;;
+                'usage show') _arguments $everywhere '2:id:' '--json[print JSON]' ;;
+                'usage verify') _arguments $everywhere ;;
+                'usage '*)
+                    _arguments $everywhere '1:command:(show verify)' \
+                        '--since[only what came since then]:when:(24h 7d 30d)' \
+                        '--until[only what came before then]:when:(24h 7d 30d)' \
+                        '--by[a row for each]:group:(hour day month key status)' \
+                        '(--csv)--json[print JSON]' \
+                        '(--json)--csv[print comma-separated values]'
+                    ;;
+                'backup '*) _arguments $everywhere '1:new file:_files' ;;
+                'console '*) _arguments $everywhere '1:command:(password)' ;;
+                'search add') _arguments $everywhere '*:file or folder:_files' ;;
+                'search '*) _arguments $everywhere '1:command:(add list remove query)' ;;
+                'check '*) _arguments $everywhere '--json[print JSON]' ;;
+                *) _arguments $everywhere ;;
+            esac
+            ;;
+    esac
+}
+
+_adriaticum "$@"

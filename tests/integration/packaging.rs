@@ -1,0 +1,274 @@
+//! What is packaged beside the program says the same as the program: the manual pages, the completions and the
+//! example configuration.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use adriaticum::config::Config;
+
+use crate::support::{Folder, Server};
+
+type Words = BTreeSet<String>;
+
+fn packaged(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging").join(name)
+}
+
+fn text(name: &str) -> String {
+    fs::read_to_string(packaged(name)).expect("what is packaged should be there")
+}
+
+fn words<'a>(words: impl IntoIterator<Item = &'a str>) -> Words {
+    words.into_iter().map(str::to_owned).collect()
+}
+
+/// What --help tells.
+struct Help {
+    /// Such as `serve` and `keys create`.
+    commands: Words,
+    server: Server,
+}
+
+impl Help {
+    fn read() -> Self {
+        let server = Server::new(None);
+        let help = server.told(&["--help"]);
+        let (_, commands) = help.split_once("Commands:\n").expect("the help should list the commands");
+        let commands = commands.lines().take_while(|line| !line.is_empty()).map(command_of).collect();
+        Self { commands, server }
+    }
+
+    /// The first words of the commands.
+    fn groups(&self) -> Words {
+        words(self.commands.iter().filter_map(|command| command.split(' ').next()))
+    }
+
+    /// The second words of a group's commands.
+    fn members(&self, group: &str) -> Words {
+        words(self.commands.iter().filter_map(|command| command.strip_prefix(group)?.strip_prefix(' ')))
+    }
+
+    /// The options that the help of a group explains, or of the whole program, with what they take.
+    fn lines(&self, group: &[&str]) -> Vec<String> {
+        let help = self.server.told(&[group, &["--help"]].concat());
+        help.lines().filter_map(|line| Some(line.strip_prefix("  --")?.to_owned())).collect()
+    }
+
+    fn options(&self, group: &[&str]) -> Words {
+        self.lines(group).iter().map(|line| format!("--{}", line.split(' ').next().unwrap_or(""))).collect()
+    }
+}
+
+/// The words of a line up to the first that stands for something else.
+fn command_of(line: &str) -> String {
+    let plain = |word: &&str| word.bytes().all(|b| b.is_ascii_lowercase());
+    // What follows two spaces is the explanation.
+    let words = line.trim_start().split("  ").next().unwrap_or_default().split(' ');
+    words.take_while(plain).collect::<Vec<_>>().join(" ")
+}
+
+/// A manual page without the marks of its fonts.
+fn page(name: &str) -> String {
+    ["\\fB", "\\fI", "\\fR"].iter().fold(text(name).replace("\\-", "-"), |page, mark| page.replace(mark, ""))
+}
+
+/// From a heading to the next.
+fn section<'a>(page: &'a str, heading: &str) -> &'a str {
+    let (_, rest) =
+        page.split_once(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("{heading} is missing"));
+    rest.split("\n.S").next().unwrap_or_default()
+}
+
+fn options_in(text: &str) -> Words {
+    text.split(|c: char| !c.is_ascii_alphanumeric() && c != '-')
+        .filter(|word| word.len() > 2 && word.starts_with("--"))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn the_manual_has_every_command_and_option() {
+    let help = Help::read();
+    let page = page("adriaticum.1");
+    let told: Words = section(&page, ".SH SYNOPSIS")
+        .lines()
+        .filter_map(|line| line.strip_prefix("adriaticum "))
+        .map(command_of)
+        .collect();
+    assert_eq!(told, help.commands);
+    assert_eq!(options_in(section(&page, ".SH OPTIONS")), help.options(&[]));
+    for group in help.groups() {
+        assert_eq!(options_in(section(&page, &format!(".SS {group}"))), help.options(&[&group]), "{group}");
+    }
+}
+
+/// What bash would offer after a line.
+fn offered(line: &str) -> Words {
+    let script = "source \"$1\"; COMP_WORDS=($2 ''); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _adriaticum; \
+                  printf '%s\\n' \"${COMPREPLY[@]}\"";
+    let output = Command::new("bash")
+        .args(["-c", script, "bash"])
+        .arg(packaged("adriaticum.bash"))
+        .arg(line)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("bash should run");
+    assert!(output.status.success() && output.stderr.is_empty(), "{line}: {output:?}");
+    String::from_utf8_lossy(&output.stdout).split_whitespace().map(str::to_owned).collect()
+}
+
+#[test]
+fn bash_completes_every_command_and_option() {
+    let help = Help::read();
+    let everywhere = help.options(&[]);
+    assert_eq!(offered("adriaticum"), &help.groups() | &everywhere);
+    for group in help.groups() {
+        let members = help.members(&group);
+        let mut found = offered(&format!("adriaticum {group}"));
+        for member in &members {
+            found.extend(offered(&format!("adriaticum {group} {member}")));
+        }
+        found.retain(|word| word.starts_with("--") || members.contains(word));
+        assert_eq!(found, &(&members | &help.options(&[&group])) | &everywhere, "{group}");
+        for line in help.lines(&[&group]).iter().chain(&help.lines(&[])) {
+            let mut parts = line.split(' ');
+            let (option, takes) = (parts.next().unwrap_or(""), parts.next().unwrap_or(""));
+            if takes.bytes().next().is_some_and(|b| b.is_ascii_uppercase()) {
+                let after = offered(&format!("adriaticum --{option} x keys"));
+                assert!(after.contains("create"), "the value of --{option} is taken for a command");
+            }
+        }
+    }
+    assert_eq!(offered("adriaticum usage --by"), words(["hour", "day", "month", "key", "status"]));
+    assert_eq!(offered("adriaticum keys create x --permission"), words(["completions", "metrics"]));
+    assert!(offered("adriaticum backup").contains("Cargo.toml"));
+}
+
+#[test]
+fn fish_completes_every_command_and_option() {
+    let help = Help::read();
+    let script = text("adriaticum.fish");
+    let mut expected: BTreeSet<(String, String)> =
+        help.options(&[]).into_iter().map(|option| (String::new(), option)).collect();
+    for group in help.groups() {
+        let members = help.members(&group).into_iter();
+        expected.extend(members.chain(help.options(&[&group])).map(|word| (group.clone(), word)));
+        expected.insert((String::new(), group));
+    }
+    let mut found = BTreeSet::new();
+    for line in script.lines().filter(|line| line.starts_with("complete ")) {
+        let (_, place) = line.split_once("__adriaticum_at").unwrap_or((line, "'"));
+        let (place, _) = place.split_once('\'').expect("the condition should end");
+        let group = place.trim().split(' ').next().unwrap_or_default().to_owned();
+        let parts: Vec<&str> = line.split(' ').collect();
+        let after = |flag: &str| parts.iter().position(|part| *part == flag).map(|at| parts[at + 1]);
+        if let Some(option) = after("-l") {
+            found.insert((group, format!("--{option}")));
+        } else if let Some(word) = after("-a") {
+            found.insert((group, word.to_owned()));
+        }
+    }
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn zsh_completes_every_command_and_option() {
+    let help = Help::read();
+    let script = text("adriaticum.zsh");
+    let (_, commands) = script.split_once("commands=(\n").expect("the commands should be listed");
+    let commands = commands.lines().take_while(|line| line.trim() != ")");
+    let names = commands.filter_map(|line| line.trim().strip_prefix('\'')?.split(':').next());
+    assert_eq!(words(names), help.groups());
+    let mut expected = help.options(&[]);
+    for group in help.groups() {
+        let members = help.members(&group).into_iter().collect::<Vec<_>>();
+        let offers = |line: &str| {
+            let list = line.split_once("1:command:(").and_then(|(_, rest)| rest.split_once(')'));
+            list.is_some_and(|(list, _)| words(list.split(' ')) == words(members.iter().map(String::as_str)))
+        };
+        assert!(members.is_empty() || script.lines().any(offers), "{group} {members:?}");
+        expected.extend(help.options(&[&group]));
+    }
+    assert_eq!(options_in(&script), expected);
+}
+
+/// The settings that the program takes, from its source.
+fn settings() -> Words {
+    let mut found = Words::new();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/config");
+    for file in fs::read_dir(folder).expect("the folder should be there").flatten() {
+        let source = fs::read_to_string(file.path()).expect("the source should be text");
+        let source = source.split("#[cfg(test)]").next().unwrap_or_default();
+        for call in [".take(\"", ".text(\"", ".number(\"", ".word(\""] {
+            for (at, _) in source.match_indices(call) {
+                let name = source[at + call.len()..].split('"').next().unwrap_or_default();
+                found.insert(name.to_owned());
+            }
+        }
+    }
+    assert!(found.contains("runtime.url") && found.contains("workers"), "{found:?}");
+    found
+}
+
+/// The names and values of the example configuration, those that are commented out too.
+fn example() -> Vec<(String, String)> {
+    let mut table = String::new();
+    let mut found = Vec::new();
+    for line in text("adriaticum.toml").lines() {
+        if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
+            table = format!("{name}.");
+        }
+        let line = line.strip_prefix('#').unwrap_or(line);
+        if let Some((name, value)) = line.split_once(" = ").filter(|(name, _)| !name.contains(' ')) {
+            found.push((format!("{table}{name}"), value.to_owned()));
+        }
+    }
+    found
+}
+
+#[test]
+fn the_manual_and_the_example_have_every_setting() {
+    let settings = settings();
+    let example = example();
+    assert_eq!(words(example.iter().map(|(name, _)| name.as_str())), settings);
+    let page = page("adriaticum.toml.5");
+    let section = section(&page, ".SH SETTINGS");
+    let mut told = Words::new();
+    for line in section.lines().filter(|line| line.contains("(ADRIATICUM_")) {
+        let (name, rest) = line.split_once(" (").expect("the variable should stand in brackets");
+        let (variable, default) = rest.split_once("), ").expect("the default should follow");
+        let variable = variable.split(',').next().unwrap_or_default();
+        assert_eq!(variable, format!("ADRIATICUM_{}", name.replace('.', "_").to_uppercase()));
+        let (_, value) = example.iter().find(|(known, _)| known == name).expect("the example should have it");
+        let same = default == value || default == "none" && (value == "\"\"" || value == "[]");
+        assert!(same || name == "database", "{name}: {default} in the manual, {value} in the example");
+        told.insert(name.to_owned());
+    }
+    assert_eq!(told, settings);
+}
+
+#[test]
+fn the_example_shows_the_defaults() {
+    let folder = Folder::new();
+    let nothing = folder.path("nothing.toml");
+    fs::write(&nothing, "").expect("a file");
+    let defaults = Config::load(Some(&nothing)).expect("the defaults should be good");
+    let everything = folder.path("everything.toml");
+    let uncommented: String = text("adriaticum.toml")
+        .lines()
+        .map(|line| match line.strip_prefix('#') {
+            Some(setting) if setting.starts_with(|c: char| c.is_ascii_lowercase()) => format!("{setting}\n"),
+            _ => format!("{line}\n"),
+        })
+        .collect();
+    fs::write(&everything, uncommented).expect("a file");
+    for path in [packaged("adriaticum.toml"), everything] {
+        let config = Config::load(Some(&path)).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(config.database, Path::new("/var/lib/adriaticum/adriaticum.db"));
+        let config = Config { file: defaults.file.clone(), database: defaults.database.clone(), ..config };
+        assert_eq!(format!("{config:?}"), format!("{defaults:?}"));
+    }
+    Server::new(None).set("ADRIATICUM_CONFIG", packaged("adriaticum.toml").display()).start();
+}

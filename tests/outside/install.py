@@ -1,0 +1,571 @@
+"""Boots a Debian with its own systemd, and there installs, uses, breaks, restarts, upgrades, removes and purges the
+package, as an operator would.
+
+    python3 tests/outside/install.py
+
+The tree is made by debootstrap, once, from the first of this machine's own apt sources, and kept in target/machine. It
+runs in systemd-nspawn on this host's network, so it takes free ports. As root only.
+"""
+
+import contextlib
+import http.client
+import itertools
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from service import ROOT, Runtime, ensure, free_port
+
+MACHINE = ROOT / "target" / "machine"
+PACKAGES = ROOT / "target" / "debian"
+RELEASE = "bookworm"
+
+BOOT_SECONDS = 60
+PATIENCE = 30
+
+# How many clients keep asking while the service is restarted, half of them on a new connection for every request.
+CLIENTS = 8
+
+RESTARTS = 5
+
+
+def main():
+    ensure(os.geteuid() == 0, "It boots a container, which only root may do: sudo make test-install")
+    package = newest(PACKAGES.glob("adriaticum_*.deb"))
+    began = time.monotonic()
+    lint(package)
+    same_files(package)
+    completions()
+    base = tree()
+    later = repacked(package, "99.0.0")
+    with SlowRuntime() as runtime, Machine(base) as machine:
+        for step in STEPS:
+            began_step = time.monotonic()
+            told = step(machine, runtime, package, later)
+            seconds = time.monotonic() - began_step
+            print(f"install: {step.__name__.replace('_', ' ')}: {told} ({seconds:.1f} s)", flush=True)
+    print(f"install: all of it in {time.monotonic() - began:.0f} s")
+
+
+# The steps.
+
+
+def install(machine, runtime, package, later):
+    machine.port = free_port()
+    # What an operator does for another port, before the package is there: a drop-in.
+    machine.write(
+        "/etc/systemd/system/adriaticum.socket.d/port.conf",
+        f"[Socket]\nListenStream=\nListenStream=127.0.0.1:{machine.port}\n",
+    )
+    # Half a minute is a long time for a test.
+    machine.write("/etc/systemd/system/adriaticum.service.d/watchdog.conf", "[Service]\nWatchdogSec=2s\n")
+    machine.install(package)
+    for unit in ("adriaticum.socket", "adriaticum.service"):
+        ensure(machine.show(unit, "ActiveState") == "active", f"{unit} is not active:\n{machine.status()}")
+        ensure(machine.run("systemctl", "is-enabled", unit).strip() == "enabled", f"{unit} is not enabled")
+    ensure(machine.show("adriaticum.service", "User") == "adriaticum", "it has no user of its own")
+    state = machine.run("stat", "-c", "%U:%G %a", "/var/lib/adriaticum", "/etc/adriaticum/adriaticum.toml").split("\n")
+    ensure(state[:2] == ["adriaticum:adriaticum 750", "root:adriaticum 640"], f"owners and modes are {state}")
+
+    # The runtime, and a key for it that only root can read.
+    settings = machine.read("/etc/adriaticum/adriaticum.toml").replace("#url = []", f'url = "{runtime.url}"')
+    machine.write("/etc/adriaticum/adriaticum.toml", settings)
+    machine.write("/etc/adriaticum/runtime-key", "sesame\n")
+    machine.run("chmod", "600", "/etc/adriaticum/runtime-key")
+    machine.run("systemctl", "restart", "adriaticum")
+
+    # Commands are run by root or by the service's user, and the database stays the service's.
+    machine.key = machine.run("adriaticum", "keys", "create", "load").strip()
+    machine.run("setpriv", "--reuid=adriaticum", "--regid=adriaticum", "--clear-groups", "adriaticum", "keys", "list")
+    ensure(machine.complete() == 200, f"no completion:\n{machine.journal()}")
+    ensure(runtime.key == "Bearer sesame", "the runtime did not get its key")
+    owners = set(machine.run("stat", "-c", "%U", *machine.databases()).split())
+    ensure(owners == {"adriaticum"}, f"the database is of {owners}")
+    machine.run("adriaticum", "check")
+
+    # The same where root's command makes the database, before the service has ever had one.
+    machine.run("systemctl", "stop", "adriaticum.socket", "adriaticum.service")
+    machine.run("rm", *machine.databases())
+    machine.answered = 0
+    machine.key = machine.run("adriaticum", "keys", "create", "load").strip()
+    machine.run("systemctl", "start", "adriaticum.socket")
+    ensure(machine.complete() == 200, f"the socket did not start the service:\n{machine.journal()}")
+    sandbox = machine.run("systemd-analyze", "security", "adriaticum.service").strip().splitlines()[-1]
+    return f"active, completions served, {re.search(r'[0-9.]+ [A-Z]+', sandbox)[0]} by systemd-analyze security"
+
+
+def broken_setting(machine, *_):
+    good = machine.read("/etc/adriaticum/adriaticum.toml")
+    machine.write("/etc/adriaticum/adriaticum.toml", "workers = 0\n" + good)
+    ensure(machine.try_run("systemctl", "restart", "adriaticum").returncode != 0, "a broken setting is started with")
+    status = machine.status()
+    ensure("workers in /etc/adriaticum/adriaticum.toml" in status, f"the status does not tell why:\n{status}")
+    starts = machine.starts()
+    # A client that connects is not refused, and can't make it loop.
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        machine.complete(timeout=3)
+    tried = machine.starts() - starts
+    ensure(tried <= 8, f"it was started {tried} times")
+    machine.write("/etc/adriaticum/adriaticum.toml", good)
+    machine.run("systemctl", "reset-failed", "adriaticum.service", "adriaticum.socket")
+    machine.run("systemctl", "restart", "adriaticum")
+    ensure(machine.complete() == 200, f"it does not serve after the setting was mended:\n{machine.journal()}")
+    return f"told in systemctl status, {tried} starts by a client that waits, mended by a restart"
+
+
+def reload(machine, *_):
+    pid = machine.pid()
+    good = machine.read("/etc/adriaticum/adriaticum.toml")
+    machine.write("/etc/adriaticum/adriaticum.toml", 'log_level = "debug"\nqueue = 7\n' + good)
+    machine.run("systemctl", "reload", "adriaticum")
+    wait_for(lambda: "queue" in machine.journal() and "restart" in machine.journal(), "the restart is told of", machine)
+    machine.write("/etc/adriaticum/adriaticum.toml", good)
+    machine.run("systemctl", "reload", "adriaticum")
+    ensure(machine.complete() == 200 and machine.pid() == pid, "a reload is no restart")
+    wait_for(lambda: machine.show("adriaticum", "StatusText"), "there is a status text", machine)
+    return machine.show("adriaticum", "StatusText")
+
+
+def optional_runtime(machine, *_):
+    """The unit beside it, with a llama-server that only looks whether it gets its model."""
+    refused = machine.try_run("systemctl", "start", "adriaticum-runtime")
+    ensure(refused.returncode != 0, "it was started without a model")
+    machine.write("/var/lib/adriaticum-runtime/model.gguf", "a model\n")
+    machine.write("/usr/local/bin/llama-server", '#!/bin/sh\ntest "$1" = --model && cat "$2" && exec sleep infinity\n')
+    machine.run("chmod", "755", "/usr/local/bin/llama-server")
+    machine.run("systemctl", "start", "adriaticum-runtime")
+    journal = ("journalctl", "--no-pager", "-u", "adriaticum-runtime")
+    wait_for(lambda: "a model" in machine.run(*journal), "the runtime reads its model", machine)
+    ensure(machine.show("adriaticum-runtime", "ActiveState") == "active", machine.run(*journal))
+    return "active"
+
+
+def kill(machine, *_):
+    pid = machine.pid()
+    os.kill(machine.outside(pid), signal.SIGKILL)
+    # Asked at once, the request waits in the socket until the service is back.
+    ensure(machine.complete() == 200, f"it did not come back:\n{machine.journal()}")
+    ensure(machine.pid() != pid, "it was not killed")
+    return "back, and the request that came meanwhile was answered"
+
+
+def watchdog(machine, *_):
+    pid = machine.pid()
+    os.kill(machine.outside(pid), signal.SIGSTOP)
+    wait_for(lambda: machine.pid() not in (0, pid), "the watchdog restarts a stopped service", machine)
+    ensure("watchdog" in machine.run("journalctl", "-u", "adriaticum", "--no-pager").lower(), "it was not the watchdog")
+    ensure(machine.complete() == 200, f"it does not serve:\n{machine.journal()}")
+    return "restarted"
+
+
+def restart_under_load(machine, *_):
+    with Load(machine) as load:
+        pids = {machine.pid()}
+        for _ in range(RESTARTS):
+            load.wait_for_more(100)
+            machine.run("systemctl", "restart", "adriaticum")
+            pids.add(machine.pid())
+        load.wait_for_more(100)
+    ensure(len(pids) == RESTARTS + 1, "it was not restarted each time")
+    return f"{RESTARTS} restarts, {load}"
+
+
+def upgrade_under_load(machine, runtime, package, later):
+    with Load(machine) as load:
+        pid, socket_since = machine.pid(), machine.show("adriaticum.socket", "ActiveEnterTimestampMonotonic")
+        load.wait_for_more(100)
+        machine.install(later)
+        load.wait_for_more(100)
+    version = machine.run("dpkg-query", "-W", "-f", "${Version}", "adriaticum")
+    ensure(version == "99.0.0" and machine.pid() != pid, f"version {version} runs, or does not")
+    ensure(
+        machine.show("adriaticum.socket", "ActiveEnterTimestampMonotonic") == socket_since, "the socket was restarted"
+    )
+    ensure(runtime.url in machine.read("/etc/adriaticum/adriaticum.toml"), "the configuration was overwritten")
+    rows = json.loads(machine.run("adriaticum", "usage", "--json"))
+    machine.run("adriaticum", "usage", "verify")
+    # Every answer that a client has read is in the ledger.
+    ensure(rows["requests"] - rows["errors"] >= machine.answered, f"{machine.answered} answers, but {rows}")
+    return f"{load}; {rows['requests']} rows, {rows['errors']} of them errors"
+
+
+def remove(machine, *_):
+    machine.run("apt-get", "-y", "-qq", "remove", "adriaticum")
+    ensure(not machine.exists("/usr/bin/adriaticum"), "the program is still there")
+    ensure(machine.exists("/var/lib/adriaticum/adriaticum.db"), "the data is gone")
+    ensure(machine.exists("/etc/adriaticum/adriaticum.toml"), "the configuration is gone")
+    ensure(machine.pid() == 0, "the service still runs")
+    with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", machine.port)):
+        raise SystemExit("the socket still listens")
+    return "the data and the configuration stay"
+
+
+def purge(machine, *_):
+    machine.run("apt-get", "-y", "-qq", "purge", "adriaticum")
+    paths = ("/var/lib/adriaticum", "/var/lib/adriaticum-runtime", "/etc/adriaticum")
+    left = [path for path in paths if machine.exists(path)]
+    ensure(not left, f"there is still {left}")
+    links = machine.run("find", "/etc/systemd/system", "-name", "adriaticum*", "-type", "l").strip()
+    ensure(not links, f"there is still {links}")
+    return "nothing is left"
+
+
+STEPS = (
+    install,
+    broken_setting,
+    reload,
+    optional_runtime,
+    kill,
+    watchdog,
+    restart_under_load,
+    upgrade_under_load,
+    remove,
+    purge,
+)
+
+
+# Before the machine.
+
+
+def lint(package):
+    found = subprocess.run(["lintian", "--allow-root", package], capture_output=True, text=True)
+    ensure(not re.search("^E:", found.stdout, re.MULTILINE), f"lintian finds:\n{found.stdout}{found.stderr}")
+    print(f"install: lintian finds no error, {len(re.findall('^W:', found.stdout, re.MULTILINE))} warnings", flush=True)
+
+
+def same_files(package):
+    """make install and make deb have a list each: they are the same, but for what is the package manager's."""
+    folder = MACHINE / "installed"
+    shutil.rmtree(folder, ignore_errors=True)
+    command = ["make", "-s", "-o", "build", "install", f"DESTDIR={folder}", "PREFIX=/usr"]
+    subprocess.run(command, cwd=ROOT, check=True)
+    by_make = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    listed = subprocess.run(["dpkg-deb", "--fsys-tarfile", package], capture_output=True, check=True).stdout
+    listed = subprocess.run(["tar", "t"], input=listed, capture_output=True, check=True).stdout.decode().split()
+    by_package = {name.removeprefix("./").removesuffix(".gz") for name in listed if not name.endswith("/")}
+    by_package = {
+        re.sub("^lib/", "usr/lib/", name).replace("zsh/vendor-completions", "zsh/site-functions")
+        for name in by_package
+        if not name.startswith("usr/share/doc/")
+    }
+    ensure(by_make == by_package, f"make install and make deb differ in {by_make ^ by_package}")
+    uninstall = ["make", "-s", "uninstall", f"DESTDIR={folder}", "PREFIX=/usr"]
+    subprocess.run(uninstall, cwd=ROOT, check=True)
+    left = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    ensure(left == {"etc/adriaticum/adriaticum.toml"}, f"make uninstall leaves {left}")
+
+
+def completions():
+    """The shells read their completions; those of bash are tried by the integration tests."""
+    subprocess.run(["zsh", "-n", "packaging/adriaticum.zsh"], cwd=ROOT, check=True)
+    script = "source packaging/adriaticum.fish; complete -C 'adriaticum --config x keys '"
+    offered = subprocess.run(["fish", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    words = [line.split("\t")[0] for line in offered.splitlines()]
+    ensure(words == ["create", "list", "rename", "revoke"], f"fish completes keys with {words}")
+
+
+def tree():
+    """A small Debian, made once. What was interrupted is made anew."""
+    base, made = MACHINE / "base", MACHINE / "base.made"
+    if not made.exists():
+        print(f"install: making a Debian {RELEASE} in {base}", flush=True)
+        shutil.rmtree(base, ignore_errors=True)
+        include = "--include=systemd,systemd-sysv,dbus,init-system-helpers"
+        log = MACHINE / "debootstrap.log"
+        with log.open("wb") as output:
+            done = subprocess.run(
+                ["debootstrap", "--variant=minbase", include, RELEASE, base, apt_source()], stdout=output, stderr=output
+            )
+        ensure(done.returncode == 0, f"debootstrap failed:\n{log.read_text()[-2000:]}")
+        made.touch()
+    return base
+
+
+def apt_source():
+    """The first address that this machine gets Debian's packages from."""
+    for path in sorted(pathlib.Path("/etc/apt").rglob("*.sources")) + sorted(pathlib.Path("/etc/apt").rglob("*.list")):
+        for line in path.read_text().splitlines():
+            # URIs: ADDRESS ..., or deb [OPTIONS] ADDRESS SUITE ...
+            if found := re.match(r"(?:URIs:|deb(?:\s+\[[^]]*\])?)\s+(\S+/debian/?)(?:\s|$)", line):
+                return found[1]
+    raise SystemExit("No source of Debian's packages is in /etc/apt: a tree can't be made")
+
+
+def repacked(package, version):
+    """The same package with another version, as an upgrade."""
+    folder = MACHINE / "repacked"
+    shutil.rmtree(folder, ignore_errors=True)
+    subprocess.run(["dpkg-deb", "-R", package, folder], check=True)
+    control = folder / "DEBIAN" / "control"
+    control.write_text(re.sub("^Version: .*", f"Version: {version}", control.read_text(), flags=re.MULTILINE))
+    # Another binary: what runs can be told from it.
+    with (folder / "usr/bin/adriaticum").open("ab") as binary:
+        binary.write(b"\0")
+    later = MACHINE / f"adriaticum_{version}.deb"
+    subprocess.run(["dpkg-deb", "--root-owner-group", "-b", folder, later], check=True, capture_output=True)
+    return later
+
+
+def newest(paths):
+    found = sorted(paths, key=lambda path: path.stat().st_mtime)
+    ensure(found, f"there is no package in {PACKAGES}: make deb")
+    return found[-1]
+
+
+class SlowRuntime(Runtime):
+    """Takes a moment for every answer, so that there is always something under way; and remembers the key."""
+
+    key = None
+
+    class Handler(Runtime.Handler):
+        def do_POST(self):
+            self.server.key = self.headers["Authorization"]
+            super().do_POST()
+
+    def answer(self, chat):
+        time.sleep(0.02)
+        return super().answer(chat)
+
+
+class Machine:
+    """A booted tree. Commands are run in it through the namespaces of its first process."""
+
+    def __init__(self, base):
+        self.root = MACHINE / "root"
+        shutil.rmtree(self.root, ignore_errors=True)
+        subprocess.run(["cp", "-a", "--reflink=auto", base, self.root], check=True)
+        self.log = MACHINE / "console.log"
+        self.port = self.key = None
+        self.answered = 0
+
+    def __enter__(self):
+        command = ["systemd-nspawn", "-q", "-D", self.root, "--register=no", "--keep-unit", "--console=pipe", "--boot"]
+        with self.log.open("wb") as log:
+            self.nspawn = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"},
+                start_new_session=True,
+            )
+        try:
+            self.init = self.first_process()
+            end = time.monotonic() + BOOT_SECONDS
+            while self.try_run("systemctl", "is-system-running").stdout.strip() not in ("running", "degraded"):
+                ensure(time.monotonic() < end, f"it did not boot:\n{self.log.read_text(errors='replace')[-3000:]}")
+                time.sleep(0.2)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        # It powers the machine off; a second one would kill it.
+        self.nspawn.terminate()
+        try:
+            self.nspawn.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.nspawn.kill()
+            self.nspawn.wait()
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def first_process(self):
+        """The first process of the tree: nspawn's child, or a child of that."""
+        end = time.monotonic() + BOOT_SECONDS
+        while time.monotonic() < end:
+            ensure(self.nspawn.poll() is None, f"systemd-nspawn ended:\n{self.log.read_text(errors='replace')}")
+            ahead = [self.nspawn.pid]
+            while ahead:
+                pid = ahead.pop()
+                with contextlib.suppress(OSError):
+                    if pathlib.Path(f"/proc/{pid}/comm").read_text().strip() == "systemd":
+                        return pid
+                    ahead += map(int, pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+            time.sleep(0.1)
+        raise SystemExit("systemd did not start in the tree")
+
+    def try_run(self, *command):
+        inside = ["nsenter", "-t", str(self.init), "-m", "-u", "-i", "-p", "-C", "-r", "-w", "env", "-i"]
+        inside += ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C"]
+        return subprocess.run([*inside, *command], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+    def run(self, *command):
+        done = self.try_run(*command)
+        told = f"{done.stdout}\n{done.stderr}"
+        ensure(done.returncode == 0, f"{' '.join(map(str, command))} ended with {done.returncode}:\n{told}")
+        return done.stdout
+
+    def install(self, package):
+        shutil.copy(package, self.root / "root" / package.name)
+        self.run("apt-get", "-y", "-qq", "-o", "Dpkg::Use-Pty=0", "install", f"/root/{package.name}")
+
+    def path(self, inside):
+        return self.root / inside.removeprefix("/")
+
+    def write(self, inside, text):
+        path = self.path(inside)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def read(self, inside):
+        return self.path(inside).read_text()
+
+    def exists(self, inside):
+        return self.path(inside).exists()
+
+    def databases(self):
+        found = self.path("/var/lib/adriaticum").glob("adriaticum.db*")
+        return [f"/var/lib/adriaticum/{path.name}" for path in found]
+
+    def show(self, unit, name):
+        return self.run("systemctl", "show", "--value", "-p", name, unit).strip()
+
+    def pid(self):
+        """The service's, as it is inside."""
+        return int(self.show("adriaticum.service", "MainPID"))
+
+    def outside(self, inside):
+        """A process of the machine, as this host numbers it."""
+        for path in pathlib.Path("/proc").glob("[0-9]*/status"):
+            with contextlib.suppress(OSError):
+                text = path.read_text()
+                numbers = re.search(r"^NSpid:\s+(.*)$", text, re.MULTILINE)[1].split()
+                if len(numbers) == 2 and int(numbers[1]) == inside and "adriaticum" in text:
+                    return int(numbers[0])
+        raise SystemExit(f"there is no process {inside} in the machine")
+
+    def starts(self):
+        return self.run("journalctl", "-u", "adriaticum", "--no-pager").count("Starting adriaticum.service")
+
+    def status(self):
+        return self.try_run("systemctl", "status", "--no-pager", "-n", "20", "adriaticum.service").stdout
+
+    def journal(self):
+        return self.run("journalctl", "--no-pager", "-n", "40", "-u", "adriaticum", "-u", "adriaticum.socket")
+
+    def complete(self, timeout=PATIENCE):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        with contextlib.closing(connection):
+            status = ask(connection, self.key)
+        self.answered += status == 200
+        return status
+
+
+def ask(connection, key):
+    body = {"model": "adriaticum", "messages": [{"role": "user", "content": "Still there?"}]}
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+    response = connection.getresponse()
+    response.read()
+    return response.status
+
+
+class Load:
+    """Clients that ask without a pause. Half of them make a connection for every request, and no request of theirs may
+    fail. The others keep theirs, as most clients do: where it was closed before a byte of the answer came, they try once
+    more on a new one."""
+
+    def __init__(self, machine):
+        self.machine = machine
+        self.lock = threading.Lock()
+        self.answers = {"new": 0, "kept": 0}
+        self.again = 0
+        self.slowest = 0.0
+        self.failures = []
+        self.done = threading.Event()
+        kinds = itertools.cycle((self.on_new_connections, self.on_kept_connections))
+        self.threads = [threading.Thread(target=self.guarded, args=(next(kinds),)) for _ in range(CLIENTS)]
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error):
+        self.done.set()
+        for thread in self.threads:
+            thread.join()
+        self.machine.answered += sum(self.answers.values())
+        if not any(error):
+            self.ensure_nothing_failed()
+
+    def __str__(self):
+        new, kept = self.answers["new"], self.answers["kept"]
+        return (
+            f"{new} requests on new connections and {kept} on kept ones, 0 failed ({self.again} kept connections were"
+            f" closed while idle), the slowest {self.slowest:.2f} s"
+        )
+
+    def ensure_nothing_failed(self):
+        ensure(not self.failures, f"{len(self.failures)} failed: {self.failures[:5]}\n{self.machine.journal()}")
+
+    def guarded(self, work):
+        try:
+            while not self.done.is_set():
+                work()
+        except Exception as error:  # Whatever it is, it is a failure of a request.
+            with self.lock:
+                self.failures.append(repr(error))
+
+    def connect(self):
+        return http.client.HTTPConnection("127.0.0.1", self.machine.port, timeout=PATIENCE)
+
+    def count(self, kind, status, began):
+        with self.lock:
+            self.slowest = max(self.slowest, time.monotonic() - began)
+            if status == 200:
+                self.answers[kind] += 1
+            else:
+                self.failures.append(f"status {status}")
+
+    def on_new_connections(self):
+        began = time.monotonic()
+        with contextlib.closing(self.connect()) as connection:
+            self.count("new", ask(connection, self.machine.key), began)
+
+    def on_kept_connections(self):
+        with contextlib.closing(self.connect()) as connection:
+            asked = 0
+            while not self.done.is_set():
+                began = time.monotonic()
+                try:
+                    status = ask(connection, self.machine.key)
+                except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
+                    if asked == 0:
+                        raise
+                    with self.lock:
+                        self.again += 1
+                    return
+                self.count("kept", status, began)
+                asked += 1
+                if connection.sock is None:
+                    # The service said that it is the last answer.
+                    return
+
+    def wait_for_more(self, answers):
+        wanted = sum(self.answers.values()) + answers
+        end = time.monotonic() + PATIENCE
+        while sum(self.answers.values()) < wanted:
+            self.ensure_nothing_failed()
+            ensure(time.monotonic() < end, f"no answers come any more:\n{self.machine.journal()}")
+            time.sleep(0.01)
+
+
+def wait_for(condition, what, machine):
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        ensure(time.monotonic() < end, f"it did not come true in time: {what}\n{machine.journal()}")
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""Runs nginx, Caddy and HAProxy with the lines that docs/deploy.md gives for them, in front of the release binary.
+
+    python3 tests/outside/proxies.py
+
+Only what a test can't have is put in the place of what the document says: the ports, the certificate and the socket.
+"""
+
+import http.client
+import json
+import pathlib
+import re
+import shutil
+import ssl
+import subprocess
+import tempfile
+import time
+
+from service import ROOT, START_SECONDS, Runtime, Service, ensure, free_port
+
+HOST = "llm.example.org"
+
+LARGEST_BODY = 262_144
+
+
+def main():
+    with tempfile.TemporaryDirectory(prefix="adriaticum-proxies-") as name, Runtime() as runtime:
+        folder = pathlib.Path(name)
+        # nginx gives up root's rights, and has to reach the socket then.
+        folder.chmod(0o755)
+        make_certificate(folder)
+        for proxy in (nginx, caddy, haproxy):
+            own = folder / proxy.__name__
+            own.mkdir()
+            try_out(proxy, own, runtime)
+            print(f"proxies: {proxy.__name__} as docs/deploy.md has it: a completion, and the service's own 413", flush=True)
+
+
+def try_out(proxy, folder, runtime):
+    service = Service(folder, runtime, api_hosts=HOST)
+    port, unix = free_port(), folder / "adriaticum.sock"
+    if proxy is not haproxy:
+        service.environment["ADRIATICUM_LISTEN"] = f"unix:{unix}"
+    service.start()
+    command = proxy(folder, port, unix, service.port)
+    log = folder / "proxy.log"
+    with log.open("wb") as output:
+        running = subprocess.Popen(command, stdout=output, stderr=output, env={"HOME": str(folder), "PATH": "/usr/sbin:/usr/bin"})
+    try:
+        status, text = ask(port, service, "Still there?", running, log)
+        ensure(status == 200 and "Still there?" in text, f"{proxy.__name__}: {status} {text}\n{log.read_text()}")
+        status, text = ask(port, service, "x" * LARGEST_BODY, running, log)
+        ensure(status == 413 and "request_id" in text, f"{proxy.__name__} gives {status} of its own: {text[:300]}")
+    finally:
+        running.terminate()
+        running.wait()
+        service.kill()
+
+
+def ask(port, service, content, proxy, log):
+    """A completion by way of the proxy, which may still be at its start."""
+    body = json.dumps({"model": "adriaticum", "messages": [{"role": "user", "content": content}]})
+    headers = {"Authorization": service.authorization, "Content-Type": "application/json", "Host": HOST}
+    end = time.monotonic() + START_SECONDS
+    while True:
+        connection = Tls("127.0.0.1", port, timeout=START_SECONDS)
+        try:
+            connection.request("POST", "/v1/chat/completions", body, headers)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        except ConnectionRefusedError:
+            ensure(proxy.poll() is None and time.monotonic() < end, f"the proxy does not start:\n{log.read_text()}")
+            time.sleep(0.05)
+        finally:
+            connection.close()
+
+
+class Tls(http.client.HTTPConnection):
+    """Names the host that it wants, and takes the certificate that was made for the test."""
+
+    def connect(self):
+        super().connect()
+        context = ssl.create_default_context()
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        self.sock = context.wrap_socket(self.sock, server_hostname=HOST)
+
+
+def nginx(folder, port, unix, _):
+    lines = put_in(documented("# nginx"), {
+        "unix:/run/adriaticum.sock": f"unix:{unix}",
+        "listen 443 ssl": f"listen 127.0.0.1:{port} ssl",
+        "/etc/ssl/llm.example.org.pem": f"{folder.parent}/cert.pem",
+        "/etc/ssl/private/llm.example.org.key": f"{folder.parent}/key.pem",
+    })
+    paths = "".join(
+        f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    config = folder / "nginx.conf"
+    config.write_text(
+        f"daemon off; pid {folder}/pid; error_log stderr; events {{}}\nhttp {{ access_log off; {paths}\n{lines} }}\n"
+    )
+    return ["nginx", "-e", "stderr", "-c", config]
+
+
+def caddy(folder, port, unix, _):
+    certificate = f"tls {folder.parent}/cert.pem {folder.parent}/key.pem"
+    lines = put_in(documented("# Caddy"), {
+        "llm.example.org {": f"https://llm.example.org:{port} {{\n bind 127.0.0.1\n {certificate}",
+        "/run/adriaticum.sock": str(unix),
+    })
+    config = folder / "Caddyfile"
+    config.write_text(f"{{\n admin off\n auto_https disable_redirects\n}}\n{lines}")
+    return ["caddy", "run", "--adapter", "caddyfile", "--config", config]
+
+
+def haproxy(folder, port, _, service_port):
+    lines = put_in(documented("# HAProxy"), {
+        "bind :443": f"bind 127.0.0.1:{port}",
+        "/etc/haproxy/llm.example.org.pem": f"{folder.parent}/both.pem",
+        "127.0.0.1:8080": f"127.0.0.1:{service_port}",
+    })
+    config = folder / "haproxy.cfg"
+    config.write_text(lines)
+    return ["haproxy", "-db", "-f", config]
+
+
+def documented(first_line):
+    text = (ROOT / "docs" / "deploy.md").read_text()
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return next(block for block in blocks if block.startswith(first_line))
+
+
+def put_in(lines, places):
+    for place, value in places.items():
+        ensure(place in lines, f"docs/deploy.md does not have {place!r} any more")
+        lines = lines.replace(place, value)
+    return lines
+
+
+def make_certificate(folder):
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={HOST}"]
+    subprocess.run([*command, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    (folder / "both.pem").write_bytes(key.read_bytes() + cert.read_bytes())
+    for path in folder.glob("*.pem"):
+        path.chmod(0o644)
+
+
+if __name__ == "__main__":
+    missing = [name for name in ("nginx", "caddy", "haproxy", "openssl") if not shutil.which(name)]
+    ensure(not missing, f"{', '.join(missing)} can't be found")
+    main()
