@@ -35,8 +35,12 @@ pub mod console;
 
 pub mod runtime;
 
+pub mod checks;
+pub mod folding;
 pub mod retention;
 pub mod store;
 
 pub mod error;
 pub mod id;
+pub mod text;
+pub mod when;
