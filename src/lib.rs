@@ -36,6 +36,8 @@ pub mod console;
 
 pub mod runtime;
 
+pub mod checks;
+pub mod folding;
 pub mod retention;
 pub mod store;
 
@@ -43,3 +45,5 @@ pub mod metrics;
 
 pub mod error;
 pub mod id;
+pub mod text;
+pub mod when;

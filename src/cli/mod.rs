@@ -2,11 +2,11 @@
 
 mod backup;
 mod check;
+mod console;
 mod keys;
 mod serve;
 mod table;
 mod usage;
-mod when;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -33,6 +33,7 @@ Commands:
   usage                 Tell what the ledger holds
   usage show ID         Tell one request's story
   usage verify          Look for rows that were altered, removed or put in
+  console password      Set the password of the console
   backup FILE           Make a consistent copy of the database while it is used
   check                 Try every part that a completion needs
 
@@ -74,6 +75,7 @@ fn run() -> Result<(), CliError> {
             "usage" => usage::run(args),
             "backup" => backup::run(args),
             "check" => check::run(args),
+            "console" => console::run(args),
             _ => Err(CliError::Usage(format!("there is no command {command:?}."))),
         },
         None if args.done => Ok(()),

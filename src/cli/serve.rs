@@ -12,6 +12,7 @@ use signal_hook::{flag, low_level::pipe};
 use super::{Args, CliError, open_store};
 use crate::config::Config;
 use crate::console::{Console, Machines};
+use crate::folding::Folding;
 use crate::hosts::Hosts;
 use crate::listener::{Limits, Listener, Socket};
 use crate::logging;
@@ -41,7 +42,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     if args.words(HELP, [], &mut [])?.is_none() {
         return Ok(());
     }
-    let config = args.config()?;
+    let config = Arc::new(args.config()?);
     logging::start(config.log_level);
     for name in &config.unknown_variables {
         log::warn!("{name} in the environment is no setting that this version knows");
@@ -70,19 +71,21 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let listener = Listener::new(sockets, limits).map_err(|error| failed("the listener", &error))?;
     stop_on_signals(&listener).map_err(|error| failed("the signals", &error))?;
     let retention = config.retention_days.map(|days| Retention::start(Arc::clone(&store), days));
+    let folding = Folding::start(Arc::clone(&store));
     let metrics = Arc::new(Metrics::default());
     let machines =
         Machines::new(Arc::clone(&store), Arc::clone(&metrics), listener.load(), runtimes.is_some());
-    let console = config.console_host.map(|host| (host, Console { machines }));
+    let console = |host| (host, Console::new(Arc::clone(&config), Arc::clone(&store), machines));
+    let console = config.console_host.clone().map(console);
     let api = Pipeline {
-        api_hosts: config.api_hosts,
+        api_hosts: config.api_hosts.clone(),
         compatibility: config.compatibility,
         store,
         runtimes,
         metrics,
     };
     listener.run(Arc::new(Hosts { console, api })).map_err(|error| failed("the listener", &error))?;
-    drop(retention);
+    drop((retention, folding));
     log::info!("stopped");
     Ok(())
 }
