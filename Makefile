@@ -32,12 +32,14 @@ lint: ## Check the format, the lints and the documentation
 unit: ## Run the unit and integration tests
 	cargo test --locked
 
-outside: build .venv/ready ## Hold the release binary to the contract, the OpenAPI document, slow clients and crashes
+outside: build .venv/ready ## Hold the release binary to the contract, the OpenAPI document, Prometheus, slow clients, crashes
 	@test -x $(CONFORMANCE) || { echo "$(CONFORMANCE) is not there. CONFORMANCE=... names another place."; exit 1; }
 	$(CONFORMANCE) -search
 	.venv/bin/python tests/outside/openapi.py
 	@tests/outside/need 'command -v slowhttptest' slowhttptest
 	$(PYTHON) tests/outside/slow_clients.py
+	@tests/outside/need 'command -v prometheus && command -v promtool' prometheus
+	$(PYTHON) tests/outside/metrics.py
 	$(PYTHON) tests/outside/full_disk.py
 	$(PYTHON) tests/outside/crash.py
 	$(PYTHON) tests/outside/power_cut.py

@@ -8,6 +8,7 @@
 //! - [`pipeline`] takes a request through the steps of [`api`], in the order in which their errors win.
 //! - [`runtime`] asks the inference runtime, [`store`] keeps the keys and the ledger; [`retention`] removes what
 //!   is old in it.
+//! - [`metrics`] counts what came of it.
 //!
 //! What holds everywhere:
 //!
@@ -39,6 +40,8 @@ pub mod checks;
 pub mod folding;
 pub mod retention;
 pub mod store;
+
+pub mod metrics;
 
 pub mod error;
 pub mod id;

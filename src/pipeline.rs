@@ -12,6 +12,7 @@ use crate::error::{ApiError, Failure};
 use crate::http::{Head, Request, Response};
 use crate::id::RequestId;
 use crate::listener::Service;
+use crate::metrics::{Metrics, Times};
 use crate::runtime::{Generated, Runtimes};
 use crate::store::{NewRow, Outcome, Store, Tokens};
 
@@ -21,6 +22,7 @@ pub struct Pipeline {
     pub compatibility: Compatibility,
     pub store: Arc<Store>,
     pub runtimes: Option<Runtimes>,
+    pub metrics: Arc<Metrics>,
 }
 
 /// What is known of a request while it goes through the steps.
@@ -33,6 +35,8 @@ struct Record {
     caller: Option<Caller>,
     row: Row,
     runtime: Option<Duration>,
+    /// Of opening the row and settling it together.
+    ledger: Option<Duration>,
 }
 
 /// Where a request stands with the ledger.
@@ -47,11 +51,14 @@ impl Service for Pipeline {
     fn answer(&self, request: &Request, received: Instant) -> Response {
         let mut record = Record::new(received);
         let result = guarded(|| self.complete(request, &mut record));
-        let result = guarded(|| self.settle(&record, result));
+        let result = guarded(|| self.settle(&mut record, result));
+        let outcome = result.as_ref().map(|generated| generated.tokens).map_err(|failure| failure.error);
+        self.metrics.answered(outcome, &record.times());
         respond(&record, result)
     }
 
     fn refuse(&self, _: Option<&Head>, failure: Failure) -> Response {
+        self.metrics.refused(failure.error);
         respond(&Record::new(Instant::now()), Err(failure))
     }
 }
@@ -67,22 +74,24 @@ impl Pipeline {
         let chat = validation::read(&request.head, body, self.compatibility)?;
         let runtimes = inference::configured(self.runtimes.as_ref())?;
         record.row = Row::Refused;
-        ledger::open(&self.store, record.new_row())?;
+        let row = record.new_row();
+        timed(&mut record.ledger, || ledger::open(&self.store, row))
+            .inspect_err(|_| self.metrics.ledger_open_errors.add(1))?;
         record.row = Row::Open;
-        let asked = Instant::now();
-        let generated = inference::run(runtimes, &chat);
-        record.runtime = Some(asked.elapsed());
-        generated
+        timed(&mut record.runtime, || inference::run(runtimes, &chat))
     }
 
     /// Puts what came of a caller's request into the ledger. A completion that can't be put there is none;
     /// an error stays what it is.
-    fn settle(&self, record: &Record, result: Result<Generated, Failure>) -> Result<Generated, Failure> {
+    fn settle(&self, record: &mut Record, result: Result<Generated, Failure>) -> Result<Generated, Failure> {
         if record.caller.is_none() || matches!(record.row, Row::Refused) {
             return result;
         }
         let is_open = matches!(record.row, Row::Open);
-        match ledger::settle(&self.store, is_open, record.new_row(), record.outcome(&result)) {
+        let (row, outcome) = (record.new_row(), record.outcome(&result));
+        let settled = timed(&mut record.ledger, || ledger::settle(&self.store, is_open, row, outcome))
+            .inspect_err(|_| self.metrics.ledger_settle_errors.add(1));
+        match settled {
             Ok(()) => result,
             Err(error) if result.is_ok() => Err(ledger::not_kept(&error)),
             Err(error) => {
@@ -101,6 +110,14 @@ fn guarded(steps: impl FnOnce() -> Result<Generated, Failure>) -> Result<Generat
             "a step panicked; the line before tells where",
         ))
     })
+}
+
+/// Does a step, and adds the time that it took.
+fn timed<T>(time: &mut Option<Duration>, step: impl FnOnce() -> T) -> T {
+    let began = Instant::now();
+    let result = step();
+    *time = Some(time.unwrap_or_default() + began.elapsed());
+    result
 }
 
 fn respond(record: &Record, result: Result<Generated, Failure>) -> Response {
@@ -123,6 +140,7 @@ impl Record {
             caller: None,
             row: Row::None,
             runtime: None,
+            ledger: None,
         }
     }
 
@@ -153,10 +171,18 @@ impl Record {
         }
     }
 
+    fn times(&self) -> Times {
+        let Self { queue, runtime, ledger, .. } = *self;
+        Times { whole: self.received.elapsed(), queue, runtime, ledger }
+    }
+
     fn server_timing(&self) -> String {
         let mut text = format!("queue;dur={:.3}", milliseconds(self.queue));
         if let Some(runtime) = self.runtime {
             text += &format!(", runtime;dur={:.3}", milliseconds(runtime));
+        }
+        if let Some(ledger) = self.ledger {
+            text += &format!(", ledger;dur={:.3}", milliseconds(ledger));
         }
         text + &format!(", total;dur={:.3}", milliseconds(self.received.elapsed()))
     }

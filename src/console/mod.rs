@@ -1,7 +1,7 @@
 //! The console: API keys and usage for the operator, rendered here, on a host of its own.
 //!
-//! A request's way: the files that every page needs, then whether a password is set, where the request comes from,
-//! who is signed in, the form's token, and at last the page.
+//! A request's way: the files that every page needs and what programs ask for, then whether a password is set, where
+//! the request comes from, who is signed in, the form's token, and at last the page.
 
 mod assets;
 mod chart;
@@ -9,6 +9,7 @@ mod export;
 mod figures;
 mod form;
 mod keys;
+mod machines;
 mod page;
 pub mod password;
 mod request;
@@ -30,6 +31,7 @@ use crate::store::{Store, StoreError};
 use self::assets::Assets;
 use self::export::Exports;
 use self::keys::Made;
+pub use self::machines::Machines;
 use self::sign_in::SignIn;
 use self::status::Checks;
 use self::visit::Visit;
@@ -43,6 +45,7 @@ pub struct Console {
     made: Made,
     checks: Arc<Checks>,
     exports: Exports,
+    machines: Machines,
 }
 
 /// Why there is no page: each has one of its own.
@@ -66,7 +69,7 @@ impl From<StoreError> for Stop {
 }
 
 impl Console {
-    pub fn new(config: Arc<Config>, store: Arc<Store>) -> Self {
+    pub fn new(config: Arc<Config>, store: Arc<Store>, machines: Machines) -> Self {
         Self {
             config,
             store,
@@ -76,6 +79,7 @@ impl Console {
             made: Made::default(),
             checks: Arc::default(),
             exports: Exports::default(),
+            machines,
         }
     }
 
@@ -95,6 +99,9 @@ impl Console {
     fn serve(&self, request: &Request) -> Response {
         if let Some(file) = self.assets.find(&request.head) {
             return file;
+        }
+        if let Some(answer) = self.machines.answer(request) {
+            return answer;
         }
         self.page(request).unwrap_or_else(|stop| page::stopped(&self.assets, &stop))
     }

@@ -5,6 +5,7 @@
 
 mod connection;
 mod limits;
+mod load;
 mod socket;
 mod workers;
 
@@ -12,6 +13,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mio::event::Event;
@@ -19,6 +21,7 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use slab::Slab;
 
 pub use limits::Limits;
+pub use load::{Level, Load, Snapshot};
 pub use socket::{Address, Socket};
 
 use self::connection::{Connection, Expired, Outcome, Then};
@@ -57,6 +60,7 @@ const TOO_MUCH_BUFFERED: &str = "the bound on buffered bytes is reached";
 pub struct Listener {
     sockets: Vec<Socket>,
     limits: Limits,
+    load: Arc<Load>,
     stop: UnixStream,
     stopper: UnixStream,
 }
@@ -65,12 +69,18 @@ impl Listener {
     pub fn new(sockets: Vec<Socket>, limits: Limits) -> io::Result<Self> {
         let (stop, stopper) = UnixStream::pair()?;
         stop.set_nonblocking(true)?;
-        Ok(Self { sockets, limits, stop, stopper })
+        let load = Arc::new(Load::new(&limits));
+        Ok(Self { sockets, limits, load, stop, stopper })
     }
 
     /// The end of a pipe: a byte written to it, by a signal handler for one, stops the listener.
     pub fn stopper(&self) -> io::Result<UnixStream> {
         self.stopper.try_clone()
+    }
+
+    /// How busy it is, to be looked at while it serves.
+    pub fn load(&self) -> Arc<Load> {
+        Arc::clone(&self.load)
     }
 
     /// Serves until it is stopped, and then until all that is under way is answered.
@@ -88,7 +98,8 @@ impl Listener {
             accepting: sockets.iter().map(|_| false).collect(),
             sockets,
             accept_after: now,
-            workers: Workers::start(self.limits.workers, self.limits.queue, Arc::clone(&service), waker),
+            workers: Workers::start(&self.limits, Arc::clone(&self.load), Arc::clone(&service), waker),
+            load: self.load,
             service,
             poll,
             connections: Slab::new(),
@@ -115,6 +126,7 @@ struct Loop<S> {
     /// Accepting rests until then, because there was no file descriptor for a connection.
     accept_after: Instant,
     workers: Workers<S>,
+    load: Arc<Load>,
     service: Arc<S>,
     connections: Slab<Entry>,
     scratch: Vec<u8>,
@@ -162,6 +174,7 @@ impl<S: Service> Loop<S> {
             self.next_sweep = now + self.limits.tick();
             self.sweep(now);
         }
+        self.load.publish(self.connections.len(), self.buffered);
         Ok(())
     }
 
@@ -222,8 +235,9 @@ impl<S: Service> Loop<S> {
 
     fn welcome(&mut self, mut stream: socket::Stream, peer: Option<IpAddr>) {
         if self.connections.len() >= self.limits.max_connections && !self.close_longest_idle() {
-            return;
+            return count(&self.load.turned_away);
         }
+        count(&self.load.accepted);
         let slot = self.connections.vacant_entry();
         if let Err(error) = stream.register(self.poll.registry(), Token(slot.key())) {
             log::warn!("a connection could not be watched: {error}");
@@ -240,7 +254,11 @@ impl<S: Service> Loop<S> {
             .filter(|(_, entry)| entry.connection.is_idle())
             .min_by_key(|(_, entry)| entry.connection.deadline())
             .map(|(index, _)| index);
-        longest.map(|index| self.close(index)).is_some()
+        if let Some(index) = longest {
+            self.close(index);
+            count(&self.load.made_way);
+        }
+        longest.is_some()
     }
 
     /// Lets a connection go on as far as it can.
@@ -275,9 +293,12 @@ impl<S: Service> Loop<S> {
         // What has come of it counts already, as this connection's; whole, it is the workers'.
         let others = self.buffered - entry.weight + self.workers.weight();
         if !self.workers.have_room(&request) {
+            let stands_back = self.service.stands_back(&request.head);
+            count(if stands_back { &self.load.aside_full } else { &self.load.queue_full });
             let taken = "every worker and every place in the queue is taken";
             self.refuse(index, Some(&request.head), Failure::shed(taken));
         } else if others + request.weight() > self.limits.buffered_bytes {
+            count(&self.load.buffers_full);
             self.refuse(index, Some(&request.head), Failure::shed(TOO_MUCH_BUFFERED));
         } else {
             entry.connection.hand_over();
@@ -301,6 +322,7 @@ impl<S: Service> Loop<S> {
         let entry = &self.connections[index];
         let buffered = self.buffered + self.workers.weight();
         if buffered > self.limits.buffered_bytes && entry.connection.holds_half_a_request() {
+            count(&self.load.buffers_full);
             self.refuse(index, None, Failure::shed(TOO_MUCH_BUFFERED));
             self.advance(index);
         }
@@ -359,4 +381,8 @@ impl<S: Service> Loop<S> {
             }
         }
     }
+}
+
+fn count(events: &AtomicU64) {
+    events.fetch_add(1, Ordering::Relaxed);
 }

@@ -10,6 +10,8 @@ use threadpool::ThreadPool;
 
 use super::Service;
 use super::connection::Then;
+use super::limits::Limits;
+use super::load::Load;
 use super::socket::Stream;
 use crate::http::Request;
 use crate::http::response::{self, Pieces, chunk};
@@ -30,9 +32,9 @@ struct Pool {
 }
 
 impl Pool {
-    fn new(name: &str, count: usize, queue: usize) -> Self {
+    fn new(name: &str, count: usize, queue: usize, under_way: Arc<AtomicUsize>) -> Self {
         let threads = threadpool::Builder::new().num_threads(count).thread_name(name.into()).build();
-        Self { threads, room: count + queue, under_way: Arc::default() }
+        Self { threads, room: count + queue, under_way }
     }
 
     fn has_room(&self) -> bool {
@@ -60,8 +62,7 @@ impl Pool {
 struct Desk {
     done: Mutex<Vec<Done>>,
     waker: Waker,
-    /// The memory that the requests under way hold.
-    weight: AtomicUsize,
+    load: Arc<Load>,
     stopping: AtomicBool,
 }
 
@@ -97,17 +98,12 @@ const ASIDE_QUEUE: usize = 16;
 const ASIDE_NICE: i32 = 10;
 
 impl<S: Service> Workers<S> {
-    pub fn start(count: usize, queue: usize, service: Arc<S>, waker: Waker) -> Self {
+    pub fn start(limits: &Limits, load: Arc<Load>, service: Arc<S>, waker: Waker) -> Self {
         Self {
             service,
-            pool: Pool::new("worker", count, queue),
-            aside: Pool::new("aside", ASIDE, ASIDE_QUEUE).stand_back(),
-            desk: Arc::new(Desk {
-                done: Mutex::default(),
-                waker,
-                weight: AtomicUsize::new(0),
-                stopping: AtomicBool::new(false),
-            }),
+            pool: Pool::new("worker", limits.workers, limits.queue, Arc::clone(&load.under_way)),
+            aside: Pool::new("aside", ASIDE, ASIDE_QUEUE, Arc::default()).stand_back(),
+            desk: Arc::new(Desk { done: Mutex::default(), waker, load, stopping: AtomicBool::new(false) }),
         }
     }
 
@@ -122,7 +118,7 @@ impl<S: Service> Workers<S> {
 
     /// The memory that the requests under way hold.
     pub fn weight(&self) -> usize {
-        self.desk.weight.load(Ordering::Acquire)
+        self.desk.load.weight.load(Ordering::Acquire)
     }
 
     pub fn answer(&self, connection: usize, request: Request, stream: Arc<Stream>) {
@@ -157,7 +153,7 @@ impl<S: Service> Workers<S> {
 
     fn turn(&self, pool: &Pool, connection: usize, stream: Arc<Stream>, weight: usize) -> Turn {
         pool.under_way.fetch_add(1, Ordering::AcqRel);
-        self.desk.weight.fetch_add(weight, Ordering::AcqRel);
+        self.desk.load.weight.fetch_add(weight, Ordering::AcqRel);
         Turn {
             desk: Arc::clone(&self.desk),
             connection,
@@ -230,7 +226,7 @@ impl Turn {
 
     fn give_room_back(&mut self) {
         if let Some((weight, under_way)) = self.counted.take() {
-            self.desk.weight.fetch_sub(weight, Ordering::AcqRel);
+            self.desk.load.weight.fetch_sub(weight, Ordering::AcqRel);
             under_way.fetch_sub(1, Ordering::AcqRel);
         }
     }

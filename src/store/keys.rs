@@ -152,6 +152,15 @@ impl Store {
         Ok(changed > 0)
     }
 
+    /// Notes a use that leaves no row in the ledger.
+    pub fn note_use(&self, id: &str, now: i64) -> Result<(), StoreError> {
+        let id = id.to_owned();
+        self.write(move |connection| {
+            connection.execute("UPDATE keys SET last_used = ?2 WHERE id = ?1", rusqlite::params![id, now])
+        })?;
+        Ok(())
+    }
+
     /// Whether there was such a key. One that is revoked already stays revoked since then.
     pub fn revoke_key(&self, id: &str, now: i64) -> Result<bool, StoreError> {
         let id = id.to_owned();
@@ -217,11 +226,12 @@ mod tests {
         let key = store.find_key(&digest).expect("a look-up").expect("the key");
         assert_eq!((key.id.as_str(), key.created, key.expires, key.revoked), (id.as_str(), 5, Some(9), None));
         assert_eq!(key.permissions, Permission::ALL);
+        store.note_use(&id, 6).expect("a change");
         assert!(store.rename_key(&id, &name("second")).expect("a change"));
         assert!(store.revoke_key(&id, 7).expect("a change"));
         assert!(store.revoke_key(&id, 8).expect("a change"));
         let key = store.find_key(&digest).expect("a look-up").expect("the key");
-        assert_eq!((key.name.as_str(), key.revoked), ("second", Some(7)));
+        assert_eq!((key.name.as_str(), key.last_used, key.revoked), ("second", Some(6), Some(7)));
         assert!(!store.rename_key("key_none", &name("x")).expect("no change"));
         assert!(!store.revoke_key("key_none", 1).expect("no change"));
         assert!(store.add_key("secret", &name("again"), &[], 5, None).is_err(), "a secret has one key");

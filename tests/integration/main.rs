@@ -9,5 +9,6 @@ mod faults;
 mod ledger;
 mod lifecycle;
 mod limits;
+mod metrics;
 mod runtime;
 mod wire;
