@@ -6,6 +6,9 @@ use maud::{Markup, html};
 const WIDTH: f64 = 1000.0;
 const HEIGHT: f64 = 200.0;
 
+/// How long a value without neighbours is drawn.
+const DOT: f64 = 14.0;
+
 /// The share of its place that a bar fills.
 const FILLED: f64 = 0.78;
 
@@ -66,7 +69,7 @@ impl Chart<'_> {
         self.figure(&scale, &drawn)
     }
 
-    /// Values that stand for themselves, as lines. A value without neighbours is a dot.
+    /// Values that stand for themselves, as lines. A value without neighbours is a dash.
     pub fn lines(&self) -> Markup {
         let most =
             self.series.iter().flat_map(|series| series.values.iter().flatten()).copied().fold(0.0, f64::max);
@@ -98,9 +101,11 @@ impl Chart<'_> {
                             path.grid d=(format!("M0 {y:.1}h{WIDTH}")) {}
                         }
                         (drawn)
-                        @for (bar, label) in self.labels.iter().enumerate() {
-                            rect.h x=(format!("{:.1}", bar as f64 * place)) width=(format!("{place:.1}")) height=(HEIGHT) {
-                                title { (self.told_of(bar, label)) }
+                        g.h {
+                            @for (bar, label) in self.labels.iter().enumerate() {
+                                rect x=(format!("{:.0}", bar as f64 * place)) width=(format!("{place:.0}")) height=(HEIGHT) {
+                                    title { (self.told_of(bar, label)) }
+                                }
                             }
                         }
                     }
@@ -121,10 +126,11 @@ impl Chart<'_> {
         told
     }
 
-    /// The same to be read. A bar of which nothing is known has no line.
+    /// The same to be read. A bar without anything has no line.
     fn table(&self) -> Markup {
         let is_known =
             |bar: usize| self.series.iter().any(|series| series.values[bar].is_some_and(|v| v > 0.0));
+        let told = |value: Option<f64>| value.map_or("–".into(), self.told);
         html! {
             details.data {
                 summary { "As a table" span.unseen { ": " (self.title) } }
@@ -132,15 +138,13 @@ impl Chart<'_> {
                     table {
                         thead { tr {
                             th scope="col" { "Time (UTC)" }
-                            @for series in &self.series { th.number scope="col" { (series.name) } }
+                            @for series in &self.series { th scope="col" { (series.name) } }
                         } }
                         tbody {
                             @for (bar, label) in self.labels.iter().enumerate().filter(|(bar, _)| is_known(*bar)) {
                                 tr {
                                     th scope="row" { (label) }
-                                    @for series in &self.series {
-                                        td.number { @match series.values[bar] { Some(value) => ((self.told)(value)), None => "–" } }
-                                    }
+                                    @for series in &self.series { td { (told(series.values[bar])) } }
                                 }
                             }
                         }
@@ -160,10 +164,11 @@ fn line(values: &[Option<f64>], place: f64, top: f64) -> String {
         let (x, y) = (bar as f64 * place + place / 2.0, HEIGHT - value / top * HEIGHT);
         let is_first = bar == 0 || values[bar - 1].is_none();
         let is_last = values.get(bar + 1).is_none_or(Option::is_none);
-        path += &format!("{}{x:.1} {y:.1}", if is_first { "M" } else { "L" });
-        if is_first && is_last {
-            path += "h.1";
-        }
+        path += &match (is_first, is_last) {
+            (true, true) => format!("M{:.1} {y:.1}h{DOT}", x - DOT / 2.0),
+            (true, false) => format!("M{x:.1} {y:.1}"),
+            (false, _) => format!("L{x:.1} {y:.1}"),
+        };
     }
     path
 }

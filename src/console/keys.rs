@@ -53,22 +53,23 @@ pub fn list(console: &Console, visit: &Visit, session: &Session) -> Result<Respo
     let keys = console.store.list_keys()?;
     let counts = if keys.is_empty() { HashMap::new() } else { counts(console, visit.now)? };
     let (active, revoked): (Vec<&Key>, Vec<&Key>) = keys.iter().partition(|key| key.revoked.is_none());
-    let named = |id: &str| keys.iter().find(|key| key.id == id).map_or("", |key| key.name.as_str());
+    let named =
+        |what: &str| keys.iter().find(|key| key.id == visit.query.get(what)).map(|key| key.name.as_str());
     let content = html! {
         main {
             div.head {
                 h1 { "API Keys" }
                 @if !active.is_empty() { a.button.primary href="/keys/new" { "Create key" } }
             }
-            @if visit.query.get("renamed") != "" {
-                p.notice role="status" { "Renamed to " strong { (named(visit.query.get("renamed"))) } "." }
-            } @else if visit.query.get("revoked") != "" {
-                p.notice role="status" { strong { (named(visit.query.get("revoked"))) } " is revoked and refused from now on." }
-            } @else if visit.query.get("made") != "" {
-                p.notice role="status" { "That key was made already; its secret can't be shown again. If you did not copy \
+            @if let Some(name) = named("renamed") {
+                p.notice role="status" { "Renamed to " strong.text { (name) } "." }
+            } @else if let Some(name) = named("revoked") {
+                p.notice role="status" { strong.text { (name) } " is revoked and refused from now on." }
+            } @else if visit.query.has("made") {
+                p.notice role="status" { "That key was made already; its secret can’t be shown again. If you did not copy \
                     it, revoke the key and create another." }
-            } @else if visit.query.get("bad") != "" {
-                p.alert role="alert" { "A key's name has " (KeyName::TAKES) ". Nothing was changed." }
+            } @else if visit.query.has("bad") {
+                p.alert role="alert" { "A key’s name has " (KeyName::TAKES) ". Nothing was changed." }
             }
             @if active.is_empty() {
                 section.empty {
@@ -142,10 +143,10 @@ fn row(key: &Key, requests: i64, session: &Session, now: i64) -> Markup {
                 @for permission in &key.permissions { span.badge { (permission.as_str()) } " " }
                 @if key.permissions.is_empty() { "none" }
             }
-            td role="cell" data-label="Created" { (page::time(key.created, false)) }
+            td role="cell" data-label="Created" { (page::date(key.created)) }
             td role="cell" data-label=(if key.revoked.is_some() { "Revoked" } else { "Expires" }) {
                 @match key.revoked.or(key.expires) {
-                    Some(time) => (page::time(time, false)),
+                    Some(time) => (page::date(time)),
                     None => "never",
                 }
             }

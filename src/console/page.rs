@@ -198,13 +198,20 @@ const SECOND: &[BorrowedFormatItem<'_>] =
 
 /// A time to the minute, or to the second. A script tells the local time to whoever points at it.
 pub fn time(unix: i64, seconds: bool) -> Markup {
-    let Some(exact) =
-        OffsetDateTime::from_unix_timestamp(unix).ok().and_then(|time| time.format(SECOND).ok())
-    else {
-        return html! { "–" };
-    };
-    let shown = exact[..if seconds { 19 } else { 16 }].replace('T', " ");
-    html! { time datetime=(exact) { (shown) } }
+    shown(unix, if seconds { 19 } else { 16 })
+}
+
+/// The day of a time, which the script tells whole.
+pub fn date(unix: i64) -> Markup {
+    shown(unix, 10)
+}
+
+fn shown(unix: i64, length: usize) -> Markup {
+    let time = OffsetDateTime::from_unix_timestamp(unix).ok();
+    match time.and_then(|time| time.format(SECOND).ok()) {
+        Some(exact) => html! { time datetime=(exact) { (exact[..length].replace('T', " ")) } },
+        None => html! { "–" },
+    }
 }
 
 /// "1 request", "2,000 requests".

@@ -58,6 +58,8 @@ impl SignIn {
                 form method="post" action="/sign-in" {
                     input type="hidden" name="token" value=(form_token(visitor));
                     input type="hidden" name="next" value=(next);
+                    // For the browser's store of passwords, which wants a name with each.
+                    input type="text" name="name" value="operator" autocomplete="username" hidden;
                     label for="password" { "Password of the operator" }
                     input #password type="password" name="password" autocomplete="current-password" required
                         autofocus maxlength="1024";

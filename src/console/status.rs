@@ -11,6 +11,7 @@ use super::visit::Session;
 use super::{Console, Stop};
 use crate::checks::{self, Finding, Verdict};
 use crate::http::Response;
+use crate::listener::Level;
 use crate::text::grouped;
 use crate::when;
 
@@ -134,17 +135,25 @@ fn findings(findings: &[Finding]) -> Markup {
 }
 
 fn facts(console: &Console) -> Markup {
+    let load = console.machines.load();
     let size = std::fs::metadata(&console.config.database).map(|file| file.len()).ok();
     html! {
         dl.facts {
             dt { "Version" } dd { (env!("CARGO_PKG_VERSION")) }
             dt { "Running for" } dd { (lasted(console.started.elapsed())) }
-            dt { "Workers" } dd { (grouped(console.config.workers as i64)) }
-            dt { "Places in the queue" } dd { (grouped(console.config.queue as i64)) }
+            dt { "Workers busy" } dd { (level(load.workers)) }
+            dt { "Waiting for a worker" } dd { (level(load.queue)) }
+            dt { "Connections" } dd { (level(load.connections)) }
+            dt { "Held in buffers" } dd { (bytes(load.buffered_bytes.now as u64)) " of " (bytes(load.buffered_bytes.most as u64)) }
+            dt { "Turned away for want of room" } dd { (count((load.queue_full + load.buffers_full) as i64, "request")) " since the start" }
             dt { "Database" } dd { @match size { Some(size) => (bytes(size)), None => "not known" } }
             dt { "Left on its disk" } dd { @match checks::bytes_free(&console.config.database) { Some(free) => (bytes(free)), None => "not known" } }
         }
     }
+}
+
+fn level(level: Level) -> String {
+    format!("{} of {}", grouped(level.now as i64), grouped(level.most as i64))
 }
 
 fn lasted(time: Duration) -> String {

@@ -16,7 +16,7 @@ use crate::store::{Key, LedgerRow, Listing};
 use crate::text::grouped;
 
 /// How many requests a page lists.
-const LISTED: usize = 25;
+const LISTED: usize = 20;
 
 pub fn page(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
     let view = View::read(&visit.query, visit.now);
@@ -158,6 +158,7 @@ fn rate(part: i64, all: i64) -> String {
     let percent = part as f64 / all as f64 * 100.0;
     match percent {
         p if part == all || p == 0.0 => format!("{p:.0} %"),
+        p if p < 0.1 => "< 0.1 %".into(),
         p if p > 99.99 => "> 99.99 %".into(),
         p if p > 99.9 => format!("{p:.2} %"),
         p => format!("{:.1} %", p.min(99.9)),
@@ -167,7 +168,6 @@ fn rate(part: i64, all: i64) -> String {
 /// What the bars are of, and what stands under every quarter of them.
 fn labels(view: &View) -> (Vec<String>, Vec<String>) {
     const DAY: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day]");
-    const MINUTE: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day] [hour]:[minute]");
     const CLOCK: &[BorrowedFormatItem<'_>] = format_description!("[hour]:[minute]");
     const SHORT: &[BorrowedFormatItem<'_>] = format_description!("[month repr:short] [day padding:none]");
     let shown = |unix: i64, format: &[BorrowedFormatItem<'_>]| {
@@ -176,22 +176,20 @@ fn labels(view: &View) -> (Vec<String>, Vec<String>) {
             .and_then(|time| time.format(format).ok())
             .unwrap_or_default()
     };
-    let is_days = view.width >= 86_400;
+    // A year is named where it could be another.
+    let day = if view.range.until - view.range.since > 300 * 86_400 { DAY } else { SHORT };
     let label = |bar: usize| {
         let (start, end) = (view.start(bar), (view.start(bar) + view.width).min(view.range.until));
-        if is_days && end - start <= 86_400 {
-            shown(start, DAY)
-        } else if is_days {
-            format!("{} to {}", shown(start, DAY), shown(end - 1, DAY))
-        } else {
-            format!("{} to {}", shown(start, MINUTE), shown(end, CLOCK))
+        match view.width {
+            86_400 => shown(start, day),
+            width if width > 86_400 => format!("{} – {}", shown(start, day), shown(end - 1, day)),
+            _ => format!("{} {}–{}", shown(start, day), shown(start, CLOCK), shown(end, CLOCK)),
         }
     };
     let is_one_day = view.range.until - view.range.since <= 86_400;
     let bars = view.bars();
     let ticks = if bars < 4 { 1 } else { 4 };
-    let tick =
-        |number: usize| shown(view.start(number * bars / ticks), if is_one_day { CLOCK } else { SHORT });
+    let tick = |number: usize| shown(view.start(number * bars / ticks), if is_one_day { CLOCK } else { day });
     ((0..bars).map(label).collect(), (0..ticks).map(tick).collect())
 }
 
@@ -343,7 +341,7 @@ fn request(row: &LedgerRow) -> Markup {
     html! {
         tr {
             td { (page::time(row.created, true)) }
-            td { a href=(format!("/usage/{id}")) title=(id) { code { (short_id) } } }
+            td { a href=(format!("/usage/{id}")) { code { (short_id) } } }
             td.name { span.text { (row.key_name) } }
             td { (outcome(row.status, row.error_code.as_deref())) }
             td.number { (number(row.tokens.prompt_tokens)) }
@@ -376,6 +374,7 @@ mod tests {
             (0, 9, "0 %"),
             (9, 9, "100 %"),
             (1, 3, "33.3 %"),
+            (1, 100_000, "< 0.1 %"),
             (9_996, 10_000, "99.96 %"),
             (999_999, 1_000_000, "> 99.99 %"),
         ] {

@@ -4,6 +4,7 @@
 mod support;
 
 mod cli;
+mod console;
 mod crowd;
 mod faults;
 mod ledger;
