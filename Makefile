@@ -5,7 +5,7 @@ CONFORMANCE ?= ../shared/acceptance/conformance.py
 FUZZ_SECONDS ?= 120
 
 .DEFAULT_GOAL := help
-.PHONY: help build run python test lint unit outside clients model test-crash bench bench-years fuzz clean
+.PHONY: help build run python test lint unit outside clients console model test-crash bench bench-years bench-console fuzz clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -22,7 +22,7 @@ python:
 		echo "Python 3.10 or newer is needed, and $(PYTHON) is not. Install the package python3, or name another:" \
 			"PYTHON=/path/to/python3 make run" >&2; exit 1; }
 
-test: lint unit outside clients model ## Run every check
+test: lint unit outside clients console model ## Run every check
 
 lint: ## Check the format, the lints and the documentation
 	cargo fmt --check
@@ -49,6 +49,12 @@ clients: build .venv-clients/ready ## Run six client libraries against the relea
 	npm ci --prefix tests/clients --silent --no-audit --no-fund
 	.venv-clients/bin/python tests/clients/run.py
 
+console: build ## Drive the console in a real browser, and look for what shuts people out of it
+	@tests/outside/need 'command -v npm' npm
+	@tests/outside/need 'command -v chromium' chromium
+	npm ci --prefix tests/browser --silent --no-audit --no-fund
+	$(PYTHON) tests/browser/run.py
+
 model: build ## Run the release binary in front of the real model, as make run does
 	@tests/outside/need '$(PYTHON) -c "import ensurepip"' python3-venv
 	@tests/outside/need 'command -v curl' curl
@@ -73,6 +79,11 @@ bench-years: build ## Print what a ledger of ten million rows costs
 	@tests/outside/need 'command -v nginx' nginx-light
 	$(PYTHON) bench/years.py
 
+bench-console: build ## Print what the console costs the API, and its pages' times with ten million rows
+	@tests/outside/need 'command -v wrk' wrk
+	@tests/outside/need 'command -v nginx' nginx-light
+	$(PYTHON) bench/console.py
+
 fuzz: ## Fuzz the request reader and the validator, FUZZ_SECONDS each
 	@cargo fuzz --version >/dev/null 2>&1 || cargo install cargo-fuzz --locked
 	@for target in reader validator; do \
@@ -82,7 +93,7 @@ fuzz: ## Fuzz the request reader and the validator, FUZZ_SECONDS each
 	done
 
 clean: ## Remove what was built; var/, with the keys and the ledger of make run, stays
-	rm -rf target fuzz/target .venv .venv-clients tests/clients/node_modules
+	rm -rf target fuzz/target .venv .venv-clients tests/clients/node_modules tests/browser/node_modules
 
 .venv/ready: tests/outside/requirements.txt
 .venv-clients/ready: tests/clients/requirements.txt
