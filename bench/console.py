@@ -82,7 +82,7 @@ class Use:
 
 def folded(database):
     with contextlib.closing(sqlite3.connect(database)) as connection:
-        return connection.execute("SELECT (SELECT max(seq) FROM usage) - seq FROM usage_folded").fetchone()[0]
+        return connection.execute("SELECT (SELECT max(seq) FROM usage WHERE seq IS NOT NULL) - seq FROM usage_folded").fetchone()[0]
 
 
 def main():

@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use adriaticum::id::RequestId;
 use adriaticum::store::{NewRow, Outcome, Store, Tokens};
 
-fn row() -> NewRow {
-    NewRow {
+fn row() -> Arc<NewRow> {
+    Arc::new(NewRow {
         request_id: RequestId::new().to_string(),
         key_id: "key_0123456789abcdef".into(),
         key_name: "benchmark".into(),
         created: time::OffsetDateTime::now_utc().unix_timestamp(),
         note_use: false,
-    }
+    })
 }
 
 fn outcome() -> Outcome {
@@ -38,7 +38,7 @@ fn write(store: &Store, end: Instant) -> (u64, Duration, Duration) {
     while Instant::now() < end {
         let row = row();
         let began = Instant::now();
-        store.open_row(row.clone()).expect("a new row");
+        store.open_row(Arc::clone(&row)).expect("a new row");
         opening += began.elapsed();
         let began = Instant::now();
         store.close_row(row, outcome()).expect("its outcome");

@@ -42,7 +42,7 @@ struct Record {
 /// Where a request stands with the ledger.
 enum Row {
     None,
-    Open,
+    Open(Arc<NewRow>),
     /// It could not be opened: there is no use in another try.
     Refused,
 }
@@ -74,24 +74,28 @@ impl Pipeline {
         let chat = validation::read(&request.head, body, self.compatibility)?;
         let runtimes = inference::configured(self.runtimes.as_ref())?;
         record.row = Row::Refused;
-        let row = record.new_row();
-        timed(&mut record.ledger, || ledger::open(&self.store, row))
+        let row = new_row(record.id, caller);
+        timed(&mut record.ledger, || ledger::open(&self.store, Arc::clone(&row)))
             .inspect_err(|_| self.metrics.ledger_open_errors.add(1))?;
-        record.row = Row::Open;
+        record.row = Row::Open(row);
         timed(&mut record.runtime, || inference::run(runtimes, &chat))
     }
 
     /// Puts what came of a caller's request into the ledger. A completion that can't be put there is none;
     /// an error stays what it is.
     fn settle(&self, record: &mut Record, result: Result<Generated, Failure>) -> Result<Generated, Failure> {
-        if record.caller.is_none() || matches!(record.row, Row::Refused) {
-            return result;
-        }
-        let is_open = matches!(record.row, Row::Open);
-        let (row, outcome) = (record.new_row(), record.outcome(&result));
-        let settled = timed(&mut record.ledger, || ledger::settle(&self.store, is_open, row, outcome))
-            .inspect_err(|_| self.metrics.ledger_settle_errors.add(1));
-        match settled {
+        let outcome = record.outcome(&result);
+        let written = match (&record.row, &record.caller) {
+            (Row::Open(row), _) => {
+                timed(&mut record.ledger, || self.store.close_row(Arc::clone(row), outcome))
+            }
+            (Row::None, Some(caller)) => {
+                let row = new_row(record.id, caller);
+                timed(&mut record.ledger, || self.store.add_row(row, outcome))
+            }
+            _ => return result,
+        };
+        match written.inspect_err(|_| self.metrics.ledger_settle_errors.add(1)) {
             Ok(()) => result,
             Err(error) if result.is_ok() => Err(ledger::not_kept(&error)),
             Err(error) => {
@@ -141,17 +145,6 @@ impl Record {
             row: Row::None,
             runtime: None,
             ledger: None,
-        }
-    }
-
-    fn new_row(&self) -> NewRow {
-        let caller = self.caller.as_ref().expect("only a caller's request should have a row");
-        NewRow {
-            request_id: self.id.to_string(),
-            key_id: caller.key_id.clone(),
-            key_name: caller.key_name.clone(),
-            created: self.created,
-            note_use: caller.note_use,
         }
     }
 
@@ -212,6 +205,16 @@ impl Record {
             }
         }
     }
+}
+
+fn new_row(id: RequestId, caller: &Caller) -> Arc<NewRow> {
+    Arc::new(NewRow {
+        request_id: id.to_string(),
+        key_id: caller.key_id.clone(),
+        key_name: caller.key_name.clone(),
+        created: id.created(),
+        note_use: caller.note_use,
+    })
 }
 
 fn shown(value: Option<impl ToString>) -> String {

@@ -18,37 +18,40 @@ pub(super) struct Link {
     pub hash: [u8; 32],
 }
 
-/// The link of a row that is completed now.
-pub(super) fn next(connection: &Connection, row: &NewRow, outcome: &Outcome) -> rusqlite::Result<Link> {
-    let (seq, hash) = head(connection)?;
-    let content = Content {
-        request_id: &row.request_id,
-        key_id: &row.key_id,
-        key_name: &row.key_name,
-        created: row.created,
-        status: outcome.status.map(i64::from),
-        error_code: outcome.error_code,
-        tokens: outcome.tokens,
-        times: [outcome.duration_ms, outcome.queue_ms, outcome.runtime_ms],
-        grounded: outcome.grounded,
-    };
-    Ok(Link { seq: seq + 1, hash: content.hash(seq + 1, &hash) })
+impl Link {
+    /// The link of a row that is completed now, after this one.
+    pub fn next(&self, row: &NewRow, outcome: &Outcome) -> Self {
+        let content = Content {
+            request_id: &row.request_id,
+            key_id: &row.key_id,
+            key_name: &row.key_name,
+            created: row.created,
+            status: outcome.status.map(i64::from),
+            error_code: outcome.error_code,
+            tokens: outcome.tokens,
+            times: [outcome.duration_ms, outcome.queue_ms, outcome.runtime_ms],
+            grounded: outcome.grounded,
+        };
+        let seq = self.seq + 1;
+        Self { seq, hash: content.hash(seq, &self.hash) }
+    }
 }
 
 /// Where the chain ends: its newest row, or what stands for it where all rows were removed or none was made.
-fn head(connection: &Connection) -> rusqlite::Result<(i64, [u8; 32])> {
+pub(super) fn head(connection: &Connection) -> rusqlite::Result<Link> {
     let newest = "SELECT seq, hash FROM usage WHERE seq IS NOT NULL ORDER BY seq DESC LIMIT 1";
-    let pair = |row: &Row| Ok((row.get(0)?, row.get(1)?));
-    match connection.prepare_cached(newest)?.query_row([], pair).optional()? {
+    let link = |row: &Row| Ok(Link { seq: row.get(0)?, hash: row.get(1)? });
+    match connection.query_row(newest, [], link).optional()? {
         Some(head) => Ok(head),
         None => anchor(connection),
     }
 }
 
 /// Where the chain begins.
-fn anchor(connection: &Connection) -> rusqlite::Result<(i64, [u8; 32])> {
-    connection
-        .query_row("SELECT anchor_seq, anchor_hash FROM chain", [], |row| Ok((row.get(0)?, row.get(1)?)))
+fn anchor(connection: &Connection) -> rusqlite::Result<Link> {
+    connection.query_row("SELECT anchor_seq, anchor_hash FROM chain", [], |row| {
+        Ok(Link { seq: row.get(0)?, hash: row.get(1)? })
+    })
 }
 
 /// What of a row is hashed: all of it.
@@ -166,7 +169,7 @@ impl Store {
 }
 
 fn walk(connection: &Connection) -> rusqlite::Result<Verdict> {
-    let (mut seq, mut hash) = anchor(connection)?;
+    let Link { mut seq, mut hash } = anchor(connection)?;
     let mut verdict = Verdict { rows: 0, head: String::new(), fault: None };
     let columns = ledger::COLUMNS;
     let mut statement = connection

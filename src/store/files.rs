@@ -29,6 +29,11 @@ impl Files {
         Ok(Self([(database, first?), (log, second?)]))
     }
 
+    /// The path of the log.
+    pub fn log(&self) -> &Path {
+        &self.0[1].0
+    }
+
     pub fn check(&self) -> Result<(), StoreError> {
         for (path, known) in &self.0 {
             if identity(path).ok() != Some(*known) {

@@ -1,9 +1,12 @@
 //! The ledger's rows: made, completed, looked at.
 
-use rusqlite::{Connection, OptionalExtension, Row, named_params};
+use std::sync::Arc;
+
+use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::Serialize;
 
-use super::{Store, StoreError, chain};
+use super::chain::{self, Link};
+use super::{Store, StoreError};
 
 /// A request as it is known when it begins.
 #[derive(Clone, Debug)]
@@ -59,6 +62,9 @@ pub struct LedgerRow {
 pub(super) const COLUMNS: &str = "request_id, key_id, key_name, created, status, error_code, prompt_tokens,
     completion_tokens, total_tokens, duration_ms, queue_ms, runtime_ms, grounded, seq";
 
+/// Which rows have no outcome yet.
+pub(super) const IS_OPEN: &str = "seq IS NULL AND request_id >= (SELECT closed_before FROM chain)";
+
 /// What stands in the row of a request that was under way when the service ended.
 const INTERRUPTED: Outcome = Outcome {
     status: None,
@@ -70,41 +76,46 @@ const INTERRUPTED: Outcome = Outcome {
     grounded: false,
 };
 
+/// Something to be written to the ledger.
+pub(super) enum Entry {
+    /// A row without an outcome yet.
+    Open(Arc<NewRow>),
+    /// The outcome of a row that is open.
+    Close(Arc<NewRow>, Outcome),
+    /// A row with its outcome.
+    Add(Arc<NewRow>, Outcome),
+}
+
 impl Store {
     /// Makes the row of a request that is about to cost an inference. That the file system takes it is
     /// enough: if the power fails now, nothing was acknowledged yet.
-    pub fn open_row(&self, row: NewRow) -> Result<(), StoreError> {
-        self.write(move |connection| insert(connection, &row))
+    pub fn open_row(&self, row: Arc<NewRow>) -> Result<(), StoreError> {
+        self.writer.enter(false, Entry::Open(row))
     }
 
     /// Completes a row. When this returns, it is on the disk and synced.
-    pub fn close_row(&self, row: NewRow, outcome: Outcome) -> Result<(), StoreError> {
-        self.write_synced(move |connection| complete(connection, &row, &outcome))
+    pub fn close_row(&self, row: Arc<NewRow>, outcome: Outcome) -> Result<(), StoreError> {
+        self.writer.enter(true, Entry::Close(row, outcome))
     }
 
     /// Adds the row of a request that was refused before it cost anything.
-    pub fn add_row(&self, row: NewRow, outcome: Outcome) -> Result<(), StoreError> {
-        self.write(move |connection| {
-            insert(connection, &row)?;
-            complete(connection, &row, &outcome)
-        })
+    pub fn add_row(&self, row: Arc<NewRow>, outcome: Outcome) -> Result<(), StoreError> {
+        self.writer.enter(false, Entry::Add(row, outcome))
     }
 
     /// Tells of the rows that a crash left without an outcome, and says how many they were. Only a service
     /// that starts may call it: no request is under way then.
     pub fn close_interrupted(&self) -> Result<usize, StoreError> {
-        self.write_synced(|connection| {
-            let open: Vec<LedgerRow> = connection
-                .prepare(&format!("SELECT {COLUMNS} FROM usage WHERE seq IS NULL ORDER BY request_id"))?
-                .query_map([], read_row)?
-                .collect::<rusqlite::Result<_>>()?;
-            for row in &open {
-                let LedgerRow { request_id, key_id, key_name, created, .. } = row.clone();
-                let row = NewRow { request_id, key_id, key_name, created, note_use: false };
-                complete(connection, &row, &INTERRUPTED)?;
-            }
-            Ok(open.len())
-        })
+        let open: Vec<LedgerRow> = self.read(|connection| {
+            let query = format!("SELECT {COLUMNS} FROM usage WHERE {IS_OPEN} ORDER BY request_id");
+            connection.prepare(&query)?.query_map([], read_row)?.collect()
+        })?;
+        for row in &open {
+            let LedgerRow { request_id, key_id, key_name, created, .. } = row.clone();
+            let row = Arc::new(NewRow { request_id, key_id, key_name, created, note_use: false });
+            self.close_row(row, INTERRUPTED)?;
+        }
+        Ok(open.len())
     }
 
     /// One request's row.
@@ -129,69 +140,207 @@ impl Store {
     }
 }
 
-/// Inserts an open row and, where it is due, notes the use of its key.
-fn insert(connection: &Connection, row: &NewRow) -> rusqlite::Result<()> {
-    if row.note_use {
+/// After so many new rows, `chain.closed_before` is brought up to date.
+const ROWS_BETWEEN_MARKS: u32 = 1000;
+
+/// What the one who writes remembers of the ledger from one transaction to the next, so as not to read it again,
+/// and what it has gathered in this one.
+#[derive(Default)]
+pub(super) struct Book {
+    known: Option<Known>,
+    sums: Vec<DaySums>,
+}
+
+struct Known {
+    /// The chain's newest link.
+    head: Link,
+    closed_before: String,
+    rows_since_mark: u32,
+}
+
+/// What a transaction adds to the sums of one day, key and outcome.
+struct DaySums {
+    row: Arc<NewRow>,
+    status: u16,
+    error_code: &'static str,
+    requests: i64,
+    tokens: [i64; 3],
+    unmeasured: i64,
+}
+
+impl Book {
+    pub fn enter(&mut self, connection: &Connection, entry: &Entry) -> rusqlite::Result<()> {
+        match entry {
+            Entry::Open(row) => self.open(connection, row),
+            Entry::Close(row, outcome) => self.close(connection, row, outcome),
+            Entry::Add(row, outcome) => {
+                self.open(connection, row)?;
+                self.close(connection, row, outcome)
+            }
+        }
+    }
+
+    /// Writes what was gathered: it belongs to the end of the transaction.
+    pub fn finish(&mut self, connection: &Connection) -> rusqlite::Result<()> {
+        for sums in self.sums.drain(..) {
+            sums.add_to_day(connection)?;
+        }
+        if let Some(known) = self.known.as_mut().filter(|known| known.rows_since_mark >= ROWS_BETWEEN_MARKS) {
+            known.closed_before = mark_closed(connection)?;
+            known.rows_since_mark = 0;
+        }
+        Ok(())
+    }
+
+    /// Inserts an open row and, where it is due, notes the use of its key.
+    fn open(&mut self, connection: &Connection, row: &NewRow) -> rusqlite::Result<()> {
+        let known = self.known(connection)?;
+        known.rows_since_mark += 1;
+        if row.request_id < known.closed_before {
+            // The clock was set back, or the request was slow to come here.
+            connection.execute("UPDATE chain SET closed_before = ?", [&row.request_id])?;
+            known.closed_before.clone_from(&row.request_id);
+        }
+        if row.note_use {
+            connection
+                .prepare_cached("UPDATE keys SET last_used = ?2 WHERE id = ?1")?
+                .execute(params![row.key_id, row.created])?;
+        }
         connection
-            .prepare_cached("UPDATE keys SET last_used = ?2 WHERE id = ?1")?
-            .execute(rusqlite::params![row.key_id, row.created])?;
+            .prepare_cached("INSERT INTO usage (request_id, key_id, key_name, created) VALUES (?, ?, ?, ?)")?
+            .execute(params![row.request_id, row.key_id, row.key_name, row.created])?;
+        Ok(())
     }
-    connection
-        .prepare_cached(
-            "INSERT INTO usage (request_id, key_id, key_name, created)
-             VALUES (:request_id, :key_id, :key_name, :created)",
-        )?
-        .execute(named_params! {
-            ":request_id": row.request_id, ":key_id": row.key_id, ":key_name": row.key_name,
-            ":created": row.created,
-        })?;
-    Ok(())
+
+    /// Completes an open row, links it into the chain, and counts it for the sums of its day.
+    fn close(
+        &mut self,
+        connection: &Connection,
+        row: &Arc<NewRow>,
+        outcome: &Outcome,
+    ) -> rusqlite::Result<()> {
+        let head = &mut self.known(connection)?.head;
+        *head = head.next(row, outcome);
+        let Tokens { prompt_tokens, completion_tokens, total_tokens } = outcome.tokens;
+        let changed = connection
+            .prepare_cached(
+                "UPDATE usage SET status = ?, error_code = ?, prompt_tokens = ?, completion_tokens = ?,
+                 total_tokens = ?, duration_ms = ?, queue_ms = ?, runtime_ms = ?, grounded = ?, seq = ?, hash = ?
+                 WHERE request_id = ? AND seq IS NULL",
+            )?
+            .execute(params![
+                outcome.status,
+                outcome.error_code,
+                prompt_tokens,
+                completion_tokens,
+                total_tokens,
+                outcome.duration_ms,
+                outcome.queue_ms,
+                outcome.runtime_ms,
+                outcome.grounded,
+                head.seq,
+                head.hash,
+                row.request_id,
+            ])?;
+        if changed != 1 {
+            // Somebody has removed or completed it: what is to be acknowledged is not on the disk.
+            return Err(rusqlite::Error::StatementChangedRows(changed));
+        }
+        self.count(row, outcome);
+        Ok(())
+    }
+
+    fn known(&mut self, connection: &Connection) -> rusqlite::Result<&mut Known> {
+        match &mut self.known {
+            Some(known) => Ok(known),
+            empty => {
+                let closed_before =
+                    connection.query_row("SELECT closed_before FROM chain", [], |row| row.get(0))?;
+                let head = chain::head(connection)?;
+                // The rows of an earlier run are not counted: as many again may come before the next mark.
+                Ok(empty.insert(Known { head, closed_before, rows_since_mark: 0 }))
+            }
+        }
+    }
+
+    fn count(&mut self, row: &Arc<NewRow>, outcome: &Outcome) {
+        let new = DaySums::of(row, outcome);
+        match self.sums.iter_mut().find(|sums| sums.is_like(&new)) {
+            Some(sums) => sums.add(&new),
+            None => self.sums.push(new),
+        }
+    }
 }
 
-/// Completes an open row, links it into the chain, and adds it to the sums of its day.
-fn complete(connection: &Connection, row: &NewRow, outcome: &Outcome) -> rusqlite::Result<()> {
-    let link = chain::next(connection, row, outcome)?;
-    let changed = connection
-        .prepare_cached(
-            "UPDATE usage SET status = :status, error_code = :error_code, prompt_tokens = :prompt_tokens,
-             completion_tokens = :completion_tokens, total_tokens = :total_tokens, duration_ms = :duration_ms,
-             queue_ms = :queue_ms, runtime_ms = :runtime_ms, grounded = :grounded, seq = :seq, hash = :hash
-             WHERE request_id = :request_id AND seq IS NULL",
-        )?
-        .execute(named_params! {
-            ":request_id": row.request_id, ":status": outcome.status, ":error_code": outcome.error_code,
-            ":prompt_tokens": outcome.tokens.prompt_tokens,
-            ":completion_tokens": outcome.tokens.completion_tokens,
-            ":total_tokens": outcome.tokens.total_tokens, ":duration_ms": outcome.duration_ms,
-            ":queue_ms": outcome.queue_ms, ":runtime_ms": outcome.runtime_ms, ":grounded": outcome.grounded,
-            ":seq": link.seq, ":hash": link.hash,
-        })?;
-    if changed != 1 {
-        // Somebody has removed or completed it: what is to be acknowledged is not on the disk.
-        return Err(rusqlite::Error::StatementChangedRows(changed));
+impl DaySums {
+    fn of(row: &Arc<NewRow>, outcome: &Outcome) -> Self {
+        let Tokens { prompt_tokens, completion_tokens, total_tokens } = outcome.tokens;
+        Self {
+            row: Arc::clone(row),
+            status: outcome.status.unwrap_or(0),
+            error_code: outcome.error_code.unwrap_or(""),
+            requests: 1,
+            tokens: [prompt_tokens, completion_tokens, total_tokens].map(Option::unwrap_or_default),
+            unmeasured: (outcome.status == Some(200) && total_tokens.is_none()).into(),
+        }
     }
-    add_to_day(connection, row, outcome)
+
+    fn day(&self) -> i64 {
+        self.row.created.div_euclid(super::DAY)
+    }
+
+    fn is_like(&self, other: &Self) -> bool {
+        (self.day(), self.status, self.error_code) == (other.day(), other.status, other.error_code)
+            && self.row.key_id == other.row.key_id
+            && self.row.key_name == other.row.key_name
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.requests += other.requests;
+        for (sum, more) in self.tokens.iter_mut().zip(other.tokens) {
+            *sum += more;
+        }
+        self.unmeasured += other.unmeasured;
+    }
+
+    fn add_to_day(&self, connection: &Connection) -> rusqlite::Result<()> {
+        let [prompt_tokens, completion_tokens, total_tokens] = self.tokens;
+        connection
+            .prepare_cached(
+                "INSERT INTO usage_daily VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                 ON CONFLICT DO UPDATE SET requests = requests + excluded.requests,
+                 prompt_tokens = prompt_tokens + excluded.prompt_tokens,
+                 completion_tokens = completion_tokens + excluded.completion_tokens,
+                 total_tokens = total_tokens + excluded.total_tokens, unmeasured = unmeasured + excluded.unmeasured",
+            )?
+            .execute(params![
+                self.day(),
+                self.row.key_id,
+                self.row.key_name,
+                self.status,
+                self.error_code,
+                self.requests,
+                prompt_tokens,
+                completion_tokens,
+                total_tokens,
+                self.unmeasured,
+            ])?;
+        Ok(())
+    }
 }
 
-fn add_to_day(connection: &Connection, row: &NewRow, outcome: &Outcome) -> rusqlite::Result<()> {
-    let unmeasured = outcome.status == Some(200) && outcome.tokens.total_tokens.is_none();
-    connection
-        .prepare_cached(
-            "INSERT INTO usage_daily VALUES (:day, :key_id, :key_name, :status, :error_code, 1, :prompt_tokens,
-             :completion_tokens, :total_tokens, :unmeasured)
-             ON CONFLICT DO UPDATE SET requests = requests + 1,
-             prompt_tokens = prompt_tokens + excluded.prompt_tokens,
-             completion_tokens = completion_tokens + excluded.completion_tokens,
-             total_tokens = total_tokens + excluded.total_tokens, unmeasured = unmeasured + excluded.unmeasured",
-        )?
-        .execute(named_params! {
-            ":day": row.created.div_euclid(super::DAY), ":key_id": row.key_id, ":key_name": row.key_name,
-            ":status": outcome.status.unwrap_or(0), ":error_code": outcome.error_code.unwrap_or(""),
-            ":prompt_tokens": outcome.tokens.prompt_tokens.unwrap_or(0),
-            ":completion_tokens": outcome.tokens.completion_tokens.unwrap_or(0),
-            ":total_tokens": outcome.tokens.total_tokens.unwrap_or(0), ":unmeasured": unmeasured,
-        })?;
-    Ok(())
+/// Moves the mark before which every row is closed as far as it goes, so that whoever looks for open rows has few to
+/// look at: an index of them would cost every request two changes.
+fn mark_closed(connection: &Connection) -> rusqlite::Result<String> {
+    let oldest_open = format!("SELECT min(request_id) FROM usage WHERE {IS_OPEN}");
+    let newest = "SELECT max(request_id) FROM usage";
+    connection.query_row(
+        &format!(
+            "UPDATE chain SET closed_before = coalesce(({oldest_open}), ({newest})) RETURNING closed_before"
+        ),
+        [],
+        |row| row.get(0),
+    )
 }
 
 pub(super) fn read_row(row: &Row) -> rusqlite::Result<LedgerRow> {
@@ -226,14 +375,14 @@ pub(super) mod tests {
         RequestId::from(created) + end
     }
 
-    pub fn row(end: &str, key_id: &str, created: i64) -> NewRow {
-        NewRow {
+    pub fn row(end: &str, key_id: &str, created: i64) -> Arc<NewRow> {
+        Arc::new(NewRow {
             request_id: id(end, created),
             key_id: key_id.into(),
             key_name: format!("name of {key_id}"),
             created,
             note_use: true,
-        }
+        })
     }
 
     pub fn outcome(status: u16, total_tokens: Option<i64>) -> Outcome {
@@ -251,7 +400,7 @@ pub(super) mod tests {
     /// Makes and completes a row.
     pub fn write(store: &Store, id: &str, key: &str, created: i64, status: u16, total: Option<i64>) {
         let row = row(id, key, created);
-        store.open_row(row.clone()).expect("a new row");
+        store.open_row(Arc::clone(&row)).expect("a new row");
         store.close_row(row, outcome(status, total)).expect("its outcome");
     }
 
@@ -294,5 +443,31 @@ pub(super) mod tests {
             (found.status, found.error_code.as_deref(), found.seq),
             (None, Some("interrupted"), Some(3))
         );
+    }
+
+    #[test]
+    fn open_rows_are_found_however_many_follow_them() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        let closed_before = || -> String {
+            let query = "SELECT closed_before FROM chain";
+            store.read(|c| c.query_row(query, [], |row| row.get(0))).expect("the mark")
+        };
+        let many = |from: i64| {
+            for number in 0..i64::from(ROWS_BETWEEN_MARKS) {
+                store
+                    .add_row(row(&format!("{number:09}"), "key_1", from), outcome(400, None))
+                    .expect("a row");
+            }
+        };
+        store.open_row(row("a", "key_1", 50)).expect("a new row");
+        many(100);
+        assert_eq!(closed_before(), id("a", 50), "the mark stops at what is open");
+        store.close_row(row("a", "key_1", 50), outcome(200, None)).expect("its outcome");
+        many(200);
+        assert!(closed_before() > id("", 200), "{}", closed_before());
+        store.open_row(row("b", "key_1", 7)).expect("one from before the mark: the clock was set back");
+        assert_eq!(closed_before(), id("b", 7));
+        assert_eq!(store.close_interrupted().expect("a start"), 1);
     }
 }

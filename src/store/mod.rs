@@ -8,6 +8,7 @@ mod files;
 mod keys;
 mod ledger;
 mod listing;
+mod log;
 mod retention;
 mod spans;
 mod sums;
@@ -68,6 +69,8 @@ pub enum StoreError {
     /// Shared by all whose writes went wrong together.
     Sqlite(Arc<rusqlite::Error>),
     Io(Arc<io::Error>),
+    /// The disk failed to take what was written.
+    NotSynced(Arc<io::Error>),
     /// Other writers did not let it through in time.
     Busy,
     Panicked,
@@ -99,6 +102,10 @@ impl fmt::Display for StoreError {
                 _ => write!(f, "{error}"),
             },
             Self::Io(error) => write!(f, "{error}"),
+            Self::NotSynced(error) => write!(
+                f,
+                "the disk failed to take what was written ({error}), so nothing more is: check the disk, then restart"
+            ),
             Self::Busy => f.write_str("the database is locked by another process"),
             Self::Panicked => f.write_str("a write panicked"),
             Self::Replaced => f.write_str(
@@ -145,7 +152,7 @@ impl Store {
         upgrades::bring_up_to_date(&mut connection)?;
         look_for_damage(path, &connection)?;
         let files = Files::of(path)?;
-        Ok(Self { path: path.to_owned(), readers: Mutex::default(), writer: Writer::new(connection, files) })
+        Ok(Self { path: path.to_owned(), readers: Mutex::default(), writer: Writer::new(connection, files)? })
     }
 
     /// Whether the database is sound and takes a write.

@@ -1,4 +1,4 @@
--- The database, version 2, as a new one is made. An older one is brought to the same form by upgrades.rs.
+-- The database, version 3, as a new one is made. An older one is brought to the same form by upgrades.rs.
 -- Times are Unix seconds, durations milliseconds with fractions, token figures what the runtime measured.
 
 CREATE TABLE keys (
@@ -39,8 +39,8 @@ CREATE TABLE usage (
 -- The newest requests of one key: its entries are in the order of request_id.
 CREATE INDEX usage_by_key ON usage (key_id);
 
--- The chain in its order, and before it, under null, the open rows: a start finds what a crash left.
-CREATE UNIQUE INDEX usage_by_seq ON usage (seq);
+-- The chain in its order.
+CREATE UNIQUE INDEX usage_by_seq ON usage (seq) WHERE seq IS NOT NULL;
 
 -- Sums of the completed rows, kept in the same transaction as the rows. They stay when old rows are removed.
 CREATE TABLE usage_daily (
@@ -57,15 +57,16 @@ CREATE TABLE usage_daily (
     PRIMARY KEY (day, key_id, key_name, status, error_code)
 ) STRICT, WITHOUT ROWID;
 
--- Where the chain begins, after old rows were removed on purpose. One row.
+-- Where the chain begins, after old rows were removed on purpose, and where open rows begin. One row.
 CREATE TABLE chain (
-    id          INTEGER PRIMARY KEY CHECK (id = 1),
-    anchor_seq  INTEGER NOT NULL, -- of the newest row that was removed; 0: none was
-    anchor_hash BLOB    NOT NULL,
-    kept_since  INTEGER NOT NULL  -- rows created before this may have been removed
+    id            INTEGER PRIMARY KEY CHECK (id = 1),
+    anchor_seq    INTEGER NOT NULL,           -- of the newest row that was removed; 0: none was
+    anchor_hash   BLOB    NOT NULL,
+    kept_since    INTEGER NOT NULL,           -- rows created before this may have been removed
+    closed_before TEXT    NOT NULL DEFAULT '' -- every row with a lower request_id has its outcome
 ) STRICT;
 
-INSERT INTO chain VALUES (1, 0, zeroblob(32), 0);
+INSERT INTO chain (id, anchor_seq, anchor_hash, kept_since) VALUES (1, 0, zeroblob(32), 0);
 
 -- The console's password, as Argon2id keeps it. One row, once it is set.
 CREATE TABLE console_password (

@@ -148,7 +148,7 @@ impl Store {
                 }
             }
             drop(rows);
-            let newest: Option<i64> = transaction.query_row("SELECT max(seq) FROM usage", [], |row| row.get(0))?;
+            let newest: Option<i64> = transaction.query_row("SELECT max(seq) FROM usage WHERE seq IS NOT NULL", [], |row| row.get(0))?;
             Ok(newest.unwrap_or(last) - last)
         })
     }

@@ -186,7 +186,8 @@ const PIECES: &str = "
     FROM usage WHERE request_id >= :from_2 AND request_id < :to_2 AND seq IS NOT NULL
     UNION ALL
     SELECT created, key_id, key_name, NULL, NULL, 1, 0, 0, 0, 0, 0
-    FROM usage WHERE seq IS NULL AND request_id >= :since AND request_id < :until";
+    FROM usage WHERE seq IS NULL AND request_id >= (SELECT max(:since, closed_before) FROM chain)
+        AND request_id < :until";
 
 /// What a range is put together from.
 struct Plan {
@@ -343,9 +344,9 @@ mod tests {
     #[test]
     fn a_renamed_key_keeps_its_past() {
         let temporary = filled();
-        let mut renamed = row("f", "key_2", 41 * DAY);
+        let mut renamed = (*row("f", "key_2", 41 * DAY)).clone();
         renamed.key_name = "renamed".into();
-        temporary.store.add_row(renamed, outcome(400, None)).expect("a row");
+        temporary.store.add_row(renamed.into(), outcome(400, None)).expect("a row");
         let mut names = Vec::new();
         let take = |row: UsageRow| names.push(row.labels["name"].to_string());
         temporary.store.grouped(Range::ALL, Grouping::Key, take).expect("the figures");

@@ -49,7 +49,7 @@ def fill(database, rows, now=None):
              int(now + 20 * DAY) if number == 2 else int(now - DAY) if number == 5 else None,
              int(now - number * 900), int(now - 3 * DAY) if number == 6 else None,
              f"adr_{chance.getrandbits(16):04x}…{chance.getrandbits(16):04x}"))
-    seq = connection.execute("SELECT coalesce(max(seq), 0) FROM usage").fetchone()[0]
+    seq = connection.execute("SELECT coalesce(max(seq), 0) FROM usage WHERE seq IS NOT NULL").fetchone()[0]
     made = []
     for moment in moments(rows, now, chance):
         seq += 1
