@@ -6,7 +6,7 @@ use super::view::View;
 use crate::store::{Key, SpanSums, Store, StoreError};
 
 /// How many keys have a colour of their own in a chart; the others share one.
-const KEYS_SHOWN: usize = 5;
+const KEYS_SHOWN: usize = 4;
 
 /// What came of requests, as the charts tell them apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

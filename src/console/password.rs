@@ -1,6 +1,6 @@
 //! The operator's password: only what Argon2id makes of it is kept.
 
-use argon2::{Algorithm, Argon2, Params, Version};
+use argon2::{Algorithm, Argon2, Block, Params, Version};
 use rand::TryRng;
 
 use crate::store::PasswordHash;
@@ -12,6 +12,10 @@ const MOST: usize = 1024;
 /// What a guess costs. OWASP has several pairs that are equally hard; this one spares the memory of a small host.
 const MEMORY_KIB: u32 = 9 * 1024;
 const PASSES: u32 = 4;
+
+/// The blocks of 1 KiB that are asked for, though far fewer are touched. The C library keeps up to 32 MiB for later
+/// use when they are freed, and gives back to the system at once what is larger.
+const GIVEN_BACK: usize = 33 * 1024;
 
 /// Whether a password is good enough; what is wrong with it.
 pub fn check(password: &str) -> Result<(), &'static str> {
@@ -49,8 +53,10 @@ pub fn verify(password: &str, kept: &PasswordHash) -> bool {
 fn derive(password: &str, salt: &[u8], memory_kib: u32, passes: u32) -> Option<Vec<u8>> {
     let mut out = vec![0; 32];
     let params = Params::new(memory_kib, passes, 1, Some(out.len())).ok()?;
+    let mut memory = Vec::with_capacity(GIVEN_BACK.max(params.block_count()));
+    memory.resize(params.block_count(), Block::default());
     Argon2::new(Algorithm::Argon2id, Version::V0x13, params)
-        .hash_password_into(password.as_bytes(), salt, &mut out)
+        .hash_password_into_with_memory(password.as_bytes(), salt, &mut out, &mut memory)
         .ok()?;
     Some(out)
 }

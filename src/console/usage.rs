@@ -16,7 +16,7 @@ use crate::store::{Key, LedgerRow, Listing};
 use crate::text::grouped;
 
 /// How many requests a page lists.
-const LISTED: usize = 20;
+const LISTED: usize = 15;
 
 pub fn page(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
     let view = View::read(&visit.query, visit.now);
@@ -255,11 +255,12 @@ fn times_chart<'a>(view: &View, figures: &Figures) -> Chart<'a> {
     };
     Chart {
         title: "Time taken",
-        summary: "Lines: the median and the 95th percentile of the runtime's time and of our own".into(),
+        summary: "Lines: the median, and what 95 % did not exceed, of the runtime's time and of our own"
+            .into(),
         series: vec![
-            series("Runtime, 95th percentile", "k1", 0.95, true),
+            series("Runtime, 95 %", "k1", 0.95, true),
             series("Runtime, median", "k0", 0.5, true),
-            series("Our own, 95th percentile", "k3", 0.95, false),
+            series("Our own, 95 %", "k3", 0.95, false),
             series("Our own, median", "k2", 0.5, false),
         ],
         labels,

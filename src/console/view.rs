@@ -22,7 +22,7 @@ pub const CODES: [&str; 6] = [
 const BARS: i64 = 31;
 
 /// How wide a bar may be, in seconds: what people count in.
-const WIDTHS: [i64; 16] = [
+const WIDTHS: [i64; 14] = [
     60,
     120,
     300,
@@ -32,8 +32,6 @@ const WIDTHS: [i64; 16] = [
     6 * 3600,
     12 * 3600,
     DAY,
-    2 * DAY,
-    3 * DAY,
     7 * DAY,
     14 * DAY,
     30 * DAY,
@@ -196,7 +194,7 @@ mod tests {
             ("range=24h", 24, HOUR),
             ("range=7d", 28, 6 * HOUR),
             ("range=30d", 30, DAY),
-            ("range=90d", 30, 3 * DAY),
+            ("range=90d", 13, 7 * DAY),
             ("from=2026-01-15&to=2026-01-15", 24, HOUR),
             ("from=2025-01-01&to=2025-01-01", 1, DAY),
             ("from=2025-01-01&to=2025-12-31", 27, 14 * DAY),

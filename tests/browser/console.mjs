@@ -215,26 +215,24 @@ async function look(ledger, scheme, width) {
     assert.ok(wide <= width, `${name} is ${wide} wide on ${width}`);
     if (shots) await page.screenshot({ path: `${shots}/${ledger}-${name}-${scheme}-${width}.png`, fullPage: true });
   };
+  // The style sheet, the script and the icon are fetched once, and count with every page.
+  const assets = new Map();
+  page.on("response", async (response) => {
+    if (response.url().includes("/assets/")) assets.set(response.url(), Number(response.headers()["content-length"]));
+  });
   await page.goto(page.base + "/sign-in");
   await check("sign-in");
   await signIn(page);
   const pages = { keys: "/keys", "new-key": "/keys/new", usage: "/usage", "usage-90d": "/usage?range=90d", "usage-7d": "/usage?range=7d",
     "usage-1h": "/usage?range=1h", status: "/status", missing: "/usage/find?id=x", nothing: "/nothing" };
   for (const [name, path] of Object.entries(pages)) {
-    const weights = [];
-    const weigh = (response) => weights.push(response.body().then((body) => body.length, () => 0));
-    page.on("response", weigh);
-    await page.goto(page.base + path, { waitUntil: "load" });
+    const response = await page.goto(page.base + path, { waitUntil: "load" });
+    const weight = [...assets.values()].reduce((sum, size) => sum + size, (await response.body()).length);
+    assert.ok(assets.size >= 2 && weight < heaviest, `${ledger} ${name} weighs ${weight}`);
+    heavy = Math.max(heavy, weight);
     if (name === "status") await page.getByText("Checked at").waitFor();
-    page.off("response", weigh);
     for (const summary of await page.locator("details.data summary, details.fold summary").all()) await summary.click();
     await check(name);
-    // The style sheet and the script are kept by the browser, and count all the same.
-    let weight = name === "status" ? 0 : (await Promise.all(weights)).reduce((sum, size) => sum + size, 0);
-    if (weights.length < 3) weight += assets;
-    else if (!assets) assets = weight - (await (await page.request.get(page.base + path)).body()).length;
-    assert.ok(weight < heaviest, `${ledger} ${name} weighs ${weight}`);
-    heavy = Math.max(heavy, weight);
   }
   const story = page.locator(".requests a").first();
   await page.goto(page.base + "/usage?range=90d");
@@ -252,7 +250,6 @@ async function look(ledger, scheme, width) {
   }
   await page.context().close();
 }
-let assets = 0;
 let heavy = 0;
 
 let failures = 0;
