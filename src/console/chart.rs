@@ -87,7 +87,7 @@ impl Chart<'_> {
         let place = WIDTH / self.labels.len() as f64;
         html! {
             figure.chart {
-                figcaption { h3 { (self.title) } }
+                figcaption { h2 { (self.title) } }
                 ul.legend {
                     @for series in &self.series { li { span class=(format!("swatch {}", series.class)) {} span.text { (series.name) } } }
                 }

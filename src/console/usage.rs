@@ -278,7 +278,7 @@ fn errors(view: &View, figures: &Figures) -> Markup {
     let all = figures.all.requests;
     html! {
         section.chart {
-            h3 { "Errors by code" }
+            h2 { "Errors by code" }
             @if figures.errors.is_empty() { p.muted { "None in this range." } }
             @else {
                 table {
