@@ -28,6 +28,17 @@ pub struct Outcome {
     pub queue_ms: Option<f64>,
     pub runtime_ms: Option<f64>,
     pub grounded: bool,
+    pub search: Option<Searched>,
+}
+
+/// What is kept of asking Search.
+#[derive(Clone, Debug)]
+pub struct Searched {
+    /// `always`, `match` or `model`.
+    pub reason: &'static str,
+    /// How many passages were found; nothing where Search was unavailable.
+    pub results: Option<i64>,
+    pub time_ms: f64,
 }
 
 /// Token figures as the runtime measured them; what it did not measure stays unknown.
@@ -36,6 +47,18 @@ pub struct Tokens {
     pub prompt_tokens: Option<i64>,
     pub completion_tokens: Option<i64>,
     pub total_tokens: Option<i64>,
+}
+
+impl Tokens {
+    /// The sums of two calls: of a figure that one of them lacks, the sum is not known.
+    pub fn plus(self, other: Self) -> Self {
+        let sum = |one: Option<i64>, another: Option<i64>| one?.checked_add(another?);
+        Self {
+            prompt_tokens: sum(self.prompt_tokens, other.prompt_tokens),
+            completion_tokens: sum(self.completion_tokens, other.completion_tokens),
+            total_tokens: sum(self.total_tokens, other.total_tokens),
+        }
+    }
 }
 
 /// A whole row, as it stands in the table.
@@ -53,11 +76,15 @@ pub struct LedgerRow {
     pub queue_ms: Option<f64>,
     pub runtime_ms: Option<f64>,
     pub grounded: bool,
+    pub search_reason: Option<String>,
+    pub search_results: Option<i64>,
+    pub search_ms: Option<f64>,
     pub seq: Option<i64>,
 }
 
 pub(super) const COLUMNS: &str = "request_id, key_id, key_name, created, status, error_code, prompt_tokens,
-    completion_tokens, total_tokens, duration_ms, queue_ms, runtime_ms, grounded, seq";
+    completion_tokens, total_tokens, duration_ms, queue_ms, runtime_ms, grounded, search_reason,
+    search_results, search_ms, seq";
 
 /// What stands in the row of a request that was under way when the service ended.
 const INTERRUPTED: Outcome = Outcome {
@@ -68,6 +95,7 @@ const INTERRUPTED: Outcome = Outcome {
     queue_ms: None,
     runtime_ms: None,
     grounded: false,
+    search: None,
 };
 
 impl Store {
@@ -151,11 +179,14 @@ fn insert(connection: &Connection, row: &NewRow) -> rusqlite::Result<()> {
 /// Completes an open row, links it into the chain, and adds it to the sums of its day.
 fn complete(connection: &Connection, row: &NewRow, outcome: &Outcome) -> rusqlite::Result<()> {
     let link = chain::next(connection, row, outcome)?;
+    let search = outcome.search.as_ref();
     let changed = connection
         .prepare_cached(
             "UPDATE usage SET status = :status, error_code = :error_code, prompt_tokens = :prompt_tokens,
              completion_tokens = :completion_tokens, total_tokens = :total_tokens, duration_ms = :duration_ms,
-             queue_ms = :queue_ms, runtime_ms = :runtime_ms, grounded = :grounded, seq = :seq, hash = :hash
+             queue_ms = :queue_ms, runtime_ms = :runtime_ms, grounded = :grounded,
+             search_reason = :search_reason, search_results = :search_results, search_ms = :search_ms,
+             seq = :seq, hash = :hash
              WHERE request_id = :request_id AND seq IS NULL",
         )?
         .execute(named_params! {
@@ -164,6 +195,9 @@ fn complete(connection: &Connection, row: &NewRow, outcome: &Outcome) -> rusqlit
             ":completion_tokens": outcome.tokens.completion_tokens,
             ":total_tokens": outcome.tokens.total_tokens, ":duration_ms": outcome.duration_ms,
             ":queue_ms": outcome.queue_ms, ":runtime_ms": outcome.runtime_ms, ":grounded": outcome.grounded,
+            ":search_reason": search.map(|search| search.reason),
+            ":search_results": search.and_then(|search| search.results),
+            ":search_ms": search.map(|search| search.time_ms),
             ":seq": link.seq, ":hash": link.hash,
         })?;
     if changed != 1 {
@@ -211,6 +245,9 @@ pub(super) fn read_row(row: &Row) -> rusqlite::Result<LedgerRow> {
         queue_ms: row.get("queue_ms")?,
         runtime_ms: row.get("runtime_ms")?,
         grounded: row.get("grounded")?,
+        search_reason: row.get("search_reason")?,
+        search_results: row.get("search_results")?,
+        search_ms: row.get("search_ms")?,
         seq: row.get("seq")?,
     })
 }
@@ -245,6 +282,7 @@ pub(super) mod tests {
             queue_ms: Some(0.5),
             runtime_ms: Some(1.0),
             grounded: false,
+            search: None,
         }
     }
 

@@ -9,7 +9,9 @@ const SCHEMA: &str = include_str!("schema.sql");
 
 /// What changes from each version to the next: the first entry leads from version 1 to version 2. A change
 /// to schema.sql comes with an entry here, and the tests hold the two ways against each other.
-const UPGRADES: &[&str] = &[];
+const UPGRADES: &[&str] = &["ALTER TABLE usage ADD COLUMN search_reason TEXT;
+     ALTER TABLE usage ADD COLUMN search_results INTEGER;
+     ALTER TABLE usage ADD COLUMN search_ms REAL"];
 
 pub(super) fn bring_up_to_date(connection: &mut Connection) -> Result<(), StoreError> {
     upgrade(connection, SCHEMA, UPGRADES)
