@@ -6,7 +6,8 @@
 //! - [`listener`] reads requests off the sockets on one thread and gives the complete ones to a fixed pool;
 //!   [`http`] knows the bytes.
 //! - [`pipeline`] takes a request through the steps of [`api`], in the order in which their errors win.
-//! - [`runtime`] asks the inference runtime, [`store`] keeps the keys and the ledger; [`retention`] removes what
+//! - [`search`] finds what an answer is to rest on, [`runtime`] asks the inference runtime, both through
+//!   [`client`]; [`store`] keeps the keys and the ledger; [`retention`] removes what
 //!   is old in it.
 //!
 //! What holds everywhere:
@@ -30,6 +31,9 @@ pub mod pipeline;
 pub mod api;
 
 pub mod runtime;
+pub mod search;
+
+pub mod client;
 
 pub mod retention;
 pub mod store;
