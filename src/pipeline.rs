@@ -5,6 +5,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::api::grounding::Grounding;
 use crate::api::key::{self, Caller};
 use crate::api::{host, inference, ledger, permission, reply, route, size, validation};
 use crate::config::Compatibility;
@@ -12,8 +13,8 @@ use crate::error::{ApiError, Failure};
 use crate::http::{Request, Response};
 use crate::id::RequestId;
 use crate::listener::Service;
-use crate::runtime::{Generated, Runtimes};
-use crate::store::{NewRow, Outcome, Store, Tokens};
+use crate::runtime::{Chat, Generated, Runtimes, Spent};
+use crate::store::{NewRow, Outcome, Searched, Store};
 
 /// Everything that the steps use.
 pub struct Pipeline {
@@ -21,6 +22,8 @@ pub struct Pipeline {
     pub compatibility: Compatibility,
     pub store: Arc<Store>,
     pub runtimes: Option<Runtimes>,
+    /// Nothing where no answer has to rest on Search.
+    pub grounding: Option<Grounding>,
 }
 
 /// What is known of a request while it goes through the steps.
@@ -32,7 +35,10 @@ struct Record {
     queue: Duration,
     caller: Option<Caller>,
     row: Row,
-    runtime: Option<Duration>,
+    /// What was kept of asking Search, where it was asked.
+    searched: Option<Searched>,
+    /// What the calls to the runtime have cost.
+    spent: Spent,
 }
 
 /// Where a request stands with the ledger.
@@ -64,15 +70,19 @@ impl Pipeline {
         let body = size::check(request)?;
         let caller = record.caller.insert(key::authenticate(&request.head, &self.store, record.created)?);
         permission::check(&caller.permissions)?;
-        let chat = validation::read(&request.head, body, self.compatibility)?;
+        let mut chat = validation::read(&request.head, body, self.compatibility)?;
         let runtimes = inference::configured(self.runtimes.as_ref())?;
         record.row = Row::Refused;
         ledger::open(&self.store, record.new_row())?;
         record.row = Row::Open;
-        let asked = Instant::now();
-        let generated = inference::run(runtimes, &chat);
-        record.runtime = Some(asked.elapsed());
-        generated
+        let mut quoted = match &self.grounding {
+            Some(grounding) => {
+                grounding.ground(runtimes, &mut chat, &mut record.spent, &mut record.searched)?
+            }
+            None => None,
+        };
+        let shorten = |chat: &mut Chat| quoted.as_mut().is_some_and(|quoted| quoted.shorten(chat));
+        inference::run(runtimes, &mut chat, shorten, &mut record.spent)
     }
 
     /// Puts what came of a caller's request into the ledger. A completion that can't be put there is none;
@@ -122,7 +132,8 @@ impl Record {
             queue: received.elapsed(),
             caller: None,
             row: Row::None,
-            runtime: None,
+            searched: None,
+            spent: Spent::default(),
         }
     }
 
@@ -138,24 +149,29 @@ impl Record {
     }
 
     fn outcome(&self, result: &Result<Generated, Failure>) -> Outcome {
-        let (status, error_code, tokens) = match result {
-            Ok(generated) => (200, None, generated.tokens),
-            Err(failure) => (failure.error.status(), Some(failure.error.code()), Tokens::default()),
+        let (status, error_code) = match result {
+            Ok(_) => (200, None),
+            Err(failure) => (failure.error.status(), Some(failure.error.code())),
         };
+        let found = self.searched.as_ref().and_then(|searched| searched.results).unwrap_or(0);
         Outcome {
             status: Some(status),
             error_code,
-            tokens,
+            tokens: self.spent.tokens.unwrap_or_default(),
             duration_ms: Some(milliseconds(self.received.elapsed())),
             queue_ms: Some(milliseconds(self.queue)),
-            runtime_ms: self.runtime.map(milliseconds),
-            grounded: false,
+            runtime_ms: self.spent.time.map(milliseconds),
+            grounded: result.is_ok() && found > 0,
+            search: self.searched.clone(),
         }
     }
 
     fn server_timing(&self) -> String {
         let mut text = format!("queue;dur={:.3}", milliseconds(self.queue));
-        if let Some(runtime) = self.runtime {
+        if let Some(searched) = &self.searched {
+            text += &format!(", search;dur={:.3}", searched.time_ms);
+        }
+        if let Some(runtime) = self.spent.time {
             text += &format!(", runtime;dur={:.3}", milliseconds(runtime));
         }
         text + &format!(", total;dur={:.3}", milliseconds(self.received.elapsed()))
@@ -163,13 +179,13 @@ impl Record {
 
     /// One line a request, with nothing in it that the client wrote; and the cause of every 5xx.
     fn log(&self, result: &Result<Generated, Failure>) {
-        let Outcome { status, error_code, tokens, duration_ms, queue_ms, runtime_ms, .. } =
+        let Outcome { status, error_code, tokens, duration_ms, queue_ms, runtime_ms, search, .. } =
             self.outcome(result);
         let key = self.caller.as_ref().map_or("-", |caller| &caller.key_id);
         let id = self.id;
         log::info!(
             "{id} status={} error={} key={key} total_ms={} queue_ms={} runtime_ms={} prompt_tokens={} \
-             completion_tokens={} total_tokens={}",
+             completion_tokens={} total_tokens={}{}",
             shown(status),
             error_code.unwrap_or("-"),
             shown(duration_ms),
@@ -178,6 +194,10 @@ impl Record {
             shown(tokens.prompt_tokens),
             shown(tokens.completion_tokens),
             shown(tokens.total_tokens),
+            search.map_or(String::new(), |Searched { reason, results, time_ms }| format!(
+                " search={reason} search_results={} search_ms={time_ms}",
+                shown(results)
+            )),
         );
         if let Err(failure @ Failure { cause: Some(cause), .. }) = result {
             match failure.error {
@@ -193,7 +213,7 @@ fn shown(value: Option<impl ToString>) -> String {
 }
 
 /// To the microsecond: more is noise.
-fn milliseconds(duration: Duration) -> f64 {
+pub fn milliseconds(duration: Duration) -> f64 {
     duration.as_micros() as f64 / 1000.0
 }
 

@@ -8,14 +8,15 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::{Args, CliError, Opt, open_store, print, print_json, when};
-use crate::config::Config;
+use crate::config::{Config, GroundingMode, SearchPlace};
 use crate::listener::Address;
 use crate::runtime::{About, Chat, Message, Role, Runtimes, probe};
+use crate::search;
 use crate::store::Store;
 
 const HELP: &str = "\
-Tries every part that a completion needs: configuration, hosts, clock, database, runtime. Says which fails and
-what to do. It leaves no row in the ledger.
+Tries every part that a completion needs: configuration, hosts, clock, database, Search, runtime. Says which
+fails and what to do. It leaves no row in the ledger.
 
 Usage: adriaticum check [--json]
 
@@ -26,6 +27,9 @@ Options:
 /// Where runtimes listen unless they are told otherwise.
 const USUAL: [(&str, u16); 4] =
     [("llama-server", 8080), ("Ollama", 11434), ("vLLM", 8000), ("LM Studio", 1234)];
+
+/// What Search is asked to see whether it answers.
+const TRIAL_QUERY: &str = "Adriatic Sea";
 
 /// How long a runtime on this host may take to tell of itself.
 const PROBE_TIME: Duration = Duration::from_secs(2);
@@ -101,7 +105,7 @@ fn try_all(config: &Config) -> Vec<Finding> {
         Some(Err(error)) => Finding::new("database", Verdict::Fail, format!("{error:?}")),
         None => no_database(&config.database),
     });
-    findings.push(Finding::new("search", Verdict::Ok, "off: answers are not grounded"));
+    findings.push(search(config));
     findings.extend(runtimes(config));
     findings
 }
@@ -196,6 +200,31 @@ fn with_room(path: &Path, told: String) -> Finding {
         Finding::new("database", Verdict::Ok, told)
     } else {
         Finding::new("database", Verdict::Warn, told + ". Make room: on a full disk no completion is run")
+    }
+}
+
+/// Asks Search a real question; what it finds does not matter.
+fn search(config: &Config) -> Finding {
+    let search = match search::configured(&config.search, 1) {
+        Some(search) if config.search.grounding != GroundingMode::Off => search,
+        _ => return Finding::new("search", Verdict::Ok, "off: answers are not grounded"),
+    };
+    let place = match &config.search.place {
+        Some(SearchPlace::SearXng(url)) => url.clone(),
+        _ => config.search.index.display().to_string(),
+    };
+    let asked = Instant::now();
+    match search.find(TRIAL_QUERY) {
+        Ok(found) => {
+            let time = asked.elapsed().as_millis();
+            let told = format!("{place}: answers in {time} ms, {} found for a trial query", found.len());
+            Finding::new("search", Verdict::Ok, told)
+        }
+        Err(error) => Finding::new(
+            "search",
+            Verdict::Fail,
+            format!("{error}. Answers that need Search are 503 until it is back. The setting is search.url"),
+        ),
     }
 }
 

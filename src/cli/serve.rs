@@ -10,6 +10,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{flag, low_level::pipe};
 
 use super::{Args, CliError, open_store};
+use crate::api::grounding::Grounding;
 use crate::config::Config;
 use crate::listener::{Limits, Listener, Socket};
 use crate::logging;
@@ -24,9 +25,9 @@ ends it at once.
 Usage: adriaticum serve
 ";
 
-/// The file descriptors that a worker may need beside its client's: the database, its log, its index, and the
-/// connection to the runtime.
-const FILES_PER_WORKER: usize = 4;
+/// The file descriptors that a worker may need beside its client's: the database, its log, its index, the
+/// connection to the runtime, and the three files of the embedded index or the connection to Search.
+const FILES_PER_WORKER: usize = 7;
 
 /// Those of the process itself, with some to spare.
 const OWN_FILES: usize = 32;
@@ -55,6 +56,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     if runtimes.is_none() {
         log::warn!("no runtime is configured, so no completion can be run: set runtime.url");
     }
+    let grounding = Grounding::new(&config.search, config.workers);
     let limits = Limits {
         workers: config.workers,
         queue: config.queue,
@@ -67,8 +69,13 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let listener = Listener::new(sockets, limits).map_err(|error| failed("the listener", &error))?;
     stop_on_signals(&listener).map_err(|error| failed("the signals", &error))?;
     let retention = config.retention_days.map(|days| Retention::start(Arc::clone(&store), days));
-    let pipeline =
-        Pipeline { api_hosts: config.api_hosts, compatibility: config.compatibility, store, runtimes };
+    let pipeline = Pipeline {
+        api_hosts: config.api_hosts,
+        compatibility: config.compatibility,
+        store,
+        runtimes,
+        grounding,
+    };
     listener.run(Arc::new(pipeline)).map_err(|error| failed("the listener", &error))?;
     drop(retention);
     log::info!("stopped");
