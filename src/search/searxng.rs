@@ -106,7 +106,8 @@ struct Answer {
 }
 
 fn read_answer(bytes: &[u8], most: usize) -> Result<Vec<Passage>, SearchError> {
-    let answer: Answer = serde_json::from_slice(bytes).map_err(|_| {
+    // What is broken in one result is not to take the others with it.
+    let answer: Answer = serde_json::from_str(&String::from_utf8_lossy(bytes)).map_err(|_| {
         SearchError::new(
             "its answer is not the JSON of one. Is this the address of a SearXNG instance, and is JSON in its \
              search.formats?",
@@ -179,6 +180,9 @@ mod tests {
         ] {
             assert_eq!(read_answer(answer.as_bytes(), 2), Ok(found), "{answer}");
         }
+        let broken = b"{\"results\": [{\"content\": \"br\xf6ken\"}, {\"content\": \"good\"}]}";
+        let texts = vec![passage("", "", "br\u{fffd}ken"), passage("", "", "good")];
+        assert_eq!(read_answer(broken, 2), Ok(texts));
         for answer in [
             "",
             "<!DOCTYPE html>",

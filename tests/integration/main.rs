@@ -10,4 +10,5 @@ mod ledger;
 mod lifecycle;
 mod limits;
 mod runtime;
+mod search;
 mod wire;
