@@ -53,6 +53,7 @@ model: build ## Run the release binary in front of the real model, as make run d
 	@tests/outside/need '$(PYTHON) -c "import ensurepip"' python3-venv
 	@tests/outside/need 'command -v curl' curl
 	$(PYTHON) tests/outside/real_model.py
+	$(PYTHON) tests/outside/grounded_model.py
 
 test-crash: build ## Kill the service 100 times and cut its power 50 times, and look for what is lost
 	$(PYTHON) tests/outside/crash.py --kills 100

@@ -29,6 +29,10 @@ const WEIGHTS: &str = "4.0, 2.0, 1.0";
 const FEW_PASSAGES: usize = 10;
 const WEIGHTLESS: f64 = -1e-3;
 
+/// A passage that fits less than this part of how the best fits is left out: it would only be in the way of a
+/// small model.
+const LEAST_FIT: f64 = 0.25;
+
 /// How long a change waits for another process's.
 const WRITE_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -223,21 +227,29 @@ fn find(connection: &Connection, expression: &str, results: usize) -> rusqlite::
         |row| row.get(0),
     )?;
     let least = if is_large { WEIGHTLESS } else { 0.0 };
-    connection
-        .prepare(&format!(
-            "SELECT passages.title, heading, source, content
-             FROM (SELECT rowid, bm25(words, {WEIGHTS}) AS score FROM words WHERE words MATCH ?1
-                   ORDER BY score LIMIT ?2) AS best
-             JOIN passages ON passages.id = best.rowid JOIN documents ON documents.id = passages.document
-             WHERE score < ?3 ORDER BY score, passages.id"
-        ))?
-        .query_map(params![expression, results as i64, least], |row| {
-            let (title, heading): (String, String) = (row.get(0)?, row.get(1)?);
-            let title =
-                if heading.is_empty() || heading == title { title } else { format!("{title}: {heading}") };
-            Ok(Passage { title, source: row.get(2)?, text: row.get(3)? })
-        })?
-        .collect()
+    let mut statement = connection.prepare(&format!(
+        "SELECT passages.title, heading, source, content, score
+         FROM (SELECT rowid, bm25(words, {WEIGHTS}) AS score FROM words WHERE words MATCH ?1
+               ORDER BY score LIMIT ?2) AS best
+         JOIN passages ON passages.id = best.rowid JOIN documents ON documents.id = passages.document
+         WHERE score < ?3 ORDER BY score, passages.id"
+    ))?;
+    let mut rows = statement.query(params![expression, results as i64, least])?;
+    let (mut found, mut best) = (Vec::new(), 0.0);
+    while let Some(row) = rows.next()? {
+        // The better it fits, the lower the score.
+        let score: f64 = row.get(4)?;
+        if found.is_empty() {
+            best = score;
+        } else if score > best * LEAST_FIT {
+            break;
+        }
+        let (title, heading): (String, String) = (row.get(0)?, row.get(1)?);
+        let title =
+            if heading.is_empty() || heading == title { title } else { format!("{title}: {heading}") };
+        found.push(Passage { title, source: row.get(2)?, text: row.get(3)? });
+    }
+    Ok(found)
 }
 
 fn add(connection: &Connection, file: &Candidate, text: &Text, now: i64) -> rusqlite::Result<Added> {
@@ -266,4 +278,83 @@ fn add(connection: &Connection, file: &Candidate, text: &Text, now: i64) -> rusq
         insert.execute(params![id, text.title, piece.heading, piece.text])?;
     }
     Ok(if known.is_some() { Added::Replaced } else { Added::New })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::search::passages::Piece;
+
+    fn index() -> Connection {
+        let connection = Connection::open_in_memory().expect("memory should be there");
+        connection.execute_batch(SCHEMA).expect("the schema should be good");
+        connection
+    }
+
+    fn put(connection: &Connection, name: &str, title: &str, text: &str) -> Added {
+        let file = Candidate { path: format!("/{name}").into(), source: name.into() };
+        let pieces = vec![Piece { heading: String::new(), text: text.into() }];
+        let digest = std::array::from_fn(|place| text.as_bytes().get(place).copied().unwrap_or_default());
+        let text = Text { title: title.into(), pieces, digest, size: text.len() as u64 };
+        add(connection, &file, &text, 7).expect("it should be taken")
+    }
+
+    fn sources(connection: &Connection, words: &str) -> Vec<String> {
+        let found = find(connection, &expression(words), 4).expect("it should be found or not");
+        found.into_iter().map(|passage| passage.source).collect()
+    }
+
+    #[test]
+    fn words_are_no_syntax() {
+        assert_eq!(
+            expression("AND \"x\" NEAR(a b) -c* ^d 'e' title:f"),
+            r#""AND" OR "x" OR "NEAR" OR "a" OR "b" OR "c" OR "d" OR "e" OR "title" OR "f""#
+        );
+        assert_eq!(expression(" ?!\u{0} \n"), "");
+        let connection = index();
+        put(&connection, "a", "A", "x");
+        for words in ["\"", "*", "x\0y", "a AND", "NOT", "(", "x:y", "{a b}: c", &"z ".repeat(10_000)] {
+            let expression = expression(words);
+            if !expression.is_empty() {
+                find(&connection, &expression, 4).expect(words);
+            }
+        }
+    }
+
+    #[test]
+    fn the_best_comes_first_and_what_hardly_fits_is_left_out() {
+        let connection = index();
+        for number in 0..12 {
+            put(
+                &connection,
+                &format!("other{number}"),
+                "Other",
+                "It is the end of the day, and of the week.",
+            );
+        }
+        put(&connection, "title", "The Velna lighthouse", "It is 47 metres high.");
+        put(&connection, "text", "Sights", "There is a lighthouse, and there is the mill.");
+        let found = sources(&connection, "What is the height of the Velna lighthouse?");
+        assert_eq!(found.first().map(String::as_str), Some("title"));
+        assert!(found.iter().all(|source| !source.starts_with("other")), "{found:?}");
+        assert_eq!(sources(&connection, "it is the day"), [""; 0], "words that nearly all have find nothing");
+        assert_eq!(sources(&connection, "Lighthouses")[0], "title", "another form of the word");
+    }
+
+    #[test]
+    fn a_single_document_is_found() {
+        let connection = index();
+        put(&connection, "a", "A", "The only text.");
+        assert_eq!(sources(&connection, "text"), ["a"]);
+        assert_eq!(sources(&connection, "other"), [""; 0]);
+    }
+
+    #[test]
+    fn the_same_file_replaces_itself() {
+        let connection = index();
+        assert_eq!(put(&connection, "a", "A", "one"), Added::New);
+        assert_eq!(put(&connection, "a", "A", "one"), Added::Unchanged);
+        assert_eq!(put(&connection, "a", "A", "two"), Added::Replaced);
+        assert_eq!((sources(&connection, "one"), sources(&connection, "two")), (vec![], vec!["a".into()]));
+    }
 }

@@ -54,9 +54,10 @@ pub fn read(path: &Path, content: &str) -> Outline {
 /// The passages of a document, in its order.
 pub fn split(outline: &Outline) -> Vec<Piece> {
     let mut pieces = Vec::new();
+    // Where there is nothing but headings, they are what is said.
+    let has_text = outline.sections.iter().any(|section| !section.text.is_empty());
     for Section { heading, text } in &outline.sections {
-        // A heading without a text under it may be all that is said.
-        let mut rest = if text.is_empty() { heading.as_str() } else { text.as_str() };
+        let mut rest = if has_text { text.as_str() } else { heading.as_str() };
         while !rest.is_empty() {
             let (piece, after) = rest.split_at(end_of_piece(rest));
             let piece = piece.trim();
@@ -103,7 +104,7 @@ mod tests {
             assert_eq!(found, [format!("{long}{end}"), short.clone()], "{separator:?}");
         }
         assert_eq!(pieces("one\n\ntwo"), ["one\n\ntwo"], "what fits stays together");
-        assert_eq!(pieces(""), ["H"], "a heading alone is a text too");
+        assert_eq!(pieces(""), ["H"], "a heading that is all there is");
         let endless = pieces(&"é".repeat(MAX_PASSAGE * 3 + 1));
         assert_eq!(endless.iter().map(|piece| piece.chars().count()).collect::<Vec<_>>(), [800, 800, 800, 1]);
     }
