@@ -32,7 +32,7 @@ lint: ## Check the format, the lints and the documentation
 unit: ## Run the unit and integration tests
 	cargo test --locked
 
-outside: build .venv/ready ## Hold the release binary to the contract, the OpenAPI document, slow clients, a real Search and crashes
+outside: build .venv/ready ## Hold the release binary to the contract, the OpenAPI document, Search, Prometheus, slow clients, crashes
 	@test -x $(CONFORMANCE) || { echo "$(CONFORMANCE) is not there. CONFORMANCE=... names another place."; exit 1; }
 	$(CONFORMANCE)
 	.venv/bin/python tests/outside/openapi.py
@@ -40,6 +40,8 @@ outside: build .venv/ready ## Hold the release binary to the contract, the OpenA
 	$(PYTHON) tests/outside/slow_clients.py
 	@tests/outside/need 'command -v searx-run' searx
 	$(PYTHON) tests/outside/search.py
+	@tests/outside/need 'command -v prometheus && command -v promtool' prometheus
+	$(PYTHON) tests/outside/metrics.py
 	$(PYTHON) tests/outside/full_disk.py
 	$(PYTHON) tests/outside/crash.py
 	$(PYTHON) tests/outside/power_cut.py

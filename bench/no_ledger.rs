@@ -6,7 +6,7 @@ use std::time::Instant;
 use adriaticum::api::{host, inference, key, permission, reply, route, size, validation};
 use adriaticum::config::Config;
 use adriaticum::error::Failure;
-use adriaticum::http::{Request, Response};
+use adriaticum::http::{Head, Request, Response};
 use adriaticum::id::RequestId;
 use adriaticum::listener::{Limits, Listener, Service, Socket};
 use adriaticum::runtime::{Generated, Runtimes, Spent};
@@ -42,7 +42,7 @@ impl Service for WithoutLedger {
         }
     }
 
-    fn refuse(&self, failure: Failure) -> Response {
+    fn refuse(&self, _: Option<&Head>, failure: Failure) -> Response {
         reply::error(RequestId::new(), &failure)
     }
 }

@@ -17,6 +17,18 @@ pub enum ApiError {
 }
 
 impl ApiError {
+    /// In the order of the table, which is that of the variants.
+    pub const ALL: [Self; 8] = [
+        Self::InvalidRequest,
+        Self::InvalidApiKey,
+        Self::InsufficientPermission,
+        Self::NotFound,
+        Self::PayloadTooLarge,
+        Self::InferenceError,
+        Self::SearchUnavailable,
+        Self::ServiceUnavailable,
+    ];
+
     pub fn code(self) -> &'static str {
         match self {
             Self::InvalidRequest => "invalid_request",
@@ -83,5 +95,16 @@ impl Failure {
             retry_after: SHED_RETRY,
             ..Self::unavailable("The service has more requests than it can take. Try again shortly.", cause)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_is_whole_and_in_the_order_of_the_variants() {
+        assert!(ApiError::ALL.iter().enumerate().all(|(place, &error)| error as usize == place));
+        assert_eq!(ApiError::ServiceUnavailable as usize + 1, ApiError::ALL.len(), "the last variant");
     }
 }

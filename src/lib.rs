@@ -9,6 +9,7 @@
 //! - [`search`] finds what an answer is to rest on, [`runtime`] asks the inference runtime, both through
 //!   [`client`]; [`store`] keeps the keys and the ledger; [`retention`] removes what
 //!   is old in it.
+//! - [`metrics`] counts what came of it.
 //!
 //! What holds everywhere:
 //!
@@ -26,17 +27,27 @@ pub mod listener;
 
 pub mod http;
 
+pub mod hosts;
+
 pub mod pipeline;
 
 pub mod api;
+
+pub mod console;
 
 pub mod runtime;
 pub mod search;
 
 pub mod client;
 
+pub mod checks;
+pub mod folding;
 pub mod retention;
 pub mod store;
 
+pub mod metrics;
+
 pub mod error;
 pub mod id;
+pub mod text;
+pub mod when;

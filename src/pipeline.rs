@@ -10,9 +10,10 @@ use crate::api::key::{self, Caller};
 use crate::api::{host, inference, ledger, permission, reply, route, size, validation};
 use crate::config::Compatibility;
 use crate::error::{ApiError, Failure};
-use crate::http::{Request, Response};
+use crate::http::{Head, Request, Response};
 use crate::id::RequestId;
 use crate::listener::Service;
+use crate::metrics::{Metrics, Times};
 use crate::runtime::{Chat, Generated, Runtimes, Spent};
 use crate::store::{NewRow, Outcome, Searched, Store};
 
@@ -24,6 +25,7 @@ pub struct Pipeline {
     pub runtimes: Option<Runtimes>,
     /// Nothing where no answer has to rest on Search.
     pub grounding: Option<Grounding>,
+    pub metrics: Arc<Metrics>,
 }
 
 /// What is known of a request while it goes through the steps.
@@ -35,10 +37,12 @@ struct Record {
     queue: Duration,
     caller: Option<Caller>,
     row: Row,
-    /// What was kept of asking Search, where it was asked.
+    /// What is to be kept of asking Search, where it was asked.
     searched: Option<Searched>,
     /// What the calls to the runtime have cost.
     spent: Spent,
+    /// Of opening the row and settling it together.
+    ledger: Option<Duration>,
 }
 
 /// Where a request stands with the ledger.
@@ -53,11 +57,15 @@ impl Service for Pipeline {
     fn answer(&self, request: &Request, received: Instant) -> Response {
         let mut record = Record::new(received);
         let result = guarded(|| self.complete(request, &mut record));
-        let result = guarded(|| self.settle(&record, result));
+        let result = guarded(|| self.settle(&mut record, result));
+        let outcome = result.as_ref().map(|generated| generated.tokens).map_err(|failure| failure.error);
+        self.metrics.answered(outcome, &record.times());
+        record.searched.iter().for_each(|searched| self.metrics.searched(searched));
         respond(&record, result)
     }
 
-    fn refuse(&self, failure: Failure) -> Response {
+    fn refuse(&self, _: Option<&Head>, failure: Failure) -> Response {
+        self.metrics.refused(failure.error);
         respond(&Record::new(Instant::now()), Err(failure))
     }
 }
@@ -73,7 +81,9 @@ impl Pipeline {
         let mut chat = validation::read(&request.head, body, self.compatibility)?;
         let runtimes = inference::configured(self.runtimes.as_ref())?;
         record.row = Row::Refused;
-        ledger::open(&self.store, record.new_row())?;
+        let row = record.new_row();
+        timed(&mut record.ledger, || ledger::open(&self.store, row))
+            .inspect_err(|_| self.metrics.ledger_open_errors.add(1))?;
         record.row = Row::Open;
         let mut quoted = match &self.grounding {
             Some(grounding) => {
@@ -87,12 +97,15 @@ impl Pipeline {
 
     /// Puts what came of a caller's request into the ledger. A completion that can't be put there is none;
     /// an error stays what it is.
-    fn settle(&self, record: &Record, result: Result<Generated, Failure>) -> Result<Generated, Failure> {
+    fn settle(&self, record: &mut Record, result: Result<Generated, Failure>) -> Result<Generated, Failure> {
         if record.caller.is_none() || matches!(record.row, Row::Refused) {
             return result;
         }
         let is_open = matches!(record.row, Row::Open);
-        match ledger::settle(&self.store, is_open, record.new_row(), record.outcome(&result)) {
+        let (row, outcome) = (record.new_row(), record.outcome(&result));
+        let settled = timed(&mut record.ledger, || ledger::settle(&self.store, is_open, row, outcome))
+            .inspect_err(|_| self.metrics.ledger_settle_errors.add(1));
+        match settled {
             Ok(()) => result,
             Err(error) if result.is_ok() => Err(ledger::not_kept(&error)),
             Err(error) => {
@@ -111,6 +124,14 @@ fn guarded(steps: impl FnOnce() -> Result<Generated, Failure>) -> Result<Generat
             "a step panicked; the line before tells where",
         ))
     })
+}
+
+/// Does a step, and adds the time that it took.
+fn timed<T>(time: &mut Option<Duration>, step: impl FnOnce() -> T) -> T {
+    let began = Instant::now();
+    let result = step();
+    *time = Some(time.unwrap_or_default() + began.elapsed());
+    result
 }
 
 fn respond(record: &Record, result: Result<Generated, Failure>) -> Response {
@@ -134,6 +155,7 @@ impl Record {
             row: Row::None,
             searched: None,
             spent: Spent::default(),
+            ledger: None,
         }
     }
 
@@ -166,6 +188,11 @@ impl Record {
         }
     }
 
+    fn times(&self) -> Times {
+        let Self { queue, ledger, .. } = *self;
+        Times { whole: self.received.elapsed(), queue, runtime: self.spent.time, ledger }
+    }
+
     fn server_timing(&self) -> String {
         let mut text = format!("queue;dur={:.3}", milliseconds(self.queue));
         if let Some(searched) = &self.searched {
@@ -173,6 +200,9 @@ impl Record {
         }
         if let Some(runtime) = self.spent.time {
             text += &format!(", runtime;dur={:.3}", milliseconds(runtime));
+        }
+        if let Some(ledger) = self.ledger {
+            text += &format!(", ledger;dur={:.3}", milliseconds(ledger));
         }
         text + &format!(", total;dur={:.3}", milliseconds(self.received.elapsed()))
     }

@@ -2,12 +2,12 @@
 
 mod backup;
 mod check;
+mod console;
 mod keys;
 mod search;
 mod serve;
 mod table;
 mod usage;
-mod when;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -38,6 +38,7 @@ Commands:
   search list           List the documents
   search remove ID      Remove a document
   search query WORDS    Tell what the index finds
+  console password      Set the password of the console
   backup FILE           Make a consistent copy of the database while it is used
   check                 Try every part that a completion needs
 
@@ -80,6 +81,7 @@ fn run() -> Result<(), CliError> {
             "search" => search::run(args),
             "backup" => backup::run(args),
             "check" => check::run(args),
+            "console" => console::run(args),
             _ => Err(CliError::Usage(format!("there is no command {command:?}."))),
         },
         None if args.done => Ok(()),

@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
-use super::{Args, CliError, Opt, print, print_json, table, when};
+use super::{Args, CliError, Opt, print, print_json, table};
 use crate::config::{Config, SearchPlace};
 use crate::search::documents::{self, Candidate};
 use crate::search::{Added, Document, Index, Passage, Search, SearchError};
+use crate::when;
 
 const HELP: &str = "\
 Keeps the index of documents that Search can use: search.url = \"index:\". A change holds from the next request on.

@@ -12,8 +12,12 @@ use signal_hook::{flag, low_level::pipe};
 use super::{Args, CliError, open_store};
 use crate::api::grounding::Grounding;
 use crate::config::Config;
+use crate::console::{Console, Machines};
+use crate::folding::Folding;
+use crate::hosts::Hosts;
 use crate::listener::{Limits, Listener, Socket};
 use crate::logging;
+use crate::metrics::Metrics;
 use crate::pipeline::Pipeline;
 use crate::retention::Retention;
 use crate::runtime::Runtimes;
@@ -39,7 +43,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     if args.words(HELP, [], &mut [])?.is_none() {
         return Ok(());
     }
-    let config = args.config()?;
+    let config = Arc::new(args.config()?);
     logging::start(config.log_level);
     for name in &config.unknown_variables {
         log::warn!("{name} in the environment is no setting that this version knows");
@@ -69,15 +73,22 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let listener = Listener::new(sockets, limits).map_err(|error| failed("the listener", &error))?;
     stop_on_signals(&listener).map_err(|error| failed("the signals", &error))?;
     let retention = config.retention_days.map(|days| Retention::start(Arc::clone(&store), days));
-    let pipeline = Pipeline {
-        api_hosts: config.api_hosts,
+    let folding = Folding::start(Arc::clone(&store));
+    let metrics = Arc::new(Metrics::default());
+    let machines =
+        Machines::new(Arc::clone(&store), Arc::clone(&metrics), listener.load(), runtimes.is_some());
+    let console = |host| (host, Console::new(Arc::clone(&config), Arc::clone(&store), machines));
+    let console = config.console_host.clone().map(console);
+    let api = Pipeline {
+        api_hosts: config.api_hosts.clone(),
         compatibility: config.compatibility,
         store,
         runtimes,
         grounding,
+        metrics,
     };
-    listener.run(Arc::new(pipeline)).map_err(|error| failed("the listener", &error))?;
-    drop(retention);
+    listener.run(Arc::new(Hosts { console, api })).map_err(|error| failed("the listener", &error))?;
+    drop((retention, folding));
     log::info!("stopped");
     Ok(())
 }

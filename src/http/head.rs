@@ -9,6 +9,8 @@ pub struct Head {
     bytes: Box<[u8]>,
     method: Span,
     path: Span,
+    query: Span,
+    authority: Span,
     host: Span,
     headers: Vec<(Span, Span)>,
     pub framing: Framing,
@@ -48,7 +50,7 @@ impl Head {
             Some(_) => return Err(Malformed("The request's target names no host.")),
             None => (wire.host, target),
         };
-        let path = path.split_once('?').map_or(path, |(path, _query)| path);
+        let (path, query) = path.split_once('?').unwrap_or((path, ""));
         let (host, _port) = split_authority(authority)
             .ok_or(Malformed("The host of the request is not a host name with an optional port."))?;
 
@@ -56,6 +58,8 @@ impl Head {
         Ok(Self {
             method: place(method.as_bytes()),
             path: place(path.as_bytes()),
+            query: place(query.as_bytes()),
+            authority: place(authority.as_bytes()),
             host: place(host.as_bytes()),
             headers: parsed.headers.iter().map(|h| (place(h.name.as_bytes()), place(h.value))).collect(),
             framing: wire.framing,
@@ -73,6 +77,16 @@ impl Head {
     /// The target's path, without the query.
     pub fn path(&self) -> &str {
         self.text(self.path)
+    }
+
+    /// What follows the path after a question mark.
+    pub fn query(&self) -> &str {
+        self.text(self.query)
+    }
+
+    /// The host that the request is for, with the port where one was named.
+    pub fn authority(&self) -> &str {
+        self.text(self.authority)
     }
 
     /// The host that the request is for, without the port; an IPv6 address without its brackets.
@@ -268,6 +282,7 @@ mod tests {
     fn parts_of_a_head() {
         let head = good("POST /v1/x?a=b?c HTTP/1.1\nHost: API.test:80\nX: 1\nx: 2");
         assert_eq!((head.method(), head.path(), head.host()), ("POST", "/v1/x", "API.test"));
+        assert_eq!((head.query(), head.authority()), ("a=b?c", "API.test:80"));
         assert_eq!(head.header("X").collect::<Vec<_>>(), [b"1", b"2"]);
         assert_eq!(head.header("Y").count(), 0);
         assert!(matches!(head.framing, Framing::Length(0)));

@@ -5,6 +5,8 @@ pub mod head;
 pub mod reader;
 pub mod response;
 
+use std::net::IpAddr;
+
 pub use head::Head;
 pub use reader::Reader;
 pub use response::Response;
@@ -23,6 +25,8 @@ pub struct Request {
     pub head: Head,
     /// None where the body is larger than `MAX_BODY`: the rest of it was not read.
     pub body: Option<Vec<u8>>,
+    /// The address that the connection came from; None on a Unix socket.
+    pub peer: Option<IpAddr>,
 }
 
 impl Request {

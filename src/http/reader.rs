@@ -5,7 +5,7 @@ use std::mem;
 use super::body::{Body, Progress};
 use super::{Head, MAX_HEAD, Malformed, Request};
 
-/// The reader of one connection. After an error, or a request whose body was too large, where the next
+/// The reader of one connection. It knows of no socket, so whom a request comes from is for others to say. After an error, or a request whose body was too large, where the next
 /// request begins is unknown: the connection has to end.
 #[derive(Default)]
 pub struct Reader {
@@ -35,7 +35,7 @@ impl Reader {
             };
             let Some(body) = Body::new(head.framing) else {
                 self.state = State::default();
-                return Ok(Some(Request { head, body: None }));
+                return Ok(Some(Request { head, body: None, peer: None }));
             };
             self.continue_due = head.expects_continue;
             self.state = State::Body(head, body);
@@ -53,7 +53,7 @@ impl Reader {
             unreachable!("the state was a body a moment ago");
         };
         let body = (progress == Progress::Complete).then(|| body.into_content());
-        Ok(Some(Request { head, body }))
+        Ok(Some(Request { head, body, peer: None }))
     }
 
     /// Whether no byte of a next request has come.

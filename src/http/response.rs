@@ -1,5 +1,6 @@
 //! Responses and their bytes.
 
+use std::fmt;
 use std::io::Write;
 
 use time::OffsetDateTime;
@@ -13,6 +14,25 @@ pub struct Response {
     pub content_type: &'static str,
     pub headers: Vec<(&'static str, String)>,
     pub body: Vec<u8>,
+    /// What comes after the body, where that is too much to be held at once.
+    pub rest: Option<Box<dyn Pieces>>,
+}
+
+/// The rest of a body, made piece by piece as the client takes it.
+pub trait Pieces: Send {
+    /// The next piece, never an empty one; None at the end. After an error the connection ends, so that the
+    /// client knows that something is missing.
+    fn next(&mut self) -> Result<Option<Vec<u8>>, Broken>;
+}
+
+/// A piece could not be made; the cause is in the log.
+#[derive(Debug)]
+pub struct Broken;
+
+impl fmt::Debug for dyn Pieces {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Pieces(…)")
+    }
 }
 
 /// What a response says about its connection.
@@ -33,8 +53,12 @@ const HTTP_DATE: &[BorrowedFormatItem<'_>] =
 pub const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 impl Response {
+    pub fn new(status: u16, content_type: &'static str, body: Vec<u8>) -> Self {
+        Self { status, content_type, headers: Vec::new(), body, rest: None }
+    }
+
     pub fn json(status: u16, body: Vec<u8>) -> Self {
-        Self { status, content_type: "application/json", headers: Vec::new(), body }
+        Self::new(status, "application/json", body)
     }
 
     pub fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
@@ -42,17 +66,15 @@ impl Response {
         self
     }
 
-    /// The bytes of it; to a HEAD request, those without the body.
+    /// The bytes of it, without those of the rest; to a HEAD request, those without the body.
     pub fn encode(&self, connection: Connection, without_body: bool) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(512 + self.body.len());
         write!(
             bytes,
-            "HTTP/1.1 {} {}\r\ndate: {}\r\ncontent-type: {}\r\ncontent-length: {}\r\n",
+            "HTTP/1.1 {} {}\r\ndate: {}\r\n",
             self.status,
             reason(self.status),
             OffsetDateTime::now_utc().format(HTTP_DATE).expect("a date after 1970 should have its text"),
-            self.content_type,
-            self.body.len()
         )
         .expect("a Vec should take all that is written");
         let mut line = |name: &str, value: &str| {
@@ -60,6 +82,11 @@ impl Response {
                 bytes.extend_from_slice(part.as_bytes());
             }
         };
+        line("content-type", self.content_type);
+        match &self.rest {
+            None => line("content-length", &self.body.len().to_string()),
+            Some(_) => line("transfer-encoding", "chunked"),
+        }
         for (name, value) in &self.headers {
             line(name, value);
         }
@@ -69,24 +96,70 @@ impl Response {
             Connection::Close => line("connection", "close"),
         }
         bytes.extend_from_slice(b"\r\n");
-        if !without_body {
-            bytes.extend_from_slice(&self.body);
+        if without_body {
+            return bytes;
+        }
+        match &self.rest {
+            None => bytes.extend_from_slice(&self.body),
+            Some(_) if self.body.is_empty() => {}
+            Some(_) => bytes.append(&mut chunk(&self.body)),
         }
         bytes
     }
+}
+
+/// A piece as RFC 9112, 7.1 frames it; an empty one is the end.
+pub fn chunk(piece: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(piece.len() + 16);
+    write!(bytes, "{:x}\r\n", piece.len()).expect("a Vec should take all that is written");
+    bytes.extend_from_slice(piece);
+    bytes.extend_from_slice(b"\r\n");
+    bytes
 }
 
 /// The reason phrase; clients pass over it, people who look at the wire do not.
 fn reason(status: u16) -> &'static str {
     match status {
         200 => "OK",
+        303 => "See Other",
         400 => "Bad Request",
         401 => "Unauthorized",
         403 => "Forbidden",
         404 => "Not Found",
+        405 => "Method Not Allowed",
         413 => "Content Too Large",
+        429 => "Too Many Requests",
         502 => "Bad Gateway",
         503 => "Service Unavailable",
         _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Nothing;
+
+    impl Pieces for Nothing {
+        fn next(&mut self) -> Result<Option<Vec<u8>>, Broken> {
+            Ok(None)
+        }
+    }
+
+    #[test]
+    fn a_body_is_framed_by_its_length_or_in_chunks() {
+        let text = |response: &Response, without_body| {
+            String::from_utf8(response.encode(Connection::Keep, without_body)).expect("a response is text")
+        };
+        let mut response = Response::new(200, "text/plain", b"0123456789abcdef".to_vec());
+        assert!(text(&response, false).contains("content-length: 16\r\n"));
+        assert!(text(&response, false).ends_with("\r\n\r\n0123456789abcdef"));
+        response.rest = Some(Box::new(Nothing));
+        assert!(text(&response, false).contains("transfer-encoding: chunked\r\n"));
+        assert!(!text(&response, false).contains("content-length"));
+        assert!(text(&response, false).ends_with("\r\n\r\n10\r\n0123456789abcdef\r\n"));
+        assert!(text(&response, true).ends_with("chunked\r\n\r\n"));
+        assert_eq!(chunk(b""), b"0\r\n\r\n");
     }
 }

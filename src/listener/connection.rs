@@ -2,16 +2,20 @@
 
 use std::io;
 use std::mem;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::limits::Limits;
 use super::socket::Stream;
-use crate::http::response::CONTINUE;
+use super::workers::Answer;
+use crate::http::response::{CONTINUE, Pieces};
 use crate::http::{Malformed, Reader, Request};
 
 pub(super) struct Connection {
     pub stream: Arc<Stream>,
+    /// Whom it is with; None on a Unix socket.
+    peer: Option<IpAddr>,
     phase: Phase,
     /// When the phase has lasted too long. A request under way has the limits of the steps it goes through.
     deadline: Option<Instant>,
@@ -30,7 +34,7 @@ enum Phase {
     /// A worker has the request; nothing is read meanwhile.
     Working,
     /// A part of the answer did not fit into the socket.
-    Sending { answer: Vec<u8>, sent: usize, then: Then },
+    Sending(Answer),
     /// The last answer is sent; this much of what the client still sends is thrown away.
     Draining { left: usize },
 }
@@ -46,8 +50,17 @@ pub(super) enum Then {
 pub(super) enum Outcome {
     Waiting,
     Request(Request),
+    /// The answer is sent as far as it was made; the next piece of it has to be.
+    Next(Box<dyn Pieces>, Then),
     Malformed(Malformed),
     Gone,
+}
+
+/// How far an answer was sent.
+enum Progress {
+    Blocked,
+    Next(Box<dyn Pieces>, Then),
+    Done,
 }
 
 /// What a connection was doing when its time was up.
@@ -60,9 +73,10 @@ pub(super) enum Expired {
 }
 
 impl Connection {
-    pub fn new(stream: Stream, now: Instant, limits: &Limits) -> Self {
+    pub fn new(stream: Stream, peer: Option<IpAddr>, now: Instant, limits: &Limits) -> Self {
         Self {
             stream: Arc::new(stream),
+            peer,
             phase: Phase::Reading,
             deadline: Some(now + limits.idle_time),
             reader: Reader::default(),
@@ -83,7 +97,12 @@ impl Connection {
             let blocked = match self.phase {
                 Phase::Working => return Outcome::Waiting,
                 Phase::Reading => return self.receive(scratch, limits),
-                Phase::Sending { .. } => self.send(limits),
+                Phase::Sending(_) => match self.send(limits) {
+                    Ok(Progress::Next(rest, then)) => return Outcome::Next(rest, then),
+                    Ok(Progress::Blocked) => Ok(true),
+                    Ok(Progress::Done) => Ok(false),
+                    Err(error) => Err(error),
+                },
                 Phase::Draining { .. } => self.drain(scratch),
             };
             match blocked {
@@ -100,9 +119,9 @@ impl Connection {
         self.deadline = None;
     }
 
-    /// Takes an answer of which `sent` bytes are sent.
-    pub fn answered(&mut self, answer: Vec<u8>, sent: usize, then: Then, limits: &Limits) {
-        self.phase = Phase::Sending { answer, sent, then };
+    /// Takes an answer, some of which may be sent already.
+    pub fn answered(&mut self, answer: Answer, limits: &Limits) {
+        self.phase = Phase::Sending(answer);
         self.deadline = Some(Instant::now() + limits.send_time);
     }
 
@@ -138,7 +157,7 @@ impl Connection {
     /// The memory that it holds beyond itself.
     pub fn weight(&self) -> usize {
         let answer = match &self.phase {
-            Phase::Sending { answer, .. } => answer.capacity(),
+            Phase::Sending(answer) => answer.bytes.capacity(),
             Phase::Reading | Phase::Working | Phase::Draining { .. } => 0,
         };
         self.reader.weight() + self.unread.capacity() + answer
@@ -161,7 +180,7 @@ impl Connection {
                 Err(malformed) => return Outcome::Malformed(malformed),
                 Ok(Some(request)) => {
                     self.unread = input.to_vec();
-                    return Outcome::Request(request);
+                    return Outcome::Request(Request { peer: self.peer, ..request });
                 }
                 Ok(None) => {
                     if was_between && !self.reader.is_between_requests() {
@@ -176,16 +195,18 @@ impl Connection {
         }
     }
 
-    /// Whether it has to wait for the client.
-    fn send(&mut self, limits: &Limits) -> io::Result<bool> {
-        let Phase::Sending { answer, sent, then } = &mut self.phase else {
+    fn send(&mut self, limits: &Limits) -> io::Result<Progress> {
+        let Phase::Sending(answer) = &mut self.phase else {
             unreachable!("only an answer is sent");
         };
-        *sent += self.stream.write(&answer[*sent..])?;
-        if *sent < answer.len() {
-            return Ok(true);
+        answer.sent += self.stream.write(&answer.bytes[answer.sent..])?;
+        if answer.sent < answer.bytes.len() {
+            return Ok(Progress::Blocked);
         }
-        match then {
+        if let Some(rest) = answer.rest.take() {
+            return Ok(Progress::Next(rest, answer.then));
+        }
+        match answer.then {
             Then::Keep => {
                 self.phase = Phase::Reading;
                 self.deadline = Some(Instant::now() + limits.idle_time);
@@ -197,7 +218,7 @@ impl Connection {
                 self.deadline = Some(Instant::now() + limits.drain_time);
             }
         }
-        Ok(false)
+        Ok(Progress::Done)
     }
 
     /// Whether it has to wait for the client; an error once there is nothing more to wait for.

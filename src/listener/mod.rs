@@ -5,12 +5,15 @@
 
 mod connection;
 mod limits;
+mod load;
 mod socket;
 mod workers;
 
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mio::event::Event;
@@ -18,20 +21,26 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use slab::Slab;
 
 pub use limits::Limits;
+pub use load::{Level, Load, Snapshot};
 pub use socket::{Address, Socket};
 
 use self::connection::{Connection, Expired, Outcome, Then};
-use self::workers::Workers;
+use self::workers::{Answer, Workers};
 use crate::error::Failure;
-use crate::http::{Request, Response, response};
+use crate::http::{Head, Request, Response, response};
 
 /// What answers the requests.
 pub trait Service: Send + Sync + 'static {
     /// Answers a complete request, on a worker.
     fn answer(&self, request: &Request, received: Instant) -> Response;
 
-    /// Answers what no worker will see: broken HTTP, or a request for which there is no room.
-    fn refuse(&self, failure: Failure) -> Response;
+    /// Answers what no worker will see: broken HTTP, or a request for which there is no room, whose head is known.
+    fn refuse(&self, head: Option<&Head>, failure: Failure) -> Response;
+
+    /// Whether a request must not delay the others: it then waits for a thread of its own kind.
+    fn stands_back(&self, _: &Head) -> bool {
+        false
+    }
 }
 
 const WAKE: Token = Token(usize::MAX);
@@ -51,6 +60,7 @@ const TOO_MUCH_BUFFERED: &str = "the bound on buffered bytes is reached";
 pub struct Listener {
     sockets: Vec<Socket>,
     limits: Limits,
+    load: Arc<Load>,
     stop: UnixStream,
     stopper: UnixStream,
 }
@@ -59,12 +69,18 @@ impl Listener {
     pub fn new(sockets: Vec<Socket>, limits: Limits) -> io::Result<Self> {
         let (stop, stopper) = UnixStream::pair()?;
         stop.set_nonblocking(true)?;
-        Ok(Self { sockets, limits, stop, stopper })
+        let load = Arc::new(Load::new(&limits));
+        Ok(Self { sockets, limits, load, stop, stopper })
     }
 
     /// The end of a pipe: a byte written to it, by a signal handler for one, stops the listener.
     pub fn stopper(&self) -> io::Result<UnixStream> {
         self.stopper.try_clone()
+    }
+
+    /// How busy it is, to be looked at while it serves.
+    pub fn load(&self) -> Arc<Load> {
+        Arc::clone(&self.load)
     }
 
     /// Serves until it is stopped, and then until all that is under way is answered.
@@ -82,7 +98,8 @@ impl Listener {
             accepting: sockets.iter().map(|_| false).collect(),
             sockets,
             accept_after: now,
-            workers: Workers::start(self.limits.workers, self.limits.queue, Arc::clone(&service), waker),
+            workers: Workers::start(&self.limits, Arc::clone(&self.load), Arc::clone(&service), waker),
+            load: self.load,
             service,
             poll,
             connections: Slab::new(),
@@ -109,6 +126,7 @@ struct Loop<S> {
     /// Accepting rests until then, because there was no file descriptor for a connection.
     accept_after: Instant,
     workers: Workers<S>,
+    load: Arc<Load>,
     service: Arc<S>,
     connections: Slab<Entry>,
     scratch: Vec<u8>,
@@ -134,8 +152,11 @@ impl<S: Service> Loop<S> {
         // What is done comes first: it makes room for what has come.
         for done in self.workers.take_done() {
             if let Some(entry) = self.connections.get_mut(done.connection) {
-                let then = if self.stopping { Then::Close } else { done.then };
-                entry.connection.answered(done.answer, done.sent, then, &self.limits);
+                let mut answer = done.answer;
+                if self.stopping {
+                    answer.then = Then::Close;
+                }
+                entry.connection.answered(answer, &self.limits);
                 self.advance(done.connection);
             }
         }
@@ -153,6 +174,7 @@ impl<S: Service> Loop<S> {
             self.next_sweep = now + self.limits.tick();
             self.sweep(now);
         }
+        self.load.publish(self.connections.len(), self.buffered);
         Ok(())
     }
 
@@ -188,7 +210,7 @@ impl<S: Service> Loop<S> {
                     break;
                 }
                 match self.sockets[index].accept() {
-                    Ok(stream) => self.welcome(stream),
+                    Ok((stream, peer)) => self.welcome(stream, peer),
                     Err(error) => self.accept_failed(index, &error),
                 }
             }
@@ -211,16 +233,17 @@ impl<S: Service> Loop<S> {
         }
     }
 
-    fn welcome(&mut self, mut stream: socket::Stream) {
+    fn welcome(&mut self, mut stream: socket::Stream, peer: Option<IpAddr>) {
         if self.connections.len() >= self.limits.max_connections && !self.close_longest_idle() {
-            return;
+            return count(&self.load.turned_away);
         }
+        count(&self.load.accepted);
         let slot = self.connections.vacant_entry();
         if let Err(error) = stream.register(self.poll.registry(), Token(slot.key())) {
             log::warn!("a connection could not be watched: {error}");
             return;
         }
-        let connection = Connection::new(stream, Instant::now(), &self.limits);
+        let connection = Connection::new(stream, peer, Instant::now(), &self.limits);
         slot.insert(Entry { connection, weight: 0 });
     }
 
@@ -231,7 +254,11 @@ impl<S: Service> Loop<S> {
             .filter(|(_, entry)| entry.connection.is_idle())
             .min_by_key(|(_, entry)| entry.connection.deadline())
             .map(|(index, _)| index);
-        longest.map(|index| self.close(index)).is_some()
+        if let Some(index) = longest {
+            self.close(index);
+            count(&self.load.made_way);
+        }
+        longest.is_some()
     }
 
     /// Lets a connection go on as far as it can.
@@ -247,7 +274,14 @@ impl<S: Service> Loop<S> {
                     return self.bound(index);
                 }
                 Outcome::Gone => return self.close(index),
-                Outcome::Malformed(malformed) => self.refuse(index, Failure::invalid(malformed.0), false),
+                Outcome::Malformed(malformed) => self.refuse(index, None, Failure::invalid(malformed.0)),
+                // A stop waits for no download: it may take a client hours.
+                Outcome::Next(..) if self.stopping => return self.close(index),
+                Outcome::Next(rest, then) => {
+                    entry.connection.hand_over();
+                    let stream = Arc::clone(&entry.connection.stream);
+                    self.workers.go_on(index, rest, then, stream);
+                }
                 Outcome::Request(request) => self.hand_over(index, request),
             }
         }
@@ -258,11 +292,14 @@ impl<S: Service> Loop<S> {
         let entry = &mut self.connections[index];
         // What has come of it counts already, as this connection's; whole, it is the workers'.
         let others = self.buffered - entry.weight + self.workers.weight();
-        let is_head = request.head.method() == "HEAD";
-        if !self.workers.have_room() {
-            self.refuse(index, Failure::shed("every worker and every place in the queue is taken"), is_head);
+        if !self.workers.have_room(&request) {
+            let stands_back = self.service.stands_back(&request.head);
+            count(if stands_back { &self.load.aside_full } else { &self.load.queue_full });
+            let taken = "every worker and every place in the queue is taken";
+            self.refuse(index, Some(&request.head), Failure::shed(taken));
         } else if others + request.weight() > self.limits.buffered_bytes {
-            self.refuse(index, Failure::shed(TOO_MUCH_BUFFERED), is_head);
+            count(&self.load.buffers_full);
+            self.refuse(index, Some(&request.head), Failure::shed(TOO_MUCH_BUFFERED));
         } else {
             entry.connection.hand_over();
             let stream = Arc::clone(&entry.connection.stream);
@@ -272,11 +309,12 @@ impl<S: Service> Loop<S> {
 
     /// Answers what goes to no worker, and ends the connection: a client that keeps sending such requests
     /// gets one answer, not all of the loop's time.
-    fn refuse(&mut self, index: usize, failure: Failure, without_body: bool) {
-        let answer = self.service.refuse(failure).encode(response::Connection::Close, without_body);
+    fn refuse(&mut self, index: usize, head: Option<&Head>, failure: Failure) {
+        let without_body = head.is_some_and(|head| head.method() == "HEAD");
+        let answer = self.service.refuse(head, failure).encode(response::Connection::Close, without_body);
         let connection = &mut self.connections[index].connection;
         connection.forget_request();
-        connection.answered(answer, 0, Then::Close, &self.limits);
+        connection.answered(Answer::unsent(answer, Then::Close), &self.limits);
     }
 
     /// Sheds the request that has just grown past what may be buffered for all.
@@ -284,7 +322,8 @@ impl<S: Service> Loop<S> {
         let entry = &self.connections[index];
         let buffered = self.buffered + self.workers.weight();
         if buffered > self.limits.buffered_bytes && entry.connection.holds_half_a_request() {
-            self.refuse(index, Failure::shed(TOO_MUCH_BUFFERED), false);
+            count(&self.load.buffers_full);
+            self.refuse(index, None, Failure::shed(TOO_MUCH_BUFFERED));
             self.advance(index);
         }
     }
@@ -312,7 +351,7 @@ impl<S: Service> Loop<S> {
             match what {
                 Expired::Silence => self.close(index),
                 Expired::Request => {
-                    self.refuse(index, Failure::invalid("The request was not complete in time."), false);
+                    self.refuse(index, None, Failure::invalid("The request was not complete in time."));
                     self.advance(index);
                 }
             }
@@ -342,4 +381,8 @@ impl<S: Service> Loop<S> {
             }
         }
     }
+}
+
+fn count(events: &AtomicU64) {
+    events.fetch_add(1, Ordering::Relaxed);
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr};
+use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::{fs, net, os};
@@ -81,16 +81,18 @@ impl Socket {
         }
     }
 
-    pub(super) fn accept(&self) -> io::Result<Stream> {
+    /// The next connection, and the address that it comes from; a Unix socket has none.
+    pub(super) fn accept(&self) -> io::Result<(Stream, Option<IpAddr>)> {
         match &self.kind {
             Kind::Tcp(listener) => {
-                let (stream, _) = listener.accept()?;
+                let (stream, from) = listener.accept()?;
                 // A response is one write: waiting to fill a packet would only delay it. A connection that
                 // is gone already can't be told, and is found out when it is read.
                 let _ = stream.set_nodelay(true);
-                Ok(Stream::Tcp(stream))
+                // A socket for both families gives IPv4 addresses in the form of the other.
+                Ok((Stream::Tcp(stream), Some(from.ip().to_canonical())))
             }
-            Kind::Unix(listener) => Ok(Stream::Unix(listener.accept()?.0)),
+            Kind::Unix(listener) => Ok((Stream::Unix(listener.accept()?.0), None)),
         }
     }
 }

@@ -9,8 +9,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use adriaticum::error::Failure;
-use adriaticum::http::{Request, Response};
-use adriaticum::listener::{Address, Limits, Listener, Service, Socket};
+use adriaticum::http::{Head, Request, Response};
+use adriaticum::listener::{Address, Level, Limits, Listener, Load, Service, Socket};
 
 use crate::support::{Client, until};
 
@@ -38,7 +38,7 @@ impl Service for Echo {
         Response::json(status, request.head.path().as_bytes().to_vec())
     }
 
-    fn refuse(&self, failure: Failure) -> Response {
+    fn refuse(&self, _: Option<&Head>, failure: Failure) -> Response {
         Response::json(failure.error.status(), failure.message.as_bytes().to_vec())
     }
 }
@@ -46,6 +46,7 @@ impl Service for Echo {
 /// A listener that serves until the value goes.
 struct Running {
     echo: Arc<Echo>,
+    load: Arc<Load>,
     address: SocketAddr,
     stopper: UnixStream,
     thread: Option<JoinHandle<()>>,
@@ -59,10 +60,10 @@ fn serve(limits: Limits) -> Running {
     };
     let listener = Listener::new(vec![socket], limits).expect("a listener");
     let stopper = listener.stopper().expect("a stopper");
-    let echo = Arc::new(Echo::default());
+    let (echo, load) = (Arc::new(Echo::default()), listener.load());
     let service = Arc::clone(&echo);
     let thread = thread::spawn(move || listener.run(service).expect("it should serve"));
-    Running { echo, address, stopper, thread: Some(thread) }
+    Running { echo, load, address, stopper, thread: Some(thread) }
 }
 
 impl Running {
@@ -164,6 +165,9 @@ fn all_buffers_together_have_a_bound() {
     // One of the two grew past the bound; whoever did is told, and the others go on.
     let shed = third.reply();
     assert_eq!((shed.status, third.ends()), (503, true));
+    let told = running.load.snapshot();
+    assert_eq!((told.buffers_full, told.queue_full), (1, 0));
+    assert!((449_998..600_000).contains(&told.buffered_bytes.now), "{told:?}");
     first.send("x");
     assert_eq!(first.reply().status, 200);
     second.send("x");
@@ -171,6 +175,7 @@ fn all_buffers_together_have_a_bound() {
     let mut fourth = running.connect();
     fourth.send(post(250_000, 250_000));
     assert_eq!(fourth.reply().status, 200, "what was buffered is free again");
+    until("and told to be", || running.load.snapshot().buffered_bytes.now < 100_000);
 }
 
 #[test]
@@ -194,6 +199,8 @@ fn the_longest_idle_connection_makes_room() {
     assert_eq!(idle[1].reply().status, 200);
     half.send(" HTTP/1.1\r\nHost: h\r\n\r\n");
     assert_eq!(half.reply().status, 200, "one in the middle of a request is not idle");
+    let told = running.load.snapshot();
+    assert_eq!((told.connections, told.accepted, told.made_way), (Level { now: 3, most: 3 }, 4, 1));
 }
 
 #[test]
@@ -206,6 +213,7 @@ fn where_nobody_is_idle_a_new_connection_is_closed() {
     until("both are under way", || running.echo.under_way.load(Ordering::Acquire) == 2);
     let mut new = running.connect();
     assert!(new.ends());
+    assert_eq!(running.load.snapshot().turned_away, 1);
     running.echo.gate.store(true, Ordering::Release);
     for client in &mut busy {
         assert_eq!(client.reply().status, 200);
@@ -281,6 +289,9 @@ fn a_full_queue_sheds_at_once_and_every_place_is_used() {
     }
     // Which of them came first is the system's choice; that three are taken is not.
     until("a fourth is shed", || running.get("/hold") == 503);
+    let told = running.load.snapshot();
+    assert_eq!((told.workers, told.queue), (Level { now: 1, most: 1 }, Level { now: 2, most: 2 }));
+    assert_eq!((told.queue_full, told.buffers_full), (1, 0));
     // To HEAD an answer has no body, whoever gives it.
     let mut head = running.connect();
     head.send(get("/").replace("GET", "HEAD"));
@@ -291,6 +302,8 @@ fn a_full_queue_sheds_at_once_and_every_place_is_used() {
     for client in &mut held {
         assert_eq!(client.reply().status, 200);
     }
+    let told = running.load.snapshot();
+    assert_eq!((told.workers.now, told.queue.now), (0, 0), "the room is free before the answer is sent");
     // Clients as many as there are places are never shed, however fast they are.
     let clients: Vec<JoinHandle<()>> = (0..3)
         .map(|_| {

@@ -9,6 +9,7 @@ mod faults;
 mod ledger;
 mod lifecycle;
 mod limits;
+mod metrics;
 mod runtime;
 mod search;
 mod wire;

@@ -27,7 +27,8 @@ fn the_times_are_told() {
         let part = timing.split(", ").find_map(|part| part.strip_prefix(name)?.strip_prefix(";dur="));
         part.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{name} in {timing}"))
     };
-    assert!(part("queue") + part("runtime") <= part("total"), "{timing}");
+    assert!(part("queue") + part("runtime") + part("ledger") <= part("total"), "{timing}");
+    assert!(part("ledger") > 0.0, "{timing}");
     assert!(reply.header("date").is_some_and(|date| date.ends_with(" GMT") && date.len() == 29));
     let refused = server.connect_and_send("GET / HTTP/1.1\r\nHost: api.test\r\n\r\n");
     assert!(!refused.header("server-timing").expect("on errors too").contains("runtime"));

@@ -1,0 +1,160 @@
+//! What programs ask the console's host for: the metrics, and whether the service lives and is ready.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::api::{key, reply};
+use crate::error::{ApiError, Failure};
+use crate::http::{Head, Request, Response};
+use crate::id::RequestId;
+use crate::listener::{Load, Snapshot};
+use crate::metrics::Metrics;
+use crate::store::{Permission, Store};
+
+/// How long a verdict on the ledger holds: however often it is asked for, it costs no more than a write in this
+/// time.
+const VERDICT_HOLDS: Duration = Duration::from_secs(1);
+
+const TEXT: &str = "text/plain; charset=utf-8";
+
+/// What Prometheus takes for its text format.
+const METRICS_TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+pub struct Machines {
+    store: Arc<Store>,
+    metrics: Arc<Metrics>,
+    load: Arc<Load>,
+    has_runtime: bool,
+    ledger: Trial,
+}
+
+impl Machines {
+    pub fn new(store: Arc<Store>, metrics: Arc<Metrics>, load: Arc<Load>, has_runtime: bool) -> Self {
+        Self { store, metrics, load, has_runtime, ledger: Trial::default() }
+    }
+
+    /// How busy the service is.
+    pub fn load(&self) -> Snapshot {
+        self.load.snapshot()
+    }
+
+    /// The answer, where the request is for one of these; else None.
+    pub fn answer(&self, request: &Request) -> Option<Response> {
+        let head = &request.head;
+        let answer: fn(&Self, &Head) -> Response = match head.path() {
+            "/metrics" => Self::metrics,
+            "/healthz" => |_, _| plain(200, "ok"),
+            "/readyz" => |machines, _| machines.readiness(),
+            _ => return None,
+        };
+        let response = match head.method() {
+            "GET" | "HEAD" => answer(self, head),
+            _ => plain(405, "Only GET and HEAD are answered here.").with("allow", "GET, HEAD"),
+        };
+        Some(response.with("cache-control", "no-store"))
+    }
+
+    fn metrics(&self, head: &Head) -> Response {
+        let id = RequestId::new();
+        match self.admit(head, id.created()) {
+            Ok(()) => {
+                let text = self.metrics.render(&self.load());
+                Response::new(200, METRICS_TEXT, text.into_bytes())
+            }
+            Err(failure) => {
+                if let Some(cause) = &failure.cause {
+                    log::error!("{id} {cause}");
+                }
+                reply::error(id, &failure)
+            }
+        }
+    }
+
+    /// Lets a key with the permission through. A scrape is no request of the API: it leaves no row.
+    fn admit(&self, head: &Head, now: i64) -> Result<(), Failure> {
+        let caller = key::authenticate(head, &self.store, now)?;
+        if !caller.permissions.contains(&Permission::Metrics) {
+            return Err(Failure::new(
+                ApiError::InsufficientPermission,
+                "This API key may not read the metrics. Make one that may: \
+                 adriaticum keys create NAME --permission metrics",
+            ));
+        }
+        if caller.note_use
+            && let Err(error) = self.store.note_use(&caller.key_id, now)
+        {
+            // The metrics are wanted most when something is wrong with the database.
+            log::warn!("{}: its use could not be noted: {error}", caller.key_id);
+        }
+        Ok(())
+    }
+
+    /// Whether a completion could be run now, as far as this service can say by itself.
+    fn readiness(&self) -> Response {
+        let reason = if !self.has_runtime {
+            "No runtime is configured: set runtime.url."
+        } else {
+            match self.ledger.verdict(&self.store) {
+                Verdict::Accepts => return plain(200, "ready"),
+                Verdict::Refuses => "The ledger takes no write. The log tells why.",
+                Verdict::Unknown => "It is being tried whether the ledger takes a write.",
+            }
+        };
+        plain(503, reason).with("retry-after", VERDICT_HOLDS.as_secs().to_string())
+    }
+}
+
+fn plain(status: u16, line: &str) -> Response {
+    Response::new(status, TEXT, format!("{line}\n").into_bytes())
+}
+
+/// Whether the ledger takes a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Unknown,
+    Accepts,
+    Refuses,
+}
+
+/// What came of the last try. Only one thread tries at a time, and nobody waits for it: a locked database holds
+/// up one thread for some seconds, not all that ask.
+struct Trial {
+    last: Mutex<(Verdict, Option<Instant>)>,
+    trying: Mutex<()>,
+}
+
+impl Default for Trial {
+    fn default() -> Self {
+        Self { last: Mutex::new((Verdict::Unknown, None)), trying: Mutex::default() }
+    }
+}
+
+impl Trial {
+    fn verdict(&self, store: &Store) -> Verdict {
+        let (last, tried) = *self.last();
+        if tried.is_some_and(|tried| tried.elapsed() < VERDICT_HOLDS) {
+            return last;
+        }
+        let Ok(_trying) = self.trying.try_lock() else {
+            return last;
+        };
+        let verdict = match store.try_write() {
+            Ok(()) => Verdict::Accepts,
+            Err(error) => {
+                if last != Verdict::Refuses {
+                    log::error!("not ready: the ledger takes no write: {error}");
+                }
+                Verdict::Refuses
+            }
+        };
+        if last == Verdict::Refuses && verdict == Verdict::Accepts {
+            log::info!("ready again: the ledger takes a write");
+        }
+        *self.last() = (verdict, Some(Instant::now()));
+        verdict
+    }
+
+    fn last(&self) -> MutexGuard<'_, (Verdict, Option<Instant>)> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

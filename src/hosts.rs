@@ -1,0 +1,43 @@
+//! A request's first step: which of the two hosts it is for. The API is never served on the console's, the
+//! console on no other.
+
+use std::time::Instant;
+
+use crate::console::Console;
+use crate::error::Failure;
+use crate::http::{Head, Request, Response};
+use crate::listener::Service;
+use crate::pipeline::Pipeline;
+
+pub struct Hosts {
+    /// The console and the host that it is served on; None where there is none.
+    pub console: Option<(String, Console)>,
+    pub api: Pipeline,
+}
+
+impl Hosts {
+    fn console(&self, head: &Head) -> Option<&Console> {
+        let (host, console) = self.console.as_ref()?;
+        host.eq_ignore_ascii_case(head.host()).then_some(console)
+    }
+}
+
+impl Service for Hosts {
+    fn answer(&self, request: &Request, received: Instant) -> Response {
+        match self.console(&request.head) {
+            Some(console) => console.answer(request, received),
+            None => self.api.answer(request, received),
+        }
+    }
+
+    fn refuse(&self, head: Option<&Head>, failure: Failure) -> Response {
+        match head.and_then(|head| self.console(head)) {
+            Some(console) => console.refuse(),
+            None => self.api.refuse(head, failure),
+        }
+    }
+
+    fn stands_back(&self, head: &Head) -> bool {
+        self.console(head).is_some()
+    }
+}

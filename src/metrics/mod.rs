@@ -1,0 +1,334 @@
+//! What is counted for whoever watches the service, and its text for Prometheus.
+//!
+//! To count takes no lock and no memory. What the listener counts for its own bounds is not counted twice: it
+//! is read when somebody asks.
+
+mod histogram;
+mod text;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use self::histogram::Histogram;
+use self::text::Text;
+use crate::error::ApiError;
+use crate::listener::Snapshot;
+use crate::store::{Searched, Tokens};
+
+/// Why Search is asked, as the ledger has it.
+const REASONS: [&str; 3] = ["always", "match", "model"];
+
+/// What comes of it.
+const FINDINGS: [&str; 3] = ["found", "nothing", "unavailable"];
+
+/// One for the process.
+pub struct Metrics {
+    /// When the process began to count.
+    pub started: SystemTime,
+    completions: Counter,
+    /// In the order of [`ApiError::ALL`].
+    errors: [Counter; ApiError::ALL.len()],
+    prompt_tokens: Counter,
+    completion_tokens: Counter,
+    unmeasured: Counter,
+    completed: Histogram,
+    failed: Histogram,
+    queue: Histogram,
+    runtime: Histogram,
+    ledger: Histogram,
+    search: Histogram,
+    /// In the order of [`REASONS`], and within each of [`FINDINGS`].
+    searches: [[Counter; FINDINGS.len()]; REASONS.len()],
+    /// Rows that could not be made before the call, so that no inference was spent.
+    pub ledger_open_errors: Counter,
+    /// Outcomes that could not be written into the ledger.
+    pub ledger_settle_errors: Counter,
+}
+
+/// How often something happened, or how much of it there was.
+#[derive(Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    pub fn add(&self, more: u64) {
+        self.0.fetch_add(more, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// How long a request took, and its parts where there were any.
+pub struct Times {
+    pub whole: Duration,
+    pub queue: Duration,
+    pub runtime: Option<Duration>,
+    pub ledger: Option<Duration>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            started: SystemTime::now(),
+            completions: Counter::default(),
+            errors: Default::default(),
+            prompt_tokens: Counter::default(),
+            completion_tokens: Counter::default(),
+            unmeasured: Counter::default(),
+            completed: Histogram::default(),
+            failed: Histogram::default(),
+            queue: Histogram::default(),
+            runtime: Histogram::default(),
+            ledger: Histogram::default(),
+            search: Histogram::default(),
+            searches: Default::default(),
+            ledger_open_errors: Counter::default(),
+            ledger_settle_errors: Counter::default(),
+        }
+    }
+}
+
+impl Metrics {
+    /// Counts a request that a worker answered: with a completion of so many tokens, or with an error.
+    pub fn answered(&self, outcome: Result<Tokens, ApiError>, times: &Times) {
+        match outcome {
+            Ok(tokens) => {
+                self.completions.add(1);
+                self.prompt_tokens.add(measured(tokens.prompt_tokens));
+                self.completion_tokens.add(measured(tokens.completion_tokens));
+                self.unmeasured.add(u64::from(tokens.total_tokens.is_none()));
+                self.completed.observe(times.whole);
+            }
+            Err(error) => {
+                self.refused(error);
+                self.failed.observe(times.whole);
+            }
+        }
+        self.queue.observe(times.queue);
+        times.runtime.inspect(|&time| self.runtime.observe(time));
+        times.ledger.inspect(|&time| self.ledger.observe(time));
+    }
+
+    /// Counts that Search was asked.
+    pub fn searched(&self, searched: &Searched) {
+        let finding = match searched.results {
+            Some(1..) => 0,
+            Some(_) => 1,
+            None => 2,
+        };
+        if let Some(reason) = REASONS.iter().position(|reason| *reason == searched.reason) {
+            self.searches[reason][finding].add(1);
+        }
+        self.search.observe(Duration::from_secs_f64(searched.time_ms / 1000.0));
+    }
+
+    /// Counts a request that no worker saw: there is no time to tell of it.
+    pub fn refused(&self, error: ApiError) {
+        self.errors[error as usize].add(1);
+    }
+
+    /// All of it as Prometheus reads it: the text format, version 0.0.4.
+    pub fn render(&self, load: &Snapshot) -> String {
+        let mut text = Text::default();
+        self.requests(&mut text);
+        self.searches(&mut text);
+        self.times(&mut text);
+        pressure(&mut text, load);
+        text.counter("adriaticum_ledger_errors_total", "Writes to the ledger that failed.")
+            .with(&[("operation", "open")], self.ledger_open_errors.get())
+            .with(&[("operation", "settle")], self.ledger_settle_errors.get());
+        text.gauge("adriaticum_build_info", "The version that runs; the value is always 1.")
+            .with(&[("version", env!("CARGO_PKG_VERSION"))], 1);
+        let started = self.started.duration_since(UNIX_EPOCH).unwrap_or_default();
+        text.gauge("process_start_time_seconds", "When the process started, in Unix time.")
+            .with(&[], started.as_secs_f64());
+        text.into()
+    }
+
+    fn requests(&self, text: &mut Text) {
+        let mut requests =
+            text.counter("adriaticum_requests_total", "Requests answered, by HTTP status and error code.");
+        requests.with(&[("status", "200"), ("code", "ok")], self.completions.get());
+        for (error, count) in ApiError::ALL.iter().zip(&self.errors) {
+            let status = error.status().to_string();
+            requests.with(&[("status", &status), ("code", error.code())], count.get());
+        }
+        text.counter("adriaticum_tokens_total", "Tokens of completions, as the runtime measured them.")
+            .with(&[("kind", "prompt")], self.prompt_tokens.get())
+            .with(&[("kind", "completion")], self.completion_tokens.get());
+        text.counter(
+            "adriaticum_completions_unmeasured_total",
+            "Completions for which the runtime gave no total: the tokens are short by theirs.",
+        )
+        .with(&[], self.unmeasured.get());
+    }
+
+    fn searches(&self, text: &mut Text) {
+        let mut searches = text.counter(
+            "adriaticum_searches_total",
+            "Requests for which Search was asked, by why and by what came of it.",
+        );
+        for (reason, findings) in REASONS.iter().zip(&self.searches) {
+            for (finding, count) in FINDINGS.iter().zip(findings) {
+                searches.with(&[("reason", reason), ("outcome", finding)], count.get());
+            }
+        }
+    }
+
+    fn times(&self, text: &mut Text) {
+        text.histogram(
+            "adriaticum_request_duration_seconds",
+            "From the complete request to its answer, by whether it was a completion or an error.",
+        )
+        .observed(&[("outcome", "completion")], &self.completed)
+        .observed(&[("outcome", "error")], &self.failed);
+        for (name, help, histogram) in [
+            ("adriaticum_queue_duration_seconds", "The wait for a worker.", &self.queue),
+            ("adriaticum_runtime_duration_seconds", "The calls to the inference runtime.", &self.runtime),
+            ("adriaticum_search_duration_seconds", "The wait for Search.", &self.search),
+            (
+                "adriaticum_ledger_duration_seconds",
+                "The writes to the ledger, those of one request together.",
+                &self.ledger,
+            ),
+        ] {
+            text.histogram(name, help).observed(&[], histogram);
+        }
+    }
+}
+
+/// What the listener has to do, and what it can do at most.
+fn pressure(text: &mut Text, load: &Snapshot) {
+    for (name, help, value) in [
+        ("adriaticum_workers_busy", "Workers that have a request.", load.workers.now),
+        ("adriaticum_workers", "Workers there are.", load.workers.most),
+        ("adriaticum_queue_length", "Complete requests that wait for a worker.", load.queue.now),
+        ("adriaticum_queue_limit", "Requests that may wait; one more is shed.", load.queue.most),
+        ("adriaticum_connections_open", "Open connections, idle ones too.", load.connections.now),
+        ("adriaticum_connections_limit", "Connections that may be open.", load.connections.most),
+        ("adriaticum_buffered_bytes", "Bytes held for clients.", load.buffered_bytes.now),
+        ("adriaticum_buffered_limit_bytes", "Bytes that may be held.", load.buffered_bytes.most),
+    ] {
+        text.gauge(name, help).with(&[], value);
+    }
+    text.counter("adriaticum_connections_accepted_total", "Connections that were taken.")
+        .with(&[], load.accepted);
+    text.counter(
+        "adriaticum_connections_shed_total",
+        "Connections closed for want of room: new ones, and idle ones that made way.",
+    )
+    .with(&[("which", "new")], load.turned_away)
+    .with(&[("which", "idle")], load.made_way);
+    text.counter("adriaticum_requests_shed_total", "Requests answered 503 for want of room.")
+        .with(&[("reason", "queue")], load.queue_full)
+        .with(&[("reason", "console")], load.aside_full)
+        .with(&[("reason", "buffer")], load.buffers_full);
+}
+
+fn measured(figure: Option<i64>) -> u64 {
+    figure.and_then(|figure| u64::try_from(figure).ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::listener::Level;
+
+    fn load() -> Snapshot {
+        Snapshot {
+            workers: Level { now: 3, most: 16 },
+            queue: Level { now: 0, most: 64 },
+            connections: Level { now: 7, most: 4096 },
+            buffered_bytes: Level { now: 1024, most: 65536 },
+            accepted: 9,
+            turned_away: 1,
+            made_way: 2,
+            queue_full: 4,
+            aside_full: 0,
+            buffers_full: 5,
+        }
+    }
+
+    fn times(milliseconds: u64) -> Times {
+        let whole = Duration::from_millis(milliseconds);
+        Times { whole, queue: Duration::ZERO, runtime: Some(whole), ledger: None }
+    }
+
+    #[track_caller]
+    fn check(text: &str, lines: &[&str]) {
+        for line in lines {
+            assert!(text.lines().any(|found| found == *line), "{line} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn every_outcome_is_there_from_the_start() {
+        let text = Metrics::default().render(&load());
+        check(&text, &["adriaticum_requests_total{status=\"200\",code=\"ok\"} 0"]);
+        for error in ApiError::ALL {
+            let (status, code) = (error.status(), error.code());
+            check(&text, &[&format!("adriaticum_requests_total{{status=\"{status}\",code=\"{code}\"}} 0")]);
+        }
+    }
+
+    #[test]
+    fn what_was_counted_is_told() {
+        let metrics = Metrics::default();
+        let tokens = Tokens { prompt_tokens: Some(11), completion_tokens: Some(3), total_tokens: Some(14) };
+        metrics.answered(Ok(tokens), &times(3));
+        metrics.answered(Ok(Tokens { total_tokens: None, ..tokens }), &times(40));
+        metrics.answered(Err(ApiError::InferenceError), &times(400_000));
+        metrics.refused(ApiError::ServiceUnavailable);
+        metrics.ledger_settle_errors.add(1);
+        let text = metrics.render(&load());
+        check(
+            &text,
+            &[
+                "adriaticum_requests_total{status=\"200\",code=\"ok\"} 2",
+                "adriaticum_requests_total{status=\"502\",code=\"inference_error\"} 1",
+                "adriaticum_requests_total{status=\"503\",code=\"service_unavailable\"} 1",
+                "adriaticum_tokens_total{kind=\"prompt\"} 22",
+                "adriaticum_tokens_total{kind=\"completion\"} 6",
+                "adriaticum_completions_unmeasured_total 1",
+                "# TYPE adriaticum_request_duration_seconds histogram",
+                "adriaticum_request_duration_seconds_bucket{outcome=\"completion\",le=\"0.0025\"} 0",
+                "adriaticum_request_duration_seconds_bucket{outcome=\"completion\",le=\"0.005\"} 1",
+                "adriaticum_request_duration_seconds_bucket{outcome=\"completion\",le=\"0.05\"} 2",
+                "adriaticum_request_duration_seconds_bucket{outcome=\"error\",le=\"300\"} 0",
+                "adriaticum_request_duration_seconds_bucket{outcome=\"error\",le=\"+Inf\"} 1",
+                "adriaticum_request_duration_seconds_sum{outcome=\"completion\"} 0.043",
+                "adriaticum_request_duration_seconds_count{outcome=\"error\"} 1",
+                "adriaticum_queue_duration_seconds_bucket{le=\"0.0005\"} 3",
+                "adriaticum_runtime_duration_seconds_count 3",
+                "adriaticum_ledger_duration_seconds_count 0",
+                "adriaticum_ledger_errors_total{operation=\"open\"} 0",
+                "adriaticum_ledger_errors_total{operation=\"settle\"} 1",
+                "adriaticum_workers_busy 3",
+                "adriaticum_workers 16",
+                "adriaticum_connections_shed_total{which=\"idle\"} 2",
+                "adriaticum_requests_shed_total{reason=\"buffer\"} 5",
+                "adriaticum_buffered_limit_bytes 65536",
+            ],
+        );
+    }
+
+    /// The rules of the format that no line shows by itself.
+    #[test]
+    fn a_family_is_told_once_and_before_its_samples() {
+        let text = Metrics::default().render(&load());
+        assert!(text.ends_with('\n'));
+        let mut families: Vec<&str> = Vec::new();
+        for line in text.lines() {
+            if let Some(rest) = line.strip_prefix("# HELP ") {
+                let name = rest.split(' ').next().expect("a name");
+                assert!(!families.contains(&name), "{name} twice");
+                families.push(name);
+            } else if !line.starts_with("# TYPE ") {
+                let family = families.last().expect("a family should come first");
+                assert!(line.starts_with(family), "{line} under {family}");
+            }
+        }
+        assert!(families.iter().all(|name| name.starts_with("adriaticum_") || name.starts_with("process_")));
+    }
+}
