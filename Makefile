@@ -76,9 +76,9 @@ bench-years: build ## Print what a ledger of ten million rows costs
 	@tests/outside/need 'command -v nginx' nginx-light
 	$(PYTHON) bench/years.py
 
-fuzz: ## Fuzz the request reader and the validator, FUZZ_SECONDS each
+fuzz: ## Fuzz the request reader, the validator and the reader of documents, FUZZ_SECONDS each
 	@cargo fuzz --version >/dev/null 2>&1 || cargo install cargo-fuzz --locked
-	@for target in reader validator; do \
+	@for target in reader validator documents; do \
 		mkdir -p fuzz/corpus/$$target; \
 		RUSTC_BOOTSTRAP=1 ASAN_OPTIONS=detect_odr_violation=0 cargo fuzz run $$target fuzz/corpus/$$target fuzz/seeds/$$target -- \
 			-max_total_time=$(FUZZ_SECONDS) || exit 1; \

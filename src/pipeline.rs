@@ -16,6 +16,7 @@ use crate::listener::Service;
 use crate::metrics::{Metrics, Times};
 use crate::runtime::{Chat, Generated, Runtimes, Spent};
 use crate::store::{NewRow, Outcome, Searched, Store};
+use crate::when::milliseconds;
 
 /// Everything that the steps use.
 pub struct Pipeline {
@@ -240,11 +241,6 @@ impl Record {
 
 fn shown(value: Option<impl ToString>) -> String {
     value.map_or("-".into(), |value| value.to_string())
-}
-
-/// To the microsecond: more is noise.
-pub fn milliseconds(duration: Duration) -> f64 {
-    duration.as_micros() as f64 / 1000.0
 }
 
 #[cfg(test)]

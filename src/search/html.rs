@@ -78,7 +78,9 @@ impl Scanner {
         let name_at = 1 + usize::from(is_end);
         let first = text.as_bytes().get(name_at).copied().unwrap_or_default();
         let is_tag = first.is_ascii_alphabetic();
-        if !is_tag && !(first == b'!' || first == b'?' || (is_end && first != b' ')) {
+        // An end tag without a name is a comment, as browsers have it.
+        let is_other = matches!(first, b'!' | b'?') || (is_end && first != b' ');
+        if !is_tag && !is_other {
             return Markup::None;
         }
         let Some(length) = self.length(text) else {

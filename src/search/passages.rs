@@ -117,4 +117,65 @@ mod tests {
         assert_eq!((sections("a.HTML"), first("a.HTML").as_str()), (1, "# A x"));
         assert_eq!((sections("a"), first("a").as_str()), (1, "# A\n<b>x</b>"));
     }
+
+    #[test]
+    fn whatever_is_in_a_file_its_passages_are_short_and_clean() {
+        let parts = [
+            "<",
+            ">",
+            "</",
+            "<!--",
+            "-->",
+            "<script>",
+            "</script",
+            "<h1>",
+            "</h1>",
+            "<pre>",
+            "<a title=\"",
+            "'",
+            "&",
+            "&#",
+            ";",
+            "&#0;",
+            "# ",
+            "## a",
+            "```",
+            "---\n",
+            "\n",
+            "\r",
+            "\t",
+            "\u{0}",
+            "\u{85}",
+            "\u{2028}",
+            "\u{202e}",
+            "é",
+            "漢字",
+            "word ",
+            "long ",
+            "<title>",
+            "\u{fffd}",
+        ];
+        let mut state = 1_u64;
+        let mut next = |most: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % most
+        };
+        for _ in 0..3_000 {
+            let mut content = String::new();
+            for _ in 0..next(60) {
+                content.push_str(&parts[next(parts.len())].repeat(1 + next(4) * next(80)));
+            }
+            for name in ["a.html", "a.md", "a.txt"] {
+                let outline = read(Path::new(name), &content);
+                assert!(!outline.title.contains('\n'), "{content:?}");
+                for piece in split(&outline) {
+                    assert!(!piece.text.trim().is_empty(), "{content:?}");
+                    for text in [&piece.heading, &piece.text] {
+                        assert!(text.chars().count() <= MAX_PASSAGE, "{content:?}");
+                        assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{content:?}");
+                    }
+                }
+            }
+        }
+    }
 }

@@ -15,6 +15,7 @@ use crate::error::{ApiError, Failure};
 use crate::runtime::{Chat, Role, Runtimes, Spent};
 use crate::search::{self, Search};
 use crate::store::Searched;
+use crate::when::milliseconds;
 
 /// Everything that grounding uses; with grounding off, there is none.
 pub struct Grounding {
@@ -67,7 +68,7 @@ impl Grounding {
         *searched = Some(Searched {
             reason: reason.name(),
             results: found.as_ref().ok().map(|passages| passages.len() as i64),
-            time_ms: crate::pipeline::milliseconds(asked.elapsed()),
+            time_ms: milliseconds(asked.elapsed()),
         });
         match found {
             Ok(passages) => Ok(Some(Quoted::put(passages, chat))),
