@@ -44,12 +44,14 @@ lint: ## Check the format, the lints and the documentation
 unit: ## Run the unit and integration tests
 	cargo test --locked
 
-outside: build .venv/ready ## Hold the release binary to the contract, the OpenAPI document, Prometheus, slow clients, crashes
+outside: build .venv/ready ## Hold the release binary to the contract, the OpenAPI document, Search, Prometheus, slow clients, crashes
 	@test -x $(CONFORMANCE) || { echo "$(CONFORMANCE) is not there. CONFORMANCE=... names another place."; exit 1; }
-	$(CONFORMANCE) -search
+	$(CONFORMANCE)
 	.venv/bin/python tests/outside/openapi.py
 	@tests/outside/need 'command -v slowhttptest' slowhttptest
 	$(PYTHON) tests/outside/slow_clients.py
+	@tests/outside/need 'command -v searx-run' searx
+	$(PYTHON) tests/outside/search.py
 	@tests/outside/need 'command -v prometheus && command -v promtool' prometheus
 	$(PYTHON) tests/outside/metrics.py
 	$(PYTHON) tests/outside/full_disk.py
@@ -71,6 +73,7 @@ model: build ## Run the release binary in front of the real model, as make run d
 	@tests/outside/need '$(PYTHON) -c "import ensurepip"' python3-venv
 	@tests/outside/need 'command -v curl' curl
 	$(PYTHON) tests/outside/real_model.py
+	$(PYTHON) tests/outside/grounded_model.py
 
 test-crash: build ## Kill the service 100 times and cut its power 50 times, and look for what is lost
 	$(PYTHON) tests/outside/crash.py --kills 100
@@ -153,9 +156,9 @@ test-install: ## Boot a Debian, and there install, use, break, upgrade and purge
 	$(PYTHON) tests/outside/install.py
 	$(PYTHON) tests/outside/proxies.py
 
-fuzz: ## Fuzz the request reader and the validator, FUZZ_SECONDS each
+fuzz: ## Fuzz the request reader, the validator and the reader of documents, FUZZ_SECONDS each
 	@cargo fuzz --version >/dev/null 2>&1 || cargo install cargo-fuzz --locked
-	@for target in reader validator; do \
+	@for target in reader validator documents; do \
 		mkdir -p fuzz/corpus/$$target; \
 		RUSTC_BOOTSTRAP=1 ASAN_OPTIONS=detect_odr_violation=0 cargo fuzz run $$target fuzz/corpus/$$target fuzz/seeds/$$target -- \
 			-max_total_time=$(FUZZ_SECONDS) || exit 1; \

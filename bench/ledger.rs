@@ -29,6 +29,7 @@ fn outcome() -> Outcome {
         queue_ms: Some(0.1),
         runtime_ms: Some(1.0),
         grounded: false,
+        search: None,
     }
 }
 

@@ -9,7 +9,7 @@ use adriaticum::error::Failure;
 use adriaticum::http::{Head, Request, Response};
 use adriaticum::id::RequestId;
 use adriaticum::listener::{Limits, Listener, Service, Socket};
-use adriaticum::runtime::{Generated, Runtimes};
+use adriaticum::runtime::{Generated, Runtimes, Spent};
 use adriaticum::store::Store;
 
 struct WithoutLedger {
@@ -25,8 +25,9 @@ impl WithoutLedger {
         let body = size::check(request)?;
         let caller = key::authenticate(&request.head, &self.store, now)?;
         permission::check(&caller.permissions)?;
-        let chat = validation::read(&request.head, body, self.config.compatibility)?;
-        inference::run(inference::configured(self.runtimes.as_ref())?, &chat)
+        let mut chat = validation::read(&request.head, body, self.config.compatibility)?;
+        let runtimes = inference::configured(self.runtimes.as_ref())?;
+        inference::run(runtimes, &mut chat, |_| false, &mut Spent::default())
     }
 }
 

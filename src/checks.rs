@@ -7,15 +7,19 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::config::{Config, TlsFiles};
+use crate::config::{Config, GroundingMode, SearchPlace, TlsFiles};
 use crate::listener::{Address, Certificate, TlsError};
 use crate::runtime::{About, Chat, Message, Role, Runtimes, probe};
+use crate::search;
 use crate::store::{Store, StoreError};
 use crate::when;
 
 /// Where runtimes listen unless they are told otherwise.
 const USUAL: [(&str, u16); 4] =
     [("llama-server", 8080), ("Ollama", 11434), ("vLLM", 8000), ("LM Studio", 1234)];
+
+/// What Search is asked to see whether it answers.
+const TRIAL_QUERY: &str = "Adriatic Sea";
 
 /// How long a runtime on this host may take to tell of itself.
 const PROBE_TIME: Duration = Duration::from_secs(2);
@@ -75,10 +79,9 @@ pub fn of_a_running_service(config: &Config, store: &Store) -> Vec<Finding> {
 }
 
 fn parts(config: &Config, store: Option<&Store>, database: Finding) -> Vec<Finding> {
-    let search = Finding::new("search", Verdict::Ok, "off: answers are not grounded");
     let mut findings = vec![configuration(config), hosts(config)];
     findings.extend(config.tls.as_ref().map(certificate));
-    findings.extend([clock(store), database, search]);
+    findings.extend([clock(store), database, search(config)]);
     findings.extend(runtimes(config));
     findings
 }
@@ -195,6 +198,31 @@ fn with_room(path: &Path, told: String) -> Finding {
 /// What is left on the disk that a file is on.
 pub fn bytes_free(path: &Path) -> Option<u64> {
     rustix::fs::statvfs(path).ok().map(|disk| disk.f_bavail * disk.f_frsize)
+}
+
+/// Asks Search a real question; what it finds does not matter.
+fn search(config: &Config) -> Finding {
+    let search = match search::configured(&config.search, 1) {
+        Some(search) if config.search.grounding != GroundingMode::Off => search,
+        _ => return Finding::new("search", Verdict::Ok, "off: answers are not grounded"),
+    };
+    let place = match &config.search.place {
+        Some(SearchPlace::SearXng(url)) => url.clone(),
+        _ => config.search.index.display().to_string(),
+    };
+    let asked = Instant::now();
+    match search.find(TRIAL_QUERY) {
+        Ok(found) => {
+            let time = asked.elapsed().as_millis();
+            let told = format!("{place}: answers in {time} ms, {} found for a trial query", found.len());
+            Finding::new("search", Verdict::Ok, told)
+        }
+        Err(error) => Finding::new(
+            "search",
+            Verdict::Fail,
+            format!("{error}. Answers that need Search are 503 until it is back. The setting is search.url"),
+        ),
+    }
 }
 
 fn runtimes(config: &Config) -> Vec<Finding> {

@@ -65,8 +65,9 @@ pub struct Failure {
     pub cause: Option<String>,
     /// When to come back, on a 503.
     pub retry_after: Duration,
-    /// Whether a client's automatic retry would cost an inference that was already spent.
-    pub spent: bool,
+    /// Whether a client's automatic retry is to be held back: it would cost an inference again, or ask a Search
+    /// again that is down.
+    pub no_retry: bool,
 }
 
 /// The time after which a fault of the host may have passed.
@@ -77,7 +78,7 @@ const SHED_RETRY: Duration = Duration::from_secs(1);
 
 impl Failure {
     pub fn new(error: ApiError, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { error, message: message.into(), cause: None, retry_after: FAULT_RETRY, spent: false }
+        Self { error, message: message.into(), cause: None, retry_after: FAULT_RETRY, no_retry: false }
     }
 
     pub fn invalid(message: impl Into<Cow<'static, str>>) -> Self {

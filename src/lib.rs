@@ -7,8 +7,9 @@
 //!   [`http`] knows the bytes.
 //! - [`hosts`] tells the API's requests from the console's; [`console`] answers those for the operator.
 //! - [`pipeline`] takes a request through the steps of [`api`], in the order in which their errors win.
-//! - [`runtime`] asks the inference runtime, [`store`] keeps the keys and the ledger; [`retention`] removes what
-//!   is old in it, [`folding`] adds up what is new for the console.
+//! - [`search`] finds what an answer is to rest on, [`runtime`] asks the inference runtime, both through
+//!   [`client`]; [`store`] keeps the keys and the ledger; [`retention`] removes what is old in it, [`folding`]
+//!   adds up what is new for the console.
 //! - [`metrics`] counts what came of it.
 //! - [`supervisor`] stands beside all of them, for the service manager and its signals.
 //!
@@ -37,6 +38,9 @@ pub mod api;
 pub mod console;
 
 pub mod runtime;
+pub mod search;
+
+pub mod client;
 
 pub mod checks;
 pub mod folding;

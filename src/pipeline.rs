@@ -6,6 +6,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::api::grounding::Grounding;
 use crate::api::key::{self, Caller};
 use crate::api::{host, inference, ledger, permission, reply, route, size, validation};
 use crate::config::Compatibility;
@@ -14,8 +15,9 @@ use crate::http::{Head, Request, Response};
 use crate::id::RequestId;
 use crate::listener::Service;
 use crate::metrics::{Metrics, Times};
-use crate::runtime::{Generated, Runtimes};
-use crate::store::{NewRow, Outcome, Store, Tokens};
+use crate::runtime::{Chat, Generated, Runtimes, Spent};
+use crate::store::{NewRow, Outcome, Searched, Store};
+use crate::when::milliseconds;
 
 /// Everything that the steps use.
 pub struct Pipeline {
@@ -23,6 +25,8 @@ pub struct Pipeline {
     pub compatibility: Compatibility,
     pub store: Arc<Store>,
     pub runtimes: Option<Runtimes>,
+    /// Nothing where no answer has to rest on Search.
+    pub grounding: Option<Grounding>,
     pub metrics: Arc<Metrics>,
 }
 
@@ -37,7 +41,10 @@ struct Record {
     client: Option<IpAddr>,
     caller: Option<Caller>,
     row: Row,
-    runtime: Option<Duration>,
+    /// What is to be kept of asking Search, where it was asked.
+    searched: Option<Searched>,
+    /// What the calls to the runtime have cost.
+    spent: Spent,
     /// Of opening the row and settling it together.
     ledger: Option<Duration>,
 }
@@ -57,6 +64,7 @@ impl Service for Pipeline {
         let result = guarded(|| self.settle(&mut record, result));
         let outcome = result.as_ref().map(|generated| generated.tokens).map_err(|failure| failure.error);
         self.metrics.answered(outcome, &record.times());
+        record.searched.iter().for_each(|searched| self.metrics.searched(searched));
         respond(&record, result)
     }
 
@@ -74,14 +82,21 @@ impl Pipeline {
         let body = size::check(request)?;
         let caller = record.caller.insert(key::authenticate(&request.head, &self.store, record.created)?);
         permission::check(&caller.permissions)?;
-        let chat = validation::read(&request.head, body, self.compatibility)?;
+        let mut chat = validation::read(&request.head, body, self.compatibility)?;
         let runtimes = inference::configured(self.runtimes.as_ref())?;
         record.row = Row::Refused;
         let row = new_row(record.id, caller);
         timed(&mut record.ledger, || ledger::open(&self.store, Arc::clone(&row)))
             .inspect_err(|_| self.metrics.ledger_open_errors.add(1))?;
         record.row = Row::Open(row);
-        timed(&mut record.runtime, || inference::run(runtimes, &chat))
+        let mut quoted = match &self.grounding {
+            Some(grounding) => {
+                grounding.ground(runtimes, &mut chat, &mut record.spent, &mut record.searched)?
+            }
+            None => None,
+        };
+        let shorten = |chat: &mut Chat| quoted.as_mut().is_some_and(|quoted| quoted.shorten(chat));
+        inference::run(runtimes, &mut chat, shorten, &mut record.spent)
     }
 
     /// Puts what came of a caller's request into the ledger. A completion that can't be put there is none;
@@ -148,35 +163,41 @@ impl Record {
             client,
             caller: None,
             row: Row::None,
-            runtime: None,
+            searched: None,
+            spent: Spent::default(),
             ledger: None,
         }
     }
 
     fn outcome(&self, result: &Result<Generated, Failure>) -> Outcome {
-        let (status, error_code, tokens) = match result {
-            Ok(generated) => (200, None, generated.tokens),
-            Err(failure) => (failure.error.status(), Some(failure.error.code()), Tokens::default()),
+        let (status, error_code) = match result {
+            Ok(_) => (200, None),
+            Err(failure) => (failure.error.status(), Some(failure.error.code())),
         };
+        let found = self.searched.as_ref().and_then(|searched| searched.results).unwrap_or(0);
         Outcome {
             status: Some(status),
             error_code,
-            tokens,
+            tokens: self.spent.tokens.unwrap_or_default(),
             duration_ms: Some(milliseconds(self.received.elapsed())),
             queue_ms: Some(milliseconds(self.queue)),
-            runtime_ms: self.runtime.map(milliseconds),
-            grounded: false,
+            runtime_ms: self.spent.time.map(milliseconds),
+            grounded: result.is_ok() && found > 0,
+            search: self.searched.clone(),
         }
     }
 
     fn times(&self) -> Times {
-        let Self { queue, runtime, ledger, .. } = *self;
-        Times { whole: self.received.elapsed(), queue, runtime, ledger }
+        let Self { queue, ledger, .. } = *self;
+        Times { whole: self.received.elapsed(), queue, runtime: self.spent.time, ledger }
     }
 
     fn server_timing(&self) -> String {
         let mut text = format!("queue;dur={:.3}", milliseconds(self.queue));
-        if let Some(runtime) = self.runtime {
+        if let Some(searched) = &self.searched {
+            text += &format!(", search;dur={:.3}", searched.time_ms);
+        }
+        if let Some(runtime) = self.spent.time {
             text += &format!(", runtime;dur={:.3}", milliseconds(runtime));
         }
         if let Some(ledger) = self.ledger {
@@ -187,13 +208,13 @@ impl Record {
 
     /// One line a request, with nothing in it that the client wrote; and the cause of every 5xx.
     fn log(&self, result: &Result<Generated, Failure>) {
-        let Outcome { status, error_code, tokens, duration_ms, queue_ms, runtime_ms, .. } =
+        let Outcome { status, error_code, tokens, duration_ms, queue_ms, runtime_ms, search, .. } =
             self.outcome(result);
         let key = self.caller.as_ref().map_or("-", |caller| &caller.key_id);
         let id = self.id;
         log::info!(
             "{id} client={} status={} error={} key={key} total_ms={} queue_ms={} runtime_ms={} prompt_tokens={} \
-             completion_tokens={} total_tokens={}",
+             completion_tokens={} total_tokens={}{}",
             shown(self.client),
             shown(status),
             error_code.unwrap_or("-"),
@@ -203,6 +224,10 @@ impl Record {
             shown(tokens.prompt_tokens),
             shown(tokens.completion_tokens),
             shown(tokens.total_tokens),
+            search.map_or(String::new(), |Searched { reason, results, time_ms }| format!(
+                " search={reason} search_results={} search_ms={time_ms}",
+                shown(results)
+            )),
         );
         if let Err(failure @ Failure { cause: Some(cause), .. }) = result {
             match failure.error {
@@ -225,11 +250,6 @@ fn new_row(id: RequestId, caller: &Caller) -> Arc<NewRow> {
 
 fn shown(value: Option<impl ToString>) -> String {
     value.map_or("-".into(), |value| value.to_string())
-}
-
-/// To the microsecond: more is noise.
-fn milliseconds(duration: Duration) -> f64 {
-    duration.as_micros() as f64 / 1000.0
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Times as people write them on the command line, and as they read them.
 
+use std::time::Duration;
+
 use time::format_description::BorrowedFormatItem;
 use time::macros::format_description;
 use time::{Date, OffsetDateTime};
@@ -66,6 +68,11 @@ pub fn shown(time: Option<i64>) -> String {
     time.and_then(|time| OffsetDateTime::from_unix_timestamp(time).ok())
         .and_then(|time| time.format(MINUTE).ok())
         .unwrap_or_else(|| "-".into())
+}
+
+/// A time in milliseconds, to the microsecond: more is noise.
+pub fn milliseconds(duration: Duration) -> f64 {
+    duration.as_micros() as f64 / 1000.0
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Asks the runtime, and says what its failures mean to a client.
 
 use crate::error::{ApiError, Failure};
-use crate::runtime::{Chat, Generated, RuntimeError, Runtimes};
+use crate::runtime::{Chat, Generated, RuntimeError, Runtimes, Spent};
 
 /// The runtimes, where any is configured.
 pub fn configured(runtimes: Option<&Runtimes>) -> Result<&Runtimes, Failure> {
@@ -13,8 +13,25 @@ pub fn configured(runtimes: Option<&Runtimes>) -> Result<&Runtimes, Failure> {
     })
 }
 
-pub fn run(runtimes: &Runtimes, chat: &Chat) -> Result<Generated, Failure> {
-    runtimes.complete(chat).map_err(|(url, error)| {
+/// Runs the completion. Where the prompt is too long for the runtime, it is tried again for as long as
+/// `shorten` can take something away. The figures are those of all the request's calls.
+pub fn run(
+    runtimes: &Runtimes,
+    chat: &mut Chat,
+    mut shorten: impl FnMut(&mut Chat) -> bool,
+    spent: &mut Spent,
+) -> Result<Generated, Failure> {
+    loop {
+        match spent.add(|| runtimes.complete(chat)) {
+            Ok(generated) => return Ok(Generated { tokens: spent.tokens.unwrap_or_default(), ..generated }),
+            Err((_, RuntimeError::ContextExceeded(_))) if shorten(chat) => {}
+            Err(failure) => return Err(failure.into()),
+        }
+    }
+}
+
+impl From<(String, RuntimeError)> for Failure {
+    fn from((url, error): (String, RuntimeError)) -> Self {
         let message = match error {
             RuntimeError::ContextExceeded(figures) => return too_long(figures),
             RuntimeError::Unreachable(_) => "The inference service can't be reached. Try again later.",
@@ -25,11 +42,11 @@ pub fn run(runtimes: &Runtimes, chat: &Chat) -> Result<Generated, Failure> {
             RuntimeError::Status(_) => "The inference service reported an error. Try again later.",
             RuntimeError::Unreadable(_) => "The inference service gave no usable answer. Try again later.",
         };
-        Failure {
+        Self {
             cause: Some(format!("runtime {url}: {error}")),
-            ..Failure::new(ApiError::InferenceError, message)
+            ..Self::new(ApiError::InferenceError, message)
         }
-    })
+    }
 }
 
 fn too_long(figures: Option<(u64, u64)>) -> Failure {

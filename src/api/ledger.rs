@@ -19,7 +19,7 @@ pub fn open(store: &Store, row: Arc<NewRow>) -> Result<(), Failure> {
 /// that tries again by itself would only spend another inference.
 pub fn not_kept(error: &StoreError) -> Failure {
     Failure {
-        spent: true,
+        no_retry: true,
         ..Failure::unavailable(
             "The usage of this completion could not be recorded, so it can't be handed out. Try again later.",
             format!("ledger, after the call: {error}"),

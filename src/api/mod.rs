@@ -10,6 +10,7 @@ pub mod permission;
 
 pub mod validation;
 
+pub mod grounding;
 pub mod inference;
 pub mod ledger;
 pub mod reply;

@@ -73,7 +73,7 @@ pub fn error(id: RequestId, failure: &Failure) -> Response {
         }
         _ => {}
     }
-    if failure.spent {
+    if failure.no_retry {
         response = response.with("x-should-retry", "false");
     }
     response.with("x-request-id", id)

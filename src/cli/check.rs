@@ -4,8 +4,8 @@ use super::{Args, CliError, Opt, print, print_json};
 use crate::checks::{self, Finding, Verdict};
 
 const HELP: &str = "\
-Tries every part that a completion needs: configuration, hosts, clock, database, runtime. Says which fails and
-what to do. It leaves no row in the ledger.
+Tries every part that a completion needs: configuration, hosts, clock, database, Search, runtime. Says which
+fails and what to do. It leaves no row in the ledger.
 
 Usage: adriaticum check [--json]
 

@@ -4,6 +4,7 @@ mod backup;
 mod check;
 mod console;
 mod keys;
+mod search;
 mod serve;
 mod table;
 mod usage;
@@ -36,6 +37,10 @@ Commands:
   usage                 Tell what the ledger holds
   usage show ID         Tell one request's story
   usage verify          Look for rows that were altered, removed or put in
+  search add PATH...    Add files and folders to the index of documents that Search can use
+  search list           List the documents
+  search remove ID      Remove a document
+  search query WORDS    Tell what the index finds
   console password      Set the password of the console
   backup FILE           Make a consistent copy of the database while it is used
   check                 Try every part that a completion needs
@@ -82,6 +87,7 @@ fn run() -> Result<(), CliError> {
             "serve" => serve::run(args),
             "keys" => keys::run(args),
             "usage" => usage::run(args),
+            "search" => search::run(args),
             "backup" => backup::run(args),
             "check" => check::run(args),
             "console" => console::run(args),

@@ -11,6 +11,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{flag, low_level::pipe};
 
 use super::{Args, CliError, open_store, read_certificate};
+use crate::api::grounding::Grounding;
 use crate::config::{Config, TlsFiles};
 use crate::console::{Console, Machines};
 use crate::folding::Folding;
@@ -30,9 +31,9 @@ ends it at once. SIGHUP has it take the certificate and the log level anew from 
 Usage: adriaticum serve
 ";
 
-/// The file descriptors that a worker may need beside its client's: the database, its log, its index, and the
-/// connection to the runtime.
-const FILES_PER_WORKER: usize = 4;
+/// The file descriptors that a worker may need beside its client's: the database, its log, its index, the
+/// connection to the runtime, and the three files of the embedded index or the connection to Search.
+const FILES_PER_WORKER: usize = 7;
 
 /// Those of the process itself, with some to spare.
 const OWN_FILES: usize = 32;
@@ -67,6 +68,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     if runtimes.is_none() {
         log::warn!("no runtime is configured, so no completion can be run: set runtime.url");
     }
+    let grounding = Grounding::new(&config.search, config.workers);
     let limits = Limits {
         workers: config.workers,
         queue: config.queue,
@@ -113,6 +115,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         compatibility: config.compatibility,
         store,
         runtimes,
+        grounding,
         metrics,
     };
     stop_on_signals(&listener).map_err(|error| failed("the signals", &error))?;

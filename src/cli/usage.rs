@@ -104,6 +104,11 @@ fn show(mut args: Args) -> Result<(), CliError> {
     };
     let figure = |figure: Option<i64>| figure.map_or("not measured".into(), |figure| figure.to_string());
     let time = |time: Option<f64>| time.map_or("-".into(), |time| format!("{time:.3} ms"));
+    let search = match (&row.search_reason, row.search_results) {
+        (None, _) => "not asked".into(),
+        (Some(reason), Some(count)) => format!("asked ({reason}), {count} found, {}", time(row.search_ms)),
+        (Some(reason), None) => format!("asked ({reason}), unavailable, {}", time(row.search_ms)),
+    };
     let lines = [
         ("request", row.request_id),
         ("key", format!("{} ({})", row.key_id, row.key_name)),
@@ -116,6 +121,7 @@ fn show(mut args: Args) -> Result<(), CliError> {
         ("waited", time(row.queue_ms)),
         ("runtime", time(row.runtime_ms)),
         ("grounded", if row.grounded { "yes" } else { "no" }.into()),
+        ("search", search),
     ];
     print(&table::lay_out(&lines.map(|(name, value)| vec![name.into(), value])))
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use std::{env, str};
 
 use log::LevelFilter;
+use regex_lite::Regex;
 
 pub use settings::ConfigError;
 use settings::{Settings, Written};
@@ -35,6 +36,7 @@ pub struct Config {
     /// Whose word on a client's address counts.
     pub trusted_proxies: Proxies,
     pub runtime: RuntimeConfig,
+    pub search: SearchConfig,
     /// After how many days a row of the ledger is removed; nothing keeps everything.
     pub retention_days: Option<u32>,
     /// The file it was read from, if any.
@@ -56,6 +58,38 @@ pub struct RuntimeConfig {
     pub model: String,
     pub api_key: Option<Secret>,
     pub timeout: Duration,
+}
+
+#[derive(Clone, Debug)]
+pub struct SearchConfig {
+    pub place: Option<SearchPlace>,
+    /// The file of the embedded index, whether it is asked or not.
+    pub index: PathBuf,
+    pub grounding: GroundingMode,
+    /// What in a person's words asks for Search.
+    pub patterns: Vec<Regex>,
+    /// For a whole query.
+    pub timeout: Duration,
+    pub results: usize,
+}
+
+/// Where Search is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SearchPlace {
+    /// The base address of an instance, without a slash at its end.
+    SearXng(String),
+    Index,
+}
+
+/// Which answers have to rest on Search.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroundingMode {
+    Off,
+    Always,
+    /// Those to words that a pattern matches.
+    Match,
+    /// These, and those for which the model says so.
+    Auto,
 }
 
 /// Which members of a request are accepted.
@@ -110,11 +144,11 @@ impl Config {
         // It says where the others are, and was followed already.
         settings.take_variable("config");
         let api_hosts = api_hosts(settings.take("api_hosts"))?;
+        let database: PathBuf = settings.text("database")?.unwrap_or("adriaticum.db".into()).into();
         let mut config = Self {
             listen: listen(settings.take("listen"))?,
             console_host: console_host(settings.take("console_host"), &api_hosts)?,
             api_hosts,
-            database: settings.text("database")?.unwrap_or("adriaticum.db".into()).into(),
             workers: settings.number("workers", 1..=1024, 16)? as usize,
             queue: settings.number("queue", 0..=65_536, 64)? as usize,
             max_connections: settings.number("max_connections", 1..=1_000_000, 4096)? as usize,
@@ -123,11 +157,12 @@ impl Config {
             tls: tls(&mut settings)?,
             trusted_proxies: trusted_proxies(settings.take("trusted_proxies"))?,
             runtime: runtime(&mut settings)?,
+            search: search(&mut settings, &database)?,
+            database,
             retention_days: retention_days(settings.number("usage.retention_days", 0..=36_500, 0)?),
             file: file.map(Path::to_owned),
             unknown_variables: Vec::new(),
         };
-        search(&mut settings)?;
         config.unknown_variables = settings.finish()?;
         Ok(config)
     }
@@ -150,10 +185,14 @@ impl Config {
             tls,
             trusted_proxies,
             runtime,
+            search,
             retention_days,
             file: _,
             unknown_variables: _,
         } = self;
+        let patterns = |search: &SearchConfig| -> Vec<String> {
+            search.patterns.iter().map(|pattern| pattern.as_str().to_owned()).collect()
+        };
         [
             ("listen", *listen != other.listen),
             ("api_hosts", *api_hosts != other.api_hosts),
@@ -170,6 +209,11 @@ impl Config {
             ("runtime.model", runtime.model != other.runtime.model),
             ("runtime.api_key", runtime.api_key != other.runtime.api_key),
             ("runtime.timeout", runtime.timeout != other.runtime.timeout),
+            ("search.url", search.place != other.search.place),
+            ("search.grounding", search.grounding != other.search.grounding),
+            ("search.match", patterns(search) != patterns(&other.search)),
+            ("search.timeout", search.timeout != other.search.timeout),
+            ("search.results", search.results != other.search.results),
             ("usage.retention_days", *retention_days != other.retention_days),
         ]
         .into_iter()
@@ -180,6 +224,13 @@ impl Config {
 
 const COMPATIBILITIES: [(&str, Compatibility); 2] =
     [("strict", Compatibility::Strict), ("openai", Compatibility::OpenAi)];
+
+const GROUNDING_MODES: [(&str, GroundingMode); 4] = [
+    ("off", GroundingMode::Off),
+    ("always", GroundingMode::Always),
+    ("match", GroundingMode::Match),
+    ("auto", GroundingMode::Auto),
+];
 
 const LEVELS: [(&str, LevelFilter); 5] = [
     ("error", LevelFilter::Error),
@@ -272,7 +323,7 @@ fn runtime(settings: &mut Settings) -> Result<RuntimeConfig, ConfigError> {
     })
 }
 
-/// A runtime's address without the slash at its end; nothing if it is not one.
+/// A base address without the slash at its end; nothing if it is not one.
 fn base_address(url: &str) -> Option<String> {
     let rest = url.strip_prefix("http://")?;
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
@@ -314,26 +365,74 @@ fn secret(
     Ok((!text.is_empty()).then(|| Secret::new(text)))
 }
 
-/// The settings of Search are known and checked; a service that can't ground answers yet says so instead of
-/// answering without.
-fn search(settings: &mut Settings) -> Result<(), ConfigError> {
-    settings.text("search.url")?;
-    let grounding = settings.take("search.grounding");
-    match grounding.as_ref().map(Written::text).transpose()? {
-        None | Some("off") => {}
-        Some("always" | "match" | "auto") => {
-            let written = grounding.expect("a mode should have been written");
-            return Err(written.refuse("only off in this version, which can't ask Search yet"));
-        }
-        Some(_) => {
-            let written = grounding.expect("a mode should have been written");
-            return Err(written.refuse("one of off, always, match, auto"));
-        }
+fn search(settings: &mut Settings, database: &Path) -> Result<SearchConfig, ConfigError> {
+    let place = match settings.take("search.url") {
+        None => None,
+        Some(written) => match written.text()? {
+            "" => None,
+            "index:" => Some(SearchPlace::Index),
+            url => Some(SearchPlace::SearXng(base_address(url).ok_or_else(|| {
+                written.refuse(
+                    "index: or the address of a SearXNG instance without TLS, such as http://127.0.0.1:8888",
+                )
+            })?)),
+        },
+    };
+    let patterns = match settings.take("search.match") {
+        None => Vec::new(),
+        Some(written) => patterns(&written)?,
+    };
+    let grounding = grounding(settings.take("search.grounding"), place.is_some(), !patterns.is_empty())?;
+    Ok(SearchConfig {
+        place,
+        index: beside(database),
+        grounding,
+        patterns,
+        timeout: Duration::from_secs(settings.number("search.timeout", 1..=600, 5)?),
+        results: settings.number("search.results", 1..=20, 4)? as usize,
+    })
+}
+
+/// The mode, where what it needs is set too: a service that could not ask Search would refuse every request.
+fn grounding(
+    written: Option<Written>,
+    has_place: bool,
+    has_patterns: bool,
+) -> Result<GroundingMode, ConfigError> {
+    let Some(written) = written else {
+        return Ok(GroundingMode::Off);
+    };
+    let mode = written.word(&GROUNDING_MODES)?;
+    if mode != GroundingMode::Off && !has_place {
+        return Err(written.refuse(
+            "only off while search.url is not set. Set search.url to a SearXNG instance, or to index:",
+        ));
     }
-    settings.take("search.match").map(|written| written.texts('\n')).transpose()?;
-    settings.number("search.timeout", 1..=600, 5)?;
-    settings.number("search.results", 1..=20, 4)?;
-    Ok(())
+    if mode == GroundingMode::Match && !has_patterns {
+        return Err(written.refuse("match only with patterns. Set search.match to regular expressions"));
+    }
+    Ok(mode)
+}
+
+fn patterns(written: &Written) -> Result<Vec<Regex>, ConfigError> {
+    let mut patterns = Vec::new();
+    for (index, text) in written.texts('\n')?.iter().enumerate() {
+        patterns.push(Regex::new(text).map_err(|error| {
+            written.refuse(&format!("regular expressions, and number {} is none: {error}", index + 1))
+        })?);
+    }
+    Ok(patterns)
+}
+
+/// The file of the index: it stands beside the database and has its name, with an addition.
+fn beside(database: &Path) -> PathBuf {
+    let mut name = database.file_stem().unwrap_or_default().to_owned();
+    name.push("-search");
+    if let Some(ending) = database.extension() {
+        name.push(".");
+        name.push(ending);
+    }
+    database.with_file_name(name)
 }
 
 fn retention_days(days: u64) -> Option<u32> {
@@ -432,6 +531,12 @@ mod tests {
             ("RUNTIME_API_KEY_FILE", "/nowhere/at/all"),
             ("SEARCH_GROUNDING", "sometimes"),
             ("SEARCH_GROUNDING", "always"),
+            ("SEARCH_URL", "index"),
+            ("SEARCH_URL", "https://a"),
+            ("SEARCH_URL", "http://a/?q=x"),
+            ("SEARCH_MATCH", "good\n(bad"),
+            ("SEARCH_TIMEOUT", "0"),
+            ("SEARCH_RESULTS", "21"),
             ("USAGE_RETENTION_DAYS", "-9"),
         ] {
             let variable = format!("ADRIATICUM_{name}");
@@ -453,6 +558,32 @@ mod tests {
         ] {
             let error = file(text).expect_err(text).to_string();
             assert!(error.contains(name) && error.contains("adriaticum-"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn settings_of_search() {
+        let config = environment(&[
+            ("ADRIATICUM_DATABASE", "/var/lib/a/ledger.v2.db"),
+            ("ADRIATICUM_SEARCH_URL", "http://127.0.0.1:8888/"),
+            ("ADRIATICUM_SEARCH_GROUNDING", "match"),
+            ("ADRIATICUM_SEARCH_MATCH", "(?i)price\n\nhow (much|many)"),
+        ]);
+        let search = config.expect("they are good").search;
+        assert_eq!(search.place, Some(SearchPlace::SearXng("http://127.0.0.1:8888".into())));
+        assert_eq!(search.index, Path::new("/var/lib/a/ledger.v2-search.db"));
+        assert_eq!((search.patterns.len(), search.timeout.as_secs(), search.results), (2, 5, 4));
+        let written = file("[search]\nurl = 'index:'\ngrounding = 'auto'\nmatch = ['a', 'b']\nresults = 1");
+        let search = written.expect("they are good").search;
+        assert_eq!((search.place, search.grounding), (Some(SearchPlace::Index), GroundingMode::Auto));
+        let off = environment(&[("ADRIATICUM_SEARCH_URL", "index:")]).expect("off needs nothing").search;
+        assert_eq!(off.grounding, GroundingMode::Off);
+        for (url, mode, word) in
+            [("", "always", "search.url"), ("", "auto", "search.url"), ("index:", "match", "search.match")]
+        {
+            let set = [("ADRIATICUM_SEARCH_URL", url), ("ADRIATICUM_SEARCH_GROUNDING", mode)];
+            let error = environment(&set).expect_err(mode).to_string();
+            assert!(error.starts_with("ADRIATICUM_SEARCH_GROUNDING") && error.contains(word), "{error}");
         }
     }
 

@@ -101,11 +101,7 @@ impl Settings {
         let Some(written) = self.take(name) else {
             return Ok(default);
         };
-        let text = written.text()?;
-        words.iter().find(|(word, _)| *word == text).map(|(_, value)| *value).ok_or_else(|| {
-            let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
-            written.refuse(&format!("one of {}", known.join(", ")))
-        })
+        written.word(words)
     }
 
     /// Refuses a name of the file that was not taken; names of the environment come back, to be warned of.
@@ -149,6 +145,15 @@ impl Written {
 
     pub fn text(&self) -> Result<&str, ConfigError> {
         self.value.as_str().ok_or_else(|| self.refuse("a text in quotation marks"))
+    }
+
+    /// One of a few words.
+    pub fn word<T: Copy>(&self, words: &[(&str, T)]) -> Result<T, ConfigError> {
+        let text = self.text()?;
+        words.iter().find(|(word, _)| *word == text).map(|(_, value)| *value).ok_or_else(|| {
+            let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+            self.refuse(&format!("one of {}", known.join(", ")))
+        })
     }
 
     /// Several texts: an array or a single text in the file, parted by `separator` in the environment.

@@ -19,7 +19,7 @@ const ROWS: usize = 500;
 /// How many exports may be under way: each holds a piece.
 const AT_ONCE: usize = 4;
 
-const COLUMNS: [&str; 14] = [
+const COLUMNS: [&str; 17] = [
     "request_id",
     "key_id",
     "key_name",
@@ -33,6 +33,9 @@ const COLUMNS: [&str; 14] = [
     "queue_ms",
     "runtime_ms",
     "grounded",
+    "search_reason",
+    "search_results",
+    "search_ms",
     "seq",
 ];
 
@@ -180,6 +183,9 @@ fn cells(row: &LedgerRow) -> Vec<String> {
         shown(row.queue_ms),
         shown(row.runtime_ms),
         row.grounded.to_string(),
+        shown(row.search_reason.as_ref()),
+        shown(row.search_results),
+        shown(row.search_ms),
         shown(row.seq),
     ]
 }

@@ -72,6 +72,7 @@ pub fn page(console: &Console, session: &Session, id: &str) -> Result<Response, 
                 dt { "Runtime" } dd { @match row.runtime_ms { Some(ms) => (took(ms)), None => "not asked" } }
                 dt { "Whole time" } dd { (time(row.duration_ms)) }
                 dt { "Grounded" } dd { @if row.grounded { "yes: the answer rests on what Search found" } @else { "no" } }
+                dt { "Search" } dd { (search(&row)) }
                 dt { "Place in the ledger" } dd { @match row.seq { Some(seq) => (grouped(seq)), None => "open" } }
             }
             p.muted { "What was asked and answered is kept nowhere. The service’s log has a line with the same id." }
@@ -149,14 +150,34 @@ fn time(value: Option<f64>) -> String {
     value.map_or("not known".into(), took)
 }
 
+/// Why Search was asked, and what came of it.
+fn search(row: &LedgerRow) -> String {
+    let why = match row.search_reason.as_deref() {
+        None => return "not asked".into(),
+        Some("always") => "every request needs it",
+        Some("match") => "a pattern matched",
+        Some(_) => "the model asked for it",
+    };
+    let found = match row.search_results {
+        Some(1) => "1 passage found".into(),
+        Some(count) => format!("{} passages found", grouped(count)),
+        None => "unavailable".into(),
+    };
+    format!("asked, as {why}: {found}, {}", time(row.search_ms))
+}
+
 /// Where its time went, as a bar.
 fn timeline(row: &LedgerRow) -> Markup {
     let Some(all) = row.duration_ms.filter(|all| *all > 0.0) else {
         return html! {};
     };
     let (queue, runtime) = (row.queue_ms.unwrap_or(0.0), row.runtime_ms.unwrap_or(0.0));
-    let own = (all - queue - runtime).max(0.0);
-    let parts = [("Waiting", "k3", queue), ("Our own", "k2", own), ("Runtime", "k0", runtime)];
+    let search = row.search_ms.unwrap_or(0.0);
+    let own = (all - queue - search - runtime).max(0.0);
+    let mut parts = vec![("Waiting", "k3", queue), ("Our own", "k2", own), ("Runtime", "k0", runtime)];
+    if row.search_ms.is_some() {
+        parts.insert(2, ("Search", "k1", search));
+    }
     let scale = 1000.0 / parts.iter().map(|(_, _, ms)| ms).sum::<f64>().max(f64::MIN_POSITIVE);
     let mut x = 0.0;
     let mut drawn = Vec::new();

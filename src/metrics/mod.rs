@@ -13,7 +13,13 @@ use self::histogram::Histogram;
 use self::text::Text;
 use crate::error::ApiError;
 use crate::listener::Snapshot;
-use crate::store::Tokens;
+use crate::store::{Searched, Tokens};
+
+/// Why Search is asked, as the ledger has it.
+const REASONS: [&str; 3] = ["always", "match", "model"];
+
+/// What comes of it.
+const FINDINGS: [&str; 3] = ["found", "nothing", "unavailable"];
 
 /// One for the process.
 pub struct Metrics {
@@ -30,6 +36,9 @@ pub struct Metrics {
     queue: Histogram,
     runtime: Histogram,
     ledger: Histogram,
+    search: Histogram,
+    /// In the order of [`REASONS`], and within each of [`FINDINGS`].
+    searches: [[Counter; FINDINGS.len()]; REASONS.len()],
     /// Rows that could not be made before the call, so that no inference was spent.
     pub ledger_open_errors: Counter,
     /// Outcomes that could not be written into the ledger.
@@ -72,6 +81,8 @@ impl Default for Metrics {
             queue: Histogram::default(),
             runtime: Histogram::default(),
             ledger: Histogram::default(),
+            search: Histogram::default(),
+            searches: Default::default(),
             ledger_open_errors: Counter::default(),
             ledger_settle_errors: Counter::default(),
         }
@@ -104,6 +115,19 @@ impl Metrics {
         times.ledger.inspect(|&time| self.ledger.observe(time));
     }
 
+    /// Counts that Search was asked.
+    pub fn searched(&self, searched: &Searched) {
+        let finding = match searched.results {
+            Some(1..) => 0,
+            Some(_) => 1,
+            None => 2,
+        };
+        if let Some(reason) = REASONS.iter().position(|reason| *reason == searched.reason) {
+            self.searches[reason][finding].add(1);
+        }
+        self.search.observe(Duration::from_secs_f64(searched.time_ms / 1000.0));
+    }
+
     /// Counts a request that no worker saw: there is no time to tell of it.
     pub fn refused(&self, error: ApiError) {
         self.errors[error as usize].add(1);
@@ -113,6 +137,7 @@ impl Metrics {
     pub fn render(&self, load: &Snapshot) -> String {
         let mut text = Text::default();
         self.requests(&mut text);
+        self.searches(&mut text);
         self.times(&mut text);
         pressure(&mut text, load);
         text.counter("adriaticum_ledger_errors_total", "Writes to the ledger that failed.")
@@ -144,6 +169,18 @@ impl Metrics {
         .with(&[], self.unmeasured.get());
     }
 
+    fn searches(&self, text: &mut Text) {
+        let mut searches = text.counter(
+            "adriaticum_searches_total",
+            "Requests for which Search was asked, by why and by what came of it.",
+        );
+        for (reason, findings) in REASONS.iter().zip(&self.searches) {
+            for (finding, count) in FINDINGS.iter().zip(findings) {
+                searches.with(&[("reason", reason), ("outcome", finding)], count.get());
+            }
+        }
+    }
+
     fn times(&self, text: &mut Text) {
         text.histogram(
             "adriaticum_request_duration_seconds",
@@ -154,6 +191,7 @@ impl Metrics {
         for (name, help, histogram) in [
             ("adriaticum_queue_duration_seconds", "The wait for a worker.", &self.queue),
             ("adriaticum_runtime_duration_seconds", "The calls to the inference runtime.", &self.runtime),
+            ("adriaticum_search_duration_seconds", "The wait for Search.", &self.search),
             (
                 "adriaticum_ledger_duration_seconds",
                 "The writes to the ledger, those of one request together.",

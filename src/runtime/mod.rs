@@ -3,7 +3,6 @@
 //! A request is sent once. Where a connection can't be made, the next runtime is tried; from the moment that
 //! a byte was sent, an inference may have been spent, and there is no second try.
 
-mod connect;
 mod probe;
 
 use std::borrow::Cow;
@@ -15,24 +14,15 @@ use serde::{Deserialize, Serialize};
 
 pub use probe::{About, probe};
 
+use crate::client::{self, CallError};
 use crate::config::RuntimeConfig;
 use crate::store::Tokens;
 
 /// The largest answer that is read.
 const MAX_ANSWER: u64 = 4 * 1024 * 1024;
 
-/// How long a connection may take to be made: a host that is down may not say so.
-const CONNECT_TIME: Duration = Duration::from_secs(3);
-
-/// How long a connection is kept without use. The servers in use close theirs after 5 seconds, and a request
-/// sent into a closing connection is lost.
-const KEPT_TIME: Duration = Duration::from_secs(4);
-
 /// How long a runtime that could not be reached is asked last.
 const SHUNNED_MS: u64 = 5_000;
-
-/// What a connection sends and reads at once; the default of 128 KiB each is more than a worker needs.
-const BUFFER: usize = 16 * 1024;
 
 /// The largest figure that JSON can be trusted with (RFC 8259, 6); a larger one was not measured.
 const MAX_FIGURE: u64 = (1 << 53) - 1;
@@ -70,6 +60,37 @@ pub struct Generated {
     pub tokens: Tokens,
 }
 
+/// What the calls of one request have cost so far.
+#[derive(Debug, Default)]
+pub struct Spent {
+    /// Nothing where no call was made.
+    pub time: Option<Duration>,
+    /// The sums of what was measured; nothing where no call cost anything.
+    pub tokens: Option<Tokens>,
+}
+
+impl Spent {
+    /// Makes a call, and adds what it took.
+    pub fn add(&mut self, call: impl FnOnce() -> Outcome) -> Outcome {
+        let asked = Instant::now();
+        let outcome = call();
+        *self.time.get_or_insert_default() += asked.elapsed();
+        let measured = match &outcome {
+            Ok(generated) => Some(generated.tokens),
+            Err((_, error)) if error.cost_nothing() => None,
+            // Whatever it cost, nobody told.
+            Err(_) => Some(Tokens::default()),
+        };
+        if let Some(tokens) = measured {
+            self.tokens = Some(self.tokens.map_or(tokens, |before| before.plus(tokens)));
+        }
+        outcome
+    }
+}
+
+/// What came of a call; an error comes with the address of the runtime it is about.
+pub type Outcome = Result<Generated, (String, RuntimeError)>;
+
 /// Why there is no answer. It holds nothing of what the runtime wrote, which may repeat the prompt.
 #[derive(Debug)]
 pub enum RuntimeError {
@@ -83,6 +104,17 @@ pub enum RuntimeError {
     Unreadable(&'static str),
     /// The prompt does not fit: how many tokens it has and how many there may be, where the runtime tells.
     ContextExceeded(Option<(u64, u64)>),
+}
+
+impl RuntimeError {
+    /// Whether no inference can have been spent: nothing was sent, or it was refused.
+    fn cost_nothing(&self) -> bool {
+        match self {
+            Self::Unreachable(_) | Self::ContextExceeded(_) => true,
+            Self::Status(status) => (400..500).contains(status),
+            Self::TimedOut | Self::Broken(_) | Self::Unreadable(_) => false,
+        }
+    }
 }
 
 impl fmt::Display for RuntimeError {
@@ -123,7 +155,7 @@ impl Runtimes {
             return None;
         }
         Some(Self {
-            agent: agent(workers, config.urls.len()),
+            agent: client::agent(workers, config.urls.len()),
             members: config.urls.iter().map(|url| Member::new(url)).collect(),
             model: config.model.clone(),
             authorization: config.api_key.as_ref().map(|key| format!("Bearer {}", key.expose())),
@@ -132,15 +164,20 @@ impl Runtimes {
         })
     }
 
-    /// Runs a completion on the runtime with the fewest calls under way that can be reached. An error comes
-    /// with the address of the runtime it is about.
-    pub fn complete(&self, chat: &Chat) -> Result<Generated, (String, RuntimeError)> {
+    /// Runs a completion on the runtime with the fewest calls under way that can be reached.
+    pub fn complete(&self, chat: &Chat) -> Outcome {
+        self.complete_as(chat, None)
+    }
+
+    /// Runs a completion whose text is to have a form: OpenAI's `response_format`.
+    pub fn complete_as(&self, chat: &Chat, response_format: Option<&serde_json::Value>) -> Outcome {
         let body = serde_json::to_vec(&Call {
             model: &self.model,
             messages: &chat.messages,
             temperature: chat.temperature,
             max_tokens: chat.max_tokens,
             stream: false,
+            response_format,
         })
         .expect("a chat should have its JSON");
         let deadline = Instant::now() + self.timeout;
@@ -186,9 +223,9 @@ impl Runtimes {
         if let Some(authorization) = &self.authorization {
             request = request.header("authorization", authorization);
         }
-        let mut response = request.config().timeout_global(Some(left)).build().send(body).map_err(told)?;
+        let mut response = request.config().timeout_global(Some(left)).build().send(body)?;
         let status = response.status().as_u16();
-        let answer = response.body_mut().with_config().limit(MAX_ANSWER).read_to_vec().map_err(told)?;
+        let answer = response.body_mut().with_config().limit(MAX_ANSWER).read_to_vec()?;
         match status {
             200 => read_answer(&answer),
             400..500 => Err(context_exceeded(&answer).unwrap_or(RuntimeError::Status(status))),
@@ -219,33 +256,14 @@ impl Member {
     }
 }
 
-/// An agent that keeps a connection to each runtime for each worker.
-fn agent(workers: usize, runtimes: usize) -> ureq::Agent {
-    let config = ureq::Agent::config_builder()
-        .http_status_as_error(false)
-        .max_redirects(0)
-        .max_redirects_will_error(false)
-        // An address beside the host is not to be reached through the proxy that the environment names.
-        .proxy(None)
-        .user_agent(concat!("adriaticum/", env!("CARGO_PKG_VERSION")))
-        .input_buffer_size(BUFFER)
-        .output_buffer_size(BUFFER)
-        .max_idle_connections(workers * runtimes)
-        .max_idle_connections_per_host(workers)
-        .max_idle_age(KEPT_TIME)
-        .timeout_connect(Some(CONNECT_TIME))
-        .build();
-    ureq::Agent::with_parts(config, connect::Connect::default(), connect::Later)
-}
-
-fn told(error: ureq::Error) -> RuntimeError {
-    match error {
-        ureq::Error::Timeout(_) => RuntimeError::TimedOut,
-        ureq::Error::Other(other) if other.is::<connect::Unconnected>() => {
-            RuntimeError::Unreachable(other.to_string())
+impl From<ureq::Error> for RuntimeError {
+    fn from(error: ureq::Error) -> Self {
+        match CallError::from(error) {
+            CallError::Unreachable(cause) => Self::Unreachable(cause),
+            CallError::TimedOut => Self::TimedOut,
+            CallError::TooLarge => Self::Unreadable("it is larger than 4 MiB"),
+            CallError::Broken(cause) => Self::Broken(cause),
         }
-        ureq::Error::BodyExceedsLimit(_) => RuntimeError::Unreadable("it is larger than 4 MiB"),
-        error => RuntimeError::Broken(error.to_string()),
     }
 }
 
@@ -257,6 +275,8 @@ struct Call<'a> {
     temperature: f64,
     max_tokens: u16,
     stream: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    response_format: Option<&'a serde_json::Value>,
 }
 
 /// What is read of an answer. A member that is not what it should be counts as absent.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::client;
 use crate::config::Secret;
 
 /// The largest answer that is read: a list of models, or a description of one.
@@ -20,7 +21,7 @@ pub struct About {
 
 /// Asks whoever answers at a base address for its models; nothing if it is no runtime.
 pub fn probe(url: &str, api_key: Option<&Secret>, time: Duration) -> Option<About> {
-    let agent = super::agent(1, 1);
+    let agent = client::agent(1, 1);
     let get = |address: &str| -> Option<Value> {
         let mut request = agent.get(address);
         if let Some(key) = api_key {

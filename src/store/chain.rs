@@ -31,6 +31,10 @@ impl Link {
             tokens: outcome.tokens,
             times: [outcome.duration_ms, outcome.queue_ms, outcome.runtime_ms],
             grounded: outcome.grounded,
+            search: outcome
+                .search
+                .as_ref()
+                .map(|search| (search.reason, search.results, Some(search.time_ms))),
         };
         let seq = self.seq + 1;
         Self { seq, hash: content.hash(seq, &self.hash) }
@@ -65,6 +69,8 @@ struct Content<'a> {
     tokens: Tokens,
     times: [Option<f64>; 3],
     grounded: bool,
+    /// Why Search was asked, what it found, and how long it took.
+    search: Option<(&'a str, Option<i64>, Option<f64>)>,
 }
 
 impl<'a> Content<'a> {
@@ -79,6 +85,8 @@ impl<'a> Content<'a> {
             tokens: row.tokens,
             times: [row.duration_ms, row.queue_ms, row.runtime_ms],
             grounded: row.grounded,
+            search: (row.search_reason.is_some() || row.search_results.is_some() || row.search_ms.is_some())
+                .then(|| (row.search_reason.as_deref().unwrap_or(""), row.search_results, row.search_ms)),
         }
     }
 
@@ -110,6 +118,12 @@ impl<'a> Content<'a> {
             part(time.map(f64::to_le_bytes).as_ref().map(<[u8; 8]>::as_slice));
         }
         part(Some(&[self.grounded.into()]));
+        // Rows that are older than these columns have none of them, and keep the hash that they were made with.
+        if let Some((reason, results, time)) = self.search {
+            part(Some(reason.as_bytes()));
+            part(results.map(i64::to_le_bytes).as_ref().map(<[u8; 8]>::as_slice));
+            part(time.map(f64::to_le_bytes).as_ref().map(<[u8; 8]>::as_slice));
+        }
         hasher.finalize().into()
     }
 }
@@ -273,6 +287,9 @@ mod tests {
             "queue_ms = NULL",
             "runtime_ms = 0",
             "grounded = 1",
+            "search_reason = 'always'",
+            "search_results = 0",
+            "search_ms = 1",
             "hash = zeroblob(32)",
         ] {
             let sql = format!("UPDATE usage SET {column} WHERE seq = 5");

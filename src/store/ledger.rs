@@ -31,6 +31,17 @@ pub struct Outcome {
     pub queue_ms: Option<f64>,
     pub runtime_ms: Option<f64>,
     pub grounded: bool,
+    pub search: Option<Searched>,
+}
+
+/// What is kept of asking Search.
+#[derive(Clone, Debug)]
+pub struct Searched {
+    /// `always`, `match` or `model`.
+    pub reason: &'static str,
+    /// How many passages were found; nothing where Search was unavailable.
+    pub results: Option<i64>,
+    pub time_ms: f64,
 }
 
 /// Token figures as the runtime measured them; what it did not measure stays unknown.
@@ -39,6 +50,18 @@ pub struct Tokens {
     pub prompt_tokens: Option<i64>,
     pub completion_tokens: Option<i64>,
     pub total_tokens: Option<i64>,
+}
+
+impl Tokens {
+    /// The sums of two calls: of a figure that one of them lacks, the sum is not known.
+    pub fn plus(self, other: Self) -> Self {
+        let sum = |one: Option<i64>, another: Option<i64>| one?.checked_add(another?);
+        Self {
+            prompt_tokens: sum(self.prompt_tokens, other.prompt_tokens),
+            completion_tokens: sum(self.completion_tokens, other.completion_tokens),
+            total_tokens: sum(self.total_tokens, other.total_tokens),
+        }
+    }
 }
 
 /// A whole row, as it stands in the table.
@@ -56,11 +79,15 @@ pub struct LedgerRow {
     pub queue_ms: Option<f64>,
     pub runtime_ms: Option<f64>,
     pub grounded: bool,
+    pub search_reason: Option<String>,
+    pub search_results: Option<i64>,
+    pub search_ms: Option<f64>,
     pub seq: Option<i64>,
 }
 
 pub(super) const COLUMNS: &str = "request_id, key_id, key_name, created, status, error_code, prompt_tokens,
-    completion_tokens, total_tokens, duration_ms, queue_ms, runtime_ms, grounded, seq";
+    completion_tokens, total_tokens, duration_ms, queue_ms, runtime_ms, grounded, search_reason,
+    search_results, search_ms, seq";
 
 /// Which rows have no outcome yet.
 pub(super) const IS_OPEN: &str = "seq IS NULL AND request_id >= (SELECT closed_before FROM chain)";
@@ -74,6 +101,7 @@ const INTERRUPTED: Outcome = Outcome {
     queue_ms: None,
     runtime_ms: None,
     grounded: false,
+    search: None,
 };
 
 /// Something to be written to the ledger.
@@ -222,10 +250,12 @@ impl Book {
         let head = &mut self.known(connection)?.head;
         *head = head.next(row, outcome);
         let Tokens { prompt_tokens, completion_tokens, total_tokens } = outcome.tokens;
+        let search = outcome.search.as_ref();
         let changed = connection
             .prepare_cached(
                 "UPDATE usage SET status = ?, error_code = ?, prompt_tokens = ?, completion_tokens = ?,
-                 total_tokens = ?, duration_ms = ?, queue_ms = ?, runtime_ms = ?, grounded = ?, seq = ?, hash = ?
+                 total_tokens = ?, duration_ms = ?, queue_ms = ?, runtime_ms = ?, grounded = ?, search_reason = ?,
+                 search_results = ?, search_ms = ?, seq = ?, hash = ?
                  WHERE request_id = ? AND seq IS NULL",
             )?
             .execute(params![
@@ -238,6 +268,9 @@ impl Book {
                 outcome.queue_ms,
                 outcome.runtime_ms,
                 outcome.grounded,
+                search.map(|search| search.reason),
+                search.and_then(|search| search.results),
+                search.map(|search| search.time_ms),
                 head.seq,
                 head.hash,
                 row.request_id,
@@ -360,6 +393,9 @@ pub(super) fn read_row(row: &Row) -> rusqlite::Result<LedgerRow> {
         queue_ms: row.get("queue_ms")?,
         runtime_ms: row.get("runtime_ms")?,
         grounded: row.get("grounded")?,
+        search_reason: row.get("search_reason")?,
+        search_results: row.get("search_results")?,
+        search_ms: row.get("search_ms")?,
         seq: row.get("seq")?,
     })
 }
@@ -394,6 +430,7 @@ pub(super) mod tests {
             queue_ms: Some(0.5),
             runtime_ms: Some(1.0),
             grounded: false,
+            search: None,
         }
     }
 

@@ -1,4 +1,5 @@
-//! What is kept on disk: the keys and the ledger, in one SQLite database. No other folder names `rusqlite`.
+//! What is kept on disk: the keys and the ledger, in one SQLite database. Nothing else names `rusqlite` but the
+//! embedded index of `search`, which is a file of its own.
 //!
 //! Writing goes through one connection, one at a time; reading never waits for it, because in WAL mode a
 //! reader sees the last commit whatever a writer is doing.
@@ -30,7 +31,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 pub use chain::{Fault, Verdict};
 use files::Files;
 pub use keys::{Digest, Key, KeyName, Permission};
-pub use ledger::{LedgerRow, NewRow, Outcome, Tokens};
+pub use ledger::{LedgerRow, NewRow, Outcome, Searched, Tokens};
 pub use listing::{Listing, Matching, Which};
 pub use spans::{Figures, Span, SpanSums};
 pub use sums::{Grouping, Range, Sums, UsageRow};

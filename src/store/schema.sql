@@ -1,4 +1,4 @@
--- The database, version 3, as a new one is made. An older one is brought to the same form by upgrades.rs.
+-- The database, version 4, as a new one is made. An older one is brought to the same form by upgrades.rs.
 -- Times are Unix seconds, durations milliseconds with fractions, token figures what the runtime measured.
 
 CREATE TABLE keys (
@@ -33,7 +33,10 @@ CREATE TABLE usage (
     runtime_ms        REAL,                       -- of these, the calls to the runtime; null: none was made
     grounded          INTEGER NOT NULL DEFAULT 0, -- 1: the answer rests on what Search found
     seq               INTEGER,                    -- its place in the chain, in the order of completion; null: open
-    hash              BLOB                        -- SHA-256 over its content and its predecessor's hash
+    hash              BLOB,                       -- SHA-256 over its content and its predecessor's hash
+    search_reason     TEXT,                       -- why Search was asked: always, match, model; null: it was not
+    search_results    INTEGER,                    -- how many passages it found; null: none asked, or unavailable
+    search_ms         REAL                        -- of duration_ms, the wait for Search
 ) STRICT, WITHOUT ROWID;
 
 -- The newest requests of one key: its entries are in the order of request_id.

@@ -161,7 +161,7 @@ pub(super) fn folded(connection: &Connection) -> rusqlite::Result<i64> {
 
 const TAIL_ROWS: &str =
     "SELECT seq, request_id, key_id, created, status, error_code, prompt_tokens, completion_tokens,
-    total_tokens, duration_ms, runtime_ms FROM usage WHERE seq > ? ORDER BY seq LIMIT ?";
+    total_tokens, duration_ms, runtime_ms, search_ms FROM usage WHERE seq > ? ORDER BY seq LIMIT ?";
 
 /// A completed row, as far as it is folded.
 struct Completed {
@@ -176,6 +176,7 @@ struct Completed {
     total_tokens: Option<i64>,
     duration_ms: Option<f64>,
     runtime_ms: Option<f64>,
+    search_ms: Option<f64>,
 }
 
 impl Completed {
@@ -192,6 +193,7 @@ impl Completed {
             total_tokens: row.get(8)?,
             duration_ms: row.get(9)?,
             runtime_ms: row.get(10)?,
+            search_ms: row.get(11)?,
         })
     }
 
@@ -216,7 +218,7 @@ impl Completed {
             sums.runtime.add(runtime);
         }
         if let Some(duration) = self.duration_ms {
-            sums.own.add(duration - self.runtime_ms.unwrap_or(0.0));
+            sums.own.add(duration - self.runtime_ms.unwrap_or(0.0) - self.search_ms.unwrap_or(0.0));
         }
     }
 

@@ -15,6 +15,7 @@ const UPGRADES: &[&str] = &[
      CREATE UNIQUE INDEX usage_by_seq ON usage (seq) WHERE seq IS NOT NULL;
      ALTER TABLE chain ADD COLUMN closed_before TEXT NOT NULL DEFAULT '';",
     CONSOLE,
+    SEARCH,
 ];
 
 /// The console's own tables. Days whose rows are gone are taken from the sums that were kept of them.
@@ -61,6 +62,13 @@ const CONSOLE: &str = "
      SELECT 86400, day * 86400, key_id, status, error_code, sum(requests), sum(prompt_tokens), sum(completion_tokens),
          sum(total_tokens), sum(unmeasured), x'', x''
      FROM usage_daily WHERE (day + 1) * 86400 <= (SELECT kept_since FROM chain) GROUP BY day, key_id, status, error_code;
+";
+
+/// What the ledger tells of Search.
+const SEARCH: &str = "
+     ALTER TABLE usage ADD COLUMN search_reason TEXT;
+     ALTER TABLE usage ADD COLUMN search_results INTEGER;
+     ALTER TABLE usage ADD COLUMN search_ms REAL;
 ";
 
 pub(super) fn bring_up_to_date(connection: &mut Connection) -> Result<(), StoreError> {

@@ -107,6 +107,7 @@ class OpenAIPython(Client):
         "not_found": "openai.NotFoundError",
         "payload_too_large": "openai.APIStatusError",
         "inference_error": "openai.InternalServerError",
+        "search_unavailable": "openai.InternalServerError",
         "service_unavailable": "openai.InternalServerError",
     }
 
@@ -129,6 +130,7 @@ class OpenAINode(Client):
         "not_found": "OpenAI.NotFoundError",
         "payload_too_large": "OpenAI.APIError",
         "inference_error": "OpenAI.InternalServerError",
+        "search_unavailable": "OpenAI.InternalServerError",
         "service_unavailable": "OpenAI.InternalServerError",
     }
 
@@ -186,6 +188,7 @@ class LiteLLM(Client):
         "not_found": "litellm.NotFoundError",
         "payload_too_large": "litellm.APIError",
         "inference_error": "litellm.BadGatewayError",
+        "search_unavailable": "litellm.ServiceUnavailableError",
         "service_unavailable": "litellm.ServiceUnavailableError",
     }
     loses_the_code_of = frozenset(raises) - {"invalid_request"}

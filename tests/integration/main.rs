@@ -13,6 +13,7 @@ mod limits;
 mod metrics;
 mod packaging;
 mod runtime;
+mod search;
 mod supervisor;
 mod tls;
 mod wire;

@@ -1,5 +1,5 @@
-//! How connections to a runtime are made: by the worker itself, and so that a failure to make one can be told
-//! from a failure after it.
+//! How connections are made: by the worker itself, and so that a failure to make one can be told from a failure
+//! after it.
 //!
 //! `ureq`'s own resolver starts a thread for every request where a time-out is set, and its errors do not say
 //! whether anything was sent.

@@ -1,0 +1,121 @@
+//! The model's own word on whether a conversation needs facts, and on what to search for.
+
+use std::borrow::Cow;
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::error::Failure;
+use crate::runtime::{Chat, Message, Role, RuntimeError, Runtimes, Spent};
+use crate::search::text;
+
+/// Enough for a short query in its JSON.
+const MAX_TOKENS: u16 = 96;
+
+/// How much of the conversation is shown: enough to know what "it" is.
+const LAST_MESSAGES: usize = 4;
+const MAX_MESSAGE: usize = 1_000;
+
+const TASK: &str = "You decide whether a question needs a look-up. Read the conversation. If a good answer to the last \
+    user message needs facts, such as names, numbers, dates, places, products, rules or events, \"search\" is true and \
+    \"query\" holds the few words to search for. If it is small talk, arithmetic, translation, or writing and changing \
+    text that is given, \"search\" is false and \"query\" is empty. Answer with JSON only.";
+
+/// The form of the answer, for a runtime that can hold a model to one.
+static FORM: LazyLock<Value> = LazyLock::new(|| {
+    json!({"type": "json_schema", "json_schema": {"name": "decision", "strict": true, "schema": {
+        "type": "object",
+        "properties": {"search": {"type": "boolean"}, "query": {"type": "string"}},
+        "required": ["search", "query"],
+        "additionalProperties": false,
+    }}})
+});
+
+#[derive(Deserialize)]
+struct Decision {
+    search: bool,
+    #[serde(default)]
+    query: String,
+}
+
+/// What to search for; nothing where nothing is, and an inner nothing for the user's own words. An answer that
+/// can't be read asks for Search, because to do without it would be to let facts be made up.
+pub fn ask(runtimes: &Runtimes, chat: &Chat, spent: &mut Spent) -> Result<Option<Option<String>>, Failure> {
+    let question = Chat {
+        messages: vec![
+            Message { role: Role::System, content: Cow::Borrowed(TASK) },
+            Message { role: Role::User, content: Cow::Owned(transcript(chat)) },
+        ],
+        temperature: 0.0,
+        max_tokens: MAX_TOKENS,
+    };
+    match spent.add(|| runtimes.complete_as(&question, Some(&FORM))) {
+        Ok(generated) => Ok(read(&generated.content)),
+        // Its time is up: to ask it once more would take as long again.
+        Err(failure @ (_, RuntimeError::TimedOut)) => Err(failure.into()),
+        Err(_) => Ok(Some(None)),
+    }
+}
+
+/// The end of the conversation, as a text to be judged and not to be answered.
+fn transcript(chat: &Chat) -> String {
+    let said: Vec<String> = chat
+        .messages
+        .iter()
+        .filter_map(|message| {
+            let who = match message.role {
+                Role::System => return None,
+                Role::User => "user",
+                Role::Assistant => "assistant",
+            };
+            Some(format!("{who}: {}", text::cut(&text::one_line(&message.content), MAX_MESSAGE)))
+        })
+        .collect();
+    said[said.len().saturating_sub(LAST_MESSAGES)..].join("\n")
+}
+
+/// Reads an answer, with what a runtime that knows no forms may let stand around it.
+fn read(answer: &str) -> Option<Option<String>> {
+    let json = answer.find('{').zip(answer.rfind('}')).and_then(|(start, end)| answer.get(start..=end));
+    let Some(Ok(decision)) = json.map(serde_json::from_str::<Decision>) else {
+        return Some(None);
+    };
+    decision.search.then(|| Some(decision.query).filter(|query| !query.trim().is_empty()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_of_a_model() {
+        let own = |query: &str| Some(Some(query.to_owned()));
+        for (answer, decided) in [
+            (r#"{"search": true, "query": "height of the lighthouse"}"#, own("height of the lighthouse")),
+            ("```json\n{\"search\": true, \"query\": \"x\"}\n```", own("x")),
+            (r#"{"search": true, "query": " "}"#, Some(None)),
+            (r#"{"search": true}"#, Some(None)),
+            (r#"{"search": false, "query": "x"}"#, None),
+            (r#"{"search": false}"#, None),
+            (r#"{"search": "no", "query": ""}"#, Some(None)),
+            (r#"{"search": tr"#, Some(None)),
+            ("} no {", Some(None)),
+            ("No.", Some(None)),
+            ("", Some(None)),
+        ] {
+            assert_eq!(read(answer), decided, "{answer}");
+        }
+    }
+
+    #[test]
+    fn only_the_end_of_a_conversation_is_shown() {
+        let message = |role, content: &str| Message { role, content: Cow::Owned(content.to_owned()) };
+        let mut messages = vec![message(Role::System, "secret")];
+        messages.extend((0..9).map(|number| message(Role::User, &format!("a\nb {number}"))));
+        messages.push(message(Role::Assistant, &"x".repeat(5_000)));
+        let shown = transcript(&Chat { messages, temperature: 0.0, max_tokens: 1 });
+        assert!(shown.starts_with("user: a b 6\nuser: a b 7\nuser: a b 8\nassistant: x"), "{shown}");
+        assert!(shown.len() < 1_100);
+    }
+}

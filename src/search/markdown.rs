@@ -1,0 +1,70 @@
+//! Markdown in sections. Its marks stay in the text: models read them as people do.
+
+use super::passages::{Outline, Section};
+use super::text::{clean, one_line};
+
+pub fn read(text: &str) -> Outline {
+    let text = clean(text);
+    let mut outline = Outline::default();
+    let mut section = Section::default();
+    let mut fence = None;
+    for line in without_front_matter(&text).lines() {
+        let marks = line.trim_start();
+        if fence.is_some_and(|fence| marks.starts_with(fence)) {
+            fence = None;
+        } else if fence.is_none() {
+            fence = ["```", "~~~"].into_iter().find(|fence| marks.starts_with(fence));
+            if let Some(heading) = heading(line) {
+                if outline.title.is_empty() {
+                    outline.title.clone_from(&heading);
+                }
+                outline.push(std::mem::replace(&mut section, Section { heading, text: String::new() }));
+                continue;
+            }
+        }
+        section.text.push_str(line.trim_end());
+        section.text.push('\n');
+    }
+    outline.push(section);
+    outline
+}
+
+/// The text after the settings that some programs keep at a document's beginning.
+fn without_front_matter(text: &str) -> &str {
+    let settings = text.strip_prefix("---\n").and_then(|rest| rest.split_once("\n---\n"));
+    settings.map_or(text, |(_, rest)| rest)
+}
+
+/// The text of a line that is a heading: one to six number signs and a space before it, and perhaps some
+/// more number signs after it.
+fn heading(line: &str) -> Option<String> {
+    let text = line.trim_start_matches('#');
+    let level = line.len() - text.len();
+    let is_heading = (1..=6).contains(&level) && text.starts_with(' ');
+    let heading = one_line(text.trim().trim_end_matches('#'));
+    (is_heading && !heading.is_empty()).then_some(heading)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sections_by_heading() {
+        let outline = read(
+            "---\nauthor: x\n---\nBefore.\r\n# The port ##\n\nOne.\n\n* two\n```sh\n# no heading\n```\n####### nor this\n#nor this\n## Empty\n### Last\nEnd.",
+        );
+        assert_eq!(outline.title, "The port");
+        let sections: Vec<(&str, &str)> =
+            outline.sections.iter().map(|section| (&*section.heading, &*section.text)).collect();
+        assert_eq!(
+            sections,
+            [
+                ("", "Before."),
+                ("The port", "One.\n\n* two\n```sh\n# no heading\n```\n####### nor this\n#nor this"),
+                ("Empty", ""),
+                ("Last", "End.")
+            ]
+        );
+    }
+}

@@ -1,0 +1,59 @@
+//! Search: what an answer can rest on. It is a SearXNG instance, or the embedded index of the operator's own
+//! documents, for a host without a network.
+
+pub mod documents;
+mod html;
+mod index;
+mod markdown;
+pub mod passages;
+mod searxng;
+pub mod text;
+
+use std::fmt;
+
+pub use index::{Added, Document, Index};
+use searxng::SearXng;
+
+use crate::config::{SearchConfig, SearchPlace};
+
+/// The most characters that a query has.
+const MAX_QUERY: usize = 256;
+
+pub trait Search: Send + Sync {
+    /// What fits the words best, the best first; nothing where nothing was found. The words are a person's or
+    /// a model's, and mean nothing but themselves.
+    fn find(&self, words: &str) -> Result<Vec<Passage>, SearchError>;
+}
+
+/// A piece of somebody's text, as it was found: it may hold anything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Passage {
+    pub title: String,
+    /// An address, or a document's name.
+    pub source: String,
+    pub text: String,
+}
+
+/// Why Search is unavailable, for the operator. It holds nothing of the query.
+#[derive(Debug, PartialEq, Eq)]
+pub struct SearchError(String);
+
+impl SearchError {
+    pub fn new(cause: impl Into<String>) -> Self {
+        Self(cause.into())
+    }
+}
+
+impl fmt::Display for SearchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The Search of the configuration; nothing where there is none.
+pub fn configured(config: &SearchConfig, workers: usize) -> Option<Box<dyn Search>> {
+    Some(match config.place.as_ref()? {
+        SearchPlace::SearXng(url) => Box::new(SearXng::new(url, config, workers)),
+        SearchPlace::Index => Box::new(Index::new(config)),
+    })
+}

@@ -1,0 +1,181 @@
+//! A document in passages: the text under each heading, in pieces that a prompt has room for.
+
+use std::path::Path;
+
+use super::{html, markdown, text};
+
+/// The most characters of a passage: some 200 tokens of English.
+pub const MAX_PASSAGE: usize = 800;
+
+/// A document's title, where it has one, and the text under each of its headings.
+#[derive(Debug, Default)]
+pub struct Outline {
+    pub title: String,
+    pub sections: Vec<Section>,
+}
+
+#[derive(Debug, Default)]
+pub struct Section {
+    /// Empty before the first heading.
+    pub heading: String,
+    pub text: String,
+}
+
+/// A piece of the text under a heading.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Piece {
+    pub heading: String,
+    pub text: String,
+}
+
+impl Outline {
+    pub fn push(&mut self, Section { heading, text }: Section) {
+        let text = text.trim().to_owned();
+        if !heading.is_empty() || !text.is_empty() {
+            self.sections.push(Section { heading, text });
+        }
+    }
+}
+
+/// A file's content by the ending of its name: HTML, Markdown, or plain text.
+pub fn read(path: &Path, content: &str) -> Outline {
+    let ending = path.extension().map(|ending| ending.to_string_lossy().to_ascii_lowercase());
+    match ending.as_deref() {
+        Some("html" | "htm" | "xhtml") => html::read(content),
+        Some("md" | "markdown") => markdown::read(content),
+        _ => {
+            let mut outline = Outline::default();
+            outline.push(Section { heading: String::new(), text: text::clean(content) });
+            outline
+        }
+    }
+}
+
+/// The passages of a document, in its order.
+pub fn split(outline: &Outline) -> Vec<Piece> {
+    let mut pieces = Vec::new();
+    // Where there is nothing but headings, they are what is said.
+    let has_text = outline.sections.iter().any(|section| !section.text.is_empty());
+    for Section { heading, text } in &outline.sections {
+        let mut rest = if has_text { text.as_str() } else { heading.as_str() };
+        while !rest.is_empty() {
+            let (piece, after) = rest.split_at(end_of_piece(rest));
+            let piece = piece.trim();
+            if !piece.is_empty() {
+                let heading = text::cut(heading, MAX_PASSAGE).to_owned();
+                pieces.push(Piece { heading, text: piece.to_owned() });
+            }
+            rest = after.trim_start();
+        }
+    }
+    pieces
+}
+
+/// Where the first piece of a text ends: with a paragraph, else with a line, a sentence, a word, or in the
+/// middle of one where there is nothing else. The first quarter is no place for an end.
+fn end_of_piece(text: &str) -> usize {
+    let Some((most, _)) = text.char_indices().nth(MAX_PASSAGE) else {
+        return text.len();
+    };
+    let window = &text[..most];
+    let least = most / 4;
+    let ends: [&[&str]; 4] = [&["\n\n"], &["\n"], &[". ", "! ", "? ", "。"], &[" "]];
+    let last = |marks: &&[&str]| {
+        let after = marks.iter().filter_map(|mark| window.rfind(mark).map(|at| at + mark.len())).max();
+        after.filter(|&after| after > least)
+    };
+    ends.iter().find_map(last).unwrap_or(most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pieces(text: &str) -> Vec<String> {
+        let sections = vec![Section { heading: "H".into(), text: text.into() }];
+        split(&Outline { title: String::new(), sections }).into_iter().map(|piece| piece.text).collect()
+    }
+
+    #[test]
+    fn a_text_is_parted_where_it_pauses() {
+        let (long, short) = ("a".repeat(500), "b".repeat(400));
+        for (separator, end) in [("\n\n", ""), ("\n", ""), (". ", "."), (" ", "")] {
+            let found = pieces(&format!("{long}{separator}{short}"));
+            assert_eq!(found, [format!("{long}{end}"), short.clone()], "{separator:?}");
+        }
+        assert_eq!(pieces("one\n\ntwo"), ["one\n\ntwo"], "what fits stays together");
+        assert_eq!(pieces(""), ["H"], "a heading that is all there is");
+        let endless = pieces(&"é".repeat(MAX_PASSAGE * 3 + 1));
+        assert_eq!(endless.iter().map(|piece| piece.chars().count()).collect::<Vec<_>>(), [800, 800, 800, 1]);
+    }
+
+    #[test]
+    fn a_file_is_read_by_the_ending_of_its_name() {
+        let sections = |name: &str| read(Path::new(name), "# A\n<b>x</b>").sections.len();
+        let first = |name: &str| read(Path::new(name), "# A\n<b>x</b>").sections.swap_remove(0).text;
+        assert_eq!((sections("a.md"), first("a.md").as_str()), (1, "<b>x</b>"));
+        assert_eq!((sections("a.HTML"), first("a.HTML").as_str()), (1, "# A x"));
+        assert_eq!((sections("a"), first("a").as_str()), (1, "# A\n<b>x</b>"));
+    }
+
+    #[test]
+    fn whatever_is_in_a_file_its_passages_are_short_and_clean() {
+        let parts = [
+            "<",
+            ">",
+            "</",
+            "<!--",
+            "-->",
+            "<script>",
+            "</script",
+            "<h1>",
+            "</h1>",
+            "<pre>",
+            "<a title=\"",
+            "'",
+            "&",
+            "&#",
+            ";",
+            "&#0;",
+            "# ",
+            "## a",
+            "```",
+            "---\n",
+            "\n",
+            "\r",
+            "\t",
+            "\u{0}",
+            "\u{85}",
+            "\u{2028}",
+            "\u{202e}",
+            "é",
+            "漢字",
+            "word ",
+            "long ",
+            "<title>",
+            "\u{fffd}",
+        ];
+        let mut state = 1_u64;
+        let mut next = |most: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % most
+        };
+        for _ in 0..3_000 {
+            let mut content = String::new();
+            for _ in 0..next(60) {
+                content.push_str(&parts[next(parts.len())].repeat(1 + next(4) * next(80)));
+            }
+            for name in ["a.html", "a.md", "a.txt"] {
+                let outline = read(Path::new(name), &content);
+                assert!(!outline.title.contains('\n'), "{content:?}");
+                for piece in split(&outline) {
+                    assert!(!piece.text.trim().is_empty(), "{content:?}");
+                    for text in [&piece.heading, &piece.text] {
+                        assert!(text.chars().count() <= MAX_PASSAGE, "{content:?}");
+                        assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{content:?}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! A SearXNG instance: what it is asked, and which of its answers are one.
+//!
+//! It says by the form of its answer what its status does not: a page where JSON is not enabled or the format
+//! is not known, an empty list where its engines failed.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{MAX_QUERY, Passage, Search, SearchError, html, text};
+use crate::client::{self, CallError};
+use crate::config::SearchConfig;
+
+/// The largest answer that is read.
+const MAX_ANSWER: u64 = 1024 * 1024;
+
+/// How many characters of a result are looked at: more than a prompt has room for, with markup.
+const MAX_RESULT: usize = 16 * 1024;
+
+pub struct SearXng {
+    agent: ureq::Agent,
+    url: String,
+    timeout: Duration,
+    results: usize,
+}
+
+impl SearXng {
+    pub fn new(url: &str, config: &SearchConfig, workers: usize) -> Self {
+        Self {
+            agent: client::agent(workers, 1),
+            url: url.to_owned(),
+            timeout: config.timeout,
+            results: config.results,
+        }
+    }
+
+    fn ask(&self, query: &str) -> Result<Vec<Passage>, SearchError> {
+        let address = format!("{}/search?q={}&format=json", self.url, percent_encoded(query));
+        let call = || -> Result<(u16, Vec<u8>), CallError> {
+            let request = self.agent.get(address).config().timeout_global(Some(self.timeout)).build();
+            let mut response = request.call()?;
+            let status = response.status().as_u16();
+            Ok((status, response.body_mut().with_config().limit(MAX_ANSWER).read_to_vec()?))
+        };
+        let (status, answer) = call().map_err(|error| {
+            SearchError::new(match error {
+                CallError::Unreachable(cause) => format!("no connection: {cause}. Is it running?"),
+                CallError::TimedOut => "no complete answer in time".into(),
+                CallError::TooLarge => "its answer is larger than 1 MiB".into(),
+                CallError::Broken(cause) => format!("the call broke off: {cause}"),
+            })
+        })?;
+        match status {
+            200 => read_answer(&answer, self.results),
+            403 => Err(SearchError::new(
+                "it answered with HTTP status 403. Enable JSON in its settings: search.formats: [html, json]",
+            )),
+            429 => Err(SearchError::new(
+                "it answered with HTTP status 429: its limiter takes this service for a robot. Let it through, or \
+                 set server.limiter: false",
+            )),
+            _ => Err(SearchError::new(format!("it answered with HTTP status {status}"))),
+        }
+    }
+}
+
+impl Search for SearXng {
+    fn find(&self, words: &str) -> Result<Vec<Passage>, SearchError> {
+        let query = query(words);
+        if query.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.ask(&query).map_err(|error| SearchError::new(format!("{}: {error}", self.url)))
+    }
+}
+
+/// The words as a query that is nothing but words: what SearXNG would take for a command, such as `!!` or
+/// `:de` at the beginning of a word, loses its mark.
+fn query(words: &str) -> String {
+    let plain: Vec<String> = text::one_line(words)
+        .split(' ')
+        .map(|word| word.trim_start_matches(['!', '?', ':', '<']).to_owned())
+        .filter(|word| !word.is_empty())
+        .collect();
+    text::cut(&plain.join(" "), MAX_QUERY).to_owned()
+}
+
+fn percent_encoded(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len() * 3);
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => encoded.push(byte.into()),
+            _ => encoded.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    encoded
+}
+
+/// What is read of an answer.
+#[derive(Deserialize)]
+struct Answer {
+    results: Vec<Value>,
+    #[serde(default)]
+    unresponsive_engines: Vec<Value>,
+}
+
+fn read_answer(bytes: &[u8], most: usize) -> Result<Vec<Passage>, SearchError> {
+    // What is broken in one result is not to take the others with it.
+    let answer: Answer = serde_json::from_str(&String::from_utf8_lossy(bytes)).map_err(|_| {
+        SearchError::new(
+            "its answer is not the JSON of one. Is this the address of a SearXNG instance, and is JSON in its \
+             search.formats?",
+        )
+    })?;
+    if answer.results.is_empty() && !answer.unresponsive_engines.is_empty() {
+        let count = answer.unresponsive_engines.len();
+        return Err(SearchError::new(format!(
+            "it found nothing, and {count} of its engines did not respond; its own log should tell why"
+        )));
+    }
+    Ok(answer.results.iter().filter_map(read_result).take(most).collect())
+}
+
+/// A result with a text; others say nothing that an answer could rest on.
+fn read_result(result: &Value) -> Option<Passage> {
+    let plain =
+        |member: &str| html::plain(text::cut(result[member].as_str().unwrap_or_default(), MAX_RESULT));
+    let text = plain("content");
+    (!text.trim().is_empty()).then(|| Passage { title: plain("title"), source: plain("url"), text })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_is_nothing_but_words() {
+        for (words, plain) in [
+            ("How high is the lighthouse?", "How high is the lighthouse?"),
+            ("!!g secret", "g secret"),
+            ("!images :de <3 a", "images de 3 a"),
+            ("a !wp b", "a wp b"),
+            (" !:!<? x\n\ty\u{0}z ", "x y z"),
+            ("!!! ???", ""),
+            ("", ""),
+            ("a != b: c<d", "a = b: c<d"),
+        ] {
+            assert_eq!(query(words), plain, "{words}");
+        }
+        assert_eq!(query(&"é".repeat(10_000)).chars().count(), MAX_QUERY);
+        assert_eq!(query(&"word ".repeat(10_000)).len(), MAX_QUERY - 2, "up to the end of a word");
+    }
+
+    #[test]
+    fn a_query_in_an_address() {
+        assert_eq!(percent_encoded("a b&c=d/é?#%+"), "a%20b%26c%3Dd%2F%C3%A9%3F%23%25%2B");
+    }
+
+    #[test]
+    fn answers_of_an_instance() {
+        let passage = |title: &str, source: &str, text: &str| Passage {
+            title: title.into(),
+            source: source.into(),
+            text: text.into(),
+        };
+        for (answer, found) in [
+            (r#"{"results": []}"#, vec![]),
+            (r#"{"results": [], "unresponsive_engines": []}"#, vec![]),
+            (
+                r#"{"results": [{"title": "<b>A</b>", "url": "http://a/", "content": "x &amp; <i>y</i>"}],
+                    "unresponsive_engines": [["b", "timeout"]]}"#,
+                vec![passage("A", "http://a/", "x & y")],
+            ),
+            (
+                r#"{"results": [{"title": "no text"}, 7, {"content": ""}, {"content": null},
+                    {"content": "one"}, {"content": "two"}, {"content": "three"}]}"#,
+                vec![passage("", "", "one"), passage("", "", "two")],
+            ),
+        ] {
+            assert_eq!(read_answer(answer.as_bytes(), 2), Ok(found), "{answer}");
+        }
+        let broken = b"{\"results\": [{\"content\": \"br\xf6ken\"}, {\"content\": \"good\"}]}";
+        let texts = vec![passage("", "", "br\u{fffd}ken"), passage("", "", "good")];
+        assert_eq!(read_answer(broken, 2), Ok(texts));
+        for answer in [
+            "",
+            "<!DOCTYPE html>",
+            "{}",
+            "[]",
+            r#"{"results": null}"#,
+            r#"{"results": {}}"#,
+            r#"{"results": [], "unresponsive_engines": [["a", "timeout"]]}"#,
+        ] {
+            assert!(read_answer(answer.as_bytes(), 2).is_err(), "{answer}");
+        }
+    }
+}

@@ -1,0 +1,188 @@
+"""The service in front of a real Search server: Debian's searx, with an offline engine over facts of our own.
+
+    python3 tests/outside/search.py
+
+What it finds reaches the model; what stops it, the server or its engine, is 503 search_unavailable; and once it is
+back, it is served again, with no restart.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import sqlite3
+import subprocess
+import tempfile
+import time
+
+from service import START_SECONDS, Runtime, Service, ensure, free_port
+
+FACTS = {
+    "The Velna lighthouse": "The Velna lighthouse is <b>47</b> metres high &amp; made of grey stone.",
+    "The ferry to Orsk": "The ferry to Orsk is called the Mirabel. It's painted green.",
+    "Lake Ombra": "Lake Ombra is 212 metres deep.",
+}
+
+# The words are quoted for FTS5, where ' and ? and many others are syntax.
+SETTINGS = """
+general: {{debug: false, instance_name: facts}}
+search: {{safe_search: 0, autocomplete: "", default_lang: "", ban_time_on_fail: 0, max_ban_time_on_fail: 0, formats: [html, json]}}
+server: {{bind_address: 127.0.0.1, port: {port}, secret_key: of-the-tests, base_url: false, image_proxy: false, method: GET,
+         http_protocol_version: "1.0", default_http_headers: {{}}}}
+ui: {{static_path: /usr/share/python3-searx/static, templates_path: /usr/share/python3-searx/templates,
+     default_theme: oscar, default_locale: "", theme_args: {{oscar_style: logicodev}}}}
+outgoing: {{request_timeout: 2.0, pool_connections: 1, pool_maxsize: 1}}
+locales: {{en: English}}
+doi_resolvers: {{none: "http://127.0.0.1/"}}
+default_doi_resolver: none
+engines:
+  - name: facts
+    engine: sqlite
+    shortcut: f
+    database: {database}
+    result_template: default.html
+    query_str: >-
+      SELECT title, content, 'http://facts.test/' || rowid AS url FROM facts
+      WHERE facts MATCH '"' || replace(replace(:query, '"', ' '), ' ', '" OR "') || '"' ORDER BY rank
+"""
+
+
+class Searx:
+    def __init__(self, folder):
+        self.port = free_port()
+        self.log = folder / "searx.log"
+        self.database = folder / "facts.db"
+        self.settings = folder / "settings.yml"
+        self.settings.write_text(SETTINGS.format(port=self.port, database=self.database))
+        with contextlib.closing(sqlite3.connect(self.database)) as database:
+            database.execute("CREATE VIRTUAL TABLE facts USING fts5 (title, content)")
+            database.executemany("INSERT INTO facts VALUES (?, ?)", FACTS.items())
+            database.commit()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process = None
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def start(self):
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                ["searx-run"], env=os.environ | {"SEARX_SETTINGS_PATH": str(self.settings)}, stdout=log, stderr=log
+            )
+        # It loads all of its engines' descriptions first.
+        end = time.monotonic() + 6 * START_SECONDS
+        while time.monotonic() < end:
+            told = self.log.read_text(errors="replace")
+            ensure(self.process.poll() is None, f"searx ended at its start:\n{told}")
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+            with contextlib.closing(connection), contextlib.suppress(OSError):
+                connection.request("GET", "/search?q=Ombra&format=json")
+                response = connection.getresponse()
+                found = response.read().decode()
+                ensure(response.status == 200 and "212" in found, f"searx does not find: {response.status} {found}")
+                return
+            time.sleep(0.05)
+        raise SystemExit(f"searx did not answer in time:\n{told}")
+
+    def stop(self):
+        self.process.kill()
+        self.process.wait()
+
+
+class Model(Runtime):
+    """A runtime that keeps what it was asked, and tells figures each time."""
+
+    def __init__(self):
+        super().__init__()
+        self.prompts = []
+
+    def answer(self, chat):
+        self.prompts.append([message["content"] for message in chat["messages"]])
+        self.completions = 0
+        return 200, self.completion("Noted.")
+
+
+def ask(service, question):
+    connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=30)
+    with contextlib.closing(connection):
+        body = {"model": "adriaticum", "messages": [{"role": "user", "content": question}]}
+        headers = {"Authorization": service.authorization, "Content-Type": "application/json"}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read()), response.headers
+
+
+def row(service):
+    with contextlib.closing(sqlite3.connect(f"file:{service.database}?mode=ro", uri=True)) as database:
+        columns = "status, error_code, grounded, search_reason, search_results"
+        return database.execute(f"SELECT {columns} FROM usage ORDER BY seq DESC LIMIT 1").fetchone()
+
+
+def expect_answer(service, model, question, *words):
+    before = len(model.prompts)
+    status, answer, headers = ask(service, question)
+    ensure(status == 200, f"{question!r}: {status} {answer}")
+    ensure(len(model.prompts) == before + 1, f"{question!r}: the model was asked {len(model.prompts) - before} times")
+    ensure("search;dur=" in headers["server-timing"], f"no time of Search: {headers['server-timing']}")
+    prompt = model.prompts[-1]
+    ensure(prompt[-1] == question, f"the question was changed: {prompt}")
+    for word in words:
+        ensure(word in prompt[0], f"{question!r}: {word!r} is not in {prompt[0]!r}")
+
+
+def expect_unavailable(service, model, when):
+    before = len(model.prompts)
+    status, answer, headers = ask(service, "How deep is Lake Ombra?")
+    code = answer.get("error", {}).get("code")
+    ensure((status, code) == (503, "search_unavailable"), f"{when}: {status} {answer}")
+    ensure(headers["retry-after"] and headers["x-should-retry"] == "false", f"{when}: {headers}")
+    ensure(len(model.prompts) == before, f"{when}: the model was asked all the same")
+    ensure(row(service) == (503, "search_unavailable", 0, "always", None), f"{when}: the row is {row(service)}")
+
+
+def main():
+    with tempfile.TemporaryDirectory(prefix="adriaticum-search-") as name:
+        folder = pathlib.Path(name)
+        with Searx(folder) as searx, Model() as model:
+            settings = {"search_url": searx.url, "search_grounding": "always", "search_timeout": 20}
+            with Service(folder, model, **settings) as service:
+                check(service, model, searx)
+                service.ensure_it_ends_well()
+    print("searx: found, not found, engine broken, stopped, and back: as it should be")
+
+
+def check(service, model, searx):
+    tried = service.run("check")
+    ensure("ok    search" in tried.stdout, f"check says: {tried.stdout}")
+
+    fact = "> The Velna lighthouse is 47 metres high & made of grey stone."
+    expect_answer(service, model, "How high is the Velna lighthouse?", "[1] The Velna lighthouse (http://facts.test/1)", fact)
+    ensure(row(service)[:4] == (200, None, 1, "always"), f"the row is {row(service)}")
+    expect_answer(service, model, "What's the \"ferry\" to Orsk (called)? 'x' * -- ; AND", "Mirabel. It's painted green.")
+    # With its marks, the first would send the query to the open internet, and the others would be commands.
+    expect_answer(service, model, "!!g Mirabel", "Mirabel")
+    expect_answer(service, model, ":de !f <9 Ombra", "212")
+    expect_answer(service, model, "Xyzzy?", "found nothing")
+    ensure(row(service) == (200, None, 0, "always", 0), f"the row is {row(service)}")
+
+    away = searx.database.with_suffix(".away")
+    searx.database.rename(away)
+    expect_unavailable(service, model, "the engine is broken")
+    away.rename(searx.database)
+    expect_answer(service, model, "How deep is Lake Ombra?", "212")
+
+    searx.stop()
+    expect_unavailable(service, model, "searx is stopped")
+    tried = service.run("check")
+    ensure(tried.returncode == 1 and "FAIL  search" in tried.stdout, f"check says: {tried.stdout}")
+    searx.start()
+    expect_answer(service, model, "How deep is Lake Ombra?", "212")
+
+
+if __name__ == "__main__":
+    main()
