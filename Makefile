@@ -5,8 +5,8 @@ CONFORMANCE ?= ../shared/acceptance/conformance.py
 FUZZ_SECONDS ?= 120
 
 .DEFAULT_GOAL := help
-.PHONY: help build run python test lint unit outside tls clients model test-crash test-install bench bench-years sizes \
-	install uninstall deb sbom static fuzz clean
+.PHONY: help build run python test lint unit outside tls clients console model test-crash test-install bench bench-years \
+	bench-console sizes install uninstall deb sbom static fuzz clean
 
 # Two builds of the same sources give the same bytes, wherever they are made: the folders' names stay out of them, and
 # what is packed bears the time of the last commit, or where there is none, of the release.
@@ -34,7 +34,7 @@ python:
 		echo "Python 3.10 or newer is needed, and $(PYTHON) is not. Install the package python3, or name another:" \
 			"PYTHON=/path/to/python3 make run" >&2; exit 1; }
 
-test: lint unit outside tls clients model ## Run every check
+test: lint unit outside tls clients console model ## Run every check
 
 lint: ## Check the format, the lints and the documentation
 	cargo fmt --check
@@ -44,12 +44,14 @@ lint: ## Check the format, the lints and the documentation
 unit: ## Run the unit and integration tests
 	cargo test --locked
 
-outside: build .venv/ready ## Hold the release binary to the contract, the OpenAPI document, slow clients and crashes
+outside: build .venv/ready ## Hold the release binary to the contract, the OpenAPI document, Prometheus, slow clients, crashes
 	@test -x $(CONFORMANCE) || { echo "$(CONFORMANCE) is not there. CONFORMANCE=... names another place."; exit 1; }
 	$(CONFORMANCE) -search
 	.venv/bin/python tests/outside/openapi.py
 	@tests/outside/need 'command -v slowhttptest' slowhttptest
 	$(PYTHON) tests/outside/slow_clients.py
+	@tests/outside/need 'command -v prometheus && command -v promtool' prometheus
+	$(PYTHON) tests/outside/metrics.py
 	$(PYTHON) tests/outside/full_disk.py
 	$(PYTHON) tests/outside/crash.py
 	$(PYTHON) tests/outside/power_cut.py
@@ -64,6 +66,12 @@ clients: build .venv-clients/ready ## Run six client libraries against the relea
 	@tests/outside/need 'command -v npm' npm
 	npm ci --prefix tests/clients --silent --no-audit --no-fund
 	.venv-clients/bin/python tests/clients/run.py
+
+console: build ## Drive the console in a real browser, and look for what shuts people out of it
+	@tests/outside/need 'command -v npm' npm
+	@tests/outside/need 'command -v chromium' chromium
+	npm ci --prefix tests/browser --silent --no-audit --no-fund
+	$(PYTHON) tests/browser/run.py
 
 model: build ## Run the release binary in front of the real model, as make run does
 	@tests/outside/need '$(PYTHON) -c "import ensurepip"' python3-venv
@@ -89,6 +97,11 @@ bench-years: build ## Print what a ledger of ten million rows costs
 	@tests/outside/need 'command -v wrk' wrk
 	@tests/outside/need 'command -v nginx' nginx-light
 	$(PYTHON) bench/years.py
+
+bench-console: build ## Print what the console costs the API, and its pages' times with ten million rows
+	@tests/outside/need 'command -v wrk' wrk
+	@tests/outside/need 'command -v nginx' nginx-light
+	$(PYTHON) bench/console.py
 
 install: build ## Install below PREFIX (/usr/local) and SYSCONFDIR (/etc), or into DESTDIR for a package
 	install -D -m 755 target/release/adriaticum $(DESTDIR)$(PREFIX)/bin/adriaticum
@@ -156,7 +169,7 @@ fuzz: ## Fuzz the request reader and the validator, FUZZ_SECONDS each
 	done
 
 clean: ## Remove what was built; var/, with the keys and the ledger of make run, stays
-	rm -rf target fuzz/target .venv .venv-clients tests/clients/node_modules
+	rm -rf target fuzz/target .venv .venv-clients tests/clients/node_modules tests/browser/node_modules
 
 .venv/ready: tests/outside/requirements.txt
 .venv-clients/ready: tests/clients/requirements.txt

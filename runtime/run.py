@@ -16,10 +16,12 @@ import json
 import os
 import pathlib
 import re
+import secrets
 import select
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -35,6 +37,7 @@ CONFIG = VAR / "adriaticum.toml"
 DATABASE = VAR / "adriaticum.db"
 KEY = VAR / "key"
 KEY_ID = VAR / "key.id"
+PASSWORD = VAR / "console.password"
 SERVICE_LOG = VAR / "log"
 
 RUNTIME = VAR / "runtime"
@@ -63,6 +66,7 @@ Adriaticum is ready.
 
 Base address: {base}
 Key:          {key}
+Console:      {console}
 
 From the shell:
 
@@ -106,6 +110,7 @@ def run():
     with alone(), contextlib.ExitStack() as children:
         settings = settings_of_the_service(port)
         key = key_of_the_service(settings)
+        told = password_of_the_console(settings)
         if url := settings.get("ADRIATICUM_RUNTIME_URL"):
             warn_if_out_of_reach(url)
             runtime = f"The runtime is {url}. RUNTIME_MODEL=... tells it which model to use, if it has several."
@@ -117,7 +122,9 @@ def run():
         service = children.enter_context(started_service(settings, port))
         base = f"http://localhost:{port}/v1"
         with contextlib.suppress(KeyboardInterrupt):
-            print(READY.format(base=base, key=key, runtime=runtime, var=VAR, log=SERVICE_LOG))
+            host = settings.get("ADRIATICUM_CONSOLE_HOST", "console.localhost")
+            console = f"http://{host}:{port}/, {told}"
+            print(READY.format(base=base, key=key, console=console, runtime=runtime, var=VAR, log=SERVICE_LOG))
             fail_when_one_ends(service)
         print("\nStopping. What is under way is finished first; Ctrl-C again ends it at once.")
     print("Stopped.")
@@ -183,8 +190,24 @@ def key_of_the_service(settings):
     return created.stdout.strip()
 
 
+def password_of_the_console(settings):
+    """Makes a password where none is set, and tells where it is."""
+    with contextlib.closing(sqlite3.connect(f"file:{DATABASE}?mode=ro", uri=True)) as database:
+        if database.execute("SELECT count(*) FROM console_password").fetchone()[0]:
+            return f"its first password is in {PASSWORD}"
+    password = "-".join(secrets.token_hex(3) for _ in range(4))
+    PASSWORD.touch(mode=0o600)
+    PASSWORD.write_text(password + "\n")
+    command(settings, "console", "password", input=password + "\n")
+    return f"with the password {password} (shown this once, and kept in {PASSWORD})"
+
+
 def keys(settings, *arguments):
-    done = subprocess.run([BINARY, "keys", *arguments], env=settings, capture_output=True, text=True)
+    return command(settings, "keys", *arguments)
+
+
+def command(settings, *arguments, **options):
+    done = subprocess.run([BINARY, *arguments], env=settings, capture_output=True, text=True, **options)
     if done.returncode != 0:
         raise SystemExit(done.stderr.strip())
     return done

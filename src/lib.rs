@@ -5,9 +5,10 @@
 //! - [`cli`] reads the command line, [`config`] the settings.
 //! - [`listener`] reads requests off the sockets on one thread and gives the complete ones to a fixed pool;
 //!   [`http`] knows the bytes.
+//! - [`hosts`] tells the API's requests from the console's; [`console`] answers those for the operator.
 //! - [`pipeline`] takes a request through the steps of [`api`], in the order in which their errors win.
 //! - [`runtime`] asks the inference runtime, [`store`] keeps the keys and the ledger; [`retention`] removes what
-//!   is old in it.
+//!   is old in it, [`folding`] adds up what is new for the console.
 //! - [`metrics`] counts what came of it.
 //! - [`supervisor`] stands beside all of them, for the service manager and its signals.
 //!
@@ -37,6 +38,8 @@ pub mod console;
 
 pub mod runtime;
 
+pub mod checks;
+pub mod folding;
 pub mod retention;
 pub mod store;
 
@@ -46,3 +49,5 @@ pub mod supervisor;
 
 pub mod error;
 pub mod id;
+pub mod text;
+pub mod when;

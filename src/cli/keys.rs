@@ -1,10 +1,10 @@
 //! `keys`: who may use the API.
 
-use super::when::{self, When};
 use super::{Args, CliError, Opt, open_store, print, print_json, table};
 use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
 use crate::id::secret_hex;
-use crate::store::{Digest, Key, KeyName, Permission};
+use crate::store::{Key, KeyName, Permission};
+use crate::when::{self, When};
 
 const HELP: &str = "\
 Makes, lists, renames and revokes API keys. A change holds from the next request on.
@@ -66,7 +66,7 @@ fn create(mut args: Args) -> Result<(), CliError> {
     }
     let store = open_store(&args.config()?)?;
     let secret = SECRET_PREFIX.to_owned() + &secret_hex::<{ SECRET_DIGITS / 2 }>();
-    let id = store.add_key(Digest::of(&secret), &name, &permissions, now, expires)?;
+    let id = store.add_key(&secret, &name, &permissions, now, expires)?;
     print(&(secret + "\n"))?;
     eprintln!("The key's id is {id}. The secret above is not kept: store it now.");
     Ok(())

@@ -2,11 +2,11 @@
 
 mod backup;
 mod check;
+mod console;
 mod keys;
 mod serve;
 mod table;
 mod usage;
-mod when;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -16,8 +16,9 @@ use std::{env, fmt};
 
 use lexopt::{Arg, Parser, ValueExt};
 
+use crate::checks;
 use crate::config::{Config, ConfigError, TlsFiles};
-use crate::listener::{Certificate, TlsError};
+use crate::listener::Certificate;
 use crate::logging;
 use crate::store::{Store, StoreError};
 
@@ -35,6 +36,7 @@ Commands:
   usage                 Tell what the ledger holds
   usage show ID         Tell one request's story
   usage verify          Look for rows that were altered, removed or put in
+  console password      Set the password of the console
   backup FILE           Make a consistent copy of the database while it is used
   check                 Try every part that a completion needs
 
@@ -82,6 +84,7 @@ fn run() -> Result<(), CliError> {
             "usage" => usage::run(args),
             "backup" => backup::run(args),
             "check" => check::run(args),
+            "console" => console::run(args),
             _ => Err(CliError::Usage(format!("there is no command {command:?}."))),
         },
         None if args.done => Ok(()),
@@ -198,16 +201,7 @@ fn open_store(config: &Config) -> Result<Store, CliError> {
 }
 
 fn read_certificate(files: &TlsFiles) -> Result<Certificate, CliError> {
-    Certificate::read(&files.cert, &files.key).map_err(|error| {
-        let (setting, path, cause) = match error {
-            TlsError::Certificate(cause) => ("tls.cert", &files.cert, cause),
-            TlsError::Key(cause) => ("tls.key", &files.key, cause),
-        };
-        CliError::Config(format!(
-            "{setting} names {}, which can't be used: {cause}. It takes a file in PEM.",
-            path.display()
-        ))
-    })
+    checks::read_certificate(files).map_err(CliError::Config)
 }
 
 /// Prints to standard output. Whoever stops reading it, as `head` does, has what they wanted.

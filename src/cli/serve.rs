@@ -13,6 +13,7 @@ use signal_hook::{flag, low_level::pipe};
 use super::{Args, CliError, open_store, read_certificate};
 use crate::config::{Config, TlsFiles};
 use crate::console::{Console, Machines};
+use crate::folding::Folding;
 use crate::hosts::Hosts;
 use crate::listener::{Acceptor, Address, Limits, Listener, Snapshot, Socket};
 use crate::logging;
@@ -46,7 +47,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     if args.words(HELP, [], &mut [])?.is_none() {
         return Ok(());
     }
-    let config = args.config()?;
+    let config = Arc::new(args.config()?);
     logging::start(config.log_level);
     for name in &config.unknown_variables {
         log::warn!("{name} in the environment is no setting that this version knows");
@@ -85,6 +86,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     }
     listener.trust(config.trusted_proxies.clone());
     let retention = config.retention_days.map(|days| Retention::start(Arc::clone(&store), days));
+    let folding = Folding::start(Arc::clone(&store));
     let metrics = Arc::new(Metrics::default());
     let supervisor = Supervisor::start(Watched {
         notify,
@@ -104,9 +106,10 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     .map_err(|error| failed("the supervisor", &error))?;
     let machines =
         Machines::new(Arc::clone(&store), Arc::clone(&metrics), listener.load(), runtimes.is_some());
-    let console = config.console_host.map(|host| (host, Console { machines }));
+    let console = |host| (host, Console::new(Arc::clone(&config), Arc::clone(&store), machines));
+    let console = config.console_host.clone().map(console);
     let api = Pipeline {
-        api_hosts: config.api_hosts,
+        api_hosts: config.api_hosts.clone(),
         compatibility: config.compatibility,
         store,
         runtimes,
@@ -115,8 +118,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     stop_on_signals(&listener).map_err(|error| failed("the signals", &error))?;
     supervisor.ready();
     listener.run(Arc::new(Hosts { console, api })).map_err(|error| failed("the listener", &error))?;
-    drop(retention);
-    drop(supervisor);
+    drop((retention, folding, supervisor));
     log::info!("stopped");
     Ok(())
 }

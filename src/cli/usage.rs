@@ -4,9 +4,10 @@ use std::io::{self, Write};
 
 use serde_json::Value;
 
-use super::when::{self, When};
 use super::{Args, CliError, Opt, open_store, print, print_json, table};
 use crate::store::{Grouping, Range, Store, Sums, UsageRow};
+use crate::text::{csv_line, grouped};
+use crate::when::{self, When};
 
 const HELP: &str = "\
 Tells how many requests there were and how many tokens the runtime measured for them.
@@ -166,19 +167,6 @@ fn summary(sums: &Sums) -> String {
     )
 }
 
-/// A number with a comma between thousands.
-fn grouped(number: i64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 /// A form in which groups are printed as they come, and what they add up to at the end.
 trait Printer {
     fn start(&mut self, out: &mut dyn Write, by: Option<Grouping>) -> io::Result<()>;
@@ -285,32 +273,9 @@ fn figures(sums: &Sums) -> Vec<String> {
     .to_vec()
 }
 
-/// A line as RFC 4180 has it. A cell that a spreadsheet would take for a formula is told not to be one.
-fn csv_line(cells: &[String]) -> String {
-    let quoted: Vec<String> = cells
-        .iter()
-        .map(|cell| {
-            let formula = cell.starts_with(['=', '+', '-', '@']);
-            let cell = if formula { format!("'{cell}") } else { cell.clone() };
-            if cell.contains(['"', ',', '\n', '\r']) {
-                format!("\"{}\"", cell.replace('"', "\"\""))
-            } else {
-                cell
-            }
-        })
-        .collect();
-    quoted.join(",") + "\r\n"
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn comma_separated_values() {
-        let cells = ["plain", "a,b", "say \"x\"", "=1+1", ""].map(String::from);
-        assert_eq!(csv_line(&cells), "plain,\"a,b\",\"say \"\"x\"\"\",'=1+1,\r\n");
-    }
 
     #[test]
     fn what_was_not_measured_is_no_zero() {
@@ -328,6 +293,5 @@ mod tests {
         );
         let sums = Sums { requests: 3, unmeasured: 3, ..Sums::default() };
         assert_eq!(summary(&sums), "3 requests, 0 errors, no tokens measured, 3 requests unmeasured\n");
-        assert_eq!(grouped(1_234_567), "1,234,567");
     }
 }

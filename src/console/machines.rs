@@ -7,7 +7,7 @@ use crate::api::{key, reply};
 use crate::error::{ApiError, Failure};
 use crate::http::{Head, Request, Response};
 use crate::id::RequestId;
-use crate::listener::Load;
+use crate::listener::{Load, Snapshot};
 use crate::metrics::Metrics;
 use crate::store::{Permission, Store};
 
@@ -33,6 +33,11 @@ impl Machines {
         Self { store, metrics, load, has_runtime, ledger: Trial::default() }
     }
 
+    /// How busy the service is.
+    pub fn load(&self) -> Snapshot {
+        self.load.snapshot()
+    }
+
     /// The answer, where the request is for one of these; else None.
     pub fn answer(&self, request: &Request) -> Option<Response> {
         let head = &request.head;
@@ -53,7 +58,7 @@ impl Machines {
         let id = RequestId::new();
         match self.admit(head, id.created()) {
             Ok(()) => {
-                let text = self.metrics.render(&self.load.snapshot());
+                let text = self.metrics.render(&self.load());
                 Response::new(200, METRICS_TEXT, text.into_bytes())
             }
             Err(failure) => {

@@ -1,28 +1,155 @@
-//! The console: API keys and usage for the operator, on a host of its own.
+//! The console: API keys and usage for the operator, rendered here, on a host of its own.
+//!
+//! A request's way: the files that every page needs and what programs ask for, then whether a password is set, where
+//! the request comes from, who is signed in, the form's token, and at last the page.
 
+mod assets;
+mod chart;
+mod export;
+mod figures;
+mod form;
+mod keys;
 mod machines;
+mod page;
+pub mod password;
+mod request;
+mod sign_in;
+mod slowing;
+mod status;
+mod usage;
+mod view;
+mod visit;
 
-use std::time::Instant;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-pub use self::machines::Machines;
+use crate::config::Config;
 use crate::http::{Request, Response};
+use crate::store::{Store, StoreError};
+
+use self::assets::Assets;
+use self::export::Exports;
+use self::keys::Made;
+pub use self::machines::Machines;
+use self::sign_in::SignIn;
+use self::status::Checks;
+use self::visit::Visit;
 
 pub struct Console {
-    pub machines: Machines,
+    config: Arc<Config>,
+    store: Arc<Store>,
+    started: Instant,
+    assets: Assets,
+    sign_in: SignIn,
+    made: Made,
+    checks: Arc<Checks>,
+    exports: Exports,
+    machines: Machines,
+}
+
+/// Why there is no page: each has one of its own.
+#[derive(Debug)]
+enum Stop {
+    NotFound,
+    /// A method that the address does not take.
+    Method,
+    TooLarge,
+    /// A form from elsewhere, or one whose session is over.
+    Stale,
+    Foreign,
+    Store(StoreError),
+    Wait(Duration),
+}
+
+impl From<StoreError> for Stop {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
 }
 
 impl Console {
+    pub fn new(config: Arc<Config>, store: Arc<Store>, machines: Machines) -> Self {
+        Self {
+            config,
+            store,
+            started: Instant::now(),
+            assets: Assets::new(),
+            sign_in: SignIn::new(),
+            made: Made::default(),
+            checks: Arc::default(),
+            exports: Exports::default(),
+            machines,
+        }
+    }
+
     /// Answers a request for the console's host.
     pub fn answer(&self, request: &Request, _: Instant) -> Response {
-        if let Some(response) = self.machines.answer(request) {
-            return response;
-        }
-        Response::new(404, "text/plain; charset=utf-8", b"There is nothing here.\n".to_vec())
+        let answer = panic::catch_unwind(AssertUnwindSafe(|| self.serve(request)));
+        let response = answer.unwrap_or_else(|_| page::broken(&self.assets));
+        log::debug!("console {} status={}", request.head.method(), response.status);
+        response
     }
 
     /// Answers a request for which there is no room.
     pub fn refuse(&self) -> Response {
-        Response::new(503, "text/plain; charset=utf-8", b"The console is busy. Try again shortly.\n".to_vec())
-            .with("retry-after", "1")
+        page::busy(&self.assets)
+    }
+
+    fn serve(&self, request: &Request) -> Response {
+        if let Some(file) = self.assets.find(&request.head) {
+            return file;
+        }
+        if let Some(answer) = self.machines.answer(request) {
+            return answer;
+        }
+        self.page(request).unwrap_or_else(|stop| page::stopped(&self.assets, &stop))
+    }
+
+    fn page(&self, request: &Request) -> Result<Response, Stop> {
+        let visit = Visit::read(request)?;
+        let Some(password) = self.store.console_password()? else {
+            return Ok(page::no_password(&self.assets));
+        };
+        visit.check_origin()?;
+        let session = visit.session(&self.store)?;
+        let (method, path) = (visit.method, visit.path);
+        match (method, path, session) {
+            ("GET", "/sign-in", None) => Ok(self.sign_in.form(self, &visit, None)),
+            ("POST", "/sign-in", _) => self.sign_in.submit(self, &visit, &password),
+            ("GET", "/sign-in", Some(_)) => Ok(page::redirect("/")),
+            (_, _, None) => Ok(sign_in::ask(self, &visit)),
+            (_, _, Some(session)) => {
+                if method == "POST" {
+                    session.check_form(&visit)?;
+                }
+                self.signed_in(&visit, &session)
+            }
+        }
+    }
+
+    fn signed_in(&self, visit: &Visit, session: &visit::Session) -> Result<Response, Stop> {
+        let parts: Vec<&str> = visit.path.trim_start_matches('/').split('/').collect();
+        match (visit.method, parts.as_slice()) {
+            ("GET", [""]) => Ok(page::redirect("/keys")),
+            ("POST", ["sign-out"]) => self.sign_in.sign_out(self, visit, session),
+            ("GET", ["keys"]) => keys::list(self, visit, session),
+            ("POST", ["keys"]) => keys::create(self, visit, session),
+            ("GET", ["keys", "new"]) => keys::new(self, session),
+            ("POST", ["keys", id, "rename"]) => keys::rename(self, visit, session, id),
+            ("GET", ["keys", id, "revoke"]) => keys::confirm_revoke(self, session, id),
+            ("POST", ["keys", id, "revoke"]) => keys::revoke(self, visit, id),
+            ("GET", ["usage"]) => usage::page(self, visit, session),
+            ("GET", ["usage", "find"]) => request::find(self, visit, session),
+            ("GET", ["usage", "export.csv"]) => export::csv(self, visit),
+            ("GET", ["usage", "export.json"]) => export::json(self, visit),
+            ("GET", ["usage", id]) => request::page(self, session, id),
+            ("GET", ["status"]) => status::page(self, session),
+            ("POST", ["status"]) => status::check_again(self),
+            (_, ["keys" | "usage" | "status" | "sign-out", ..] | [""]) if visit.method == "POST" => {
+                Err(Stop::Method)
+            }
+            _ => Err(Stop::NotFound),
+        }
     }
 }

@@ -19,6 +19,9 @@ pub struct Key {
     pub expires: Option<i64>,
     pub last_used: Option<i64>,
     pub revoked: Option<i64>,
+    /// How the secret begins and ends; unknown of a key that an earlier version made.
+    #[serde(skip)]
+    pub hint: Option<String>,
 }
 
 /// What a key may do.
@@ -72,12 +75,16 @@ fn is_unprintable(c: char) -> bool {
 /// The SHA-256 of a secret: all that is needed to know it again. A secret has 192 random bits, so there is
 /// nothing to guess and no need for a slow hash.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Digest([u8; 32]);
+pub struct Digest(pub(super) [u8; 32]);
 
 impl Digest {
     pub fn of(secret: &str) -> Self {
         use sha2::Digest as _;
         Self(Sha256::digest(secret.as_bytes()).into())
+    }
+
+    pub fn bytes(&self) -> [u8; 32] {
+        self.0
     }
 }
 
@@ -87,13 +94,13 @@ impl fmt::Debug for Digest {
     }
 }
 
-const COLUMNS: &str = "id, name, permissions, created, expires, last_used, revoked";
+const COLUMNS: &str = "id, name, permissions, created, expires, last_used, revoked, hint";
 
 impl Store {
     /// Keeps a new key, and gives it its id.
     pub fn add_key(
         &self,
-        digest: Digest,
+        secret: &str,
         name: &KeyName,
         permissions: &[Permission],
         created: i64,
@@ -102,13 +109,14 @@ impl Store {
         let id = format!("key_{}", secret_hex::<8>());
         let words: Vec<&str> = permissions.iter().map(|permission| permission.as_str()).collect();
         let (permissions, name) = (words.join(","), name.0.clone());
+        let (digest, hint) = (Digest::of(secret), hint(secret));
         self.write_synced(move |connection| {
             connection.execute(
-                "INSERT INTO keys (id, digest, name, permissions, created, expires)
-                 VALUES (:id, :digest, :name, :permissions, :created, :expires)",
+                "INSERT INTO keys (id, digest, name, permissions, created, expires, hint)
+                 VALUES (:id, :digest, :name, :permissions, :created, :expires, :hint)",
                 named_params! {
                     ":id": id, ":digest": digest.0, ":name": name, ":permissions": permissions,
-                    ":created": created, ":expires": expires,
+                    ":created": created, ":expires": expires, ":hint": hint,
                 },
             )?;
             Ok(id.clone())
@@ -166,6 +174,13 @@ impl Store {
     }
 }
 
+/// Enough of a secret to tell it from others, and far too little to use it: eight of its digits.
+fn hint(secret: &str) -> Option<String> {
+    let (prefix, digits) = secret.split_once('_')?;
+    let (begin, end) = (digits.get(..4)?, digits.get(digits.len().checked_sub(4)?..)?);
+    (digits.len() >= 32).then(|| format!("{prefix}_{begin}…{end}"))
+}
+
 fn read_key(row: &Row) -> rusqlite::Result<Key> {
     let permissions: String = row.get("permissions")?;
     Ok(Key {
@@ -176,6 +191,7 @@ fn read_key(row: &Row) -> rusqlite::Result<Key> {
         expires: row.get("expires")?,
         last_used: row.get("last_used")?,
         revoked: row.get("revoked")?,
+        hint: row.get("hint")?,
     })
 }
 
@@ -205,7 +221,7 @@ mod tests {
         let digest = Digest::of("secret");
         assert!(store.find_key(&digest).expect("a look-up").is_none());
         let id = store
-            .add_key(digest, &name("first"), &[Permission::Completions, Permission::Metrics], 5, Some(9))
+            .add_key("secret", &name("first"), &[Permission::Completions, Permission::Metrics], 5, Some(9))
             .expect("a new key");
         let key = store.find_key(&digest).expect("a look-up").expect("the key");
         assert_eq!((key.id.as_str(), key.created, key.expires, key.revoked), (id.as_str(), 5, Some(9), None));
@@ -218,7 +234,7 @@ mod tests {
         assert_eq!((key.name.as_str(), key.last_used, key.revoked), ("second", Some(6), Some(7)));
         assert!(!store.rename_key("key_none", &name("x")).expect("no change"));
         assert!(!store.revoke_key("key_none", 1).expect("no change"));
-        assert!(store.add_key(digest, &name("again"), &[], 5, None).is_err(), "a secret has one key");
+        assert!(store.add_key("secret", &name("again"), &[], 5, None).is_err(), "a secret has one key");
     }
 
     #[test]
@@ -229,11 +245,20 @@ mod tests {
     }
 
     #[test]
+    fn a_hint_gives_little_away() {
+        let secret = "adr_3f9a56789abcdef0123456789abcdef0123456789abcc41d";
+        assert_eq!(hint(secret).as_deref(), Some("adr_3f9a…c41d"));
+        for short in ["", "adr_", "adr_1234567890", "secret"] {
+            assert_eq!(hint(short), None, "{short}");
+        }
+    }
+
+    #[test]
     fn a_change_by_another_process_is_seen_at_once() {
         let temporary = Temporary::new();
         let other = Store::open(&temporary.folder.join("test.db")).expect("the same database");
         let digest = Digest::of("secret");
-        let id = other.add_key(digest, &name("x"), &[], 1, None).expect("a new key");
+        let id = other.add_key("secret", &name("x"), &[], 1, None).expect("a new key");
         assert!(temporary.store.find_key(&digest).expect("a look-up").is_some());
         other.revoke_key(&id, 2).expect("a change");
         let key = temporary.store.find_key(&digest).expect("a look-up").expect("the key");

@@ -7,9 +7,13 @@ mod chain;
 mod files;
 mod keys;
 mod ledger;
+mod listing;
 mod log;
 mod retention;
+mod spans;
 mod sums;
+mod times;
+mod tokens;
 mod upgrades;
 mod writer;
 
@@ -27,7 +31,11 @@ pub use chain::{Fault, Verdict};
 use files::Files;
 pub use keys::{Digest, Key, KeyName, Permission};
 pub use ledger::{LedgerRow, NewRow, Outcome, Tokens};
+pub use listing::{Listing, Matching, Which};
+pub use spans::{Figures, Span, SpanSums};
 pub use sums::{Grouping, Range, Sums, UsageRow};
+pub use times::Times;
+pub use tokens::{PasswordHash, TokenKind};
 use writer::Writer;
 
 /// How long a start waits for other processes.
@@ -141,21 +149,10 @@ impl Store {
         Ok(Self { path: path.to_owned(), readers: Mutex::default(), writer: Writer::new(connection, files)? })
     }
 
-    /// Whether the database is sound and takes a write, which is rolled back.
+    /// Whether the database is sound and takes a write.
     pub fn check(&self) -> Result<(), StoreError> {
         self.read(check_every_page)?;
-        let tried = self.write(|connection| {
-            connection.execute("CREATE TABLE trial (content BLOB)", [])?;
-            connection.execute("INSERT INTO trial VALUES (zeroblob(65536))", [])?;
-            Err::<(), _>(rusqlite::Error::QueryReturnedNoRows)
-        });
-        match tried {
-            // The error that undoes it: everything before it went well.
-            Err(StoreError::Sqlite(error)) if matches!(*error, rusqlite::Error::QueryReturnedNoRows) => {
-                Ok(())
-            }
-            tried => tried,
-        }
+        self.try_write()
     }
 
     /// Whether it answers in time when it is asked to write, with an error too. Nothing is written.
@@ -163,7 +160,7 @@ impl Store {
         self.writer.answers()
     }
 
-    /// Whether the ledger takes a write: a small one that changes nothing, but reaches the disk as a
+    /// Whether the database takes a write: a small one that changes nothing, but reaches the disk as a
     /// completion's does.
     pub fn try_write(&self) -> Result<(), StoreError> {
         self.write_synced(|connection| {

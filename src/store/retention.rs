@@ -9,7 +9,7 @@ const PAGES: usize = 64;
 
 impl Store {
     /// Removes rows created before a time, the oldest first and `most` at once; says how many went. The chain
-    /// then begins after them, so the rest still verifies.
+    /// then begins after them, so the rest still verifies. What is not in the console's sums yet stays.
     pub fn remove_before(&self, time: i64, most: i64) -> Result<usize, StoreError> {
         self.write(move |connection| {
             let Some((last, hash)) = last_to_go(connection, time, most)? else {
@@ -18,6 +18,10 @@ impl Store {
             let newest: Option<i64> =
                 connection
                     .query_row("SELECT max(created) FROM usage WHERE seq <= ?", [last], |row| row.get(0))?;
+            connection.execute(
+                "DELETE FROM usage_failures WHERE request_id IN (SELECT request_id FROM usage WHERE seq <= ?)",
+                [last],
+            )?;
             let removed = connection.execute("DELETE FROM usage WHERE seq <= ?", [last])?;
             connection.execute(
                 "UPDATE chain SET anchor_seq = ?1, anchor_hash = ?2, kept_since = max(kept_since, ?3 + 1)",
@@ -35,7 +39,7 @@ fn last_to_go(connection: &Connection, time: i64, most: i64) -> rusqlite::Result
         .query_row(
             "WITH oldest AS (SELECT seq, hash, created FROM usage WHERE seq IS NOT NULL ORDER BY seq LIMIT ?2)
              SELECT seq, hash FROM oldest
-             WHERE seq < coalesce((SELECT min(seq) FROM oldest WHERE created >= ?1), seq + 1)
+             WHERE seq <= (SELECT seq FROM usage_folded) AND seq < coalesce((SELECT min(seq) FROM oldest WHERE created >= ?1), seq + 1)
              ORDER BY seq DESC LIMIT 1",
             rusqlite::params![time, most],
             |row| Ok((row.get(0)?, row.get(1)?)),
@@ -54,7 +58,11 @@ fn give_back(connection: &Connection) -> rusqlite::Result<()> {
 mod tests {
     use super::super::ledger::tests::{id, row, write};
     use super::super::tests::Temporary;
-    use super::super::{DAY, Grouping, Range};
+    use super::super::{DAY, Grouping, Range, Store};
+
+    fn fold(store: &Store) {
+        while store.fold(1000, 0).expect("a step") > 0 {}
+    }
 
     #[test]
     fn old_rows_go_and_what_they_add_up_to_stays() {
@@ -65,6 +73,8 @@ mod tests {
             write(store, &format!("id{number}"), "key_1", number * DAY / 10, 200, Some(1));
         }
         let before = store.sums(Range::ALL).expect("the figures");
+        assert_eq!(store.remove_before(5 * DAY, 30).expect("a step"), 0, "none is folded yet");
+        fold(store);
         assert_eq!(store.remove_before(5 * DAY, 30).expect("a step"), 30);
         assert_eq!(store.remove_before(5 * DAY, 30).expect("a step"), 20);
         assert_eq!(store.remove_before(5 * DAY, 30).expect("a step"), 0);
@@ -77,6 +87,7 @@ mod tests {
         assert!(store.find_row(&id("open", 5)).expect("a look-up").is_some(), "what is under way stays");
         write(store, "later", "key_1", 20 * DAY, 200, None);
         assert_eq!(store.verify().expect("a walk").fault, None);
+        fold(store);
         assert_eq!(store.remove_before(i64::MAX, 1000).expect("a step"), 51);
         assert_eq!(store.verify().expect("a walk").rows, 0);
         write(store, "last", "key_1", 21 * DAY, 200, None);
@@ -89,6 +100,7 @@ mod tests {
         for (id, created) in [("a", 1), ("b", 100), ("c", 2)] {
             write(&temporary.store, id, "key_1", created, 200, None);
         }
+        fold(&temporary.store);
         assert_eq!(temporary.store.remove_before(50, 10).expect("a step"), 1);
         assert_eq!(temporary.store.verify().expect("a walk").fault, None);
     }
@@ -100,6 +112,7 @@ mod tests {
         for number in 0..3000_i64 {
             write(store, &format!("{number:020}"), "key_1", number, 200, Some(1));
         }
+        fold(store);
         let pages = || {
             store.read(|c| c.query_row("PRAGMA page_count", [], |row| row.get::<_, i64>(0))).expect("a count")
         };

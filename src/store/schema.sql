@@ -1,4 +1,4 @@
--- The database, version 2, as a new one is made. An older one is brought to the same form by upgrades.rs.
+-- The database, version 3, as a new one is made. An older one is brought to the same form by upgrades.rs.
 -- Times are Unix seconds, durations milliseconds with fractions, token figures what the runtime measured.
 
 CREATE TABLE keys (
@@ -9,7 +9,8 @@ CREATE TABLE keys (
     created     INTEGER NOT NULL,
     expires     INTEGER,                       -- from this second on it is refused; null: never
     last_used   INTEGER,                       -- true to the minute
-    revoked     INTEGER                        -- since when; null: it is active
+    revoked     INTEGER,                       -- since when; null: it is active
+    hint        TEXT                           -- how the secret begins and ends; null: made by an earlier version
 ) STRICT;
 
 -- One row for every request that a valid key made, whatever came of it. A request that goes to the runtime
@@ -66,3 +67,52 @@ CREATE TABLE chain (
 ) STRICT;
 
 INSERT INTO chain (id, anchor_seq, anchor_hash, kept_since) VALUES (1, 0, zeroblob(32), 0);
+
+-- The console's password, as Argon2id keeps it. One row, once it is set.
+CREATE TABLE console_password (
+    id         INTEGER PRIMARY KEY CHECK (id = 1),
+    salt       BLOB    NOT NULL,
+    hash       BLOB    NOT NULL,
+    memory_kib INTEGER NOT NULL, -- what it was made with: a later version may choose otherwise
+    passes     INTEGER NOT NULL
+) STRICT;
+
+-- Who is signed in to the console, and which browsers were: those are slowed less when they sign in again.
+CREATE TABLE console_tokens (
+    digest  BLOB    NOT NULL PRIMARY KEY, -- SHA-256 of the cookie's 256 random bits
+    kind    TEXT    NOT NULL,             -- session or browser
+    expires INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- Sums for the console, by minute, hour and day. They are added up after the rows are complete, not with them:
+-- usage_folded tells how far. Minutes and hours go when no page shows them any more, days stay.
+CREATE TABLE usage_spans (
+    span              INTEGER NOT NULL, -- its length in seconds: 60, 3600 or 86400
+    start             INTEGER NOT NULL, -- of created
+    key_id            TEXT    NOT NULL,
+    status            INTEGER NOT NULL, -- as in usage; 0 for null
+    error_code        TEXT    NOT NULL, -- as in usage; empty for null
+    requests          INTEGER NOT NULL,
+    prompt_tokens     INTEGER NOT NULL,
+    completion_tokens INTEGER NOT NULL,
+    total_tokens      INTEGER NOT NULL,
+    unmeasured        INTEGER NOT NULL, -- completions without a total: the sums are short by theirs
+    runtime_times     BLOB    NOT NULL, -- how many calls to the runtime took how long; times.rs knows the form
+    own_times         BLOB    NOT NULL, -- the same of what else the requests took
+    PRIMARY KEY (span, start, key_id, status, error_code)
+) STRICT, WITHOUT ROWID;
+
+-- The rows with an error_code, as far as they are folded: few among many are found at once.
+CREATE TABLE usage_failures (
+    request_id TEXT NOT NULL PRIMARY KEY,
+    key_id     TEXT NOT NULL,
+    error_code TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- Up to which place in the chain the rows are in the two tables above. One row.
+CREATE TABLE usage_folded (
+    id  INTEGER PRIMARY KEY CHECK (id = 1),
+    seq INTEGER NOT NULL
+) STRICT;
+
+INSERT INTO usage_folded VALUES (1, 0);

@@ -14,7 +14,54 @@ const UPGRADES: &[&str] = &[
     "DROP INDEX usage_by_seq;
      CREATE UNIQUE INDEX usage_by_seq ON usage (seq) WHERE seq IS NOT NULL;
      ALTER TABLE chain ADD COLUMN closed_before TEXT NOT NULL DEFAULT '';",
+    CONSOLE,
 ];
+
+/// The console's own tables. Days whose rows are gone are taken from the sums that were kept of them.
+const CONSOLE: &str = "
+     ALTER TABLE keys ADD COLUMN hint TEXT;
+     CREATE TABLE console_password (
+         id         INTEGER PRIMARY KEY CHECK (id = 1),
+         salt       BLOB    NOT NULL,
+         hash       BLOB    NOT NULL,
+         memory_kib INTEGER NOT NULL,
+         passes     INTEGER NOT NULL
+     ) STRICT;
+     CREATE TABLE console_tokens (
+         digest  BLOB    NOT NULL PRIMARY KEY,
+         kind    TEXT    NOT NULL,
+         expires INTEGER NOT NULL
+     ) STRICT, WITHOUT ROWID;
+     CREATE TABLE usage_spans (
+         span              INTEGER NOT NULL,
+         start             INTEGER NOT NULL,
+         key_id            TEXT    NOT NULL,
+         status            INTEGER NOT NULL,
+         error_code        TEXT    NOT NULL,
+         requests          INTEGER NOT NULL,
+         prompt_tokens     INTEGER NOT NULL,
+         completion_tokens INTEGER NOT NULL,
+         total_tokens      INTEGER NOT NULL,
+         unmeasured        INTEGER NOT NULL,
+         runtime_times     BLOB    NOT NULL,
+         own_times         BLOB    NOT NULL,
+         PRIMARY KEY (span, start, key_id, status, error_code)
+     ) STRICT, WITHOUT ROWID;
+     CREATE TABLE usage_failures (
+         request_id TEXT NOT NULL PRIMARY KEY,
+         key_id     TEXT NOT NULL,
+         error_code TEXT NOT NULL
+     ) STRICT, WITHOUT ROWID;
+     CREATE TABLE usage_folded (
+         id  INTEGER PRIMARY KEY CHECK (id = 1),
+         seq INTEGER NOT NULL
+     ) STRICT;
+     INSERT INTO usage_folded VALUES (1, 0);
+     INSERT INTO usage_spans
+     SELECT 86400, day * 86400, key_id, status, error_code, sum(requests), sum(prompt_tokens), sum(completion_tokens),
+         sum(total_tokens), sum(unmeasured), x'', x''
+     FROM usage_daily WHERE (day + 1) * 86400 <= (SELECT kept_since FROM chain) GROUP BY day, key_id, status, error_code;
+";
 
 pub(super) fn bring_up_to_date(connection: &mut Connection) -> Result<(), StoreError> {
     upgrade(connection, SCHEMA, UPGRADES)

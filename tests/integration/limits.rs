@@ -9,6 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use adriaticum::error::Failure;
+use adriaticum::http::response::{Broken, Pieces};
 use adriaticum::http::{Head, Request, Response};
 use adriaticum::listener::{Acceptor, Address, Certificate, Level, Limits, Listener, Load, Service, Socket};
 
@@ -32,6 +33,16 @@ impl Service for Echo {
         match request.head.path() {
             "/panic" => panic!("on purpose"),
             "/hold" => until("the gate opens", || self.gate.load(Ordering::Acquire)),
+            "/pieces" => {
+                let mut response = Response::new(200, "text/plain", b"first ".to_vec());
+                response.rest = Some(Box::new(Numbers { next: 0, end: 2_000 }));
+                return response;
+            }
+            "/broken" => {
+                let mut response = Response::new(200, "text/plain", Vec::new());
+                response.rest = Some(Box::new(Numbers { next: 0, end: usize::MAX }));
+                return response;
+            }
             "/large" => return Response::json(200, vec![b'x'; 8 * 1024 * 1024]),
             _ => {}
         }
@@ -41,6 +52,25 @@ impl Service for Echo {
 
     fn refuse(&self, _: Option<IpAddr>, _: Option<&Head>, failure: Failure) -> Response {
         Response::json(failure.error.status(), failure.message.as_bytes().to_vec())
+    }
+}
+
+/// Pieces of 8 KiB, each of its number; a very long one breaks after three.
+struct Numbers {
+    next: usize,
+    end: usize,
+}
+
+impl Pieces for Numbers {
+    fn next(&mut self) -> Result<Option<Vec<u8>>, Broken> {
+        if self.next == self.end {
+            return Ok(None);
+        }
+        if self.end == usize::MAX && self.next == 3 {
+            return Err(Broken);
+        }
+        self.next += 1;
+        Ok(Some(format!("{:8192}", self.next).into_bytes()))
     }
 }
 
@@ -158,6 +188,41 @@ fn a_client_that_does_not_read_its_answer_is_dropped() {
     // Nothing is read here, so only a connection that is gone refuses to be written to.
     until("it is dropped", || client.stream.write_all(b"x").is_err());
     assert!(client.reply().body.len() < 8 * 1024 * 1024, "the answer was not to come whole");
+}
+
+#[test]
+fn a_long_answer_comes_in_pieces_and_slow_clients_hold_no_thread() {
+    let running = serve(Limits { workers: 2, ..Limits::default() });
+    // More than there are threads of any kind, and none of them reads.
+    let mut slow: Vec<Client> = (0..20).map(|_| running.connect()).collect();
+    for client in &mut slow {
+        client.send(get("/pieces"));
+    }
+    let whole: String = (1..=2_000).map(|number| format!("{number:8192}")).collect();
+    let mut client = running.connect();
+    for _ in 0..2 {
+        client.send(get("/pieces"));
+        let reply = client.reply();
+        assert_eq!(reply.header("transfer-encoding"), Some("chunked"));
+        assert!(reply.body == format!("first {whole}").as_bytes(), "every piece once, in order");
+    }
+    assert!(running.load.snapshot().buffered_bytes.now < 20 * 256 * 1024, "a piece each, not all of it");
+    let reply = slow[0].reply();
+    assert_eq!(reply.body.len(), 6 + whole.len(), "a slow one gets all of it when it reads");
+    client.send(get("/broken"));
+    let broken = client.reply();
+    assert_eq!(broken.body.len(), 3 * 8192);
+    assert!(client.ends(), "without the last chunk, so that the client knows");
+    client = running.connect();
+    client.send(get("/pieces").replace("GET", "HEAD"));
+    client.send(get("/after"));
+    let mut head = Vec::new();
+    while !head.ends_with(b"/after") {
+        let mut byte = [0];
+        client.stream.read_exact(&mut byte).expect("both answers");
+        head.push(byte[0]);
+    }
+    assert!(!String::from_utf8_lossy(&head).contains("first"), "a HEAD has no body");
 }
 
 #[test]

@@ -4,11 +4,13 @@
 mod support;
 
 mod cli;
+mod console;
 mod crowd;
 mod faults;
 mod ledger;
 mod lifecycle;
 mod limits;
+mod metrics;
 mod packaging;
 mod runtime;
 mod supervisor;

@@ -1,0 +1,127 @@
+"""What the console costs: the API's requests per second with and without somebody who uses the console all the time,
+and how long each page takes on the server with a large ledger.
+
+    python3 bench/console.py [ROWS] [ROUNDS]
+
+Somebody who uses it all the time opens the next page as soon as the last one is there.
+"""
+
+import contextlib
+import http.client
+import pathlib
+import re
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.parse
+
+from load import BINARY, ROOT, InstantRuntime, Subject
+from years import fill
+
+PASSWORD = "correct horse battery staple"
+CLIENTS = 8
+SECONDS = 5
+PAGES = ("/keys", "/usage?range=1h", "/usage?range=24h", "/usage?range=7d", "/usage?range=30d", "/usage?range=90d",
+         "/usage?range=90d&outcome=failed", "/usage?range=90d&outcome=interrupted", "/usage?range=90d&outcome=ok", "/status")
+AT_MOST_MS = 100
+FOLD_SECONDS = 3600
+
+
+class Visitor:
+    """Somebody who is signed in."""
+
+    def __init__(self, port):
+        self.port = port
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        self.cookies = {}
+        form = self.get("/sign-in")
+        token = re.search(r'name="token" value="([0-9a-f]+)"', form)[1]
+        self.ask("POST", "/sign-in", urllib.parse.urlencode({"token": token, "password": PASSWORD}))
+        if "adriaticum_session" not in self.cookies:
+            raise SystemExit("the console took no password")
+
+    def ask(self, method, path, body=None):
+        cookie = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
+        self.connection.request(method, path, body, {"Host": "console.localhost", "Cookie": cookie})
+        response = self.connection.getresponse()
+        for line in response.headers.get_all("set-cookie", []):
+            name, value = line.split(";")[0].split("=", 1)
+            self.cookies[name] = value
+        return response.read().decode()
+
+    def get(self, path):
+        return self.ask("GET", path)
+
+
+class Use:
+    """Constant use of the console, for as long as the block lasts."""
+
+    def __init__(self, port):
+        self.visitor = Visitor(port)
+        self.ended = threading.Event()
+        self.pages = 0
+        self.thread = threading.Thread(target=self.browse)
+
+    def browse(self):
+        while not self.ended.is_set():
+            self.visitor.get(PAGES[self.pages % len(PAGES)])
+            self.pages += 1
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.ended.set()
+        self.thread.join()
+
+
+def folded(database):
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        return connection.execute("SELECT (SELECT max(seq) FROM usage WHERE seq IS NOT NULL) - seq FROM usage_folded").fetchone()[0]
+
+
+def main():
+    rows = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000
+    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 3
+    with tempfile.TemporaryDirectory(prefix="console-", dir=ROOT / "target") as name:
+        folder = pathlib.Path(name)
+        with InstantRuntime(folder) as runtime:
+            subject = Subject(folder / "full", runtime)
+            subprocess.run([BINARY, "console", "password"], env=subject.environment, input=PASSWORD + "\n", text=True,
+                           check=True, capture_output=True)
+            fill(subject.database, rows)
+            with subject:
+                began = time.monotonic()
+                first = Visitor(subject.port)
+                while (left := folded(subject.database)) > 0 and time.monotonic() < began + FOLD_SECONDS:
+                    time.sleep(1)
+                print(f"{rows - left} rows folded in {time.monotonic() - began:.0f} s while it served")
+                for page in PAGES:
+                    times = []
+                    for _ in range(10):
+                        started = time.perf_counter()
+                        text = first.get(page)
+                        times.append((time.perf_counter() - started) * 1000)
+                    print(f"{page:<40} {statistics.median(times):7.1f} ms, at most {max(times):.1f} ({AT_MOST_MS}), {len(text)} bytes")
+                without, with_it, pages = [], [], 0
+                for _ in range(rounds):
+                    without.append(rate(subject))
+                    with Use(subject.port) as use:
+                        with_it.append(rate(subject))
+                    pages += use.pages
+                ratio = statistics.median(with_it) / statistics.median(without)
+                print(f"{statistics.median(without):.0f} requests a second, {statistics.median(with_it):.0f} with the console under "
+                      f"constant use ({pages / rounds / SECONDS:.0f} pages a second): {ratio:.0%} (at least 90 %)")
+
+
+def rate(subject):
+    return float(re.search(r"Requests/sec:\s+([\d.]+)", subject.wrk(CLIENTS, SECONDS))[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+//! Tries every part that a completion needs, and says what to do about those that fail.
+
+use std::borrow::Cow;
+use std::net::ToSocketAddrs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::config::{Config, TlsFiles};
+use crate::listener::{Address, Certificate, TlsError};
+use crate::runtime::{About, Chat, Message, Role, Runtimes, probe};
+use crate::store::{Store, StoreError};
+use crate::when;
+
+/// Where runtimes listen unless they are told otherwise.
+const USUAL: [(&str, u16); 4] =
+    [("llama-server", 8080), ("Ollama", 11434), ("vLLM", 8000), ("LM Studio", 1234)];
+
+/// How long a runtime on this host may take to tell of itself.
+const PROBE_TIME: Duration = Duration::from_secs(2);
+
+/// The bytes that should be free beside the database: some hundred thousand rows, and SQLite's own files.
+const FREE_ENOUGH: u64 = 256 * 1024 * 1024;
+
+/// A clock that says less was never set: the beginning of 2026.
+const NOT_BEFORE: i64 = 1_767_225_600;
+
+/// How far the newest row may be ahead of the clock.
+const CLOCK_SLACK: i64 = 5;
+
+#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    Ok,
+    /// It works, and somebody should know.
+    Warn,
+    Fail,
+}
+
+/// What came of trying one part.
+#[derive(Serialize)]
+pub struct Finding {
+    pub part: &'static str,
+    pub status: Verdict,
+    pub message: String,
+}
+
+impl Finding {
+    pub fn new(part: &'static str, status: Verdict, message: impl Into<String>) -> Self {
+        Self { part, status, message: message.into() }
+    }
+}
+
+/// All of it, the whole database included.
+pub fn all(config: &Config) -> Vec<Finding> {
+    let store = config.database.exists().then(|| Store::open(&config.database));
+    let found = match &store {
+        Some(Ok(store)) => database(&config.database, store.check()),
+        Some(Err(error)) => {
+            let told = format!(
+                "the database {}: {error}. The setting is database (ADRIATICUM_DATABASE).",
+                config.database.display()
+            );
+            Finding::new("database", Verdict::Fail, told)
+        }
+        None => no_database(&config.database),
+    };
+    parts(config, store.as_ref().and_then(|store| store.as_ref().ok()), found)
+}
+
+/// The same of a service that runs, whose database is too much to be read whole each time.
+pub fn of_a_running_service(config: &Config, store: &Store) -> Vec<Finding> {
+    parts(config, Some(store), database(&config.database, store.try_write()))
+}
+
+fn parts(config: &Config, store: Option<&Store>, database: Finding) -> Vec<Finding> {
+    let search = Finding::new("search", Verdict::Ok, "off: answers are not grounded");
+    let mut findings = vec![configuration(config), hosts(config)];
+    findings.extend(config.tls.as_ref().map(certificate));
+    findings.extend([clock(store), database, search]);
+    findings.extend(runtimes(config));
+    findings
+}
+
+fn configuration(config: &Config) -> Finding {
+    let read = match &config.file {
+        Some(file) => format!("read from {}", file.display()),
+        None => "there is no file: defaults and the environment".into(),
+    };
+    if config.unknown_variables.is_empty() {
+        return Finding::new("configuration", Verdict::Ok, read);
+    }
+    let unknown = config.unknown_variables.join(", ");
+    Finding::new(
+        "configuration",
+        Verdict::Warn,
+        format!("{read}; no such settings: {unknown}. Correct or unset them"),
+    )
+}
+
+fn certificate(files: &TlsFiles) -> Finding {
+    match read_certificate(files) {
+        Ok(_) => Finding::new("tls", Verdict::Ok, "the certificate and its key go together"),
+        Err(told) => Finding::new("tls", Verdict::Fail, told),
+    }
+}
+
+pub fn read_certificate(files: &TlsFiles) -> Result<Certificate, String> {
+    Certificate::read(&files.cert, &files.key).map_err(|error| {
+        let (setting, path, cause) = match error {
+            TlsError::Certificate(cause) => ("tls.cert", &files.cert, cause),
+            TlsError::Key(cause) => ("tls.key", &files.key, cause),
+        };
+        format!("{setting} names {}, which can't be used: {cause}. It takes a file in PEM.", path.display())
+    })
+}
+
+/// Which names the API answers to, and whether this host knows them.
+fn hosts(config: &Config) -> Finding {
+    let port = match config.listen {
+        Address::Tcp(address) => address.port(),
+        Address::Unix(_) => 0,
+    };
+    let unknown: Vec<&str> = config
+        .api_hosts
+        .iter()
+        .filter(|host| (host.as_str(), port).to_socket_addrs().is_err())
+        .map(String::as_str)
+        .collect();
+    let names = config.api_hosts.join(", ");
+    if unknown.is_empty() {
+        return Finding::new(
+            "hosts",
+            Verdict::Ok,
+            format!("the API answers to {names}, on {}", config.listen),
+        );
+    }
+    let told = format!(
+        "the API answers to {names}, but {} has no address here. See to the name service, or correct api_hosts",
+        unknown.join(", ")
+    );
+    Finding::new("hosts", Verdict::Warn, told)
+}
+
+fn clock(store: Option<&Store>) -> Finding {
+    let now = when::now();
+    if now < NOT_BEFORE {
+        let told = format!("it says {}. Set it: keys would not expire", when::shown(Some(now)));
+        return Finding::new("clock", Verdict::Fail, told);
+    }
+    match store.and_then(|store| store.newest_row().ok().flatten()) {
+        Some(newest) if newest > now + CLOCK_SLACK => {
+            let told = format!(
+                "it says {}, and the newest row of the ledger {}. Was it set back?",
+                when::shown(Some(now)),
+                when::shown(Some(newest))
+            );
+            Finding::new("clock", Verdict::Warn, told)
+        }
+        _ => Finding::new("clock", Verdict::Ok, format!("it says {}", when::shown(Some(now)))),
+    }
+}
+
+fn database(path: &Path, checked: Result<(), StoreError>) -> Finding {
+    if let Err(error) = checked {
+        return Finding::new("database", Verdict::Fail, format!("{}: {error}", path.display()));
+    }
+    let sound = format!("{}: sound, takes a write", path.display());
+    with_room(path, sound)
+}
+
+/// It is left to the service to make it: made here, it might belong to the wrong user.
+fn no_database(path: &Path) -> Finding {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !folder.is_dir() {
+        let told = format!("{}: its folder does not exist. Make it, or change database", path.display());
+        return Finding::new("database", Verdict::Fail, told);
+    }
+    with_room(folder, format!("{}: not there yet, the first start makes it", path.display()))
+}
+
+fn with_room(path: &Path, told: String) -> Finding {
+    let Some(free) = bytes_free(path) else {
+        return Finding::new("database", Verdict::Ok, told);
+    };
+    let told = format!("{told}, {} MiB free", free / 1024 / 1024);
+    if free >= FREE_ENOUGH {
+        Finding::new("database", Verdict::Ok, told)
+    } else {
+        Finding::new("database", Verdict::Warn, told + ". Make room: on a full disk no completion is run")
+    }
+}
+
+/// What is left on the disk that a file is on.
+pub fn bytes_free(path: &Path) -> Option<u64> {
+    rustix::fs::statvfs(path).ok().map(|disk| disk.f_bavail * disk.f_frsize)
+}
+
+fn runtimes(config: &Config) -> Vec<Finding> {
+    let mut findings: Vec<Finding> = Runtimes::each(&config.runtime)
+        .map(|(url, runtime)| {
+            let about = probe(url, config.runtime.api_key.as_ref(), PROBE_TIME);
+            try_one(url, &runtime, about.unwrap_or_default(), &config.runtime.model)
+        })
+        .collect();
+    if findings.is_empty() {
+        let told = "none is configured. Set runtime.url (ADRIATICUM_RUNTIME_URL) to the base address of one";
+        findings.push(Finding::new("runtime", Verdict::Fail, told));
+    }
+    if findings.iter().any(|finding| finding.status == Verdict::Fail) {
+        findings.extend(found_here(config));
+    }
+    findings
+}
+
+/// Asks for one token.
+fn try_one(url: &str, runtime: &Runtimes, about: About, model: &str) -> Finding {
+    let chat = Chat {
+        messages: vec![Message { role: Role::User, content: Cow::Borrowed("Say yes.") }],
+        temperature: 0.0,
+        max_tokens: 1,
+    };
+    let asked = Instant::now();
+    match runtime.complete(&chat) {
+        Ok(generated) => {
+            let mut told = format!("{url}: answers in {} ms", asked.elapsed().as_millis());
+            if let Some(context) = about.context {
+                told += &format!(", has a context of {context} tokens");
+            }
+            match generated.tokens.total_tokens {
+                Some(_) => Finding::new("runtime", Verdict::Ok, told + ", reports usage"),
+                None => Finding::new(
+                    "runtime",
+                    Verdict::Warn,
+                    told + ", reports no usage: the ledger's figures will be null",
+                ),
+            }
+        }
+        Err((_, error)) => {
+            let mut told = format!("{url}: {error}. ");
+            if about.models.is_empty() {
+                told += "Is it running, and is this its base address? The setting is runtime.url";
+            } else if !about.models.iter().any(|known| known == model) {
+                told += &format!("It knows {}: set runtime.model", about.models.join(", "));
+            } else {
+                told += "It lists its models, so its own log should tell why it gives no completion";
+            }
+            Finding::new("runtime", Verdict::Fail, told)
+        }
+    }
+}
+
+/// Runtimes that listen on this host's usual ports and are not used.
+fn found_here(config: &Config) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (name, port) in USUAL {
+        let url = format!("http://127.0.0.1:{port}/v1");
+        if config.runtime.urls.contains(&url) {
+            continue;
+        }
+        if let Some(about) = probe(&url, None, PROBE_TIME) {
+            let model = match about.models.first() {
+                Some(model) => format!(" and runtime.model = \"{model}\""),
+                None => String::new(),
+            };
+            let told = format!(
+                "a runtime answers at {url}, where {name} usually listens. To use it: runtime.url = \"{url}\"{model}"
+            );
+            findings.push(Finding::new("runtime", Verdict::Warn, told));
+        }
+    }
+    findings
+}

@@ -1,0 +1,69 @@
+//! `console`: the operator's password.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+
+use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
+
+use super::{Args, CliError, open_store};
+use crate::console::password;
+
+const HELP: &str = "\
+Sets the password of the console, and ends every session that was begun with another.
+
+Usage: adriaticum console password
+
+It is asked for on the terminal, twice, and not shown; where standard input is none, it is the first line of it.
+It has at least 12 characters.
+";
+
+pub fn run(mut args: Args) -> Result<(), CliError> {
+    match args.next_word(HELP, &mut [])? {
+        Some(command) if command == "password" => set_password(args),
+        Some(command) => Err(CliError::Usage(format!("there is no command console {command:?}."))),
+        None if args.done => Ok(()),
+        None => Err(CliError::Usage("password is missing.".into())),
+    }
+}
+
+fn set_password(mut args: Args) -> Result<(), CliError> {
+    if args.words(HELP, [], &mut [])?.is_none() {
+        return Ok(());
+    }
+    let config = args.config()?;
+    let store = open_store(&config)?;
+    let asked = io::stdin().is_terminal();
+    let text = if asked { ask("New password for the console: ")? } else { read_line()? };
+    password::check(&text).map_err(|told| CliError::Failed(told.into()))?;
+    if asked && ask("The same once more: ")? != text {
+        return Err(CliError::Failed("the two are not the same. Nothing was changed.".into()));
+    }
+    store.set_console_password(password::hash(&text))?;
+    eprintln!("The password is set. Whoever was signed in to the console has to sign in again.");
+    Ok(())
+}
+
+/// Asks on the terminal for what is not shown there.
+fn ask(question: &str) -> Result<String, CliError> {
+    let failed = |error: rustix::io::Errno| CliError::Failed(format!("the terminal: {error}."));
+    let input = io::stdin();
+    let shown = tcgetattr(&input).map_err(failed)?;
+    let mut hidden = shown.clone();
+    hidden.local_modes.remove(LocalModes::ECHO);
+    hidden.local_modes.insert(LocalModes::ECHONL);
+    eprint!("{question}");
+    let _ = io::stderr().flush();
+    tcsetattr(&input, OptionalActions::Flush, &hidden).map_err(failed)?;
+    let line = read_line();
+    tcsetattr(&input, OptionalActions::Flush, &shown).map_err(failed)?;
+    line
+}
+
+/// The first line of standard input, without its end.
+fn read_line() -> Result<String, CliError> {
+    let mut line = String::new();
+    io::stdin()
+        .lock()
+        .read_line(&mut line)
+        .map_err(|error| CliError::Failed(format!("standard input: {error}.")))?;
+    Ok(line.trim_end_matches(['\r', '\n']).to_owned())
+}

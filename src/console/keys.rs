@@ -1,0 +1,393 @@
+//! API Keys: who may ask.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Mutex, PoisonError};
+
+use maud::{Markup, html};
+
+use super::page::{self, Part, form_token};
+use super::visit::{Session, Visit};
+use super::{Console, Stop};
+use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
+use crate::http::Response;
+use crate::id::secret_hex;
+use crate::store::{Key, KeyName, Permission, Range, Span};
+use crate::text::grouped;
+use crate::when::{self, When};
+
+/// The time over which requests are counted in the table, in days.
+const COUNTED_DAYS: i64 = 30;
+
+/// The terms that are offered for a new key.
+const TERMS: [(&str, &str); 6] = [
+    ("", "Never"),
+    ("7d", "In 7 days"),
+    ("30d", "In 30 days"),
+    ("90d", "In 90 days"),
+    ("365d", "In a year"),
+    ("date", "On a date"),
+];
+
+/// How many forms for a new key are remembered, so that a page that is loaded again does not make another key.
+const REMEMBERED: usize = 64;
+
+/// The forms that have made a key.
+#[derive(Default)]
+pub struct Made(Mutex<VecDeque<String>>);
+
+impl Made {
+    fn note(&self, form: &str) {
+        let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if made.len() == REMEMBERED {
+            made.pop_front();
+        }
+        made.push_back(form.to_owned());
+    }
+
+    fn knows(&self, form: &str) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|known| known == form)
+    }
+}
+
+pub fn list(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
+    let keys = console.store.list_keys()?;
+    let counts = if keys.is_empty() { HashMap::new() } else { counts(console, visit.now)? };
+    let (active, revoked): (Vec<&Key>, Vec<&Key>) = keys.iter().partition(|key| key.revoked.is_none());
+    let named =
+        |what: &str| keys.iter().find(|key| key.id == visit.query.get(what)).map(|key| key.name.as_str());
+    let content = html! {
+        main {
+            div.head {
+                h1 { "API Keys" }
+                @if !active.is_empty() { a.button.primary href="/keys/new" { "Create key" } }
+            }
+            @if let Some(name) = named("renamed") {
+                p.notice role="status" { "Renamed to " strong.text { (name) } "." }
+            } @else if let Some(name) = named("revoked") {
+                p.notice role="status" { strong.text { (name) } " is revoked and refused from now on." }
+            } @else if visit.query.has("made") {
+                p.notice role="status" { "That key was made already; its secret can’t be shown again. If you did not copy \
+                    it, revoke the key and create another." }
+            } @else if visit.query.has("bad") {
+                p.alert role="alert" { "A key’s name has " (KeyName::TAKES) ". Nothing was changed." }
+            }
+            @if active.is_empty() {
+                section.empty {
+                    h2 { @if revoked.is_empty() { "No keys yet" } @else { "No active keys" } }
+                    p { "Whoever uses the API sends a key with each request. Create one for each application or person, so \
+                         that you can see what each uses, and revoke one without the others." }
+                    a.button.primary href="/keys/new" { @if revoked.is_empty() { "Create the first key" } @else { "Create key" } }
+                }
+            } @else {
+                (table(&active, &counts, session, visit.now))
+            }
+            @if !revoked.is_empty() {
+                details.fold {
+                    summary { (page::count(revoked.len() as i64, "revoked key")) }
+                    (table(&revoked, &counts, session, visit.now))
+                }
+            }
+        }
+    };
+    Ok(page::inside(&console.assets, session, Part::Keys, "API Keys", &content))
+}
+
+/// How many requests each key made lately.
+fn counts(console: &Console, now: i64) -> Result<HashMap<String, i64>, Stop> {
+    let day = Span::Day.seconds();
+    let until = (now.div_euclid(day) + 1) * day;
+    let mut counts = HashMap::new();
+    let range = Range { since: until - COUNTED_DAYS * day, until };
+    console.store.figures(Span::Day, range, None, |figures| {
+        *counts.entry(figures.key_id).or_default() += figures.sums.requests;
+    })?;
+    Ok(counts)
+}
+
+fn table(keys: &[&Key], counts: &HashMap<String, i64>, session: &Session, now: i64) -> Markup {
+    let is_revoked = keys.iter().all(|key| key.revoked.is_some());
+    html! {
+        table.cards role="table" {
+            thead role="rowgroup" {
+                tr role="row" {
+                    th role="columnheader" scope="col" { "Name" }
+                    th role="columnheader" scope="col" { "Key" }
+                    th role="columnheader" scope="col" { "Permissions" }
+                    th role="columnheader" scope="col" { "Created" }
+                    th role="columnheader" scope="col" { @if is_revoked { "Revoked" } @else { "Expires" } }
+                    th role="columnheader" scope="col" { "Last used" }
+                    th.number role="columnheader" scope="col" { "Requests, " (COUNTED_DAYS) " days" }
+                    @if !is_revoked { th role="columnheader" scope="col" { span.unseen { "Actions" } } }
+                }
+            }
+            tbody role="rowgroup" {
+                @for key in keys { (row(key, counts.get(&key.id).copied().unwrap_or(0), session, now)) }
+            }
+        }
+    }
+}
+
+fn row(key: &Key, requests: i64, session: &Session, now: i64) -> Markup {
+    let has_expired = key.expires.is_some_and(|expires| expires <= now);
+    html! {
+        tr role="row" #(key.id) {
+            th.name role="rowheader" scope="row" {
+                span.text { (key.name) }
+                @if has_expired && key.revoked.is_none() { " " span.badge.bad { "expired" } }
+            }
+            td role="cell" data-label="Key" {
+                @if let Some(hint) = &key.hint { code { (hint) } br; }
+                code.muted { (key.id) }
+            }
+            td role="cell" data-label="Permissions" {
+                @for permission in &key.permissions { span.badge { (permission.as_str()) } " " }
+                @if key.permissions.is_empty() { "none" }
+            }
+            td role="cell" data-label="Created" { (page::date(key.created)) }
+            td role="cell" data-label=(if key.revoked.is_some() { "Revoked" } else { "Expires" }) {
+                @match key.revoked.or(key.expires) {
+                    Some(time) => (page::date(time)),
+                    None => "never",
+                }
+            }
+            td role="cell" data-label="Last used" {
+                @match key.last_used {
+                    Some(time) => (page::time(time, false)),
+                    None => "never",
+                }
+            }
+            td.number role="cell" data-label=(format!("Requests, {COUNTED_DAYS} days")) {
+                a href=(format!("/usage?range=30d&key={}", key.id)) aria-label=(format!("{} by {}", page::count(requests, "request"), key.name)) {
+                    (grouped(requests))
+                }
+            }
+            @if key.revoked.is_none() {
+                td.actions role="cell" {
+                    details.menu {
+                        summary aria-label=(format!("Rename {}", key.name)) { "Rename" }
+                        form method="post" action=(format!("/keys/{}/rename", key.id)) {
+                            (form_token(session))
+                            label for=(format!("name-{}", key.id)) { "New name" }
+                            input #(format!("name-{}", key.id)) name="name" value=(key.name) required maxlength="64" autocomplete="off";
+                            button.primary type="submit" { "Save" }
+                        }
+                    }
+                    a.danger href=(format!("/keys/{}/revoke", key.id)) aria-label=(format!("Revoke {}", key.name)) { "Revoke" }
+                }
+            }
+        }
+    }
+}
+
+pub fn new(console: &Console, session: &Session) -> Result<Response, Stop> {
+    Ok(form(console, session, &Wanted::default(), None))
+}
+
+/// What was filled in.
+struct Wanted {
+    name: String,
+    permissions: Vec<Permission>,
+    expires: String,
+    date: String,
+}
+
+impl Default for Wanted {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            permissions: vec![Permission::Completions],
+            expires: String::new(),
+            date: String::new(),
+        }
+    }
+}
+
+impl Wanted {
+    fn read(visit: &Visit) -> Self {
+        Self {
+            name: visit.form.get("name").trim().to_owned(),
+            permissions: Permission::ALL
+                .into_iter()
+                .filter(|known| visit.form.all("permission").any(|word| word == known.as_str()))
+                .collect(),
+            expires: visit.form.get("expires").to_owned(),
+            date: visit.form.get("date").to_owned(),
+        }
+    }
+
+    /// The name and the end of the new key, or what is wrong with what was filled in, and where.
+    fn check(&self, now: i64) -> Result<(KeyName, Option<i64>), (&'static str, String)> {
+        let name = KeyName::parse(&self.name)
+            .ok_or_else(|| ("name", format!("The name has {}.", KeyName::TAKES)))?;
+        if self.permissions.is_empty() {
+            return Err(("permission", "Choose at least one permission.".into()));
+        }
+        let expires = match self.expires.as_str() {
+            "" => None,
+            "date" => Some(
+                When::parse(&self.date)
+                    .filter(|when| matches!(when, When::Date(_)))
+                    .ok_or_else(|| ("date", "Give the date as YYYY-MM-DD.".to_owned()))?,
+            ),
+            term => Some(When::parse(term).ok_or_else(|| ("expires", "Choose when it expires.".to_owned()))?),
+        };
+        let expires = expires.map(|when| when.ahead(now));
+        if expires.is_some_and(|expires| expires <= now) {
+            return Err(("date", "The date lies in the past.".into()));
+        }
+        Ok((name, expires))
+    }
+}
+
+fn form(console: &Console, session: &Session, wanted: &Wanted, wrong: Option<(&str, &str)>) -> Response {
+    let invalid = |field: &str| wrong.filter(|(name, _)| *name == field).map(|_| "true");
+    let content = html! {
+        main.narrow {
+            h1 { "Create an API key" }
+            @if let Some((_, told)) = wrong { p.alert #wrong role="alert" { (told) } }
+            form method="post" action="/keys" {
+                (form_token(session))
+                input type="hidden" name="once" value=(secret_hex::<16>());
+                label for="name" { "Name" }
+                input #name name="name" value=(wanted.name) required maxlength="64" autocomplete="off" autofocus
+                    aria-describedby="name-help" aria-invalid=[invalid("name")];
+                p.help #name-help { "What will use it, so that you know it again: “billing service”, “Ana’s laptop”." }
+                fieldset aria-invalid=[invalid("permission")] {
+                    legend { "Permissions" }
+                    @for (permission, told) in [(Permission::Completions, "run completions"), (Permission::Metrics, "read the metrics of this host, for monitoring")] {
+                        label.choice {
+                            input type="checkbox" name="permission" value=(permission.as_str()) checked[wanted.permissions.contains(&permission)];
+                            span { strong { (permission.as_str()) } " – " (told) }
+                        }
+                    }
+                }
+                label for="expires" { "Expires" }
+                select #expires name="expires" {
+                    @for (value, told) in TERMS { option value=(value) selected[wanted.expires == value] { (told) } }
+                }
+                div.date {
+                    label for="date" { "Date, if it expires on one (UTC)" }
+                    input #date type="date" name="date" value=(wanted.date) min=(&when::shown(Some(when::now()))[..10]) aria-invalid=[invalid("date")];
+                }
+                div.buttons {
+                    button.primary type="submit" { "Create key" }
+                    a.button href="/keys" { "Cancel" }
+                }
+            }
+        }
+    };
+    let mut response = page::inside(&console.assets, session, Part::Keys, "Create an API key", &content);
+    if wrong.is_some() {
+        response.status = 400;
+    }
+    response
+}
+
+pub fn create(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
+    let once = visit.form.get("once");
+    if console.made.knows(once) {
+        return Ok(page::redirect("/keys?made=1"));
+    }
+    let wanted = Wanted::read(visit);
+    let (name, expires) = match wanted.check(visit.now) {
+        Ok(good) => good,
+        Err((field, told)) => return Ok(form(console, session, &wanted, Some((field, &told)))),
+    };
+    let secret = SECRET_PREFIX.to_owned() + &secret_hex::<{ SECRET_DIGITS / 2 }>();
+    let id = console.store.add_key(&secret, &name, &wanted.permissions, visit.now, expires)?;
+    console.made.note(once);
+    log::info!("console: {id} was created");
+    let content = html! {
+        main.narrow {
+            h1 { "Your new key" }
+            p { strong.text { (wanted.name) } " · " code { (id) } }
+            p.notice role="status" { strong { "Copy it now." } " It is not kept, so it can’t be shown again." }
+            (copied("The key", "secret", &secret))
+            (example(console, visit, &wanted.permissions, &secret))
+            p { a.button.primary href="/keys" { "Done" } }
+        }
+    };
+    Ok(page::inside(&console.assets, session, Part::Keys, "Your new key", &content))
+}
+
+/// What to do with a new key.
+fn example(console: &Console, visit: &Visit, permissions: &[Permission], secret: &str) -> Markup {
+    let authority = visit.request.head.authority();
+    let port =
+        authority.rfind(':').filter(|at| !authority[*at..].contains(']')).map_or("", |at| &authority[at..]);
+    let host = console.config.api_hosts.first().map_or("localhost", String::as_str);
+    let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+    let scheme = visit.scheme();
+    if permissions.contains(&Permission::Completions) {
+        let command = format!(
+            "curl {scheme}://{host}{port}/v1/chat/completions \\\n  -H 'Authorization: Bearer {secret}' \\\n  \
+             -H 'Content-Type: application/json' \\\n  -d '{{\"model\": \"adriaticum\", \"messages\": [{{\"role\": \
+             \"user\", \"content\": \"Say hello.\"}}]}}'"
+        );
+        return copied("A first request", "curl", &command);
+    }
+    copied(
+        "The metrics",
+        "curl",
+        &format!("curl {scheme}://{authority}/metrics -H 'Authorization: Bearer {secret}'"),
+    )
+}
+
+/// A text to be copied; the button is there where a script is.
+fn copied(title: &str, id: &str, text: &str) -> Markup {
+    html! {
+        div.copy {
+            h2 { (title) }
+            pre tabindex="0" aria-label=(title) { code #(id) { (text) } }
+            button type="button" data-copy=(id) hidden { "Copy" }
+        }
+    }
+}
+
+pub fn rename(console: &Console, visit: &Visit, _: &Session, id: &str) -> Result<Response, Stop> {
+    let Some(name) = KeyName::parse(visit.form.get("name").trim()) else {
+        return Ok(page::redirect("/keys?bad=name"));
+    };
+    match console.store.rename_key(id, &name)? {
+        true => {
+            log::info!("console: a key was renamed");
+            Ok(page::redirect(&format!("/keys?renamed={id}")))
+        }
+        false => Err(Stop::NotFound),
+    }
+}
+
+pub fn confirm_revoke(console: &Console, session: &Session, id: &str) -> Result<Response, Stop> {
+    let keys = console.store.list_keys()?;
+    let key = keys.iter().find(|key| key.id == id && key.revoked.is_none()).ok_or(Stop::NotFound)?;
+    let content = html! {
+        main.narrow {
+            h1 { "Revoke " span.text { (key.name) } "?" }
+            p { "Every request with the key " code { (key.hint.as_deref().unwrap_or(&key.id)) } " will be refused, from the \
+                 next one on. " strong { "This can’t be undone." } }
+            p {
+                @match key.last_used {
+                    Some(time) => { "It was last used at " (page::time(time, false)) " UTC." },
+                    None => "It was never used.",
+                }
+                " What it has used stays in the ledger."
+            }
+            form.buttons method="post" {
+                (form_token(session))
+                button.danger type="submit" { "Revoke " (key.name) }
+                a.button href="/keys" { "Keep it" }
+            }
+        }
+    };
+    Ok(page::inside(&console.assets, session, Part::Keys, "Revoke a key", &content))
+}
+
+pub fn revoke(console: &Console, visit: &Visit, id: &str) -> Result<Response, Stop> {
+    match console.store.revoke_key(id, visit.now)? {
+        true => {
+            log::info!("console: {id} was revoked");
+            Ok(page::redirect(&format!("/keys?revoked={id}")))
+        }
+        false => Err(Stop::NotFound),
+    }
+}

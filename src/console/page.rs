@@ -1,0 +1,253 @@
+//! What all pages share: their frame, their headers, and the pages that say why there is no other.
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use time::OffsetDateTime;
+use time::format_description::BorrowedFormatItem;
+use time::macros::format_description;
+
+use super::Stop;
+use super::assets::Assets;
+use super::visit::Session;
+use crate::http::Response;
+use crate::text::grouped;
+
+/// Nothing but what this host serves, no script or style within a page, and no frame around it.
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; \
+    form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+
+/// The parts of the console, as the line at the top names them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    Keys,
+    Usage,
+    Status,
+}
+
+const PARTS: [(Part, &str, &str); 3] = [
+    (Part::Keys, "/keys", "API Keys"),
+    (Part::Usage, "/usage", "Usage"),
+    (Part::Status, "/status", "Status"),
+];
+
+/// A page for whoever is signed in.
+pub fn inside(assets: &Assets, session: &Session, part: Part, title: &str, content: &Markup) -> Response {
+    let top = html! {
+        nav aria-label="Console" {
+            ul {
+                @for (known, address, name) in PARTS {
+                    li { a href=(address) aria-current=[(known == part).then_some("page")] { (name) } }
+                }
+            }
+        }
+        form.out method="post" action="/sign-out" {
+            (form_token(session))
+            button.quiet type="submit" { "Sign out" }
+        }
+    };
+    frame(assets, 200, title, &top, content)
+}
+
+/// A page for anybody.
+pub fn outside(assets: &Assets, status: u16, title: &str, content: &Markup) -> Response {
+    frame(assets, status, title, &html! {}, content)
+}
+
+fn frame(assets: &Assets, status: u16, title: &str, top: &Markup, content: &Markup) -> Response {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { (title) " · Adriaticum" }
+                link rel="icon" href=(assets.icon.path) type="image/svg+xml";
+                link rel="stylesheet" href=(assets.style.path);
+                script src=(assets.script.path) defer {}
+            }
+            body {
+                a.skip href="#content" { "Skip to the content" }
+                header {
+                    a.brand href="/" { (MARK) "Adriaticum" }
+                    (top)
+                }
+                div #content { (content) }
+                footer { p { "Adriaticum " (env!("CARGO_PKG_VERSION")) " · All times are UTC" } }
+            }
+        }
+    };
+    headers(Response::new(status, "text/html; charset=utf-8", page.into_string().into_bytes()))
+}
+
+/// The waves of the icon, in the text's own colours.
+const MARK: PreEscaped<&str> = PreEscaped(
+    "<svg class=\"mark\" viewBox=\"0 0 24 24\" width=\"22\" height=\"22\" aria-hidden=\"true\"><path d=\"M2 9c3.3 0 \
+     3.3-3 6.7-3s3.3 3 6.6 3 3.4-3 6.7-3M2 14c3.3 0 3.3-3 6.7-3s3.3 3 6.6 3 3.4-3 6.7-3M2 19c3.3 0 3.3-3 \
+     6.7-3s3.3 3 6.6 3 3.4-3 6.7-3\" fill=\"none\" stroke=\"currentColor\" stroke-width=\"2\" \
+     stroke-linecap=\"round\"/></svg>",
+);
+
+pub fn headers(response: Response) -> Response {
+    response
+        .with("content-security-policy", CONTENT_SECURITY_POLICY)
+        .with("x-content-type-options", "nosniff")
+        .with("x-frame-options", "DENY")
+        .with("cache-control", "no-store")
+        .with("referrer-policy", "no-referrer")
+        .with("cross-origin-opener-policy", "same-origin")
+        .with("cross-origin-resource-policy", "same-origin")
+}
+
+pub fn redirect(to: &str) -> Response {
+    headers(Response::new(303, "text/plain; charset=utf-8", Vec::new())).with("location", to)
+}
+
+/// A page that asks for an address again, now from within this site.
+pub fn once_more(assets: &Assets, address: &str) -> Response {
+    let content = html! {
+        main.narrow {
+            h1 { "One moment" }
+            p { "If nothing happens, " a href=(address) { "go on to the page" } "." }
+        }
+    };
+    outside(assets, 200, "One moment", &content).with("refresh", format!("0; url={address}"))
+}
+
+/// What the console shows until there is a password.
+pub fn no_password(assets: &Assets) -> Response {
+    let content = html! {
+        main.narrow {
+            h1 { "Set a password first" }
+            p { "The console opens once it has a password. On the machine that the service runs on, as the user that \
+                 it runs as:" }
+            pre tabindex="0" { code { "adriaticum console password" } }
+            p.muted { "It takes at least 12 characters and holds at once; the service need not be restarted. Then "
+                a href="/" { "load this page again" } "." }
+        }
+    };
+    outside(assets, 200, "Set a password first", &content)
+}
+
+pub fn busy(assets: &Assets) -> Response {
+    let told = "The console has more to do than it takes at once. Completions go on meanwhile.";
+    message(assets, 503, "Busy", told).with("retry-after", "1")
+}
+
+pub fn broken(assets: &Assets) -> Response {
+    message(
+        assets,
+        503,
+        "Something went wrong",
+        "The service's log tells where. Completions go on meanwhile.",
+    )
+    .with("retry-after", "5")
+}
+
+pub fn stopped(assets: &Assets, stop: &Stop) -> Response {
+    match stop {
+        Stop::NotFound => {
+            message(assets, 404, "There is nothing here", "Check the address, or begin at the top.")
+        }
+        Stop::Method => {
+            message(assets, 405, "That can't be done here", "Begin at the top.").with("allow", "GET, POST")
+        }
+        Stop::TooLarge => {
+            message(assets, 413, "That is too much", "A form of the console has at most 16 KiB.")
+        }
+        Stop::Stale => message(
+            assets,
+            403,
+            "The form was too old",
+            "You have signed in again since it was shown. Nothing was changed. Go back, load the page again and \
+             repeat what you did.",
+        ),
+        Stop::Foreign => message(
+            assets,
+            403,
+            "The form came from elsewhere",
+            "Another site's page sent it. Nothing was changed. If that was not your wish, tell whoever runs that site.",
+        ),
+        Stop::Wait(time) => message(assets, 429, "Too much at once", "Try again in a moment.")
+            .with("retry-after", time.as_secs().max(1).to_string()),
+        Stop::Store(error) => {
+            log::error!("console: {error}");
+            let told = "The database can't be read or written at the moment. The service's log tells why.";
+            message(assets, 503, "The database does not answer", told).with("retry-after", "5")
+        }
+    }
+}
+
+fn message(assets: &Assets, status: u16, title: &str, told: &str) -> Response {
+    let content = html! {
+        main.narrow {
+            h1 { (title) }
+            p { (told) }
+            p { a href="/" { "To the console" } }
+        }
+    };
+    outside(assets, status, title, &content)
+}
+
+/// The hidden part of every form.
+pub fn form_token(session: &Session) -> Markup {
+    html! { input type="hidden" name="token" value=(session.form_token()); }
+}
+
+const SECOND: &[BorrowedFormatItem<'_>] =
+    format_description!("[year]-[month]-[day]T[hour]:[minute]:[second]Z");
+
+/// A time to the minute, or to the second. A script tells the local time to whoever points at it.
+pub fn time(unix: i64, seconds: bool) -> Markup {
+    shown(unix, if seconds { 19 } else { 16 })
+}
+
+/// The day of a time, which the script tells whole.
+pub fn date(unix: i64) -> Markup {
+    shown(unix, 10)
+}
+
+fn shown(unix: i64, length: usize) -> Markup {
+    let time = OffsetDateTime::from_unix_timestamp(unix).ok();
+    match time.and_then(|time| time.format(SECOND).ok()) {
+        Some(exact) => html! { time datetime=(exact) { (exact[..length].replace('T', " ")) } },
+        None => html! { "–" },
+    }
+}
+
+/// "1 request", "2,000 requests".
+pub fn count(number: i64, what: &str) -> String {
+    format!("{} {what}{}", grouped(number), if number == 1 { "" } else { "s" })
+}
+
+/// A time that something took, in the unit that fits it.
+pub fn took(milliseconds: f64) -> String {
+    match milliseconds {
+        ms if ms < 9.95 => format!("{:.1} ms", ms.max(0.0)),
+        ms if ms < 999.5 => format!("{ms:.0} ms"),
+        ms if ms < 99_950.0 => format!("{:.1} s", ms / 1000.0),
+        ms => format!("{} min", grouped((ms / 60_000.0).round() as i64)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_counts() {
+        assert_eq!(
+            time(978_307_261, false).into_string(),
+            "<time datetime=\"2001-01-01T00:01:01Z\">2001-01-01 00:01</time>"
+        );
+        assert_eq!(time(i64::MAX, true).into_string(), "–");
+        assert_eq!(
+            (count(1, "request"), count(2_000, "request")),
+            ("1 request".into(), "2,000 requests".into())
+        );
+        for (ms, text) in
+            [(0.04, "0.0 ms"), (7.26, "7.3 ms"), (42.4, "42 ms"), (1_234.0, "1.2 s"), (600_000.0, "10 min")]
+        {
+            assert_eq!(took(ms), text);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! The operator's password: only what Argon2id makes of it is kept.
+
+use argon2::{Algorithm, Argon2, Block, Params, Version};
+use rand::TryRng;
+
+use crate::store::PasswordHash;
+
+/// The fewest and the most characters.
+const FEWEST: usize = 12;
+const MOST: usize = 1024;
+
+/// What a guess costs. OWASP has several pairs that are equally hard; this one spares the memory of a small host.
+const MEMORY_KIB: u32 = 9 * 1024;
+const PASSES: u32 = 4;
+
+/// The blocks of 1 KiB that are asked for, though far fewer are touched. The C library keeps up to 32 MiB for later
+/// use when they are freed, and gives back to the system at once what is larger.
+const GIVEN_BACK: usize = 33 * 1024;
+
+/// Whether a password is good enough; what is wrong with it.
+pub fn check(password: &str) -> Result<(), &'static str> {
+    let length = password.chars().count();
+    if length < FEWEST {
+        return Err(
+            "the password has fewer than 12 characters. Choose a longer one: four random words will do.",
+        );
+    }
+    if length > MOST || password.chars().any(char::is_control) {
+        return Err(
+            "the password has more than 1024 characters, or some that can't be typed. Choose another.",
+        );
+    }
+    Ok(())
+}
+
+pub fn hash(password: &str) -> PasswordHash {
+    let mut salt = vec![0; 16];
+    rand::rngs::SysRng.try_fill_bytes(&mut salt).expect("the operating system should give random bytes");
+    let hash = derive(password, &salt, MEMORY_KIB, PASSES).expect("the parameters should be good");
+    PasswordHash { salt, hash, memory_kib: MEMORY_KIB, passes: PASSES }
+}
+
+/// Whether a password is the one that is kept. It takes some hundredths of a second and 9 MiB.
+pub fn verify(password: &str, kept: &PasswordHash) -> bool {
+    let Some(found) = derive(password, &kept.salt, kept.memory_kib, kept.passes) else {
+        return false;
+    };
+    // All of it is looked at, however much is wrong, so that the time tells nothing.
+    let differences = found.iter().zip(&kept.hash).fold(0, |all, (a, b)| all | (a ^ b));
+    found.len() == kept.hash.len() && differences == 0
+}
+
+fn derive(password: &str, salt: &[u8], memory_kib: u32, passes: u32) -> Option<Vec<u8>> {
+    let mut out = vec![0; 32];
+    let params = Params::new(memory_kib, passes, 1, Some(out.len())).ok()?;
+    let mut memory = Vec::with_capacity(GIVEN_BACK.max(params.block_count()));
+    memory.resize(params.block_count(), Block::default());
+    Argon2::new(Algorithm::Argon2id, Version::V0x13, params)
+        .hash_password_into_with_memory(password.as_bytes(), salt, &mut out, &mut memory)
+        .ok()?;
+    Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn which_passwords_are_taken() {
+        for good in ["twelve chars", "ünïcödé wörd", "correct horse battery staple", &"x".repeat(1024)] {
+            assert!(check(good).is_ok(), "{good}");
+        }
+        for bad in ["", "eleven char", "ééééééééééé", "tab\tin the middle", &"x".repeat(1025)] {
+            assert!(check(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn one_password_and_no_other() {
+        let kept = hash("correct horse battery staple");
+        assert!(verify("correct horse battery staple", &kept));
+        for wrong in ["", "correct horse battery stapl", "Correct horse battery staple"] {
+            assert!(!verify(wrong, &kept), "{wrong}");
+        }
+        assert_ne!(hash("correct horse battery staple").hash, kept.hash, "every hash has its own salt");
+        assert!(!format!("{kept:?}").contains("horse"));
+        assert!(!verify("correct horse battery staple", &PasswordHash { hash: vec![], ..kept }));
+    }
+}

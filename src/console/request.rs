@@ -1,0 +1,203 @@
+//! One request's whole story.
+
+use maud::{Markup, html};
+
+use super::form::encode;
+use super::page::{self, Part, took};
+use super::usage::outcome;
+use super::visit::{Session, Visit};
+use super::{Console, Stop};
+use crate::http::Response;
+use crate::store::LedgerRow;
+use crate::text::grouped;
+
+/// Whether a text can be the id of a request.
+pub fn is_id(text: &str) -> bool {
+    text.strip_prefix("chatcmpl_").is_some_and(|digits| {
+        digits.len() == 32 && digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+    })
+}
+
+/// Finds the id in whatever was pasted: an error message has words around it.
+fn id_in(text: &str) -> Option<&str> {
+    let start = text.find("chatcmpl_")?;
+    let id = text.get(start..start + "chatcmpl_".len() + 32)?;
+    is_id(id).then_some(id)
+}
+
+pub fn find(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
+    let asked = visit.query.get("id");
+    match id_in(asked) {
+        Some(id) => Ok(page::redirect(&format!("/usage/{}", encode(id)))),
+        None => {
+            let told = "A request's id is chatcmpl_ and 32 hexadecimal digits. It stands in the answer, as id or \
+                        request_id, and in its header x-request-id.";
+            Ok(missing(console, session, asked, told))
+        }
+    }
+}
+
+pub fn page(console: &Console, session: &Session, id: &str) -> Result<Response, Stop> {
+    if !is_id(id) {
+        return Err(Stop::NotFound);
+    }
+    let Some(row) = console.store.find_row(id)? else {
+        let told = "The ledger has no such request. One without a valid key leaves no row, nor does one to an unknown \
+                    address, one too large, or one that was turned away under load; and old rows may have been removed \
+                    (usage.retention_days).";
+        return Ok(missing(console, session, id, told));
+    };
+    let keys = console.store.list_keys()?;
+    let name_now = keys.iter().find(|key| key.id == row.key_id).map(|key| key.name.as_str());
+    let content = html! {
+        main {
+            p.crumbs { a href="/usage" { "Usage" } " / Request" }
+            h1.id { code { (row.request_id) } }
+            p.lead { (outcome(row.status, row.error_code.as_deref())) " " (story(&row)) }
+            @if let Some(told) = advice(&row) { p.notice { (told) } }
+            (timeline(&row))
+            dl.facts {
+                dt { "Received" } dd { (page::time(row.created, true)) " UTC" }
+                dt { "Key" } dd {
+                    a href=(format!("/usage?range=30d&key={}", encode(&row.key_id))) { span.text { (row.key_name) } } " "
+                    code.muted { (row.key_id) }
+                    @if let Some(name) = name_now.filter(|name| *name != row.key_name) { " – now named " span.text { (name) } }
+                }
+                dt { "Status sent" } dd { @match row.status { Some(status) => (status), None => "none" } }
+                dt { "Error code" } dd { @match &row.error_code { Some(code) => code { (code) }, None => "none" } }
+                dt { "Tokens in" } dd { (tokens(row.tokens.prompt_tokens)) }
+                dt { "Tokens out" } dd { (tokens(row.tokens.completion_tokens)) }
+                dt { "Tokens, total" } dd { (tokens(row.tokens.total_tokens)) }
+                dt { "Wait for a worker" } dd { (time(row.queue_ms)) }
+                dt { "Runtime" } dd { @match row.runtime_ms { Some(ms) => (took(ms)), None => "not asked" } }
+                dt { "Whole time" } dd { (time(row.duration_ms)) }
+                dt { "Grounded" } dd { @if row.grounded { "yes: the answer rests on what Search found" } @else { "no" } }
+                dt { "Place in the ledger" } dd { @match row.seq { Some(seq) => (grouped(seq)), None => "open" } }
+            }
+            p.muted { "What was asked and answered is kept nowhere. The service’s log has a line with the same id." }
+        }
+    };
+    Ok(page::inside(&console.assets, session, Part::Usage, "Request", &content))
+}
+
+fn missing(console: &Console, session: &Session, asked: &str, told: &str) -> Response {
+    let content = html! {
+        main.narrow {
+            p.crumbs { a href="/usage" { "Usage" } " / Request" }
+            h1 { "No such request" }
+            p { code.text { (asked) } }
+            p { (told) }
+            form.find method="get" action="/usage/find" role="search" {
+                label.unseen for="id" { "Find a request by its id" }
+                input #id name="id" type="search" placeholder="chatcmpl_…" required maxlength="200" autocomplete="off" spellcheck="false";
+                button type="submit" { "Find" }
+            }
+        }
+    };
+    let mut response = page::inside(&console.assets, session, Part::Usage, "No such request", &content);
+    response.status = 404;
+    response
+}
+
+/// What happened, in a sentence.
+fn story(row: &LedgerRow) -> String {
+    match (row.status, row.error_code.as_deref(), row.duration_ms) {
+        (None, None, _) => "It is under way: the runtime has been asked and has not answered yet.".into(),
+        (None, _, _) => "The service ended while it was under way. Nothing was sent.".into(),
+        (Some(200), _, Some(ms)) => format!("Answered in {}.", took(ms)),
+        (Some(status), _, Some(ms)) if row.runtime_ms.is_none() => {
+            format!("Answered with {status} after {}, before the runtime was asked.", took(ms))
+        }
+        (Some(status), _, Some(ms)) => format!("Answered with {status} after {}.", took(ms)),
+        (Some(status), _, None) => format!("Answered with {status}."),
+    }
+}
+
+/// What to do about it.
+fn advice(row: &LedgerRow) -> Option<&'static str> {
+    Some(match row.error_code.as_deref()? {
+        "invalid_request" => {
+            "The client’s request broke a rule of the API, or the prompt was longer than the model’s context. The answer \
+             named the member and the bound; the client has to change what it sends."
+        }
+        "insufficient_permission" => {
+            "The key may not run completions. Give the client one that has the permission."
+        }
+        "inference_error" => {
+            "The runtime could not be reached, took too long or gave no usable answer. The service’s log tells which, \
+             under this id; Status shows whether it answers now."
+        }
+        "search_unavailable" => {
+            "Search could not be asked or gave nothing usable, and the answer had to rest on it."
+        }
+        "service_unavailable" => {
+            "The service could not do its part: no runtime is configured, or the ledger could not be written. Its log \
+             tells which, under this id."
+        }
+        "interrupted" => {
+            "The service was killed or lost power. The runtime may have done the work; what it used is not known."
+        }
+        _ => return None,
+    })
+}
+
+fn tokens(value: Option<i64>) -> String {
+    value.map_or("not measured".into(), grouped)
+}
+
+fn time(value: Option<f64>) -> String {
+    value.map_or("not known".into(), took)
+}
+
+/// Where its time went, as a bar.
+fn timeline(row: &LedgerRow) -> Markup {
+    let Some(all) = row.duration_ms.filter(|all| *all > 0.0) else {
+        return html! {};
+    };
+    let (queue, runtime) = (row.queue_ms.unwrap_or(0.0), row.runtime_ms.unwrap_or(0.0));
+    let own = (all - queue - runtime).max(0.0);
+    let parts = [("Waiting", "k3", queue), ("Our own", "k2", own), ("Runtime", "k0", runtime)];
+    let scale = 1000.0 / parts.iter().map(|(_, _, ms)| ms).sum::<f64>().max(f64::MIN_POSITIVE);
+    let mut x = 0.0;
+    let mut drawn = Vec::new();
+    for (name, class, ms) in parts {
+        drawn.push((name, class, ms, x, ms * scale));
+        x += ms * scale;
+    }
+    html! {
+        figure.timeline {
+            svg viewBox="0 0 1000 20" preserveAspectRatio="none" role="img" aria-label="Where the time went" {
+                @for (name, class, ms, x, width) in &drawn {
+                    rect class=(format!("f {class}")) x=(format!("{x:.1}")) width=(format!("{width:.1}")) height="20" { title { (name) ": " (took(*ms)) } }
+                }
+            }
+            ul.legend {
+                @for (name, class, ms, _, _) in &drawn { li { span class=(format!("swatch {class}")) {} (name) " " (took(*ms)) } }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_found_in_what_was_pasted() {
+        let id = "chatcmpl_0123456789abcdef0123456789abcdef";
+        for text in [id, &format!("  {id}\n"), &format!("{{\"request_id\": \"{id}\"}}"), &format!("é{id}.")]
+        {
+            assert_eq!(id_in(text), Some(id), "{text}");
+        }
+        for text in [
+            "",
+            "chatcmpl_",
+            "chatcmpl_0123",
+            "chatcmpl_ZZ23456789abcdef0123456789abcdef",
+            "chatcmpl_0123456789abcdef0123456789abcdeé",
+        ] {
+            assert_eq!(id_in(text), None, "{text}");
+        }
+        assert!(!is_id("chatcmpl_0123456789abcdef0123456789abcdef0"));
+    }
+}

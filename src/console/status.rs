@@ -1,0 +1,191 @@
+//! Status: what the checks say, and how the service is doing.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use maud::{Markup, html};
+
+use super::page::{self, Part, count, form_token};
+use super::visit::Session;
+use super::{Console, Stop};
+use crate::checks::{self, Finding, Verdict};
+use crate::http::Response;
+use crate::listener::Level;
+use crate::text::grouped;
+use crate::when;
+
+/// For how long what the checks found is good enough: they ask the runtime for a token.
+const GOOD_FOR: Duration = Duration::from_secs(60);
+
+/// What the checks found last. They run beside the pages: a runtime that is down takes its time to say so.
+#[derive(Default)]
+pub struct Checks(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    is_running: bool,
+    found: Option<Arc<Found>>,
+}
+
+struct Found {
+    at: Instant,
+    time: i64,
+    findings: Vec<Finding>,
+}
+
+impl Checks {
+    /// What was found last, and whether more is being found now: begun here where it is old.
+    fn latest(self: &Arc<Self>, console: &Console, good_for: Duration) -> (Option<Arc<Found>>, bool) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_good = state.found.as_ref().is_some_and(|found| found.at.elapsed() < good_for);
+        if !is_good && !state.is_running {
+            let (checks, config, store) =
+                (Arc::clone(self), Arc::clone(&console.config), Arc::clone(&console.store));
+            let running = Running(checks);
+            state.is_running = thread::Builder::new()
+                .name("checks".into())
+                .spawn(move || running.finish(checks::of_a_running_service(&config, &store)))
+                .is_ok();
+        }
+        (state.found.clone(), state.is_running)
+    }
+}
+
+/// The checks under way; if they panic, others may still be begun.
+struct Running(Arc<Checks>);
+
+impl Running {
+    fn finish(self, findings: Vec<Finding>) {
+        let found = Found { at: Instant::now(), time: when::now(), findings };
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner).found = Some(Arc::new(found));
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner).is_running = false;
+    }
+}
+
+pub fn page(console: &Console, session: &Session) -> Result<Response, Stop> {
+    let (found, is_running) = console.checks.latest(console, GOOD_FOR);
+    let content = html! {
+        main {
+            div.head {
+                h1 { "Status" }
+                form method="post" action="/status" {
+                    (form_token(session))
+                    button type="submit" disabled[is_running] { "Check again" }
+                }
+            }
+            (verdict(found.as_deref(), is_running))
+            @if let Some(found) = &found { (findings(&found.findings)) }
+            h2 { "The service" }
+            (facts(console))
+        }
+    };
+    let response = page::inside(&console.assets, session, Part::Status, "Status", &content);
+    // Without a script too, the page shows what was found as soon as it was.
+    Ok(if is_running { response.with("refresh", "1; url=/status") } else { response })
+}
+
+pub fn check_again(console: &Console) -> Result<Response, Stop> {
+    console.checks.latest(console, Duration::ZERO);
+    Ok(page::redirect("/status"))
+}
+
+fn verdict(found: Option<&Found>, is_running: bool) -> Markup {
+    html! {
+        p.lead role="status" {
+            @match found {
+                None => "Checking every part that a completion needs…",
+                Some(found) => {
+                    @let failing = found.findings.iter().filter(|finding| finding.status == Verdict::Fail).count();
+                    @let warnings = found.findings.iter().filter(|finding| finding.status == Verdict::Warn).count();
+                    @if failing > 0 { span.badge.bad { "failing" } " " (count(failing as i64, "part")) " of what a completion needs can’t be used." }
+                    @else if warnings > 0 { span.badge.warn { "works" } " Completions can be run; " (count(warnings as i64, "thing")) " to know." }
+                    @else { span.badge.good { "works" } " Everything that a completion needs is there." }
+                    span.muted { " Checked at " (page::time(found.time, true)) @if is_running { ", checking again…" } }
+                }
+            }
+        }
+    }
+}
+
+fn findings(findings: &[Finding]) -> Markup {
+    html! {
+        table.findings {
+            thead { tr { th scope="col" { "Part" } th scope="col" { "State" } th scope="col" { "What was found" } } }
+            tbody {
+                @for finding in findings {
+                    tr {
+                        th scope="row" { (finding.part) }
+                        td { @match finding.status {
+                            Verdict::Ok => span.badge.good { "ok" },
+                            Verdict::Warn => span.badge.warn { "note" },
+                            Verdict::Fail => span.badge.bad { "fails" },
+                        } }
+                        td.text { (finding.message) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn facts(console: &Console) -> Markup {
+    let load = console.machines.load();
+    let size = std::fs::metadata(&console.config.database).map(|file| file.len()).ok();
+    html! {
+        dl.facts {
+            dt { "Version" } dd { (env!("CARGO_PKG_VERSION")) }
+            dt { "Running for" } dd { (lasted(console.started.elapsed())) }
+            dt { "Workers busy" } dd { (level(load.workers)) }
+            dt { "Waiting for a worker" } dd { (level(load.queue)) }
+            dt { "Connections" } dd { (level(load.connections)) }
+            dt { "Held in buffers" } dd { (bytes(load.buffered_bytes.now as u64)) " of " (bytes(load.buffered_bytes.most as u64)) }
+            dt { "Turned away for want of room" } dd { (count((load.queue_full + load.buffers_full) as i64, "request")) " since the start" }
+            dt { "Database" } dd { @match size { Some(size) => (bytes(size)), None => "not known" } }
+            dt { "Left on its disk" } dd { @match checks::bytes_free(&console.config.database) { Some(free) => (bytes(free)), None => "not known" } }
+        }
+    }
+}
+
+fn level(level: Level) -> String {
+    format!("{} of {}", grouped(level.now as i64), grouped(level.most as i64))
+}
+
+fn lasted(time: Duration) -> String {
+    let seconds = time.as_secs() as i64;
+    match seconds {
+        0..60 => count(seconds, "second"),
+        60..3600 => count(seconds / 60, "minute"),
+        3600..172_800 => format!("{}, {}", count(seconds / 3600, "hour"), count(seconds / 60 % 60, "minute")),
+        _ => format!("{}, {}", count(seconds / 86_400, "day"), count(seconds / 3600 % 24, "hour")),
+    }
+}
+
+fn bytes(size: u64) -> String {
+    let size = size as f64;
+    match size {
+        s if s < 1024.0 * 1024.0 => format!("{:.0} KiB", s / 1024.0),
+        s if s < 1024.0 * 1024.0 * 1024.0 => format!("{:.1} MiB", s / 1024.0 / 1024.0),
+        s => format!("{:.1} GiB", s / 1024.0 / 1024.0 / 1024.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_sizes() {
+        for (seconds, text) in
+            [(1, "1 second"), (61, "1 minute"), (7_260, "2 hours, 1 minute"), (180_000, "2 days, 2 hours")]
+        {
+            assert_eq!(lasted(Duration::from_secs(seconds)), text);
+        }
+        assert_eq!((bytes(4096), bytes(5 << 30)), ("4 KiB".into(), "5.0 GiB".into()));
+    }
+}

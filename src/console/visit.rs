@@ -1,0 +1,136 @@
+//! A request to the console: what it asks for, where it comes from, and who sent it.
+
+use super::Stop;
+use super::form::Form;
+use crate::http::{Head, Request};
+use crate::store::{Digest, Store, TokenKind};
+use crate::when;
+
+/// The most bytes of a form: names and passwords are short.
+const MAX_FORM: usize = 16 * 1024;
+
+/// The cookies.
+pub const SESSION: &str = "adriaticum_session";
+pub const BROWSER: &str = "adriaticum_browser";
+pub const VISITOR: &str = "adriaticum_visitor";
+
+pub struct Visit<'a> {
+    pub request: &'a Request,
+    /// HEAD is GET without the body, which the listener leaves out.
+    pub method: &'a str,
+    pub path: &'a str,
+    pub query: Form,
+    pub form: Form,
+    pub now: i64,
+}
+
+/// Somebody who is signed in.
+pub struct Session {
+    token: String,
+}
+
+impl<'a> Visit<'a> {
+    pub fn read(request: &'a Request) -> Result<Self, Stop> {
+        let head = &request.head;
+        let method = match head.method() {
+            "HEAD" => "GET",
+            method @ ("GET" | "POST") => method,
+            _ => return Err(Stop::Method),
+        };
+        let body = request.body.as_deref().filter(|body| body.len() <= MAX_FORM).ok_or(Stop::TooLarge)?;
+        let form = match method {
+            "POST" => Form::parse(str::from_utf8(body).unwrap_or("")),
+            _ => Form::default(),
+        };
+        let query = Form::parse(head.query());
+        Ok(Self { request, method, path: head.path(), query, form, now: when::now() })
+    }
+
+    fn head(&self) -> &Head {
+        &self.request.head
+    }
+
+    /// Refuses a form that another site's page sent. Browsers say `null` where a page wants no referrer told, as
+    /// ours do; then they say in another header whose page it was. The form's own token is looked at besides.
+    pub fn check_origin(&self) -> Result<(), Stop> {
+        if self.method != "POST" {
+            return Ok(());
+        }
+        let mut origins = self.head().header("origin");
+        let is_ours = match (origins.next(), origins.next()) {
+            (None, _) | (Some(b"null"), None) => true,
+            (Some(origin), None) => str::from_utf8(origin)
+                .ok()
+                .and_then(|origin| origin.strip_prefix("http://").or(origin.strip_prefix("https://")))
+                .is_some_and(|authority| authority.eq_ignore_ascii_case(self.head().authority())),
+            (Some(_), Some(_)) => false,
+        };
+        if is_ours && self.head().header("sec-fetch-site").all(|site| site == b"same-origin") {
+            return Ok(());
+        }
+        Err(Stop::Foreign)
+    }
+
+    /// Whether the browser came by a link on another site's page: it then keeps its cookie to itself.
+    pub fn is_from_elsewhere(&self) -> bool {
+        self.method == "GET"
+            && self.head().header("sec-fetch-site").any(|site| matches!(site, b"cross-site" | b"same-site"))
+    }
+
+    /// Whether the browser speaks to us by way of HTTPS, so that its cookies can be kept to that.
+    pub fn is_https(&self) -> bool {
+        self.request.secure
+    }
+
+    /// The scheme by which the browser came.
+    pub fn scheme(&self) -> &'static str {
+        if self.is_https() { "https" } else { "http" }
+    }
+
+    /// The first cookie of a name.
+    pub fn cookie(&self, name: &str) -> Option<&'a str> {
+        self.request
+            .head
+            .header("cookie")
+            .filter_map(|line| str::from_utf8(line).ok())
+            .flat_map(|line| line.split(';'))
+            .filter_map(|pair| pair.trim().split_once('='))
+            .find(|(known, _)| *known == name)
+            .map(|(_, value)| value)
+    }
+
+    /// A line that sets a cookie for some seconds; none ends it.
+    pub fn set_cookie(&self, name: &str, value: &str, seconds: i64) -> String {
+        let secure = if self.is_https() { "; Secure" } else { "" };
+        format!("{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}")
+    }
+
+    /// Who sent it, if that is somebody who is signed in.
+    pub fn session(&self, store: &Store) -> Result<Option<Session>, Stop> {
+        let Some(token) = self.cookie(SESSION) else {
+            return Ok(None);
+        };
+        let is_valid = store.has_token(&Digest::of(token), TokenKind::Session, self.now)?;
+        Ok(is_valid.then(|| Session { token: token.to_owned() }))
+    }
+}
+
+impl Session {
+    pub fn digest(&self) -> Digest {
+        Digest::of(&self.token)
+    }
+
+    /// What every form of this session carries, and no other site can know.
+    pub fn form_token(&self) -> String {
+        form_token(&self.token)
+    }
+
+    pub fn check_form(&self, visit: &Visit) -> Result<(), Stop> {
+        if visit.form.get("token") == self.form_token() { Ok(()) } else { Err(Stop::Stale) }
+    }
+}
+
+/// What a form carries for the holder of a cookie. The cookie can't be found from it.
+pub fn form_token(cookie: &str) -> String {
+    hex::encode(Digest::of(&format!("form {cookie}")).bytes())
+}

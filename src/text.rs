@@ -1,0 +1,49 @@
+//! Figures and cells as people and spreadsheets read them.
+
+/// A number with a comma between thousands.
+pub fn grouped(number: i64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A line as RFC 4180 has it. A cell that a spreadsheet would take for a formula is told not to be one.
+pub fn csv_line(cells: &[String]) -> String {
+    let quoted: Vec<String> = cells
+        .iter()
+        .map(|cell| {
+            let formula = cell.starts_with(['=', '+', '-', '@']);
+            let cell = if formula { format!("'{cell}") } else { cell.clone() };
+            if cell.contains(['"', ',', '\n', '\r']) {
+                format!("\"{}\"", cell.replace('"', "\"\""))
+            } else {
+                cell
+            }
+        })
+        .collect();
+    quoted.join(",") + "\r\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comma_separated_values() {
+        let cells = ["plain", "a,b", "say \"x\"", "=1+1", ""].map(String::from);
+        assert_eq!(csv_line(&cells), "plain,\"a,b\",\"say \"\"x\"\"\",'=1+1,\r\n");
+    }
+
+    #[test]
+    fn thousands() {
+        for (number, text) in [(0, "0"), (999, "999"), (1_000, "1,000"), (1_234_567, "1,234,567")] {
+            assert_eq!(grouped(number), text);
+        }
+    }
+}

@@ -1,0 +1,276 @@
+// Every flow of the console in a real browser. run.py starts the services and this.
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { chromium } from "playwright-core";
+
+const { password, ports, shots } = JSON.parse(process.argv[2]);
+const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+const heaviest = 60 * 1024;
+const base = (ledger) => `http://console.localhost:${ports[ledger]}`;
+
+const browser = await chromium.launch({
+  executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
+  args: ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync"],
+});
+
+// A context whose every page is watched: no error on the browser's console, no request to another host.
+async function open(ledger, options = {}) {
+  const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, ...options });
+  context.setDefaultTimeout(10_000);
+  context.allowed = [];
+  const page = await context.newPage();
+  page.on("console", (message) => {
+    const wanted = context.allowed.some((part) => message.text().includes(part));
+    if (["error", "warning"].includes(message.type()) && !wanted) assert.fail(`the browser's console: ${message.text()}`);
+  });
+  page.on("pageerror", (error) => assert.fail(error));
+  page.on("request", (request) => {
+    const host = new URL(request.url()).host;
+    if (!context.allowed.includes(host)) assert.equal(host, `console.localhost:${ports[ledger]}`, request.url());
+  });
+  page.base = base(ledger);
+  return page;
+}
+
+async function signIn(page, path = "/") {
+  await page.goto(page.base + path);
+  await page.getByLabel("Password of the operator").fill(password);
+  await page.getByRole("button", { name: "Sign in" }).click();
+  await page.getByRole("button", { name: "Sign out" }).waitFor();
+}
+
+// Without the token, with which the test could not be told from a page of ours.
+const complete = (key) => fetch(`http://localhost:${ports.empty}/v1/chat/completions`, {
+  method: "POST",
+  headers: { authorization: `Bearer ${key}`, "content-type": "application/json" },
+  body: JSON.stringify({ model: "adriaticum", messages: [{ role: "user", content: "Say hello." }] }),
+});
+
+const flows = {
+  async "signing in, wrongly and rightly, and back to where one wanted to go"() {
+    const page = await open("empty");
+    page.context().allowed.push("401");
+    await page.goto(page.base + "/usage?range=7d");
+    assert.equal(new URL(page.url()).pathname, "/sign-in");
+    await page.keyboard.type("not the password");
+    await page.keyboard.press("Enter");
+    await page.getByRole("alert").filter({ hasText: "not the password" }).waitFor();
+    await page.getByLabel("Password of the operator").fill(password);
+    await page.keyboard.press("Enter");
+    await page.getByRole("heading", { name: "Usage" }).waitFor();
+    assert.equal(page.url(), page.base + "/usage?range=7d");
+    const cookies = await page.context().cookies();
+    assert.ok(cookies.length > 0 && cookies.every((cookie) => cookie.httpOnly && cookie.sameSite === "Strict"));
+    await page.getByRole("button", { name: "Sign out" }).click();
+    await page.getByRole("heading", { name: "Sign in" }).waitFor();
+    await page.goto(page.base + "/keys");
+    assert.equal(new URL(page.url()).pathname, "/sign-in");
+  },
+
+  async "a key: made, shown once, copied, used, renamed, revoked"() {
+    const page = await open("empty", { permissions: ["clipboard-read", "clipboard-write"] });
+    await signIn(page);
+    await page.getByRole("link", { name: "Create the first key" }).click();
+    await page.getByLabel("Name", { exact: true }).fill("<b>first</b> \"key\"");
+    await page.getByLabel("Expires", { exact: true }).selectOption({ label: "In 90 days" });
+    await page.getByRole("button", { name: "Create key" }).click();
+    const secret = await page.locator("#secret").textContent();
+    assert.match(secret, /^adr_[0-9a-f]{48}$/);
+    await page.getByRole("button", { name: "Copy" }).first().click();
+    assert.equal(await page.evaluate(() => navigator.clipboard.readText()), secret);
+    assert.ok((await page.locator("#curl").textContent()).includes(`http://localhost:${ports.empty}/v1/chat/completions`));
+    assert.equal((await complete(secret)).status, 200);
+    await page.getByRole("link", { name: "Done" }).click();
+    assert.ok(!(await page.content()).includes(secret));
+    await page.getByText(`${secret.slice(0, 8)}…${secret.slice(-4)}`).waitFor();
+    await page.getByText("Rename", { exact: true }).click();
+    await page.getByLabel("New name").fill("second");
+    await page.keyboard.press("Enter");
+    await page.getByRole("status").filter({ hasText: "Renamed to second" }).waitFor();
+    await page.getByRole("link", { name: "Revoke second" }).click();
+    await page.getByText("This can’t be undone").waitFor();
+    assert.equal((await complete(secret)).status, 200);
+    await page.getByRole("button", { name: "Revoke second" }).click();
+    await page.getByText("1 revoked key").waitFor();
+    assert.equal((await complete(secret)).status, 401);
+    assert.equal(await page.getByRole("cell", { name: "completions" }).isVisible(), false);
+  },
+
+  async "filters, and an address that can be shared"() {
+    const page = await open("many");
+    await signIn(page, "/usage");
+    await page.getByRole("link", { name: "90 days" }).click();
+    const requests = async () => Number((await page.locator("dd strong").first().textContent()).replaceAll(",", ""));
+    const all = await requests();
+    assert.ok(all > 190_000, `${all}`);
+    await page.getByLabel("Outcome", { exact: true }).selectOption("inference_error");
+    await page.waitForURL(/outcome=inference_error/);
+    const failed = await requests();
+    assert.ok(failed > 100 && failed < all / 20, `${failed}`);
+    assert.equal(await page.locator("tbody .badge.good").count(), 0);
+    await page.getByLabel("Key", { exact: true }).selectOption({ label: "billing service" });
+    await page.waitForURL(/key=key_/);
+    assert.ok((await requests()) < failed);
+    const shared = await open("many");
+    await signIn(shared, page.url().slice(page.base.length));
+    assert.equal(await shared.locator("dd strong").first().textContent(), await page.locator("dd strong").first().textContent());
+    const first = await page.locator(".requests a").first().textContent();
+    await page.getByRole("link", { name: "Earlier requests" }).click();
+    assert.notEqual(await page.locator(".requests a").first().textContent(), first);
+    await page.goto(page.base + "/usage?range=90d");
+    await page.getByText("As a table").first().click();
+    assert.ok((await page.locator(".data table").first().locator("tr").count()) > 20);
+  },
+
+  async "a request is found by the id in an error message"() {
+    const page = await open("many");
+    await signIn(page, "/usage?range=90d&outcome=inference_error");
+    const id = (await page.locator(".requests a").first().getAttribute("href")).split("/").pop();
+    await page.getByPlaceholder("Find a request").fill(`{"request_id": "${id}"}`);
+    await page.keyboard.press("Enter");
+    await page.getByRole("heading", { name: id }).waitFor();
+    await page.getByText("The runtime could not be reached").waitFor();
+    page.context().allowed.push("404");
+    await page.goto(page.base + "/usage/find?id=nonsense");
+    await page.getByRole("heading", { name: "No such request" }).waitFor();
+  },
+
+  async "exports hold what the view shows"() {
+    const page = await open("many");
+    await signIn(page, "/usage?range=90d");
+    const shown = Number((await page.locator("dd strong").first().textContent()).replaceAll(",", ""));
+    for (const [name, count] of [["CSV", (text) => text.trim().split("\r\n").length - 1], ["JSON", (text) => JSON.parse(text).length]]) {
+      const [download] = await Promise.all([page.waitForEvent("download"), page.getByRole("link", { name }).click()]);
+      assert.match(download.suggestedFilename(), /^adriaticum-usage-.*\.(csv|json)$/);
+      const text = readFileSync(await download.path(), "utf8");
+      assert.ok(Math.abs(count(text) - shown) < 200, `${name}: ${count(text)} of ${shown}`);
+    }
+  },
+
+  async "a stale form and a foreign page change nothing"() {
+    const page = await open("empty");
+    page.context().allowed.push("403", "evil.localhost:" + ports.empty, "404");
+    await signIn(page, "/keys/new");
+    await page.getByLabel("Name", { exact: true }).fill("stale");
+    await page.locator("main [name=token]").evaluate((input) => { input.value = "0".repeat(64); });
+    await page.getByRole("button", { name: "Create key" }).click();
+    await page.getByRole("heading", { name: "The form was too old" }).waitFor();
+    // A page of another origin that sends the form, token and all.
+    await page.goto(page.base + "/keys/new");
+    const token = await page.locator("main [name=token]").getAttribute("value");
+    await page.route("**/evil", (route) => route.fulfill({ contentType: "text/html", body:
+      `<form method=post action="${page.base}/keys"><input name=token value="${token}"><input name=name value=foreign>
+       <input name=permission value=completions><button>Win</button></form>` }));
+    await page.goto(`http://evil.localhost:${ports.empty}/evil`);
+    const [answer] = await Promise.all([page.waitForNavigation(), page.getByRole("button").click()]);
+    assert.ok([403, 303, 200].includes(answer.status()));
+    assert.ok(!(await page.content()).includes("Your new key"));
+    await page.goto(page.base + "/keys");
+    assert.ok(!(await page.content()).includes("foreign") && !(await page.content()).includes("stale"));
+  },
+
+  async "everything works without a script"() {
+    const page = await open("empty", { javaScriptEnabled: false });
+    await signIn(page, "/keys/new");
+    await page.getByLabel("Name", { exact: true }).fill("without a script");
+    await page.getByLabel("Expires", { exact: true }).selectOption("date");
+    await page.getByLabel("Date").fill("2126-01-01");
+    await page.getByRole("button", { name: "Create key" }).click();
+    assert.match(await page.locator("#secret").textContent(), /^adr_/);
+    await page.goto(page.base + "/usage");
+    await page.getByLabel("Outcome", { exact: true }).selectOption("ok");
+    await page.getByRole("button", { name: "Apply" }).click();
+    assert.match(page.url(), /outcome=ok/);
+    await page.goto(page.base + "/status");
+    await page.getByText("Checked at").waitFor();
+  },
+
+  async "the keyboard alone goes everywhere"() {
+    const page = await open("one");
+    await signIn(page);
+    await page.keyboard.press("Tab");
+    assert.equal(await page.evaluate(() => document.activeElement.textContent), "Skip to the content");
+    const seen = new Set();
+    for (let step = 0; step < 40; step += 1) {
+      await page.keyboard.press("Tab");
+      seen.add(await page.evaluate(() => document.activeElement.textContent.trim()));
+    }
+    for (const name of ["API Keys", "Usage", "Status", "Sign out", "Create key", "Rename", "Revoke"]) {
+      assert.ok(seen.has(name), name);
+    }
+  },
+};
+
+async function look(ledger, scheme, width) {
+  const page = await open(ledger, { colorScheme: scheme, viewport: { width, height: 900 } });
+  page.context().allowed.push("404");
+  const check = async (name) => {
+    await page.evaluate(axe);
+    const { violations } = await page.evaluate(() => window.axe.run({ resultTypes: ["violations"] }));
+    const told = violations.map((v) => `${v.id}: ${v.help} – ${v.nodes.map((n) => n.target).join("; ")}`);
+    assert.deepEqual(told, [], `${ledger} ${scheme} ${width} ${name}`);
+    const wide = await page.evaluate(() => document.documentElement.scrollWidth);
+    assert.ok(wide <= width, `${name} is ${wide} wide on ${width}`);
+    if (shots) await page.screenshot({ path: `${shots}/${ledger}-${name}-${scheme}-${width}.png`, fullPage: true });
+  };
+  // The style sheet, the script and the icon are fetched once, and count with every page.
+  const assets = new Map();
+  page.on("response", async (response) => {
+    if (response.url().includes("/assets/")) assets.set(response.url(), Number(response.headers()["content-length"]));
+  });
+  await page.goto(page.base + "/sign-in");
+  await check("sign-in");
+  await signIn(page);
+  const pages = { keys: "/keys", "new-key": "/keys/new", usage: "/usage", "usage-90d": "/usage?range=90d", "usage-7d": "/usage?range=7d",
+    "usage-1h": "/usage?range=1h", status: "/status", missing: "/usage/find?id=x", nothing: "/nothing" };
+  for (const [name, path] of Object.entries(pages)) {
+    const response = await page.goto(page.base + path, { waitUntil: "load" });
+    const weight = [...assets.values()].reduce((sum, size) => sum + size, (await response.body()).length);
+    assert.ok(assets.size >= 2 && weight < heaviest, `${ledger} ${name} weighs ${weight}`);
+    heavy = Math.max(heavy, weight);
+    if (name === "status") await page.getByText("Checked at").waitFor();
+    for (const summary of await page.locator("details.data summary, details.fold summary").all()) await summary.click();
+    await check(name);
+  }
+  const story = page.locator(".requests a").first();
+  await page.goto(page.base + "/usage?range=90d");
+  if (await story.count()) {
+    await story.click();
+    await check("request");
+  }
+  await page.goto(page.base + "/keys");
+  const revoke = page.getByRole("link", { name: /^Revoke/ }).first();
+  if (await revoke.count()) {
+    await page.getByText("Rename", { exact: true }).first().click();
+    await check("rename");
+    await revoke.click();
+    await check("revoke");
+  }
+  await page.context().close();
+}
+let heavy = 0;
+
+let failures = 0;
+async function attempt(name, work) {
+  try {
+    await work();
+    console.log(`ok    ${name}`);
+  } catch (error) {
+    failures += 1;
+    console.log(`FAIL  ${name}\n${error.stack}`);
+  }
+}
+process.on("unhandledRejection", (error) => { failures += 1; console.log(`FAIL  ${error.stack}`); });
+process.on("uncaughtException", (error) => { failures += 1; console.log(`FAIL  ${error.stack}`); });
+
+for (const ledger of ["empty", "one", "many"]) {
+  for (const [scheme, width] of [["light", 1280], ["dark", 1280], ["light", 390], ["dark", 390]]) {
+    if (ledger === "many" || width === 1280 || shots) await attempt(`pages, ${ledger}, ${scheme}, ${width}`, () => look(ledger, scheme, width));
+  }
+}
+for (const [name, flow] of Object.entries(flows)) await attempt(name, flow);
+console.log(`the heaviest page: ${heavy} bytes with its style sheet, script and icon`);
+await browser.close();
+process.exit(failures ? 1 : 0);

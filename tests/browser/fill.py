@@ -1,0 +1,83 @@
+"""Fills a ledger with requests as a company makes them, over 90 days up to now, to be looked at in the console.
+
+    python3 tests/browser/fill.py DATABASE [ROWS]
+
+The rows bear no true hashes, so the ledger does not verify afterwards.
+"""
+
+import math
+import random
+import sqlite3
+import sys
+import time
+
+DAYS = 90
+DAY = 86_400
+NAMES = ["billing service", "support chat", "Ana’s laptop", "nightly reports", "search assistant", "intern project", "old prototype"]
+SHARES = [30, 26, 6, 14, 18, 4, 2]
+ERRORS = [("invalid_request", 400, 6), ("inference_error", 502, 3), ("service_unavailable", 503, 1), ("interrupted", None, 0.2)]
+
+
+def moments(rows, now, chance):
+    """Times in order: busy on weekdays in the daytime, and growing over the weeks."""
+    found = []
+    while len(found) < rows:
+        moment = now - chance.random() * DAYS * DAY
+        weekday, hour = time.gmtime(moment).tm_wday, moment % DAY / 3600
+        busy = 0.12 + 0.88 * max(0.0, math.sin((hour - 5) / 15 * math.pi)) if 5 < hour < 20 else 0.12
+        growth = 0.5 + 0.5 * (1 - (now - moment) / (DAYS * DAY))
+        if chance.random() < busy * growth * (0.3 if weekday > 4 else 1):
+            found.append(moment)
+    return sorted(found)
+
+
+def fill(database, rows, now=None):
+    now = now or time.time()
+    chance = random.Random(7)
+    connection = sqlite3.connect(database, isolation_level=None)
+    connection.execute("PRAGMA synchronous = OFF")
+    connection.execute("BEGIN")
+    keys = []
+    for number, name in enumerate(NAMES):
+        key = f"key_{chance.getrandbits(64):016x}"
+        keys.append((key, name))
+        created = int(now - (DAYS - number) * DAY)
+        connection.execute(
+            "INSERT INTO keys (id, digest, name, permissions, created, expires, last_used, revoked, hint)"
+            " VALUES (?, randomblob(32), ?, ?, ?, ?, ?, ?, ?)",
+            (key, name, "completions,metrics" if number == 3 else "completions", created,
+             int(now + 20 * DAY) if number == 2 else int(now - DAY) if number == 5 else None,
+             int(now - number * 900), int(now - 3 * DAY) if number == 6 else None,
+             f"adr_{chance.getrandbits(16):04x}…{chance.getrandbits(16):04x}"))
+    seq = connection.execute("SELECT coalesce(max(seq), 0) FROM usage WHERE seq IS NOT NULL").fetchone()[0]
+    made = []
+    for moment in moments(rows, now, chance):
+        seq += 1
+        key, name = chance.choices(keys, SHARES)[0]
+        code, status = None, 200
+        storm = 20 * DAY < now - moment < 20.3 * DAY
+        if chance.random() < (0.4 if storm else 0.018):
+            code, status, _ = chance.choices(ERRORS, [0.1, 9, 1, 0] if storm else [e[2] for e in ERRORS])[0]
+        runtime = chance.lognormvariate(6.9, 0.6) if code != "invalid_request" else None
+        queue, own = chance.lognormvariate(-2.5, 1), chance.lognormvariate(0.6, 0.4)
+        tokens = (None, None, None)
+        if status == 200 and chance.random() > 0.004:
+            prompt, completion = int(chance.lognormvariate(5.5, 0.9)), int(chance.lognormvariate(4.8, 0.8))
+            tokens = (prompt, completion, prompt + completion)
+        whole = None if status is None else queue + own + (runtime or 0)
+        made.append((f"chatcmpl_{int(moment * 1000):012x}{chance.getrandbits(80):020x}", key, name, int(moment), status, code,
+                     *tokens, whole, queue if whole else None, runtime if whole else None, seq))
+    connection.executemany(
+        "INSERT INTO usage (request_id, key_id, key_name, created, status, error_code, prompt_tokens, completion_tokens,"
+        " total_tokens, duration_ms, queue_ms, runtime_ms, seq, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, randomblob(32))",
+        made)
+    connection.execute(
+        f"INSERT INTO usage_daily SELECT created / {DAY}, key_id, key_name, coalesce(status, 0), coalesce(error_code, ''), count(*),"
+        " coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0), coalesce(sum(total_tokens), 0),"
+        " sum(coalesce(status, 0) = 200 AND total_tokens IS NULL) FROM usage WHERE seq > ? GROUP BY 1, 2, 3, 4, 5", (seq - len(made),))
+    connection.execute("COMMIT")
+    connection.close()
+
+
+if __name__ == "__main__":
+    fill(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 200_000)

@@ -1,0 +1,69 @@
+"""Drives the console in Chromium: every flow, every page's weight, and what axe-core finds, in light and dark.
+
+    python3 tests/browser/run.py [FOLDER]
+
+With a folder, it leaves screenshots of every page there, at the widths of a desk and of a phone. Needs Debian's
+chromium and nodejs, and the npm packages of this folder.
+"""
+
+import contextlib
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "outside"))
+from fill import fill  # noqa: E402
+from service import Runtime, Service, ensure  # noqa: E402
+
+HERE = pathlib.Path(__file__).resolve().parent
+PASSWORD = "correct horse battery staple"
+LEDGERS = {"empty": 0, "one": 1, "many": 200_000}
+RUN_SECONDS = 170
+
+
+class WithConsole(Service):
+    def __init__(self, folder, runtime, rows):
+        folder.mkdir()
+        super().__init__(folder, runtime, log_level="warn")
+        told = self.run_with_input("console", "password", text=PASSWORD + "\n")
+        ensure(told.returncode == 0, f"no password could be set: {told.stderr}")
+        if rows:
+            fill(self.database, rows)
+
+    def create_key(self, *_):
+        """None yet: the console makes them."""
+        return ""
+
+    def run_with_input(self, *arguments, text):
+        command = [str(part) for part in (self.binary(), *arguments)]
+        return subprocess.run(command, env=self.environment, input=text, capture_output=True, text=True)
+
+    @staticmethod
+    def binary():
+        from service import BINARY
+        return BINARY
+
+
+def main():
+    shots = pathlib.Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else None
+    if shots:
+        shots.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="browser-") as name, Runtime() as runtime, contextlib.ExitStack() as running:
+        services = {}
+        for ledger, rows in LEDGERS.items():
+            services[ledger] = running.enter_context(WithConsole(pathlib.Path(name) / ledger, runtime, rows))
+        plan = {
+            "password": PASSWORD,
+            "shots": shots and str(shots),
+            "ports": {ledger: service.port for ledger, service in services.items()},
+        }
+        done = subprocess.run(["node", HERE / "console.mjs", json.dumps(plan)], timeout=RUN_SECONDS)
+        ensure(done.returncode == 0, "the console's tests failed, as told above")
+        for service in services.values():
+            service.ensure_it_ends_well()
+
+
+if __name__ == "__main__":
+    main()

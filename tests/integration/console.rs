@@ -1,0 +1,498 @@
+//! The console from outside: who gets in, what a form takes, and that nothing typed is taken for markup.
+
+use serde_json::json;
+
+use crate::support::{Reply, Runtime, Script, Server, chat, completion, until};
+
+const PASSWORD: &str = "correct horse battery staple";
+
+/// A browser's side of it: cookies, and the token of the last form.
+struct Browser<'a> {
+    server: &'a Server,
+    cookies: Vec<(String, String)>,
+    token: String,
+}
+
+impl<'a> Browser<'a> {
+    fn new(server: &'a Server) -> Self {
+        Self { server, cookies: Vec::new(), token: String::new() }
+    }
+
+    fn signed_in(server: &'a Server) -> Self {
+        let mut browser = Self::new(server);
+        browser.get("/sign-in");
+        let reply = browser.post("/sign-in", &[("password", PASSWORD)]);
+        assert_eq!((reply.status, reply.header("location")), (303, Some("/")), "{}", reply.text());
+        browser.get("/keys");
+        browser
+    }
+
+    fn get(&mut self, path: &str) -> Reply {
+        self.send("GET", path, "", "")
+    }
+
+    /// Sends a form with the token of the page that was shown last.
+    fn post(&mut self, path: &str, fields: &[(&str, &str)]) -> Reply {
+        let token = self.token.clone();
+        let mut all = vec![("token", token.as_str())];
+        all.extend(fields);
+        self.post_bare(path, "Origin: null\r\nSec-Fetch-Site: same-origin\r\n", &all)
+    }
+
+    fn post_bare(&mut self, path: &str, headers: &str, fields: &[(&str, &str)]) -> Reply {
+        let body: Vec<String> =
+            fields.iter().map(|(name, value)| format!("{name}={}", encode(value))).collect();
+        self.send("POST", path, headers, &body.join("&"))
+    }
+
+    fn send(&mut self, method: &str, path: &str, headers: &str, body: &str) -> Reply {
+        let cookies: Vec<String> =
+            self.cookies.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let mut client = self.server.connect();
+        client.send(format!(
+            "{method} {path} HTTP/1.1\r\nHost: console.localhost:8080\r\nCookie: {}\r\n{headers}Content-Length: {}\r\n\r\n{body}",
+            cookies.join("; "),
+            body.len()
+        ));
+        let reply = client.reply();
+        for line in reply.head.lines().filter_map(|line| line.strip_prefix("set-cookie: ")) {
+            let (name, value) =
+                line.split(';').next().and_then(|pair| pair.split_once('=')).expect("a cookie");
+            self.cookies.retain(|(known, _)| known != name);
+            self.cookies.push((name.into(), value.into()));
+        }
+        if let Some((_, rest)) = reply.text().split_once("name=\"token\" value=\"") {
+            self.token = rest[..64].to_owned();
+        }
+        reply
+    }
+}
+
+impl Reply {
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+}
+
+fn encode(text: &str) -> String {
+    text.bytes().map(|byte| format!("%{byte:02X}")).collect()
+}
+
+fn set_password(server: &Server, password: &str) -> std::process::Output {
+    use std::io::Write;
+    let mut child = server
+        .command(&["console", "password"])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("the command should start");
+    writeln!(child.stdin.take().expect("its input"), "{password}").expect("it should read");
+    child.wait_with_output().expect("it should end")
+}
+
+fn with_console(runtime: Option<&Runtime>) -> Server {
+    let server = Server::new(runtime).start();
+    assert!(set_password(&server, PASSWORD).status.success());
+    server
+}
+
+#[test]
+fn without_a_password_it_only_tells_how_to_set_one() {
+    let server = Server::new(None).start();
+    let mut browser = Browser::new(&server);
+    for path in ["/", "/keys", "/usage", "/sign-in", "/nonsense"] {
+        let reply = browser.get(path);
+        assert!(reply.status == 200 && reply.text().contains("adriaticum console password"), "{path}");
+    }
+    assert!(browser.post("/keys", &[("name", "x")]).text().contains("adriaticum console password"));
+    for short in ["", "eleven char"] {
+        let output = set_password(&server, short);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(String::from_utf8_lossy(&output.stderr).contains("12 characters"));
+    }
+    assert!(set_password(&server, PASSWORD).status.success());
+    assert_eq!(browser.get("/keys").header("location"), Some("/sign-in"), "it holds at once");
+    assert!(!server.log().contains("horse"));
+}
+
+#[test]
+fn each_host_serves_its_own() {
+    let runtime = Runtime::start();
+    let server = with_console(Some(&runtime));
+    let key = server.key();
+    let ask = |host: &str, method: &str, path: &str| {
+        let mut client = server.connect();
+        let body = chat("x").to_string();
+        client.send(format!(
+            "{method} {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {key}\r\nContent-Type: application/json\r\n\
+             Content-Length: {}\r\n\r\n{body}",
+            body.len()
+        ));
+        client.reply()
+    };
+    assert_eq!(ask("api.test", "POST", "/v1/chat/completions").status, 200);
+    let reply = ask("CONSOLE.localhost:99", "POST", "/v1/chat/completions");
+    assert_ne!(reply.status, 200);
+    assert!(
+        reply.header("content-type").is_none_or(|kind| !kind.contains("json")),
+        "it is no answer of the API"
+    );
+    for path in ["/sign-in", "/keys", "/usage", "/status", "/"] {
+        ask("api.test", "GET", path).is_error(404, "not_found");
+        ask("other.test", "GET", path).is_error(404, "not_found");
+    }
+    assert_eq!(runtime.count(), 1);
+    let without = Server::new(None).set("ADRIATICUM_CONSOLE_HOST", "").start();
+    Browser::new(&without).get("/sign-in").is_error(404, "not_found");
+}
+
+#[test]
+fn every_page_has_its_headers() {
+    let server = with_console(None);
+    let mut browser = Browser::signed_in(&server);
+    for path in ["/keys", "/keys/new", "/usage", "/status", "/usage/chatcmpl_0", "/nothing"] {
+        let reply = browser.get(path);
+        for (name, value) in [
+            ("x-content-type-options", "nosniff"),
+            ("cache-control", "no-store"),
+            ("referrer-policy", "no-referrer"),
+            ("x-frame-options", "DENY"),
+        ] {
+            assert_eq!(reply.header(name), Some(value), "{path}: {name}");
+        }
+        let policy = reply.header("content-security-policy").expect(path);
+        assert!(policy.starts_with("default-src 'none';") && policy.contains("frame-ancestors 'none'"));
+        assert!(!policy.contains("unsafe"));
+        let text = reply.text();
+        assert!(
+            !text.contains(" style=") && !text.contains("<style") && !text.contains(" onclick="),
+            "{path}: {text}"
+        );
+        assert_eq!(text.matches("<script").count(), 1);
+        assert!(!text.contains("http://") && !text.contains("https://"), "nothing from outside: {path}");
+    }
+    let page = browser.get("/keys").text();
+    for (mark, kind) in [("href=\"/assets/style", "text/css"), ("src=\"/assets/script", "text/javascript")] {
+        let start = page.find(mark).expect("the file is named") + mark.find('/').expect("a path");
+        let path = page[start..].split('"').next().expect("its end");
+        let file = Browser::new(&server).get(path);
+        assert!(file.status == 200 && file.header("content-type").is_some_and(|k| k.starts_with(kind)));
+        assert!(file.header("cache-control").is_some_and(|value| value.contains("immutable")));
+    }
+}
+
+#[test]
+fn signing_in_and_out() {
+    let server = with_console(None);
+    let mut browser = Browser::new(&server);
+    assert_eq!(
+        browser.get("/usage?range=7d").header("location"),
+        Some("/sign-in?next=%2Fusage%3Frange%3D7d")
+    );
+    browser.get("/sign-in?next=%2Fusage");
+    assert_eq!(browser.post("/sign-in", &[("password", "wrong password")]).status, 401);
+    let reply = browser.post("/sign-in", &[("password", PASSWORD), ("next", "/usage?range=7d")]);
+    assert_eq!(reply.header("location"), Some("/usage?range=7d"));
+    for line in reply.head.lines().filter(|line| line.starts_with("set-cookie: ")) {
+        assert!(line.contains("; HttpOnly; SameSite=Strict") && line.contains("Path=/;"), "{line}");
+    }
+    let cookie =
+        browser.cookies.iter().find(|(name, _)| name == "adriaticum_session").expect("a session").1.clone();
+    assert_eq!(cookie.len(), 64);
+    assert!(
+        !std::fs::read(server.folder.path("adriaticum.db-wal"))
+            .expect("the log of the database")
+            .windows(64)
+            .any(|bytes| bytes == cookie.as_bytes()),
+        "only its hash is kept"
+    );
+    assert_eq!(browser.get("/keys").status, 200);
+    let other = browser.cookies.clone();
+    assert_eq!(browser.post("/sign-out", &[]).header("location"), Some("/sign-in"));
+    browser.cookies = other;
+    assert_eq!(browser.get("/keys").status, 303, "the token is worth nothing afterwards");
+    for next in ["https://evil.test/", "//evil.test", "/\\evil.test"] {
+        let mut browser = Browser::new(&server);
+        browser.get("/sign-in");
+        let reply = browser.post("/sign-in", &[("password", PASSWORD), ("next", next)]);
+        assert_eq!(reply.header("location"), Some("/"), "{next}");
+    }
+    let mut browser = Browser::signed_in(&server);
+    assert!(set_password(&server, "another password than before").status.success());
+    assert_eq!(browser.get("/keys").status, 303, "another password ends every session");
+    browser.get("/sign-in");
+    assert_eq!(browser.post("/sign-in", &[("password", PASSWORD)]).status, 401);
+}
+
+#[test]
+fn a_session_ends_after_twelve_hours() {
+    let server = with_console(None);
+    let mut browser = Browser::signed_in(&server);
+    let left = server.query("SELECT expires - unixepoch() FROM console_tokens WHERE kind = 'session'");
+    let rusqlite::types::Value::Integer(left) = left[0][0] else { panic!("a number of seconds") };
+    assert!((12 * 3600 - 60..=12 * 3600).contains(&left), "{left}");
+    assert_eq!(browser.get("/keys").status, 200);
+    server.query("UPDATE console_tokens SET expires = unixepoch() RETURNING 1");
+    assert_eq!(browser.get("/keys").status, 303);
+}
+
+#[test]
+fn a_form_from_elsewhere_changes_nothing() {
+    let server = with_console(None);
+    let mut browser = Browser::signed_in(&server);
+    let token = browser.token.clone();
+    let form = [("token", token.as_str()), ("name", "x"), ("permission", "completions")];
+    for headers in [
+        "Origin: http://evil.test\r\n",
+        "Origin: http://console.localhost:9999\r\n",
+        "Origin: http://api.test:8080\r\n",
+        "Origin: null\r\nSec-Fetch-Site: cross-site\r\n",
+        "Origin: http://console.localhost:8080\r\nSec-Fetch-Site: same-site\r\n",
+        "Origin: http://console.localhost:8080\r\nOrigin: http://evil.test\r\n",
+    ] {
+        assert_eq!(browser.post_bare("/keys", headers, &form).status, 403, "{headers}");
+    }
+    for token in ["", "0".repeat(64).as_str()] {
+        let form = [("token", token), ("name", "x"), ("permission", "completions")];
+        let reply = browser.post_bare("/keys", "Origin: http://console.localhost:8080\r\n", &form);
+        assert_eq!(reply.status, 403, "a stale token");
+    }
+    let cookie = browser.cookies.clone();
+    let mut other = Browser::signed_in(&server);
+    other.cookies = cookie;
+    let foreign = other.token.clone();
+    other.token = String::new();
+    let form_of_other = [("token", foreign.as_str()), ("name", "x"), ("permission", "completions")];
+    assert_eq!(other.post_bare("/keys", "", &form_of_other).status, 403, "the token of another session");
+    let mut visitor = Browser::new(&server);
+    assert_eq!(
+        visitor.post_bare("/sign-in", "", &[("password", PASSWORD)]).status,
+        403,
+        "sign-in has a token too"
+    );
+    assert_eq!(server.told(&["keys", "list", "--json"]).trim(), "[]");
+    let reply = browser.post_bare("/keys", "Origin: http://console.localhost:8080\r\n", &form);
+    assert_eq!(reply.status, 200, "and our own is taken");
+}
+
+#[test]
+fn wrong_passwords_are_slowed_and_nobody_waits_in_a_worker() {
+    let server = with_console(None);
+    let mut known = Browser::signed_in(&server);
+    let mut guesser = Browser::new(&server);
+    guesser.get("/sign-in");
+    let mut refused = 0;
+    let told = loop {
+        let reply = guesser.post("/sign-in", &[("password", "a wrong password")]);
+        match reply.status {
+            401 => refused += 1,
+            429 => break reply,
+            other => panic!("{other}"),
+        }
+        assert!(refused < 20, "it is never slowed");
+    };
+    let seconds: u64 = told.header("retry-after").and_then(|value| value.parse().ok()).expect("how long");
+    assert!((1..=60).contains(&seconds) && told.text().contains(&format!("{seconds} second")));
+    let began = std::time::Instant::now();
+    assert_eq!(guesser.post("/sign-in", &[("password", PASSWORD)]).status, 429);
+    assert!(began.elapsed().as_millis() < 500, "it is told to wait, and not made to");
+    known.post("/sign-out", &[]);
+    known.get("/sign-in");
+    assert_eq!(
+        known.post("/sign-in", &[("password", PASSWORD)]).status,
+        303,
+        "a known browser is not locked out"
+    );
+    until("the wait is over", || guesser.post("/sign-in", &[("password", PASSWORD)]).status == 303);
+}
+
+#[test]
+fn a_key_from_its_making_to_its_end() {
+    let runtime = Runtime::start();
+    let server = with_console(Some(&runtime));
+    let mut browser = Browser::signed_in(&server);
+    assert!(browser.get("/keys").text().contains("Create the first key"));
+    let once = browser.get("/keys/new").text();
+    let once = once.split("name=\"once\" value=\"").nth(1).expect("the form's number")[..32].to_owned();
+    let form =
+        [("name", "first"), ("permission", "completions"), ("expires", "90d"), ("once", once.as_str())];
+    let made = browser.post("/keys", &form).text();
+    let secret = made.split("id=\"secret\">").nth(1).expect("the secret")[..52].to_owned();
+    assert!(made.contains("curl http://api.test:8080/v1/chat/completions"), "{made}");
+    server.post(&secret, &chat("x")).is_completion();
+    assert_eq!(
+        browser.post("/keys", &form).header("location"),
+        Some("/keys?made=1"),
+        "a page that is loaded again"
+    );
+    let page = browser.get("/keys").text();
+    assert!(
+        !page.contains(&secret) && page.contains(&format!("{}…{}", &secret[..8], &secret[48..])),
+        "{page}"
+    );
+    let list: serde_json::Value =
+        serde_json::from_str(&server.told(&["keys", "list", "--json"])).expect("JSON");
+    let id = list[0]["id"].as_str().expect("an id").to_owned();
+    assert_eq!(list.as_array().map(Vec::len), Some(1));
+    let renamed = browser.post(&format!("/keys/{id}/rename"), &[("name", "second")]);
+    assert_eq!(renamed.header("location"), Some(format!("/keys?renamed={id}").as_str()));
+    assert!(browser.get("/keys").text().contains("second"));
+    assert_eq!(
+        browser.post(&format!("/keys/{id}/rename"), &[("name", "\u{202e}")]).header("location"),
+        Some("/keys?bad=name")
+    );
+    let asked = browser.get(&format!("/keys/{id}/revoke")).text();
+    assert!(asked.contains("second") && asked.contains("can’t be undone"));
+    server.post(&secret, &chat("x")).is_completion();
+    browser.post(&format!("/keys/{id}/revoke"), &[]);
+    server.post(&secret, &chat("x")).is_error(401, "invalid_api_key");
+    assert!(browser.get("/keys").text().contains("1 revoked key"));
+    for bad in [
+        [("name", ""), ("permission", "completions"), ("expires", "")],
+        [("name", "x"), ("permission", "nonsense"), ("expires", "")],
+        [("name", "x"), ("permission", "completions"), ("expires", "soon")],
+        [("name", "x"), ("permission", "completions"), ("expires", "date")],
+    ] {
+        let reply = browser.post("/keys", &bad);
+        assert!(reply.status == 400 && reply.text().contains("role=\"alert\""), "{bad:?}");
+    }
+    for id in ["key_none", "..", "%2e%2e"] {
+        assert_eq!(browser.get(&format!("/keys/{id}/revoke")).status, 404);
+        assert_eq!(browser.post(&format!("/keys/{id}/rename"), &[("name", "x")]).status, 404);
+    }
+    assert_eq!(browser.post("/keys", &[("name", "x".repeat(20_000).as_str())]).status, 413);
+    assert_eq!(browser.send("DELETE", "/keys", "", "").status, 405);
+}
+
+#[test]
+fn what_a_person_typed_is_never_markup() {
+    let runtime = Runtime::start();
+    let server = with_console(Some(&runtime));
+    let hostile = "\"'><script>alert(1)</script><b>&{{7*7}}=HYPERLINK(1)";
+    let secret = server.told(&["keys", "create", hostile]).trim().to_owned();
+    server.post(&secret, &chat("x")).is_completion();
+    runtime.next(Script::Answer(500, json!({})));
+    let failed = server.post(&secret, &chat("x"));
+    let mut browser = Browser::signed_in(&server);
+    let list: serde_json::Value =
+        serde_json::from_str(&server.told(&["keys", "list", "--json"])).expect("JSON");
+    let id = list[0]["id"].as_str().expect("an id").to_owned();
+    let request = failed.json()["error"]["request_id"].as_str().expect("an id").to_owned();
+    let inject = encode("\"><script>alert(2)</script>");
+    let places = [
+        "/keys".to_owned(),
+        format!("/keys/{id}/revoke"),
+        format!("/keys?renamed={id}"),
+        format!("/keys?renamed={inject}&revoked={inject}&bad={inject}"),
+        "/usage?range=1h".into(),
+        format!(
+            "/usage?range={inject}&key={inject}&outcome={inject}&from={inject}&to={inject}&before={inject}"
+        ),
+        format!("/usage?key={id}"),
+        format!("/usage/{request}"),
+        format!("/usage/find?id={inject}"),
+        format!("/usage/{inject}"),
+        format!("/sign-in?next={inject}"),
+        "/status".into(),
+    ];
+    for place in &places {
+        let text = browser.get(place).text();
+        assert!(!text.contains("<script>") && !text.contains("<b>"), "{place}: {text}");
+    }
+    for place in [&places[0], &places[1], &places[4], &places[7]] {
+        let text = browser.get(place).text();
+        assert!(text.contains("&lt;script&gt;alert(1)&lt;/script&gt;&lt;b&gt;&amp;"), "{place}: {text}");
+    }
+    let form = browser.post(
+        "/keys",
+        &[("name", "\"><script>alert(3)</script>"), ("expires", "\"><script>"), ("date", "\"><script>")],
+    );
+    assert!(form.status == 400 && !form.text().contains("<script>"), "what is filled in comes back escaped");
+    let visitor = Browser::new(&server).get(&format!("/sign-in?next={inject}")).text();
+    assert!(!visitor.contains("<script>"));
+    let csv = whole_body(&browser.get("/usage/export.csv?range=1h"));
+    let quoted = format!("\"{}\"", hostile.replace('"', "\"\""));
+    assert!(csv.contains(&quoted), "{csv}");
+}
+
+/// The body of an answer in chunks.
+fn whole_body(reply: &Reply) -> String {
+    assert_eq!(reply.header("transfer-encoding"), Some("chunked"));
+    reply.text()
+}
+
+#[test]
+fn usage_tells_what_the_ledger_holds() {
+    let runtime = Runtime::start();
+    let server = with_console(Some(&runtime));
+    let (one, other) = (server.key(), server.told(&["keys", "create", "other"]).trim().to_owned());
+    let mut unmeasured = completion("x");
+    unmeasured.as_object_mut().expect("an object").remove("usage");
+    for script in [Script::Answer(200, unmeasured), Script::Answer(500, json!({}))] {
+        runtime.next(script);
+        server.post(&one, &chat("x"));
+    }
+    for _ in 0..3 {
+        server.post(&other, &chat("x")).is_completion();
+    }
+    server.post(&other, &json!({})).is_error(400, "invalid_request");
+    let mut browser = Browser::signed_in(&server);
+    let figures = |text: &str| -> Vec<String> {
+        text.split("<strong>")
+            .skip(1)
+            .take(4)
+            .map(|rest| rest.split('<').next().unwrap_or("").to_owned())
+            .collect()
+    };
+    for folded in [false, true] {
+        if folded {
+            until("the rows are folded", || {
+                server.query("SELECT seq FROM usage_folded")[0][0] == rusqlite::types::Value::Integer(6)
+            });
+        }
+        for range in ["1h", "24h", "7d", "30d", "90d"] {
+            let text = browser.get(&format!("/usage?range={range}")).text();
+            assert_eq!(figures(&text), ["6", "66.7 %", "33", "9"], "{range}");
+            assert!(text.contains("1 request unmeasured"), "{range}");
+            assert!(text.len() < 45_000, "{}", text.len());
+        }
+        let list: serde_json::Value =
+            serde_json::from_str(&server.told(&["keys", "list", "--json"])).expect("JSON");
+        let key =
+            list.as_array().and_then(|list| list.iter().find(|key| key["name"] == "test")).expect("the key")
+                ["id"]
+                .clone();
+        let key = key.as_str().expect("an id");
+        let text = browser.get(&format!("/usage?range=1h&key={key}")).text();
+        assert_eq!(figures(&text), ["2", "50.0 %", "–", "–"], "what was not measured is no zero");
+        assert_eq!(figures(&browser.get("/usage?outcome=invalid_request").text())[..2], ["1", "0 %"]);
+        assert_eq!(browser.get("/usage?outcome=failed").text().matches("class=\"badge bad\"").count(), 2);
+        assert_eq!(browser.get("/usage?outcome=ok").text().matches("class=\"badge good\"").count(), 4);
+    }
+    let rows = whole_body(&browser.get("/usage/export.json?range=1h&outcome=ok"));
+    assert_eq!(rows.matches("\"status\":200").count(), 4);
+    assert_eq!(whole_body(&browser.get("/usage/export.csv?range=1h")).matches("chatcmpl_").count(), 6);
+    assert!(browser.get("/keys").text().contains(">4</a>"), "requests of 30 days");
+}
+
+#[test]
+fn status_says_what_the_checks_say() {
+    let runtime = Runtime::start();
+    let server = with_console(Some(&runtime));
+    let mut browser = Browser::signed_in(&server);
+    until("the checks are through", || browser.get("/status").text().contains("Checked at"));
+    let text = browser.get("/status").text();
+    assert!(
+        text.contains("reports usage")
+            && text.contains("0 of 16")
+            && text.contains(env!("CARGO_PKG_VERSION"))
+    );
+    let asked = runtime.count();
+    for _ in 0..5 {
+        browser.get("/status");
+    }
+    assert_eq!(runtime.count(), asked, "the runtime is not asked for every look");
+    assert_eq!(browser.post("/status", &[]).header("location"), Some("/status"));
+    until("it is asked again", || runtime.count() > asked);
+}

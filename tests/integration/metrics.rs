@@ -1,0 +1,224 @@
+//! What the console's host tells programs.
+
+use std::io::Read;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use serde_json::json;
+
+use crate::support::{Reply, Runtime, Script, Server, chat, completion, request, until};
+
+const CONSOLE: &str = "console.localhost";
+
+#[track_caller]
+fn ask(server: &Server, method: &str, host: &str, path: &str, key: Option<&str>) -> Reply {
+    let authorization = key.map_or(String::new(), |key| format!("Authorization: Bearer {key}\r\n"));
+    let mut client = server.connect();
+    client.send(format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\n{authorization}\r\n"));
+    client.reply()
+}
+
+#[track_caller]
+fn get(server: &Server, path: &str) -> (u16, String) {
+    let reply = ask(server, "GET", CONSOLE, path, None);
+    (reply.status, String::from_utf8(reply.body).expect("a text"))
+}
+
+fn metrics_key(server: &Server) -> String {
+    server.told(&["keys", "create", "watcher", "--permission", "metrics"]).trim().to_owned()
+}
+
+/// The value of a series.
+#[track_caller]
+fn value(server: &Server, key: &str, series: &str) -> f64 {
+    let reply = ask(server, "GET", CONSOLE, "/metrics", Some(key));
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let text = String::from_utf8(reply.body).expect("a text");
+    let found = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok());
+    found.unwrap_or_else(|| panic!("{series} is not in\n{text}"))
+}
+
+#[test]
+fn what_was_answered_is_counted() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let (key, watcher) = (server.key(), metrics_key(&server));
+    let unmeasured = json!({"choices": [{"message": {"content": "x"}}], "usage": {"prompt_tokens": 5}});
+    for script in [
+        Script::Answer(200, completion("x")),
+        Script::Answer(200, unmeasured),
+        Script::Answer(500, json!({})),
+    ] {
+        runtime.next(script);
+        server.post(&key, &chat("x"));
+    }
+    server.post("adr_wrong", &chat("x")).is_error(401, "invalid_api_key");
+    server.post(&watcher, &chat("x")).is_error(403, "insufficient_permission");
+    server.post(&key, &json!({})).is_error(400, "invalid_request");
+    ask(&server, "GET", "other.test", "/", None).is_error(404, "not_found");
+    let mut broken = server.connect();
+    broken.send("no HTTP at all\r\n\r\n");
+    broken.reply().is_error(400, "invalid_request");
+    for (series, expected) in [
+        ("adriaticum_requests_total{status=\"200\",code=\"ok\"}", 2.0),
+        ("adriaticum_requests_total{status=\"400\",code=\"invalid_request\"}", 2.0),
+        ("adriaticum_requests_total{status=\"401\",code=\"invalid_api_key\"}", 1.0),
+        ("adriaticum_requests_total{status=\"403\",code=\"insufficient_permission\"}", 1.0),
+        ("adriaticum_requests_total{status=\"404\",code=\"not_found\"}", 1.0),
+        ("adriaticum_requests_total{status=\"502\",code=\"inference_error\"}", 1.0),
+        ("adriaticum_requests_total{status=\"503\",code=\"service_unavailable\"}", 0.0),
+        ("adriaticum_tokens_total{kind=\"prompt\"}", 16.0),
+        ("adriaticum_tokens_total{kind=\"completion\"}", 3.0),
+        ("adriaticum_completions_unmeasured_total", 1.0),
+        ("adriaticum_request_duration_seconds_count{outcome=\"completion\"}", 2.0),
+        // Broken HTTP has no time.
+        ("adriaticum_request_duration_seconds_count{outcome=\"error\"}", 5.0),
+        ("adriaticum_queue_duration_seconds_count", 7.0),
+        ("adriaticum_runtime_duration_seconds_count", 3.0),
+        // All that a valid key asked for.
+        ("adriaticum_ledger_duration_seconds_count", 5.0),
+        ("adriaticum_ledger_errors_total{operation=\"open\"}", 0.0),
+        ("adriaticum_ledger_errors_total{operation=\"settle\"}", 0.0),
+    ] {
+        assert_eq!(value(&server, &watcher, series), expected, "{series}");
+    }
+    let parts = ["queue", "runtime", "ledger"]
+        .map(|part| value(&server, &watcher, &format!("adriaticum_{part}_duration_seconds_sum")));
+    let whole = ["completion", "error"].map(|outcome| {
+        let series = format!("adriaticum_request_duration_seconds_sum{{outcome=\"{outcome}\"}}");
+        value(&server, &watcher, &series)
+    });
+    assert!(parts.iter().sum::<f64>() <= whole.iter().sum(), "{parts:?} {whole:?}");
+    assert!(parts[2] > 0.0, "the ledger takes its time");
+}
+
+#[test]
+fn how_busy_it_is_is_told() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).set("ADRIATICUM_WORKERS", 2).set("ADRIATICUM_QUEUE", 1).start();
+    let (key, watcher) = (server.key(), metrics_key(&server));
+    let told = |series: &str| value(&server, &watcher, series);
+    let gate = Arc::new(AtomicBool::new(false));
+    let mut held: Vec<_> = (0..3)
+        .map(|_| {
+            runtime.next(Script::Held(Arc::clone(&gate), completion("x")));
+            let mut client = server.connect();
+            client.send(request(&key, &chat(&"x".repeat(9000))));
+            client
+        })
+        .collect();
+    until("all three are taken", || told("adriaticum_queue_length") == 1.0);
+    assert_eq!((told("adriaticum_workers_busy"), told("adriaticum_workers")), (2.0, 2.0));
+    // The watcher is heard all the same, and counts as a connection and not as a worker.
+    until("four are open", || told("adriaticum_connections_open") == 4.0);
+    assert!(told("adriaticum_buffered_bytes") > 27_000.0);
+    server.post(&key, &chat("x")).is_error(503, "service_unavailable");
+    assert_eq!(told("adriaticum_requests_shed_total{reason=\"queue\"}"), 1.0);
+    assert_eq!(told("adriaticum_requests_total{status=\"503\",code=\"service_unavailable\"}"), 1.0);
+    gate.store(true, Ordering::Release);
+    for client in &mut held {
+        client.reply().is_completion();
+    }
+    assert_eq!((told("adriaticum_workers_busy"), told("adriaticum_queue_length")), (0.0, 0.0));
+    until("the memory is free", || told("adriaticum_buffered_bytes") < 27_000.0);
+}
+
+#[test]
+fn what_the_ledger_did_not_take_is_counted() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let (key, watcher) = (server.key(), metrics_key(&server));
+    let told = |operation: &str| {
+        value(&server, &watcher, &format!("adriaticum_ledger_errors_total{{operation=\"{operation}\"}}"))
+    };
+    let database =
+        rusqlite::Connection::open(server.folder.path("adriaticum.db")).expect("the database should open");
+    let change = |sql: &str| database.execute_batch(sql).expect("the database should be changed");
+    change("CREATE TRIGGER no BEFORE UPDATE ON usage BEGIN SELECT raise(ABORT, 'on purpose'); END");
+    server.post(&key, &chat("x")).is_error(503, "service_unavailable");
+    assert_eq!((told("open"), told("settle")), (0.0, 1.0));
+    change("DROP TRIGGER no");
+    change("CREATE TRIGGER no BEFORE INSERT ON usage BEGIN SELECT raise(ABORT, 'on purpose'); END");
+    server.post(&key, &chat("x")).is_error(503, "service_unavailable");
+    assert_eq!((told("open"), told("settle")), (1.0, 1.0));
+    assert_eq!(runtime.count(), 1, "where no row can be made, no inference is spent");
+}
+
+#[test]
+fn a_scrape_needs_its_permission_and_leaves_no_row() {
+    let server = Server::new(None).start();
+    let (key, watcher) = (server.key(), metrics_key(&server));
+    ask(&server, "GET", CONSOLE, "/metrics", None).is_error(401, "invalid_api_key");
+    ask(&server, "GET", CONSOLE, "/metrics", Some("adr_wrong")).is_error(401, "invalid_api_key");
+    ask(&server, "GET", CONSOLE, "/metrics", Some(&key)).is_error(403, "insufficient_permission");
+    let reply = ask(&server, "GET", CONSOLE, "/metrics", Some(&watcher));
+    assert_eq!(reply.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
+    assert_eq!(reply.header("cache-control"), Some("no-store"));
+    let mut client = server.connect();
+    client.send(format!(
+        "HEAD /metrics HTTP/1.1\r\nHost: {CONSOLE}\r\nAuthorization: Bearer {watcher}\r\nConnection: close\r\n\r\n"
+    ));
+    let mut told = String::new();
+    client.stream.read_to_string(&mut told).expect("an answer and the end");
+    assert!(told.starts_with("HTTP/1.1 200 ") && told.ends_with("\r\n\r\n"), "{told}");
+    // Neither on the API's host nor on one that is nobody's.
+    for host in ["api.test", "other.test"] {
+        for path in ["/metrics", "/healthz", "/readyz"] {
+            ask(&server, "GET", host, path, Some(&watcher)).is_error(404, "not_found");
+        }
+    }
+    assert!(server.query("SELECT * FROM usage").is_empty());
+    let keys: serde_json::Value =
+        serde_json::from_str(&server.told(&["keys", "list", "--json"])).expect("JSON");
+    let used: Vec<bool> =
+        keys.as_array().expect("a list").iter().map(|key| key["last_used"].is_i64()).collect();
+    assert_eq!(used, [false, true], "a refusal is no use");
+}
+
+#[test]
+fn ready_is_with_a_runtime_and_a_ledger_that_takes_a_write() {
+    let runtime = Runtime::start();
+    let without = Server::new(None).start();
+    assert_eq!(get(&without, "/healthz"), (200, "ok\n".into()));
+    let (status, reason) = get(&without, "/readyz");
+    assert_eq!(status, 503);
+    assert!(reason.contains("runtime.url"), "{reason}");
+
+    let server = Server::new(Some(&runtime)).start();
+    assert_eq!(get(&server, "/readyz"), (200, "ready\n".into()));
+    let refused = ask(&server, "POST", CONSOLE, "/readyz", None);
+    assert_eq!((refused.status, refused.header("allow")), (405, Some("GET, HEAD")));
+
+    // However often it is asked, it writes no more than once a second.
+    let log = server.folder.path("adriaticum.db-wal");
+    let size = || log.metadata().expect("the log should be there").len();
+    let (before, began) = (size(), Instant::now());
+    for _ in 0..200 {
+        assert_eq!(get(&server, "/readyz").0, 200);
+    }
+    let seconds = began.elapsed().as_secs() + 1;
+    let page = 4096 + 24;
+    assert!(size() - before <= seconds * page, "{} bytes in {seconds} s", size() - before);
+
+    // Another process holds the database: one asker finds it out, the others are told at once what is known.
+    let database =
+        rusqlite::Connection::open(server.folder.path("adriaticum.db")).expect("the database should open");
+    database.execute_batch("BEGIN IMMEDIATE").expect("a lock");
+    until("it is found out", || {
+        let mut askers: Vec<_> = (0..4).map(|_| server.connect()).collect();
+        for asker in &mut askers {
+            asker.send(format!("GET /readyz HTTP/1.1\r\nHost: {CONSOLE}\r\n\r\n"));
+        }
+        let refused =
+            askers.iter_mut().filter_map(|asker| (asker.reply().status == 503).then_some(())).count();
+        assert!(refused <= 1, "{refused} have waited");
+        refused == 1
+    });
+    let log = server.log();
+    assert_eq!(log.matches("not ready: the ledger takes no write").count(), 1, "{log}");
+    database.execute_batch("ROLLBACK").expect("the lock goes");
+    until("it is ready again", || get(&server, "/readyz").0 == 200);
+    until("and says so", || server.log().contains("ready again"));
+    assert_eq!(get(&server, "/healthz").0, 200);
+}

@@ -1,0 +1,253 @@
+"""The metrics as Prometheus sees them: a real one scrapes the service, and promtool judges the rest.
+
+    python3 tests/outside/metrics.py
+
+It needs Debian's package prometheus. What docs/monitoring.md says is taken from there, and the queries of the
+dashboard and of the alert rules are asked for what they give.
+"""
+
+import contextlib
+import http.client
+import json
+import pathlib
+import re
+import sqlite3
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+from service import ROOT, Runtime, Service, ensure, free_port
+
+GUIDE = ROOT / "docs" / "monitoring.md"
+ALERTS = ROOT / "docs" / "monitoring" / "alerts.yml"
+ALERTS_TEST = ROOT / "tests" / "outside" / "alerts_test.yml"
+DASHBOARD = ROOT / "docs" / "monitoring" / "dashboard.json"
+
+CONSOLE_HOST = "console.localhost"
+COMPLETIONS = 6
+PATIENCE = 30
+
+# What Grafana puts in the place of its variables.
+VARIABLES = {"$instance": ".*", "$__rate_interval": "1m", "$__range": "1m"}
+
+NAME = re.compile(r"\b(?:adriaticum|process)_[a-z_]+\b")
+
+
+class Prometheus:
+    """The real one, with a folder and a port of its own."""
+
+    def __init__(self, folder, configuration):
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self.log = folder / "prometheus.log"
+        (folder / "prometheus.yml").write_text(configuration)
+        promtool("check", "config", folder / "prometheus.yml")
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen([
+                "prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'tsdb'}",
+                f"--web.listen-address={self.url.removeprefix('http://')}",
+            ], stdout=log, stderr=log)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+
+    def ask(self, path, **parameters):
+        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}") as response:
+            return json.load(response)["data"]
+
+    def query(self, expression):
+        try:
+            return self.ask("query", query=expression)["result"]
+        except urllib.error.HTTPError as error:
+            raise SystemExit(f"Prometheus refuses a query: {expression}\n{error.read().decode()}")
+
+    def wait_for(self, expression):
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            ensure(self.process.poll() is None, f"Prometheus ended:\n{self.log.read_text()[-2000:]}")
+            with contextlib.suppress(urllib.error.URLError, ConnectionError):
+                if self.query(expression):
+                    return
+            time.sleep(0.1)
+        targets = self.ask("targets")["activeTargets"]
+        raise SystemExit(f"it did not come true: {expression}\n{[target['lastError'] for target in targets]}")
+
+
+def promtool(*arguments, **options):
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, **options)
+    # A lint of the metrics is told with an exit code of its own.
+    ensure(done.returncode == 0, f"promtool {' '.join(map(str, arguments))}:\n{done.stdout}{done.stderr}")
+
+
+def get(service, path, key=None, host=CONSOLE_HOST, method="GET"):
+    connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=10)
+    with contextlib.closing(connection):
+        headers = {"Host": host} | ({"Authorization": f"Bearer {key}"} if key else {})
+        connection.request(method, path, headers=headers)
+        response = connection.getresponse()
+        return response, response.read().decode()
+
+
+def ensure_only_a_key_with_the_permission_reads_them(service, key):
+    for wrong, status, code in ((None, 401, "invalid_api_key"), ("adr_no", 401, "invalid_api_key"),
+                                (service.key, 403, "insufficient_permission")):
+        response, text = get(service, "/metrics", wrong)
+        ensure(response.status == status, f"{response.status} instead of {status}: {text}")
+        ensure(json.loads(text)["error"]["code"] == code, f"not {code}: {text}")
+    response, text = get(service, "/metrics", key, host="localhost")
+    ensure(response.status == 404 and "adriaticum_" not in text, "the metrics are served on the API's host")
+    response, text = get(service, "/metrics", key, method="HEAD")
+    ensure(response.status == 200 and not text, f"HEAD: {response.status} {text}")
+
+
+def scrape(service, key):
+    response, text = get(service, "/metrics", key)
+    ensure(response.status == 200, f"no metrics: {response.status} {text}")
+    kind = response.headers["Content-Type"]
+    ensure(kind == "text/plain; version=0.0.4; charset=utf-8", f"the type of the metrics is {kind}")
+    return text
+
+
+def sample(text, series):
+    found = [line.rpartition(" ")[2] for line in text.splitlines() if line.rpartition(" ")[0] == series]
+    ensure(len(found) == 1, f"{series} is told {len(found)} times")
+    return float(found[0])
+
+
+def ensure_it_counts(service, key):
+    def counts():
+        text = scrape(service, key)
+        promtool("check", "metrics", input=text)
+        return [sample(text, series) for series in (
+            'adriaticum_requests_total{status="200",code="ok"}',
+            'adriaticum_requests_total{status="404",code="not_found"}',
+            'adriaticum_tokens_total{kind="prompt"}',
+            'adriaticum_completions_unmeasured_total',
+            'adriaticum_request_duration_seconds_count{outcome="completion"}',
+            'adriaticum_ledger_duration_seconds_count',
+        )]
+
+    before, rows = counts(), rows_of(service)
+    for _ in range(COMPLETIONS):
+        ensure(service.complete()[0] == 200, "the service does not answer")
+    get(service, "/", host="localhost")
+    more = [after - earlier for after, earlier in zip(counts(), before)]
+    # The runtime measures every other completion, and each has 11 tokens in its prompt.
+    half = COMPLETIONS // 2
+    ensure(more == [COMPLETIONS, 1, 11 * half, half, COMPLETIONS, COMPLETIONS], f"it counted {more}")
+    ensure(rows_of(service) == rows + COMPLETIONS, "a scrape left a row in the ledger")
+    used = [found["last_used"] for found in json.loads(service.run("keys", "list", "--json").stdout)]
+    ensure(None not in used, "the use of a key was not noted")
+
+
+def rows_of(service):
+    with contextlib.closing(sqlite3.connect(service.database)) as database:
+        return database.execute("SELECT count(*) FROM usage").fetchone()[0]
+
+
+def ensure_the_probes_answer(service):
+    for path, line in (("/healthz", "ok\n"), ("/readyz", "ready\n")):
+        response, text = get(service, path)
+        ensure((response.status, text) == (200, line), f"{path}: {response.status} {text}")
+
+
+def families(text):
+    return {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
+
+
+def samples(text):
+    return {re.match(r"\w+", line)[0] for line in text.splitlines() if not line.startswith("#")}
+
+
+def ensure_the_guide_names_them_all(text):
+    told = set(re.findall(r"`((?:adriaticum|process)_\w+)`", GUIDE.read_text()))
+    there = families(text)
+    ensure(told == there, f"only in the guide: {told - there}; only in the metrics: {there - told}")
+
+
+def dashboard_queries():
+    """The queries of the dashboard, each with the labels that its legend shows."""
+    dashboard = json.loads(DASHBOARD.read_text())
+    panels = dashboard["panels"]
+    ensure(dashboard["uid"] and len({panel["id"] for panel in panels}) == len(panels), "ids are missing or double")
+    variables = {variable["name"] for variable in dashboard["templating"]["list"]}
+    ensure(variables == {"datasource", "instance"}, f"the variables are {variables}")
+    queries = []
+    for panel in panels:
+        for target in panel["targets"]:
+            for holder in (panel, target):
+                ensure(holder["datasource"]["uid"] == "${datasource}", f"{panel['title']}: a fixed data source")
+            queries.append((target["expr"], re.findall(r"{{(\w+)}}", target["legendFormat"])))
+    return queries
+
+
+def blocks(language):
+    """What the guide has in its blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def configurations(service, key_file):
+    """The configurations of the guide, for this service, with less patience."""
+    for block in blocks("yaml"):
+        for old, new in (("/etc/prometheus/adriaticum.key", key_file), ("/etc/prometheus/adriaticum-alerts.yml", ALERTS),
+                         (":8080", f":{service.port}")):
+            block = block.replace(old, str(new))
+        if "rule_files" not in block:
+            block += f"rule_files:\n  - {ALERTS}\n"
+        yield "global:\n  scrape_interval: 1s\n  evaluation_interval: 1s\n" + block
+
+
+def ensure_prometheus_makes_use_of_them(folder, service, key, exposed):
+    key_file = folder / "adriaticum.key"
+    key_file.write_text(key)
+    by_name, by_proxy = configurations(service, key_file)
+    # Whether the name of the console is known here is not for this check to say.
+    (folder / "by_name.yml").write_text(by_name)
+    promtool("check", "config", folder / "by_name.yml")
+    queries = dashboard_queries()
+    for query in [ALERTS.read_text(), *(expression for expression, _ in queries)]:
+        unknown = set(NAME.findall(query)) - exposed
+        ensure(not unknown, f"there is no such metric: {unknown} in {query}")
+    with Prometheus(folder, by_proxy) as prometheus:
+        # Two scrapes make a rate, and a rule is judged in between.
+        prometheus.wait_for("up == 1")
+        ensure(service.complete()[0] == 200, "the service does not answer")
+        prometheus.wait_for("count_over_time(adriaticum_build_info[1m]) >= 3")
+        for expression, labels in queries:
+            for variable, value in VARIABLES.items():
+                expression = expression.replace(variable, value)
+            found = prometheus.query(expression)
+            ensure(found, f"this query of the dashboard gives nothing: {expression}")
+            ensure(all(label in series["metric"] for label in labels for series in found), f"labels of {expression}")
+        rules = [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
+        bad = [rule["name"] for rule in rules if rule["health"] != "ok" or rule["state"] == "firing"]
+        ensure(rules and not bad, f"of the alert rules these fail or fire: {bad}")
+    return len(queries), len(rules)
+
+
+def main():
+    promtool("check", "rules", ALERTS)
+    promtool("test", "rules", ALERTS_TEST)
+    with tempfile.TemporaryDirectory(prefix="adriaticum-metrics-") as name, Runtime() as runtime:
+        folder = pathlib.Path(name)
+        with Service(folder, runtime) as service:
+            service.wait_until_it_answers()
+            key = service.create_key("prometheus", "--permission", "metrics")
+            ensure_the_probes_answer(service)
+            ensure_only_a_key_with_the_permission_reads_them(service, key)
+            ensure_it_counts(service, key)
+            text = scrape(service, key)
+            ensure_the_guide_names_them_all(text)
+            queries, rules = ensure_prometheus_makes_use_of_them(folder, service, key, samples(text))
+            service.ensure_it_ends_well()
+    print(f"{len(families(text))} metrics, {queries} queries, {rules} alert rules, all as promtool and Prometheus ask")
+
+
+if __name__ == "__main__":
+    main()
