@@ -5,7 +5,7 @@ CONFORMANCE ?= ../shared/acceptance/conformance.py
 FUZZ_SECONDS ?= 120
 
 .DEFAULT_GOAL := help
-.PHONY: help build run python test lint unit outside clients console model test-crash test-install bench bench-years \
+.PHONY: help build run python test lint unit outside tls clients console model test-crash test-install bench bench-years \
 	bench-console sizes install uninstall deb sbom static fuzz clean
 
 # Two builds of the same sources give the same bytes, wherever they are made: the folders' names stay out of them, and
@@ -34,7 +34,7 @@ python:
 		echo "Python 3.10 or newer is needed, and $(PYTHON) is not. Install the package python3, or name another:" \
 			"PYTHON=/path/to/python3 make run" >&2; exit 1; }
 
-test: lint unit outside clients console model ## Run every check
+test: lint unit outside tls clients console model ## Run every check
 
 lint: ## Check the format, the lints and the documentation
 	cargo fmt --check
@@ -58,6 +58,12 @@ outside: build .venv/ready ## Hold the release binary to the contract, the OpenA
 	$(PYTHON) tests/outside/crash.py
 	$(PYTHON) tests/outside/power_cut.py
 
+tls: build ## Hold the release binary to the contract over TLS, to sslscan, and to slow handshakes
+	@test -x $(CONFORMANCE) || { echo "$(CONFORMANCE) is not there. CONFORMANCE=... names another place."; exit 1; }
+	@tests/outside/need 'command -v openssl' openssl
+	@tests/outside/need 'command -v sslscan' sslscan
+	$(PYTHON) tests/outside/tls.py $(CONFORMANCE) -search
+
 clients: build .venv-clients/ready ## Run six client libraries against the release binary
 	@tests/outside/need 'command -v npm' npm
 	npm ci --prefix tests/clients --silent --no-audit --no-fund
@@ -80,6 +86,7 @@ test-crash: build ## Kill the service 100 times and cut its power 50 times, and 
 	$(PYTHON) tests/outside/power_cut.py --cuts 50
 
 bench: build ## Print sizes and times, and what the ledger costs
+	@tests/outside/need 'command -v openssl' openssl
 	$(PYTHON) bench/footprint.py
 	$(BUILD) --examples
 	@tests/outside/need 'command -v wrk' wrk

@@ -1,10 +1,13 @@
-"""How large the service is and how soon it answers: the binary, its memory when idle, exec to the first 200.
+"""How large the service is and how soon it answers: the binary, its memory when idle, what a connection costs, exec to
+the first 200.
 
     python3 bench/footprint.py
 
 The bounds stand beside the figures; the times are the median and the slowest of several starts.
 """
 
+import contextlib
+import functools
 import pathlib
 import socket
 import statistics
@@ -14,8 +17,10 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "outside"))
 from service import BINARY, Runtime, Service  # noqa: E402
+from tls import NAME, Secured, SecuredService  # noqa: E402
 
 STARTS = 20
+CONNECTIONS = 1000
 
 
 def first_answer(service):
@@ -41,6 +46,18 @@ def first_answer(service):
     return seconds
 
 
+def connections(service, connect):
+    """The memory when idle in MiB, and what an idle connection then costs in KiB."""
+    with service, contextlib.ExitStack() as stack:
+        service.ensure_it_still_answers()
+        idle = service.status("VmRSS")
+        for _ in range(CONNECTIONS):
+            stack.enter_context(connect(socket.create_connection(("127.0.0.1", service.port), 10)))
+        # It comes after the others, and is answered after they were accepted.
+        service.ensure_it_still_answers()
+        return idle / 1024, (service.status("VmRSS") - idle) / CONNECTIONS
+
+
 def main():
     starts, idle = [], []
     with Runtime() as runtime:
@@ -52,9 +69,18 @@ def main():
                     idle.append(service.status("VmRSS") / 1024)
                 finally:
                     service.__exit__()
+        with tempfile.TemporaryDirectory(prefix="adriaticum-bench-") as name:
+            folder = pathlib.Path(name)
+            secured = Secured(folder)
+            shake_hands = functools.partial(secured.client.wrap_socket, server_hostname=NAME)
+            _, plain = connections(Service(folder, runtime), lambda client: client)
+            idle_secured, session = connections(SecuredService(folder / "secured", runtime, secured), shake_hands)
     size = BINARY.stat().st_size / 1024 / 1024
-    print(f"binary             {size:6.2f} MiB   (at most 4)")
+    print(f"binary             {size:6.2f} MiB   (at most 6, TLS included)")
     print(f"idle memory        {statistics.median(idle):6.2f} MiB   (at most 8; VmRSS after the first completion)")
+    print(f"  with TLS         {idle_secured:6.2f} MiB")
+    print(f"idle connection    {plain:6.1f} KiB")
+    print(f"  with TLS         {session:6.1f} KiB")
     print(f"exec to first 200  {statistics.median(starts):6.2f} ms    (at most 50; the slowest of {STARTS}: {max(starts):.2f})")
 
 

@@ -304,6 +304,7 @@ impl Connection {
                 return Ok(Some(count));
             }
             if !self.readable {
+                session.rest();
                 return Ok(None);
             }
             let (was_begun, was_handshaking) = (session.is_half_shaken(), session.is_handshaking());

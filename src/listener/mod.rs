@@ -268,7 +268,7 @@ impl<S: Service> Loop<S> {
             // No file descriptor or no memory: whoever has been idle longest gives way, and if nobody is
             // idle, time has to bring the end of some connection.
             _ => {
-                if !self.close_longest_idle() {
+                if !self.close_longest_idle(|_| true) {
                     log::warn!("no connection can be accepted for now: {error}");
                     self.accept_after = Instant::now() + self.limits.accept_pause;
                 }
@@ -277,7 +277,7 @@ impl<S: Service> Loop<S> {
     }
 
     fn welcome(&mut self, mut stream: socket::Stream, peer: Option<IpAddr>) {
-        if self.connections.len() >= self.limits.max_connections && !self.close_longest_idle() {
+        if self.connections.len() >= self.limits.max_connections && !self.close_longest_idle(|_| true) {
             return count(&self.load.turned_away);
         }
         let tls = match (&self.acceptor, &stream) {
@@ -297,13 +297,15 @@ impl<S: Service> Loop<S> {
         let index = slot.key();
         slot.insert(Entry { connection, weight: 0 });
         self.weigh(index);
+        self.bound(index);
     }
 
-    fn close_longest_idle(&mut self) -> bool {
+    /// Closes that one of the idle connections that has been idle longest, of those that are meant.
+    fn close_longest_idle(&mut self, is_meant: impl Fn(&Entry) -> bool) -> bool {
         let longest = self
             .connections
             .iter()
-            .filter(|(_, entry)| entry.connection.is_idle())
+            .filter(|(_, entry)| entry.connection.is_idle() && is_meant(entry))
             .min_by_key(|(_, entry)| entry.connection.deadline())
             .map(|(index, _)| index);
         if let Some(index) = longest {
@@ -311,6 +313,17 @@ impl<S: Service> Loop<S> {
             count(&self.load.made_way);
         }
         longest.is_some()
+    }
+
+    /// Whether the bytes held for all leave room for so many more. An idle TLS session holds memory too, and gives way
+    /// to a request; an idle connection without one holds none, and stays.
+    fn make_room(&mut self, wanted: usize) -> bool {
+        while self.buffered + self.workers.weight() + wanted > self.limits.buffered_bytes {
+            if !self.close_longest_idle(|entry| entry.weight > 0) {
+                return false;
+            }
+        }
+        true
     }
 
     /// Lets a connection go on as far as it can.
@@ -344,20 +357,19 @@ impl<S: Service> Loop<S> {
 
     /// Gives a complete request to the workers, or refuses it where there is no room for it.
     fn hand_over(&mut self, index: usize, request: Request) {
-        let entry = &mut self.connections[index];
-        // What has come of it counts already, as this connection's; whole, it is the workers'.
-        let others = self.buffered - entry.weight + self.workers.weight();
+        self.connections[index].connection.hand_over();
+        // What had come of it counted as this connection's; whole, it is the workers'.
+        self.weigh(index);
         if !self.workers.have_room(&request) {
             let stands_back = self.service.stands_back(&request.head);
             count(if stands_back { &self.load.aside_full } else { &self.load.queue_full });
             let taken = "every worker and every place in the queue is taken";
             self.refuse(index, Some(&request), Failure::shed(taken));
-        } else if others + request.weight() > self.limits.buffered_bytes {
+        } else if !self.make_room(request.weight()) {
             count(&self.load.buffers_full);
             self.refuse(index, Some(&request), Failure::shed(TOO_MUCH_BUFFERED));
         } else {
-            entry.connection.hand_over();
-            let stream = entry.connection.direct();
+            let stream = self.connections[index].connection.direct();
             self.workers.answer(index, request, stream);
         }
     }
@@ -377,11 +389,12 @@ impl<S: Service> Loop<S> {
 
     /// Sheds the request that has just grown past what may be buffered for all.
     fn bound(&mut self, index: usize) {
-        let entry = &self.connections[index];
-        let buffered = self.buffered + self.workers.weight();
-        if buffered <= self.limits.buffered_bytes {
+        if self.make_room(0) {
             return;
         }
+        let Some(entry) = self.connections.get(index) else {
+            return;
+        };
         if entry.connection.is_half_shaken() {
             count(&self.load.buffers_full);
             self.close(index);

@@ -16,9 +16,9 @@ use rustls::{ServerConfig, ServerConnection};
 
 use super::socket::Stream;
 
-/// What a session holds beside the bytes on their way: its keys, its state and the smallest of its buffers. An
-/// estimate: `rustls` does not tell.
-const OWN_WEIGHT: usize = 12 * 1024;
+/// What a session holds beside the bytes on their way: its keys, its state and the smallest of its buffers. Measured
+/// over 1,000 of them, as `rustls` does not tell: 7.7 KiB after the handshake, 9.4 after a completion.
+const OWN_WEIGHT: usize = 10 * 1024;
 
 /// How much of an answer is encrypted ahead of what the socket takes.
 const AHEAD: usize = 64 * 1024;
@@ -178,6 +178,13 @@ impl Session {
         Ok(Received::Some { is_all })
     }
 
+    /// Gives back the memory that the last of what came has needed: a large body leaves 32 KiB, and it may be long
+    /// until the next request.
+    pub fn rest(&mut self) {
+        // `rustls` makes its buffer smaller before it reads.
+        let _ = self.connection.read_tls(&mut Nothing);
+    }
+
     /// Encrypts and sends what can be sent without waiting, and says how much was taken. It is sent when nothing
     /// is left to be flushed.
     pub fn write(&mut self, stream: &Stream, bytes: &[u8]) -> io::Result<usize> {
@@ -218,6 +225,15 @@ impl Session {
     /// The memory that it holds.
     pub fn weight(&self) -> usize {
         OWN_WEIGHT + self.unread + self.unsent
+    }
+}
+
+/// A socket to which nothing has come.
+struct Nothing;
+
+impl Read for Nothing {
+    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::WouldBlock.into())
     }
 }
 

@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 use adriaticum::error::Failure;
 use adriaticum::http::response::{Broken, Pieces};
 use adriaticum::http::{Head, Request, Response};
-use adriaticum::listener::{Address, Level, Limits, Listener, Load, Service, Socket};
+use adriaticum::listener::{Acceptor, Address, Certificate, Level, Limits, Listener, Load, Service, Socket};
 
-use crate::support::{Client, until};
+use crate::support::{Client, Folder, until};
+use crate::tls;
 
 const SHORT: Duration = Duration::from_millis(300);
 
@@ -83,12 +84,19 @@ struct Running {
 }
 
 fn serve(limits: Limits) -> Running {
+    serve_with(limits, None)
+}
+
+fn serve_with(limits: Limits, acceptor: Option<Acceptor>) -> Running {
     let any = Address::Tcp(([127, 0, 0, 1], 0).into());
     let socket = Socket::bind(&any).expect("a port should be free");
     let Ok(Address::Tcp(address)) = socket.address() else {
         panic!("a TCP socket should have an address");
     };
-    let listener = Listener::new(vec![socket], limits).expect("a listener");
+    let mut listener = Listener::new(vec![socket], limits).expect("a listener");
+    if let Some(acceptor) = acceptor {
+        listener.speak_tls(Arc::new(acceptor));
+    }
     let stopper = listener.stopper().expect("a stopper");
     let (echo, load) = (Arc::new(Echo::default()), listener.load());
     let service = Arc::clone(&echo);
@@ -241,6 +249,29 @@ fn all_buffers_together_have_a_bound() {
     fourth.send(post(250_000, 250_000));
     assert_eq!(fourth.reply().status, 200, "what was buffered is free again");
     until("and told to be", || running.load.snapshot().buffered_bytes.now < 100_000);
+}
+
+#[test]
+fn an_idle_session_gives_way_to_a_request() {
+    let folder = Folder::new();
+    let trusted = tls::certify(&folder.path(""));
+    let certificate =
+        Certificate::read(&folder.path("cert.pem"), &folder.path("key.pem")).expect("a certificate");
+    let acceptor = Acceptor::new(certificate).expect("an acceptor");
+    let limits = Limits { buffered_bytes: 600_000, ..Limits::default() };
+    let running = serve_with(limits, Some(acceptor));
+    let config = tls::client_config(&trusted, rustls::ALL_VERSIONS);
+    let connect = || tls::shake_hands(running.address, &config).expect("a handshake");
+    let mut idle: Vec<tls::Secured> = (0..50).map(|_| connect()).collect();
+    let mut client = connect();
+    client.send(post(250_000, 250_000));
+    assert_eq!(client.reply().status, 200);
+    let told = running.load.snapshot();
+    assert_eq!((told.buffers_full, told.turned_away), (0, 0));
+    assert!((1..50).contains(&told.made_way), "{told:?}");
+    assert!(idle[0].ends(), "the longest idle is the first to go");
+    idle[49].send(get("/"));
+    assert_eq!(idle[49].reply().status, 200);
 }
 
 #[test]

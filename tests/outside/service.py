@@ -24,6 +24,8 @@ class Runtime(http.server.ThreadingHTTPServer):
     """An inference runtime that says at once what it was told last."""
 
     daemon_threads = True
+    # As many connections as all workers make at once: past it, the system makes them wait and lets some fail.
+    request_queue_size = 128
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -128,8 +130,7 @@ class Service:
     def wait_until_it_answers(self):
         """Waits until its start is over: it listens before it opens the database. The request leaves no row."""
         self.wait_until_it_listens()
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=START_SECONDS)
-        with contextlib.closing(connection):
+        with contextlib.closing(self.connection(START_SECONDS)) as connection:
             try:
                 connection.request("GET", "/")
                 connection.getresponse().read()
@@ -142,10 +143,13 @@ class Service:
         status, text = self.complete()
         ensure(status == 200, f"the service does not answer a good request: {status} {text}")
 
+    def connection(self, timeout=10):
+        """A way for requests to it, not connected yet."""
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+
     def complete(self):
         """Runs a completion on a connection of its own; its status and the text of the answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
-        with contextlib.closing(connection):
+        with contextlib.closing(self.connection()) as connection:
             body = {"model": "adriaticum", "messages": [{"role": "user", "content": "Still there?"}]}
             headers = {"Authorization": self.authorization, "Content-Type": "application/json"}
             connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
