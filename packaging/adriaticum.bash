@@ -30,6 +30,7 @@ _adriaticum() {
         'console ') options+=' password' ;;
         'search ') options+=' add list remove query' ;;
         'search add' | 'backup '*) files=yes ;;
+        'search list') options+=' --json' ;;
         'check ') options+=' --json' ;;
     esac
     case $before in

@@ -58,5 +58,6 @@ complete -c adriaticum -n '__adriaticum_at search' -a list -d 'Tell which there 
 complete -c adriaticum -n '__adriaticum_at search' -a remove -d 'Take one out again'
 complete -c adriaticum -n '__adriaticum_at search' -a query -d 'Tell what is found for some words'
 complete -c adriaticum -n '__adriaticum_at search add' -F
+complete -c adriaticum -n '__adriaticum_at search list' -l json -d 'Print JSON'
 
 complete -c adriaticum -n '__adriaticum_at check' -l json -d 'Print JSON'

@@ -46,6 +46,7 @@ _adriaticum() {
                 'backup '*) _arguments $everywhere '1:new file:_files' ;;
                 'console '*) _arguments $everywhere '1:command:(password)' ;;
                 'search add') _arguments $everywhere '*:file or folder:_files' ;;
+                'search list') _arguments $everywhere '--json[print JSON]' ;;
                 'search '*) _arguments $everywhere '1:command:(add list remove query)' ;;
                 'check '*) _arguments $everywhere '--json[print JSON]' ;;
                 *) _arguments $everywhere ;;

@@ -18,6 +18,9 @@ const REST: u32 = 4;
 /// How often it is looked for rows that have become old.
 const ROUND: Duration = Duration::from_secs(3600);
 
+/// How soon it is looked again where old rows are not in the console's sums yet.
+const SOON: Duration = Duration::from_secs(2);
+
 const DAY: i64 = 86_400;
 
 /// It ends when the value goes.
@@ -33,7 +36,7 @@ impl Retention {
         let rest = move |time| stopped.recv_timeout(time) == Err(RecvTimeoutError::Timeout);
         let thread = thread::Builder::new()
             .name("retention".into())
-            .spawn(move || while round(&store, days, &rest) && rest(ROUND) {})
+            .spawn(move || while round(&store, days, &rest).is_some_and(&rest) {})
             .expect("a thread should start");
         Self { stop: Some(stop), thread: Some(thread) }
     }
@@ -48,8 +51,8 @@ impl Drop for Retention {
     }
 }
 
-/// Removes all that is too old now; whether to go on after it.
-fn round(store: &Store, days: u32, rest: &impl Fn(Duration) -> bool) -> bool {
+/// Removes all that is too old now; says how long to rest after it, or nothing at the end.
+fn round(store: &Store, days: u32, rest: &impl Fn(Duration) -> bool) -> Option<Duration> {
     let limit = OffsetDateTime::now_utc().unix_timestamp() - i64::from(days) * DAY;
     let mut removed = 0;
     loop {
@@ -65,11 +68,12 @@ fn round(store: &Store, days: u32, rest: &impl Fn(Duration) -> bool) -> bool {
             }
         }
         if !rest(began.elapsed() * REST) {
-            return false;
+            return None;
         }
     }
     if removed > 0 {
         log::info!("{removed} rows older than {days} days were removed from the ledger");
     }
-    true
+    let waits = store.oldest_row().is_ok_and(|oldest| oldest.is_some_and(|created| created < limit));
+    Some(if waits { SOON } else { ROUND })
 }

@@ -159,6 +159,14 @@ impl Store {
         })
     }
 
+    /// When the first row of the chain was made.
+    pub fn oldest_row(&self) -> Result<Option<i64>, StoreError> {
+        self.read(|connection| {
+            let oldest = "SELECT created FROM usage WHERE seq IS NOT NULL ORDER BY seq LIMIT 1";
+            connection.query_row(oldest, [], |row| row.get(0)).optional()
+        })
+    }
+
     /// When the newest row was made.
     pub fn newest_row(&self) -> Result<Option<i64>, StoreError> {
         self.read(|connection| {

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use adriaticum::config::Config;
+use adriaticum::config::{Config, SearchConfig};
 
 use crate::support::{Folder, Server};
 
@@ -267,7 +267,9 @@ fn the_example_shows_the_defaults() {
     for path in [packaged("adriaticum.toml"), everything] {
         let config = Config::load(Some(&path)).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(config.database, Path::new("/var/lib/adriaticum/adriaticum.db"));
-        let config = Config { file: defaults.file.clone(), database: defaults.database.clone(), ..config };
+        let search = SearchConfig { index: defaults.search.index.clone(), ..config.search };
+        let (file, database) = (defaults.file.clone(), defaults.database.clone());
+        let config = Config { file, database, search, ..config };
         assert_eq!(format!("{config:?}"), format!("{defaults:?}"));
     }
     Server::new(None).set("ADRIATICUM_CONFIG", packaged("adriaticum.toml").display()).start();

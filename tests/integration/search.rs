@@ -563,6 +563,6 @@ fn a_mode_without_search_ends_the_start() {
     let server = Server::new(None).set("ADRIATICUM_SEARCH_GROUNDING", "always");
     let output = server.run(&["serve"]);
     let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert_eq!(output.status.code(), Some(2), "{told}");
     assert!(told.contains("ADRIATICUM_SEARCH_GROUNDING") && told.contains("search.url"), "{told}");
 }
