@@ -5,8 +5,8 @@ CONFORMANCE ?= ../shared/acceptance/conformance.py
 FUZZ_SECONDS ?= 120
 
 .DEFAULT_GOAL := help
-.PHONY: help build run python test lint unit outside clients model test-crash test-install bench bench-years sizes \
-	install uninstall deb sbom static fuzz clean
+.PHONY: help build run python test lint unit outside clients model test-crash test-install bench bench-readme \
+	bench-scale bench-years bench-tools bench-instructions sizes install uninstall deb sbom static fuzz clean
 
 # Two builds of the same sources give the same bytes, wherever they are made: the folders' names stay out of them, and
 # what is packed bears the time of the last commit, or where there is none, of the release.
@@ -20,7 +20,7 @@ PREFIX ?= /usr/local
 SYSCONFDIR ?= /etc
 
 help: ## List the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 26
 
 build: ## Build the release binary, target/release/adriaticum
 	$(BUILD)
@@ -44,7 +44,7 @@ lint: ## Check the format, the lints and the documentation
 unit: ## Run the unit and integration tests
 	cargo test --locked
 
-outside: build .venv/ready ## Hold the release binary to the contract, the OpenAPI document, slow clients and crashes
+outside: build .venv/ready ## Hold the release binary to the contract, the OpenAPI document, slow clients, crashes and its cost
 	@test -x $(CONFORMANCE) || { echo "$(CONFORMANCE) is not there. CONFORMANCE=... names another place."; exit 1; }
 	$(CONFORMANCE) -search
 	.venv/bin/python tests/outside/openapi.py
@@ -53,6 +53,8 @@ outside: build .venv/ready ## Hold the release binary to the contract, the OpenA
 	$(PYTHON) tests/outside/full_disk.py
 	$(PYTHON) tests/outside/crash.py
 	$(PYTHON) tests/outside/power_cut.py
+	@tests/outside/need 'command -v valgrind' valgrind
+	$(PYTHON) bench/instructions.py --check
 
 clients: build .venv-clients/ready ## Run six client libraries against the release binary
 	@tests/outside/need 'command -v npm' npm
@@ -68,20 +70,28 @@ test-crash: build ## Kill the service 100 times and cut its power 50 times, and 
 	$(PYTHON) tests/outside/crash.py --kills 100
 	$(PYTHON) tests/outside/power_cut.py --cuts 50
 
-bench: build ## Print sizes and times, and what the ledger costs
-	$(PYTHON) bench/footprint.py
-	$(BUILD) --examples
-	@tests/outside/need 'command -v wrk' wrk
-	@tests/outside/need 'command -v nginx' nginx-light
-	rm -f target/bench.db*
-	target/release/examples/ledger target/bench.db
-	$(PYTHON) bench/load.py
+bench: build bench-tools ## Measure it beside nginx and HAProxy, and with PEERS=1 beside other gateways
+	$(PYTHON) bench/compare.py
 
-bench-years: build ## Print what a ledger of ten million rows costs
+bench-readme: ## Put the last result of make bench into README.md
+	$(PYTHON) bench/compare.py --readme
+
+bench-scale: build bench-tools ## Measure how the cost grows: connections, bodies, keys, workers, and ROWS in the ledger
+	$(PYTHON) bench/scale.py $(ROWS)
+
+bench-years: build bench-tools ## Print what a ledger of ten million rows costs
+	$(PYTHON) bench/years.py
+
+bench-tools:
 	$(BUILD) --examples
 	@tests/outside/need 'command -v wrk' wrk
 	@tests/outside/need 'command -v nginx' nginx-light
-	$(PYTHON) bench/years.py
+	@tests/outside/need 'command -v haproxy' haproxy
+
+bench-instructions: build ## Count the instructions of a completion, by module, and keep the sum for make test
+	@tests/outside/need 'command -v valgrind' valgrind
+	cargo build --profile symbols --locked --bin adriaticum
+	$(PYTHON) bench/instructions.py
 
 install: build ## Install below PREFIX (/usr/local) and SYSCONFDIR (/etc), or into DESTDIR for a package
 	install -D -m 755 target/release/adriaticum $(DESTDIR)$(PREFIX)/bin/adriaticum
