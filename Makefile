@@ -5,7 +5,7 @@ CONFORMANCE ?= ../shared/acceptance/conformance.py
 FUZZ_SECONDS ?= 120
 
 .DEFAULT_GOAL := help
-.PHONY: help build run python test lint unit outside clients model test-crash test-install bench bench-readme \
+.PHONY: help build run python test lint unit outside clients model test-crash test-install bench bench-docs \
 	bench-scale bench-years bench-tools bench-instructions sizes install uninstall deb sbom static fuzz clean
 
 # Two builds of the same sources give the same bytes, wherever they are made: the folders' names stay out of them, and
@@ -73,8 +73,8 @@ test-crash: build ## Kill the service 100 times and cut its power 50 times, and 
 bench: build bench-tools ## Measure it beside nginx and HAProxy, and with PEERS=1 beside other gateways
 	$(PYTHON) bench/compare.py
 
-bench-readme: ## Put the last result of make bench into README.md
-	$(PYTHON) bench/compare.py --readme
+bench-docs: ## Put the last results of make bench and make bench-scale into README.md and docs/performance.md
+	$(PYTHON) bench/publish.py
 
 bench-scale: build bench-tools ## Measure how the cost grows: connections, bodies, keys, workers, and ROWS in the ledger
 	$(PYTHON) bench/scale.py $(ROWS)

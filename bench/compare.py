@@ -1,12 +1,11 @@
 """The service beside others, in front of the same instant upstream and under the same load.
 
-    python3 bench/compare.py [--readme]
+    python3 bench/compare.py
 
 The upstream is nginx with a fixed answer, the load is wrk, both from Debian's packages; what both can do is the row
 `direct`. The subjects take turns in every round, so that whatever else the machine does hits them alike, and what was
 disturbed is measured again. With PEERS=1 in the environment other gateways are measured too, with ROUNDS and SECONDS
-more or less often and long. The result is printed, and kept in target/bench.json; --readme measures nothing, it puts
-the result that is kept there into README.md.
+more or less often and long. The result is printed, and kept in target/bench.json.
 """
 
 import contextlib
@@ -14,8 +13,6 @@ import datetime
 import json
 import os
 import pathlib
-import platform
-import re
 import sqlite3
 import statistics
 import sys
@@ -25,7 +22,7 @@ import time
 import measure
 import peers
 import subjects
-from measure import Unfit, summary
+from measure import Unfit, machine, summary
 from subjects import NO_LEDGER, ROOT, Ours
 
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
@@ -48,8 +45,6 @@ FIGURES = (
 
 
 def main():
-    if sys.argv[1:] == ["--readme"]:
-        return put_into_readme(json.loads(RESULT.read_text()))
     # Where the build is, as a file system in memory would have nothing to sync.
     with tempfile.TemporaryDirectory(prefix="bench-", dir=ROOT / "target") as name:
         result = compare(pathlib.Path(name))
@@ -159,11 +154,6 @@ def commit_times(folder):
     return medians
 
 
-def machine():
-    model = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
-    return f"{os.cpu_count()} × {model[1] if model else platform.machine()}, Linux {platform.release()}"
-
-
 def median(result, subject, figure):
     return result["subjects"][subject][figure]["median"]
 
@@ -224,32 +214,6 @@ def print_bounds(result):
               f"{rate:,.0f}; {fastest}: {best:,.0f}")
     share = rate / median(result, "nginx, plain proxy", "rate_32")
     print(f"  {'yes' if share >= 0.5 else 'NO ':<4} of nginx's requests per second at 32 clients, half as the aim: {share:.0%}")
-
-
-def put_into_readme(result):
-    """Replaces what is between the two marks in README.md with the table."""
-    rows = ["| | added to a direct call, median | 99th percentile | requests/s, 32 clients | processor, a request | memory, idle | after the load"
-            " | exec to first 200 | on disk |", "|---|--:|--:|--:|--:|--:|--:|--:|--:|"]
-    for name, its in result["subjects"].items():
-        value = {figure: its[figure]["median"] for figure in its}
-        if name == "direct":
-            rows.append(f"| direct | 0 | 0 | {value['rate_32']:,.0f} | | | | | |")
-            continue
-        shown = f"**{name}**" if name == SHIPPED else name
-        rows.append(
-            f"| {shown} | {value['added_us']:,.0f} µs | {value['added_p99_us']:,.0f} µs | {value['rate_32']:,.0f}"
-            f" | {value['processor_us']:,.0f} µs | {value['idle_mib']:.1f} MiB | {value['loaded_mib']:.1f} MiB"
-            f" | {value['first_ms']:,.0f} ms | {value['disk_mib']:,.1f} MiB |")
-    versions = {name.split(",")[0]: version for name, version in result["versions"].items() if name != "direct"}
-    rows += ["", f"{result['machine']}, {result['made']}; the median of {result['rounds']} rounds. One synced commit of its disk takes "
-             f"{result['commit_us']['median']:.0f} µs. Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()) + "."]
-    readme = ROOT / "README.md"
-    before, begin, rest = readme.read_text().partition("<!-- bench -->\n")
-    _, end, after = rest.partition("<!-- /bench -->\n")
-    if not end:
-        raise SystemExit("README.md lacks the marks <!-- bench --> and <!-- /bench -->, each on a line of its own.")
-    readme.write_text(before + begin + "\n" + "\n".join(rows) + "\n\n" + end + after)
-    print("README.md has the table of target/bench.json.")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import platform
 import re
 import statistics
 import subprocess
@@ -125,3 +126,8 @@ def summary(runs):
     """The median of several runs and its spread: half the distance between the extremes, as a share of it."""
     middle = statistics.median(runs)
     return {"median": middle, "spread": (max(runs) - min(runs)) / 2 / abs(middle) if middle else 0.0, "runs": runs}
+
+
+def machine():
+    model = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
+    return f"{os.cpu_count()} × {model[1] if model else platform.machine()}, Linux {platform.release()}"

@@ -7,6 +7,7 @@ table is printed, and kept in target/scale.json.
 """
 
 import contextlib
+import datetime
 import json
 import os
 import pathlib
@@ -21,7 +22,7 @@ import time
 import measure
 import subjects
 import years
-from measure import summary
+from measure import machine, summary
 from subjects import ROOT, Ours
 
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
@@ -102,18 +103,18 @@ def main():
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Both ends of 4,096 connections are open at once, one of them here.
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192) if hard != resource.RLIM_INFINITY else 8192, hard))
-    disturbances, table = measure.Disturbances(), {}
+    disturbances, kinds = measure.Disturbances(), {}
     with tempfile.TemporaryDirectory(prefix="scale-", dir=ROOT / "target") as name:
         folder = pathlib.Path(name)
         with subjects.upstream(folder) as upstream:
             for kind, sizes, prepare in KINDS:
                 if kind == "rows in the ledger" and most > sizes[-1]:
                     sizes = (*sizes, most)
-                table[kind] = measure_kind(kind, sizes, prepare, folder, upstream, disturbances)
+                kinds[kind] = measure_kind(kind, sizes, prepare, folder, upstream, disturbances)
         threads = subprocess.run([LEDGER, folder / "threads.db"], capture_output=True, text=True, check=True).stdout
     print(disturbances)
     print(f"\nthe ledger by itself:\n{threads}", end="")
-    RESULT.write_text(json.dumps(table, indent=1))
+    RESULT.write_text(json.dumps({"made": datetime.date.today().isoformat(), "machine": machine(), "rounds": ROUNDS, "kinds": kinds}, indent=1))
 
 
 def measure_kind(kind, sizes, prepare, folder, upstream, disturbances):
