@@ -5,8 +5,8 @@ CONFORMANCE ?= ../shared/acceptance/conformance.py
 FUZZ_SECONDS ?= 120
 
 .DEFAULT_GOAL := help
-.PHONY: help build run python test lint unit outside clients model test-crash test-install bench bench-docs \
-	bench-scale bench-years bench-tools bench-instructions sizes install uninstall deb sbom static fuzz clean
+.PHONY: help build run python test lint unit outside clients model test-crash test-install bench bench-years sizes \
+	install uninstall deb sbom static fuzz clean
 
 # Two builds of the same sources give the same bytes, wherever they are made: the folders' names stay out of them, and
 # what is packed bears the time of the last commit, or where there is none, of the release.
@@ -44,7 +44,7 @@ lint: ## Check the format, the lints and the documentation
 unit: ## Run the unit and integration tests
 	cargo test --locked
 
-outside: build .venv/ready ## Hold the release binary to the contract, the OpenAPI document, slow clients, crashes and its cost
+outside: build .venv/ready ## Hold the release binary to the contract, the OpenAPI document, slow clients and crashes
 	@test -x $(CONFORMANCE) || { echo "$(CONFORMANCE) is not there. CONFORMANCE=... names another place."; exit 1; }
 	$(CONFORMANCE) -search
 	.venv/bin/python tests/outside/openapi.py
@@ -70,6 +70,7 @@ test-crash: build ## Kill the service 100 times and cut its power 50 times, and 
 	$(PYTHON) tests/outside/crash.py --kills 100
 	$(PYTHON) tests/outside/power_cut.py --cuts 50
 
+.PHONY: bench-tools bench-docs bench-scale bench-instructions
 bench: build bench-tools ## Measure it beside nginx and HAProxy, and with PEERS=1 beside other gateways
 	$(PYTHON) bench/compare.py
 
