@@ -6,6 +6,7 @@ its own, with that too. What can't be installed is told, and left out.
 
 import dataclasses
 import os
+import secrets
 import string
 import subprocess
 
@@ -13,7 +14,8 @@ from measure import Unfit
 from subjects import ROOT, Subject, free_port
 
 PEERS = ROOT / "var" / "peers"
-KEY = "sk-benchmark"
+# A good one, as LiteLLM does not start with one that could be guessed.
+KEY = f"sk-{secrets.token_hex(32)}"
 
 
 @dataclasses.dataclass
@@ -88,7 +90,7 @@ TABLE = [
          {"config.yaml": "model_list: [{model_name: adriaticum, litellm_params: {model: openai/adriaticum,"
                          " api_base: 'http://127.0.0.1:$upstream/v1', api_key: none}}]"},
          # Else it fetches a list of prices at its start.
-         {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}),
+         {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "LITELLM_MASTER_KEY": "$key"}),
 ]
 
 

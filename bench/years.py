@@ -40,6 +40,7 @@ ADD_UP = f"""
 
 
 def fill(database, rows):
+    """Makes the rows; the seconds it took."""
     began = time.monotonic()
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = OFF")
@@ -50,7 +51,7 @@ def fill(database, rows):
         connection.execute(ADD_UP)
         connection.execute("COMMIT")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    print(f"{rows} rows over {DAYS} days made in {time.monotonic() - began:.0f} s, {database.stat().st_size / 2**30:.2f} GiB")
+    return time.monotonic() - began
 
 
 def of_ten(work):
@@ -76,7 +77,8 @@ def main():
         with subjects.upstream(folder) as upstream:
             subject = Ours("full", folder / "full", upstream)
             database = subject.service.database
-            fill(database, rows)
+            seconds = fill(database, rows)
+            print(f"{rows} rows over {DAYS} days made in {seconds:.0f} s, {database.stat().st_size / 2**30:.2f} GiB")
 
             def command(*arguments):
                 return lambda: subprocess.run([BINARY, *arguments], env=subject.environment, capture_output=True, check=True)
