@@ -1,18 +1,18 @@
 """The instructions of one plain completion, counted by callgrind: the same on a busy machine as on a quiet one.
 
-    python3 bench/instructions.py [--check]
+    python3 bench/instructions.py [--check | --functions]
 
 One client sends the same request again and again on one connection; the system's part of the work is not counted.
 The count of a short run is subtracted from that of a long one, which leaves neither the start nor the end.
 
 Prints the instructions by module, from a build that has kept its symbols, and keeps the sum in instructions.json
-beside this file. With --check it counts the release binary's, and fails where they are more than 10% above what is
-kept there: who means to spend them runs `make bench-instructions` and commits the file with the change.
+beside this file; --functions has the costliest functions follow. With --check it counts those of the release binary,
+and fails where they are more than 10% above what is kept there: who means to spend them runs
+`make bench-instructions` and commits the file with the change.
 """
 
 import http.client
 import json
-import os
 import pathlib
 import re
 import subprocess
@@ -136,7 +136,7 @@ def main():
         if instructions >= total / 1000:
             print(f"{name:<24} {instructions:>9,.0f} {instructions / total:>6.1%}")
     print(f"{'a plain completion':<24} {total:>9,.0f}")
-    if "--functions" in sys.argv:
+    if sys.argv[1:] == ["--functions"]:
         for (_, name), instructions in sorted(functions.items(), key=lambda entry: -entry[1])[:40]:
             print(f"{instructions:>9,.0f}  {name[:150]}")
     KEPT.write_text(json.dumps({"plain_completion": round(total)}) + "\n")
