@@ -59,7 +59,7 @@ def load(subject, upstream, clients, disturbances):
     tries, seconds = [], SECONDS
     while len(tries) < TRIES:
         measured = load_once(subject, upstream, clients, seconds)
-        if measured.requests < 4 * clients and seconds < PATIENCE_SECONDS / 4:
+        if measured.requests < 2 * clients and seconds < PATIENCE_SECONDS / 4:
             seconds *= 4
             continue
         if measured.foreign <= FOREIGN:

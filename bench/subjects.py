@@ -33,6 +33,9 @@ ANSWER = json.dumps({
 })
 QUESTION = json.dumps({"model": "adriaticum", "messages": [{"role": "user", "content": "The capital of Croatia?"}]})
 
+# Ended from outside, a benchmark ends what it has started.
+signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+
 
 class Subject:
     """A program under test, with what wrk sends to it."""
