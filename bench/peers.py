@@ -71,7 +71,7 @@ TABLE = [
     Peer("onwards, no ledger", "1.2.0", "cargo install --quiet --locked --root . onwards --version $version", "bin/onwards",
          "$peers/bin/onwards -p $port --metrics-port $other_port -f targets.json",
          {"targets.json": '{"targets": {"adriaticum": {"url": "http://127.0.0.1:$upstream", "keys": ["$key"]}}}'},
-         {"RUST_LOG": "warn"}),
+         {"RUST_LOG": "warn", "ONWARDS_SHUTDOWN_DELAY_SECS": "0"}),
     Peer("Portkey, no ledger", "1.15.2",
          "npm install --silent --no-audit --no-fund --prefix portkey @portkey-ai/gateway@$version", "portkey/node_modules",
          "node $peers/portkey/node_modules/@portkey-ai/gateway/build/start-server.js --port=$port --headless",
