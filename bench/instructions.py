@@ -94,6 +94,9 @@ def by_function(text):
             if not skip:
                 functions[function] = functions.get(function, 0) + int(line.split()[1])
             skip = False
+        elif line.startswith("totals:"):
+            total = int(line.split()[1])
+    ensure(sum(functions.values()) == total, "callgrind's file was not understood: the functions do not add up to its total")
     return functions
 
 
@@ -103,7 +106,7 @@ def module(function):
     if "adriaticum" not in pathlib.Path(object_name).name:
         return "C library"
     if ours := re.search(r"adriaticum::(\w+)", name):
-        return ours[1]
+        return f"src/{ours[1]}"
     crates = [crate for crate in re.findall(r"(?<![\w:])([a-z]\w*)::", name) if crate not in ("core", "alloc", "std")]
     if crates:
         return f"{crates[0]} (crate)"
