@@ -47,12 +47,12 @@ def comparison(result):
 
 
 def growth(result):
-    yield "| | added to a direct call, median | requests/s of 32 clients | processor, a request | memory after it |"
-    yield "|---|--:|--:|--:|--:|"
+    yield "| | | added to a direct call, median | requests/s of 32 clients | processor, a request | memory after it |"
+    yield "|---|--:|--:|--:|--:|--:|"
     for kind, sizes in result["kinds"].items():
         for size, its in sizes.items():
             value = {figure: its[figure]["median"] for figure in its}
-            yield (f"| {int(size):,} {kind} | {value['added_us']:,.0f} µs | {value['rate']:,.0f} | {value['processor_us']:,.0f} µs"
+            yield (f"| {kind} | {int(size):,} | {value['added_us']:,.0f} µs | {value['rate']:,.0f} | {value['processor_us']:,.0f} µs"
                    f" | {value['memory_mib']:.1f} MiB |")
     yield ""
     yield f"{result['machine']}, {result['made']}, medians of {result['rounds']} rounds."
