@@ -161,7 +161,7 @@ def median(result, subject, figure):
 def print_table(result):
     """Three lines for each subject: the medians of the rounds, their ratio to ours as shipped, and their spread."""
     ours = result["subjects"][SHIPPED]
-    print(f"{result['machine']}; {result['rounds']} rounds of {result['seconds']} s")
+    print(f"{result['machine']}; rounds: {result['rounds']}, each of {result['seconds']} s for every number of clients")
     print("".join([f"{'':<40}", *(f"{heading:>12}" for heading, _, _ in FIGURES)]))
     for name, its in result["subjects"].items():
         lines = [[name], ["  times ours"], ["  spread"]]
@@ -170,7 +170,7 @@ def print_table(result):
             told = not (name == "direct" and figure in ("added_us", "added_p99_us", "first_ms"))
             lines[0].append(f"{value:,.{decimals}f}" if told else "")
             lines[1].append(f"{value / base:.2f}" if told and base and name != SHIPPED else "")
-            lines[2].append(f"±{its[figure]['spread']:.0%}" if told and figure != "disk_mib" else "")
+            lines[2].append(f"±{its[figure]['spread']:.0%}" if told and figure != "disk_mib" and result["rounds"] > 1 else "")
         for line in lines:
             if any(line[1:]):
                 print(f"{line[0]:<40}" + "".join(f"{cell:>12}" for cell in line[1:]))

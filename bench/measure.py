@@ -48,10 +48,11 @@ class Disturbances:
         self.again = self.kept = 0
 
     def __str__(self):
+        what = f"more than {FOREIGN:.0%} of the machine went to other processes"
         if not self.again:
-            return f"no measurement was disturbed (more than {FOREIGN:.0%} of the machine went to other processes)"
-        return (f"{self.again} measurements were disturbed (more than {FOREIGN:.0%} of the machine went to other processes) "
-                f"and made again; {self.kept} were disturbed {TRIES} times, and of those the least disturbed is in the table")
+            return f"no measurement was disturbed ({what})"
+        left = f"; {self.kept} were so {TRIES} times, and of those the least disturbed is in the table" if self.kept else ""
+        return f"{self.again} disturbed measurements ({what}) were made again{left}"
 
 
 def load(subject, upstream, clients, disturbances):
