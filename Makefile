@@ -78,6 +78,8 @@ bench-docs: ## Put the last results of make bench and make bench-scale into READ
 	$(PYTHON) bench/publish.py
 
 bench-scale: build bench-tools ## Measure how the cost grows: connections, bodies, keys, workers, and ROWS in the ledger
+	@tests/outside/need 'command -v openssl' openssl
+	$(PYTHON) bench/footprint.py
 	$(PYTHON) bench/scale.py $(ROWS)
 
 bench-years: build bench-tools ## Print what a ledger of ten million rows costs
