@@ -6,6 +6,7 @@ FUZZ_SECONDS ?= 120
 
 .DEFAULT_GOAL := help
 .PHONY: help build run python test lint unit outside tls clients console model test-crash test-install bench bench-years \
+	bench-tools bench-docs bench-scale bench-instructions \
 	bench-console sizes install uninstall deb sbom static fuzz clean
 
 # Two builds of the same sources give the same bytes, wherever they are made: the folders' names stay out of them, and
@@ -20,7 +21,7 @@ PREFIX ?= /usr/local
 SYSCONFDIR ?= /etc
 
 help: ## List the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 26
 
 build: ## Build the release binary, target/release/adriaticum
 	$(BUILD)
@@ -57,6 +58,8 @@ outside: build .venv/ready ## Hold the release binary to the contract, the OpenA
 	$(PYTHON) tests/outside/full_disk.py
 	$(PYTHON) tests/outside/crash.py
 	$(PYTHON) tests/outside/power_cut.py
+	@tests/outside/need 'command -v valgrind' valgrind
+	$(PYTHON) bench/instructions.py --check
 
 tls: build ## Hold the release binary to the contract over TLS, to sslscan, and to slow handshakes
 	@test -x $(CONFORMANCE) || { echo "$(CONFORMANCE) is not there. CONFORMANCE=... names another place."; exit 1; }
@@ -85,21 +88,30 @@ test-crash: build ## Kill the service 100 times and cut its power 50 times, and 
 	$(PYTHON) tests/outside/crash.py --kills 100
 	$(PYTHON) tests/outside/power_cut.py --cuts 50
 
-bench: build ## Print sizes and times, and what the ledger costs
+bench: build bench-tools ## Measure it beside nginx and HAProxy, and with PEERS=1 beside other gateways
+	$(PYTHON) bench/compare.py
+
+bench-docs: ## Put the last results of make bench and make bench-scale into README.md and docs/performance.md
+	$(PYTHON) bench/publish.py
+
+bench-scale: build bench-tools ## Measure how the cost grows: connections, bodies, keys, workers, and ROWS in the ledger
 	@tests/outside/need 'command -v openssl' openssl
 	$(PYTHON) bench/footprint.py
-	$(BUILD) --examples
-	@tests/outside/need 'command -v wrk' wrk
-	@tests/outside/need 'command -v nginx' nginx-light
-	rm -f target/bench.db*
-	target/release/examples/ledger target/bench.db
-	$(PYTHON) bench/load.py
+	$(PYTHON) bench/scale.py $(ROWS)
 
-bench-years: build ## Print what a ledger of ten million rows costs
+bench-years: build bench-tools ## Print what a ledger of ten million rows costs
+	$(PYTHON) bench/years.py
+
+bench-tools:
 	$(BUILD) --examples
 	@tests/outside/need 'command -v wrk' wrk
 	@tests/outside/need 'command -v nginx' nginx-light
-	$(PYTHON) bench/years.py
+	@tests/outside/need 'command -v haproxy' haproxy
+
+bench-instructions: build ## Count the instructions of a completion, by module, and keep the sum for make test
+	@tests/outside/need 'command -v valgrind' valgrind
+	cargo build --profile symbols --locked --bin adriaticum
+	$(PYTHON) bench/instructions.py
 
 bench-console: build ## Print what the console costs the API, and its pages' times with ten million rows
 	@tests/outside/need 'command -v wrk' wrk

@@ -19,7 +19,9 @@ import threading
 import time
 import urllib.parse
 
-from load import BINARY, ROOT, InstantRuntime, Subject
+import subjects
+from measure import load_once
+from subjects import BINARY, ROOT, Ours
 from years import fill
 
 PASSWORD = "correct horse battery staple"
@@ -90,15 +92,16 @@ def main():
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 3
     with tempfile.TemporaryDirectory(prefix="console-", dir=ROOT / "target") as name:
         folder = pathlib.Path(name)
-        with InstantRuntime(folder) as runtime:
-            subject = Subject(folder / "full", runtime)
+        with subjects.upstream(folder) as upstream:
+            subject = Ours("full", folder / "full", upstream)
+            database = subject.service.database
             subprocess.run([BINARY, "console", "password"], env=subject.environment, input=PASSWORD + "\n", text=True,
                            check=True, capture_output=True)
-            fill(subject.database, rows)
+            fill(database, rows)
             with subject:
                 began = time.monotonic()
                 first = Visitor(subject.port)
-                while (left := folded(subject.database)) > 0 and time.monotonic() < began + FOLD_SECONDS:
+                while (left := folded(database)) > 0 and time.monotonic() < began + FOLD_SECONDS:
                     time.sleep(1)
                 print(f"{rows - left} rows folded in {time.monotonic() - began:.0f} s while it served")
                 for page in PAGES:
@@ -110,17 +113,13 @@ def main():
                     print(f"{page:<40} {statistics.median(times):7.1f} ms, at most {max(times):.1f} ({AT_MOST_MS}), {len(text)} bytes")
                 without, with_it, pages = [], [], 0
                 for _ in range(rounds):
-                    without.append(rate(subject))
+                    without.append(load_once(subject, upstream, CLIENTS, SECONDS).rate)
                     with Use(subject.port) as use:
-                        with_it.append(rate(subject))
+                        with_it.append(load_once(subject, upstream, CLIENTS, SECONDS).rate)
                     pages += use.pages
                 ratio = statistics.median(with_it) / statistics.median(without)
                 print(f"{statistics.median(without):.0f} requests a second, {statistics.median(with_it):.0f} with the console under "
                       f"constant use ({pages / rounds / SECONDS:.0f} pages a second): {ratio:.0%} (at least 90 %)")
-
-
-def rate(subject):
-    return float(re.search(r"Requests/sec:\s+([\d.]+)", subject.wrk(CLIENTS, SECONDS))[1])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,9 @@ import sys
 import tempfile
 import time
 
-from load import BINARY, ROOT, InstantRuntime, Subject, percentile
+import subjects
+from measure import load_once
+from subjects import BINARY, ROOT, Ours
 
 LEDGER = ROOT / "target" / "release" / "examples" / "ledger"
 DAY = 86_400
@@ -38,6 +40,7 @@ ADD_UP = f"""
 
 
 def fill(database, rows):
+    """Makes the rows; the seconds it took."""
     began = time.monotonic()
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = OFF")
@@ -48,7 +51,7 @@ def fill(database, rows):
         connection.execute(ADD_UP)
         connection.execute("COMMIT")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    print(f"{rows} rows over {DAYS} days made in {time.monotonic() - began:.0f} s, {database.stat().st_size / 2**30:.2f} GiB")
+    return time.monotonic() - began
 
 
 def of_ten(work):
@@ -71,9 +74,11 @@ def main():
     rows = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000
     with tempfile.TemporaryDirectory(prefix="years-", dir=ROOT / "target") as name:
         folder = pathlib.Path(name)
-        with InstantRuntime(folder) as runtime:
-            subject = Subject(folder / "full", runtime)
-            fill(subject.database, rows)
+        with subjects.upstream(folder) as upstream:
+            subject = Ours("full", folder / "full", upstream)
+            database = subject.service.database
+            seconds = fill(database, rows)
+            print(f"{rows} rows over {DAYS} days made in {seconds:.0f} s, {database.stat().st_size / 2**30:.2f} GiB")
 
             def command(*arguments):
                 return lambda: subprocess.run([BINARY, *arguments], env=subject.environment, capture_output=True, check=True)
@@ -81,24 +86,24 @@ def main():
             for by in ("day", "key"):
                 milliseconds = of_ten(command("usage", "--since", "30d", "--by", by, "--json"))
                 print(f"a month's sums by {by}: {milliseconds:.1f} ms, the start of the command included (at most 20)")
-            with contextlib.closing(sqlite3.connect(subject.database)) as connection:
+            with contextlib.closing(sqlite3.connect(database)) as connection:
                 newest = "SELECT * FROM usage WHERE key_id = ? ORDER BY request_id DESC LIMIT 50"
                 milliseconds = of_ten(lambda: connection.execute(newest, (f"key_{3:016x}",)).fetchall())
                 print(f"the newest 50 requests of a key: {milliseconds:.2f} ms (at most 5)")
 
             full, empty = [], []
             for _ in range(5):
-                full.append(write_times(subject.database))
+                full.append(write_times(database))
                 empty.append(write_times(folder / "empty.db"))
             ratio = statistics.median(full) / statistics.median(empty)
             print(f"a row: {statistics.median(full)} µs, in an empty ledger {statistics.median(empty)}: {ratio:.2f} times (at most 1.10)")
 
             with subject:
-                before = percentile(subject.wrk(8, 10), 99)
+                before = load_once(subject, upstream, 8, seconds=10).slow
             subject.environment["ADRIATICUM_USAGE_RETENTION_DAYS"] = str(DAYS // 2)
             with subject:
-                during = percentile(subject.wrk(8, 10), 99)
-                with contextlib.closing(sqlite3.connect(subject.database)) as connection:
+                during = load_once(subject, upstream, 8, seconds=10).slow
+                with contextlib.closing(sqlite3.connect(database)) as connection:
                     removed = connection.execute("SELECT anchor_seq FROM chain").fetchone()[0]
             print(f"99th percentile at 8 clients: {before:.0f} µs, while rows are removed {during:.0f}: "
                   f"{during / before:.2f} times (at most 2); {removed} rows were removed in 10 s")

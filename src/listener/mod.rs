@@ -247,6 +247,7 @@ impl<S: Service> Loop<S> {
     }
 
     fn accept(&mut self) {
+        let began = Instant::now();
         for index in 0..self.sockets.len() {
             for _ in 0..ACCEPT_BATCH {
                 if !self.accepting[index] || Instant::now() < self.accept_after {
@@ -254,21 +255,23 @@ impl<S: Service> Loop<S> {
                 }
                 match self.sockets[index].accept() {
                     Ok((stream, peer)) => self.welcome(stream, peer),
-                    Err(error) => self.accept_failed(index, &error),
+                    Err(error) => self.accept_failed(index, &error, began),
                 }
             }
         }
     }
 
-    fn accept_failed(&mut self, socket: usize, error: &io::Error) {
+    fn accept_failed(&mut self, socket: usize, error: &io::Error, began: Instant) {
         match error.kind() {
             io::ErrorKind::WouldBlock => self.accepting[socket] = false,
             // The client gave up before it was its turn.
             io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted => {}
-            // No file descriptor or no memory: whoever has been idle longest gives way, and if nobody is
-            // idle, time has to bring the end of some connection.
+            // No file descriptor or no memory: whoever has been idle longest gives way, but not one that has only
+            // just come and had no turn to speak. If nobody else is idle, time has to bring the end of some
+            // connection.
             _ => {
-                if !self.close_longest_idle(|_| true) {
+                let latest = began + self.limits.idle_time;
+                if !self.close_longest_idle(|entry| entry.connection.deadline() < Some(latest)) {
                     log::warn!("no connection can be accepted for now: {error}");
                     self.accept_after = Instant::now() + self.limits.accept_pause;
                 }

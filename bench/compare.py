@@ -1,0 +1,220 @@
+"""The service beside others, in front of the same instant upstream and under the same load.
+
+    python3 bench/compare.py
+
+The upstream is nginx with a fixed answer, the load is wrk, both from Debian's packages; what both can do is the row
+`direct`. The subjects take turns in every round, so that whatever else the machine does hits them alike, and what was
+disturbed is measured again. With PEERS=1 in the environment other gateways are measured too, with ROUNDS and SECONDS
+more or less often and long. The result is printed, and kept in target/bench.json.
+"""
+
+import contextlib
+import datetime
+import json
+import os
+import pathlib
+import sqlite3
+import statistics
+import sys
+import tempfile
+import time
+
+import measure
+import peers
+import subjects
+from measure import Unfit, machine, summary
+from subjects import NO_LEDGER, ROOT, Ours
+
+ROUNDS = int(os.environ.get("ROUNDS", "5"))
+RESULT = ROOT / "target" / "bench.json"
+CLIENTS = (8, 32, 128)
+
+SHIPPED, UNSYNCED, BARE = "Adriaticum, as shipped", "Adriaticum, syncing off", "Adriaticum, no ledger"
+
+# Heading, name in the JSON, decimals.
+FIGURES = (
+    ("added µs", "added_us", 0),
+    ("p99", "added_p99_us", 0),
+    *((f"{clients}: req/s", f"rate_{clients}", 0) for clients in CLIENTS),
+    ("cpu µs/req", "processor_us", 1),
+    ("idle MiB", "idle_mib", 1),
+    ("loaded", "loaded_mib", 1),
+    ("first ms", "first_ms", 1),
+    ("disk MiB", "disk_mib", 1),
+)
+
+
+def main():
+    # Where the build is, as a file system in memory would have nothing to sync.
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=ROOT / "target") as name:
+        result = compare(pathlib.Path(name))
+    RESULT.write_text(json.dumps(result, indent=1, ensure_ascii=False))
+    print_table(result)
+    print_ledger(result)
+    print_bounds(result)
+
+
+def compare(folder):
+    upstream = subjects.upstream(folder)
+    with upstream:
+        chosen = [
+            upstream,
+            subjects.nginx_proxy(folder, upstream),
+            subjects.haproxy(folder, upstream),
+            Ours(SHIPPED, folder / "shipped", upstream),
+            Ours(UNSYNCED, folder / "unsynced", upstream, environment=subjects.without_syncing(folder)),
+            Ours(BARE, folder / "bare", upstream, program=NO_LEDGER),
+        ]
+        if os.environ.get("PEERS") == "1":
+            chosen += peers.installed(folder, upstream)
+        disturbances = measure.Disturbances()
+        runs, commits, left_out = {subject.name: [] for subject in chosen}, [], {}
+        for number in range(ROUNDS):
+            print(f"round {number + 1} of {ROUNDS}", file=sys.stderr, flush=True)
+            commits.append(commit_times(pathlib.Path(tempfile.mkdtemp(dir=folder))))
+            for name, figures in one_round(chosen, upstream, disturbances, left_out).items():
+                runs[name].append(figures)
+            chosen = [subject for subject in chosen if subject.name not in left_out]
+    for reason in left_out.values():
+        print(f"left out: {reason}")
+    if left_out.keys() & {"direct", SHIPPED, UNSYNCED, BARE}:
+        raise SystemExit(1)
+    return {
+        "made": datetime.date.today().isoformat(),
+        "machine": machine(),
+        "rounds": ROUNDS,
+        "seconds": measure.SECONDS,
+        "disturbances": str(disturbances),
+        "commit_us": summary([synced for synced, _ in commits]),
+        "sync_us": summary([synced - unsynced for synced, unsynced in commits]),
+        "versions": {"wrk": subjects.told_version("wrk", "-v")} | {subject.name: subject.version for subject in chosen},
+        "subjects": {
+            subject.name: {name: summary([figures[name] for figures in runs[subject.name]]) for name in runs[subject.name][0]}
+            for subject in chosen
+        },
+    }
+
+
+def one_round(chosen, upstream, disturbances, left_out):
+    """Starts all, loads each in turn with each number of clients, ends all; the figures of each."""
+    figures = {subject.name: {} for subject in chosen}
+
+    @contextlib.contextmanager
+    def unless_unfit(subject):
+        try:
+            yield figures[subject.name]
+        except Unfit as reason:
+            left_out[subject.name] = str(reason)
+
+    def in_turn():
+        return [subject for subject in chosen if subject.name not in left_out]
+
+    try:
+        for subject in in_turn():
+            with unless_unfit(subject) as its:
+                # The upstream is there already, as the others would not start without it.
+                its["first_ms"] = 0.0 if subject is upstream else subject.start()
+                its["idle_mib"], its["disk_mib"] = measure.memory(subject), subject.size
+        for clients in (1, *CLIENTS):
+            for subject in in_turn():
+                with unless_unfit(subject) as its:
+                    load = measure.load(subject, upstream, clients, disturbances)
+                    if clients == 1:
+                        its["time_us"], its["p99_us"] = load.median, load.slow
+                    else:
+                        its[f"rate_{clients}"] = load.rate
+                    if clients == 32:
+                        its["processor_us"] = load.processor
+        for subject in in_turn():
+            its = figures[subject.name]
+            its["loaded_mib"] = measure.memory(subject)
+            its["added_us"] = its["time_us"] - figures[upstream.name]["time_us"]
+            its["added_p99_us"] = its["p99_us"] - figures[upstream.name]["p99_us"]
+    finally:
+        for subject in chosen:
+            if subject is not upstream and subject.session:
+                subject.stop()
+    return {name: its for name, its in figures.items() if name not in left_out}
+
+
+def commit_times(folder):
+    """The median of a synced commit and of one that is not, in microseconds: a row into a WAL on this disk."""
+    medians = []
+    for mode in ("FULL", "NORMAL"):
+        with contextlib.closing(sqlite3.connect(folder / f"{mode}.db", isolation_level=None)) as database:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute(f"PRAGMA synchronous = {mode}")
+            database.execute("CREATE TABLE t (x)")
+            times = []
+            for number in range(500):
+                began = time.perf_counter()
+                database.execute("INSERT INTO t VALUES (?)", (number,))
+                times.append(time.perf_counter() - began)
+            medians.append(statistics.median(times) * 1e6)
+    return medians
+
+
+def median(result, subject, figure):
+    return result["subjects"][subject][figure]["median"]
+
+
+def print_table(result):
+    """Three lines for each subject: the medians of the rounds, their ratio to ours as shipped, and their spread."""
+    ours = result["subjects"][SHIPPED]
+    print(f"{result['machine']}; rounds: {result['rounds']}, each of {result['seconds']} s for every number of clients")
+    print("".join([f"{'':<40}", *(f"{heading:>12}" for heading, _, _ in FIGURES)]))
+    for name, its in result["subjects"].items():
+        lines = [[name], ["  times ours"], ["  spread"]]
+        for _, figure, decimals in FIGURES:
+            value, base = its[figure]["median"], ours[figure]["median"]
+            told = not (name == "direct" and figure in ("added_us", "added_p99_us", "first_ms"))
+            lines[0].append(f"{value:,.{decimals}f}" if told else "")
+            lines[1].append(f"{value / base:.2f}" if told and base and name != SHIPPED else "")
+            lines[2].append(f"±{its[figure]['spread']:.0%}" if told and figure != "disk_mib" and result["rounds"] > 1 else "")
+        for line in lines:
+            if any(line[1:]):
+                print(f"{line[0]:<40}" + "".join(f"{cell:>12}" for cell in line[1:]))
+    print(result["disturbances"])
+
+
+def print_ledger(result):
+    """What the ledger costs us: beside the same steps without it, and beside what the disk takes for one sync."""
+    sync, commit = result["sync_us"]["median"], result["commit_us"]["median"]
+    print(f"\none synced commit of this disk: {commit:.0f} µs, of which the sync {sync:.0f} (±{result['sync_us']['spread']:.0%})")
+    for name in (SHIPPED, UNSYNCED):
+        shares = (median(result, name, f"rate_{clients}") / median(result, BARE, f"rate_{clients}") for clients in CLIENTS)
+        told = ", ".join(f"{share:.0%} at {clients}" for share, clients in zip(shares, CLIENTS))
+        print(f"{name}: of the throughput without a ledger {told} clients")
+    added = median(result, SHIPPED, "time_us") - median(result, BARE, "time_us")
+    print(f"added by the ledger at one client: {added:.0f} µs, {added - sync:.0f} beside the sync")
+
+
+def print_bounds(result):
+    """What we hold ourselves to."""
+    commit = result["commit_us"]["median"]
+    plain = ("direct", "nginx, plain proxy", "HAProxy")
+    others = [name for name in result["subjects"] if name not in (*plain, SHIPPED, UNSYNCED, BARE)]
+    bounds = [
+        (f"added at one client, µs, at most a commit ({commit:.0f}) and 80", SHIPPED, "added_us", commit + 80),
+        ("added at one client with syncing off, µs, at most 80", UNSYNCED, "added_us", 80),
+        ("idle memory, MiB, at most 6", SHIPPED, "idle_mib", 6),
+        ("memory after the load, MiB, at most 16", SHIPPED, "loaded_mib", 16),
+        ("exec to the first 200, ms, at most 20", SHIPPED, "first_ms", 20),
+        ("binary, MiB, at most 6", SHIPPED, "disk_mib", 6),
+    ]
+    print("\nheld to:")
+    for told, subject, figure, most in bounds:
+        value = median(result, subject, figure)
+        print(f"  {'yes' if value <= most else 'NO ':<4} {told}: {value:.1f}")
+    rate = median(result, SHIPPED, "rate_32")
+    if others:
+        fastest = max(others, key=lambda name: median(result, name, "rate_32"))
+        best = median(result, fastest, "rate_32")
+        print(f"  {'yes' if rate >= best else 'NO ':<4} requests per second of 32 clients, at least the fastest gateway's: "
+              f"{rate:,.0f}; {fastest}: {best:,.0f}")
+    share = rate / median(result, "nginx, plain proxy", "rate_32")
+    print(f"  {'yes' if share >= 0.5 else 'NO ':<4} of nginx's requests per second at 32 clients, half as the aim: {share:.0%}")
+
+
+if __name__ == "__main__":
+    main()
