@@ -17,9 +17,11 @@ pub struct Hosts {
 }
 
 impl Hosts {
+    /// The console, if the request is for it. Who asks there for the API is a program, and gets the API's own 404.
     fn console(&self, head: &Head) -> Option<&Console> {
         let (host, console) = self.console.as_ref()?;
-        host.eq_ignore_ascii_case(head.host()).then_some(console)
+        let is_meant = host.eq_ignore_ascii_case(head.host()) && !head.path().starts_with("/v1/");
+        is_meant.then_some(console)
     }
 }
 
