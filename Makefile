@@ -15,7 +15,8 @@ CARGO_HOME ?= $(HOME)/.cargo
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || date -r Cargo.toml +%s)
 export SOURCE_DATE_EPOCH
 REMAP := --remap-path-prefix=$(CURDIR)=. --remap-path-prefix=$(CARGO_HOME)=cargo
-BUILD := RUSTFLAGS="$(RUSTFLAGS) $(REMAP)" cargo build --release --locked
+# The time is not for the compiler: some build scripts would run again after every commit.
+BUILD := env -u SOURCE_DATE_EPOCH RUSTFLAGS="$(RUSTFLAGS) $(REMAP)" cargo build --release --locked
 
 PREFIX ?= /usr/local
 SYSCONFDIR ?= /etc
