@@ -97,7 +97,7 @@ const ASIDE: usize = 2;
 const ASIDE_QUEUE: usize = 16;
 
 /// Their place in the system's order, from -20 (first) to 19 (last).
-const ASIDE_NICE: i32 = 10;
+const ASIDE_NICE: i32 = 19;
 
 impl<S: Service> Workers<S> {
     pub fn start(
