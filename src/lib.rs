@@ -9,7 +9,7 @@
 //! - [`pipeline`] takes a request through the steps of [`api`], in the order in which their errors win.
 //! - [`search`] finds what an answer is to rest on, [`runtime`] asks the inference runtime, both through
 //!   [`client`]; [`store`] keeps the keys and the ledger; [`retention`] removes what is old in it, [`folding`]
-//!   adds up what is new for the console.
+//!   adds up what is new for the console, each of them a [`chore`].
 //! - [`metrics`] counts what came of it.
 //! - [`supervisor`] stands beside all of them, for the service manager and its signals.
 //!
@@ -25,30 +25,24 @@ pub mod cli;
 pub mod config;
 pub mod logging;
 
+pub mod http;
 pub mod listener;
 
-pub mod http;
-
+pub mod api;
+pub mod console;
 pub mod hosts;
-
 pub mod pipeline;
 
-pub mod api;
-
-pub mod console;
-
+pub mod client;
 pub mod runtime;
 pub mod search;
-
-pub mod client;
-
-pub mod checks;
-pub mod folding;
-pub mod retention;
 pub mod store;
 
+pub mod checks;
+pub mod chore;
+pub mod folding;
 pub mod metrics;
-
+pub mod retention;
 pub mod supervisor;
 
 pub mod error;

@@ -1,12 +1,11 @@
-//! A thread that removes old rows from the ledger, for as long as the service runs.
+//! The chore that removes old rows from the ledger.
 
 use std::sync::Arc;
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use time::OffsetDateTime;
 
+use crate::chore::Chore;
 use crate::store::{Store, StoreError};
 
 /// How many rows go at once: few enough that a request that waits for them does not notice.
@@ -23,36 +22,12 @@ const SOON: Duration = Duration::from_secs(2);
 
 const DAY: i64 = 86_400;
 
-/// It ends when the value goes.
-pub struct Retention {
-    stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Retention {
-    pub fn start(store: Arc<Store>, days: u32) -> Self {
-        let (stop, stopped) = mpsc::channel();
-        // Nothing is ever sent: the other end goes, and that ends the wait.
-        let rest = move |time| stopped.recv_timeout(time) == Err(RecvTimeoutError::Timeout);
-        let thread = thread::Builder::new()
-            .name("retention".into())
-            .spawn(move || while round(&store, days, &rest).is_some_and(&rest) {})
-            .expect("a thread should start");
-        Self { stop: Some(stop), thread: Some(thread) }
-    }
-}
-
-impl Drop for Retention {
-    fn drop(&mut self) {
-        self.stop = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
+pub fn start(store: Arc<Store>, days: u32) -> Chore {
+    Chore::start("retention", move |rest| round(&store, days, rest))
 }
 
 /// Removes all that is too old now; says how long to rest after it, or nothing at the end.
-fn round(store: &Store, days: u32, rest: &impl Fn(Duration) -> bool) -> Option<Duration> {
+fn round(store: &Store, days: u32, rest: &dyn Fn(Duration) -> bool) -> Option<Duration> {
     let limit = OffsetDateTime::now_utc().unix_timestamp() - i64::from(days) * DAY;
     let mut removed = 0;
     loop {

@@ -14,13 +14,13 @@ use super::{Args, CliError, open_store, read_certificate};
 use crate::api::grounding::Grounding;
 use crate::config::{Config, TlsFiles};
 use crate::console::{Console, Machines};
-use crate::folding::Folding;
+use crate::folding;
 use crate::hosts::Hosts;
 use crate::listener::{Acceptor, Address, Limits, Listener, Snapshot, Socket};
 use crate::logging;
 use crate::metrics::Metrics;
 use crate::pipeline::Pipeline;
-use crate::retention::Retention;
+use crate::retention;
 use crate::runtime::Runtimes;
 use crate::supervisor::{Notify, Supervisor, Watched};
 
@@ -87,8 +87,8 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         listener.speak_tls(Arc::clone(acceptor));
     }
     listener.trust(config.trusted_proxies.clone());
-    let retention = config.retention_days.map(|days| Retention::start(Arc::clone(&store), days));
-    let folding = Folding::start(Arc::clone(&store));
+    let retention = config.retention_days.map(|days| retention::start(Arc::clone(&store), days));
+    let folding = folding::start(Arc::clone(&store));
     let metrics = Arc::new(Metrics::default());
     let supervisor = Supervisor::start(Watched {
         notify,
