@@ -14,12 +14,12 @@ use serde::{Deserialize, Serialize};
 
 pub use probe::{About, probe};
 
-use crate::client::{self, CallError};
+use crate::client::{Call, CallError, Server};
 use crate::config::RuntimeConfig;
 use crate::store::Tokens;
 
 /// The largest answer that is read.
-const MAX_ANSWER: u64 = 4 * 1024 * 1024;
+const MAX_ANSWER: usize = 4 * 1024 * 1024;
 
 /// How long a runtime that could not be reached is asked last.
 const SHUNNED_MS: u64 = 5_000;
@@ -36,6 +36,16 @@ pub struct Chat<'a> {
     pub messages: Vec<Message<'a>>,
     pub temperature: f64,
     pub max_tokens: u16,
+}
+
+impl Chat<'_> {
+    /// The same, for longer than the bytes that it was read from.
+    pub fn into_owned(self) -> Chat<'static> {
+        let owned =
+            |message: Message| Message { role: message.role, content: message.content.into_owned().into() };
+        let Self { messages, temperature, max_tokens } = self;
+        Chat { messages: messages.into_iter().map(owned).collect(), temperature, max_tokens }
+    }
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -132,7 +142,6 @@ impl fmt::Display for RuntimeError {
 
 /// The runtimes that are configured: at least one.
 pub struct Runtimes {
-    agent: ureq::Agent,
     members: Vec<Member>,
     model: String,
     authorization: Option<String>,
@@ -143,6 +152,7 @@ pub struct Runtimes {
 
 struct Member {
     url: String,
+    server: Server,
     under_way: AtomicUsize,
     /// In milliseconds; before then it is asked last, because a connection could not be made.
     shunned_until: AtomicU64,
@@ -155,8 +165,7 @@ impl Runtimes {
             return None;
         }
         Some(Self {
-            agent: client::agent(workers, config.urls.len()),
-            members: config.urls.iter().map(|url| Member::new(url)).collect(),
+            members: config.urls.iter().map(|url| Member::new(url, workers)).collect(),
             model: config.model.clone(),
             authorization: config.api_key.as_ref().map(|key| format!("Bearer {}", key.expose())),
             timeout: config.timeout,
@@ -171,7 +180,7 @@ impl Runtimes {
 
     /// Runs a completion whose text is to have a form: OpenAI's `response_format`.
     pub fn complete_as(&self, chat: &Chat, response_format: Option<&serde_json::Value>) -> Outcome {
-        let body = serde_json::to_vec(&Call {
+        let body = serde_json::to_vec(&Question {
             model: &self.model,
             messages: &chat.messages,
             temperature: chat.temperature,
@@ -215,21 +224,18 @@ impl Runtimes {
 
     fn ask(&self, member: &Member, body: &[u8], deadline: Instant) -> Result<Generated, RuntimeError> {
         let _counted = member.count();
-        let left = deadline.saturating_duration_since(Instant::now());
-        let mut request = self
-            .agent
-            .post(format!("{}/chat/completions", member.url))
-            .header("content-type", "application/json");
-        if let Some(authorization) = &self.authorization {
-            request = request.header("authorization", authorization);
-        }
-        let mut response = request.config().timeout_global(Some(left)).build().send(body)?;
-        let status = response.status().as_u16();
-        let answer = response.body_mut().with_config().limit(MAX_ANSWER).read_to_vec()?;
-        match status {
-            200 => read_answer(&answer),
-            400..500 => Err(context_exceeded(&answer).unwrap_or(RuntimeError::Status(status))),
-            _ => Err(RuntimeError::Status(status)),
+        let answer = member.server.call(&Call {
+            method: "POST",
+            path: "/chat/completions",
+            authorization: self.authorization.as_deref(),
+            body: Some(body),
+            deadline,
+            limit: MAX_ANSWER,
+        })?;
+        match answer.status {
+            200 => read_answer(&answer.body),
+            status @ 400..500 => Err(context_exceeded(&answer.body).unwrap_or(RuntimeError::Status(status))),
+            status => Err(RuntimeError::Status(status)),
         }
     }
 
@@ -239,8 +245,13 @@ impl Runtimes {
 }
 
 impl Member {
-    fn new(url: &str) -> Self {
-        Self { url: url.to_owned(), under_way: AtomicUsize::new(0), shunned_until: AtomicU64::new(0) }
+    fn new(url: &str, workers: usize) -> Self {
+        Self {
+            url: url.to_owned(),
+            server: Server::new(url, workers),
+            under_way: AtomicUsize::new(0),
+            shunned_until: AtomicU64::new(0),
+        }
     }
 
     /// Counts a call as under way until the result is dropped, by a panic too.
@@ -256,9 +267,9 @@ impl Member {
     }
 }
 
-impl From<ureq::Error> for RuntimeError {
-    fn from(error: ureq::Error) -> Self {
-        match CallError::from(error) {
+impl From<CallError> for RuntimeError {
+    fn from(error: CallError) -> Self {
+        match error {
             CallError::Unreachable(cause) => Self::Unreachable(cause),
             CallError::TimedOut => Self::TimedOut,
             CallError::TooLarge => Self::Unreadable("it is larger than 4 MiB"),
@@ -269,7 +280,7 @@ impl From<ureq::Error> for RuntimeError {
 
 /// What is sent: nothing but what the service knows of.
 #[derive(Serialize)]
-struct Call<'a> {
+struct Question<'a> {
     model: &'a str,
     messages: &'a [Message<'a>],
     temperature: f64,

@@ -1,14 +1,14 @@
 //! What can be learnt of a runtime without spending an inference.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::client;
+use crate::client::{Call, Server};
 use crate::config::Secret;
 
 /// The largest answer that is read: a list of models, or a description of one.
-const MAX_ANSWER: u64 = 1024 * 1024;
+const MAX_ANSWER: usize = 1024 * 1024;
 
 /// What a runtime tells about itself.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -21,22 +21,25 @@ pub struct About {
 
 /// Asks whoever answers at a base address for its models; nothing if it is no runtime.
 pub fn probe(url: &str, api_key: Option<&Secret>, time: Duration) -> Option<About> {
-    let agent = client::agent(1, 1);
-    let get = |address: &str| -> Option<Value> {
-        let mut request = agent.get(address);
-        if let Some(key) = api_key {
-            request = request.header("authorization", format!("Bearer {}", key.expose()));
-        }
-        let mut response = request.config().timeout_global(Some(time)).build().call().ok()?;
-        let text = response.body_mut().with_config().limit(MAX_ANSWER).read_to_vec().ok()?;
-        (response.status() == 200).then(|| serde_json::from_slice(&text).ok())?
+    let authorization = api_key.map(|key| format!("Bearer {}", key.expose()));
+    let get = |url: &str, path: &str| -> Option<Value> {
+        let call = Call {
+            method: "GET",
+            path,
+            authorization: authorization.as_deref(),
+            body: None,
+            deadline: Instant::now() + time,
+            limit: MAX_ANSWER,
+        };
+        let answer = Server::new(url, 1).call(&call).ok()?;
+        (answer.status == 200).then(|| serde_json::from_slice(&answer.body).ok())?
     };
-    let mut about = read_models(&get(&format!("{url}/models"))?)?;
+    let mut about = read_models(&get(url, "/models")?)?;
     if about.context.is_none() {
         // llama.cpp tells the context it was started with, and not the one of the model, beside the API.
         let root = url.strip_suffix("/v1").unwrap_or(url);
-        about.context = get(&format!("{root}/props"))
-            .and_then(|props| props["default_generation_settings"]["n_ctx"].as_u64());
+        about.context =
+            get(root, "/props").and_then(|props| props["default_generation_settings"]["n_ctx"].as_u64());
     }
     Some(about)
 }

@@ -3,23 +3,23 @@
 //! It says by the form of its answer what its status does not: a page where JSON is not enabled or the format
 //! is not known, an empty list where its engines failed.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{MAX_QUERY, Passage, Search, SearchError, html, text};
-use crate::client::{self, CallError};
+use crate::client::{Call, CallError, Server};
 use crate::config::SearchConfig;
 
 /// The largest answer that is read.
-const MAX_ANSWER: u64 = 1024 * 1024;
+const MAX_ANSWER: usize = 1024 * 1024;
 
 /// How many characters of a result are looked at: more than a prompt has room for, with markup.
 const MAX_RESULT: usize = 16 * 1024;
 
 pub struct SearXng {
-    agent: ureq::Agent,
+    server: Server,
     url: String,
     timeout: Duration,
     results: usize,
@@ -28,7 +28,7 @@ pub struct SearXng {
 impl SearXng {
     pub fn new(url: &str, config: &SearchConfig, workers: usize) -> Self {
         Self {
-            agent: client::agent(workers, 1),
+            server: Server::new(url, workers),
             url: url.to_owned(),
             timeout: config.timeout,
             results: config.results,
@@ -36,14 +36,15 @@ impl SearXng {
     }
 
     fn ask(&self, query: &str) -> Result<Vec<Passage>, SearchError> {
-        let address = format!("{}/search?q={}&format=json", self.url, percent_encoded(query));
-        let call = || -> Result<(u16, Vec<u8>), CallError> {
-            let request = self.agent.get(address).config().timeout_global(Some(self.timeout)).build();
-            let mut response = request.call()?;
-            let status = response.status().as_u16();
-            Ok((status, response.body_mut().with_config().limit(MAX_ANSWER).read_to_vec()?))
+        let call = Call {
+            method: "GET",
+            path: &format!("/search?q={}&format=json", percent_encoded(query)),
+            authorization: None,
+            body: None,
+            deadline: Instant::now() + self.timeout,
+            limit: MAX_ANSWER,
         };
-        let (status, answer) = call().map_err(|error| {
+        let answer = self.server.call(&call).map_err(|error| {
             SearchError::new(match error {
                 CallError::Unreachable(cause) => format!("no connection: {cause}. Is it running?"),
                 CallError::TimedOut => "no complete answer in time".into(),
@@ -51,8 +52,8 @@ impl SearXng {
                 CallError::Broken(cause) => format!("the call broke off: {cause}"),
             })
         })?;
-        match status {
-            200 => read_answer(&answer, self.results),
+        match answer.status {
+            200 => read_answer(&answer.body, self.results),
             403 => Err(SearchError::new(
                 "it answered with HTTP status 403. Enable JSON in its settings: search.formats: [html, json]",
             )),
@@ -60,7 +61,7 @@ impl SearXng {
                 "it answered with HTTP status 429: its limiter takes this service for a robot. Let it through, or \
                  set server.limiter: false",
             )),
-            _ => Err(SearchError::new(format!("it answered with HTTP status {status}"))),
+            status => Err(SearchError::new(format!("it answered with HTTP status {status}"))),
         }
     }
 }
