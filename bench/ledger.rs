@@ -3,12 +3,12 @@
 //!     ledger DATABASE [SECONDS [THREADS]...]
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use adriaticum::id::RequestId;
-use adriaticum::store::{NewRow, Outcome, Store, Tokens};
+use adriaticum::store::{Entry, NewRow, Outcome, Store, Tokens};
 
 fn row() -> Arc<NewRow> {
     Arc::new(NewRow {
@@ -17,6 +17,7 @@ fn row() -> Arc<NewRow> {
         key_name: "benchmark".into(),
         created: time::OffsetDateTime::now_utc().unix_timestamp(),
         note_use: false,
+        seen: None,
     })
 }
 
@@ -33,16 +34,23 @@ fn outcome() -> Outcome {
     }
 }
 
+/// Brings an entry as a worker does, and waits for the call back.
+fn enter(store: &Store, entry: Entry) {
+    let (sender, receiver) = mpsc::channel();
+    store.enter(entry, move |kept, _| sender.send(kept).expect("the one who wrote it should wait"));
+    receiver.recv().expect("a call back").expect("it should be kept");
+}
+
 /// Rows of one thread: how many, and the times of making and of completing one.
 fn write(store: &Store, end: Instant) -> (u64, Duration, Duration) {
     let (mut rows, mut opening, mut closing) = (0, Duration::ZERO, Duration::ZERO);
     while Instant::now() < end {
         let row = row();
         let began = Instant::now();
-        store.open_row(Arc::clone(&row)).expect("a new row");
+        enter(store, Entry::Open(Arc::clone(&row)));
         opening += began.elapsed();
         let began = Instant::now();
-        store.close_row(row, outcome()).expect("its outcome");
+        enter(store, Entry::Close(row, outcome()));
         closing += began.elapsed();
         rows += 1;
     }

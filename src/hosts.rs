@@ -2,18 +2,19 @@
 //! console on no other.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::console::Console;
 use crate::error::Failure;
 use crate::http::{Head, Request, Response};
-use crate::listener::Service;
+use crate::listener::{Reply, Service};
 use crate::pipeline::Pipeline;
 
 pub struct Hosts {
     /// The console and the host that it is served on; None where there is none.
     pub console: Option<(String, Console)>,
-    pub api: Pipeline,
+    pub api: Arc<Pipeline>,
 }
 
 impl Hosts {
@@ -26,17 +27,17 @@ impl Hosts {
 }
 
 impl Service for Hosts {
-    fn answer(&self, request: &Request, received: Instant) -> Response {
+    fn answer(&self, request: Request, received: Instant, reply: Reply) {
         match self.console(&request.head) {
-            Some(console) => console.answer(request, received),
-            None => self.api.answer(request, received),
+            Some(console) => reply.send(console.answer(&request)),
+            None => self.api.answer(request, received, reply),
         }
     }
 
     fn refuse(&self, client: Option<IpAddr>, head: Option<&Head>, failure: Failure) -> Response {
         match head.and_then(|head| self.console(head)) {
             Some(console) => console.refuse(),
-            None => self.api.refuse(client, head, failure),
+            None => self.api.refuse(client, failure),
         }
     }
 

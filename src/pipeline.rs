@@ -1,5 +1,8 @@
 //! A request's way from its complete bytes to its answer: the steps of `api`, one call each, in the order in
 //! which their errors win.
+//!
+//! It is a straight line in four parts: admitted, opened in the ledger, run, settled in the ledger. The ledger calls
+//! back when it has written for all who came at the same time, so that no worker waits for another one's disk.
 
 use std::net::IpAddr;
 use std::panic::{self, AssertUnwindSafe};
@@ -11,13 +14,16 @@ use crate::api::key::{self, Caller};
 use crate::api::{host, inference, ledger, permission, reply, route, size, validation};
 use crate::config::Compatibility;
 use crate::error::{ApiError, Failure};
-use crate::http::{Head, Request, Response};
+use crate::http::{Request, Response};
 use crate::id::RequestId;
-use crate::listener::Service;
+use crate::listener::Reply;
 use crate::metrics::{Metrics, Times};
 use crate::runtime::{Chat, Generated, Runtimes, Spent};
-use crate::store::{NewRow, Outcome, Searched, Store};
+use crate::store::{CalledBy, Entry, NewRow, Outcome, Searched, Store, StoreError};
 use crate::when::milliseconds;
+
+/// How often a key is looked up again because keys were changed meanwhile.
+const LOOKS: u8 = 3;
 
 /// Everything that the steps use.
 pub struct Pipeline {
@@ -28,6 +34,13 @@ pub struct Pipeline {
     /// Nothing where no answer has to rest on Search.
     pub grounding: Option<Grounding>,
     pub metrics: Arc<Metrics>,
+}
+
+/// A request on its way, and where its answer goes.
+struct Exchange {
+    pipeline: Arc<Pipeline>,
+    record: Record,
+    reply: Reply,
 }
 
 /// What is known of a request while it goes through the steps.
@@ -47,6 +60,8 @@ struct Record {
     spent: Spent,
     /// Of opening the row and settling it together.
     ledger: Option<Duration>,
+    /// How often the key may still be looked up again.
+    looks: u8,
 }
 
 /// Where a request stands with the ledger.
@@ -57,38 +72,40 @@ enum Row {
     Refused,
 }
 
-impl Service for Pipeline {
-    fn answer(&self, request: &Request, received: Instant) -> Response {
+impl Pipeline {
+    /// Answers a complete request.
+    pub fn answer(self: &Arc<Self>, request: Request, received: Instant, reply: Reply) {
         let mut record = Record::new(request.peer, received);
-        let result = guarded(|| self.complete(request, &mut record));
-        let result = guarded(|| self.settle(&mut record, result));
-        let outcome = result.as_ref().map(|generated| generated.tokens).map_err(|failure| failure.error);
-        self.metrics.answered(outcome, &record.times());
-        record.searched.iter().for_each(|searched| self.metrics.searched(searched));
-        respond(&record, result)
+        let admitted = guarded(|| self.admit(&request, &mut record));
+        drop(request);
+        let exchange = Exchange { pipeline: Arc::clone(self), record, reply };
+        match admitted {
+            Ok(chat) => exchange.open(chat),
+            Err(failure) => exchange.settle(Err(failure)),
+        }
     }
 
-    fn refuse(&self, client: Option<IpAddr>, _: Option<&Head>, failure: Failure) -> Response {
+    /// Answers what no worker will see.
+    pub fn refuse(&self, client: Option<IpAddr>, failure: Failure) -> Response {
         self.metrics.refused(failure.error);
         respond(&Record::new(client, Instant::now()), Err(failure))
     }
-}
 
-impl Pipeline {
-    /// The steps. The first that fails ends it.
-    fn complete(&self, request: &Request, record: &mut Record) -> Result<Generated, Failure> {
+    /// The steps before anything is spent. The first that fails ends it.
+    fn admit(&self, request: &Request, record: &mut Record) -> Result<Chat<'static>, Failure> {
         host::check(&request.head, &self.api_hosts)?;
         route::check(&request.head)?;
         let body = size::check(request)?;
         let caller = record.caller.insert(key::authenticate(&request.head, &self.store, record.created)?);
         permission::check(&caller.permissions)?;
-        let mut chat = validation::read(&request.head, body, self.compatibility)?;
+        let chat = validation::read(&request.head, body, self.compatibility)?;
+        inference::configured(self.runtimes.as_ref())?;
+        Ok(chat.into_owned())
+    }
+
+    /// The steps that cost an inference.
+    fn run(&self, mut chat: Chat, record: &mut Record) -> Result<Generated, Failure> {
         let runtimes = inference::configured(self.runtimes.as_ref())?;
-        record.row = Row::Refused;
-        let row = new_row(record.id, caller);
-        timed(&mut record.ledger, || ledger::open(&self.store, Arc::clone(&row)))
-            .inspect_err(|_| self.metrics.ledger_open_errors.add(1))?;
-        record.row = Row::Open(row);
         let mut quoted = match &self.grounding {
             Some(grounding) => {
                 grounding.ground(runtimes, &mut chat, &mut record.spent, &mut record.searched)?
@@ -98,49 +115,102 @@ impl Pipeline {
         let shorten = |chat: &mut Chat| quoted.as_mut().is_some_and(|quoted| quoted.shorten(chat));
         inference::run(runtimes, &mut chat, shorten, &mut record.spent)
     }
+}
+
+impl Exchange {
+    /// Makes the row of a request that is about to be run. Where that fails, it is not.
+    fn open(mut self, chat: Chat<'static>) {
+        let caller = self.record.caller.as_ref().expect("whoever is admitted should have a key");
+        let row = self.record.new_row(caller);
+        self.record.row = Row::Refused;
+        let store = Arc::clone(&self.pipeline.store);
+        let began = Instant::now();
+        store.enter(Entry::Open(Arc::clone(&row)), move |kept, by| {
+            self.record.add_ledger_time(began);
+            match kept {
+                Ok(()) => {
+                    self.record.row = Row::Open(row);
+                    self.go_on(by, |mut exchange| {
+                        let result = guarded(|| exchange.pipeline.run(chat, &mut exchange.record));
+                        exchange.settle(result);
+                    });
+                }
+                Err(StoreError::KeysChanged) => self.look_again(|exchange| exchange.open(chat)),
+                Err(error) => {
+                    self.pipeline.metrics.ledger_open_errors.add(1);
+                    self.respond(Err(ledger::not_opened(&error)));
+                }
+            }
+        });
+    }
 
     /// Puts what came of a caller's request into the ledger. A completion that can't be put there is none;
     /// an error stays what it is.
-    fn settle(&self, record: &mut Record, result: Result<Generated, Failure>) -> Result<Generated, Failure> {
-        let outcome = record.outcome(&result);
-        let settled = match (&record.row, &record.caller) {
-            (Row::Open(row), _) => {
-                let row = Arc::clone(row);
-                timed(&mut record.ledger, || self.store.close_row(row, outcome))
-            }
-            (Row::None, Some(caller)) => {
-                let row = new_row(record.id, caller);
-                timed(&mut record.ledger, || self.store.add_row(row, outcome))
-            }
-            _ => return result,
+    fn settle(mut self, result: Result<Generated, Failure>) {
+        let outcome = self.record.outcome(&result);
+        let entry = match (&self.record.row, &self.record.caller) {
+            (Row::Open(row), _) => Entry::Close(Arc::clone(row), outcome),
+            (Row::None, Some(caller)) => Entry::Add(self.record.new_row(caller), outcome),
+            _ => return self.respond(result),
         };
-        match settled.inspect_err(|_| self.metrics.ledger_settle_errors.add(1)) {
-            Ok(()) => result,
-            Err(error) if result.is_ok() => Err(ledger::not_kept(&error)),
-            Err(error) => {
-                log::error!("{} ledger: {error}", record.id);
-                result
+        let store = Arc::clone(&self.pipeline.store);
+        let began = Instant::now();
+        store.enter(entry, move |kept, _| {
+            self.record.add_ledger_time(began);
+            match kept {
+                Ok(()) => self.respond(result),
+                Err(StoreError::KeysChanged) => self.look_again(|exchange| exchange.settle(result)),
+                Err(error) => {
+                    self.pipeline.metrics.ledger_settle_errors.add(1);
+                    if result.is_ok() {
+                        return self.respond(Err(ledger::not_kept(&error)));
+                    }
+                    log::error!("{} ledger: {error}", self.record.id);
+                    self.respond(result);
+                }
+            }
+        });
+    }
+
+    /// Goes on with a step that may take its time: on this thread, if nobody else needs it.
+    fn go_on(self, by: CalledBy, step: impl FnOnce(Self) + Send + 'static) {
+        match by {
+            CalledBy::Owner => step(self),
+            CalledBy::Another => {
+                let workers = self.reply.workers();
+                workers.execute_next(move || step(self));
             }
         }
     }
+
+    /// Looks up the caller's key once more, because keys were changed since it was, and tries the step again if it still
+    /// holds.
+    fn look_again(self, step: impl FnOnce(Self) + Send + 'static) {
+        self.go_on(CalledBy::Another, |mut exchange| {
+            match guarded(|| exchange.record.look_again(&exchange.pipeline.store)) {
+                Ok(()) => step(exchange),
+                Err(failure) => exchange.respond(Err(failure)),
+            }
+        });
+    }
+
+    fn respond(self, result: Result<Generated, Failure>) {
+        let Self { pipeline, record, reply } = self;
+        let outcome = result.as_ref().map(|generated| generated.tokens).map_err(|failure| failure.error);
+        pipeline.metrics.answered(outcome, &record.times());
+        record.searched.iter().for_each(|searched| pipeline.metrics.searched(searched));
+        reply.send(respond(&record, result));
+    }
 }
 
-/// Runs the steps; a panic in one is this request's failure and nobody else's.
-fn guarded(steps: impl FnOnce() -> Result<Generated, Failure>) -> Result<Generated, Failure> {
-    panic::catch_unwind(AssertUnwindSafe(steps)).unwrap_or_else(|_| {
+/// Runs a step; a panic in it is this request's failure and nobody else's.
+fn guarded<T>(step: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    panic::catch_unwind(AssertUnwindSafe(step)).unwrap_or_else(|_| {
         Err(Failure::unavailable(
             "Something went wrong inside the service. Tell whoever runs it the id of this request.",
             "a step panicked; the line before tells where",
         ))
     })
-}
-
-/// Does a step, and adds the time that it took.
-fn timed<T>(time: &mut Option<Duration>, step: impl FnOnce() -> T) -> T {
-    let began = Instant::now();
-    let result = step();
-    *time = Some(time.unwrap_or_default() + began.elapsed());
-    result
 }
 
 fn respond(record: &Record, result: Result<Generated, Failure>) -> Response {
@@ -166,7 +236,34 @@ impl Record {
             searched: None,
             spent: Spent::default(),
             ledger: None,
+            looks: LOOKS,
         }
+    }
+
+    fn new_row(&self, caller: &Caller) -> Arc<NewRow> {
+        Arc::new(NewRow {
+            request_id: self.id.to_string(),
+            key_id: caller.key_id.clone(),
+            key_name: caller.key_name.clone(),
+            created: self.created,
+            note_use: caller.note_use,
+            seen: caller.seen,
+        })
+    }
+
+    /// Looks up the caller's key again.
+    fn look_again(&mut self, store: &Store) -> Result<(), Failure> {
+        self.row = Row::None;
+        self.looks = self.looks.checked_sub(1).ok_or_else(|| ledger::not_opened(&StoreError::KeysChanged))?;
+        if let Some(caller) = self.caller.take() {
+            let caller = self.caller.insert(caller.again(store, self.created)?);
+            permission::check(&caller.permissions)?;
+        }
+        Ok(())
+    }
+
+    fn add_ledger_time(&mut self, began: Instant) {
+        *self.ledger.get_or_insert_default() += began.elapsed();
     }
 
     fn outcome(&self, result: &Result<Generated, Failure>) -> Outcome {
@@ -238,16 +335,6 @@ impl Record {
     }
 }
 
-fn new_row(id: RequestId, caller: &Caller) -> Arc<NewRow> {
-    Arc::new(NewRow {
-        request_id: id.to_string(),
-        key_id: caller.key_id.clone(),
-        key_name: caller.key_name.clone(),
-        created: id.created(),
-        note_use: caller.note_use,
-    })
-}
-
 fn shown(value: Option<impl ToString>) -> String {
     value.map_or("-".into(), |value| value.to_string())
 }
@@ -258,7 +345,8 @@ mod tests {
 
     #[test]
     fn a_panic_is_one_requests_failure() {
-        let failure = guarded(|| panic!("on purpose, with xyzzy in it")).expect_err("there is no completion");
+        let failure =
+            guarded::<()>(|| panic!("on purpose, with xyzzy in it")).expect_err("there is no completion");
         assert_eq!(failure.error, ApiError::ServiceUnavailable);
         assert!(!format!("{failure:?}").contains("xyzzy"), "what a panic says may be a client's");
     }

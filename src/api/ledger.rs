@@ -1,18 +1,15 @@
-//! The request's row in the ledger: made before an inference is spent, completed before its answer is sent.
-
-use std::sync::Arc;
+//! The request's row in the ledger: made before an inference is spent, completed before its answer is sent. What a client
+//! is told where one of the two fails.
 
 use crate::error::Failure;
-use crate::store::{NewRow, Store, StoreError};
+use crate::store::StoreError;
 
-/// Makes the row. Where that fails, the runtime must not be asked.
-pub fn open(store: &Store, row: Arc<NewRow>) -> Result<(), Failure> {
-    store.open_row(row).map_err(|error| {
-        Failure::unavailable(
-            "Usage can't be recorded at the moment, so the request was not run. Try again later.",
-            format!("ledger, before the call: {error}"),
-        )
-    })
+/// What a request turns into when its row could not be made. The runtime was not asked.
+pub fn not_opened(error: &StoreError) -> Failure {
+    Failure::unavailable(
+        "Usage can't be recorded at the moment, so the request was not run. Try again later.",
+        format!("ledger, before the call: {error}"),
+    )
 }
 
 /// What a completion turns into when its usage could not be kept. It must not be handed out, and a client

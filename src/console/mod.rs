@@ -84,7 +84,7 @@ impl Console {
     }
 
     /// Answers a request for the console's host.
-    pub fn answer(&self, request: &Request, _: Instant) -> Response {
+    pub fn answer(&self, request: &Request) -> Response {
         let answer = panic::catch_unwind(AssertUnwindSafe(|| self.serve(request)));
         let response = answer.unwrap_or_else(|_| page::broken(&self.assets));
         log::debug!("console {} status={}", request.head.method(), response.status);

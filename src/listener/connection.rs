@@ -138,6 +138,15 @@ impl Connection {
         self.deadline = None;
     }
 
+    pub fn is_with_worker(&self) -> bool {
+        matches!(self.phase, Phase::Working)
+    }
+
+    /// Whether more has come than the request that was taken.
+    pub fn has_more(&self) -> bool {
+        self.readable || !self.unread.is_empty()
+    }
+
     /// Takes an answer, some of which may be sent already.
     pub fn answered(&mut self, answer: Answer, limits: &Limits) {
         self.phase = Phase::Sending(answer);

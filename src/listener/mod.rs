@@ -6,6 +6,7 @@
 mod connection;
 mod limits;
 mod load;
+mod pool;
 mod proxies;
 mod pulse;
 mod socket;
@@ -29,10 +30,12 @@ use slab::Slab;
 
 pub use limits::Limits;
 pub use load::{Level, Load, Snapshot};
+pub use pool::Pool;
 pub use proxies::{Proxies, Proxy};
 pub use pulse::Pulse;
 pub use socket::{Address, Socket};
 pub use tls::{Acceptor, Certificate, TlsError};
+pub use workers::Reply;
 
 use self::connection::{Connection, Expired, Outcome, Then};
 use self::workers::{Answer, Workers};
@@ -42,7 +45,7 @@ use crate::http::{Head, Request, Response, response};
 /// What answers the requests.
 pub trait Service: Send + Sync + 'static {
     /// Answers a complete request, on a worker.
-    fn answer(&self, request: &Request, received: Instant) -> Response;
+    fn answer(&self, request: Request, received: Instant, reply: Reply);
 
     /// Answers what no worker will see: broken HTTP, or a request for which there is no room, whose head is known.
     /// The client is where it came from.
@@ -190,16 +193,7 @@ impl<S: Service> Loop<S> {
             result => result?,
         }
         // What is done comes first: it makes room for what has come.
-        for done in self.workers.take_done() {
-            if let Some(entry) = self.connections.get_mut(done.connection) {
-                let mut answer = done.answer;
-                if self.stopping {
-                    answer.then = Then::Close;
-                }
-                entry.connection.answered(answer, &self.limits);
-                self.advance(done.connection);
-            }
-        }
+        self.take_back();
         for event in events.iter() {
             match event.token() {
                 WAKE => {}
@@ -219,6 +213,20 @@ impl<S: Service> Loop<S> {
         }
         self.load.publish(self.connections.len(), self.buffered);
         Ok(())
+    }
+
+    /// Goes on with the connections that the workers have answered.
+    fn take_back(&mut self) {
+        for done in self.workers.take_done() {
+            if let Some(entry) = self.connections.get_mut(done.connection) {
+                let mut answer = done.answer;
+                if self.stopping {
+                    answer.then = Then::Close;
+                }
+                entry.connection.answered(answer, &self.limits);
+                self.advance(done.connection);
+            }
+        }
     }
 
     /// How long there is nothing to do unless something comes.
@@ -242,6 +250,9 @@ impl<S: Service> Loop<S> {
         };
         if event.is_readable() || event.is_read_closed() || event.is_error() {
             entry.connection.note_readable(event.is_read_closed() || event.is_error());
+            if entry.connection.is_with_worker() && self.workers.want(index) {
+                return self.take_back();
+            }
         }
         self.advance(index);
     }
@@ -347,7 +358,7 @@ impl<S: Service> Loop<S> {
                 Outcome::Next(..) if self.stopping => return self.close(index),
                 Outcome::Next(rest, then) => {
                     entry.connection.hand_over();
-                    let stream = entry.connection.direct();
+                    let stream = self.lend(index);
                     self.workers.go_on(index, rest, then, stream);
                 }
                 Outcome::Request(mut request) => {
@@ -372,9 +383,18 @@ impl<S: Service> Loop<S> {
             count(&self.load.buffers_full);
             self.refuse(index, Some(&request), Failure::shed(TOO_MUCH_BUFFERED));
         } else {
-            let stream = self.connections[index].connection.direct();
+            let stream = self.lend(index);
             self.workers.answer(index, request, stream);
         }
+    }
+
+    /// The socket, where a worker may write to it. Where more has come on it, the loop wants it back at once.
+    fn lend(&self, index: usize) -> Option<Arc<socket::Stream>> {
+        let connection = &self.connections[index].connection;
+        if connection.has_more() {
+            self.workers.want(index);
+        }
+        connection.direct()
     }
 
     /// Answers what goes to no worker, and ends the connection: a client that keeps sending such requests

@@ -3,69 +3,55 @@
 use std::mem;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use mio::Waker;
-use threadpool::ThreadPool;
 
 use super::connection::Then;
 use super::limits::Limits;
 use super::load::Load;
+use super::pool::Pool;
 use super::socket::Stream;
 use super::{Pulse, Service};
-use crate::http::Request;
 use crate::http::response::{self, Pieces, chunk};
+use crate::http::{Request, Response};
 
 pub(super) struct Workers<S> {
     service: Arc<S>,
-    pool: Pool,
-    aside: Pool,
+    pool: Crew,
+    aside: Crew,
     desk: Arc<Desk>,
 }
 
 /// Threads, and how much may be with them.
-struct Pool {
-    threads: ThreadPool,
+struct Crew {
+    threads: Arc<Pool>,
     /// How many requests may be with them, at work and waiting together.
     room: usize,
     under_way: Arc<AtomicUsize>,
 }
 
-impl Pool {
-    fn new(name: &str, count: usize, queue: usize, under_way: Arc<AtomicUsize>) -> Self {
-        let threads = threadpool::Builder::new().num_threads(count).thread_name(name.into()).build();
-        Self { threads, room: count + queue, under_way }
-    }
-
+impl Crew {
     fn has_room(&self) -> bool {
         self.under_way.load(Ordering::Acquire) < self.room
-    }
-
-    /// Puts every thread back in the system's order.
-    fn stand_back(self) -> Self {
-        let count = self.threads.max_count();
-        let all = Arc::new(Barrier::new(count));
-        for _ in 0..count {
-            let all = Arc::clone(&all);
-            self.threads.execute(move || {
-                // In Linux this is a thread's own. Where it is refused, they only share the processor alike.
-                let _ = rustix::process::setpriority_process(None, ASIDE_NICE);
-                // No thread takes a second one of these while another has had none.
-                all.wait();
-            });
-        }
-        self
     }
 }
 
 /// What the workers and the loop share.
 struct Desk {
-    done: Mutex<Vec<Done>>,
+    tray: Mutex<Tray>,
     waker: Arc<Waker>,
     pulse: Arc<Pulse>,
     load: Arc<Load>,
     stopping: AtomicBool,
+}
+
+#[derive(Default)]
+struct Tray {
+    done: Vec<Done>,
+    /// The connections whose next bytes wait for an answer before them.
+    wanted: Vec<usize>,
 }
 
 /// What a worker has done for a connection.
@@ -110,10 +96,18 @@ impl<S: Service> Workers<S> {
         let (pulse, load) = (Arc::clone(pulse), Arc::clone(load));
         Self {
             service,
-            pool: Pool::new("worker", limits.workers, limits.queue, Arc::clone(&load.under_way)),
-            aside: Pool::new("aside", ASIDE, ASIDE_QUEUE, Arc::default()).stand_back(),
+            pool: Crew {
+                threads: Arc::new(Pool::new("worker", limits.workers, || {})),
+                room: limits.workers + limits.queue,
+                under_way: Arc::clone(&load.under_way),
+            },
+            aside: Crew {
+                threads: Arc::new(Pool::new("aside", ASIDE, stand_back)),
+                room: ASIDE + ASIDE_QUEUE,
+                under_way: Arc::default(),
+            },
             desk: Arc::new(Desk {
-                done: Mutex::default(),
+                tray: Mutex::default(),
                 waker,
                 pulse,
                 load,
@@ -124,10 +118,10 @@ impl<S: Service> Workers<S> {
 
     /// Whether there is room for a request among those that it would be with.
     pub fn have_room(&self, request: &Request) -> bool {
-        self.pool_for(request).has_room()
+        self.crew_for(request).has_room()
     }
 
-    fn pool_for(&self, request: &Request) -> &Pool {
+    fn crew_for(&self, request: &Request) -> &Crew {
         if self.service.stands_back(&request.head) { &self.aside } else { &self.pool }
     }
 
@@ -137,23 +131,20 @@ impl<S: Service> Workers<S> {
     }
 
     pub fn answer(&self, connection: usize, request: Request, stream: Option<Arc<Stream>>) {
-        let pool = self.pool_for(&request);
-        let mut turn = self.turn(pool, connection, stream, request.weight());
+        let crew = self.crew_for(&request);
+        let reply = Reply {
+            turn: self.turn(crew, connection, stream, request.weight()),
+            form: Form::of(&request),
+            workers: Arc::clone(&crew.threads),
+        };
         let service = Arc::clone(&self.service);
         let received = Instant::now();
-        let stands_back = ptr::eq(pool, &self.aside);
-        pool.threads.execute(move || {
+        let stands_back = ptr::eq(crew, &self.aside);
+        crew.threads.execute(move || {
             if !stands_back {
-                turn.desk.pulse.take();
+                reply.turn.desk.pulse.take();
             }
-            let response = service.answer(&request, received);
-            let closes = turn.desk.stopping.load(Ordering::Acquire);
-            let (told, then) = fate(&request, closes);
-            let is_head = request.head.method() == "HEAD";
-            let bytes = response.encode(told, is_head);
-            let rest = response.rest.filter(|_| !is_head);
-            drop(request);
-            turn.finish(Answer { bytes, sent: 0, rest, then });
+            service.answer(request, received, reply);
         });
     }
 
@@ -182,21 +173,32 @@ impl<S: Service> Workers<S> {
         });
     }
 
-    fn turn(&self, pool: &Pool, connection: usize, stream: Option<Arc<Stream>>, weight: usize) -> Turn {
-        pool.under_way.fetch_add(1, Ordering::AcqRel);
+    fn turn(&self, crew: &Crew, connection: usize, stream: Option<Arc<Stream>>, weight: usize) -> Turn {
+        crew.under_way.fetch_add(1, Ordering::AcqRel);
         self.desk.load.weight.fetch_add(weight, Ordering::AcqRel);
         Turn {
             desk: Arc::clone(&self.desk),
             connection,
             stream,
             is_open: true,
-            counted: Some((weight, Arc::clone(&pool.under_way))),
+            counted: Some((weight, Arc::clone(&crew.under_way))),
         }
     }
 
     /// What has been answered since the last call.
     pub fn take_done(&self) -> Vec<Done> {
-        mem::take(&mut *self.desk.done.lock().unwrap_or_else(PoisonError::into_inner))
+        mem::take(&mut self.desk.tray().done)
+    }
+
+    /// Has the loop woken when this connection is answered, because there is more to do for it. Whether it is answered
+    /// already.
+    pub fn want(&self, connection: usize) -> bool {
+        let mut tray = self.desk.tray();
+        let is_done = tray.done.iter().any(|done| done.connection == connection);
+        if !is_done && !tray.wanted.contains(&connection) {
+            tray.wanted.push(connection);
+        }
+        is_done
     }
 
     /// From now on every answer is the last of its connection.
@@ -210,16 +212,68 @@ impl<S: Service> Workers<S> {
     }
 }
 
-/// What becomes of a connection after the answer to a request, and how the answer tells it. Where the body
-/// was not read, nobody knows where the next request begins.
-fn fate(request: &Request, closes: bool) -> (response::Connection, Then) {
-    if closes || !request.head.keep_alive || request.body.is_none() {
-        (response::Connection::Close, Then::Close)
-    } else if request.head.tells_keep_alive {
-        (response::Connection::KeepTold, Then::Keep)
-    } else {
-        (response::Connection::Keep, Then::Keep)
+impl Desk {
+    fn tray(&self) -> MutexGuard<'_, Tray> {
+        self.tray.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The place of the answer to one request. It may be given from any thread; if it never is, the connection closes.
+pub struct Reply {
+    turn: Turn,
+    form: Form,
+    workers: Arc<Pool>,
+}
+
+impl Reply {
+    /// Those who can go on with the request.
+    pub fn workers(&self) -> Arc<Pool> {
+        Arc::clone(&self.workers)
+    }
+
+    pub fn send(mut self, response: Response) {
+        let closes = self.turn.desk.stopping.load(Ordering::Acquire);
+        let (told, then) = self.form.fate(closes);
+        let bytes = response.encode(told, self.form.is_head);
+        let rest = response.rest.filter(|_| !self.form.is_head);
+        self.turn.finish(Answer { bytes, sent: 0, rest, then });
+    }
+}
+
+/// What of a request says how its answer has to look.
+#[derive(Clone, Copy)]
+struct Form {
+    is_head: bool,
+    keeps: bool,
+    tells_keep_alive: bool,
+}
+
+impl Form {
+    /// Where the body was not read, nobody knows where the next request begins.
+    fn of(request: &Request) -> Self {
+        Self {
+            is_head: request.head.method() == "HEAD",
+            keeps: request.head.keep_alive && request.body.is_some(),
+            tells_keep_alive: request.head.tells_keep_alive,
+        }
+    }
+
+    /// What becomes of the connection after the answer, and how the answer tells it.
+    fn fate(self, closes: bool) -> (response::Connection, Then) {
+        if closes || !self.keeps {
+            (response::Connection::Close, Then::Close)
+        } else if self.tells_keep_alive {
+            (response::Connection::KeepTold, Then::Keep)
+        } else {
+            (response::Connection::Keep, Then::Keep)
+        }
+    }
+}
+
+/// The threads of the aside pool put themselves back in the system's order.
+fn stand_back() {
+    // In Linux this is a thread's own. Where it is refused, they only share the processor alike.
+    let _ = rustix::process::setpriority_process(None, ASIDE_NICE);
 }
 
 /// One request's turn with a worker. If the worker panics, the connection is given back all the same.
@@ -249,11 +303,21 @@ impl Turn {
         }
     }
 
+    /// Gives the connection back. The loop is woken where there is more to do for it; else it learns of it when the
+    /// client's next request wakes it, or at its next look at the clock.
     fn report(&mut self, answer: Answer) {
         self.is_open = false;
-        let done = Done { connection: self.connection, answer };
-        self.desk.done.lock().unwrap_or_else(PoisonError::into_inner).push(done);
-        if let Err(error) = self.desk.waker.wake() {
+        let connection = self.connection;
+        let is_all = answer.sent == answer.bytes.len() && answer.rest.is_none() && answer.then == Then::Keep;
+        let is_wanted = {
+            let mut tray = self.desk.tray();
+            tray.done.push(Done { connection, answer });
+            let place = tray.wanted.iter().position(|&wanted| wanted == connection);
+            place.map(|place| tray.wanted.swap_remove(place)).is_some()
+        };
+        if (is_wanted || !is_all || self.desk.stopping.load(Ordering::Acquire))
+            && let Err(error) = self.desk.waker.wake()
+        {
             log::error!("the listener could not be woken: {error}");
         }
     }

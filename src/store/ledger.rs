@@ -6,6 +6,8 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::Serialize;
 
 use super::chain::{self, Link};
+use super::keys::Seen;
+use super::writer::CalledBy;
 use super::{Store, StoreError};
 
 /// A request as it is known when it begins.
@@ -18,6 +20,8 @@ pub struct NewRow {
     pub created: i64,
     /// Whether this use of the key is to be noted with the key as well.
     pub note_use: bool,
+    /// As of when the key is known; None where it does not matter any more what the key may do.
+    pub seen: Option<Seen>,
 }
 
 /// What came of a request.
@@ -105,30 +109,40 @@ const INTERRUPTED: Outcome = Outcome {
 };
 
 /// Something to be written to the ledger.
-pub(super) enum Entry {
-    /// A row without an outcome yet.
+pub enum Entry {
+    /// The row of a request that is about to cost an inference, without an outcome yet. That the file system takes it
+    /// is enough: if the power fails now, nothing was acknowledged yet.
     Open(Arc<NewRow>),
-    /// The outcome of a row that is open.
+    /// The outcome of a row that is open. It is on the disk and synced before it is told.
     Close(Arc<NewRow>, Outcome),
-    /// A row with its outcome.
+    /// The row of a request that was refused before it cost anything.
     Add(Arc<NewRow>, Outcome),
 }
 
+impl Entry {
+    pub(super) fn is_synced(&self) -> bool {
+        matches!(self, Self::Close(..))
+    }
+
+    /// As of when the key of a new row is known.
+    pub(super) fn key_seen(&self) -> Option<Seen> {
+        match self {
+            Self::Open(row) | Self::Add(row, _) => row.seen,
+            Self::Close(..) => None,
+        }
+    }
+}
+
 impl Store {
-    /// Makes the row of a request that is about to cost an inference. That the file system takes it is
-    /// enough: if the power fails now, nothing was acknowledged yet.
-    pub fn open_row(&self, row: Arc<NewRow>) -> Result<(), StoreError> {
-        self.writer.enter(false, Entry::Open(row))
+    /// Writes to the ledger, and calls `then` when it is written or could not be: from this thread or from one that
+    /// writes already.
+    pub fn enter(&self, entry: Entry, then: impl FnOnce(Result<(), StoreError>, CalledBy) + Send + 'static) {
+        self.writer.enter(entry, then);
     }
 
-    /// Completes a row. When this returns, it is on the disk and synced.
-    pub fn close_row(&self, row: Arc<NewRow>, outcome: Outcome) -> Result<(), StoreError> {
-        self.writer.enter(true, Entry::Close(row, outcome))
-    }
-
-    /// Adds the row of a request that was refused before it cost anything.
-    pub fn add_row(&self, row: Arc<NewRow>, outcome: Outcome) -> Result<(), StoreError> {
-        self.writer.enter(false, Entry::Add(row, outcome))
+    /// Writes to the ledger, and returns when it is written or could not be.
+    pub fn enter_and_wait(&self, entry: Entry) -> Result<(), StoreError> {
+        self.writer.enter_and_wait(entry)
     }
 
     /// Tells of the rows that a crash left without an outcome, and says how many they were. Only a service
@@ -140,8 +154,8 @@ impl Store {
         })?;
         for row in &open {
             let LedgerRow { request_id, key_id, key_name, created, .. } = row.clone();
-            let row = Arc::new(NewRow { request_id, key_id, key_name, created, note_use: false });
-            self.close_row(row, INTERRUPTED)?;
+            let row = NewRow { request_id, key_id, key_name, created, note_use: false, seen: None };
+            self.enter_and_wait(Entry::Close(row.into(), INTERRUPTED))?;
         }
         Ok(open.len())
     }
@@ -426,7 +440,22 @@ pub(super) mod tests {
             key_name: format!("name of {key_id}"),
             created,
             note_use: true,
+            seen: None,
         })
+    }
+
+    impl Store {
+        pub fn open_row(&self, row: Arc<NewRow>) -> Result<(), StoreError> {
+            self.enter_and_wait(Entry::Open(row))
+        }
+
+        pub fn close_row(&self, row: Arc<NewRow>, outcome: Outcome) -> Result<(), StoreError> {
+            self.enter_and_wait(Entry::Close(row, outcome))
+        }
+
+        pub fn add_row(&self, row: Arc<NewRow>, outcome: Outcome) -> Result<(), StoreError> {
+            self.enter_and_wait(Entry::Add(row, outcome))
+        }
     }
 
     pub fn outcome(status: u16, total_tokens: Option<i64>) -> Outcome {

@@ -30,13 +30,15 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 pub use chain::{Fault, Verdict};
 use files::Files;
-pub use keys::{Digest, Key, KeyName, Permission};
-pub use ledger::{LedgerRow, NewRow, Outcome, Searched, Tokens};
+use keys::Known;
+pub use keys::{Digest, Key, KeyName, Permission, Seen};
+pub use ledger::{Entry, LedgerRow, NewRow, Outcome, Searched, Tokens};
 pub use listing::{Listing, Matching, Which};
 pub use spans::{Figures, Span, SpanSums};
 pub use sums::{Grouping, Range, Sums, UsageRow};
 pub use times::Times;
 pub use tokens::{PasswordHash, TokenKind};
+pub use writer::CalledBy;
 use writer::Writer;
 
 /// How long a start waits for other processes.
@@ -62,6 +64,8 @@ pub struct Store {
     /// that may not write can't.
     readers: Mutex<Vec<Connection>>,
     writer: Writer,
+    /// The keys that were looked up lately.
+    known: Arc<Known>,
 }
 
 /// A database that can't be used, or that did not do what it was asked to.
@@ -77,6 +81,8 @@ pub enum StoreError {
     Panicked,
     /// The file that is written is no longer the one that the path names.
     Replaced,
+    /// A key was changed since the one that a row is for was looked up: it has to be looked up again.
+    KeysChanged,
     /// It was made by a later version of the program.
     Newer {
         found: i64,
@@ -113,6 +119,7 @@ impl fmt::Display for StoreError {
                 "the database's file, or its -wal, was removed or replaced under the running service: put it \
                  back or restore a backup, then restart",
             ),
+            Self::KeysChanged => f.write_str("the keys are being changed"),
             Self::Newer { found, known } => write!(
                 f,
                 "the database has version {found}, and this program knows versions up to {known}: \
@@ -147,7 +154,9 @@ impl Store {
         upgrades::bring_up_to_date(&mut connection)?;
         look_for_damage(path, &connection)?;
         let files = Files::of(path)?;
-        Ok(Self { path: path.to_owned(), readers: Mutex::default(), writer: Writer::new(connection, files)? })
+        let known = Arc::new(Known::default());
+        let writer = Writer::new(connection, files, Arc::clone(&known))?;
+        Ok(Self { path: path.to_owned(), readers: Mutex::default(), writer, known })
     }
 
     /// Whether the database is sound and takes a write.

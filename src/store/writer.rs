@@ -1,21 +1,25 @@
 //! Group commit: what several threads want written at the same time shares one transaction and one sync.
 //!
-//! There is no thread for it. Whoever finds the connection idle writes for all who wait, itself included; the
-//! others wait for it and find their work done. The connection is given on before the group is synced, so that
-//! the next one is written meanwhile, and rows that need no sync wait for none.
+//! A row of the ledger is written by a worker: one that brings a row and finds the connection idle writes all the rows
+//! that wait, its own among them, and then syncs them. One that finds it taken leaves its row and goes to its next
+//! request; whoever writes the row calls back. So no worker waits for another, a single one wakes nobody, and while one
+//! syncs, another can write what the next sync will serve. Whatever else is written, a key or a password, is done by a
+//! thread of the writer's own, on behalf of one who waits.
 
 use std::mem;
 use std::panic::{self, AssertUnwindSafe};
 use std::slice;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::{self, Thread};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle, ThreadId};
 use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 
 use super::StoreError;
 use super::files::Files;
+use super::keys::Known;
 use super::ledger::{Book, Entry};
 use super::log::Log;
 
@@ -23,16 +27,28 @@ use super::log::Log;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 pub(super) struct Writer {
+    shared: Arc<Shared>,
+    /// Writes for those who wait.
+    clerk: Option<JoinHandle<()>>,
+}
+
+struct Shared {
     state: Mutex<State>,
     log: Log,
     /// How many groups have been written or given up.
     groups: AtomicU64,
+    /// How many jobs there were: each has its number.
+    jobs: AtomicU64,
 }
 
 struct State {
     /// Not there while somebody writes with it.
     idle: Option<Box<Lent>>,
-    waiting: Vec<Arc<Job>>,
+    waiting: Vec<Job>,
+    /// Committed, and to be synced.
+    written: Vec<Job>,
+    syncing: bool,
+    closing: bool,
 }
 
 /// The connection, and what is known of the database that it writes.
@@ -40,18 +56,18 @@ struct Lent {
     connection: Connection,
     files: Files,
     book: Book,
-    /// How many transactions were committed.
-    commits: u64,
+    keys: Arc<Known>,
 }
 
-/// Something to be written, with a place for what became of it.
+/// Something to be written, and what is called when it is or could not be.
 struct Job {
-    /// Who waits for it.
-    thread: Thread,
+    number: u64,
     work: Work,
-    /// Whether it has to be on the disk before its thread goes on.
+    /// Whether it has to be on the disk before it is told.
     synced: bool,
-    outcome: OnceLock<Result<(), StoreError>>,
+    deadline: Instant,
+    owner: ThreadId,
+    then: Box<Then>,
 }
 
 /// It can be done again: where a group fails, each of its members is tried by itself.
@@ -61,24 +77,52 @@ enum Work {
 }
 
 type Closure = dyn Fn(&Connection) -> rusqlite::Result<()> + Send + Sync;
+type Then = dyn FnOnce(Result<(), StoreError>, CalledBy) + Send;
+
+/// Who calls back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CalledBy {
+    /// The thread that brought the row, which has nothing else to do.
+    Owner,
+    /// One that others wait for: it must not be held up.
+    Another,
+}
 
 impl Writer {
-    pub fn new(connection: Connection, files: Files) -> Result<Self, StoreError> {
+    pub fn new(connection: Connection, files: Files, keys: Arc<Known>) -> Result<Self, StoreError> {
         // In WAL mode, NORMAL leaves the syncing of commits to us; before a checkpoint SQLite syncs by itself.
         connection.pragma_update(None, "synchronous", "NORMAL")?;
         let log = Log::open(files.log())?;
-        let lent = Lent { connection, files, book: Book::default(), commits: 0 };
-        let state = Mutex::new(State { idle: Some(Box::new(lent)), waiting: Vec::new() });
-        Ok(Self { state, log, groups: AtomicU64::new(0) })
+        let lent = Box::new(Lent { connection, files, book: Book::default(), keys });
+        let state = State {
+            idle: Some(lent),
+            waiting: Vec::new(),
+            written: Vec::new(),
+            syncing: false,
+            closing: false,
+        };
+        let shared = Arc::new(Shared {
+            state: Mutex::new(state),
+            log,
+            groups: AtomicU64::new(0),
+            jobs: AtomicU64::new(0),
+        });
+        let clerk = thread::Builder::new().name("writer".into()).spawn({
+            let shared = Arc::clone(&shared);
+            move || shared.serve()
+        });
+        let clerk = clerk.map_err(|error| StoreError::Io(Arc::new(error)))?;
+        Ok(Self { shared, clerk: Some(clerk) })
     }
 
     /// Whether a write comes to an end, good or bad; where it does not get its turn, whether those before it
     /// do. One that is stuck in the file system or on its way to the disk does not, and then nothing can be
     /// written.
     pub fn answers(&self) -> bool {
-        let before = self.groups.load(Ordering::Acquire);
+        let groups = || self.shared.groups.load(Ordering::Acquire);
+        let before = groups();
         let is_late = matches!(self.write(true, |_| Ok(())), Err(StoreError::Busy));
-        !is_late || self.groups.load(Ordering::Acquire) != before
+        !is_late || groups() != before
     }
 
     /// Does `work` in a transaction that it may share with others. When this returns, the transaction is
@@ -94,100 +138,198 @@ impl Writer {
             *lock(&place) = Some(work(connection)?);
             Ok(())
         };
-        self.see_through(synced, Work::Other(Box::new(work)))?;
+        self.wait_for(synced, Work::Other(Box::new(work)))?;
         Ok(lock(&value).take().expect("work that was done should have left its value"))
     }
 
-    /// Writes an entry of the ledger, as `write` does.
-    pub fn enter(&self, synced: bool, entry: Entry) -> Result<(), StoreError> {
-        self.see_through(synced, Work::Entry(entry))
+    /// Writes an entry of the ledger, and waits until it is done.
+    pub fn enter_and_wait(&self, entry: Entry) -> Result<(), StoreError> {
+        self.wait_for(entry.is_synced(), Work::Entry(entry))
     }
 
-    /// Waits until the work is done, by this thread or another.
-    fn see_through(&self, synced: bool, work: Work) -> Result<(), StoreError> {
-        let job = Arc::new(Job { thread: thread::current(), work, synced, outcome: OnceLock::new() });
-        let deadline = Instant::now() + PATIENCE;
-        let mut state = lock(&self.state);
-        state.waiting.push(Arc::clone(&job));
-        loop {
-            if let Some(lent) = state.idle.take() {
-                drop(state);
-                if synced {
-                    // Whoever is about to come joins this group: a sync costs far more than a turn.
-                    thread::yield_now();
-                }
-                let group = mem::take(&mut lock(&self.state).waiting);
-                self.lead(lent, &group, deadline);
-            } else {
-                let left = deadline.saturating_duration_since(Instant::now());
-                let is_waiting = state.waiting.iter().any(|other| Arc::ptr_eq(other, &job));
-                if left.is_zero() && is_waiting {
-                    state.waiting.retain(|other| !Arc::ptr_eq(other, &job));
-                    return Err(StoreError::Busy);
-                }
+    /// Writes an entry of the ledger, or leaves it to one who is writing already. `then` is told what became of it.
+    pub fn enter(&self, entry: Entry, then: impl FnOnce(Result<(), StoreError>, CalledBy) + Send + 'static) {
+        let job = self.shared.job(entry.is_synced(), Work::Entry(entry), Box::new(then));
+        lock(&self.shared.state).waiting.push(job);
+        self.shared.work();
+    }
+
+    fn wait_for(&self, synced: bool, work: Work) -> Result<(), StoreError> {
+        let (sender, receiver) = mpsc::channel();
+        let then = move |outcome, _| {
+            // Nobody listens where the wait was given up.
+            let _ = sender.send(outcome);
+        };
+        let job = self.shared.job(synced, work, Box::new(then));
+        let number = job.number;
+        lock(&self.shared.state).waiting.push(job);
+        self.wake_clerk();
+        match receiver.recv_timeout(PATIENCE) {
+            Ok(outcome) => outcome,
+            Err(RecvTimeoutError::Disconnected) => Err(StoreError::Panicked),
+            Err(RecvTimeoutError::Timeout) => {
+                let mut state = lock(&self.shared.state);
+                let before = state.waiting.len();
+                state.waiting.retain(|job| job.number != number);
+                let was_waiting = state.waiting.len() < before;
                 drop(state);
                 // One that is being written can't be called back: whoever writes it has a deadline too.
-                thread::park_timeout(if is_waiting { left } else { PATIENCE });
+                if was_waiting {
+                    Err(StoreError::Busy)
+                } else {
+                    receiver.recv().unwrap_or(Err(StoreError::Panicked))
+                }
             }
-            if let Some(outcome) = job.outcome.get() {
-                return outcome.clone();
-            }
-            state = lock(&self.state);
         }
     }
 
-    /// Writes a group with the connection, gives the connection back, and syncs what has to be.
-    fn lead(&self, mut lent: Box<Lent>, group: &[Arc<Job>], deadline: Instant) {
-        let written = self.write_group(&mut lent, group, deadline);
-        if written.is_err() && group.len() > 1 {
-            // Who is to blame is not known: each by itself shows it, and spares the others.
-            for job in group {
-                if let Err(error) = self.write_group(&mut lent, slice::from_ref(job), deadline) {
-                    job.end(Err(error));
+    fn wake_clerk(&self) {
+        if let Some(clerk) = &self.clerk {
+            clerk.thread().unpark();
+        }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        lock(&self.shared.state).closing = true;
+        self.wake_clerk();
+        if let Some(clerk) = self.clerk.take() {
+            // The connection is closed when this returns, and its log is in the database.
+            let _ = clerk.join();
+        }
+    }
+}
+
+/// What there is to do for whoever has the time.
+enum Round {
+    Write(Box<Lent>),
+    Sync,
+}
+
+impl Shared {
+    fn job(&self, synced: bool, work: Work, then: Box<Then>) -> Job {
+        Job {
+            number: self.jobs.fetch_add(1, Ordering::Relaxed),
+            work,
+            synced,
+            deadline: Instant::now() + PATIENCE,
+            owner: thread::current().id(),
+            then,
+        }
+    }
+
+    /// The clerk's life.
+    fn serve(&self) {
+        while !lock(&self.state).closing {
+            self.work();
+            thread::park();
+        }
+    }
+
+    /// Writes and syncs for all who wait, for as long as there is something to do that nobody else does.
+    fn work(&self) {
+        let this = thread::current().id();
+        // What this thread itself goes on with, when nobody needs it here any more.
+        let mut own: Option<(Job, Result<(), StoreError>)> = None;
+        while let Some(round) = self.next_round() {
+            if let Some((job, outcome)) = own.take() {
+                job.end(outcome, CalledBy::Another);
+            }
+            let ended = match round {
+                Round::Write(lent) => self.write(lent),
+                Round::Sync => self.sync(),
+            };
+            for (job, outcome) in ended {
+                if job.owner == this && own.is_none() {
+                    own = Some((job, outcome));
+                } else {
+                    job.end(outcome, CalledBy::Another);
                 }
             }
-        } else if let Err(error) = written {
-            group.iter().for_each(|job| job.end(Err(error.clone())));
+        }
+        if let Some((job, outcome)) = own {
+            job.end(outcome, CalledBy::Owner);
+        }
+    }
+
+    fn next_round(&self) -> Option<Round> {
+        let mut state = lock(&self.state);
+        if !state.syncing && !state.written.is_empty() {
+            state.syncing = true;
+            return Some(Round::Sync);
+        }
+        if state.waiting.is_empty() {
+            return None;
+        }
+        state.idle.take().map(Round::Write)
+    }
+
+    /// Syncs what is written by now. Those whose commits came before it are served by it.
+    fn sync(&self) -> Vec<(Job, Result<(), StoreError>)> {
+        // Others may be about to end a commit: a sync costs far more than a turn.
+        thread::yield_now();
+        let group = mem::take(&mut lock(&self.state).written);
+        let outcome = self.log.sync();
+        lock(&self.state).syncing = false;
+        group.into_iter().map(|job| (job, outcome.clone())).collect()
+    }
+
+    /// Writes a group with the connection, and gives the connection back. What has to be synced is then to be.
+    fn write(&self, mut lent: Box<Lent>) -> Vec<(Job, Result<(), StoreError>)> {
+        // Whoever is about to come joins this group.
+        thread::yield_now();
+        let group = mem::take(&mut lock(&self.state).waiting);
+        let outcome = lent.write(&self.log, &group);
+        let (mut ended, mut written, mut late) = (Vec::new(), Vec::new(), Vec::new());
+        let is_alone = group.len() == 1;
+        for job in group {
+            let outcome = match &outcome {
+                // Whoever still has time gets another turn.
+                Err(StoreError::Busy) if Instant::now() < job.deadline => {
+                    late.push(job);
+                    continue;
+                }
+                // Who is to blame is not known: each by itself shows it, and spares the others.
+                Err(error) if !is_alone && !matches!(error, StoreError::Busy) => {
+                    lent.write(&self.log, slice::from_ref(&job))
+                }
+                outcome => outcome.clone(),
+            };
+            if outcome.is_ok() && job.synced {
+                written.push(job);
+            } else {
+                ended.push((job, outcome));
+            }
         }
         self.groups.fetch_add(1, Ordering::AcqRel);
-        let commits = lent.commits;
-        let next = {
-            let mut state = lock(&self.state);
-            state.idle = Some(lent);
-            state.waiting.first().map(|job| job.thread.clone())
-        };
-        // The next group's leader first: it writes while this group's members go on.
-        if let Some(leader) = next {
-            leader.unpark();
-        }
-        group.iter().filter(|job| !job.synced).for_each(|job| job.end(Ok(())));
-        if group.iter().any(|job| job.synced && job.outcome.get().is_none()) {
-            let synced = self.log.sync(commits);
-            group.iter().filter(|job| job.synced).for_each(|job| job.end(synced.clone()));
-        }
+        let mut state = lock(&self.state);
+        state.idle = Some(lent);
+        state.written.append(&mut written);
+        state.waiting.splice(0..0, late);
+        ended
     }
+}
 
+impl Lent {
     /// Writes a group in one transaction: all of it, or nothing.
-    fn write_group(&self, lent: &mut Lent, group: &[Arc<Job>], deadline: Instant) -> Result<(), StoreError> {
-        self.log.check()?;
-        lent.files.check()?;
-        let Lent { connection, book, .. } = lent;
+    fn write(&mut self, log: &Log, group: &[Job]) -> Result<(), StoreError> {
+        log.check()?;
+        self.files.check()?;
+        let Self { connection, book, keys, .. } = self;
+        let deadline = group.iter().map(|job| job.deadline).min().expect("a group should have a member");
         connection.busy_timeout(deadline.saturating_duration_since(Instant::now()))?;
         connection.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
-        let written = group
-            .iter()
-            .try_for_each(|job| attempt(|| job.work.run(connection, book)))
+        let written = attempt(|| keys.look(connection))
+            .and_then(|()| group.iter().try_for_each(|job| job.work.run(connection, book, keys)))
             .and_then(|()| attempt(|| book.finish(connection)))
             .and_then(|()| Ok(connection.prepare_cached("COMMIT")?.execute([]).map(drop)?));
-        match written {
-            Ok(()) => lent.commits += 1,
-            Err(_) => {
-                // What it remembers may be of rows that were never committed.
-                *book = Book::default();
-                if !connection.is_autocommit() {
-                    // It can only fail where the transaction is gone already.
-                    let _ = connection.execute_batch("ROLLBACK");
-                }
+        if written.is_err() {
+            // What it remembers may be of rows that were never committed.
+            *book = Book::default();
+            if !connection.is_autocommit() {
+                // It can only fail where the transaction is gone already.
+                let _ = connection.execute_batch("ROLLBACK");
             }
         }
         written
@@ -195,24 +337,25 @@ impl Writer {
 }
 
 impl Job {
-    /// Tells whoever waits what became of it. The first word counts.
-    fn end(&self, outcome: Result<(), StoreError>) {
-        if self.outcome.set(outcome).is_ok() {
-            self.thread.unpark();
-        }
+    /// Tells what became of it. A panic there is nobody else's end.
+    fn end(self, outcome: Result<(), StoreError>, by: CalledBy) {
+        let _ = panic::catch_unwind(AssertUnwindSafe(|| (self.then)(outcome, by)));
     }
 }
 
 impl Work {
-    fn run(&self, connection: &Connection, book: &mut Book) -> rusqlite::Result<()> {
+    fn run(&self, connection: &Connection, book: &mut Book, keys: &Known) -> Result<(), StoreError> {
         match self {
-            Self::Entry(entry) => book.enter(connection, entry),
-            Self::Other(work) => work(connection),
+            Self::Entry(entry) if entry.key_seen().is_some_and(|seen| seen != keys.seen()) => {
+                Err(StoreError::KeysChanged)
+            }
+            Self::Entry(entry) => attempt(|| book.enter(connection, entry)),
+            Self::Other(work) => attempt(|| work(connection)),
         }
     }
 }
 
-/// A panic in one thread's work is not the leader's end.
+/// A panic in one thread's work is not the end of whoever does it.
 fn attempt(work: impl FnOnce() -> rusqlite::Result<()>) -> Result<(), StoreError> {
     match panic::catch_unwind(AssertUnwindSafe(work)) {
         Ok(result) => Ok(result?),
@@ -229,6 +372,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use std::sync::Barrier;
 
+    use super::super::ledger::tests::{outcome, row};
     use super::super::tests::Temporary;
     use super::*;
 
@@ -251,6 +395,45 @@ mod tests {
             barrier.wait();
         });
         assert!(store.answers());
+    }
+
+    /// The one who finds the connection taken is called back by the one who has it.
+    #[test]
+    fn a_row_is_written_by_whoever_writes_already() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        let barrier = Arc::new(Barrier::new(2));
+        thread::scope(|scope| {
+            let gate = Arc::clone(&barrier);
+            scope.spawn(move || store.write(move |_| Ok((gate.wait().is_leader(), gate.wait().is_leader()))));
+            barrier.wait();
+            let (sender, receiver) = mpsc::channel();
+            for number in 0..3 {
+                let sender = sender.clone();
+                let row = row(&number.to_string(), "key_1", 7);
+                store.enter(Entry::Open(row), move |kept, by| {
+                    sender.send((kept.is_ok(), by, thread::current().id())).expect("the test listens");
+                });
+            }
+            assert!(receiver.try_recv().is_err(), "nothing can be written yet");
+            barrier.wait();
+            for _ in 0..3 {
+                let (kept, by, thread) = receiver.recv().expect("a call back");
+                assert_eq!((kept, by), (true, CalledBy::Another));
+                assert_ne!(thread, thread::current().id());
+            }
+        });
+        let (sender, receiver) = mpsc::channel();
+        let last = row("last", "key_1", 7);
+        store.enter(Entry::Close(Arc::clone(&last), outcome(200, None)), {
+            let sender = sender.clone();
+            move |kept, _| sender.send((kept.is_ok(), CalledBy::Owner)).expect("the test listens")
+        });
+        assert!(!receiver.recv().expect("a call back").0, "there is no such row");
+        store.enter(Entry::Open(last), move |kept, by| {
+            sender.send((kept.is_ok(), by)).expect("the test listens");
+        });
+        assert_eq!(receiver.recv().expect("a call back"), (true, CalledBy::Owner), "nobody else was there");
     }
 
     /// Several writes that wait while one is held up, and so become one group.
@@ -276,7 +459,7 @@ mod tests {
                     scope.spawn(move || (number, store.write_synced(work).is_ok()))
                 })
                 .collect();
-            while lock(&store.writer.state).waiting.len() < 6 {
+            while lock(&store.writer.shared.state).waiting.len() < 6 {
                 thread::yield_now();
             }
             barrier.wait();

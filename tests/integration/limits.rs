@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 use adriaticum::error::Failure;
 use adriaticum::http::response::{Broken, Pieces};
 use adriaticum::http::{Head, Request, Response};
-use adriaticum::listener::{Acceptor, Address, Certificate, Level, Limits, Listener, Load, Service, Socket};
+use adriaticum::listener::{
+    Acceptor, Address, Certificate, Level, Limits, Listener, Load, Reply, Service, Socket,
+};
 
 use crate::support::{Client, Folder, until};
 use crate::tls;
@@ -27,7 +29,17 @@ struct Echo {
 }
 
 impl Service for Echo {
-    fn answer(&self, request: &Request, _: Instant) -> Response {
+    fn answer(&self, request: Request, _: Instant, reply: Reply) {
+        reply.send(self.response(&request));
+    }
+
+    fn refuse(&self, _: Option<IpAddr>, _: Option<&Head>, failure: Failure) -> Response {
+        Response::json(failure.error.status(), failure.message.as_bytes().to_vec())
+    }
+}
+
+impl Echo {
+    fn response(&self, request: &Request) -> Response {
         self.under_way.fetch_add(1, Ordering::AcqRel);
         self.threads.lock().expect("the list").push(thread::current().id());
         match request.head.path() {
@@ -48,10 +60,6 @@ impl Service for Echo {
         }
         let status = if request.body.is_some() { 200 } else { 413 };
         Response::json(status, request.head.path().as_bytes().to_vec())
-    }
-
-    fn refuse(&self, _: Option<IpAddr>, _: Option<&Head>, failure: Failure) -> Response {
-        Response::json(failure.error.status(), failure.message.as_bytes().to_vec())
     }
 }
 
