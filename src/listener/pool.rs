@@ -20,8 +20,20 @@ struct State {
     jobs: VecDeque<Job>,
     /// The threads that wait for a job.
     idle: Vec<Thread>,
+    /// A thread was woken and has not come to take a job yet. It wakes the next one, if that is still needed: those
+    /// that are awake anyway may have done the jobs by then.
+    waking: bool,
     /// No more jobs come.
     closed: bool,
+}
+
+impl State {
+    /// The thread to be woken, if there is a job for one and none is on its way.
+    fn next_to_wake(&mut self) -> Option<Thread> {
+        let thread = if self.waking || self.jobs.is_empty() { None } else { self.idle.pop() };
+        self.waking |= thread.is_some();
+        thread
+    }
 }
 
 impl Pool {
@@ -53,11 +65,9 @@ impl Pool {
         let idle = {
             let mut state = lock(&self.state);
             put(&mut state.jobs);
-            state.idle.pop()
+            state.next_to_wake()
         };
-        if let Some(thread) = idle {
-            thread.unpark();
-        }
+        idle.inspect(Thread::unpark);
     }
 
     /// Waits until all jobs are done and the threads have ended.
@@ -77,20 +87,36 @@ impl Pool {
 
 fn take_jobs(state: &Mutex<State>) {
     let this = thread::current();
+    while let Some(job) = next_job(state, &this) {
+        // The panic was told where it happened; the job's own remains tell whoever waits for it.
+        let _ = panic::catch_unwind(AssertUnwindSafe(job));
+    }
+}
+
+/// Waits for a job; none at the end.
+fn next_job(state: &Mutex<State>, this: &Thread) -> Option<Job> {
     loop {
         let mut held = lock(state);
         if let Some(job) = held.jobs.pop_front() {
+            return Some(job);
+        }
+        if held.closed {
+            return None;
+        }
+        held.idle.push(this.clone());
+        drop(held);
+        thread::park();
+        let mut held = lock(state);
+        // Whoever has woken it has struck it off; a thread may also wake up for no reason.
+        match held.idle.iter().position(|other| other.id() == this.id()) {
+            Some(place) => drop(held.idle.remove(place)),
+            None => held.waking = false,
+        }
+        if let Some(job) = held.jobs.pop_front() {
+            let next = held.next_to_wake();
             drop(held);
-            // The panic was told where it happened; the job's own remains tell whoever waits for it.
-            let _ = panic::catch_unwind(AssertUnwindSafe(job));
-        } else if held.closed {
-            return;
-        } else {
-            held.idle.push(this.clone());
-            drop(held);
-            thread::park();
-            // Whoever has a job for it has struck it off; a thread may also wake up for no reason.
-            lock(state).idle.retain(|other| other.id() != this.id());
+            next.inspect(Thread::unpark);
+            return Some(job);
         }
     }
 }

@@ -19,7 +19,7 @@ use rusqlite::Connection;
 
 use super::StoreError;
 use super::files::Files;
-use super::keys::Known;
+use super::keys::{Known, Seen};
 use super::ledger::{Book, Entry};
 use super::log::Log;
 
@@ -320,7 +320,8 @@ impl Lent {
         let deadline = group.iter().map(|job| job.deadline).min().expect("a group should have a member");
         connection.busy_timeout(deadline.saturating_duration_since(Instant::now()))?;
         connection.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
-        let written = attempt(|| keys.look(connection))
+        let looks = group.iter().any(|job| job.work.key_seen().is_some());
+        let written = attempt(|| if looks { keys.look(connection) } else { Ok(()) })
             .and_then(|()| group.iter().try_for_each(|job| job.work.run(connection, book, keys)))
             .and_then(|()| attempt(|| book.finish(connection)))
             .and_then(|()| Ok(connection.prepare_cached("COMMIT")?.execute([]).map(drop)?));
@@ -344,11 +345,19 @@ impl Job {
 }
 
 impl Work {
-    fn run(&self, connection: &Connection, book: &mut Book, keys: &Known) -> Result<(), StoreError> {
+    /// As of when the key of a new row is known.
+    fn key_seen(&self) -> Option<Seen> {
         match self {
-            Self::Entry(entry) if entry.key_seen().is_some_and(|seen| seen != keys.seen()) => {
-                Err(StoreError::KeysChanged)
-            }
+            Self::Entry(entry) => entry.key_seen(),
+            Self::Other(_) => None,
+        }
+    }
+
+    fn run(&self, connection: &Connection, book: &mut Book, keys: &Known) -> Result<(), StoreError> {
+        if self.key_seen().is_some_and(|seen| seen != keys.seen()) {
+            return Err(StoreError::KeysChanged);
+        }
+        match self {
             Self::Entry(entry) => attempt(|| book.enter(connection, entry)),
             Self::Other(work) => attempt(|| work(connection)),
         }
