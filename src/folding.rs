@@ -13,8 +13,10 @@ const STEP: i64 = 500;
 /// How many times as long as a step took the others have the ledger for themselves.
 const REST: u32 = 4;
 
-/// How often it is looked for new rows. What is newer, a page reads from the rows.
+/// How often it is looked for new rows: sooner again where there were some. What is newer, every page reads from the
+/// rows, and under a full load a second has many.
 const ROUND: Duration = Duration::from_secs(2);
+const NEXT_ROUND: Duration = Duration::from_millis(200);
 
 pub fn start(store: Arc<Store>) -> Chore {
     Chore::start("folding", move |rest| round(&store, rest))
@@ -25,7 +27,8 @@ fn round(store: &Store, rest: &dyn Fn(Duration) -> bool) -> Option<Duration> {
     loop {
         let began = Instant::now();
         match store.fold(STEP, when::now()) {
-            Ok(count) if count < STEP as usize => return Some(ROUND),
+            Ok(0) => return Some(ROUND),
+            Ok(count) if count < STEP as usize => return Some(NEXT_ROUND),
             // Others have the database; there will be another step.
             Ok(_) | Err(StoreError::Busy) => {}
             Err(error) => {

@@ -4,7 +4,8 @@ use std::mem;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use mio::Waker;
 
@@ -85,6 +86,11 @@ const ASIDE_QUEUE: usize = 16;
 /// Their place in the system's order, from -20 (first) to 19 (last).
 const ASIDE_NICE: i32 = 19;
 
+/// While the others are at work, each of them rests after a job for so many times as long as the job took, but not
+/// longer than this: a person who waits for a page does not notice, and many pages in a row do not add up.
+const ASIDE_REST: u32 = 19;
+const ASIDE_LONGEST_REST: Duration = Duration::from_millis(250);
+
 impl<S: Service> Workers<S> {
     pub fn start(
         limits: &Limits,
@@ -139,13 +145,15 @@ impl<S: Service> Workers<S> {
         };
         let service = Arc::clone(&self.service);
         let received = Instant::now();
-        let stands_back = ptr::eq(crew, &self.aside);
-        crew.threads.execute(move || {
-            if !stands_back {
+        if ptr::eq(crew, &self.aside) {
+            let load = Arc::clone(&self.desk.load);
+            crew.threads.execute(move || considerate(&load, || service.answer(request, received, reply)));
+        } else {
+            crew.threads.execute(move || {
                 reply.turn.desk.pulse.take();
-            }
-            service.answer(request, received, reply);
-        });
+                service.answer(request, received, reply);
+            });
+        }
     }
 
     /// Has a worker tell that it is there.
@@ -163,14 +171,16 @@ impl<S: Service> Workers<S> {
         stream: Option<Arc<Stream>>,
     ) {
         let mut turn = self.turn(&self.aside, connection, stream, 0);
-        self.aside.threads.execute(move || match rest.next() {
+        let load = Arc::clone(&self.desk.load);
+        let make = move || match rest.next() {
             Ok(Some(piece)) => {
                 turn.finish(Answer { rest: Some(rest), ..Answer::unsent(chunk(&piece), then) });
             }
             Ok(None) => turn.finish(Answer::unsent(chunk(b""), then)),
             // The turn ends without an answer, and the connection with it.
             Err(_) => {}
-        });
+        };
+        self.aside.threads.execute(move || considerate(&load, make));
     }
 
     fn turn(&self, crew: &Crew, connection: usize, stream: Option<Arc<Stream>>, weight: usize) -> Turn {
@@ -267,6 +277,15 @@ impl Form {
         } else {
             (response::Connection::Keep, Then::Keep)
         }
+    }
+}
+
+/// Does a job of the aside pool, and leaves the processor to the others for a while, if they are at work.
+fn considerate(load: &Load, job: impl FnOnce()) {
+    let began = Instant::now();
+    job();
+    if load.under_way.load(Ordering::Acquire) > 0 {
+        thread::sleep((began.elapsed() * ASIDE_REST).min(ASIDE_LONGEST_REST));
     }
 }
 

@@ -350,8 +350,6 @@ mod tests {
             row.seen = Some(seen);
             store.enter_and_wait(Entry::Open(row.into()))
         };
-        // The writer's first look at the database is a change to it, as it knows nothing before.
-        store.try_write().expect("a write");
         let (_, seen) = recalled();
         enter("a", seen).expect("nothing was changed");
         assert!(store.known.recall(&digest, seen).is_some(), "it is remembered");

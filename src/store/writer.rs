@@ -92,6 +92,7 @@ impl Writer {
     pub fn new(connection: Connection, files: Files, keys: Arc<Known>) -> Result<Self, StoreError> {
         // In WAL mode, NORMAL leaves the syncing of commits to us; before a checkpoint SQLite syncs by itself.
         connection.pragma_update(None, "synchronous", "NORMAL")?;
+        keys.look(&connection)?;
         let log = Log::open(files.log())?;
         let lent = Box::new(Lent { connection, files, book: Book::default(), keys });
         let state = State {
