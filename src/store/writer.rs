@@ -48,6 +48,8 @@ struct State {
     /// Committed, and to be synced.
     written: Vec<Job>,
     syncing: bool,
+    /// The last group had more than one member, so others are likely to be on their way.
+    crowded: bool,
     closing: bool,
 }
 
@@ -100,6 +102,7 @@ impl Writer {
             waiting: Vec::new(),
             written: Vec::new(),
             syncing: false,
+            crowded: false,
             closing: false,
         };
         let shared = Arc::new(Shared {
@@ -266,10 +269,16 @@ impl Shared {
         state.idle.take().map(Round::Write)
     }
 
+    /// Gives those a turn who are about to join the group: a commit and a sync cost far more than a turn.
+    fn let_others_come(&self) {
+        if lock(&self.state).crowded {
+            thread::yield_now();
+        }
+    }
+
     /// Syncs what is written by now. Those whose commits came before it are served by it.
     fn sync(&self) -> Vec<(Job, Result<(), StoreError>)> {
-        // Others may be about to end a commit: a sync costs far more than a turn.
-        thread::yield_now();
+        self.let_others_come();
         let group = mem::take(&mut lock(&self.state).written);
         let outcome = self.log.sync();
         lock(&self.state).syncing = false;
@@ -278,9 +287,12 @@ impl Shared {
 
     /// Writes a group with the connection, and gives the connection back. What has to be synced is then to be.
     fn write(&self, mut lent: Box<Lent>) -> Vec<(Job, Result<(), StoreError>)> {
-        // Whoever is about to come joins this group.
-        thread::yield_now();
-        let group = mem::take(&mut lock(&self.state).waiting);
+        self.let_others_come();
+        let group = {
+            let mut state = lock(&self.state);
+            state.crowded = state.waiting.len() > 1;
+            mem::take(&mut state.waiting)
+        };
         let outcome = lent.write(&self.log, &group);
         let (mut ended, mut written, mut late) = (Vec::new(), Vec::new(), Vec::new());
         let is_alone = group.len() == 1;
@@ -316,7 +328,11 @@ impl Lent {
     /// Writes a group in one transaction: all of it, or nothing.
     fn write(&mut self, log: &Log, group: &[Job]) -> Result<(), StoreError> {
         log.check()?;
-        self.files.check()?;
+        if group.iter().any(|job| job.synced) {
+            self.files.check()?;
+        } else {
+            self.files.check_now_and_then()?;
+        }
         let Self { connection, book, keys, .. } = self;
         let deadline = group.iter().map(|job| job.deadline).min().expect("a group should have a member");
         connection.busy_timeout(deadline.saturating_duration_since(Instant::now()))?;
