@@ -25,6 +25,7 @@ use super::log::Log;
 
 /// How long a write waits for its turn and for other processes, all in all.
 const PATIENCE: Duration = Duration::from_secs(5);
+const BEFORE_ANOTHER_TRY: Duration = Duration::from_millis(1);
 
 pub(super) struct Writer {
     shared: Arc<Shared>,
@@ -314,6 +315,10 @@ impl Shared {
             } else {
                 ended.push((job, outcome));
             }
+        }
+        if !late.is_empty() {
+            // SQLite has waited already, but there are locks for which it does not.
+            thread::sleep(BEFORE_ANOTHER_TRY);
         }
         self.groups.fetch_add(1, Ordering::AcqRel);
         let mut state = lock(&self.state);
