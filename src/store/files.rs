@@ -1,7 +1,7 @@
 //! The database's files: how the first is made, and whether those that are open are still those that the path names.
 //!
 //! SQLite writes on into a file that was removed, and every row in it would be gone at the next start: what
-//! was acknowledged would be lost. So it is looked at before each group is written that will be acknowledged.
+//! was acknowledged would be lost. So it is looked at before each group is written.
 
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
@@ -9,7 +9,6 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use super::StoreError;
 
@@ -35,15 +34,7 @@ pub(super) fn make(path: &Path) -> io::Result<()> {
     }
 }
 
-pub(super) struct Files {
-    /// The database and its log.
-    files: [(PathBuf, Identity); 2],
-    checked: Instant,
-}
-
-/// How often it is looked before a group that acknowledges nothing: those who are refused then have cost no inference,
-/// and one that slips through is refused when it would be acknowledged.
-const NOW_AND_THEN: Duration = Duration::from_millis(1);
+pub(super) struct Files([(PathBuf, Identity); 2]);
 
 /// What stays the same for as long as a file is the same: its device and its number there.
 type Identity = (u64, u64);
@@ -58,21 +49,16 @@ impl Files {
             (path, identity)
         });
         let [(database, first), (log, second)] = files;
-        Ok(Self { files: [(database, first?), (log, second?)], checked: Instant::now() })
+        Ok(Self([(database, first?), (log, second?)]))
     }
 
     /// The path of the log.
     pub fn log(&self) -> &Path {
-        &self.files[1].0
+        &self.0[1].0
     }
 
-    pub fn check_now_and_then(&mut self) -> Result<(), StoreError> {
-        if self.checked.elapsed() < NOW_AND_THEN { Ok(()) } else { self.check() }
-    }
-
-    pub fn check(&mut self) -> Result<(), StoreError> {
-        self.checked = Instant::now();
-        for (path, known) in &self.files {
+    pub fn check(&self) -> Result<(), StoreError> {
+        for (path, known) in &self.0 {
             if identity(path).ok() != Some(*known) {
                 return Err(StoreError::Replaced);
             }

@@ -333,11 +333,7 @@ impl Lent {
     /// Writes a group in one transaction: all of it, or nothing.
     fn write(&mut self, log: &Log, group: &[Job]) -> Result<(), StoreError> {
         log.check()?;
-        if group.iter().any(|job| job.synced) {
-            self.files.check()?;
-        } else {
-            self.files.check_now_and_then()?;
-        }
+        self.files.check()?;
         let Self { connection, book, keys, .. } = self;
         let deadline = group.iter().map(|job| job.deadline).min().expect("a group should have a member");
         connection.busy_timeout(deadline.saturating_duration_since(Instant::now()))?;
