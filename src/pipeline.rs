@@ -189,7 +189,8 @@ impl Exchange {
         self.go_on(CalledBy::Another, |mut exchange| {
             match guarded(|| exchange.record.look_again(&exchange.pipeline.store)) {
                 Ok(()) => step(exchange),
-                Err(failure) => exchange.respond(Err(failure)),
+                // A caller whose key is good but may not do this has a row.
+                Err(failure) => exchange.settle(Err(failure)),
             }
         });
     }
@@ -253,8 +254,9 @@ impl Record {
 
     /// Looks up the caller's key again.
     fn look_again(&mut self, store: &Store) -> Result<(), Failure> {
-        self.row = Row::None;
+        self.row = Row::Refused;
         self.looks = self.looks.checked_sub(1).ok_or_else(|| ledger::not_opened(&StoreError::KeysChanged))?;
+        self.row = Row::None;
         if let Some(caller) = self.caller.take() {
             let caller = self.caller.insert(caller.again(store, self.created)?);
             permission::check(&caller.permissions)?;

@@ -199,7 +199,8 @@ impl Drop for Writer {
     fn drop(&mut self) {
         lock(&self.shared.state).closing = true;
         self.wake_clerk();
-        if let Some(clerk) = self.clerk.take() {
+        // The clerk itself may be the last to hold the store, in a call back: it can't wait for its own end.
+        if let Some(clerk) = self.clerk.take().filter(|clerk| clerk.thread().id() != thread::current().id()) {
             // The connection is closed when this returns, and its log is in the database.
             let _ = clerk.join();
         }
