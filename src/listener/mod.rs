@@ -202,6 +202,7 @@ impl<S: Service> Loop<S> {
                 Token(index) => self.note_ready(index, event),
             }
         }
+        self.workers.wake();
         self.accept();
         let now = Instant::now();
         if now >= self.next_sweep {

@@ -149,11 +149,16 @@ impl<S: Service> Workers<S> {
             let load = Arc::clone(&self.desk.load);
             crew.threads.execute(move || considerate(&load, || service.answer(request, received, reply)));
         } else {
-            crew.threads.execute(move || {
+            crew.threads.leave(move || {
                 reply.turn.desk.pulse.take();
                 service.answer(request, received, reply);
             });
         }
+    }
+
+    /// Sees to it that the requests of this turn are answered.
+    pub fn wake(&self) {
+        self.pool.threads.wake();
     }
 
     /// Has a worker tell that it is there.
