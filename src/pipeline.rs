@@ -4,6 +4,7 @@
 //! It is a straight line in four parts: admitted, opened in the ledger, run, settled in the ledger. The ledger calls
 //! back when it has written for all who came at the same time, so that no worker waits for another one's disk.
 
+use std::fmt::Write;
 use std::net::IpAddr;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
@@ -292,17 +293,25 @@ impl Record {
     }
 
     fn server_timing(&self) -> String {
-        let mut text = format!("queue;dur={:.3}", milliseconds(self.queue));
-        if let Some(searched) = &self.searched {
-            text += &format!(", search;dur={:.3}", searched.time_ms);
+        let parts = [
+            ("queue", Some(self.queue)),
+            (
+                "search",
+                self.searched.as_ref().map(|searched| Duration::from_secs_f64(searched.time_ms / 1000.0)),
+            ),
+            ("runtime", self.spent.time),
+            ("ledger", self.ledger),
+            ("total", Some(self.received.elapsed())),
+        ];
+        let mut text = String::with_capacity(128);
+        for (name, time) in parts {
+            let Some(time) = time else { continue };
+            let separator = if text.is_empty() { "" } else { ", " };
+            // In milliseconds. Whole numbers are written in a fraction of the time that a floating one takes.
+            let (whole, fraction) = (time.as_millis(), time.subsec_micros() % 1000);
+            let _ = write!(text, "{separator}{name};dur={whole}.{fraction:03}");
         }
-        if let Some(runtime) = self.spent.time {
-            text += &format!(", runtime;dur={:.3}", milliseconds(runtime));
-        }
-        if let Some(ledger) = self.ledger {
-            text += &format!(", ledger;dur={:.3}", milliseconds(ledger));
-        }
-        text + &format!(", total;dur={:.3}", milliseconds(self.received.elapsed()))
+        text
     }
 
     /// One line a request, with nothing in it that the client wrote; and the cause of every 5xx.

@@ -35,6 +35,11 @@ impl Span {
         }
     }
 
+    /// When that one began in which a time is.
+    fn start(self, time: i64) -> i64 {
+        time.div_euclid(self.seconds()) * self.seconds()
+    }
+
     /// Since when there are sums of it.
     pub fn kept_since(self, now: i64) -> i64 {
         KEPT.iter().find(|(span, _)| *span == self).map_or(i64::MIN, |(_, time)| now - time)
@@ -84,6 +89,13 @@ struct Place {
     key_id: String,
     status: i64,
     error_code: String,
+}
+
+impl Place {
+    /// The place of a longer span that this one is a part of.
+    fn within(&self, span: Span) -> Self {
+        Self { span: span.seconds(), start: span.start(self.start), ..self.clone() }
+    }
 }
 
 impl Store {
@@ -198,10 +210,9 @@ impl Completed {
     }
 
     fn place(&self, span: Span) -> Place {
-        let seconds = span.seconds();
         Place {
-            span: seconds,
-            start: self.created.div_euclid(seconds) * seconds,
+            span: span.seconds(),
+            start: span.start(self.created),
             key_id: self.key_id.clone(),
             status: self.status.unwrap_or(0),
             error_code: self.error_code.clone().unwrap_or_default(),
@@ -250,18 +261,23 @@ impl Step {
         let mut step = Self { from, to: from, rows: 0, sums: BTreeMap::new(), failures: Vec::new() };
         let mut statement = connection.prepare_cached(TAIL_ROWS)?;
         let mut rows = statement.query([from, most])?;
+        // Each row is added up once; hours and days are made of minutes, which are few.
+        let mut minutes: BTreeMap<Place, SpanSums> = BTreeMap::new();
         while let Some(row) = rows.next()? {
             let row = Completed::read(row)?;
-            for span in Span::ALL {
-                let place = row.place(span);
-                if place.start >= span.kept_since(now) {
-                    row.add_to(step.sums.entry(place).or_default());
-                }
-            }
+            row.add_to(minutes.entry(row.place(Span::Minute)).or_default());
             step.to = row.seq;
             step.rows += 1;
             if let Some(code) = row.error_code {
                 step.failures.push([row.request_id, row.key_id, code]);
+            }
+        }
+        for (minute, sums) in &minutes {
+            for span in Span::ALL {
+                let place = minute.within(span);
+                if place.start >= span.kept_since(now) {
+                    step.sums.entry(place).or_default().add(sums);
+                }
             }
         }
         Ok(step)
