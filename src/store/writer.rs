@@ -259,16 +259,20 @@ impl Shared {
         }
     }
 
+    /// Rows that wait come before a sync, which may take long: they may have been left to this thread. No sync is put off
+    /// for good by it, because whoever brings a row and finds another one writing sees to the sync.
     fn next_round(&self) -> Option<Round> {
         let mut state = lock(&self.state);
-        if !state.syncing && !state.written.is_empty() {
-            state.syncing = true;
-            return Some(Round::Sync);
+        if !state.waiting.is_empty()
+            && let Some(lent) = state.idle.take()
+        {
+            return Some(Round::Write(lent));
         }
-        if state.waiting.is_empty() {
+        if state.syncing || state.written.is_empty() {
             return None;
         }
-        state.idle.take().map(Round::Write)
+        state.syncing = true;
+        Some(Round::Sync)
     }
 
     /// Gives those a turn who are about to join the group: a commit and a sync cost far more than a turn.
