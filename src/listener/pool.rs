@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-/// How long a thread lingers: about as long as it takes to wake one.
+/// How long a thread lingers: the next request of a client that is waiting for its answer comes sooner than that.
 const LINGER: Duration = Duration::from_micros(50);
 /// One who lingers looks far more often than this.
 const GLANCE: Duration = Duration::from_micros(5);
