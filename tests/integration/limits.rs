@@ -15,7 +15,7 @@ use adriaticum::listener::{
     Acceptor, Address, Certificate, Level, Limits, Listener, Load, Reply, Service, Socket,
 };
 
-use crate::support::{Client, Folder, until};
+use crate::support::{Client, Folder, PATIENCE, until};
 use crate::tls;
 
 const SHORT: Duration = Duration::from_millis(300);
@@ -183,6 +183,30 @@ fn an_idle_connection_ends_in_silence() {
     let mut blank = running.connect();
     blank.send("\r\n\r\n");
     for client in [&mut fresh, &mut used, &mut blank] {
+        assert!(client.ends());
+    }
+}
+
+/// The times are long: on a busy machine the client may need seconds to send the rest.
+#[test]
+fn requests_that_arrive_during_a_stop_are_answered() {
+    let limits = Limits { stop_time: PATIENCE, farewell_time: PATIENCE, ..Limits::default() };
+    let mut running = serve(limits);
+    let mut used = running.connect();
+    used.send(get("/"));
+    assert_eq!(used.reply().status, 200);
+    let (mut fresh, mut half) = (running.connect(), running.connect());
+    half.send(post(2, 1));
+    // The listener has accepted and read them when a later connection is answered.
+    assert_eq!(running.get("/"), 200);
+    running.stopper.write_all(b"x").expect("a stop");
+    until("no connection is taken", || TcpStream::connect(running.address).is_err());
+    used.send(get("/"));
+    fresh.send(get("/"));
+    half.send("x");
+    for client in [&mut used, &mut fresh, &mut half] {
+        let reply = client.reply();
+        assert_eq!((reply.status, reply.header("connection")), (200, Some("close")));
         assert!(client.ends());
     }
 }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 pub const BINARY: &str = env!("CARGO_BIN_EXE_adriaticum");
 
 /// As long as anything on a busy machine may take.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits for a condition, not for a time.
 #[track_caller]
