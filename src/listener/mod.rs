@@ -444,20 +444,22 @@ impl<S: Service> Loop<S> {
 
     /// Ends what has taken too long.
     fn sweep(&mut self, now: Instant) {
-        let expired: Vec<(usize, Expired)> = self
-            .connections
-            .iter()
-            .filter_map(|(index, entry)| Some((index, entry.connection.expired(now)?)))
-            .collect();
-        for (index, what) in expired {
-            match what {
-                Expired::Silence => self.close(index),
-                Expired::Request => {
+        for index in self.indices() {
+            let expired = self.connections.get(index).and_then(|entry| entry.connection.expired(now));
+            match expired {
+                Some(Expired::Silence) => self.close(index),
+                Some(Expired::Request) => {
                     self.refuse(index, None, Failure::invalid("The request was not complete in time."));
                     self.advance(index);
                 }
+                None => {}
             }
         }
+    }
+
+    /// The connections at this moment. One may be evicted by what is done for another before its turn comes.
+    fn indices(&self) -> Vec<usize> {
+        self.connections.iter().map(|(index, _)| index).collect()
     }
 
     /// Takes no new connection, and leaves those that are there only what they have begun.
@@ -472,10 +474,10 @@ impl<S: Service> Loop<S> {
         self.limits.drain_time = self.limits.drain_time.min(self.limits.stop_time);
         self.limits.request_time = self.limits.request_time.min(self.limits.stop_time);
         let now = Instant::now();
-        let all: Vec<usize> = self.connections.iter().map(|(index, _)| index).collect();
-        for index in all {
+        for index in self.indices() {
+            let Some(entry) = self.connections.get_mut(index) else { continue };
             // What has arrived by now is still read: it may be a request.
-            self.connections[index].connection.note_readable(false);
+            entry.connection.note_readable(false);
             self.advance(index);
             match self.connections.get_mut(index) {
                 Some(entry) if entry.connection.is_idle() => {
