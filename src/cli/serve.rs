@@ -10,7 +10,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{flag, low_level::pipe};
 
-use super::{Args, CliError, open_store, read_certificate};
+use super::{Args, CliError, database_failed, open_store, read_certificate};
 use crate::api::grounding::Grounding;
 use crate::config::{Config, TlsFiles};
 use crate::console::{Console, Machines};
@@ -22,6 +22,7 @@ use crate::metrics::Metrics;
 use crate::pipeline::Pipeline;
 use crate::retention;
 use crate::runtime::Runtimes;
+use crate::store::ServeLock;
 use crate::supervisor::{Notify, Supervisor, Watched};
 
 const HELP: &str = "\
@@ -54,8 +55,8 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         log::warn!("{name} in the environment is no setting that this version knows");
     }
     let acceptor = config.tls.as_ref().map(acceptor).transpose()?;
-    // The sockets come before the database: a second service that is started by mistake ends here, before
-    // it takes the requests of the first for interrupted ones.
+    // Before the sockets and the database, so that a second service ends here and has changed nothing. Dropped last.
+    let _lock = ServeLock::take(&config.database).map_err(|error| database_failed(&config, &error))?;
     let sockets = sockets(&config)?;
     let store = Arc::new(open_store(&config)?);
     match store.close_interrupted()? {

@@ -158,3 +158,33 @@ fn an_unknown_variable_is_warned_of() {
     let server = Server::new(None).set("ADRIATICUM_WORKER", 3).start();
     assert!(server.log().contains("ADRIATICUM_WORKER in the environment"), "{}", server.log());
 }
+
+#[test]
+fn a_second_service_on_the_same_database_is_refused() {
+    let runtime = Runtime::start();
+    let mut first = Server::new(Some(&runtime)).start();
+    let key = first.key();
+    let gate = Arc::new(AtomicBool::new(false));
+    runtime.next(Script::Held(Arc::clone(&gate), completion("under way")));
+    let mut client = first.connect();
+    client.send(request(&key, &chat("x")));
+    until("it is under way", || runtime.count() == 1);
+    let database = first.folder.path("adriaticum.db");
+    let second = || Server::new(Some(&runtime)).set("ADRIATICUM_DATABASE", database.display());
+    let mut refused = second().spawn(&[]);
+    assert_eq!(refused.wait().code(), Some(1));
+    let told = refused.log();
+    let holder = format!("adriaticum.db: another adriaticum serve uses it (pid {})", first.pid());
+    assert!(told.contains(&holder) && told.contains("ADRIATICUM_DATABASE"), "{told}");
+    gate.store(true, Ordering::Release);
+    assert_eq!(client.reply().is_completion(), "under way", "the first one's requests are its own");
+
+    // Whatever ends the first, the next can start at once.
+    first.signal("KILL");
+    first.wait();
+    let mut next = second().start();
+    next.post(&key, &chat("x")).is_completion();
+    next.signal("TERM");
+    assert!(next.wait().success());
+    second().start().post(&key, &chat("x")).is_completion();
+}
