@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use listenfd::ListenFd;
@@ -49,6 +49,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     if args.words(HELP, [], &mut [])?.is_none() {
         return Ok(());
     }
+    let starting = exit_on_signals().map_err(|error| failed("the signals", &error))?;
     let config = Arc::new(args.config()?);
     logging::start(config.log_level);
     for name in &config.unknown_variables {
@@ -120,6 +121,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         metrics,
     });
     stop_on_signals(&listener).map_err(|error| failed("the signals", &error))?;
+    starting.store(false, Ordering::Release);
     supervisor.ready();
     listener.run(Arc::new(Hosts { console, api })).map_err(|error| failed("the listener", &error))?;
     drop((retention, folding, supervisor));
@@ -152,6 +154,16 @@ fn sockets(config: &Config) -> Result<Vec<Socket>, CliError> {
         sockets.push(socket);
     }
     Ok(sockets)
+}
+
+/// Until the flag is cleared, a signal ends the process at once: nothing was accepted yet, and a start may take minutes.
+/// This comes before all other handlers, so that none of them can swallow a signal.
+fn exit_on_signals() -> io::Result<Arc<AtomicBool>> {
+    let starting = Arc::new(AtomicBool::new(true));
+    for signal in [SIGTERM, SIGINT] {
+        flag::register_conditional_shutdown(signal, 0, Arc::clone(&starting))?;
+    }
+    Ok(starting)
 }
 
 /// The first signal stops the listener, the second ends the process.

@@ -5,10 +5,12 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use rustix::io::FdFlags;
+use rustix::process::{Pid, Signal, kill_process};
 
-use crate::support::{Client, Runtime, Script, Server, chat, completion, exists, request, until};
+use crate::support::{Client, PATIENCE, Runtime, Script, Server, chat, completion, exists, request, until};
 
 #[test]
 fn a_unix_socket() {
@@ -151,6 +153,42 @@ fn a_second_signal_ends_it_at_once() {
     server.signal("INT");
     assert_eq!(server.wait().code(), Some(1));
     gate.store(true, Ordering::Release);
+}
+
+/// The signals that the process has handlers for, as a mask.
+fn caught(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+#[test]
+fn a_signal_during_the_start_ends_it_with_0() {
+    // The database is locked, so that the start takes 5 s. It has its own lock by then.
+    for signal in ["TERM", "INT"] {
+        let server = Server::new(None);
+        let other = rusqlite::Connection::open(server.folder.path("adriaticum.db")).expect("a database");
+        other.execute_batch("CREATE TABLE t (x); BEGIN EXCLUSIVE").expect("a lock");
+        let mut server = server.spawn(&[]);
+        until("it is starting", || exists(&server.folder.path("adriaticum.db.lock")));
+        server.signal(signal);
+        assert_eq!(server.wait().code(), Some(0), "{signal}");
+    }
+    // As soon as it has a handler, and when it is about to serve.
+    for _ in 0..10 {
+        let mut early = Server::new(None).spawn(&[]);
+        let pid = early.pid();
+        let began = Instant::now();
+        // Without a pause, so that the signal comes right after.
+        while caught(pid) & 1 << (Signal::TERM.as_raw() - 1) == 0 {
+            assert!(began.elapsed() < PATIENCE, "it has no handler: {}", early.log());
+        }
+        kill_process(Pid::from_raw(pid as i32).expect("a pid"), Signal::TERM).expect("it should get it");
+        assert_eq!(early.wait().code(), Some(0));
+        let mut late = Server::new(None).start();
+        late.signal("TERM");
+        assert_eq!(late.wait().code(), Some(0));
+    }
 }
 
 #[test]
