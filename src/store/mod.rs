@@ -20,7 +20,7 @@ mod upgrades;
 mod writer;
 
 use std::fmt;
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -191,8 +191,12 @@ impl Store {
             .mode(0o640)
             .open(to)
             .map_err(|error| StoreError::Io(Arc::new(error)))?;
-        self.read(|connection| connection.execute("VACUUM INTO ?", [to.to_string_lossy()]))?;
-        Ok(())
+        let copied = self.read(|connection| connection.execute("VACUUM INTO ?", [to.to_string_lossy()]));
+        if copied.is_err() {
+            // Half a copy could be taken for a whole one, and the next try needs a new file.
+            let _ = fs::remove_file(to);
+        }
+        copied.map(drop)
     }
 
     fn read<T>(&self, work: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, StoreError> {

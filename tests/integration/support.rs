@@ -195,7 +195,8 @@ impl Server {
         self.prefixed(&[], arguments)
     }
 
-    fn prefixed(&self, prefix: &[&str], arguments: &[&str]) -> Command {
+    /// A command of the binary by way of another program, such as a shell that sets limits.
+    pub fn prefixed(&self, prefix: &[&str], arguments: &[&str]) -> Command {
         let mut words = prefix.iter().copied().chain([BINARY]).chain(arguments.iter().copied());
         let mut command = Command::new(words.next().expect("the binary is always there"));
         command
