@@ -1,4 +1,4 @@
-//! The chore that folds the ledger's new rows into the console's sums.
+//! The chore that folds the ledger's new rows into the console's sums, and writes the uses of keys that are in memory.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,6 +24,9 @@ pub fn start(store: Arc<Store>) -> Chore {
 
 /// Folds all that is there now; says how long to rest after it, or nothing at the end.
 fn round(store: &Store, rest: &dyn Fn(Duration) -> bool) -> Option<Duration> {
+    if let Err(error) = store.write_uses() {
+        log::warn!("the last use of keys could not be written: {error}");
+    }
     loop {
         let began = Instant::now();
         match store.fold(STEP, when::now()) {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::mem;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -233,13 +234,24 @@ impl Store {
         Ok(changed > 0)
     }
 
-    /// Notes a use that leaves no row in the ledger.
-    pub fn note_use(&self, id: &str, now: i64) -> Result<(), StoreError> {
-        let id = id.to_owned();
+    /// Notes a use that leaves no row in the ledger, in memory: `write_uses` writes it.
+    pub fn note_use(&self, id: &str, now: i64) {
+        self.uses.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned(), now);
+    }
+
+    /// Writes the uses noted since the last call. If that fails they are lost, and the next use is noted again.
+    pub fn write_uses(&self) -> Result<(), StoreError> {
+        let uses = mem::take(&mut *self.uses.lock().unwrap_or_else(PoisonError::into_inner));
+        if uses.is_empty() {
+            return Ok(());
+        }
         self.write(move |connection| {
-            connection.execute("UPDATE keys SET last_used = ?2 WHERE id = ?1", rusqlite::params![id, now])
-        })?;
-        Ok(())
+            let mut statement = connection.prepare_cached("UPDATE keys SET last_used = ?2 WHERE id = ?1")?;
+            for (id, now) in &uses {
+                statement.execute(rusqlite::params![id, now])?;
+            }
+            Ok(())
+        })
     }
 
     /// Whether there was such a key. One that is revoked already stays revoked since then.
@@ -310,7 +322,11 @@ mod tests {
         let key = store.find_key(&digest).expect("a look-up").expect("the key");
         assert_eq!((key.id.as_str(), key.created, key.expires, key.revoked), (id.as_str(), 5, Some(9), None));
         assert_eq!(key.permissions, Permission::ALL);
-        store.note_use(&id, 6).expect("a change");
+        store.note_use(&id, 6);
+        let last_used = || store.find_key(&digest).expect("a look-up").expect("the key").last_used;
+        assert_eq!(last_used(), None, "it is only in memory");
+        store.write_uses().expect("a change");
+        assert_eq!(last_used(), Some(6));
         assert!(store.rename_key(&id, &name("second")).expect("a change"));
         assert!(store.revoke_key(&id, 7).expect("a change"));
         assert!(store.revoke_key(&id, 8).expect("a change"));

@@ -19,6 +19,7 @@ mod tokens;
 mod upgrades;
 mod writer;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -68,6 +69,8 @@ pub struct Store {
     writer: Writer,
     /// The keys that were looked up lately.
     known: Arc<Known>,
+    /// The last use of keys, by id, as far as it is not written yet.
+    uses: Mutex<HashMap<String, i64>>,
 }
 
 /// A database that can't be used, or that did not do what it was asked to.
@@ -158,7 +161,7 @@ impl Store {
         let files = Files::of(path)?;
         let known = Arc::new(Known::default());
         let writer = Writer::new(connection, files, Arc::clone(&known))?;
-        Ok(Self { path: path.to_owned(), readers: Mutex::default(), writer, known })
+        Ok(Self { path: path.to_owned(), readers: Mutex::default(), writer, known, uses: Mutex::default() })
     }
 
     /// Whether the database is sound and takes a write.

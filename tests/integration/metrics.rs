@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
@@ -169,11 +169,35 @@ fn a_scrape_needs_its_permission_and_leaves_no_row() {
         }
     }
     assert!(server.query("SELECT * FROM usage").is_empty());
+    until("the use is noted", || used(&server)[1]);
+    assert_eq!(used(&server), [false, true], "a refusal is no use");
+}
+
+/// Whether each key has a last use.
+fn used(server: &Server) -> Vec<bool> {
     let keys: serde_json::Value =
         serde_json::from_str(&server.told(&["keys", "list", "--json"])).expect("JSON");
-    let used: Vec<bool> =
-        keys.as_array().expect("a list").iter().map(|key| key["last_used"].is_i64()).collect();
-    assert_eq!(used, [false, true], "a refusal is no use");
+    keys.as_array().expect("a list").iter().map(|key| key["last_used"].is_i64()).collect()
+}
+
+#[test]
+fn a_scrape_does_not_wait_for_a_locked_database() {
+    let server = Server::new(None).start();
+    let watcher = metrics_key(&server);
+    let database =
+        rusqlite::Connection::open(server.folder.path("adriaticum.db")).expect("the database should open");
+    database.execute_batch("BEGIN IMMEDIATE").expect("a lock");
+    // More than there are threads for the console's host.
+    let began = Instant::now();
+    for _ in 0..5 {
+        assert_eq!(ask(&server, "GET", CONSOLE, "/metrics", Some(&watcher)).status, 200);
+    }
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    database.execute_batch("ROLLBACK").expect("the lock goes");
+    until("the use is noted", || {
+        ask(&server, "GET", CONSOLE, "/metrics", Some(&watcher));
+        used(&server) == [true]
+    });
 }
 
 #[test]
