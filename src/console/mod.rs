@@ -30,7 +30,6 @@ use crate::store::{Store, StoreError};
 
 use self::assets::Assets;
 use self::export::Exports;
-use self::keys::Made;
 pub use self::machines::Machines;
 use self::sign_in::SignIn;
 use self::status::Checks;
@@ -42,7 +41,6 @@ pub struct Console {
     started: Instant,
     assets: Assets,
     sign_in: SignIn,
-    made: Made,
     checks: Arc<Checks>,
     exports: Exports,
     machines: Machines,
@@ -76,7 +74,6 @@ impl Console {
             started: Instant::now(),
             assets: Assets::new(),
             sign_in: SignIn::new(),
-            made: Made::default(),
             checks: Arc::default(),
             exports: Exports::default(),
             machines,

@@ -166,20 +166,38 @@ impl Store {
         created: i64,
         expires: Option<i64>,
     ) -> Result<String, StoreError> {
-        let id = format!("key_{}", secret_hex::<8>());
+        loop {
+            let id = format!("key_{}", secret_hex::<8>());
+            if self.add_key_as(&id, secret, name, permissions, created, expires)? {
+                return Ok(id);
+            }
+        }
+    }
+
+    /// Keeps a new key with this id. Returns false, and changes nothing, if there is a key with this id.
+    pub fn add_key_as(
+        &self,
+        id: &str,
+        secret: &str,
+        name: &KeyName,
+        permissions: &[Permission],
+        created: i64,
+        expires: Option<i64>,
+    ) -> Result<bool, StoreError> {
         let words: Vec<&str> = permissions.iter().map(|permission| permission.as_str()).collect();
-        let (permissions, name) = (words.join(","), name.0.clone());
+        let (permissions, name, id) = (words.join(","), name.0.clone(), id.to_owned());
         let (digest, hint) = (Digest::of(secret), hint(secret));
         self.write_synced(move |connection| {
-            connection.execute(
+            let added = connection.execute(
                 "INSERT INTO keys (id, digest, name, permissions, created, expires, hint)
-                 VALUES (:id, :digest, :name, :permissions, :created, :expires, :hint)",
+                 VALUES (:id, :digest, :name, :permissions, :created, :expires, :hint)
+                 ON CONFLICT (id) DO NOTHING",
                 named_params! {
                     ":id": id, ":digest": digest.0, ":name": name, ":permissions": permissions,
                     ":created": created, ":expires": expires, ":hint": hint,
                 },
             )?;
-            Ok(id.clone())
+            Ok(added == 1)
         })
     }
 
@@ -335,6 +353,11 @@ mod tests {
         assert!(!store.rename_key("key_none", &name("x")).expect("no change"));
         assert!(!store.revoke_key("key_none", 1).expect("no change"));
         assert!(store.add_key("secret", &name("again"), &[], 5, None).is_err(), "a secret has one key");
+        assert!(
+            !store.add_key_as(&id, "other", &name("again"), &[], 5, None).expect("no change"),
+            "so has an id"
+        );
+        assert!(store.find_key(&Digest::of("other")).expect("a look-up").is_none());
     }
 
     #[test]
