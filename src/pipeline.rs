@@ -8,7 +8,7 @@ use std::fmt::Write;
 use std::net::IpAddr;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::api::grounding::Grounding;
 use crate::api::key::{self, Caller};
@@ -47,7 +47,7 @@ struct Exchange {
 /// What is known of a request while it goes through the steps.
 struct Record {
     id: RequestId,
-    /// Unix time in seconds.
+    /// When the request was complete, in Unix seconds.
     created: i64,
     received: Instant,
     queue: Duration,
@@ -226,12 +226,13 @@ fn respond(record: &Record, result: Result<Generated, Failure>) -> Response {
 
 impl Record {
     fn new(client: Option<IpAddr>, received: Instant) -> Self {
-        let id = RequestId::new();
+        let queue = received.elapsed();
+        let id = RequestId::at(SystemTime::now() - queue);
         Self {
             id,
             created: id.created(),
             received,
-            queue: received.elapsed(),
+            queue,
             client,
             caller: None,
             row: Row::None,

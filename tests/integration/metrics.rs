@@ -25,13 +25,13 @@ fn get(server: &Server, path: &str) -> (u16, String) {
     (reply.status, String::from_utf8(reply.body).expect("a text"))
 }
 
-fn metrics_key(server: &Server) -> String {
+pub fn metrics_key(server: &Server) -> String {
     server.told(&["keys", "create", "watcher", "--permission", "metrics"]).trim().to_owned()
 }
 
 /// The value of a series.
 #[track_caller]
-fn value(server: &Server, key: &str, series: &str) -> f64 {
+pub fn value(server: &Server, key: &str, series: &str) -> f64 {
     let reply = ask(server, "GET", CONSOLE, "/metrics", Some(key));
     assert_eq!(reply.status, 200, "{reply:?}");
     let text = String::from_utf8(reply.body).expect("a text");
