@@ -12,7 +12,7 @@ use signal_hook::{flag, low_level::pipe};
 
 use super::{Args, CliError, database_failed, open_store, read_certificate};
 use crate::api::grounding::Grounding;
-use crate::config::{Config, TlsFiles};
+use crate::config::{Config, GroundingMode, RuntimeConfig, SearchConfig, TlsFiles};
 use crate::console::{Console, Machines};
 use crate::folding;
 use crate::hosts::Hosts;
@@ -42,8 +42,8 @@ const OWN_FILES: usize = 32;
 /// However few there are, some clients are served.
 const FEWEST_CONNECTIONS: usize = 16;
 
-/// What a request may take beside the runtime's call: twice the store's patience, with much to spare.
-const OVERHEAD: Duration = Duration::from_secs(30);
+/// What the ledger may take of a request: 2 s to read the key and 5 s for each of two writes; the rest is for a slow disk.
+const LEDGER_TIME: Duration = Duration::from_secs(30);
 
 pub fn run(mut args: Args) -> Result<(), CliError> {
     if args.words(HELP, [], &mut [])?.is_none() {
@@ -95,7 +95,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let supervisor = Supervisor::start(Watched {
         notify,
         store: Arc::clone(&store),
-        longest_work: config.runtime.timeout + OVERHEAD,
+        longest_work: longest_work(&config.runtime, &config.search),
         pulse: listener.pulse(),
         status: Box::new({
             let (metrics, load) = (Arc::clone(&metrics), listener.load());
@@ -178,6 +178,16 @@ fn stop_on_signals(listener: &Listener) -> io::Result<()> {
     Ok(())
 }
 
+/// The longest that a worker may have a request. If none has taken another for longer, the watchdog is not fed; the unit's
+/// TimeoutStopSec follows from it too.
+fn longest_work(runtime: &RuntimeConfig, search: &SearchConfig) -> Duration {
+    let search = match search.grounding {
+        GroundingMode::Off => Duration::ZERO,
+        GroundingMode::Always | GroundingMode::Match | GroundingMode::Auto => search.timeout,
+    };
+    runtime.timeout + search + LEDGER_TIME
+}
+
 fn acceptor(files: &TlsFiles) -> Result<Arc<Acceptor>, CliError> {
     let acceptor = Acceptor::new(read_certificate(files)?);
     acceptor.map(Arc::new).map_err(|error| CliError::Failed(format!("TLS: {error}.")))
@@ -242,4 +252,42 @@ fn connections_that_fit(wanted: usize, workers: usize) -> usize {
 
 fn failed(what: &str, error: &io::Error) -> CliError {
     CliError::Failed(format!("{what}: {error}."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The settings, with everything else as it is by default.
+    fn longest(settings: &str) -> Duration {
+        let path = std::env::temp_dir().join(format!("adriaticum-{}.toml", crate::id::secret_hex::<8>()));
+        std::fs::write(&path, settings).expect("the folder for temporary files should take one");
+        let config = Config::load(Some(&path));
+        std::fs::remove_file(&path).expect("it should go");
+        let config = config.unwrap_or_else(|error| panic!("{error}"));
+        longest_work(&config.runtime, &config.search)
+    }
+
+    /// Grounding that waits for a slow Search was taken for a worker that is stuck.
+    #[test]
+    fn the_longest_work_covers_search_if_answers_are_grounded() {
+        let search = "[search]\nurl = 'index:'\ntimeout = 60\nmatch = ['x']";
+        let with =
+            |mode: &str| longest(&format!("[runtime]\ntimeout = 35\n{search}\ngrounding = '{mode}'\n"));
+        assert_eq!(with("off"), Duration::from_secs(35) + LEDGER_TIME);
+        for mode in ["always", "match", "auto"] {
+            assert_eq!(with(mode), Duration::from_secs(35 + 60) + LEDGER_TIME, "{mode}");
+        }
+    }
+
+    #[test]
+    fn the_unit_gives_a_stop_the_time_of_a_request() {
+        let unit = include_str!("../../systemd/adriaticum.service");
+        let stop = unit.lines().find_map(|line| line.strip_prefix("TimeoutStopSec=")?.strip_suffix('s'));
+        let stop = Duration::from_secs(stop.and_then(|time| time.parse().ok()).expect("a number of seconds"));
+        let Limits { stop_time, send_time, .. } = Limits::default();
+        // The rest of the request is read, the answer is sent, and the client's end is waited for.
+        let longest = longest("search = { url = 'index:', grounding = 'always' }");
+        assert!(stop >= stop_time + longest + send_time + stop_time, "{stop:?} for {longest:?}");
+    }
 }
