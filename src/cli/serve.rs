@@ -13,9 +13,9 @@ use signal_hook::{flag, low_level::pipe};
 use super::{Args, CliError, database_failed, open_store, read_certificate};
 use crate::api::grounding::Grounding;
 use crate::config::{Config, GroundingMode, RuntimeConfig, SearchConfig, TlsFiles};
-use crate::console::{Console, Machines};
+use crate::console::{Console, Monitoring};
+use crate::dispatch::Dispatcher;
 use crate::folding;
-use crate::hosts::Hosts;
 use crate::listener::{Acceptor, Address, Limits, Listener, Snapshot, Socket};
 use crate::logging;
 use crate::metrics::Metrics;
@@ -108,9 +108,9 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     })
     .and_then(|supervisor| supervisor.heed_signals().map(|()| supervisor))
     .map_err(|error| failed("the supervisor", &error))?;
-    let machines =
-        Machines::new(Arc::clone(&store), Arc::clone(&metrics), listener.load(), runtimes.is_some());
-    let console = |host| (host, Console::new(Arc::clone(&config), Arc::clone(&store), machines));
+    let monitoring =
+        Monitoring::new(Arc::clone(&store), Arc::clone(&metrics), listener.load(), runtimes.is_some());
+    let console = |host| (host, Console::new(Arc::clone(&config), Arc::clone(&store), monitoring));
     let console = config.console_host.clone().map(console);
     let api = Arc::new(Pipeline {
         api_hosts: config.api_hosts.clone(),
@@ -123,7 +123,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     stop_on_signals(&listener).map_err(|error| failed("the signals", &error))?;
     starting.store(false, Ordering::Release);
     supervisor.ready();
-    listener.run(Arc::new(Hosts { console, api })).map_err(|error| failed("the listener", &error))?;
+    listener.run(Arc::new(Dispatcher { console, api })).map_err(|error| failed("the listener", &error))?;
     drop((retention, folding, supervisor));
     log::info!("stopped");
     Ok(())
