@@ -3,6 +3,7 @@
 import contextlib
 import signal
 import threading
+import time
 
 from harness import STOP_SECONDS, Runtime, Server, chat, is_completion, is_error, read_reply, request, until
 from shared import RUNTIME
@@ -81,6 +82,33 @@ def an_interrupt_stops_it_too():
     with Server(RUNTIME) as server:
         is_error(server.post(chat()), "invalid_api_key")
         assert server.stop(signal.SIGINT) == 0
+
+
+def a_second_serve_on_the_same_database_is_refused():
+    runtime, gate, replies = Runtime(), threading.Event(), []
+    runtime.answer = runtime.held(gate)
+    with Server(runtime) as first:
+        key = first.create_key()
+        thread = threading.Thread(target=lambda: replies.append(first.post(chat(), key)))
+        thread.start()
+        assert until(lambda: runtime.calls)
+        done = Server(runtime, database=first.database).cli("serve", check=False)
+        assert done.returncode == 1 and str(first.process.pid) in done.stderr, done
+        assert first.rows("SELECT status, error_code FROM usage") == [(None, None)], "the running request was changed"
+        gate.set()
+        thread.join()
+        is_completion(replies[0])
+
+
+def a_stop_at_any_moment_of_the_start_is_clean():
+    for milliseconds in range(0, 40, 2):
+        server = Server(RUNTIME)
+        server.start()
+        # Not a wait for anything: the signal has to arrive at different moments of the start.
+        time.sleep(milliseconds / 1000)
+        code = server.stop()
+        # Before the program has registered its handlers, the system's own ends it.
+        assert code in (0, -signal.SIGTERM), (milliseconds, code)
 
 
 def a_restart_keeps_keys_and_rows():
