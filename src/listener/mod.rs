@@ -10,10 +10,6 @@ mod pool;
 mod proxies;
 mod pulse;
 mod socket;
-#[cfg(feature = "tls")]
-mod tls;
-#[cfg(not(feature = "tls"))]
-#[path = "no_tls.rs"]
 mod tls;
 mod workers;
 
