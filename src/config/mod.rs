@@ -10,10 +10,13 @@ use std::{env, str};
 
 use log::LevelFilter;
 use regex_lite::Regex;
+use rustls::RootCertStore;
+use ureq::http::Uri;
 
 pub use settings::ConfigError;
 use settings::{Settings, Written};
 
+use crate::client::roots;
 use crate::http::head::split_authority;
 use crate::listener::{Address, Proxies};
 
@@ -57,6 +60,9 @@ pub struct RuntimeConfig {
     pub urls: Vec<String>,
     pub model: String,
     pub api_key: Option<Secret>,
+    /// The CAs that are trusted for an `https://` runtime; `None` means those of the system.
+    pub ca: Option<RootCertStore>,
+    /// For all runtime calls of one request together.
     pub timeout: Duration,
 }
 
@@ -68,7 +74,7 @@ pub struct SearchConfig {
     pub grounding: GroundingMode,
     /// What in a person's words asks for Search.
     pub patterns: Vec<Regex>,
-    /// For a whole query.
+    /// For the Search call of a request.
     pub timeout: Duration,
     pub results: usize,
 }
@@ -193,6 +199,7 @@ impl Config {
         let patterns = |search: &SearchConfig| -> Vec<String> {
             search.patterns.iter().map(|pattern| pattern.as_str().to_owned()).collect()
         };
+        let roots = |runtime: &RuntimeConfig| runtime.ca.as_ref().map(|ca| ca.roots.clone());
         [
             ("listen", *listen != other.listen),
             ("api_hosts", *api_hosts != other.api_hosts),
@@ -208,6 +215,7 @@ impl Config {
             ("runtime.url", runtime.urls != other.runtime.urls),
             ("runtime.model", runtime.model != other.runtime.model),
             ("runtime.api_key", runtime.api_key != other.runtime.api_key),
+            ("runtime.ca", roots(runtime) != roots(&other.runtime)),
             ("runtime.timeout", runtime.timeout != other.runtime.timeout),
             ("search.url", search.place != other.search.place),
             ("search.grounding", search.grounding != other.search.grounding),
@@ -311,7 +319,7 @@ fn runtime(settings: &mut Settings) -> Result<RuntimeConfig, ConfigError> {
     if let Some(written) = settings.take("runtime.url") {
         for url in written.texts(',')? {
             urls.push(base_address(&url).ok_or_else(|| {
-                written.refuse("base addresses such as http://127.0.0.1:8081/v1, of runtimes without TLS")
+                written.refuse("base addresses such as http://127.0.0.1:8081/v1 or https://10.0.0.7/v1")
             })?);
         }
     }
@@ -319,18 +327,33 @@ fn runtime(settings: &mut Settings) -> Result<RuntimeConfig, ConfigError> {
         urls,
         model: settings.text("runtime.model")?.unwrap_or("adriaticum".into()),
         api_key: api_key(settings)?,
+        ca: ca(settings.take("runtime.ca"))?,
         timeout: Duration::from_secs(settings.number("runtime.timeout", 1..=86_400, 120)?),
     })
 }
 
-/// A base address without the slash at its end; nothing if it is not one.
+/// The certificates of a PEM file; an empty name counts as not set.
+fn ca(written: Option<Written>) -> Result<Option<RootCertStore>, ConfigError> {
+    let Some(written) = written else {
+        return Ok(None);
+    };
+    match written.text()? {
+        "" => Ok(None),
+        path => roots::read(Path::new(path)).map(Some).map_err(|error| {
+            written.refuse(&format!("the path of a PEM file with the certificate of a CA ({error})"))
+        }),
+    }
+}
+
+/// A base address without the slash at its end; `None` if it is not one.
 fn base_address(url: &str) -> Option<String> {
-    let rest = url.strip_prefix("http://")?;
+    let rest = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"))?;
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
     let (host, port) = split_authority(authority)?;
     let port_is_good = port.is_empty() || port.parse::<u16>().is_ok();
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~%/".contains(&b);
-    let good = !host.is_empty() && port_is_good && path.bytes().all(plain);
+    let is_uri = url.parse::<Uri>().is_ok();
+    let good = is_uri && !host.is_empty() && port_is_good && path.bytes().all(plain);
     good.then(|| url.trim_end_matches('/').to_owned())
 }
 
@@ -372,9 +395,7 @@ fn search(settings: &mut Settings, database: &Path) -> Result<SearchConfig, Conf
             "" => None,
             "index:" => Some(SearchPlace::Index),
             url => Some(SearchPlace::SearXng(base_address(url).ok_or_else(|| {
-                written.refuse(
-                    "index: or the address of a SearXNG instance without TLS, such as http://127.0.0.1:8888",
-                )
+                written.refuse("index: or the address of a SearXNG instance, such as http://127.0.0.1:8888")
             })?)),
         },
     };
@@ -525,14 +546,15 @@ mod tests {
             ("RUNTIME_URL", "http://user@a/v1"),
             ("RUNTIME_URL", "http://a b/v1"),
             ("RUNTIME_URL", "http://a/v1?x=y"),
-            ("RUNTIME_URL", "https://a/v1"),
+            ("RUNTIME_URL", "https:///v1"),
+            ("RUNTIME_CA", "/nowhere/at/all"),
             ("RUNTIME_TIMEOUT", "0"),
             ("RUNTIME_API_KEY", "two words"),
             ("RUNTIME_API_KEY_FILE", "/nowhere/at/all"),
             ("SEARCH_GROUNDING", "sometimes"),
             ("SEARCH_GROUNDING", "always"),
             ("SEARCH_URL", "index"),
-            ("SEARCH_URL", "https://a"),
+            ("SEARCH_URL", "ftp://a"),
             ("SEARCH_URL", "http://a/?q=x"),
             ("SEARCH_MATCH", "good\n(bad"),
             ("SEARCH_TIMEOUT", "0"),
