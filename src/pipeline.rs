@@ -220,7 +220,10 @@ fn respond(record: &Record, result: Result<Generated, Failure>) -> Response {
         Ok(generated) => reply::completion(record.id, record.created, generated),
         Err(failure) => reply::error(record.id, failure),
     };
-    record.log(&result);
+    match &result {
+        Err(failure) if failure.is_shed => log::debug!("{} client={} shed", record.id, shown(record.client)),
+        _ => record.log(&result),
+    }
     response.with("server-timing", record.server_timing())
 }
 

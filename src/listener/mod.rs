@@ -9,6 +9,7 @@ mod load;
 mod pool;
 mod proxies;
 mod pulse;
+mod shed;
 mod socket;
 mod tls;
 mod workers;
@@ -34,6 +35,7 @@ pub use tls::{Acceptor, Certificate, TlsError};
 pub use workers::Reply;
 
 use self::connection::{Connection, Expired, Outcome, Then};
+use self::shed::ShedLog;
 use self::workers::{Answer, Workers};
 use crate::error::Failure;
 use crate::http::{Head, Request, Response, response};
@@ -142,6 +144,7 @@ impl Listener {
             scratch: vec![0; SCRATCH],
             buffered: 0,
             next_sweep: now,
+            shed_log: ShedLog::default(),
             stopping: false,
             limits: self.limits,
         };
@@ -150,6 +153,7 @@ impl Listener {
             turns.turn(&mut events)?;
         }
         turns.workers.join();
+        turns.shed_log.finish(Instant::now());
         Ok(())
     }
 }
@@ -172,6 +176,7 @@ struct Loop<S> {
     /// The weight of all connections together, without the requests that the workers have.
     buffered: usize,
     next_sweep: Instant,
+    shed_log: ShedLog,
     stopping: bool,
     limits: Limits,
 }
@@ -205,6 +210,7 @@ impl<S: Service> Loop<S> {
             self.next_sweep = now + self.limits.tick();
             self.sweep(now);
         }
+        self.shed_log.write(now);
         if self.pulse.turn() {
             self.workers.ask();
         }
@@ -231,7 +237,7 @@ impl<S: Service> Loop<S> {
         let now = Instant::now();
         let sweep = (!self.connections.is_empty()).then_some(self.next_sweep);
         let accept = self.accepting.contains(&true).then_some(self.accept_after);
-        let next = [sweep, accept].into_iter().flatten().min()?;
+        let next = [sweep, accept, self.shed_log.due(now)].into_iter().flatten().min()?;
         Some(next.saturating_duration_since(now))
     }
 
@@ -401,6 +407,9 @@ impl<S: Service> Loop<S> {
         let client = request.map_or(connection.peer(), |request| request.peer);
         let head = request.map(|request| &request.head);
         let without_body = head.is_some_and(|head| head.method() == "HEAD");
+        if failure.is_shed {
+            self.shed_log.add(failure.cause.as_deref());
+        }
         let response = self.service.refuse(client, head, failure);
         let answer = response.encode(response::Connection::Close, without_body);
         connection.forget_request();

@@ -94,6 +94,39 @@ fn what_was_answered_is_counted() {
 }
 
 #[test]
+fn shed_requests_are_counted_each_and_logged_once_a_minute() {
+    let runtime = Runtime::start();
+    let mut server =
+        Server::new(Some(&runtime)).set("ADRIATICUM_WORKERS", 1).set("ADRIATICUM_QUEUE", 0).start();
+    let (key, watcher) = (server.key(), metrics_key(&server));
+    let gate = Arc::new(AtomicBool::new(false));
+    runtime.next(Script::Held(Arc::clone(&gate), completion("x")));
+    let mut held = server.connect();
+    held.send(request(&key, &chat("x")));
+    until("the worker is busy", || runtime.count() == 1);
+    for _ in 0..50 {
+        server.post(&key, &chat("x")).is_error(503, "service_unavailable");
+    }
+    assert_eq!(value(&server, &watcher, "adriaticum_requests_shed_total{reason=\"queue\"}"), 50.0);
+    let lines = || -> Vec<String> {
+        let mentions = |line: &&str| line.contains("shed") || line.contains("status=503");
+        server.log().lines().filter(mentions).map(str::to_owned).collect()
+    };
+    assert_eq!(lines().len(), 1, "{:?}", lines());
+    assert!(
+        lines()[0].contains("[WARN] requests shed since the last such line: 1 (every worker"),
+        "{:?}",
+        lines()
+    );
+    gate.store(true, Ordering::Release);
+    held.reply().is_completion();
+    server.signal("TERM");
+    server.wait();
+    let log = server.log();
+    assert!(log.contains("[WARN] requests shed since the last such line: 49 (every worker"), "{log}");
+}
+
+#[test]
 fn how_busy_it_is_is_told() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).set("ADRIATICUM_WORKERS", 2).set("ADRIATICUM_QUEUE", 1).start();
