@@ -101,9 +101,7 @@ impl ureq::unversioned::transport::Connector for Connector {
 /// Looks up the name and connects to the first of its addresses that can be reached. The C library's own settings bound
 /// the time of a look-up; an address needs none.
 fn connect(uri: &Uri, deadline: Instant) -> io::Result<TcpStream> {
-    let name = uri.scheme().zip(uri.authority());
-    let name = name.and_then(|(scheme, authority)| DefaultResolver::host_and_port(scheme, authority));
-    let mut addresses = name.unwrap_or_default().to_socket_addrs()?.peekable();
+    let mut addresses = host_and_port(uri).to_socket_addrs()?.peekable();
     let mut failure = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     while let Some(address) = addresses.next() {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -132,7 +130,34 @@ fn handshake_error(error: io::Error) -> io::Error {
     }
 }
 
+fn host_and_port(uri: &Uri) -> String {
+    let parts = uri.scheme().zip(uri.authority());
+    parts
+        .and_then(|(scheme, authority)| DefaultResolver::host_and_port(scheme, authority))
+        .unwrap_or_default()
+}
+
 fn server_name(uri: &Uri) -> io::Result<ServerName<'static>> {
     let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
     ServerName::try_from(host.to_owned()).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_addresses() {
+        for (address, host_and_port, name) in [
+            ("http://a.test/v1", "a.test:80", "a.test"),
+            ("https://a.test/v1", "a.test:443", "a.test"),
+            ("https://10.0.0.7:81", "10.0.0.7:81", "10.0.0.7"),
+            ("https://[::1]:81/v1", "[::1]:81", "::1"),
+            ("http://[::1]/v1", "[::1]:80", "::1"),
+        ] {
+            let uri: Uri = address.parse().expect(address);
+            assert_eq!(super::host_and_port(&uri), host_and_port);
+            assert_eq!(server_name(&uri).expect(address).to_str(), name);
+        }
+    }
 }

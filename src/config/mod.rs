@@ -353,6 +353,8 @@ mod tests {
             assert!(error.starts_with(&variable) && error.contains("it takes"), "{error}");
             assert!(value.len() < 9 || !error.contains(value), "the value is repeated: {error}");
         }
+        let long = format!("http://a/{}", "v".repeat(2_000));
+        assert!(environment(&[("ADRIATICUM_RUNTIME_URL", &long)]).is_err());
         for (text, name) in [
             ("nonsense = 1", "nonsense"),
             ("[nonsense]\na = 1", "nonsense"),

@@ -13,6 +13,9 @@ use super::settings::{Settings, Written};
 use crate::client::roots;
 use crate::http::head::split_authority;
 
+/// A path and a query are added to an address, and the head of a call has to fit into the client's buffer.
+const MAX_ADDRESS: usize = 2_000;
+
 #[derive(Clone, Debug)]
 pub struct RuntimeConfig {
     pub urls: Vec<String>,
@@ -82,7 +85,7 @@ pub(super) fn base_address(url: &str) -> Option<String> {
     let (host, port) = split_authority(authority)?;
     let port_is_good = port.is_empty() || port.parse::<u16>().is_ok();
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~%/".contains(&b);
-    let is_uri = url.parse::<Uri>().is_ok();
+    let is_uri = url.len() <= MAX_ADDRESS && url.parse::<Uri>().is_ok();
     let good = is_uri && !host.is_empty() && port_is_good && path.bytes().all(plain);
     good.then(|| url.trim_end_matches('/').to_owned())
 }
@@ -97,12 +100,12 @@ fn api_key(settings: &mut Settings) -> Result<Option<Secret>, ConfigError> {
     })?;
     match (key, in_file, place) {
         (Some(_), Some(_), Some(twice)) => Err(twice),
-        // The packaged service always names a file, which is empty where the runtime wants no key.
+        // The packaged service always names a file, which is empty if the runtime wants no key.
         (key, in_file, _) => Ok(key.or(in_file)),
     }
 }
 
-/// A key without the white space around it; nothing where there is no more to it than that.
+/// A key without the white space around it; `None` if nothing else is there.
 fn secret(
     written: Option<Written>,
     read: impl FnOnce(&Written) -> Result<String, ConfigError>,
