@@ -120,6 +120,3 @@ impl From<Error> for CallError {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

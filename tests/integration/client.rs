@@ -1,17 +1,19 @@
-//! The client against scripted sockets.
+//! The HTTP client against scripted sockets.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
+use std::time::{Duration, Instant};
 
+use adriaticum::client::{Call, CallError, CallSocket, Client};
+use adriaticum::http::MAX_HEAD;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustls::crypto::ring;
 use rustls::pki_types::PrivateKeyDer;
-use rustls::{ServerConfig, ServerConnection, StreamOwned};
-
-use super::*;
+use rustls::{RootCertStore, ServerConfig, ServerConnection, StreamOwned};
+use ureq::http::Uri;
 
 const LIMIT: u64 = 64;
 const SHORT: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
