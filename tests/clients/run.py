@@ -141,7 +141,9 @@ class Seen:
 @contextlib.contextmanager
 def stage(status=200, figures=True, **settings):
     with tempfile.TemporaryDirectory(prefix="adriaticum-clients-") as folder, Script(status, figures) as runtime:
-        with Service(pathlib.Path(folder), runtime, **settings) as service:
+        service = Service(pathlib.Path(folder), runtime, **settings)
+        ensure(service.key, "the database has its tables before the service starts: one check adds a trigger to them")
+        with service:
             yield service, runtime
 
 

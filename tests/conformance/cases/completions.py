@@ -83,6 +83,12 @@ def token_figures_are_measured_or_null():
         is_completion(SERVER.post(chat(), KEY), usage=usage)
     RUNTIME.answer = lambda body: (200, RUNTIME.completion(usage=None))
     is_completion(SERVER.post(chat(), KEY), usage=(None, None, None))
+    # A figure that cannot be one is null, and does not cost the client its answer.
+    for figure in (1_000_000_001, 2**53, 2**64, 10**400, -1, 1.5, "7", True):
+        RUNTIME.answer = lambda body, figure=figure: (200, RUNTIME.completion(usage=(11, 3, figure)))
+        is_completion(SERVER.post(chat(), KEY), usage=(11, 3, None))
+    RUNTIME.answer = lambda body: (200, RUNTIME.completion(usage=(0, 1, 1_000_000_000)))
+    is_completion(SERVER.post(chat(), KEY), usage=(0, 1, 1_000_000_000))
     partial = RUNTIME.completion()
     del partial["usage"]["total_tokens"]
     RUNTIME.answer = lambda body: (200, partial)

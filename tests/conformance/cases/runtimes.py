@@ -52,7 +52,7 @@ def the_least_busy_runtime_is_used():
 
 def a_failing_runtime_is_502():
     for answer in ((500, {"error": {"message": "boom"}}), (503, {"error": {"message": "Loading model"}}),
-                   (400, {"error": {"code": 400, "message": "bad grammar"}}), (301, {}), (401, {}), (404, {}), (413, {}),
+                   (400, {"error": {"code": 400, "message": "bad grammar"}}), (101, b""), (301, {}), (307, {}), (401, {}), (404, {}), (413, {}),
                    (429, {}), (200, b"not json"), (200, {}), (200, {"choices": []}), (200, b""), (200, b"null"),
                    (200, {"choices": [{"index": 0, "message": {"role": "assistant"}, "finish_reason": "stop"}]}),
                    (200, RUNTIME.completion(content=None)), (None, b"")):
@@ -78,6 +78,16 @@ def the_timeout_is_for_the_whole_call():
             is_error(server.post(chat(), key), "inference_error")
             assert time.monotonic() - began < 12, "a call of at most 1 s"
     gate.set()
+
+
+def all_calls_of_one_request_share_the_timeout():
+    """In auto mode the runtime is called twice. Each call takes 3 s of 5 s, so the second one is too late."""
+    runtime = Runtime()
+    runtime.answer = lambda body: (time.sleep(3), (200, runtime.completion('{"search": false, "query": ""}')))[1]
+    settings = {"search_url": UNREACHABLE.url, "search_grounding": "auto", "runtime_timeout": 5}
+    with Server(runtime, **settings) as server:
+        is_error(server.post(chat(), server.create_key()), "inference_error")
+    assert len(runtime.calls) == 2, runtime.calls
 
 
 def no_configured_runtime_is_503():
