@@ -8,7 +8,7 @@ use adriaticum::config::Config;
 use adriaticum::error::Failure;
 use adriaticum::http::{Head, Request, Response};
 use adriaticum::id::RequestId;
-use adriaticum::listener::{Limits, Listener, Reply, Service, Socket};
+use adriaticum::listener::{Limits, Listener, Service, Socket};
 use adriaticum::runtime::{Generated, Runtimes, Spent};
 use adriaticum::store::Store;
 
@@ -23,7 +23,7 @@ impl WithoutLedger {
         host::check(&request.head, &self.config.api_hosts)?;
         route::check(&request.head)?;
         let body = size::check(request)?;
-        let caller = key::authenticate_now(&request.head, &self.store, now)?;
+        let caller = key::authenticate(&request.head, &self.store, now)?;
         permission::check(&caller.permissions)?;
         let mut chat = validation::read(&request.head, body, self.config.compatibility)?;
         let runtimes = inference::configured(self.runtimes.as_ref())?;
@@ -32,14 +32,14 @@ impl WithoutLedger {
 }
 
 impl Service for WithoutLedger {
-    fn answer(&self, request: Request, received: Instant, reply: Reply) {
+    fn answer(&self, request: &Request, received: Instant) -> Response {
         let (id, now) = (RequestId::new(), time::OffsetDateTime::now_utc().unix_timestamp());
-        let result = self.complete(&request, now);
+        let result = self.complete(request, now);
         log::info!("{id} total_ms={:.3}", received.elapsed().as_secs_f64() * 1000.0);
-        reply.send(match result {
+        match result {
             Ok(generated) => reply::completion(id, now, &generated),
             Err(failure) => reply::error(id, &failure),
-        });
+        }
     }
 
     fn refuse(&self, _: Option<std::net::IpAddr>, _: Option<&Head>, failure: Failure) -> Response {

@@ -110,14 +110,14 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         Machines::new(Arc::clone(&store), Arc::clone(&metrics), listener.load(), runtimes.is_some());
     let console = |host| (host, Console::new(Arc::clone(&config), Arc::clone(&store), machines));
     let console = config.console_host.clone().map(console);
-    let api = Arc::new(Pipeline {
+    let api = Pipeline {
         api_hosts: config.api_hosts.clone(),
         compatibility: config.compatibility,
         store,
         runtimes,
         grounding,
         metrics,
-    });
+    };
     stop_on_signals(&listener).map_err(|error| failed("the signals", &error))?;
     supervisor.ready();
     listener.run(Arc::new(Hosts { console, api })).map_err(|error| failed("the listener", &error))?;

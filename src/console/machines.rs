@@ -72,7 +72,7 @@ impl Machines {
 
     /// Lets a key with the permission through. A scrape is no request of the API: it leaves no row.
     fn admit(&self, head: &Head, now: i64) -> Result<(), Failure> {
-        let caller = key::authenticate_now(head, &self.store, now)?;
+        let caller = key::authenticate(head, &self.store, now)?;
         if !caller.permissions.contains(&Permission::Metrics) {
             return Err(Failure::new(
                 ApiError::InsufficientPermission,

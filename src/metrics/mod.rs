@@ -227,7 +227,7 @@ fn pressure(text: &mut Text, load: &Snapshot) {
     .with(&[("which", "idle")], load.made_way);
     text.counter("adriaticum_requests_shed_total", "Requests answered 503 for want of room.")
         .with(&[("reason", "queue")], load.queue_full)
-        .with(&[("reason", "console")], load.aside_full)
+        .with(&[("reason", "console")], load.console_full)
         .with(&[("reason", "buffer")], load.buffers_full);
 }
 
@@ -250,7 +250,7 @@ mod tests {
             turned_away: 1,
             made_way: 2,
             queue_full: 4,
-            aside_full: 0,
+            console_full: 0,
             buffers_full: 5,
         }
     }

@@ -1,11 +1,8 @@
 //! The keys: who may ask, and for what.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rusqlite::{Connection, OptionalExtension, Row, named_params};
+use rusqlite::{OptionalExtension, Row, named_params};
 use serde::Serialize;
 use sha2::Sha256;
 
@@ -97,62 +94,6 @@ impl fmt::Debug for Digest {
     }
 }
 
-/// How many keys are remembered: more than are in use at once on any host of ours.
-const MOST_KNOWN: usize = 1024;
-
-/// The keys that were looked up lately, so that a request need not read its key from the database. What is remembered
-/// may be out of date, so it is good for a row only if the transaction that writes the row finds that no other process
-/// has changed the database since: SQLite tells that for the price of reading a number.
-#[derive(Default)]
-pub(super) struct Known {
-    keys: Mutex<HashMap<[u8; 32], (Seen, Key)>>,
-    /// Counts the changes after which nothing that was known before holds.
-    changes: AtomicU64,
-    /// SQLite's count of what others have committed, as the writer saw it last.
-    data_version: AtomicI64,
-}
-
-/// As of when something is known of the keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen(u64);
-
-impl Known {
-    pub fn seen(&self) -> Seen {
-        Seen(self.changes.load(Ordering::Acquire))
-    }
-
-    /// Looks, in a transaction of the writer's, whether another process has changed the database.
-    pub fn look(&self, connection: &Connection) -> rusqlite::Result<()> {
-        let query = "PRAGMA data_version";
-        let version: i64 = connection.prepare_cached(query)?.query_row([], |row| row.get(0))?;
-        if self.data_version.swap(version, Ordering::AcqRel) != version {
-            self.forget();
-        }
-        Ok(())
-    }
-
-    /// Takes note of a change that this process has made.
-    fn forget(&self) {
-        self.changes.fetch_add(1, Ordering::AcqRel);
-    }
-
-    fn recall(&self, digest: &Digest, seen: Seen) -> Option<Key> {
-        self.lock().get(&digest.0).filter(|(then, _)| *then == seen).map(|(_, key)| key.clone())
-    }
-
-    fn remember(&self, digest: &Digest, seen: Seen, key: Key) {
-        let mut keys = self.lock();
-        if keys.len() >= MOST_KNOWN {
-            keys.clear();
-        }
-        keys.insert(digest.0, (seen, key));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<[u8; 32], (Seen, Key)>> {
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 const COLUMNS: &str = "id, name, permissions, created, expires, last_used, revoked, hint";
 
 impl Store {
@@ -192,27 +133,6 @@ impl Store {
         })
     }
 
-    /// The key whose secret has this digest, as it was when it was last looked up, and when that was. A row of the ledger
-    /// that bears this is refused with [`StoreError::KeysChanged`] where it does not hold any more.
-    pub fn recall_key(&self, digest: &Digest) -> Result<Option<(Key, Seen)>, StoreError> {
-        let seen = self.known.seen();
-        if let Some(key) = self.known.recall(digest, seen) {
-            return Ok(Some((key, seen)));
-        }
-        let found = self.find_key(digest)?;
-        if let Some(key) = &found {
-            self.known.remember(digest, seen, key.clone());
-        }
-        Ok(found.map(|key| (key, seen)))
-    }
-
-    /// Remembers that a use is about to be noted, so that the next one is not.
-    pub fn remember_use(&self, digest: &Digest, now: i64) {
-        if let Some((_, key)) = self.known.lock().get_mut(&digest.0) {
-            key.last_used = Some(now);
-        }
-    }
-
     /// All keys, the oldest first.
     pub fn list_keys(&self) -> Result<Vec<Key>, StoreError> {
         self.read(|connection| {
@@ -229,7 +149,6 @@ impl Store {
         let changed = self.write_synced(move |connection| {
             connection.execute("UPDATE keys SET name = ?2 WHERE id = ?1", [&id, &name])
         })?;
-        self.known.forget();
         Ok(changed > 0)
     }
 
@@ -251,7 +170,6 @@ impl Store {
                 rusqlite::params![id, now],
             )
         })?;
-        self.known.forget();
         Ok(changed > 0)
     }
 }
@@ -279,8 +197,7 @@ fn read_key(row: &Row) -> rusqlite::Result<Key> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Entry;
-    use super::super::ledger::tests::{id as id_of, row};
+    use super::super::ledger::tests::{id as id_of, outcome, row};
     use super::super::tests::Temporary;
     use super::*;
 
@@ -338,34 +255,27 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_not_made_for_a_key_that_was_changed_since_it_was_looked_up() {
+    fn begin_checks_the_key_again() {
         let temporary = Temporary::new();
         let store = &temporary.store;
         let other = Store::open(&temporary.folder.join("test.db")).expect("the same database");
-        let digest = Digest::of("secret");
-        let id = store.add_key("secret", &name("x"), &[], 1, None).expect("a new key");
-        let recalled = || store.recall_key(&digest).expect("a look-up").expect("the key");
-        let enter = |end: &str, seen: Seen| {
-            let mut row = (*row(end, &id, 7)).clone();
-            row.seen = Some(seen);
-            store.enter_and_wait(Entry::Open(row.into()))
+        let add = |secret: &str, permissions: &[Permission], expires| {
+            store.add_key(secret, &name("x"), permissions, 1, expires).expect("a new key")
         };
-        let (_, seen) = recalled();
-        enter("a", seen).expect("nothing was changed");
-        assert!(store.known.recall(&digest, seen).is_some(), "it is remembered");
-        for change in [
-            &(|| other.rename_key(&id, &name("y")).expect("a change")) as &dyn Fn() -> bool,
-            &|| store.rename_key(&id, &name("z")).expect("a change"),
-            &|| other.revoke_key(&id, 9).expect("a change"),
-        ] {
-            let (_, seen) = recalled();
-            assert!(change());
-            assert!(matches!(enter("b", seen), Err(StoreError::KeysChanged)));
-            assert!(store.find_row(&id_of("b", 7)).expect("a look-up").is_none());
+        let good = add("good", &Permission::ALL, Some(8));
+        let revoked = add("revoked", &[Permission::Completions], None);
+        let expired = add("expired", &[Permission::Completions], Some(7));
+        let metrics = add("metrics", &[Permission::Metrics], None);
+        store.begin(row("before", &revoked, 7)).expect("it is not revoked yet");
+        other.revoke_key(&revoked, 6).expect("a change");
+        store.begin(row("good", &good, 7)).expect("nothing was changed");
+        for key in [&revoked, &expired, &metrics, &"key_none".to_owned()] {
+            assert!(matches!(store.begin(row("refused", key, 7)), Err(StoreError::KeyRefused)), "{key}");
+            assert!(store.find_row(&id_of("refused", 7)).expect("a look-up").is_none());
+            store
+                .record(row(key, key, 7), outcome(400, None))
+                .expect("a refused request has a row all the same");
         }
-        let (key, seen) = recalled();
-        assert_eq!((key.name.as_str(), key.revoked), ("z", Some(9)));
-        enter("c", seen).expect("it is the newest there is");
     }
 
     #[test]

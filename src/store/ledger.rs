@@ -6,8 +6,6 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::Serialize;
 
 use super::chain::{self, Link};
-use super::keys::Seen;
-use super::writer::CalledBy;
 use super::{Store, StoreError};
 
 /// A request as it is known when it begins.
@@ -20,8 +18,6 @@ pub struct NewRow {
     pub created: i64,
     /// Whether this use of the key is to be noted with the key as well.
     pub note_use: bool,
-    /// As of when the key is known; None where it does not matter any more what the key may do.
-    pub seen: Option<Seen>,
 }
 
 /// What came of a request.
@@ -108,6 +104,13 @@ const INTERRUPTED: Outcome = Outcome {
     search: None,
 };
 
+const INSERT: &str = "INSERT INTO usage (request_id, key_id, key_name, created) VALUES (?1, ?2, ?3, ?4)";
+
+/// Inserts nothing if the key was revoked, has expired or has lost its permission since it was looked up.
+const INSERT_CHECKED: &str = "INSERT INTO usage (request_id, key_id, key_name, created)
+    SELECT ?1, ?2, ?3, ?4 FROM keys WHERE id = ?2 AND revoked IS NULL AND (expires IS NULL OR expires > ?4)
+    AND ',' || permissions || ',' LIKE '%,completions,%'";
+
 /// Something to be written to the ledger.
 pub enum Entry {
     /// The row of a request that is about to cost an inference, without an outcome yet. That the file system takes it
@@ -123,21 +126,22 @@ impl Entry {
     pub(super) fn is_synced(&self) -> bool {
         matches!(self, Self::Close(..))
     }
-
-    /// As of when the key of a new row is known.
-    pub(super) fn key_seen(&self) -> Option<Seen> {
-        match self {
-            Self::Open(row) | Self::Add(row, _) => row.seen,
-            Self::Close(..) => None,
-        }
-    }
 }
 
 impl Store {
-    /// Writes to the ledger, and calls `then` when it is written or could not be: from this thread or from one that
-    /// writes already.
-    pub fn enter(&self, entry: Entry, then: impl FnOnce(Result<(), StoreError>, CalledBy) + Send + 'static) {
-        self.writer.enter(entry, then);
+    /// Inserts the open row of a request that is about to cost an inference.
+    pub fn begin(&self, row: Arc<NewRow>) -> Result<(), StoreError> {
+        self.enter_and_wait(Entry::Open(row))
+    }
+
+    /// Writes the outcome into an open row; it is durable when this returns.
+    pub fn finish(&self, row: Arc<NewRow>, outcome: Outcome) -> Result<(), StoreError> {
+        self.enter_and_wait(Entry::Close(row, outcome))
+    }
+
+    /// Writes the row of a request that was refused before it cost anything.
+    pub fn record(&self, row: Arc<NewRow>, outcome: Outcome) -> Result<(), StoreError> {
+        self.enter_and_wait(Entry::Add(row, outcome))
     }
 
     /// Writes to the ledger, and returns when it is written or could not be.
@@ -154,7 +158,7 @@ impl Store {
         })?;
         for row in &open {
             let LedgerRow { request_id, key_id, key_name, created, .. } = row.clone();
-            let row = NewRow { request_id, key_id, key_name, created, note_use: false, seen: None };
+            let row = NewRow { request_id, key_id, key_name, created, note_use: false };
             self.enter_and_wait(Entry::Close(row.into(), INTERRUPTED))?;
         }
         Ok(open.len())
@@ -219,15 +223,20 @@ struct DaySums {
 }
 
 impl Book {
-    pub fn enter(&mut self, connection: &Connection, entry: &Entry) -> rusqlite::Result<()> {
+    pub fn enter(&mut self, connection: &Connection, entry: &Entry) -> Result<(), StoreError> {
         match entry {
-            Entry::Open(row) => self.open(connection, row),
-            Entry::Close(row, outcome) => self.close(connection, row, outcome),
+            Entry::Open(row) => {
+                if self.open(connection, row, INSERT_CHECKED)? == 0 {
+                    return Err(StoreError::KeyRefused);
+                }
+            }
+            Entry::Close(row, outcome) => self.close(connection, row, outcome)?,
             Entry::Add(row, outcome) => {
-                self.open(connection, row)?;
-                self.close(connection, row, outcome)
+                self.open(connection, row, INSERT)?;
+                self.close(connection, row, outcome)?;
             }
         }
+        Ok(())
     }
 
     /// Writes what was gathered: it belongs to the end of the transaction.
@@ -243,7 +252,7 @@ impl Book {
     }
 
     /// Inserts an open row and, where it is due, notes the use of its key.
-    fn open(&mut self, connection: &Connection, row: &NewRow) -> rusqlite::Result<()> {
+    fn open(&mut self, connection: &Connection, row: &NewRow, insert: &str) -> rusqlite::Result<usize> {
         let known = self.known(connection)?;
         known.rows_since_mark += 1;
         if row.request_id < known.closed_before {
@@ -256,10 +265,12 @@ impl Book {
                 .prepare_cached("UPDATE keys SET last_used = ?2 WHERE id = ?1")?
                 .execute(params![row.key_id, row.created])?;
         }
-        connection
-            .prepare_cached("INSERT INTO usage (request_id, key_id, key_name, created) VALUES (?, ?, ?, ?)")?
-            .execute(params![row.request_id, row.key_id, row.key_name, row.created])?;
-        Ok(())
+        connection.prepare_cached(insert)?.execute(params![
+            row.request_id,
+            row.key_id,
+            row.key_name,
+            row.created
+        ])
     }
 
     /// Completes an open row, links it into the chain, and counts it for the sums of its day.
@@ -440,7 +451,6 @@ pub(super) mod tests {
             key_name: format!("name of {key_id}"),
             created,
             note_use: true,
-            seen: None,
         })
     }
 

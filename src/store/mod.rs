@@ -30,15 +30,13 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 pub use chain::{Fault, Verdict};
 use files::Files;
-use keys::Known;
-pub use keys::{Digest, Key, KeyName, Permission, Seen};
+pub use keys::{Digest, Key, KeyName, Permission};
 pub use ledger::{Entry, LedgerRow, NewRow, Outcome, Searched, Tokens};
 pub use listing::{Listing, Matching, Which};
 pub use spans::{Figures, Span, SpanSums};
 pub use sums::{Grouping, Range, Sums, UsageRow};
 pub use times::Times;
 pub use tokens::{PasswordHash, TokenKind};
-pub use writer::CalledBy;
 use writer::Writer;
 
 /// How long a start waits for other processes.
@@ -64,8 +62,6 @@ pub struct Store {
     /// that may not write can't.
     readers: Mutex<Vec<Connection>>,
     writer: Writer,
-    /// The keys that were looked up lately.
-    known: Arc<Known>,
 }
 
 /// A database that can't be used, or that did not do what it was asked to.
@@ -81,8 +77,8 @@ pub enum StoreError {
     Panicked,
     /// The file that is written is no longer the one that the path names.
     Replaced,
-    /// A key was changed since the one that a row is for was looked up: it has to be looked up again.
-    KeysChanged,
+    /// The key was revoked, has expired or has lost its permission since it was looked up.
+    KeyRefused,
     /// It was made by a later version of the program.
     Newer {
         found: i64,
@@ -119,7 +115,7 @@ impl fmt::Display for StoreError {
                 "the database's file, or its -wal, was removed or replaced under the running service: put it \
                  back or restore a backup, then restart",
             ),
-            Self::KeysChanged => f.write_str("the keys are being changed"),
+            Self::KeyRefused => f.write_str("the key is not valid any more"),
             Self::Newer { found, known } => write!(
                 f,
                 "the database has version {found}, and this program knows versions up to {known}: \
@@ -154,9 +150,8 @@ impl Store {
         upgrades::bring_up_to_date(&mut connection)?;
         look_for_damage(path, &connection)?;
         let files = Files::of(path)?;
-        let known = Arc::new(Known::default());
-        let writer = Writer::new(connection, files, Arc::clone(&known))?;
-        Ok(Self { path: path.to_owned(), readers: Mutex::default(), writer, known })
+        let writer = Writer::new(connection, files)?;
+        Ok(Self { path: path.to_owned(), readers: Mutex::default(), writer })
     }
 
     /// Whether the database is sound and takes a write.
@@ -284,6 +279,11 @@ mod tests {
             let folder = std::env::temp_dir().join(format!("adriaticum-{}", crate::id::secret_hex::<8>()));
             std::fs::create_dir(&folder).expect("the folder for temporary files should take one");
             let store = Store::open(&folder.join("test.db")).expect("a new database should open");
+            for key in ["key_1", "key_2"] {
+                let insert = "INSERT INTO keys (id, digest, name, permissions, created)
+                              VALUES (?1, CAST(?1 AS BLOB), 'name of ' || ?1, 'completions', 0)";
+                store.write(move |c| c.execute(insert, [key])).expect("a key");
+            }
             Self { store, folder }
         }
     }

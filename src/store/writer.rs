@@ -19,7 +19,6 @@ use rusqlite::Connection;
 
 use super::StoreError;
 use super::files::Files;
-use super::keys::{Known, Seen};
 use super::ledger::{Book, Entry};
 use super::log::Log;
 
@@ -59,7 +58,6 @@ struct Lent {
     connection: Connection,
     files: Files,
     book: Book,
-    keys: Arc<Known>,
 }
 
 /// Something to be written, and what is called when it is or could not be.
@@ -92,12 +90,11 @@ pub enum CalledBy {
 }
 
 impl Writer {
-    pub fn new(connection: Connection, files: Files, keys: Arc<Known>) -> Result<Self, StoreError> {
+    pub fn new(connection: Connection, files: Files) -> Result<Self, StoreError> {
         // In WAL mode, NORMAL leaves the syncing of commits to us; before a checkpoint SQLite syncs by itself.
         connection.pragma_update(None, "synchronous", "NORMAL")?;
-        keys.look(&connection)?;
         let log = Log::open(files.log())?;
-        let lent = Box::new(Lent { connection, files, book: Book::default(), keys });
+        let lent = Box::new(Lent { connection, files, book: Book::default() });
         let state = State {
             idle: Some(lent),
             waiting: Vec::new(),
@@ -150,13 +147,6 @@ impl Writer {
     /// Writes an entry of the ledger, and waits until it is done.
     pub fn enter_and_wait(&self, entry: Entry) -> Result<(), StoreError> {
         self.wait_for(entry.is_synced(), Work::Entry(entry))
-    }
-
-    /// Writes an entry of the ledger, or leaves it to one who is writing already. `then` is told what became of it.
-    pub fn enter(&self, entry: Entry, then: impl FnOnce(Result<(), StoreError>, CalledBy) + Send + 'static) {
-        let job = self.shared.job(entry.is_synced(), Work::Entry(entry), Box::new(then));
-        lock(&self.shared.state).waiting.push(job);
-        self.shared.work();
     }
 
     fn wait_for(&self, synced: bool, work: Work) -> Result<(), StoreError> {
@@ -339,14 +329,14 @@ impl Lent {
     fn write(&mut self, log: &Log, group: &[Job]) -> Result<(), StoreError> {
         log.check()?;
         self.files.check()?;
-        let Self { connection, book, keys, .. } = self;
+        let Self { connection, book, .. } = self;
         let deadline = group.iter().map(|job| job.deadline).min().expect("a group should have a member");
         connection.busy_timeout(deadline.saturating_duration_since(Instant::now()))?;
         connection.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
-        let looks = group.iter().any(|job| job.work.key_seen().is_some());
-        let written = attempt(|| if looks { keys.look(connection) } else { Ok(()) })
-            .and_then(|()| group.iter().try_for_each(|job| job.work.run(connection, book, keys)))
-            .and_then(|()| attempt(|| book.finish(connection)))
+        let written = group
+            .iter()
+            .try_for_each(|job| job.work.run(connection, book))
+            .and_then(|()| attempt(|| Ok(book.finish(connection)?)))
             .and_then(|()| Ok(connection.prepare_cached("COMMIT")?.execute([]).map(drop)?));
         if written.is_err() {
             // What it remembers may be of rows that were never committed.
@@ -368,29 +358,18 @@ impl Job {
 }
 
 impl Work {
-    /// As of when the key of a new row is known.
-    fn key_seen(&self) -> Option<Seen> {
-        match self {
-            Self::Entry(entry) => entry.key_seen(),
-            Self::Other(_) => None,
-        }
-    }
-
-    fn run(&self, connection: &Connection, book: &mut Book, keys: &Known) -> Result<(), StoreError> {
-        if self.key_seen().is_some_and(|seen| seen != keys.seen()) {
-            return Err(StoreError::KeysChanged);
-        }
+    fn run(&self, connection: &Connection, book: &mut Book) -> Result<(), StoreError> {
         match self {
             Self::Entry(entry) => attempt(|| book.enter(connection, entry)),
-            Self::Other(work) => attempt(|| work(connection)),
+            Self::Other(work) => attempt(|| Ok(work(connection)?)),
         }
     }
 }
 
 /// A panic in one thread's work is not the end of whoever does it.
-fn attempt(work: impl FnOnce() -> rusqlite::Result<()>) -> Result<(), StoreError> {
+fn attempt(work: impl FnOnce() -> Result<(), StoreError>) -> Result<(), StoreError> {
     match panic::catch_unwind(AssertUnwindSafe(work)) {
-        Ok(result) => Ok(result?),
+        Ok(result) => result,
         Err(_) => Err(StoreError::Panicked),
     }
 }
@@ -404,7 +383,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use std::sync::Barrier;
 
-    use super::super::ledger::tests::{outcome, row};
     use super::super::tests::Temporary;
     use super::*;
 
@@ -427,45 +405,6 @@ mod tests {
             barrier.wait();
         });
         assert!(store.answers());
-    }
-
-    /// The one who finds the connection taken is called back by the one who has it.
-    #[test]
-    fn a_row_is_written_by_whoever_writes_already() {
-        let temporary = Temporary::new();
-        let store = &temporary.store;
-        let barrier = Arc::new(Barrier::new(2));
-        thread::scope(|scope| {
-            let gate = Arc::clone(&barrier);
-            scope.spawn(move || store.write(move |_| Ok((gate.wait().is_leader(), gate.wait().is_leader()))));
-            barrier.wait();
-            let (sender, receiver) = mpsc::channel();
-            for number in 0..3 {
-                let sender = sender.clone();
-                let row = row(&number.to_string(), "key_1", 7);
-                store.enter(Entry::Open(row), move |kept, by| {
-                    sender.send((kept.is_ok(), by, thread::current().id())).expect("the test listens");
-                });
-            }
-            assert!(receiver.try_recv().is_err(), "nothing can be written yet");
-            barrier.wait();
-            for _ in 0..3 {
-                let (kept, by, thread) = receiver.recv().expect("a call back");
-                assert_eq!((kept, by), (true, CalledBy::Another));
-                assert_ne!(thread, thread::current().id());
-            }
-        });
-        let (sender, receiver) = mpsc::channel();
-        let last = row("last", "key_1", 7);
-        store.enter(Entry::Close(Arc::clone(&last), outcome(200, None)), {
-            let sender = sender.clone();
-            move |kept, _| sender.send((kept.is_ok(), CalledBy::Owner)).expect("the test listens")
-        });
-        assert!(!receiver.recv().expect("a call back").0, "there is no such row");
-        store.enter(Entry::Open(last), move |kept, by| {
-            sender.send((kept.is_ok(), by)).expect("the test listens");
-        });
-        assert_eq!(receiver.recv().expect("a call back"), (true, CalledBy::Owner), "nobody else was there");
     }
 
     /// Several writes that wait while one is held up, and so become one group.

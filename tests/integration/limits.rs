@@ -11,9 +11,7 @@ use std::time::{Duration, Instant};
 use adriaticum::error::Failure;
 use adriaticum::http::response::{Broken, Pieces};
 use adriaticum::http::{Head, Request, Response};
-use adriaticum::listener::{
-    Acceptor, Address, Certificate, Level, Limits, Listener, Load, Reply, Service, Socket,
-};
+use adriaticum::listener::{Acceptor, Address, Certificate, Level, Limits, Listener, Load, Service, Socket};
 
 use crate::support::{Client, Folder, until};
 use crate::tls;
@@ -29,8 +27,8 @@ struct Echo {
 }
 
 impl Service for Echo {
-    fn answer(&self, request: Request, _: Instant, reply: Reply) {
-        reply.send(self.response(&request));
+    fn answer(&self, request: &Request, _: Instant) -> Response {
+        self.response(request)
     }
 
     fn refuse(&self, _: Option<IpAddr>, _: Option<&Head>, failure: Failure) -> Response {
