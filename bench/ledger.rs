@@ -10,14 +10,13 @@ use std::time::{Duration, Instant};
 use adriaticum::id::RequestId;
 use adriaticum::store::{Digest, KeyName, NewRow, Outcome, Permission, Store, Tokens};
 
-fn row(key_id: &str) -> Arc<NewRow> {
-    Arc::new(NewRow {
+fn row(key_id: &str) -> NewRow {
+    NewRow {
         request_id: RequestId::new().to_string(),
         key_id: key_id.into(),
         key_name: "benchmark".into(),
         created: time::OffsetDateTime::now_utc().unix_timestamp(),
-        note_use: false,
-    })
+    }
 }
 
 /// The benchmark's key. It has no secret, so nobody can use it.
@@ -32,11 +31,11 @@ fn key(store: &Store) -> String {
 
 fn outcome() -> Outcome {
     Outcome {
-        status: Some(200),
+        status: 200,
         error_code: None,
         tokens: Tokens { prompt_tokens: Some(11), completion_tokens: Some(3), total_tokens: Some(14) },
-        duration_ms: Some(1.5),
-        queue_ms: Some(0.1),
+        duration_ms: 1.5,
+        queue_ms: 0.1,
         runtime_ms: Some(1.0),
         grounded: false,
         search: None,
@@ -49,10 +48,10 @@ fn write(store: &Store, key_id: &str, end: Instant) -> (u64, Duration, Duration)
     while Instant::now() < end {
         let row = row(key_id);
         let began = Instant::now();
-        store.begin(Arc::clone(&row)).expect("an open row");
+        store.begin(&row).expect("an open row");
         opening += began.elapsed();
         let began = Instant::now();
-        store.finish(row, outcome()).expect("a durable outcome");
+        store.finish(&row.request_id, &outcome()).expect("a durable outcome");
         closing += began.elapsed();
         rows += 1;
     }

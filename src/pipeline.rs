@@ -75,7 +75,7 @@ impl Pipeline {
             .inspect_err(|failure| self.record(record, &caller, failure))?;
         self.begin(record, &caller)?;
         let result = catch_panic(|| self.run(runtimes, chat, record));
-        self.finish(record, &caller, result)
+        self.finish(record, result)
     }
 
     /// The steps between the key and the first cost.
@@ -106,7 +106,7 @@ impl Pipeline {
     /// Inserts the open row. If that fails, no inference is spent.
     fn begin(&self, record: &mut Record, caller: &Caller) -> Result<(), Failure> {
         let row = record.new_row(caller);
-        let begun = timed(&mut record.ledger, || self.store.begin(row));
+        let begun = timed(&mut record.ledger, || self.store.begin(&row));
         begun.map_err(|error| match error {
             StoreError::KeyRefused => key::changed(),
             error => {
@@ -117,14 +117,9 @@ impl Pipeline {
     }
 
     /// Makes the outcome durable. A completion whose outcome is not durable is not sent; an error stays what it is.
-    fn finish(
-        &self,
-        record: &mut Record,
-        caller: &Caller,
-        result: Result<Generated, Failure>,
-    ) -> Result<Generated, Failure> {
-        let (row, outcome) = (record.new_row(caller), record.outcome(result.as_ref().map(drop)));
-        match timed(&mut record.ledger, || self.store.finish(row, outcome)) {
+    fn finish(&self, record: &mut Record, result: Result<Generated, Failure>) -> Result<Generated, Failure> {
+        let (id, outcome) = (record.id.to_string(), record.outcome(result.as_ref().map(drop)));
+        match timed(&mut record.ledger, || self.store.finish(&id, &outcome)) {
             Ok(()) => result,
             Err(error) => {
                 self.metrics.ledger_settle_errors.add(1);
@@ -140,7 +135,7 @@ impl Pipeline {
     /// Writes the row of a refused request. The client gets its error even if that fails.
     fn record(&self, record: &mut Record, caller: &Caller, failure: &Failure) {
         let (row, outcome) = (record.new_row(caller), record.outcome(Err(failure)));
-        if let Err(error) = timed(&mut record.ledger, || self.store.record(row, outcome)) {
+        if let Err(error) = timed(&mut record.ledger, || self.store.record(&row, &outcome)) {
             self.metrics.ledger_settle_errors.add(1);
             log::error!("{} ledger: {error}", record.id);
         }
@@ -189,14 +184,13 @@ impl Record {
         }
     }
 
-    fn new_row(&self, caller: &Caller) -> Arc<NewRow> {
-        Arc::new(NewRow {
+    fn new_row(&self, caller: &Caller) -> NewRow {
+        NewRow {
             request_id: self.id.to_string(),
             key_id: caller.key_id.clone(),
             key_name: caller.key_name.clone(),
             created: self.created,
-            note_use: caller.note_use,
-        })
+        }
     }
 
     fn outcome(&self, result: Result<(), &Failure>) -> Outcome {
@@ -206,11 +200,11 @@ impl Record {
         };
         let found = self.searched.as_ref().and_then(|searched| searched.results).unwrap_or(0);
         Outcome {
-            status: Some(status),
+            status,
             error_code,
             tokens: self.spent.tokens.unwrap_or_default(),
-            duration_ms: Some(milliseconds(self.received.elapsed())),
-            queue_ms: Some(milliseconds(self.queue)),
+            duration_ms: milliseconds(self.received.elapsed()),
+            queue_ms: milliseconds(self.queue),
             runtime_ms: self.spent.time.map(milliseconds),
             grounded: result.is_ok() && found > 0,
             search: self.searched.clone(),
@@ -251,13 +245,10 @@ impl Record {
         let key = self.key_id.as_deref().unwrap_or("-");
         let id = self.id;
         log::info!(
-            "{id} client={} status={} error={} key={key} total_ms={} queue_ms={} runtime_ms={} prompt_tokens={} \
+            "{id} client={} status={status} error={} key={key} total_ms={duration_ms} queue_ms={queue_ms} runtime_ms={} prompt_tokens={} \
              completion_tokens={} total_tokens={}{}",
             shown(self.client),
-            shown(status),
             error_code.unwrap_or("-"),
-            shown(duration_ms),
-            shown(queue_ms),
             shown(runtime_ms),
             shown(tokens.prompt_tokens),
             shown(tokens.completion_tokens),

@@ -12,15 +12,14 @@ use signal_hook::{flag, low_level::pipe};
 
 use super::{Args, CliError, open_store, read_certificate};
 use crate::api::grounding::Grounding;
+use crate::background::Background;
 use crate::config::{Config, TlsFiles};
 use crate::console::{Console, Machines};
-use crate::folding;
 use crate::hosts::Hosts;
 use crate::listener::{Acceptor, Address, Limits, Listener, Snapshot, Socket};
 use crate::logging;
 use crate::metrics::Metrics;
 use crate::pipeline::Pipeline;
-use crate::retention;
 use crate::runtime::Runtimes;
 use crate::supervisor::{Notify, Supervisor, Watched};
 
@@ -87,8 +86,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         listener.speak_tls(Arc::clone(acceptor));
     }
     listener.trust(config.trusted_proxies.clone());
-    let retention = config.retention_days.map(|days| retention::start(Arc::clone(&store), days));
-    let folding = folding::start(Arc::clone(&store));
+    let background = Background::start(&store, config.retention_days);
     let metrics = Arc::new(Metrics::default());
     let supervisor = Supervisor::start(Watched {
         notify,
@@ -121,7 +119,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     stop_on_signals(&listener).map_err(|error| failed("the signals", &error))?;
     supervisor.ready();
     listener.run(Arc::new(Hosts { console, api })).map_err(|error| failed("the listener", &error))?;
-    drop((retention, folding, supervisor));
+    drop((background, supervisor));
     log::info!("stopped");
     Ok(())
 }

@@ -58,7 +58,7 @@ impl Machines {
         let id = RequestId::new();
         match self.admit(head, id.created()) {
             Ok(()) => {
-                let text = self.metrics.render(&self.load());
+                let text = self.metrics.render(&self.load(), &self.store.state(id.created()));
                 Response::new(200, METRICS_TEXT, text.into_bytes())
             }
             Err(failure) => {

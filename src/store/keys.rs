@@ -1,15 +1,15 @@
-//! The keys: who may ask, and for what.
+//! API keys.
 
 use std::fmt;
 
-use rusqlite::{OptionalExtension, Row, named_params};
 use serde::Serialize;
 use sha2::Sha256;
 
+use super::engine::{Row, Statement, values};
 use super::{Store, StoreError};
 use crate::id::secret_hex;
 
-/// A key as it is kept. The secret is not in it: whoever reads the database can't use the keys.
+/// A key as it is stored. The secret is not in it: reading the database does not allow using the keys.
 #[derive(Clone, Debug, Serialize)]
 pub struct Key {
     pub id: String,
@@ -97,7 +97,7 @@ impl fmt::Debug for Digest {
 const COLUMNS: &str = "id, name, permissions, created, expires, last_used, revoked, hint";
 
 impl Store {
-    /// Keeps a new key, and gives it its id.
+    /// Stores a new key, and returns its id.
     pub fn add_key(
         &self,
         secret: &str,
@@ -108,69 +108,42 @@ impl Store {
     ) -> Result<String, StoreError> {
         let id = format!("key_{}", secret_hex::<8>());
         let words: Vec<&str> = permissions.iter().map(|permission| permission.as_str()).collect();
-        let (permissions, name) = (words.join(","), name.0.clone());
-        let (digest, hint) = (Digest::of(secret), hint(secret));
-        self.write_synced(move |connection| {
-            connection.execute(
-                "INSERT INTO keys (id, digest, name, permissions, created, expires, hint)
-                 VALUES (:id, :digest, :name, :permissions, :created, :expires, :hint)",
-                named_params! {
-                    ":id": id, ":digest": digest.0, ":name": name, ":permissions": permissions,
-                    ":created": created, ":expires": expires, ":hint": hint,
-                },
-            )?;
-            Ok(id.clone())
-        })
+        self.write_durable(Statement::new(
+            "INSERT INTO keys (id, digest, name, permissions, created, expires, hint)
+             VALUES ($1, $2, $3, $4, $5, $6, $7)",
+            values![&id, Digest::of(secret).0, &name.0, words.join(","), created, expires, hint(secret)],
+        ))?;
+        Ok(id)
     }
 
     /// The key whose secret has this digest, as the last commit of any process left it.
     pub fn find_key(&self, digest: &Digest) -> Result<Option<Key>, StoreError> {
-        self.read(|connection| {
-            connection
-                .prepare_cached(&format!("SELECT {COLUMNS} FROM keys WHERE digest = ?"))?
-                .query_row([digest.0], read_key)
-                .optional()
-        })
+        let statement = format!("SELECT {COLUMNS} FROM keys WHERE digest = $1");
+        self.engine.read(|session| session.first(&statement, &values![digest.0], read_key))
     }
 
     /// All keys, the oldest first.
     pub fn list_keys(&self) -> Result<Vec<Key>, StoreError> {
-        self.read(|connection| {
-            connection
-                .prepare(&format!("SELECT {COLUMNS} FROM keys ORDER BY created, rowid"))?
-                .query_map([], read_key)?
-                .collect()
-        })
+        let statement = format!("SELECT {COLUMNS} FROM keys ORDER BY created, id");
+        self.engine.read(|session| session.rows(&statement, &[], read_key))
     }
 
-    /// Whether there was such a key.
+    /// Returns whether there is such a key.
     pub fn rename_key(&self, id: &str, name: &KeyName) -> Result<bool, StoreError> {
-        let (id, name) = (id.to_owned(), name.0.clone());
-        let changed = self.write_synced(move |connection| {
-            connection.execute("UPDATE keys SET name = ?2 WHERE id = ?1", [&id, &name])
-        })?;
-        Ok(changed > 0)
+        let rename = "UPDATE keys SET name = $2 WHERE id = $1";
+        Ok(self.write_durable(Statement::new(rename, values![id, &name.0]))? > 0)
     }
 
     /// Notes a use that leaves no row in the ledger.
     pub fn note_use(&self, id: &str, now: i64) -> Result<(), StoreError> {
-        let id = id.to_owned();
-        self.write(move |connection| {
-            connection.execute("UPDATE keys SET last_used = ?2 WHERE id = ?1", rusqlite::params![id, now])
-        })?;
-        Ok(())
+        let note = "UPDATE keys SET last_used = $2 WHERE id = $1";
+        self.write(Statement::new(note, values![id, now])).map(drop)
     }
 
-    /// Whether there was such a key. One that is revoked already stays revoked since then.
+    /// Returns whether there is such a key. One that is revoked already keeps its time.
     pub fn revoke_key(&self, id: &str, now: i64) -> Result<bool, StoreError> {
-        let id = id.to_owned();
-        let changed = self.write_synced(move |connection| {
-            connection.execute(
-                "UPDATE keys SET revoked = coalesce(revoked, ?2) WHERE id = ?1",
-                rusqlite::params![id, now],
-            )
-        })?;
-        Ok(changed > 0)
+        let revoke = "UPDATE keys SET revoked = coalesce(revoked, $2) WHERE id = $1";
+        Ok(self.write_durable(Statement::new(revoke, values![id, now]))? > 0)
     }
 }
 
@@ -181,17 +154,16 @@ fn hint(secret: &str) -> Option<String> {
     (digits.len() >= 32).then(|| format!("{prefix}_{begin}…{end}"))
 }
 
-fn read_key(row: &Row) -> rusqlite::Result<Key> {
-    let permissions: String = row.get("permissions")?;
+fn read_key(mut row: Row) -> Result<Key, StoreError> {
     Ok(Key {
-        id: row.get("id")?,
-        name: row.get("name")?,
-        permissions: permissions.split(',').filter_map(Permission::parse).collect(),
-        created: row.get("created")?,
-        expires: row.get("expires")?,
-        last_used: row.get("last_used")?,
-        revoked: row.get("revoked")?,
-        hint: row.get("hint")?,
+        id: row.next()?,
+        name: row.next()?,
+        permissions: row.next::<String>()?.split(',').filter_map(Permission::parse).collect(),
+        created: row.next()?,
+        expires: row.next()?,
+        last_used: row.next()?,
+        revoked: row.next()?,
+        hint: row.next()?,
     })
 }
 
@@ -266,14 +238,14 @@ mod tests {
         let revoked = add("revoked", &[Permission::Completions], None);
         let expired = add("expired", &[Permission::Completions], Some(7));
         let metrics = add("metrics", &[Permission::Metrics], None);
-        store.begin(row("before", &revoked, 7)).expect("it is not revoked yet");
+        store.begin(&row("before", &revoked, 7)).expect("it is not revoked yet");
         other.revoke_key(&revoked, 6).expect("a change");
-        store.begin(row("good", &good, 7)).expect("nothing was changed");
+        store.begin(&row("good", &good, 7)).expect("nothing was changed");
         for key in [&revoked, &expired, &metrics, &"key_none".to_owned()] {
-            assert!(matches!(store.begin(row("refused", key, 7)), Err(StoreError::KeyRefused)), "{key}");
+            assert!(matches!(store.begin(&row("refused", key, 7)), Err(StoreError::KeyRefused)), "{key}");
             assert!(store.find_row(&id_of("refused", 7)).expect("a look-up").is_none());
             store
-                .record(row(key, key, 7), outcome(400, None))
+                .record(&row(key, key, 7), &outcome(400, None))
                 .expect("a refused request has a row all the same");
         }
     }

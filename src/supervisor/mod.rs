@@ -195,8 +195,8 @@ impl Rounds {
             Some("the listener does not turn to its sockets any more")
         } else if pulse.workers_stuck(*longest_work) {
             Some("every worker has been busy with one request for longer than a request may take")
-        } else if !store.answers() {
-            Some("the ledger does not answer")
+        } else if store.is_stuck() {
+            Some("a write to the ledger hangs")
         } else {
             None
         }

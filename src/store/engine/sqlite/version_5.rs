@@ -1,0 +1,126 @@
+//! The step from version 4 to 5: one rollup in place of `usage_daily` and `usage_spans`, and partial indexes in place of
+//! `usage_failures` and `closed_before`.
+//!
+//! The sums of days come from `usage_daily`. Their histograms, and the hours and minutes, come from the rows; for days of
+//! which retention has removed rows, from `usage_spans`. Rows, their places and their hashes are not touched.
+
+use std::time::{Duration, Instant};
+
+use rusqlite::Connection;
+
+use super::super::super::ledger::{COLUMNS, read_row};
+use super::super::super::rollup::{self, Batch, Place, Span, SpanSums};
+use super::super::super::{DAY, StoreError, chain};
+use super::super::{Session, values};
+use super::Statements;
+use crate::when;
+
+/// How often the log says how far the upgrade is.
+const PROGRESS_TIME: Duration = Duration::from_secs(5);
+
+const CREATE: &str = "
+    CREATE TABLE usage_rollup (
+        span              INTEGER NOT NULL,
+        start             INTEGER NOT NULL,
+        key_id            TEXT    NOT NULL,
+        key_name          TEXT    NOT NULL,
+        status            INTEGER NOT NULL,
+        error_code        TEXT    NOT NULL,
+        requests          INTEGER NOT NULL,
+        prompt_tokens     INTEGER NOT NULL,
+        completion_tokens INTEGER NOT NULL,
+        total_tokens      INTEGER NOT NULL,
+        unmeasured        INTEGER NOT NULL,
+        runtime_times     BLOB    NOT NULL,
+        own_times         BLOB    NOT NULL,
+        PRIMARY KEY (span, start, key_id, key_name, status, error_code)
+    ) STRICT, WITHOUT ROWID;
+    INSERT INTO usage_rollup
+    SELECT 86400, day * 86400, key_id, key_name, status, error_code, requests, prompt_tokens, completion_tokens,
+        total_tokens, unmeasured, x'', x'' FROM usage_daily;";
+
+const FINISH: &str = "
+    DROP TABLE usage_daily;
+    DROP TABLE usage_spans;
+    DROP TABLE usage_failures;
+    DROP TABLE usage_folded;
+    ALTER TABLE chain DROP COLUMN closed_before;
+    CREATE INDEX usage_unsealed ON usage (seq, request_id) WHERE seq IS NULL;
+    CREATE INDEX usage_failed ON usage (request_id, key_id, error_code) WHERE error_code IS NOT NULL;";
+
+pub(super) fn upgrade(connection: &Connection) -> Result<(), StoreError> {
+    let session = &Statements(connection);
+    connection.execute_batch(CREATE)?;
+    let whole_since = chain::first_whole_day(session)?.saturating_mul(DAY);
+    copy_spans(session, whole_since)?;
+    add_rows(session, whole_since, when::now())?;
+    connection.execute_batch(FINISH)?;
+    Ok(())
+}
+
+/// Copies the spans of days whose rows are not all there. Version 4 did not keep a key's name with them: the hours of a
+/// key that was renamed on such a day get the first of its names, and so does the day's histogram.
+fn copy_spans(session: &dyn Session, whole_since: i64) -> Result<(), StoreError> {
+    session.query(
+        "SELECT span, start, s.key_id, coalesce((SELECT min(d.key_name) FROM usage_daily d WHERE d.day = s.start / 86400
+            AND d.key_id = s.key_id AND d.status = s.status AND d.error_code = s.error_code), ''),
+         status, error_code, requests, prompt_tokens, completion_tokens, total_tokens, unmeasured, runtime_times, own_times
+         FROM usage_spans s WHERE start < $1",
+        &values![whole_since],
+        &mut |mut row| {
+            let place = Place {
+                span: row.next()?,
+                start: row.next()?,
+                key_id: row.next()?,
+                key_name: row.next()?,
+                status: row.next()?,
+                error_code: row.next()?,
+            };
+            add(session, &place, SpanSums::read(&mut row)?)
+        },
+    )
+}
+
+/// Adds the rows that `copy_spans` does not cover.
+fn add_rows(session: &dyn Session, whole_since: i64, now: i64) -> Result<(), StoreError> {
+    let folded: i64 = session.value("SELECT seq FROM usage_folded", &[])?;
+    let total: i64 = session.value(
+        "SELECT coalesce((SELECT max(seq) FROM usage WHERE seq IS NOT NULL), anchor_seq) - anchor_seq FROM chain",
+        &[],
+    )?;
+    let (mut done, mut reported) = (0_i64, Instant::now());
+    let (mut batch, mut hour) = (Batch::default(), i64::MIN);
+    session.query(
+        &format!("SELECT {COLUMNS} FROM usage WHERE seq IS NOT NULL ORDER BY request_id"),
+        &[],
+        &mut |mut row| {
+            done += 1;
+            if reported.elapsed() > PROGRESS_TIME {
+                reported = Instant::now();
+                log::info!("upgrading the database: {done} of {total} rows");
+            }
+            let row = read_row(&mut row)?;
+            if row.created < whole_since && row.seq <= Some(folded) {
+                return Ok(());
+            }
+            // Rows are in the order of time, so an hour's sums are written once and do not add up in memory.
+            if Span::Hour.start(row.created) != hour {
+                hour = Span::Hour.start(row.created);
+                write(session, std::mem::take(&mut batch), now)?;
+            }
+            batch.add(&row);
+            Ok(())
+        },
+    )?;
+    write(session, batch, now)
+}
+
+fn write(session: &dyn Session, batch: Batch, now: i64) -> Result<(), StoreError> {
+    batch.spans(now).into_iter().try_for_each(|(place, sums)| add(session, &place, sums))
+}
+
+/// Adds to the rollup. The sums of days are there already.
+fn add(session: &dyn Session, place: &Place, sums: SpanSums) -> Result<(), StoreError> {
+    let sums = if place.span == DAY { sums.durations_only() } else { sums };
+    rollup::add(session, place, sums)
+}
