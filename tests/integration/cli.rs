@@ -207,7 +207,7 @@ fn check_tells_what_works() {
     server.key();
     let (pairs, messages) = findings(&server, 0);
     let parts: Vec<&str> = pairs.iter().map(|(part, _)| part.as_str()).collect();
-    assert_eq!(parts, ["configuration", "hosts", "clock", "database", "search", "runtime"]);
+    assert_eq!(parts, ["configuration", "hosts", "clock", "database", "sealing", "search", "runtime"]);
     assert!(
         pairs.iter().all(|(_, status)| status == "ok") && messages.contains("takes a write"),
         "{messages}"

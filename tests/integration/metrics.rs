@@ -225,3 +225,28 @@ fn ready_is_with_a_runtime_and_a_ledger_that_takes_a_write() {
     until("and says so", || server.log().contains("ready again"));
     assert_eq!(get(&server, "/healthz").0, 200);
 }
+
+#[test]
+fn requests_go_on_while_sealing_fails_and_it_shows() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let key = server.key();
+    let watcher = metrics_key(&server);
+    let metric = |name| value(&server, &watcher, name);
+    server.query(
+        "CREATE TRIGGER no_seals BEFORE UPDATE OF seq ON usage BEGIN SELECT RAISE(ABORT, 'on purpose'); END",
+    );
+    server.post(&key, &chat("x")).is_completion();
+    until("it is in the log", || server.log().contains("rows can't be sealed: on purpose"));
+    server.post(&key, &chat("x")).is_completion();
+    assert_eq!(metric("adriaticum_unsealed_rows"), 2.0);
+    until("the time is counted", || metric("adriaticum_unsealed_seconds") >= 1.0);
+    assert!(metric("adriaticum_wal_bytes") > 0.0);
+    let told = server.told(&["usage", "verify"]);
+    assert!(told.starts_with("0 rows, nothing wrong; 2 newer rows have no seal yet."), "{told}");
+    server.query("DROP TRIGGER no_seals");
+    server.wait_for_seals();
+    until("it is in the log", || server.log().contains("rows are sealed again"));
+    assert_eq!(metric("adriaticum_unsealed_rows"), 0.0);
+    assert_eq!(metric("adriaticum_unsealed_seconds"), 0.0);
+}
