@@ -96,8 +96,8 @@ fn overview(console: &Console, visit: &Visit, view: &View, keys: &[Key]) -> Resu
             ", UTC"
         }
         @if figures.missing > 0 {
-            p.notice role="status" { "The figures are being added up for the first time: " (count(figures.missing, "newer request"))
-                " still to come. Completions are not delayed by it." }
+            p.notice role="status" { (count(figures.missing, "newer request")) " not in these figures yet: sealing is behind. \
+                The status page shows by how much." }
         }
         (cards(&figures))
         @if is_empty {

@@ -273,7 +273,8 @@ mod tests {
             "SELECT {COLUMNS} FROM usage WHERE seq > (SELECT seq FROM usage_folded) AND created >= $1"
         );
         let mut batch = Batch::default();
-        session.rows(&tail, &values![since], |mut row| Ok(batch.add(&read_row(&mut row)?))).expect("rows");
+        let rows = session.rows(&tail, &values![since], |mut row| read_row(&mut row)).expect("rows");
+        rows.iter().for_each(|row| batch.add(row));
         for (place, sums) in batch.spans(when::now()) {
             if place.span == span.seconds() {
                 let at = (place.start, place.key_id, place.status, place.error_code);
