@@ -23,13 +23,13 @@ import measure
 import peers
 import subjects
 from measure import Unfit, machine, summary
-from subjects import NO_LEDGER, ROOT, Ours
+from subjects import ROOT, Ours
 
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
 RESULT = ROOT / "target" / "bench.json"
 CLIENTS = (8, 32, 128)
 
-SHIPPED, UNSYNCED, BARE = "Adriaticum, as shipped", "Adriaticum, syncing off", "Adriaticum, no ledger"
+SHIPPED, UNSYNCED = "Adriaticum, as shipped", "Adriaticum, syncing off"
 
 # Heading, name in the JSON, decimals.
 FIGURES = (
@@ -63,7 +63,6 @@ def compare(folder):
             subjects.haproxy(folder, upstream),
             Ours(SHIPPED, folder / "shipped", upstream),
             Ours(UNSYNCED, folder / "unsynced", upstream, environment=subjects.without_syncing(folder)),
-            Ours(BARE, folder / "bare", upstream, program=NO_LEDGER),
         ]
         if os.environ.get("PEERS") == "1":
             chosen += peers.installed(folder, upstream)
@@ -77,7 +76,7 @@ def compare(folder):
             chosen = [subject for subject in chosen if subject.name not in left_out]
     for reason in left_out.values():
         print(f"left out: {reason}")
-    if left_out.keys() & {"direct", SHIPPED, UNSYNCED, BARE}:
+    if left_out.keys() & {"direct", SHIPPED, UNSYNCED}:
         raise SystemExit(1)
     return {
         "made": datetime.date.today().isoformat(),
@@ -178,22 +177,21 @@ def print_table(result):
 
 
 def print_ledger(result):
-    """What the ledger costs us: beside the same steps without it, and beside what the disk takes for one sync."""
+    """What syncing costs us, beside what the disk takes for one sync."""
     sync, commit = result["sync_us"]["median"], result["commit_us"]["median"]
     print(f"\none synced commit of this disk: {commit:.0f} µs, of which the sync {sync:.0f} (±{result['sync_us']['spread']:.0%})")
-    for name in (SHIPPED, UNSYNCED):
-        shares = (median(result, name, f"rate_{clients}") / median(result, BARE, f"rate_{clients}") for clients in CLIENTS)
-        told = ", ".join(f"{share:.0%} at {clients}" for share, clients in zip(shares, CLIENTS))
-        print(f"{name}: of the throughput without a ledger {told} clients")
-    added = median(result, SHIPPED, "time_us") - median(result, BARE, "time_us")
-    print(f"added by the ledger at one client: {added:.0f} µs, {added - sync:.0f} beside the sync")
+    shares = (median(result, SHIPPED, f"rate_{clients}") / median(result, UNSYNCED, f"rate_{clients}") for clients in CLIENTS)
+    told = ", ".join(f"{share:.0%} at {clients}" for share, clients in zip(shares, CLIENTS))
+    print(f"{SHIPPED}: of the throughput without syncing {told} clients")
+    added = median(result, SHIPPED, "time_us") - median(result, UNSYNCED, "time_us")
+    print(f"added by syncing at one client: {added:.0f} µs, of which the disk's sync {sync:.0f}")
 
 
 def print_bounds(result):
     """What we hold ourselves to."""
     commit = result["commit_us"]["median"]
     plain = ("direct", "nginx, plain proxy", "HAProxy")
-    others = [name for name in result["subjects"] if name not in (*plain, SHIPPED, UNSYNCED, BARE)]
+    others = [name for name in result["subjects"] if name not in (*plain, SHIPPED, UNSYNCED)]
     bounds = [
         (f"added at one client, µs, at most a commit ({commit:.0f}) and 80", SHIPPED, "added_us", commit + 80),
         ("added at one client with syncing off, µs, at most 80", UNSYNCED, "added_us", 80),

@@ -6,11 +6,9 @@ and how long each page takes on the server with a large ledger.
 Somebody who uses it all the time opens the next page as soon as the last one is there.
 """
 
-import contextlib
 import http.client
 import pathlib
 import re
-import sqlite3
 import statistics
 import subprocess
 import sys
@@ -30,7 +28,6 @@ SECONDS = 5
 PAGES = ("/keys", "/usage?range=1h", "/usage?range=24h", "/usage?range=7d", "/usage?range=30d", "/usage?range=90d",
          "/usage?range=90d&outcome=failed", "/usage?range=90d&outcome=interrupted", "/usage?range=90d&outcome=ok", "/status")
 AT_MOST_MS = 100
-FOLD_SECONDS = 3600
 
 
 class Visitor:
@@ -82,11 +79,6 @@ class Use:
         self.thread.join()
 
 
-def folded(database):
-    with contextlib.closing(sqlite3.connect(database)) as connection:
-        return connection.execute("SELECT (SELECT max(seq) FROM usage WHERE seq IS NOT NULL) - seq FROM usage_folded").fetchone()[0]
-
-
 def main():
     rows = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 3
@@ -99,11 +91,6 @@ def main():
                            check=True, capture_output=True)
             fill(database, rows)
             with subject:
-                began = time.monotonic()
-                while (left := folded(database)) > 0 and time.monotonic() < began + FOLD_SECONDS:
-                    time.sleep(1)
-                print(f"{rows - left} rows folded in {time.monotonic() - began:.0f} s while it served")
-                # Only now: a connection that rests for a minute is closed.
                 first = Visitor(subject.port)
                 for page in PAGES:
                     times = []

@@ -3,54 +3,55 @@
 //!     ledger DATABASE [SECONDS [THREADS]...]
 
 use std::path::PathBuf;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use adriaticum::id::RequestId;
-use adriaticum::store::{Entry, NewRow, Outcome, Store, Tokens};
+use adriaticum::store::{Digest, KeyName, NewRow, Outcome, Permission, Store, Tokens};
 
-fn row() -> Arc<NewRow> {
-    Arc::new(NewRow {
+fn row(key_id: &str) -> NewRow {
+    NewRow {
         request_id: RequestId::new().to_string(),
-        key_id: "key_0123456789abcdef".into(),
+        key_id: key_id.into(),
         key_name: "benchmark".into(),
         created: time::OffsetDateTime::now_utc().unix_timestamp(),
-        note_use: false,
-        seen: None,
-    })
+    }
+}
+
+/// The benchmark's key. It has no secret, so nobody can use it.
+fn key(store: &Store) -> String {
+    let secret = "benchmark";
+    if let Some(key) = store.find_key(&Digest::of(secret)).expect("a look-up") {
+        return key.id;
+    }
+    let name = KeyName::parse("benchmark").expect("a good name");
+    store.add_key(secret, &name, &[Permission::Completions], 0, None).expect("a new key")
 }
 
 fn outcome() -> Outcome {
     Outcome {
-        status: Some(200),
+        status: 200,
         error_code: None,
         tokens: Tokens { prompt_tokens: Some(11), completion_tokens: Some(3), total_tokens: Some(14) },
-        duration_ms: Some(1.5),
-        queue_ms: Some(0.1),
+        duration_ms: 1.5,
+        queue_ms: 0.1,
         runtime_ms: Some(1.0),
         grounded: false,
         search: None,
     }
 }
 
-/// Brings an entry as a worker does, and waits for the call back.
-fn enter(store: &Store, entry: Entry) {
-    let (sender, receiver) = mpsc::channel();
-    store.enter(entry, move |kept, _| sender.send(kept).expect("the one who wrote it should wait"));
-    receiver.recv().expect("a call back").expect("it should be kept");
-}
-
 /// Rows of one thread: how many, and the times of making and of completing one.
-fn write(store: &Store, end: Instant) -> (u64, Duration, Duration) {
+fn write(store: &Store, key_id: &str, end: Instant) -> (u64, Duration, Duration) {
     let (mut rows, mut opening, mut closing) = (0, Duration::ZERO, Duration::ZERO);
     while Instant::now() < end {
-        let row = row();
+        let row = row(key_id);
         let began = Instant::now();
-        enter(store, Entry::Open(Arc::clone(&row)));
+        store.begin(&row).expect("an open row");
         opening += began.elapsed();
         let began = Instant::now();
-        enter(store, Entry::Close(row, outcome()));
+        store.finish(&row.request_id, &outcome()).expect("a durable outcome");
         closing += began.elapsed();
         rows += 1;
     }
@@ -66,13 +67,15 @@ fn main() {
         counts = vec![1, 2, 4, 8, 16, 32];
     }
     let store = Arc::new(Store::open(&path).expect("a database"));
+    let key_id = key(&store);
     println!("threads     rows/s   making one   completing one");
     for threads in counts {
         let end = Instant::now() + Duration::from_secs(seconds);
         let running: Vec<_> = (0..threads)
             .map(|_| {
                 let store = Arc::clone(&store);
-                thread::spawn(move || write(&store, end))
+                let key_id = key_id.clone();
+                thread::spawn(move || write(&store, &key_id, end))
             })
             .collect();
         let done: Vec<_> = running.into_iter().map(|thread| thread.join().expect("no panic")).collect();

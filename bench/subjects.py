@@ -19,7 +19,6 @@ from service import BINARY, ROOT, Service, free_port  # noqa: E402
 
 from measure import Unfit  # noqa: E402
 
-NO_LEDGER = ROOT / "target" / "release" / "examples" / "no_ledger"
 START_SECONDS = 120
 # More than 128 clients need, so that none is shed: what is measured is the work, not the refusal of it.
 QUEUE = 512

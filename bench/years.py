@@ -33,10 +33,12 @@ MAKE = """
         iif(r % 50, 200, 502), iif(r % 50, NULL, 'inference_error'), iif(r % 50, 11, NULL), iif(r % 50, r % 300, NULL),
         iif(r % 50, 11 + r % 300, NULL), 900.5, 0.1, 899.5, i, randomblob(32) FROM made"""
 
-ADD_UP = f"""
-    INSERT INTO usage_daily SELECT created / {DAY}, key_id, key_name, status, coalesce(error_code, ''), count(*),
-        coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0), coalesce(sum(total_tokens), 0), 0
-    FROM usage GROUP BY 1, 2, 3, 4, 5"""
+# The histograms of the times stay empty.
+ADD_UP = """
+    INSERT INTO usage_rollup SELECT :span, created / :span * :span, key_id, key_name, status, coalesce(error_code, ''),
+        count(*), coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0), coalesce(sum(total_tokens), 0), 0,
+        x'', x''
+    FROM usage GROUP BY 1, 2, 3, 4, 5, 6"""
 
 
 def fill(database, rows):
@@ -48,7 +50,8 @@ def fill(database, rows):
         start = int((time.time() - DAYS * DAY) * 1000)
         connection.execute("BEGIN")
         connection.execute(MAKE, {"rows": rows, "start": start, "step": DAYS * DAY * 1000 / (rows + 1), "keys": KEYS})
-        connection.execute(ADD_UP)
+        for span in (3600, DAY):
+            connection.execute(ADD_UP, {"span": span})
         connection.execute("COMMIT")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     return time.monotonic() - began

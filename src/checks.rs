@@ -11,7 +11,7 @@ use crate::config::{Config, GroundingMode, RuntimeConfig, SearchPlace, TlsFiles}
 use crate::listener::{Address, Certificate, TlsError};
 use crate::runtime::{About, Chat, Message, Role, Runtimes, Spent, probe};
 use crate::search;
-use crate::store::{Store, StoreError};
+use crate::store::{Store, StoreError, Unsealed};
 use crate::when;
 
 /// Where runtimes listen unless they are told otherwise.
@@ -29,6 +29,9 @@ const FREE_ENOUGH: u64 = 256 * 1024 * 1024;
 
 /// A clock that says less was never set: the beginning of 2026.
 const NOT_BEFORE: i64 = 1_767_225_600;
+
+/// How long a row may wait for its seal, in seconds: it is created before its inference.
+const SEALING_SLACK: i64 = 300;
 
 /// How far the newest row may be ahead of the clock.
 const CLOCK_SLACK: i64 = 5;
@@ -81,7 +84,9 @@ pub fn of_a_running_service(config: &Config, store: &Store) -> Vec<Finding> {
 fn parts(config: &Config, store: Option<&Store>, database: Finding) -> Vec<Finding> {
     let mut findings = vec![configuration(config), hosts(config)];
     findings.extend(config.tls.as_ref().map(certificate));
-    findings.extend([clock(store), database, search(config)]);
+    findings.extend([clock(store), database]);
+    findings.extend(store.map(sealing));
+    findings.push(search(config));
     findings.extend(runtimes(config));
     findings
 }
@@ -171,6 +176,25 @@ fn database(path: &Path, checked: Result<(), StoreError>) -> Finding {
     }
     let sound = format!("{}: sound, takes a write", path.display());
     with_room(path, sound)
+}
+
+/// How far the seals are behind. Nothing else waits for them.
+fn sealing(store: &Store) -> Finding {
+    match store.unsealed() {
+        Err(error) => Finding::new("sealing", Verdict::Fail, error.to_string()),
+        Ok(Unsealed { rows: 0, .. }) => {
+            Finding::new("sealing", Verdict::Ok, "every finished row has its seal")
+        }
+        Ok(Unsealed { rows, oldest }) => {
+            let behind = oldest.map_or(0, |oldest| when::now() - oldest);
+            let told = format!("{rows} rows wait for their seal, the oldest for {behind} s");
+            if behind <= SEALING_SLACK {
+                return Finding::new("sealing", Verdict::Ok, told);
+            }
+            let next = "The running service seals them; if it does not, its log says why";
+            Finding::new("sealing", Verdict::Warn, format!("{told}. {next}"))
+        }
+    }
 }
 
 /// It is left to the service to make it: made here, it might belong to the wrong user.

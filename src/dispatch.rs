@@ -2,19 +2,18 @@
 //! console on no other.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Instant;
 
 use crate::console::Console;
 use crate::error::Failure;
 use crate::http::{Head, Request, Response};
-use crate::listener::{Reply, Service};
+use crate::listener::Service;
 use crate::pipeline::Pipeline;
 
 pub struct Dispatcher {
     /// The console and its host; `None` if there is no console.
     pub console: Option<(String, Console)>,
-    pub api: Arc<Pipeline>,
+    pub api: Pipeline,
 }
 
 impl Dispatcher {
@@ -27,10 +26,10 @@ impl Dispatcher {
 }
 
 impl Service for Dispatcher {
-    fn answer(&self, request: Request, received: Instant, reply: Reply) {
+    fn answer(&self, request: &Request, received: Instant) -> Response {
         match self.console(&request.head) {
-            Some(console) => reply.send(console.answer(&request)),
-            None => self.api.answer(request, received, reply),
+            Some(console) => console.answer(request),
+            None => self.api.answer(request, received),
         }
     }
 
@@ -41,7 +40,7 @@ impl Service for Dispatcher {
         }
     }
 
-    fn stands_back(&self, head: &Head) -> bool {
+    fn is_for_console(&self, head: &Head) -> bool {
         self.console(head).is_some()
     }
 }

@@ -8,8 +8,8 @@
 //! - [`dispatch`] sends a request to the API or to the console by its host; [`console`] answers the operator's.
 //! - [`pipeline`] takes a request through the steps of [`api`], in the order in which their errors win.
 //! - [`search`] finds what an answer is to rest on, [`runtime`] asks the inference runtime, both through
-//!   [`client`]; [`store`] keeps the keys and the ledger; [`retention`] removes what is old in it, [`folding`]
-//!   adds up what is new for the console, each of them a [`chore`].
+//!   [`client`]; [`store`] keeps the keys and the ledger.
+//! - [`background`] seals the ledger's rows, runs checkpoints and removes old rows.
 //! - [`metrics`] counts what came of it.
 //! - [`supervisor`] stands beside all of them, for the service manager and its signals.
 //!
@@ -38,11 +38,9 @@ pub mod runtime;
 pub mod search;
 pub mod store;
 
+pub mod background;
 pub mod checks;
-pub mod chore;
-pub mod folding;
 pub mod metrics;
-pub mod retention;
 pub mod supervisor;
 
 pub mod error;

@@ -1,8 +1,5 @@
-//! A request's way from its complete bytes to its answer: the steps of `api`, one call each, in the order in
-//! which their errors win.
-//!
-//! It is a straight line in four parts: admitted, opened in the ledger, run, settled in the ledger. The ledger calls
-//! back when it has written for all who came at the same time, so that no worker waits for another one's disk.
+//! A request from its complete bytes to its response: the steps of `api`, one call each, in the order of error
+//! precedence. One worker runs all of them, and every step blocks until it is done.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -17,14 +14,10 @@ use crate::config::Compatibility;
 use crate::error::{ApiError, Failure};
 use crate::http::{Request, Response};
 use crate::id::RequestId;
-use crate::listener::Reply;
 use crate::metrics::{Metrics, Times};
 use crate::runtime::{Chat, Generated, Runtimes, Spent};
-use crate::store::{CalledBy, Entry, NewRow, Outcome, Searched, Store, StoreError};
+use crate::store::{NewRow, Outcome, Searched, Store, StoreError};
 use crate::when::milliseconds;
-
-/// How often a key is looked up again because keys were changed meanwhile.
-const LOOKS: u8 = 3;
 
 /// Everything that the steps use.
 pub struct Pipeline {
@@ -32,81 +25,74 @@ pub struct Pipeline {
     pub compatibility: Compatibility,
     pub store: Arc<Store>,
     pub runtimes: Option<Runtimes>,
-    /// Nothing where no answer has to rest on Search.
+    /// `None` if no answer is grounded.
     pub grounding: Option<Grounding>,
     pub metrics: Arc<Metrics>,
 }
 
-/// A request on its way, and where its answer goes.
-struct Exchange {
-    pipeline: Arc<Pipeline>,
-    record: Record,
-    reply: Reply,
-}
-
-/// What is known of a request while it goes through the steps.
+/// What is known about a request while it goes through the steps.
 struct Record {
     id: RequestId,
     /// When the request was complete, in Unix seconds.
     created: i64,
     received: Instant,
     queue: Duration,
-    /// Where it came from, as far as that is known.
     client: Option<IpAddr>,
-    caller: Option<Caller>,
-    row: Row,
-    /// What is to be kept of asking Search, where it was asked.
+    key_id: Option<String>,
     searched: Option<Searched>,
     /// What the calls to the runtime have cost.
     spent: Spent,
-    /// Of opening the row and settling it together.
+    /// All writes to the ledger together.
     ledger: Option<Duration>,
-    /// How often the key may still be looked up again.
-    looks: u8,
-}
-
-/// Where a request stands with the ledger.
-enum Row {
-    None,
-    Open(Arc<NewRow>),
-    /// It could not be opened: there is no use in another try.
-    Refused,
 }
 
 impl Pipeline {
     /// Answers a complete request.
-    pub fn answer(self: &Arc<Self>, request: Request, received: Instant, reply: Reply) {
+    pub fn answer(&self, request: &Request, received: Instant) -> Response {
         let mut record = Record::new(request.peer, received);
-        let admitted = guarded(|| self.admit(&request, &mut record));
-        drop(request);
-        let exchange = Exchange { pipeline: Arc::clone(self), record, reply };
-        match admitted {
-            Ok(chat) => exchange.open(chat),
-            Err(failure) => exchange.settle(Err(failure)),
-        }
+        let result = catch_panic(|| self.complete(request, &mut record));
+        let outcome = result.as_ref().map(|generated| generated.tokens).map_err(|failure| failure.error);
+        self.metrics.answered(outcome, &record.times());
+        record.searched.iter().for_each(|searched| self.metrics.searched(searched));
+        respond(&record, result)
     }
 
-    /// Answers what no worker will see.
+    /// Answers a request that gets no worker.
     pub fn refuse(&self, client: Option<IpAddr>, failure: Failure) -> Response {
         self.metrics.refused(failure.error);
         respond(&Record::new(client, Instant::now()), Err(failure))
     }
 
-    /// The steps before anything is spent. The first that fails ends it.
-    fn admit(&self, request: &Request, record: &mut Record) -> Result<Chat<'static>, Failure> {
+    /// The steps. The first that fails ends the request.
+    fn complete(&self, request: &Request, record: &mut Record) -> Result<Generated, Failure> {
         host::check(&request.head, &self.api_hosts)?;
         route::check(&request.head)?;
         let body = size::check(request)?;
-        let caller = record.caller.insert(key::authenticate(&request.head, &self.store, record.created)?);
+        let caller = key::authenticate(&request.head, &self.store, record.created)?;
+        record.key_id = Some(caller.key_id.clone());
+        // From here on the request has a row, whatever its outcome.
+        let (runtimes, chat) = catch_panic(|| self.admit(request, body, &caller))
+            .inspect_err(|failure| self.record(record, &caller, failure))?;
+        self.begin(record, &caller)?;
+        let result = catch_panic(|| self.run(runtimes, chat, record));
+        self.finish(record, result)
+    }
+
+    /// The steps between the key and the first cost.
+    fn admit<'a>(
+        &self,
+        request: &Request,
+        body: &'a [u8],
+        caller: &Caller,
+    ) -> Result<(&Runtimes, Chat<'a>), Failure> {
         permission::check(&caller.permissions)?;
         let chat = validation::read(&request.head, body, self.compatibility)?;
-        inference::configured(self.runtimes.as_ref())?;
-        Ok(chat.into_owned())
+        let runtimes = inference::configured(self.runtimes.as_ref())?;
+        Ok((runtimes, chat))
     }
 
     /// The steps that cost an inference.
-    fn run(&self, mut chat: Chat, record: &mut Record) -> Result<Generated, Failure> {
-        let runtimes = inference::configured(self.runtimes.as_ref())?;
+    fn run(&self, runtimes: &Runtimes, mut chat: Chat, record: &mut Record) -> Result<Generated, Failure> {
         let mut quoted = match &self.grounding {
             Some(grounding) => {
                 grounding.ground(runtimes, &mut chat, &mut record.spent, &mut record.searched)?
@@ -116,103 +102,61 @@ impl Pipeline {
         let shorten = |chat: &mut Chat| quoted.as_mut().is_some_and(|quoted| quoted.shorten(chat));
         inference::run(runtimes, &mut chat, shorten, &mut record.spent)
     }
-}
 
-impl Exchange {
-    /// Makes the row of a request that is about to be run. Where that fails, it is not.
-    fn open(mut self, chat: Chat<'static>) {
-        let caller = self.record.caller.as_ref().expect("whoever is admitted should have a key");
-        let row = self.record.new_row(caller);
-        self.record.row = Row::Refused;
-        let store = Arc::clone(&self.pipeline.store);
-        let began = Instant::now();
-        store.enter(Entry::Open(Arc::clone(&row)), move |kept, by| {
-            self.record.add_ledger_time(began);
-            match kept {
-                Ok(()) => {
-                    self.record.row = Row::Open(row);
-                    self.go_on(by, |mut exchange| {
-                        let result = guarded(|| exchange.pipeline.run(chat, &mut exchange.record));
-                        exchange.settle(result);
-                    });
-                }
-                Err(StoreError::KeysChanged) => self.look_again(|exchange| exchange.open(chat)),
-                Err(error) => {
-                    self.pipeline.metrics.ledger_open_errors.add(1);
-                    self.respond(Err(ledger::not_opened(&error)));
-                }
+    /// Inserts the open row. If that fails, no inference is spent.
+    fn begin(&self, record: &mut Record, caller: &Caller) -> Result<(), Failure> {
+        let row = record.new_row(caller);
+        let begun = timed(&mut record.ledger, || self.store.begin(&row));
+        begun.map_err(|error| match error {
+            StoreError::KeyRefused => key::changed(),
+            error => {
+                self.metrics.ledger_open_errors.add(1);
+                ledger::not_opened(&error)
             }
-        });
+        })
     }
 
-    /// Puts what came of a caller's request into the ledger. A completion that can't be put there is none;
-    /// an error stays what it is.
-    fn settle(mut self, result: Result<Generated, Failure>) {
-        let outcome = self.record.outcome(&result);
-        let entry = match (&self.record.row, &self.record.caller) {
-            (Row::Open(row), _) => Entry::Close(Arc::clone(row), outcome),
-            (Row::None, Some(caller)) => Entry::Add(self.record.new_row(caller), outcome),
-            _ => return self.respond(result),
-        };
-        let store = Arc::clone(&self.pipeline.store);
-        let began = Instant::now();
-        store.enter(entry, move |kept, _| {
-            self.record.add_ledger_time(began);
-            match kept {
-                Ok(()) => self.respond(result),
-                Err(StoreError::KeysChanged) => self.look_again(|exchange| exchange.settle(result)),
-                Err(error) => {
-                    self.pipeline.metrics.ledger_settle_errors.add(1);
-                    if result.is_ok() {
-                        return self.respond(Err(ledger::not_kept(&error)));
+    /// Makes the outcome durable. A completion whose outcome is not durable is not sent; an error stays what it is.
+    fn finish(&self, record: &mut Record, result: Result<Generated, Failure>) -> Result<Generated, Failure> {
+        let (id, outcome) = (record.id.to_string(), record.outcome(result.as_ref().map(drop)));
+        match timed(&mut record.ledger, || self.store.finish(&id, &outcome)) {
+            Ok(()) => result,
+            Err(error) => {
+                self.metrics.ledger_settle_errors.add(1);
+                result.and_then(|_| Err(ledger::not_kept(&error))).inspect_err(|failure| {
+                    if failure.error != ApiError::ServiceUnavailable {
+                        log::error!("{} ledger: {error}", record.id);
                     }
-                    log::error!("{} ledger: {error}", self.record.id);
-                    self.respond(result);
-                }
-            }
-        });
-    }
-
-    /// Goes on with a step that may take its time: on this thread, if nobody else needs it.
-    fn go_on(self, by: CalledBy, step: impl FnOnce(Self) + Send + 'static) {
-        match by {
-            CalledBy::Owner => step(self),
-            CalledBy::Another => {
-                let workers = self.reply.workers();
-                workers.execute_next(move || step(self));
+                })
             }
         }
     }
 
-    /// Looks up the caller's key once more, because keys were changed since it was, and tries the step again if it still
-    /// holds.
-    fn look_again(self, step: impl FnOnce(Self) + Send + 'static) {
-        self.go_on(CalledBy::Another, |mut exchange| {
-            match guarded(|| exchange.record.look_again(&exchange.pipeline.store)) {
-                Ok(()) => step(exchange),
-                // A caller whose key is good but may not do this has a row.
-                Err(failure) => exchange.settle(Err(failure)),
-            }
-        });
-    }
-
-    fn respond(self, result: Result<Generated, Failure>) {
-        let Self { pipeline, record, reply } = self;
-        let outcome = result.as_ref().map(|generated| generated.tokens).map_err(|failure| failure.error);
-        pipeline.metrics.answered(outcome, &record.times());
-        record.searched.iter().for_each(|searched| pipeline.metrics.searched(searched));
-        reply.send(respond(&record, result));
+    /// Writes the row of a refused request. The client gets its error even if that fails.
+    fn record(&self, record: &mut Record, caller: &Caller, failure: &Failure) {
+        let (row, outcome) = (record.new_row(caller), record.outcome(Err(failure)));
+        if let Err(error) = timed(&mut record.ledger, || self.store.record(&row, &outcome)) {
+            self.metrics.ledger_settle_errors.add(1);
+            log::error!("{} ledger: {error}", record.id);
+        }
     }
 }
 
-/// Runs a step; a panic in it is this request's failure and nobody else's.
-fn guarded<T>(step: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+/// A panic fails this request only. What it says is not repeated: it may contain what the client sent.
+fn catch_panic<T>(step: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     panic::catch_unwind(AssertUnwindSafe(step)).unwrap_or_else(|_| {
         Err(Failure::unavailable(
-            "Something went wrong inside the service. Tell whoever runs it the id of this request.",
-            "a step panicked; the line before tells where",
+            "Internal error. Give the operator the id of this request.",
+            "a step panicked; the line before says where",
         ))
     })
+}
+
+fn timed<T>(time: &mut Option<Duration>, step: impl FnOnce() -> T) -> T {
+    let began = Instant::now();
+    let result = step();
+    *time.get_or_insert_default() += began.elapsed();
+    result
 }
 
 fn respond(record: &Record, result: Result<Generated, Failure>) -> Response {
@@ -237,54 +181,34 @@ impl Record {
             received,
             queue,
             client,
-            caller: None,
-            row: Row::None,
+            key_id: None,
             searched: None,
             spent: Spent::default(),
             ledger: None,
-            looks: LOOKS,
         }
     }
 
-    fn new_row(&self, caller: &Caller) -> Arc<NewRow> {
-        Arc::new(NewRow {
+    fn new_row(&self, caller: &Caller) -> NewRow {
+        NewRow {
             request_id: self.id.to_string(),
             key_id: caller.key_id.clone(),
             key_name: caller.key_name.clone(),
             created: self.created,
-            note_use: caller.note_use,
-            seen: caller.seen,
-        })
-    }
-
-    /// Looks up the caller's key again.
-    fn look_again(&mut self, store: &Store) -> Result<(), Failure> {
-        self.row = Row::Refused;
-        self.looks = self.looks.checked_sub(1).ok_or_else(|| ledger::not_opened(&StoreError::KeysChanged))?;
-        self.row = Row::None;
-        if let Some(caller) = self.caller.take() {
-            let caller = self.caller.insert(caller.again(store, self.created)?);
-            permission::check(&caller.permissions)?;
         }
-        Ok(())
     }
 
-    fn add_ledger_time(&mut self, began: Instant) {
-        *self.ledger.get_or_insert_default() += began.elapsed();
-    }
-
-    fn outcome(&self, result: &Result<Generated, Failure>) -> Outcome {
+    fn outcome(&self, result: Result<(), &Failure>) -> Outcome {
         let (status, error_code) = match result {
             Ok(_) => (200, None),
             Err(failure) => (failure.error.status(), Some(failure.error.code())),
         };
         let found = self.searched.as_ref().and_then(|searched| searched.results).unwrap_or(0);
         Outcome {
-            status: Some(status),
+            status,
             error_code,
             tokens: self.spent.tokens.unwrap_or_default(),
-            duration_ms: Some(milliseconds(self.received.elapsed())),
-            queue_ms: Some(milliseconds(self.queue)),
+            duration_ms: milliseconds(self.received.elapsed()),
+            queue_ms: milliseconds(self.queue),
             runtime_ms: self.spent.time.map(milliseconds),
             grounded: result.is_ok() && found > 0,
             search: self.searched.clone(),
@@ -321,17 +245,14 @@ impl Record {
     /// One line a request, with nothing in it that the client wrote; and the cause of every 5xx.
     fn log(&self, result: &Result<Generated, Failure>) {
         let Outcome { status, error_code, tokens, duration_ms, queue_ms, runtime_ms, search, .. } =
-            self.outcome(result);
-        let key = self.caller.as_ref().map_or("-", |caller| &caller.key_id);
+            self.outcome(result.as_ref().map(drop));
+        let key = self.key_id.as_deref().unwrap_or("-");
         let id = self.id;
         log::info!(
-            "{id} client={} status={} error={} key={key} total_ms={} queue_ms={} runtime_ms={} prompt_tokens={} \
+            "{id} client={} status={status} error={} key={key} total_ms={duration_ms} queue_ms={queue_ms} runtime_ms={} prompt_tokens={} \
              completion_tokens={} total_tokens={}{}",
             shown(self.client),
-            shown(status),
             error_code.unwrap_or("-"),
-            shown(duration_ms),
-            shown(queue_ms),
             shown(runtime_ms),
             shown(tokens.prompt_tokens),
             shown(tokens.completion_tokens),
@@ -361,7 +282,7 @@ mod tests {
     #[test]
     fn a_panic_is_one_requests_failure() {
         let failure =
-            guarded::<()>(|| panic!("on purpose, with xyzzy in it")).expect_err("there is no completion");
+            catch_panic::<()>(|| panic!("on purpose, with xyzzy in it")).expect_err("there is no completion");
         assert_eq!(failure.error, ApiError::ServiceUnavailable);
         assert!(!format!("{failure:?}").contains("xyzzy"), "what a panic says may be a client's");
     }

@@ -1,8 +1,8 @@
-//! Who asks: the key of the `Authorization` header. A change by any process holds from the next request on.
+//! The key of the `Authorization` header.
 
 use crate::error::{ApiError, Failure};
 use crate::http::Head;
-use crate::store::{Digest, Key, Permission, Seen, Store, StoreError};
+use crate::store::{Digest, Permission, Store};
 
 /// What a secret begins with, and how many hexadecimal digits follow.
 pub const SECRET_PREFIX: &str = "adr_";
@@ -14,70 +14,40 @@ const LAST_USE_PRECISION: i64 = 60;
 /// The holder of a valid key.
 #[derive(Debug)]
 pub struct Caller {
-    digest: Digest,
     pub key_id: String,
     pub key_name: String,
     pub permissions: Vec<Permission>,
-    /// Whether this use is to be noted.
+    /// Whether `last_used` has to be written for this use.
     pub note_use: bool,
-    /// As of when the key is known, where the ledger has to see whether that still holds.
-    pub seen: Option<Seen>,
 }
 
-/// For a request that leaves a row in the ledger: the key may be one that is remembered, as the row's transaction finds
-/// out whether it still holds.
+/// Looks up the key of a request. Any process may change it meanwhile, so the ledger checks it again when it inserts
+/// the open row.
 pub fn authenticate(head: &Head, store: &Store, now: i64) -> Result<Caller, Failure> {
-    Caller::recall(Digest::of(bearer(head)?), store, now)
-}
-
-/// For a request that leaves none: the key as it is now.
-pub fn authenticate_now(head: &Head, store: &Store, now: i64) -> Result<Caller, Failure> {
-    let digest = Digest::of(bearer(head)?);
-    let key = found(store.find_key(&digest))?;
-    Caller::of(digest, key, None, now)
-}
-
-impl Caller {
-    /// Looks the key up again, after the ledger found that keys were changed.
-    pub fn again(&self, store: &Store, now: i64) -> Result<Self, Failure> {
-        Self::recall(self.digest, store, now)
-    }
-
-    fn recall(digest: Digest, store: &Store, now: i64) -> Result<Self, Failure> {
-        let (key, seen) = found(store.recall_key(&digest))?;
-        let caller = Self::of(digest, key, Some(seen), now)?;
-        if caller.note_use {
-            store.remember_use(&digest, now);
-        }
-        Ok(caller)
-    }
-
-    fn of(digest: Digest, key: Key, seen: Option<Seen>, now: i64) -> Result<Self, Failure> {
-        if key.revoked.is_some() {
-            return Err(refused("This API key was revoked. Ask for a new one."));
-        }
-        if key.expires.is_some_and(|expires| expires <= now) {
-            return Err(refused("This API key has expired. Ask for a new one."));
-        }
-        Ok(Self {
-            digest,
-            key_id: key.id,
-            key_name: key.name,
-            permissions: key.permissions,
-            note_use: key.last_used.is_none_or(|last| (now - last).abs() >= LAST_USE_PRECISION),
-            seen,
-        })
-    }
-}
-
-fn found<T>(looked_up: Result<Option<T>, StoreError>) -> Result<T, Failure> {
-    let found = looked_up.map_err(|error| {
+    let key = store.find_key(&Digest::of(bearer(head)?)).map_err(|error| {
         Failure::unavailable(
             "The API keys can't be read at the moment. Try again later.",
             format!("keys: {error}"),
         )
     })?;
-    found.ok_or_else(|| refused("There is no such API key. Check that it was copied whole."))
+    let key = key.ok_or_else(|| refused("There is no such API key. Check that it was copied whole."))?;
+    if key.revoked.is_some() {
+        return Err(refused("This API key was revoked. Ask for a new one."));
+    }
+    if key.expires.is_some_and(|expires| expires <= now) {
+        return Err(refused("This API key has expired. Ask for a new one."));
+    }
+    Ok(Caller {
+        key_id: key.id,
+        key_name: key.name,
+        permissions: key.permissions,
+        note_use: key.last_used.is_none_or(|last| (now - last).abs() >= LAST_USE_PRECISION),
+    })
+}
+
+/// The failure of a request whose key was changed after [`authenticate`].
+pub fn changed() -> Failure {
+    refused("This API key was revoked or changed a moment ago. Ask for a new one.")
 }
 
 /// The secret of the one `Authorization` header there has to be.

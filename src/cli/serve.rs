@@ -12,15 +12,14 @@ use signal_hook::{flag, low_level::pipe};
 
 use super::{Args, CliError, database_failed, open_store, read_certificate};
 use crate::api::grounding::Grounding;
+use crate::background::Background;
 use crate::config::{Config, GroundingMode, RuntimeConfig, SearchConfig, TlsFiles};
 use crate::console::{Console, Monitoring};
 use crate::dispatch::Dispatcher;
-use crate::folding;
 use crate::listener::{Acceptor, Address, Limits, Listener, Snapshot, Socket};
 use crate::logging;
 use crate::metrics::Metrics;
 use crate::pipeline::Pipeline;
-use crate::retention;
 use crate::runtime::Runtimes;
 use crate::store::ServeLock;
 use crate::supervisor::{Notify, Supervisor, Watched};
@@ -89,8 +88,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         listener.speak_tls(Arc::clone(acceptor));
     }
     listener.trust(config.trusted_proxies.clone());
-    let retention = config.retention_days.map(|days| retention::start(Arc::clone(&store), days));
-    let folding = folding::start(Arc::clone(&store));
+    let background = Background::start(&store, config.retention_days);
     let metrics = Arc::new(Metrics::default());
     let supervisor = Supervisor::start(Watched {
         notify,
@@ -112,19 +110,19 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         Monitoring::new(Arc::clone(&store), Arc::clone(&metrics), listener.load(), runtimes.is_some());
     let console = |host| (host, Console::new(Arc::clone(&config), Arc::clone(&store), monitoring));
     let console = config.console_host.clone().map(console);
-    let api = Arc::new(Pipeline {
+    let api = Pipeline {
         api_hosts: config.api_hosts.clone(),
         compatibility: config.compatibility,
         store,
         runtimes,
         grounding,
         metrics,
-    });
+    };
     stop_on_signals(&listener).map_err(|error| failed("the signals", &error))?;
     starting.store(false, Ordering::Release);
     supervisor.ready();
     listener.run(Arc::new(Dispatcher { console, api })).map_err(|error| failed("the listener", &error))?;
-    drop((retention, folding, supervisor));
+    drop((background, supervisor));
     log::info!("stopped");
     Ok(())
 }

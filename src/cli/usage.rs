@@ -130,10 +130,16 @@ fn verify(mut args: Args) -> Result<(), CliError> {
     if args.words(HELP, [], &mut [])?.is_none() {
         return Ok(());
     }
-    let verdict = open_store(&args.config()?)?.verify()?;
-    match verdict.fault {
-        None => print(&format!("{} rows, nothing wrong. The head is {}\n", verdict.rows, verdict.head)),
-        Some(fault) => Err(CliError::Failed(format!("after {} good rows: {fault}.", verdict.rows))),
+    let found = open_store(&args.config()?)?.verify()?;
+    match found.fault {
+        None => {
+            let unsealed = match found.unsealed {
+                0 => String::new(),
+                count => format!("; {count} newer rows have no seal yet"),
+            };
+            print(&format!("{} rows, nothing wrong{unsealed}. The head is {}\n", found.rows, found.head))
+        }
+        Some(fault) => Err(CliError::Failed(format!("after {} good rows: {fault}.", found.rows))),
     }
 }
 

@@ -58,7 +58,7 @@ impl Monitoring {
         let id = RequestId::new();
         match self.admit(head, id.created()) {
             Ok(()) => {
-                let text = self.metrics.render(&self.load());
+                let text = self.metrics.render(&self.load(), &self.store.state(id.created()));
                 Response::new(200, METRICS_TEXT, text.into_bytes())
             }
             Err(failure) => {
@@ -72,7 +72,7 @@ impl Monitoring {
 
     /// Lets a key with the permission through. A scrape is no request of the API: it leaves no row.
     fn admit(&self, head: &Head, now: i64) -> Result<(), Failure> {
-        let caller = key::authenticate_now(head, &self.store, now)?;
+        let caller = key::authenticate(head, &self.store, now)?;
         if !caller.permissions.contains(&Permission::Metrics) {
             return Err(Failure::new(
                 ApiError::InsufficientPermission,

@@ -136,6 +136,7 @@ fn findings(findings: &[Finding]) -> Markup {
 
 fn facts(console: &Console) -> Markup {
     let load = console.monitoring.load();
+    let ledger = console.store.state(when::now());
     let size = std::fs::metadata(&console.config.database).map(|file| file.len()).ok();
     html! {
         dl.facts {
@@ -146,6 +147,8 @@ fn facts(console: &Console) -> Markup {
             dt { "Connections" } dd { (level(load.connections)) }
             dt { "Held in buffers" } dd { (bytes(load.buffered_bytes.now as u64)) " of " (bytes(load.buffered_bytes.most as u64)) }
             dt { "Turned away for want of room" } dd { (count((load.queue_full + load.buffers_full) as i64, "request")) " since the start" }
+            dt { "Rows without a seal" } dd { (grouped(ledger.unsealed_rows)) @if ledger.unsealed_rows > 0 { ", for " (count(ledger.unsealed_seconds, "second")) } }
+            dt { "WAL" } dd { (bytes(ledger.wal_bytes)) }
             dt { "Database" } dd { @match size { Some(size) => (bytes(size)), None => "not known" } }
             dt { "Left on its disk" } dd { @match checks::bytes_free(&console.config.database) { Some(free) => (bytes(free)), None => "not known" } }
         }

@@ -96,8 +96,8 @@ fn overview(console: &Console, visit: &Visit, view: &View, keys: &[Key]) -> Resu
             ", UTC"
         }
         @if figures.missing > 0 {
-            p.notice role="status" { "The figures are being added up for the first time: " (count(figures.missing, "newer request"))
-                " still to come. Completions are not delayed by it." }
+            p.notice role="status" { (count(figures.missing, "newer request")) " not in these figures yet: sealing is behind. \
+                The status page shows by how much." }
         }
         (cards(&figures))
         @if is_empty {
@@ -127,7 +127,7 @@ fn cards(figures: &Figures) -> Markup {
     // What was not measured is unknown, and no zero.
     let tokens = |sum: i64, is_known: bool| if is_known { grouped(sum) } else { "–".into() };
     let is_measured = figures.measured() > 0;
-    let times = |times: &crate::store::Times| match (times.percentile(0.5), times.percentile(0.95)) {
+    let times = |times: &crate::store::Durations| match (times.percentile(0.5), times.percentile(0.95)) {
         (Some(half), Some(most)) => (took(half), format!("95 % within {}", took(most))),
         _ => ("–".to_owned(), "nothing measured".to_owned()),
     };

@@ -42,6 +42,9 @@ const WIDTHS: [i64; 14] = [
 const DAY: i64 = 86_400;
 const HOUR: i64 = 3600;
 
+/// How far back two dates are shown by hour.
+const HOURS_SHOWN: i64 = 10 * DAY;
+
 /// The longest range between two dates.
 const LONGEST: i64 = BARS * 365 * DAY;
 
@@ -70,8 +73,7 @@ impl View {
             (Some("30d"), _) => ("30d", back(next(DAY), 30 * DAY), Span::Day),
             (Some("90d"), _) => ("90d", back(next(DAY), 90 * DAY), Span::Day),
             (None, Some(range)) => {
-                let is_short =
-                    range.until - range.since <= 8 * DAY && range.since >= Span::Hour.kept_since(now);
+                let is_short = range.until - range.since <= 8 * DAY && range.since >= now - HOURS_SHOWN;
                 ("dates", range, if is_short { Span::Hour } else { Span::Day })
             }
             _ => ("24h", back(next(HOUR), 24 * HOUR), Span::Hour),

@@ -3,18 +3,17 @@
 use std::io;
 use std::mem;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Instant;
 
 use super::limits::Limits;
 use super::socket::Stream;
 use super::tls::{Received, Session};
-use super::workers::Answer;
+use super::workers::Outgoing;
 use crate::http::response::{CONTINUE, Pieces};
 use crate::http::{Malformed, Reader, Request};
 
 pub(super) struct Connection {
-    stream: Arc<Stream>,
+    stream: Stream,
     /// What lies between the socket and the bytes as they are meant.
     tls: Option<Box<Session>>,
     /// Whom it is with; None on a Unix socket.
@@ -37,7 +36,7 @@ enum Phase {
     /// A worker has the request; nothing is read meanwhile.
     Working,
     /// A part of the answer did not fit into the socket.
-    Sending(Answer),
+    Sending(Outgoing),
     /// The last answer is sent; this much of what the client still sends is thrown away.
     Draining { left: usize },
 }
@@ -84,7 +83,7 @@ impl Connection {
         limits: &Limits,
     ) -> Self {
         Self {
-            stream: Arc::new(stream),
+            stream,
             tls: tls.map(Box::new),
             peer,
             phase: Phase::Reading,
@@ -127,29 +126,15 @@ impl Connection {
         self.peer
     }
 
-    /// The socket, where a worker may write to it; with TLS, what it answers has to come here first.
-    pub fn direct(&self) -> Option<Arc<Stream>> {
-        self.tls.is_none().then(|| Arc::clone(&self.stream))
-    }
-
-    /// The request went to a worker: `answered` comes next.
+    /// The request went to a worker: `send_response` comes next.
     pub fn hand_over(&mut self) {
         self.phase = Phase::Working;
         self.deadline = None;
     }
 
-    pub fn is_with_worker(&self) -> bool {
-        matches!(self.phase, Phase::Working)
-    }
-
-    /// Whether more has come than the request that was taken.
-    pub fn has_more(&self) -> bool {
-        self.readable || !self.unread.is_empty()
-    }
-
-    /// Takes an answer, some of which may be sent already.
-    pub fn answered(&mut self, answer: Answer, limits: &Limits) {
-        self.phase = Phase::Sending(answer);
+    /// Takes a response; `advance` sends it.
+    pub fn send_response(&mut self, outgoing: Outgoing, limits: &Limits) {
+        self.phase = Phase::Sending(outgoing);
         self.deadline = Some(Instant::now() + limits.send_time);
     }
 

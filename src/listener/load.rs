@@ -8,9 +8,9 @@ use super::limits::Limits;
 /// The listener and its workers write here; whoever wants to know takes a [`Snapshot`].
 pub struct Load {
     limits: Limits,
-    /// Requests with the workers, at work and waiting together, without those that stand back.
-    pub(super) under_way: Arc<AtomicUsize>,
-    /// The memory that all requests hold that are under way, those that stand back too.
+    /// Requests of the API, running and waiting together.
+    pub(super) requests: Arc<AtomicUsize>,
+    /// The memory that all running and waiting requests hold, the console's too.
     pub(super) weight: AtomicUsize,
     connections: AtomicUsize,
     /// The memory that the connections hold.
@@ -19,7 +19,7 @@ pub struct Load {
     pub(super) turned_away: AtomicU64,
     pub(super) made_way: AtomicU64,
     pub(super) queue_full: AtomicU64,
-    pub(super) aside_full: AtomicU64,
+    pub(super) console_full: AtomicU64,
     pub(super) buffers_full: AtomicU64,
 }
 
@@ -42,8 +42,8 @@ pub struct Snapshot {
     pub made_way: u64,
     /// Requests shed because every worker and every place in the queue was taken.
     pub queue_full: u64,
-    /// Requests shed because too many of those that stand back were waiting.
-    pub aside_full: u64,
+    /// Console requests shed because too many were waiting.
+    pub console_full: u64,
     /// Requests shed because too much was buffered.
     pub buffers_full: u64,
 }
@@ -59,7 +59,7 @@ impl Load {
     pub(super) fn new(limits: &Limits) -> Self {
         Self {
             limits: limits.clone(),
-            under_way: Arc::default(),
+            requests: Arc::default(),
             weight: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
             buffered: AtomicUsize::new(0),
@@ -67,7 +67,7 @@ impl Load {
             turned_away: AtomicU64::new(0),
             made_way: AtomicU64::new(0),
             queue_full: AtomicU64::new(0),
-            aside_full: AtomicU64::new(0),
+            console_full: AtomicU64::new(0),
             buffers_full: AtomicU64::new(0),
         }
     }
@@ -78,23 +78,27 @@ impl Load {
         self.buffered.store(buffered, Ordering::Relaxed);
     }
 
+    pub(super) fn all_workers_busy(&self) -> bool {
+        self.requests.load(Ordering::Acquire) >= self.limits.workers
+    }
+
     /// The numbers are read one after another, so they may differ by a request that comes or goes meanwhile.
     pub fn snapshot(&self) -> Snapshot {
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let Limits { workers, queue, max_connections, buffered_bytes, .. } = self.limits;
-        let under_way = self.under_way.load(Ordering::Relaxed);
+        let requests = self.requests.load(Ordering::Relaxed);
         let buffered = self.buffered.load(Ordering::Relaxed) + self.weight.load(Ordering::Relaxed);
         Snapshot {
             // A worker takes the next request as soon as it is free: nothing waits while one is.
-            workers: Level { now: under_way.min(workers), most: workers },
-            queue: Level { now: under_way.saturating_sub(workers), most: queue },
+            workers: Level { now: requests.min(workers), most: workers },
+            queue: Level { now: requests.saturating_sub(workers), most: queue },
             connections: Level { now: self.connections.load(Ordering::Relaxed), most: max_connections },
             buffered_bytes: Level { now: buffered, most: buffered_bytes },
             accepted: of(&self.accepted),
             turned_away: of(&self.turned_away),
             made_way: of(&self.made_way),
             queue_full: of(&self.queue_full),
-            aside_full: of(&self.aside_full),
+            console_full: of(&self.console_full),
             buffers_full: of(&self.buffers_full),
         }
     }

@@ -6,7 +6,6 @@
 mod connection;
 mod limits;
 mod load;
-mod pool;
 mod proxies;
 mod pulse;
 mod shed;
@@ -27,30 +26,28 @@ use slab::Slab;
 
 pub use limits::Limits;
 pub use load::{Level, Load, Snapshot};
-pub use pool::Pool;
 pub use proxies::{Proxies, Proxy};
 pub use pulse::Pulse;
 pub use socket::{Address, Socket};
 pub use tls::{Acceptor, Certificate, TlsError};
-pub use workers::Reply;
 
 use self::connection::{Connection, Expired, Outcome, Then};
 use self::shed::ShedLog;
-use self::workers::{Answer, Workers};
+use self::workers::{Outgoing, Workers};
 use crate::error::Failure;
 use crate::http::{Head, Request, Response, response};
 
 /// What answers the requests.
 pub trait Service: Send + Sync + 'static {
     /// Answers a complete request, on a worker.
-    fn answer(&self, request: Request, received: Instant, reply: Reply);
+    fn answer(&self, request: &Request, received: Instant) -> Response;
 
     /// Answers what no worker will see: broken HTTP, or a request for which there is no room, whose head is known.
     /// The client is where it came from.
     fn refuse(&self, client: Option<IpAddr>, head: Option<&Head>, failure: Failure) -> Response;
 
-    /// Whether a request must not delay the others: it then waits for a thread of its own kind.
-    fn stands_back(&self, _: &Head) -> bool {
+    /// Whether the console's threads answer a request, and not the workers.
+    fn is_for_console(&self, _: &Head) -> bool {
         false
     }
 }
@@ -88,8 +85,8 @@ impl Listener {
         stop.set_nonblocking(true)?;
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKE)?);
-        let pulse = Arc::new(Pulse::new(Arc::clone(&waker)));
         let load = Arc::new(Load::new(&limits));
+        let pulse = Arc::new(Pulse::new(Arc::clone(&waker), Arc::clone(&load)));
         let (acceptor, proxies) = (None, Proxies::default());
         Ok(Self { sockets, limits, poll, waker, pulse, load, acceptor, proxies, stop, stopper })
     }
@@ -193,8 +190,8 @@ impl<S: Service> Loop<S> {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
             result => result?,
         }
-        // What is done comes first: it makes room for what has come.
-        self.take_back();
+        // Responses first: sending them makes room for new requests.
+        self.send_completed();
         for event in events.iter() {
             match event.token() {
                 WAKE => {}
@@ -203,7 +200,6 @@ impl<S: Service> Loop<S> {
                 Token(index) => self.note_ready(index, event),
             }
         }
-        self.workers.wake();
         self.accept();
         let now = Instant::now();
         if now >= self.next_sweep {
@@ -211,23 +207,21 @@ impl<S: Service> Loop<S> {
             self.sweep(now);
         }
         self.shed_log.write(now);
-        if self.pulse.turn() {
-            self.workers.ask();
-        }
+        self.pulse.answer();
         self.load.publish(self.connections.len(), self.buffered);
         Ok(())
     }
 
-    /// Goes on with the connections that the workers have answered.
-    fn take_back(&mut self) {
-        for done in self.workers.take_done() {
-            if let Some(entry) = self.connections.get_mut(done.connection) {
-                let mut answer = done.answer;
+    /// Sends the responses that the workers have finished.
+    fn send_completed(&mut self) {
+        for completed in self.workers.take_completed() {
+            if let Some(entry) = self.connections.get_mut(completed.connection) {
+                let mut outgoing = completed.outgoing;
                 if self.stopping {
-                    answer.then = Then::Close;
+                    outgoing.then = Then::Close;
                 }
-                entry.connection.answered(answer, &self.limits);
-                self.advance(done.connection);
+                entry.connection.send_response(outgoing, &self.limits);
+                self.advance(completed.connection);
             }
         }
     }
@@ -253,9 +247,6 @@ impl<S: Service> Loop<S> {
         };
         if event.is_readable() || event.is_read_closed() || event.is_error() {
             entry.connection.note_readable(event.is_read_closed() || event.is_error());
-            if entry.connection.is_with_worker() && self.workers.want(index) {
-                return self.take_back();
-            }
         }
         self.advance(index);
     }
@@ -361,8 +352,7 @@ impl<S: Service> Loop<S> {
                 Outcome::Next(..) if self.stopping => return self.close(index),
                 Outcome::Next(rest, then) => {
                     entry.connection.hand_over();
-                    let stream = self.lend(index);
-                    self.workers.go_on(index, rest, then, stream);
+                    self.workers.make_next_piece(index, rest, then);
                 }
                 Outcome::Request(mut request) => {
                     self.proxies.see_through(&mut request);
@@ -378,26 +368,16 @@ impl<S: Service> Loop<S> {
         // What had come of it counted as this connection's; whole, it is the workers'.
         self.weigh(index);
         if !self.workers.have_room(&request) {
-            let stands_back = self.service.stands_back(&request.head);
-            count(if stands_back { &self.load.aside_full } else { &self.load.queue_full });
+            let is_for_console = self.service.is_for_console(&request.head);
+            count(if is_for_console { &self.load.console_full } else { &self.load.queue_full });
             let taken = "every worker and every place in the queue is taken";
             self.refuse(index, Some(&request), Failure::shed(taken));
         } else if !self.make_room(request.weight()) {
             count(&self.load.buffers_full);
             self.refuse(index, Some(&request), Failure::shed(TOO_MUCH_BUFFERED));
         } else {
-            let stream = self.lend(index);
-            self.workers.answer(index, request, stream);
+            self.workers.answer(index, request);
         }
-    }
-
-    /// The socket, where a worker may write to it. Where more has come on it, the loop wants it back at once.
-    fn lend(&self, index: usize) -> Option<Arc<socket::Stream>> {
-        let connection = &self.connections[index].connection;
-        if connection.has_more() {
-            self.workers.want(index);
-        }
-        connection.direct()
     }
 
     /// Answers what goes to no worker, and ends the connection: a client that keeps sending such requests
@@ -413,7 +393,7 @@ impl<S: Service> Loop<S> {
         let response = self.service.refuse(client, head, failure);
         let answer = response.encode(response::Connection::Close, without_body);
         connection.forget_request();
-        connection.answered(Answer::unsent(answer, Then::Close), &self.limits);
+        connection.send_response(Outgoing::new(answer, Then::Close), &self.limits);
     }
 
     /// Sheds the request that has just grown past what may be buffered for all.

@@ -1,5 +1,5 @@
-//! Signs of life, for whoever watches over the service: that the loop turns and that workers take what they are
-//! given. A question goes the way of a request: it wakes the loop, and the loop gives it to a worker.
+//! Whether the listener is alive, for the watchdog: the loop answers when it is woken, and the workers start new work
+//! within a request's deadline.
 
 use std::io;
 use std::sync::Arc;
@@ -8,62 +8,54 @@ use std::time::{Duration, Instant};
 
 use mio::Waker;
 
+use super::load::Load;
+
 pub struct Pulse {
     waker: Arc<Waker>,
+    load: Arc<Load>,
     started: Instant,
-    /// The loop has not heard the question yet.
+    /// The loop was asked and has not answered yet.
     asked: AtomicBool,
-    /// No worker has heard it yet.
-    waiting: AtomicBool,
-    /// When a worker last took something, a question or a request: milliseconds from the start.
-    taken: AtomicU64,
+    /// When a worker last started a request: milliseconds since `started`.
+    work_started: AtomicU64,
 }
 
 impl Pulse {
-    pub(super) fn new(waker: Arc<Waker>) -> Self {
+    pub(super) fn new(waker: Arc<Waker>, load: Arc<Load>) -> Self {
         Self {
             waker,
+            load,
             started: Instant::now(),
             asked: AtomicBool::new(false),
-            waiting: AtomicBool::new(false),
-            taken: AtomicU64::new(0),
+            work_started: AtomicU64::new(0),
         }
     }
 
+    /// Wakes the loop; [`Self::loop_answered`] says later whether it came.
     pub fn ask(&self) -> io::Result<()> {
         self.asked.store(true, Ordering::Release);
         self.waker.wake()
     }
 
-    /// Whether the loop has heard what it was asked.
-    pub fn loop_turns(&self) -> bool {
+    pub fn loop_answered(&self) -> bool {
         !self.asked.load(Ordering::Acquire)
     }
 
-    /// Whether a worker has heard it too. Where all of them are at work, the question waits as a request does:
-    /// then it is enough that one of them took its work no longer ago than `longest`.
-    pub fn workers_take(&self, longest: Duration) -> bool {
-        let taken = Duration::from_millis(self.taken.load(Ordering::Acquire));
-        !self.waiting.load(Ordering::Acquire) || self.started.elapsed().saturating_sub(taken) <= longest
+    /// Whether all workers are busy and none has started a request within `deadline`: then each of them has been with
+    /// its request for longer than a request may take.
+    pub fn workers_stuck(&self, deadline: Duration) -> bool {
+        let work_started = Duration::from_millis(self.work_started.load(Ordering::Acquire));
+        self.load.all_workers_busy() && self.started.elapsed().saturating_sub(work_started) > deadline
     }
 
-    /// The loop turns. Whether there is a question to be given to a worker; there is one at a time.
-    pub(super) fn turn(&self) -> bool {
-        self.asked.load(Ordering::Relaxed)
-            && self.asked.swap(false, Ordering::AcqRel)
-            && !self.waiting.swap(true, Ordering::AcqRel)
-    }
-
-    /// A worker has taken a request.
-    pub(super) fn take(&self) {
-        let elapsed = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.taken.store(elapsed, Ordering::Release);
-    }
-
-    /// A worker has taken the question.
+    /// The loop calls this once per turn.
     pub(super) fn answer(&self) {
-        self.take();
-        self.waiting.store(false, Ordering::Release);
+        self.asked.store(false, Ordering::Release);
+    }
+
+    pub(super) fn work_started(&self) {
+        let elapsed = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.work_started.store(elapsed, Ordering::Release);
     }
 }
 
@@ -71,24 +63,27 @@ impl Pulse {
 mod tests {
     use mio::{Poll, Token};
 
+    use super::super::Limits;
     use super::*;
 
     #[test]
-    fn who_counts_as_alive() {
+    fn stuck_and_busy_are_told_apart() {
         let poll = Poll::new().expect("a poll");
-        let pulse = Pulse::new(Arc::new(Waker::new(poll.registry(), Token(0)).expect("a waker")));
-        let (never, long) = (Duration::ZERO, Duration::from_secs(3600));
-        assert!(pulse.loop_turns() && pulse.workers_take(never), "nobody was asked anything");
-        std::thread::sleep(Duration::from_millis(2));
-        pulse.ask().expect("it can be asked");
-        assert!(!pulse.loop_turns() && pulse.workers_take(never), "the loop has to hear it first");
-        assert!(pulse.turn(), "a worker is to hear it");
-        assert!(pulse.loop_turns());
-        assert!(!pulse.workers_take(never), "the question waits");
-        assert!(pulse.workers_take(long), "all may be at work");
-        pulse.ask().expect("it can be asked");
-        assert!(!pulse.turn(), "one question is enough to wait");
+        let waker = Arc::new(Waker::new(poll.registry(), Token(0)).expect("a waker"));
+        let load = Arc::new(Load::new(&Limits { workers: 2, ..Limits::default() }));
+        let pulse = Pulse::new(waker, Arc::clone(&load));
+        let (none, long) = (Duration::ZERO, Duration::from_secs(3600));
+        assert!(pulse.loop_answered(), "nothing was asked");
+        pulse.ask().expect("a wake-up");
+        assert!(!pulse.loop_answered());
         pulse.answer();
-        assert!(pulse.workers_take(never));
+        assert!(pulse.loop_answered());
+        std::thread::sleep(Duration::from_millis(2));
+        load.requests.store(1, Ordering::Release);
+        assert!(!pulse.workers_stuck(none), "one worker is free");
+        load.requests.store(2, Ordering::Release);
+        assert!(pulse.workers_stuck(none) && !pulse.workers_stuck(long));
+        pulse.work_started();
+        assert!(!pulse.workers_stuck(Duration::from_millis(500)), "a worker has just started a request");
     }
 }

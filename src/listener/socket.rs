@@ -121,8 +121,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// One client's connection. Reading and writing take a shared reference: the loop reads, a worker writes where
-/// there is no TLS on it.
+/// One client's connection.
 pub(super) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),

@@ -1,95 +1,82 @@
-//! The fixed pools, and the desk where its workers leave what they have done.
+//! The threads that answer requests, and the queue through which their responses go back to the loop.
 
 use std::mem;
-use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use mio::Waker;
+use threadpool::ThreadPool;
 
 use super::connection::Then;
 use super::limits::Limits;
 use super::load::Load;
-use super::pool::Pool;
-use super::socket::Stream;
 use super::{Pulse, Service};
+use crate::http::Request;
 use crate::http::response::{self, Pieces, chunk};
-use crate::http::{Request, Response};
+
+/// The console has two threads of its own, so that no page delays a completion. More would only use more memory.
+const CONSOLE_THREADS: usize = 2;
+
+/// Console requests that may wait for a thread.
+const CONSOLE_QUEUE: usize = 16;
 
 pub(super) struct Workers<S> {
     service: Arc<S>,
-    pool: Crew,
-    aside: Crew,
-    desk: Arc<Desk>,
+    api: ThreadGroup,
+    console: ThreadGroup,
+    completions: Arc<Completions>,
 }
 
-/// Threads, and how much may be with them.
-struct Crew {
-    threads: Arc<Pool>,
-    /// How many requests may be with them, at work and waiting together.
-    room: usize,
-    under_way: Arc<AtomicUsize>,
+/// A fixed number of threads with a bounded number of requests.
+struct ThreadGroup {
+    threads: ThreadPool,
+    /// How many requests it accepts, running and waiting together.
+    limit: usize,
+    requests: Arc<AtomicUsize>,
 }
 
-impl Crew {
+impl ThreadGroup {
+    fn new(name: &str, threads: usize, queue: usize, requests: Arc<AtomicUsize>) -> Self {
+        let limit = threads + queue;
+        let threads = threadpool::Builder::new().num_threads(threads).thread_name(name.into()).build();
+        Self { threads, limit, requests }
+    }
+
     fn has_room(&self) -> bool {
-        self.under_way.load(Ordering::Acquire) < self.room
+        self.requests.load(Ordering::Acquire) < self.limit
     }
 }
 
-/// What the workers and the loop share.
-struct Desk {
-    tray: Mutex<Tray>,
+/// What the threads and the loop share.
+struct Completions {
+    queue: Mutex<Vec<Completed>>,
     waker: Arc<Waker>,
     pulse: Arc<Pulse>,
     load: Arc<Load>,
     stopping: AtomicBool,
 }
 
-#[derive(Default)]
-struct Tray {
-    done: Vec<Done>,
-    /// The connections whose next bytes wait for an answer before them.
-    wanted: Vec<usize>,
-}
-
-/// What a worker has done for a connection.
-pub(super) struct Done {
+/// The response for one connection.
+pub(super) struct Completed {
     pub connection: usize,
-    pub answer: Answer,
+    pub outgoing: Outgoing,
 }
 
-/// An answer, or a piece of one, as far as it was sent without waiting for the client.
-pub(super) struct Answer {
+/// A response, or a piece of one, and how much of it is sent.
+pub(super) struct Outgoing {
     pub bytes: Vec<u8>,
     pub sent: usize,
-    /// What has to be made and sent after it.
+    /// Makes the next piece once this one is sent.
     pub rest: Option<Box<dyn Pieces>>,
     pub then: Then,
 }
 
-impl Answer {
-    pub fn unsent(bytes: Vec<u8>, then: Then) -> Self {
+impl Outgoing {
+    pub fn new(bytes: Vec<u8>, then: Then) -> Self {
         Self { bytes, sent: 0, rest: None, then }
     }
 }
-
-/// The pool for what must not delay the others: a few threads, which have the processor when nobody else wants
-/// it. More would only hold more memory.
-const ASIDE: usize = 2;
-
-/// How many requests may wait for them.
-const ASIDE_QUEUE: usize = 16;
-
-/// Their place in the system's order, from -20 (first) to 19 (last).
-const ASIDE_NICE: i32 = 19;
-
-/// While the others are at work, each of them rests after a job for so many times as long as the job took, but not
-/// longer than this: a person who waits for a page does not notice, and many pages in a row do not add up.
-const ASIDE_REST: u32 = 19;
-const ASIDE_LONGEST_REST: Duration = Duration::from_millis(250);
 
 impl<S: Service> Workers<S> {
     pub fn start(
@@ -102,18 +89,10 @@ impl<S: Service> Workers<S> {
         let (pulse, load) = (Arc::clone(pulse), Arc::clone(load));
         Self {
             service,
-            pool: Crew {
-                threads: Arc::new(Pool::new("worker", limits.workers, || {})),
-                room: limits.workers + limits.queue,
-                under_way: Arc::clone(&load.under_way),
-            },
-            aside: Crew {
-                threads: Arc::new(Pool::new("aside", ASIDE, stand_back)),
-                room: ASIDE + ASIDE_QUEUE,
-                under_way: Arc::default(),
-            },
-            desk: Arc::new(Desk {
-                tray: Mutex::default(),
+            api: ThreadGroup::new("worker", limits.workers, limits.queue, Arc::clone(&load.requests)),
+            console: ThreadGroup::new("console", CONSOLE_THREADS, CONSOLE_QUEUE, Arc::default()),
+            completions: Arc::new(Completions {
+                queue: Mutex::default(),
                 waker,
                 pulse,
                 load,
@@ -122,244 +101,116 @@ impl<S: Service> Workers<S> {
         }
     }
 
-    /// Whether there is room for a request among those that it would be with.
     pub fn have_room(&self, request: &Request) -> bool {
-        self.crew_for(request).has_room()
+        let group = if self.service.is_for_console(&request.head) { &self.console } else { &self.api };
+        group.has_room()
     }
 
-    fn crew_for(&self, request: &Request) -> &Crew {
-        if self.service.stands_back(&request.head) { &self.aside } else { &self.pool }
-    }
-
-    /// The memory that the requests under way hold.
+    /// The memory that the running and waiting requests hold.
     pub fn weight(&self) -> usize {
-        self.desk.load.weight.load(Ordering::Acquire)
+        self.completions.load.weight.load(Ordering::Acquire)
     }
 
-    pub fn answer(&self, connection: usize, request: Request, stream: Option<Arc<Stream>>) {
-        let crew = self.crew_for(&request);
-        let reply = Reply {
-            turn: self.turn(crew, connection, stream, request.weight()),
-            form: Form::of(&request),
-            workers: Arc::clone(&crew.threads),
-        };
+    /// Queues a complete request for a thread.
+    pub fn answer(&self, connection: usize, request: Request) {
+        let is_for_console = self.service.is_for_console(&request.head);
+        let group = if is_for_console { &self.console } else { &self.api };
+        let assignment = self.assign(group, connection, request.weight());
         let service = Arc::clone(&self.service);
         let received = Instant::now();
-        if ptr::eq(crew, &self.aside) {
-            let load = Arc::clone(&self.desk.load);
-            crew.threads.execute(move || considerate(&load, || service.answer(request, received, reply)));
-        } else {
-            crew.threads.leave(move || {
-                reply.turn.desk.pulse.take();
-                service.answer(request, received, reply);
-            });
-        }
+        group.threads.execute(move || {
+            let completions = Arc::clone(&assignment.completions);
+            if !is_for_console {
+                completions.pulse.work_started();
+            }
+            let response = service.answer(&request, received);
+            let (header, then) = connection_after(&request, completions.stopping.load(Ordering::Acquire));
+            let is_head = request.head.method() == "HEAD";
+            let bytes = response.encode(header, is_head);
+            let rest = response.rest.filter(|_| !is_head);
+            drop(request);
+            assignment.finish(Outgoing { rest, ..Outgoing::new(bytes, then) });
+        });
     }
 
-    /// Sees to it that the requests of this turn are answered.
-    pub fn wake(&self) {
-        self.pool.threads.wake();
-    }
-
-    /// Has a worker tell that it is there.
-    pub fn ask(&self) {
-        let desk = Arc::clone(&self.desk);
-        self.pool.threads.execute(move || desk.pulse.answer());
-    }
-
-    /// Makes the next piece of an answer. There is one at a time for a connection, so it needs no bound of its own.
-    pub fn go_on(
-        &self,
-        connection: usize,
-        mut rest: Box<dyn Pieces>,
-        then: Then,
-        stream: Option<Arc<Stream>>,
-    ) {
-        let mut turn = self.turn(&self.aside, connection, stream, 0);
-        let load = Arc::clone(&self.desk.load);
-        let make = move || match rest.next() {
+    /// Makes the next piece of a long response. Each connection has at most one in the queue.
+    pub fn make_next_piece(&self, connection: usize, mut rest: Box<dyn Pieces>, then: Then) {
+        let assignment = self.assign(&self.console, connection, 0);
+        self.console.threads.execute(move || match rest.next() {
             Ok(Some(piece)) => {
-                turn.finish(Answer { rest: Some(rest), ..Answer::unsent(chunk(&piece), then) });
+                assignment.finish(Outgoing { rest: Some(rest), ..Outgoing::new(chunk(&piece), then) });
             }
-            Ok(None) => turn.finish(Answer::unsent(chunk(b""), then)),
-            // The turn ends without an answer, and the connection with it.
+            Ok(None) => assignment.finish(Outgoing::new(chunk(b""), then)),
+            // Dropping the assignment closes the connection, so the client sees that the response is incomplete.
             Err(_) => {}
-        };
-        self.aside.threads.execute(move || considerate(&load, make));
+        });
     }
 
-    fn turn(&self, crew: &Crew, connection: usize, stream: Option<Arc<Stream>>, weight: usize) -> Turn {
-        crew.under_way.fetch_add(1, Ordering::AcqRel);
-        self.desk.load.weight.fetch_add(weight, Ordering::AcqRel);
-        Turn {
-            desk: Arc::clone(&self.desk),
+    fn assign(&self, group: &ThreadGroup, connection: usize, weight: usize) -> Assignment {
+        group.requests.fetch_add(1, Ordering::AcqRel);
+        self.completions.load.weight.fetch_add(weight, Ordering::AcqRel);
+        Assignment {
+            completions: Arc::clone(&self.completions),
             connection,
-            stream,
-            is_open: true,
-            counted: Some((weight, Arc::clone(&crew.under_way))),
+            weight,
+            requests: Arc::clone(&group.requests),
+            outgoing: None,
         }
     }
 
-    /// What has been answered since the last call.
-    pub fn take_done(&self) -> Vec<Done> {
-        mem::take(&mut self.desk.tray().done)
+    pub fn take_completed(&self) -> Vec<Completed> {
+        mem::take(&mut *self.completions.queue.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Has the loop woken when this connection is answered, because there is more to do for it. Whether it is answered
-    /// already.
-    pub fn want(&self, connection: usize) -> bool {
-        let mut tray = self.desk.tray();
-        let is_done = tray.done.iter().any(|done| done.connection == connection);
-        if !is_done && !tray.wanted.contains(&connection) {
-            tray.wanted.push(connection);
-        }
-        is_done
-    }
-
-    /// From now on every answer is the last of its connection.
+    /// From now on every response closes its connection.
     pub fn stop_keeping(&self) {
-        self.desk.stopping.store(true, Ordering::Release);
+        self.completions.stopping.store(true, Ordering::Release);
     }
 
+    /// Waits until all queued requests are answered.
     pub fn join(&self) {
-        self.pool.threads.join();
-        self.aside.threads.join();
+        self.api.threads.join();
+        self.console.threads.join();
     }
 }
 
-impl Desk {
-    fn tray(&self) -> MutexGuard<'_, Tray> {
-        self.tray.lock().unwrap_or_else(PoisonError::into_inner)
+/// Whether the connection stays open after the response, and the header that says so. If the body was not read, the
+/// beginning of the next request is unknown.
+fn connection_after(request: &Request, stopping: bool) -> (response::Connection, Then) {
+    if stopping || !request.head.keep_alive || request.body.is_none() {
+        (response::Connection::Close, Then::Close)
+    } else if request.head.tells_keep_alive {
+        (response::Connection::KeepTold, Then::Keep)
+    } else {
+        (response::Connection::Keep, Then::Keep)
     }
 }
 
-/// The place of the answer to one request. It may be given from any thread; if it never is, the connection closes.
-pub struct Reply {
-    turn: Turn,
-    form: Form,
-    workers: Arc<Pool>,
-}
-
-impl Reply {
-    /// Those who can go on with the request.
-    pub fn workers(&self) -> Arc<Pool> {
-        Arc::clone(&self.workers)
-    }
-
-    pub fn send(mut self, response: Response) {
-        let closes = self.turn.desk.stopping.load(Ordering::Acquire);
-        let (told, then) = self.form.fate(closes);
-        let bytes = response.encode(told, self.form.is_head);
-        let rest = response.rest.filter(|_| !self.form.is_head);
-        self.turn.finish(Answer { bytes, sent: 0, rest, then });
-    }
-}
-
-/// What of a request says how its answer has to look.
-#[derive(Clone, Copy)]
-struct Form {
-    is_head: bool,
-    keeps: bool,
-    tells_keep_alive: bool,
-}
-
-impl Form {
-    /// Where the body was not read, nobody knows where the next request begins.
-    fn of(request: &Request) -> Self {
-        Self {
-            is_head: request.head.method() == "HEAD",
-            keeps: request.head.keep_alive && request.body.is_some(),
-            tells_keep_alive: request.head.tells_keep_alive,
-        }
-    }
-
-    /// What becomes of the connection after the answer, and how the answer tells it.
-    fn fate(self, closes: bool) -> (response::Connection, Then) {
-        if closes || !self.keeps {
-            (response::Connection::Close, Then::Close)
-        } else if self.tells_keep_alive {
-            (response::Connection::KeepTold, Then::Keep)
-        } else {
-            (response::Connection::Keep, Then::Keep)
-        }
-    }
-}
-
-/// Does a job of the aside pool, and leaves the processor to the others for a while, if they are at work.
-fn considerate(load: &Load, job: impl FnOnce()) {
-    let began = Instant::now();
-    job();
-    if load.under_way.load(Ordering::Acquire) > 0 {
-        thread::sleep((began.elapsed() * ASIDE_REST).min(ASIDE_LONGEST_REST));
-    }
-}
-
-/// The threads of the aside pool put themselves back in the system's order.
-fn stand_back() {
-    // In Linux this is a thread's own. Where it is refused, they only share the processor alike.
-    let _ = rustix::process::setpriority_process(None, ASIDE_NICE);
-}
-
-/// One request's turn with a worker. If the worker panics, the connection is given back all the same.
-struct Turn {
-    desk: Arc<Desk>,
+/// One request with a thread. Dropping it gives the connection back, after a panic too: without a response it closes.
+struct Assignment {
+    completions: Arc<Completions>,
     connection: usize,
-    /// Where the answer can be written at once; else it is the loop's to send.
-    stream: Option<Arc<Stream>>,
-    /// The connection was not given back yet.
-    is_open: bool,
-    /// The weight with which it is counted as under way, and where, until it is not any more.
-    counted: Option<(usize, Arc<AtomicUsize>)>,
+    weight: usize,
+    requests: Arc<AtomicUsize>,
+    outgoing: Option<Outgoing>,
 }
 
-impl Turn {
-    fn finish(&mut self, mut answer: Answer) {
-        // The room is free before the client can know of the answer, so that its next request finds it.
-        self.give_room_back();
-        // The loop must be the last to hold the socket, or a close would wait for this thread.
-        let sent = self.stream.take().map_or(Ok(0), |stream| stream.write(&answer.bytes));
-        match sent {
-            Ok(sent) => {
-                answer.sent = sent;
-                self.report(answer);
-            }
-            Err(_) => self.report(Answer::unsent(Vec::new(), Then::Close)),
-        }
-    }
-
-    /// Gives the connection back. The loop is woken where there is more to do for it; else it learns of it when the
-    /// client's next request wakes it, or at its next look at the clock.
-    fn report(&mut self, answer: Answer) {
-        self.is_open = false;
-        let connection = self.connection;
-        let is_all = answer.sent == answer.bytes.len() && answer.rest.is_none() && answer.then == Then::Keep;
-        let is_wanted = {
-            let mut tray = self.desk.tray();
-            tray.done.push(Done { connection, answer });
-            let place = tray.wanted.iter().position(|&wanted| wanted == connection);
-            place.map(|place| tray.wanted.swap_remove(place)).is_some()
-        };
-        if (is_wanted || !is_all || self.desk.stopping.load(Ordering::Acquire))
-            && let Err(error) = self.desk.waker.wake()
-        {
-            log::error!("the listener could not be woken: {error}");
-        }
-    }
-
-    fn give_room_back(&mut self) {
-        if let Some((weight, under_way)) = self.counted.take() {
-            self.desk.load.weight.fetch_sub(weight, Ordering::AcqRel);
-            under_way.fetch_sub(1, Ordering::AcqRel);
-        }
+impl Assignment {
+    fn finish(mut self, outgoing: Outgoing) {
+        self.outgoing = Some(outgoing);
     }
 }
 
-impl Drop for Turn {
+impl Drop for Assignment {
     fn drop(&mut self) {
-        self.give_room_back();
-        if self.is_open {
-            self.stream = None;
-            self.report(Answer::unsent(Vec::new(), Then::Close));
+        // Before the client can see the response: its next request must find room.
+        self.completions.load.weight.fetch_sub(self.weight, Ordering::AcqRel);
+        self.requests.fetch_sub(1, Ordering::AcqRel);
+        let outgoing = self.outgoing.take().unwrap_or_else(|| Outgoing::new(Vec::new(), Then::Close));
+        let completed = Completed { connection: self.connection, outgoing };
+        self.completions.queue.lock().unwrap_or_else(PoisonError::into_inner).push(completed);
+        if let Err(error) = self.completions.waker.wake() {
+            log::error!("could not wake the listener: {error}");
         }
     }
 }

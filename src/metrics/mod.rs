@@ -13,7 +13,7 @@ use self::histogram::Histogram;
 use self::text::Text;
 use crate::error::ApiError;
 use crate::listener::Snapshot;
-use crate::store::{Searched, Tokens};
+use crate::store::{LedgerState, Searched, Tokens};
 
 /// Why Search is asked, as the ledger has it.
 const REASONS: [&str; 3] = ["always", "match", "model"];
@@ -134,7 +134,7 @@ impl Metrics {
     }
 
     /// All of it as Prometheus reads it: the text format, version 0.0.4.
-    pub fn render(&self, load: &Snapshot) -> String {
+    pub fn render(&self, load: &Snapshot, ledger: &LedgerState) -> String {
         let mut text = Text::default();
         self.requests(&mut text);
         self.searches(&mut text);
@@ -143,6 +143,7 @@ impl Metrics {
         text.counter("adriaticum_ledger_errors_total", "Writes to the ledger that failed.")
             .with(&[("operation", "open")], self.ledger_open_errors.get())
             .with(&[("operation", "settle")], self.ledger_settle_errors.get());
+        background(&mut text, ledger);
         text.gauge("adriaticum_build_info", "The version that runs; the value is always 1.")
             .with(&[("version", env!("CARGO_PKG_VERSION"))], 1);
         let started = self.started.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -203,6 +204,24 @@ impl Metrics {
     }
 }
 
+/// How far the background jobs are behind.
+fn background(text: &mut Text, ledger: &LedgerState) {
+    text.gauge("adriaticum_unsealed_rows", "Rows of the ledger that wait for their seal.")
+        .with(&[], ledger.unsealed_rows);
+    text.gauge(
+        "adriaticum_unsealed_seconds",
+        "For how long rows have waited for their seal without a break.",
+    )
+    .with(&[], ledger.unsealed_seconds);
+    text.gauge("adriaticum_wal_bytes", "Bytes of the database's WAL that are in use.")
+        .with(&[], ledger.wal_bytes);
+    text.counter(
+        "adriaticum_wal_restarts_total",
+        "Checkpoints that requests had to wait for, at 64 MiB of WAL.",
+    )
+    .with(&[], ledger.wal_restarts);
+}
+
 /// What the listener has to do, and what it can do at most.
 fn pressure(text: &mut Text, load: &Snapshot) {
     for (name, help, value) in [
@@ -227,7 +246,7 @@ fn pressure(text: &mut Text, load: &Snapshot) {
     .with(&[("which", "idle")], load.made_way);
     text.counter("adriaticum_requests_shed_total", "Requests answered 503 for want of room.")
         .with(&[("reason", "queue")], load.queue_full)
-        .with(&[("reason", "console")], load.aside_full)
+        .with(&[("reason", "console")], load.console_full)
         .with(&[("reason", "buffer")], load.buffers_full);
 }
 
@@ -250,7 +269,7 @@ mod tests {
             turned_away: 1,
             made_way: 2,
             queue_full: 4,
-            aside_full: 0,
+            console_full: 0,
             buffers_full: 5,
         }
     }
@@ -269,7 +288,7 @@ mod tests {
 
     #[test]
     fn every_outcome_is_there_from_the_start() {
-        let text = Metrics::default().render(&load());
+        let text = Metrics::default().render(&load(), &LedgerState::default());
         check(&text, &["adriaticum_requests_total{status=\"200\",code=\"ok\"} 0"]);
         for error in ApiError::ALL {
             let (status, code) = (error.status(), error.code());
@@ -286,7 +305,7 @@ mod tests {
         metrics.answered(Err(ApiError::InferenceError), &times(400_000));
         metrics.refused(ApiError::ServiceUnavailable);
         metrics.ledger_settle_errors.add(1);
-        let text = metrics.render(&load());
+        let text = metrics.render(&load(), &LedgerState::default());
         check(
             &text,
             &[
@@ -321,7 +340,7 @@ mod tests {
     /// The rules of the format that no line shows by itself.
     #[test]
     fn a_family_is_told_once_and_before_its_samples() {
-        let text = Metrics::default().render(&load());
+        let text = Metrics::default().render(&load(), &LedgerState::default());
         assert!(text.ends_with('\n'));
         let mut families: Vec<&str> = Vec::new();
         for line in text.lines() {

@@ -35,16 +35,6 @@ pub struct Chat<'a> {
     pub max_tokens: u16,
 }
 
-impl Chat<'_> {
-    /// The same, for longer than the bytes that it was read from.
-    pub fn into_owned(self) -> Chat<'static> {
-        let owned =
-            |message: Message| Message { role: message.role, content: message.content.into_owned().into() };
-        let Self { messages, temperature, max_tokens } = self;
-        Chat { messages: messages.into_iter().map(owned).collect(), temperature, max_tokens }
-    }
-}
-
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Message<'a> {
     pub role: Role,

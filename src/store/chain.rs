@@ -1,15 +1,16 @@
-//! Tamper evidence: each completed row bears a hash over its content and its predecessor's hash, so that a
-//! row that was altered, removed or put in between breaks the chain where it stands.
+//! Tamper evidence: each sealed row has a hash over its content and its predecessor's hash, so a row that was changed,
+//! removed or inserted breaks the chain at its place.
 //!
-//! Whoever may write the database could compute a whole new chain. What an operator notes elsewhere of the
-//! head, which `usage verify` prints, can't be met by one.
+//! Anyone who may write the database could compute a new chain. A head that an operator has noted elsewhere, as
+//! `usage verify` prints it, is not part of such a chain.
 
 use std::fmt;
 
-use rusqlite::{Connection, OptionalExtension, Row};
 use sha2::{Digest, Sha256};
 
-use super::ledger::{self, LedgerRow, NewRow, Outcome, Tokens};
+use super::engine::{Row, Session, values};
+use super::ledger::{self, LedgerRow, Tokens};
+use super::sealing::COUNT_UNSEALED;
 use super::{DAY, Store, StoreError};
 
 /// A row's place in the chain.
@@ -19,134 +20,86 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// The link of a row that is completed now, after this one.
-    pub fn next(&self, row: &NewRow, outcome: &Outcome) -> Self {
-        let content = Content {
-            request_id: &row.request_id,
-            key_id: &row.key_id,
-            key_name: &row.key_name,
-            created: row.created,
-            status: outcome.status.map(i64::from),
-            error_code: outcome.error_code,
-            tokens: outcome.tokens,
-            times: [outcome.duration_ms, outcome.queue_ms, outcome.runtime_ms],
-            grounded: outcome.grounded,
-            search: outcome
-                .search
-                .as_ref()
-                .map(|search| (search.reason, search.results, Some(search.time_ms))),
-        };
+    fn read(mut row: Row) -> Result<Self, StoreError> {
+        Ok(Self { seq: row.next()?, hash: row.next()? })
+    }
+
+    /// The link of a row that is sealed after this one.
+    pub fn next(&self, row: &LedgerRow) -> Self {
         let seq = self.seq + 1;
-        Self { seq, hash: content.hash(seq, &self.hash) }
+        Self { seq, hash: hash(row, seq, &self.hash) }
     }
 }
 
-/// Where the chain ends: its newest row, or what stands for it where all rows were removed or none was made.
-pub(super) fn head(connection: &Connection) -> rusqlite::Result<Link> {
+/// The end of the chain: its newest row, or its anchor if there is no row.
+pub(super) fn head(session: &dyn Session) -> Result<Link, StoreError> {
     let newest = "SELECT seq, hash FROM usage WHERE seq IS NOT NULL ORDER BY seq DESC LIMIT 1";
-    let link = |row: &Row| Ok(Link { seq: row.get(0)?, hash: row.get(1)? });
-    match connection.query_row(newest, [], link).optional()? {
+    match session.first(newest, &[], Link::read)? {
         Some(head) => Ok(head),
-        None => anchor(connection),
+        None => anchor(session),
     }
 }
 
-/// Where the chain begins.
-fn anchor(connection: &Connection) -> rusqlite::Result<Link> {
-    connection.query_row("SELECT anchor_seq, anchor_hash FROM chain", [], |row| {
-        Ok(Link { seq: row.get(0)?, hash: row.get(1)? })
-    })
+/// The beginning of the chain.
+fn anchor(session: &dyn Session) -> Result<Link, StoreError> {
+    session.first("SELECT anchor_seq, anchor_hash FROM chain", &[], Link::read)?.ok_or(StoreError::NoRow)
 }
 
-/// What of a row is hashed: all of it.
-struct Content<'a> {
-    request_id: &'a str,
-    key_id: &'a str,
-    key_name: &'a str,
-    created: i64,
-    status: Option<i64>,
-    error_code: Option<&'a str>,
-    tokens: Tokens,
-    times: [Option<f64>; 3],
-    grounded: bool,
-    /// Why Search was asked, what it found, and how long it took.
-    search: Option<(&'a str, Option<i64>, Option<f64>)>,
-}
-
-impl<'a> Content<'a> {
-    fn of(row: &'a LedgerRow) -> Self {
-        Self {
-            request_id: &row.request_id,
-            key_id: &row.key_id,
-            key_name: &row.key_name,
-            created: row.created,
-            status: row.status,
-            error_code: row.error_code.as_deref(),
-            tokens: row.tokens,
-            times: [row.duration_ms, row.queue_ms, row.runtime_ms],
-            grounded: row.grounded,
-            search: (row.search_reason.is_some() || row.search_results.is_some() || row.search_ms.is_some())
-                .then(|| (row.search_reason.as_deref().unwrap_or(""), row.search_results, row.search_ms)),
-        }
-    }
-
-    /// The hash of a row in its place after another.
-    fn hash(&self, seq: i64, predecessor: &[u8; 32]) -> [u8; 32] {
-        let mut hasher = Sha256::new();
-        hasher.update(predecessor);
-        let mut part = |bytes: Option<&[u8]>| {
-            // Each part says how long it is, so that no two rows have the same bytes.
-            match bytes {
-                None => hasher.update([0xff; 4]),
-                Some(bytes) => {
-                    let length = u32::try_from(bytes.len()).expect("a column should have less than 4 GiB");
-                    hasher.update(length.to_le_bytes());
-                    hasher.update(bytes);
-                }
+/// The hash of a row in its place. It covers all columns.
+fn hash(row: &LedgerRow, seq: i64, predecessor: &[u8; 32]) -> [u8; 32] {
+    let mut hasher = Sha256::new();
+    hasher.update(predecessor);
+    let mut part = |bytes: Option<&[u8]>| {
+        // Each part has its length, so that no two rows have the same bytes.
+        match bytes {
+            None => hasher.update([0xff; 4]),
+            Some(bytes) => {
+                let length = u32::try_from(bytes.len()).expect("a column should have less than 4 GiB");
+                hasher.update(length.to_le_bytes());
+                hasher.update(bytes);
             }
-        };
-        for text in [Some(self.request_id), Some(self.key_id), Some(self.key_name), self.error_code] {
-            part(text.map(str::as_bytes));
         }
-        let Tokens { prompt_tokens, completion_tokens, total_tokens } = self.tokens;
-        let numbers =
-            [Some(seq), Some(self.created), self.status, prompt_tokens, completion_tokens, total_tokens];
-        for number in numbers {
-            part(number.map(i64::to_le_bytes).as_ref().map(<[u8; 8]>::as_slice));
-        }
-        for time in self.times {
-            part(time.map(f64::to_le_bytes).as_ref().map(<[u8; 8]>::as_slice));
-        }
-        part(Some(&[self.grounded.into()]));
-        // Rows that are older than these columns have none of them, and keep the hash that they were made with.
-        if let Some((reason, results, time)) = self.search {
-            part(Some(reason.as_bytes()));
-            part(results.map(i64::to_le_bytes).as_ref().map(<[u8; 8]>::as_slice));
-            part(time.map(f64::to_le_bytes).as_ref().map(<[u8; 8]>::as_slice));
-        }
-        hasher.finalize().into()
+    };
+    let error_code = row.error_code.as_deref();
+    for text in [Some(row.request_id.as_str()), Some(&row.key_id), Some(&row.key_name), error_code] {
+        part(text.map(str::as_bytes));
     }
+    let Tokens { prompt_tokens, completion_tokens, total_tokens } = row.tokens;
+    for number in [Some(seq), Some(row.created), row.status, prompt_tokens, completion_tokens, total_tokens] {
+        part(number.map(i64::to_le_bytes).as_ref().map(<[u8; 8]>::as_slice));
+    }
+    for time in [row.duration_ms, row.queue_ms, row.runtime_ms] {
+        part(time.map(f64::to_le_bytes).as_ref().map(<[u8; 8]>::as_slice));
+    }
+    part(Some(&[row.grounded.into()]));
+    // Rows that are older than these columns have null in all of them, and keep the hash that they were made with.
+    if row.search_reason.is_some() || row.search_results.is_some() || row.search_ms.is_some() {
+        part(Some(row.search_reason.as_deref().unwrap_or("").as_bytes()));
+        part(row.search_results.map(i64::to_le_bytes).as_ref().map(<[u8; 8]>::as_slice));
+        part(row.search_ms.map(f64::to_le_bytes).as_ref().map(<[u8; 8]>::as_slice));
+    }
+    hasher.finalize().into()
 }
 
-/// What a walk along the chain found.
+/// The result of a walk along the chain.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Verdict {
+pub struct Verification {
     pub rows: u64,
     pub head: String,
-    /// The first thing that is wrong.
+    /// Rows that have an outcome and wait for their seal: no fault.
+    pub unsealed: i64,
+    /// The first fault.
     pub fault: Option<Fault>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// A row's content is not what its hash was made from.
+    /// A row's content does not match its hash.
     Altered { request_id: String },
-    /// Rows are missing between two that are there.
+    /// Rows are missing between two others.
     Removed { before: String, count: i64 },
     /// The newest rows are missing.
     Cut { count: i64 },
-    /// A row has an outcome and no place in the chain.
-    Inserted { request_id: String },
     /// The sums of a day are not those of its rows.
     Sums { day: i64 },
 }
@@ -159,7 +112,6 @@ impl fmt::Display for Fault {
             }
             Self::Removed { before, count } => write!(f, "{count} rows were removed before that of {before}"),
             Self::Cut { count } => write!(f, "the newest {count} rows were removed"),
-            Self::Inserted { request_id } => write!(f, "the row of {request_id} was put in"),
             Self::Sums { day } => {
                 write!(f, "the sums of the day {} are not those of its rows", super::date(*day))
             }
@@ -168,82 +120,78 @@ impl fmt::Display for Fault {
 }
 
 impl Store {
-    /// Walks the whole chain, then holds the sums of each day against its rows. It reads one state of the
-    /// database, and nobody waits for it.
-    pub fn verify(&self) -> Result<Verdict, StoreError> {
-        self.read(|connection| {
-            let snapshot = connection.unchecked_transaction()?;
-            let verdict = walk(&snapshot)?;
-            match verdict.fault {
-                None => Ok(Verdict { fault: compare_sums(&snapshot)?, ..verdict }),
-                Some(_) => Ok(verdict),
+    /// Walks the whole chain, then compares the sums of each day with its rows, on one state of the database.
+    pub fn verify(&self) -> Result<Verification, StoreError> {
+        self.engine.read(|session| {
+            let mut verification = walk(session)?;
+            if verification.fault.is_none() {
+                verification.fault = compare_sums(session)?;
             }
+            Ok(verification)
         })
     }
 }
 
-fn walk(connection: &Connection) -> rusqlite::Result<Verdict> {
-    let Link { mut seq, mut hash } = anchor(connection)?;
-    let mut verdict = Verdict { rows: 0, head: String::new(), fault: None };
-    let columns = ledger::COLUMNS;
-    let mut statement = connection
-        .prepare(&format!("SELECT {columns}, hash FROM usage WHERE seq IS NOT NULL ORDER BY seq"))?;
-    let mut rows = statement.query([])?;
-    while let Some(found) = rows.next()? {
-        let row = ledger::read_row(found)?;
-        let place = row.seq.unwrap_or_default();
-        if place != seq + 1 {
-            verdict.fault = Some(Fault::Removed { before: row.request_id, count: place - seq - 1 });
-            return Ok(verdict);
+fn walk(session: &dyn Session) -> Result<Verification, StoreError> {
+    let mut last = anchor(session)?;
+    let (mut rows, mut fault) = (0, None);
+    let statement = format!("SELECT {}, hash FROM usage WHERE seq IS NOT NULL ORDER BY seq", ledger::COLUMNS);
+    session.query(&statement, &[], &mut |mut columns| {
+        if fault.is_some() {
+            return Ok(());
         }
-        let kept: [u8; 32] = found.get("hash")?;
-        if Content::of(&row).hash(place, &hash) != kept {
-            verdict.fault = Some(Fault::Altered { request_id: row.request_id });
-            return Ok(verdict);
+        let row = ledger::read_row(&mut columns)?;
+        let stored: Option<Vec<u8>> = columns.next()?;
+        let seq = row.seq.unwrap_or_default();
+        let link = last.next(&row);
+        if seq != link.seq {
+            fault = Some(Fault::Removed { before: row.request_id, count: seq - link.seq });
+        } else if stored.as_deref() != Some(&link.hash) {
+            fault = Some(Fault::Altered { request_id: row.request_id });
+        } else {
+            last = link;
+            rows += 1;
         }
-        (seq, hash) = (place, kept);
-        verdict.rows += 1;
-    }
-    verdict.head = format!("{seq}:{}", hex::encode(hash));
-    // Every row of the chain, removed ones too, was counted once in the sums of its day.
-    let counted: i64 =
-        connection.query_row("SELECT coalesce(sum(requests), 0) FROM usage_daily", [], |row| row.get(0))?;
-    if counted > seq {
-        verdict.fault = Some(Fault::Cut { count: counted - seq });
-        return Ok(verdict);
-    }
-    let mut stray = connection.prepare(
-        "SELECT request_id FROM usage WHERE seq IS NULL AND (status IS NOT NULL OR error_code IS NOT NULL)",
+        Ok(())
+    })?;
+    // Every row of the chain, also one that retention removed, is in the sums of its day.
+    let counted: i64 = session.value(
+        "SELECT CAST(coalesce(sum(requests), 0) AS BIGINT) FROM usage_rollup WHERE span = $1",
+        &values![DAY],
     )?;
-    let mut stray = stray.query([])?;
-    if let Some(row) = stray.next()? {
-        verdict.fault = Some(Fault::Inserted { request_id: row.get(0)? });
+    if fault.is_none() && counted > last.seq {
+        fault = Some(Fault::Cut { count: counted - last.seq });
     }
-    Ok(verdict)
+    let head = format!("{}:{}", last.seq, hex::encode(last.hash));
+    Ok(Verification { rows, head, unsealed: session.value(COUNT_UNSEALED, &[])?, fault })
 }
 
-/// The first day whose sums differ from its rows, of the days of which no row was removed on purpose.
-fn compare_sums(connection: &Connection) -> rusqlite::Result<Option<Fault>> {
-    let kept_since: i64 = connection.query_row("SELECT kept_since FROM chain", [], |row| row.get(0))?;
-    let first_whole_day = kept_since.div_euclid(DAY) + i64::from(kept_since.rem_euclid(DAY) > 0);
-    let counted = format!(
-        "SELECT created / {DAY} AS day, key_id, key_name, coalesce(status, 0) AS status,
-         coalesce(error_code, '') AS error_code, count(*) AS requests, coalesce(sum(prompt_tokens), 0),
-         coalesce(sum(completion_tokens), 0), coalesce(sum(total_tokens), 0),
+/// The first day whose sums differ from its rows, among the days of which retention has removed no row.
+fn compare_sums(session: &dyn Session) -> Result<Option<Fault>, StoreError> {
+    let first_whole_day = first_whole_day(session)?;
+    let counted = "SELECT created / 86400 AS day, key_id, key_name, coalesce(status, 0), coalesce(error_code, ''),
+         count(*), coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0), coalesce(sum(total_tokens), 0),
          count(*) FILTER (WHERE status = 200 AND total_tokens IS NULL)
-         FROM usage WHERE seq IS NOT NULL AND created >= ?1 * {DAY} GROUP BY 1, 2, 3, 4, 5"
+         FROM usage WHERE seq IS NOT NULL AND created >= $1 * 86400 GROUP BY 1, 2, 3, 4, 5";
+    let kept = "SELECT start / 86400 AS day, key_id, key_name, status, error_code, requests, prompt_tokens,
+         completion_tokens, total_tokens, unmeasured FROM usage_rollup WHERE span = 86400 AND start >= $1 * 86400";
+    let differing = format!(
+        "SELECT min(day) FROM (SELECT day FROM ({counted} EXCEPT {kept}) AS a
+         UNION ALL SELECT day FROM ({kept} EXCEPT {counted}) AS b) AS differing"
     );
-    let kept = "SELECT * FROM usage_daily WHERE day >= ?1";
-    let mut differing = connection.prepare(&format!(
-        "SELECT min(day) FROM (SELECT day FROM ({counted} EXCEPT {kept}) UNION ALL SELECT day FROM ({kept} EXCEPT {counted}))"
-    ))?;
-    let day: Option<i64> = differing.query_row([first_whole_day], |row| row.get(0))?;
+    let day: Option<i64> = session.value(&differing, &values![first_whole_day])?;
     Ok(day.map(|day| Fault::Sums { day }))
+}
+
+/// The first day of which retention has removed no row.
+pub(super) fn first_whole_day(session: &dyn Session) -> Result<i64, StoreError> {
+    let kept_since: i64 = session.value("SELECT kept_since FROM chain", &[])?;
+    Ok(kept_since.div_euclid(DAY) + i64::from(kept_since.rem_euclid(DAY) > 0))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::ledger::tests::{id, write};
+    use super::super::ledger::tests::{id, row, write};
     use super::super::tests::Temporary;
     use super::*;
 
@@ -252,22 +200,31 @@ mod tests {
         for number in 0..10 {
             write(&temporary.store, &number.to_string(), "key_1", number * 40_000, 200, Some(number));
         }
+        temporary.store.seal_all(400_000);
         temporary
     }
 
     #[track_caller]
-    fn fault_after(sql: &'static str) -> Option<Fault> {
+    fn fault_after(statements: &str) -> Option<Fault> {
         let temporary = ten_rows();
-        temporary.store.write(move |connection| connection.execute_batch(sql)).expect("a change");
+        temporary.store.tamper(statements);
         temporary.store.verify().expect("a walk").fault
     }
 
     #[test]
     fn an_untouched_ledger_verifies() {
         let temporary = ten_rows();
-        let verdict = temporary.store.verify().expect("a walk");
-        assert_eq!((verdict.rows, verdict.fault), (10, None));
-        assert!(verdict.head.starts_with("10:"));
+        let found = temporary.store.verify().expect("a walk");
+        assert_eq!((found.rows, found.unsealed, found.fault), (10, 0, None));
+        assert!(found.head.starts_with("10:"));
+        write(&temporary.store, "unsealed", "key_1", 400_000, 200, None);
+        temporary.store.begin(&row("open", "key_1", 400_000)).expect("a running request");
+        let found = temporary.store.verify().expect("a walk");
+        assert_eq!(
+            (found.rows, found.unsealed, found.fault),
+            (10, 1, None),
+            "a row without a seal is no fault"
+        );
     }
 
     #[test]
@@ -293,7 +250,7 @@ mod tests {
             "hash = zeroblob(32)",
         ] {
             let sql = format!("UPDATE usage SET {column} WHERE seq = 5");
-            assert_eq!(fault_after(sql.leak()), altered(4), "{column}");
+            assert_eq!(fault_after(&sql), altered(4), "{column}");
         }
         let removed = Some(Fault::Removed { before: of(6), count: 2 });
         assert_eq!(fault_after("DELETE FROM usage WHERE seq IN (5, 6)"), removed);
@@ -301,12 +258,6 @@ mod tests {
         assert_eq!(
             fault_after("UPDATE usage SET seq = 100 WHERE seq = 10"),
             Some(Fault::Removed { before: of(9), count: 90 })
-        );
-        assert_eq!(
-            fault_after(
-                "INSERT INTO usage (request_id, key_id, key_name, created, status) VALUES ('new', 'k', 'n', 1, 200)"
-            ),
-            Some(Fault::Inserted { request_id: "new".into() })
         );
         assert_eq!(
             fault_after(
@@ -321,9 +272,12 @@ mod tests {
     #[test]
     fn sums_that_are_not_those_of_the_rows_are_found() {
         assert_eq!(
-            fault_after("UPDATE usage_daily SET total_tokens = 0 WHERE day = 1"),
+            fault_after("UPDATE usage_rollup SET total_tokens = 0 WHERE span = 86400 AND start = 86400"),
             Some(Fault::Sums { day: 1 })
         );
-        assert_eq!(fault_after("DELETE FROM usage_daily WHERE day = 2"), Some(Fault::Sums { day: 2 }));
+        assert_eq!(
+            fault_after("DELETE FROM usage_rollup WHERE start = 172800"),
+            Some(Fault::Sums { day: 2 })
+        );
     }
 }

@@ -1,19 +1,17 @@
-//! The keys: who may ask, and for what.
+//! API keys.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::mem;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
-use rusqlite::{Connection, OptionalExtension, Row, named_params};
 use serde::Serialize;
 use sha2::Sha256;
 
+use super::engine::{Row, Statement, values};
 use super::{Store, StoreError};
 use crate::id::secret_hex;
 
-/// A key as it is kept. The secret is not in it: whoever reads the database can't use the keys.
+/// A key as it is stored. The secret is not in it: reading the database does not allow using the keys.
 #[derive(Clone, Debug, Serialize)]
 pub struct Key {
     pub id: String,
@@ -98,66 +96,10 @@ impl fmt::Debug for Digest {
     }
 }
 
-/// How many keys are remembered: more than are in use at once on any host of ours.
-const MOST_KNOWN: usize = 1024;
-
-/// The keys that were looked up lately, so that a request need not read its key from the database. What is remembered
-/// may be out of date, so it is good for a row only if the transaction that writes the row finds that no other process
-/// has changed the database since: SQLite tells that for the price of reading a number.
-#[derive(Default)]
-pub(super) struct Known {
-    keys: Mutex<HashMap<[u8; 32], (Seen, Key)>>,
-    /// Counts the changes after which nothing that was known before holds.
-    changes: AtomicU64,
-    /// SQLite's count of what others have committed, as the writer saw it last.
-    data_version: AtomicI64,
-}
-
-/// As of when something is known of the keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen(u64);
-
-impl Known {
-    pub fn seen(&self) -> Seen {
-        Seen(self.changes.load(Ordering::Acquire))
-    }
-
-    /// Looks, in a transaction of the writer's, whether another process has changed the database.
-    pub fn look(&self, connection: &Connection) -> rusqlite::Result<()> {
-        let query = "PRAGMA data_version";
-        let version: i64 = connection.prepare_cached(query)?.query_row([], |row| row.get(0))?;
-        if self.data_version.swap(version, Ordering::AcqRel) != version {
-            self.forget();
-        }
-        Ok(())
-    }
-
-    /// Takes note of a change that this process has made.
-    fn forget(&self) {
-        self.changes.fetch_add(1, Ordering::AcqRel);
-    }
-
-    fn recall(&self, digest: &Digest, seen: Seen) -> Option<Key> {
-        self.lock().get(&digest.0).filter(|(then, _)| *then == seen).map(|(_, key)| key.clone())
-    }
-
-    fn remember(&self, digest: &Digest, seen: Seen, key: Key) {
-        let mut keys = self.lock();
-        if keys.len() >= MOST_KNOWN {
-            keys.clear();
-        }
-        keys.insert(digest.0, (seen, key));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<[u8; 32], (Seen, Key)>> {
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 const COLUMNS: &str = "id, name, permissions, created, expires, last_used, revoked, hint";
 
 impl Store {
-    /// Keeps a new key, and gives it its id.
+    /// Stores a new key, and returns its id.
     pub fn add_key(
         &self,
         secret: &str,
@@ -185,71 +127,30 @@ impl Store {
         expires: Option<i64>,
     ) -> Result<bool, StoreError> {
         let words: Vec<&str> = permissions.iter().map(|permission| permission.as_str()).collect();
-        let (permissions, name, id) = (words.join(","), name.0.clone(), id.to_owned());
-        let (digest, hint) = (Digest::of(secret), hint(secret));
-        self.write_synced(move |connection| {
-            let added = connection.execute(
-                "INSERT INTO keys (id, digest, name, permissions, created, expires, hint)
-                 VALUES (:id, :digest, :name, :permissions, :created, :expires, :hint)
-                 ON CONFLICT (id) DO NOTHING",
-                named_params! {
-                    ":id": id, ":digest": digest.0, ":name": name, ":permissions": permissions,
-                    ":created": created, ":expires": expires, ":hint": hint,
-                },
-            )?;
-            Ok(added == 1)
-        })
+        let added = self.write_durable(Statement::new(
+            "INSERT INTO keys (id, digest, name, permissions, created, expires, hint)
+             VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (id) DO NOTHING",
+            values![id, Digest::of(secret).0, &name.0, words.join(","), created, expires, hint(secret)],
+        ))?;
+        Ok(added == 1)
     }
 
     /// The key whose secret has this digest, as the last commit of any process left it.
     pub fn find_key(&self, digest: &Digest) -> Result<Option<Key>, StoreError> {
-        self.read(|connection| {
-            connection
-                .prepare_cached(&format!("SELECT {COLUMNS} FROM keys WHERE digest = ?"))?
-                .query_row([digest.0], read_key)
-                .optional()
-        })
-    }
-
-    /// The key whose secret has this digest, as it was when it was last looked up, and when that was. A row of the ledger
-    /// that bears this is refused with [`StoreError::KeysChanged`] where it does not hold any more.
-    pub fn recall_key(&self, digest: &Digest) -> Result<Option<(Key, Seen)>, StoreError> {
-        let seen = self.known.seen();
-        if let Some(key) = self.known.recall(digest, seen) {
-            return Ok(Some((key, seen)));
-        }
-        let found = self.find_key(digest)?;
-        if let Some(key) = &found {
-            self.known.remember(digest, seen, key.clone());
-        }
-        Ok(found.map(|key| (key, seen)))
-    }
-
-    /// Remembers that a use is about to be noted, so that the next one is not.
-    pub fn remember_use(&self, digest: &Digest, now: i64) {
-        if let Some((_, key)) = self.known.lock().get_mut(&digest.0) {
-            key.last_used = Some(now);
-        }
+        let statement = format!("SELECT {COLUMNS} FROM keys WHERE digest = $1");
+        self.engine.read(|session| session.first(&statement, &values![digest.0], read_key))
     }
 
     /// All keys, the oldest first.
     pub fn list_keys(&self) -> Result<Vec<Key>, StoreError> {
-        self.read(|connection| {
-            connection
-                .prepare(&format!("SELECT {COLUMNS} FROM keys ORDER BY created, rowid"))?
-                .query_map([], read_key)?
-                .collect()
-        })
+        let statement = format!("SELECT {COLUMNS} FROM keys ORDER BY created, id");
+        self.engine.read(|session| session.rows(&statement, &[], read_key))
     }
 
-    /// Whether there was such a key.
+    /// Returns whether there is such a key.
     pub fn rename_key(&self, id: &str, name: &KeyName) -> Result<bool, StoreError> {
-        let (id, name) = (id.to_owned(), name.0.clone());
-        let changed = self.write_synced(move |connection| {
-            connection.execute("UPDATE keys SET name = ?2 WHERE id = ?1", [&id, &name])
-        })?;
-        self.known.forget();
-        Ok(changed > 0)
+        let rename = "UPDATE keys SET name = $2 WHERE id = $1";
+        Ok(self.write_durable(Statement::new(rename, values![id, &name.0]))? > 0)
     }
 
     /// Notes a use that leaves no row in the ledger, in memory: `write_uses` writes it.
@@ -260,29 +161,16 @@ impl Store {
     /// Writes the uses noted since the last call. If that fails they are lost, and the next use is noted again.
     pub fn write_uses(&self) -> Result<(), StoreError> {
         let uses = mem::take(&mut *self.uses.lock().unwrap_or_else(PoisonError::into_inner));
-        if uses.is_empty() {
-            return Ok(());
+        for (id, now) in uses {
+            self.write(Statement::new("UPDATE keys SET last_used = $2 WHERE id = $1", values![id, now]))?;
         }
-        self.write(move |connection| {
-            let mut statement = connection.prepare_cached("UPDATE keys SET last_used = ?2 WHERE id = ?1")?;
-            for (id, now) in &uses {
-                statement.execute(rusqlite::params![id, now])?;
-            }
-            Ok(())
-        })
+        Ok(())
     }
 
-    /// Whether there was such a key. One that is revoked already stays revoked since then.
+    /// Returns whether there is such a key. One that is revoked already keeps its time.
     pub fn revoke_key(&self, id: &str, now: i64) -> Result<bool, StoreError> {
-        let id = id.to_owned();
-        let changed = self.write_synced(move |connection| {
-            connection.execute(
-                "UPDATE keys SET revoked = coalesce(revoked, ?2) WHERE id = ?1",
-                rusqlite::params![id, now],
-            )
-        })?;
-        self.known.forget();
-        Ok(changed > 0)
+        let revoke = "UPDATE keys SET revoked = coalesce(revoked, $2) WHERE id = $1";
+        Ok(self.write_durable(Statement::new(revoke, values![id, now]))? > 0)
     }
 }
 
@@ -293,24 +181,22 @@ fn hint(secret: &str) -> Option<String> {
     (digits.len() >= 32).then(|| format!("{prefix}_{begin}…{end}"))
 }
 
-fn read_key(row: &Row) -> rusqlite::Result<Key> {
-    let permissions: String = row.get("permissions")?;
+fn read_key(mut row: Row) -> Result<Key, StoreError> {
     Ok(Key {
-        id: row.get("id")?,
-        name: row.get("name")?,
-        permissions: permissions.split(',').filter_map(Permission::parse).collect(),
-        created: row.get("created")?,
-        expires: row.get("expires")?,
-        last_used: row.get("last_used")?,
-        revoked: row.get("revoked")?,
-        hint: row.get("hint")?,
+        id: row.next()?,
+        name: row.next()?,
+        permissions: row.next::<String>()?.split(',').filter_map(Permission::parse).collect(),
+        created: row.next()?,
+        expires: row.next()?,
+        last_used: row.next()?,
+        revoked: row.next()?,
+        hint: row.next()?,
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Entry;
-    use super::super::ledger::tests::{id as id_of, row};
+    use super::super::ledger::tests::{id as id_of, outcome, row};
     use super::super::tests::Temporary;
     use super::*;
 
@@ -377,34 +263,27 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_not_made_for_a_key_that_was_changed_since_it_was_looked_up() {
+    fn begin_checks_the_key_again() {
         let temporary = Temporary::new();
         let store = &temporary.store;
         let other = Store::open(&temporary.folder.join("test.db")).expect("the same database");
-        let digest = Digest::of("secret");
-        let id = store.add_key("secret", &name("x"), &[], 1, None).expect("a new key");
-        let recalled = || store.recall_key(&digest).expect("a look-up").expect("the key");
-        let enter = |end: &str, seen: Seen| {
-            let mut row = (*row(end, &id, 7)).clone();
-            row.seen = Some(seen);
-            store.enter_and_wait(Entry::Open(row.into()))
+        let add = |secret: &str, permissions: &[Permission], expires| {
+            store.add_key(secret, &name("x"), permissions, 1, expires).expect("a new key")
         };
-        let (_, seen) = recalled();
-        enter("a", seen).expect("nothing was changed");
-        assert!(store.known.recall(&digest, seen).is_some(), "it is remembered");
-        for change in [
-            &(|| other.rename_key(&id, &name("y")).expect("a change")) as &dyn Fn() -> bool,
-            &|| store.rename_key(&id, &name("z")).expect("a change"),
-            &|| other.revoke_key(&id, 9).expect("a change"),
-        ] {
-            let (_, seen) = recalled();
-            assert!(change());
-            assert!(matches!(enter("b", seen), Err(StoreError::KeysChanged)));
-            assert!(store.find_row(&id_of("b", 7)).expect("a look-up").is_none());
+        let good = add("good", &Permission::ALL, Some(8));
+        let revoked = add("revoked", &[Permission::Completions], None);
+        let expired = add("expired", &[Permission::Completions], Some(7));
+        let metrics = add("metrics", &[Permission::Metrics], None);
+        store.begin(&row("before", &revoked, 7)).expect("it is not revoked yet");
+        other.revoke_key(&revoked, 6).expect("a change");
+        store.begin(&row("good", &good, 7)).expect("nothing was changed");
+        for key in [&revoked, &expired, &metrics, &"key_none".to_owned()] {
+            assert!(matches!(store.begin(&row("refused", key, 7)), Err(StoreError::KeyRefused)), "{key}");
+            assert!(store.find_row(&id_of("refused", 7)).expect("a look-up").is_none());
+            store
+                .record(&row(key, key, 7), &outcome(400, None))
+                .expect("a refused request has a row all the same");
         }
-        let (key, seen) = recalled();
-        assert_eq!((key.name.as_str(), key.revoked), ("z", Some(9)));
-        enter("c", seen).expect("it is the newest there is");
     }
 
     #[test]

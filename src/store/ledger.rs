@@ -1,13 +1,8 @@
-//! The ledger's rows: made, completed, looked at.
+//! The ledger's rows: begun before an inference is spent, finished before its response is sent.
 
-use std::sync::Arc;
-
-use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::Serialize;
 
-use super::chain::{self, Link};
-use super::keys::Seen;
-use super::writer::CalledBy;
+use super::engine::{Row, Statement, values};
 use super::{Store, StoreError};
 
 /// A request as it is known when it begins.
@@ -18,37 +13,33 @@ pub struct NewRow {
     /// The key's name at the time.
     pub key_name: String,
     pub created: i64,
-    /// Whether this use of the key is to be noted with the key as well.
-    pub note_use: bool,
-    /// As of when the key is known; None where it does not matter any more what the key may do.
-    pub seen: Option<Seen>,
 }
 
-/// What came of a request.
+/// The outcome of a request.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// What was sent; nothing where the service ended before it could.
-    pub status: Option<u16>,
+    /// The HTTP status that is sent.
+    pub status: u16,
     pub error_code: Option<&'static str>,
     pub tokens: Tokens,
-    pub duration_ms: Option<f64>,
-    pub queue_ms: Option<f64>,
+    pub duration_ms: f64,
+    pub queue_ms: f64,
     pub runtime_ms: Option<f64>,
     pub grounded: bool,
     pub search: Option<Searched>,
 }
 
-/// What is kept of asking Search.
+/// What the ledger keeps of a call to Search.
 #[derive(Clone, Debug)]
 pub struct Searched {
     /// `always`, `match` or `model`.
     pub reason: &'static str,
-    /// How many passages were found; nothing where Search was unavailable.
+    /// How many passages were found; `None` if Search was unavailable.
     pub results: Option<i64>,
     pub time_ms: f64,
 }
 
-/// Token figures as the runtime measured them; what it did not measure stays unknown.
+/// Token figures as the runtime measured them; `None` if it did not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Tokens {
     pub prompt_tokens: Option<i64>,
@@ -57,7 +48,7 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// The sums of two calls: of a figure that one of them lacks, the sum is not known.
+    /// The sums of two calls. If one of them lacks a figure, its sum is unknown.
     pub fn plus(self, other: Self) -> Self {
         let sum = |one: Option<i64>, another: Option<i64>| one?.checked_add(another?);
         Self {
@@ -68,7 +59,7 @@ impl Tokens {
     }
 }
 
-/// A whole row, as it stands in the table.
+/// A row as it is in the table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LedgerRow {
     pub request_id: String,
@@ -93,332 +84,117 @@ pub(super) const COLUMNS: &str = "request_id, key_id, key_name, created, status,
     completion_tokens, total_tokens, duration_ms, queue_ms, runtime_ms, grounded, search_reason,
     search_results, search_ms, seq";
 
-/// Which rows have no outcome yet.
-pub(super) const IS_OPEN: &str = "seq IS NULL AND request_id >= (SELECT closed_before FROM chain)";
+/// Inserts nothing if the key was revoked, has expired or has lost its permission since it was looked up.
+const BEGIN: &str = "INSERT INTO usage (request_id, key_id, key_name, created)
+    SELECT $1, id, name, $2 FROM keys WHERE id = $3 AND revoked IS NULL AND (expires IS NULL OR expires > $2)
+    AND ',' || permissions || ',' LIKE '%,completions,%'";
 
-/// What stands in the row of a request that was under way when the service ended.
-const INTERRUPTED: Outcome = Outcome {
-    status: None,
-    error_code: Some("interrupted"),
-    tokens: Tokens { prompt_tokens: None, completion_tokens: None, total_tokens: None },
-    duration_ms: None,
-    queue_ms: None,
-    runtime_ms: None,
-    grounded: false,
-    search: None,
-};
+const FINISH: &str =
+    "UPDATE usage SET status = $2, error_code = $3, prompt_tokens = $4, completion_tokens = $5,
+    total_tokens = $6, duration_ms = $7, queue_ms = $8, runtime_ms = $9, grounded = $10, search_reason = $11,
+    search_results = $12, search_ms = $13
+    WHERE request_id = $1 AND status IS NULL AND error_code IS NULL";
 
-/// Something to be written to the ledger.
-pub enum Entry {
-    /// The row of a request that is about to cost an inference, without an outcome yet. That the file system takes it
-    /// is enough: if the power fails now, nothing was acknowledged yet.
-    Open(Arc<NewRow>),
-    /// The outcome of a row that is open. It is on the disk and synced before it is told.
-    Close(Arc<NewRow>, Outcome),
-    /// The row of a request that was refused before it cost anything.
-    Add(Arc<NewRow>, Outcome),
-}
+const RECORD: &str = "INSERT INTO usage (request_id, status, error_code, prompt_tokens, completion_tokens, total_tokens,
+    duration_ms, queue_ms, runtime_ms, grounded, search_reason, search_results, search_ms, key_id, key_name, created)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)";
 
-impl Entry {
-    pub(super) fn is_synced(&self) -> bool {
-        matches!(self, Self::Close(..))
-    }
-
-    /// As of when the key of a new row is known.
-    pub(super) fn key_seen(&self) -> Option<Seen> {
-        match self {
-            Self::Open(row) | Self::Add(row, _) => row.seen,
-            Self::Close(..) => None,
-        }
-    }
-}
+pub(super) const INTERRUPT: &str = "UPDATE usage SET error_code = 'interrupted'
+    WHERE seq IS NULL AND status IS NULL AND error_code IS NULL";
 
 impl Store {
-    /// Writes to the ledger, and calls `then` when it is written or could not be: from this thread or from one that
-    /// writes already.
-    pub fn enter(&self, entry: Entry, then: impl FnOnce(Result<(), StoreError>, CalledBy) + Send + 'static) {
-        self.writer.enter(entry, then);
+    /// Inserts the open row of a request that is about to cost an inference. The file system has it when this returns;
+    /// nothing is acknowledged yet, so it is not synced.
+    pub fn begin(&self, row: &NewRow) -> Result<(), StoreError> {
+        let inserted =
+            self.write(Statement::new(BEGIN, values![&row.request_id, row.created, &row.key_id]))?;
+        if inserted == 0 { Err(StoreError::KeyRefused) } else { Ok(()) }
     }
 
-    /// Writes to the ledger, and returns when it is written or could not be.
-    pub fn enter_and_wait(&self, entry: Entry) -> Result<(), StoreError> {
-        self.writer.enter_and_wait(entry)
-    }
-
-    /// Tells of the rows that a crash left without an outcome, and says how many they were. Only a service
-    /// that starts may call it: no request is under way then.
-    pub fn close_interrupted(&self) -> Result<usize, StoreError> {
-        let open: Vec<LedgerRow> = self.read(|connection| {
-            let query = format!("SELECT {COLUMNS} FROM usage WHERE {IS_OPEN} ORDER BY request_id");
-            connection.prepare(&query)?.query_map([], read_row)?.collect()
-        })?;
-        for row in &open {
-            let LedgerRow { request_id, key_id, key_name, created, .. } = row.clone();
-            let row = NewRow { request_id, key_id, key_name, created, note_use: false, seen: None };
-            self.enter_and_wait(Entry::Close(row.into(), INTERRUPTED))?;
-        }
-        Ok(open.len())
-    }
-
-    /// One request's row.
-    pub fn find_row(&self, request_id: &str) -> Result<Option<LedgerRow>, StoreError> {
-        self.read(|connection| {
-            connection
-                .query_row(
-                    &format!("SELECT {COLUMNS} FROM usage WHERE request_id = ?"),
-                    [request_id],
-                    read_row,
-                )
-                .optional()
-        })
-    }
-
-    /// When the first row of the chain was made.
-    pub fn oldest_row(&self) -> Result<Option<i64>, StoreError> {
-        self.read(|connection| {
-            let oldest = "SELECT created FROM usage WHERE seq IS NOT NULL ORDER BY seq LIMIT 1";
-            connection.query_row(oldest, [], |row| row.get(0)).optional()
-        })
-    }
-
-    /// When the newest row was made.
-    pub fn newest_row(&self) -> Result<Option<i64>, StoreError> {
-        self.read(|connection| {
-            let newest = "SELECT created FROM usage ORDER BY request_id DESC LIMIT 1";
-            connection.query_row(newest, [], |row| row.get(0)).optional()
-        })
-    }
-}
-
-/// After so many new rows, `chain.closed_before` is brought up to date.
-const ROWS_BETWEEN_MARKS: u32 = 1000;
-
-/// What the one who writes remembers of the ledger from one transaction to the next, so as not to read it again,
-/// and what it has gathered in this one.
-#[derive(Default)]
-pub(super) struct Book {
-    known: Option<Known>,
-    sums: Vec<DaySums>,
-}
-
-struct Known {
-    /// The chain's newest link.
-    head: Link,
-    closed_before: String,
-    rows_since_mark: u32,
-}
-
-/// What a transaction adds to the sums of one day, key and outcome.
-struct DaySums {
-    row: Arc<NewRow>,
-    status: u16,
-    error_code: &'static str,
-    requests: i64,
-    tokens: [i64; 3],
-    unmeasured: i64,
-}
-
-impl Book {
-    pub fn enter(&mut self, connection: &Connection, entry: &Entry) -> rusqlite::Result<()> {
-        match entry {
-            Entry::Open(row) => self.open(connection, row),
-            Entry::Close(row, outcome) => self.close(connection, row, outcome),
-            Entry::Add(row, outcome) => {
-                self.open(connection, row)?;
-                self.close(connection, row, outcome)
-            }
-        }
-    }
-
-    /// Writes what was gathered: it belongs to the end of the transaction.
-    pub fn finish(&mut self, connection: &Connection) -> rusqlite::Result<()> {
-        for sums in self.sums.drain(..) {
-            sums.add_to_day(connection)?;
-        }
-        if let Some(known) = self.known.as_mut().filter(|known| known.rows_since_mark >= ROWS_BETWEEN_MARKS) {
-            known.closed_before = mark_closed(connection)?;
-            known.rows_since_mark = 0;
-        }
-        Ok(())
-    }
-
-    /// Inserts an open row and, where it is due, notes the use of its key.
-    fn open(&mut self, connection: &Connection, row: &NewRow) -> rusqlite::Result<()> {
-        let known = self.known(connection)?;
-        known.rows_since_mark += 1;
-        if row.request_id < known.closed_before {
-            // The clock was set back, or the request was slow to come here.
-            connection.execute("UPDATE chain SET closed_before = ?", [&row.request_id])?;
-            known.closed_before.clone_from(&row.request_id);
-        }
-        if row.note_use {
-            connection
-                .prepare_cached("UPDATE keys SET last_used = ?2 WHERE id = ?1")?
-                .execute(params![row.key_id, row.created])?;
-        }
-        connection
-            .prepare_cached("INSERT INTO usage (request_id, key_id, key_name, created) VALUES (?, ?, ?, ?)")?
-            .execute(params![row.request_id, row.key_id, row.key_name, row.created])?;
-        Ok(())
-    }
-
-    /// Completes an open row, links it into the chain, and counts it for the sums of its day.
-    fn close(
-        &mut self,
-        connection: &Connection,
-        row: &Arc<NewRow>,
-        outcome: &Outcome,
-    ) -> rusqlite::Result<()> {
-        let head = &mut self.known(connection)?.head;
-        *head = head.next(row, outcome);
-        let Tokens { prompt_tokens, completion_tokens, total_tokens } = outcome.tokens;
-        let search = outcome.search.as_ref();
-        let changed = connection
-            .prepare_cached(
-                "UPDATE usage SET status = ?, error_code = ?, prompt_tokens = ?, completion_tokens = ?,
-                 total_tokens = ?, duration_ms = ?, queue_ms = ?, runtime_ms = ?, grounded = ?, search_reason = ?,
-                 search_results = ?, search_ms = ?, seq = ?, hash = ?
-                 WHERE request_id = ? AND seq IS NULL",
-            )?
-            .execute(params![
-                outcome.status,
-                outcome.error_code,
-                prompt_tokens,
-                completion_tokens,
-                total_tokens,
-                outcome.duration_ms,
-                outcome.queue_ms,
-                outcome.runtime_ms,
-                outcome.grounded,
-                search.map(|search| search.reason),
-                search.and_then(|search| search.results),
-                search.map(|search| search.time_ms),
-                head.seq,
-                head.hash,
-                row.request_id,
-            ])?;
+    /// Writes the outcome into an open row. It is durable when this returns.
+    pub fn finish(&self, request_id: &str, outcome: &Outcome) -> Result<(), StoreError> {
+        let changed = self.write_durable(Statement::new(FINISH, outcome.values(request_id)))?;
         if changed != 1 {
-            // Somebody has removed or completed it: what is to be acknowledged is not on the disk.
-            return Err(rusqlite::Error::StatementChangedRows(changed));
+            return Err(StoreError::NoRow);
         }
-        self.count(row, outcome);
+        self.backlog.add(1);
         Ok(())
     }
 
-    fn known(&mut self, connection: &Connection) -> rusqlite::Result<&mut Known> {
-        match &mut self.known {
-            Some(known) => Ok(known),
-            empty => {
-                let closed_before =
-                    connection.query_row("SELECT closed_before FROM chain", [], |row| row.get(0))?;
-                let head = chain::head(connection)?;
-                // The rows of an earlier run are not counted: as many again may come before the next mark.
-                Ok(empty.insert(Known { head, closed_before, rows_since_mark: 0 }))
-            }
-        }
-    }
-
-    fn count(&mut self, row: &Arc<NewRow>, outcome: &Outcome) {
-        let new = DaySums::of(row, outcome);
-        match self.sums.iter_mut().find(|sums| sums.is_like(&new)) {
-            Some(sums) => sums.add(&new),
-            None => self.sums.push(new),
-        }
-    }
-}
-
-impl DaySums {
-    fn of(row: &Arc<NewRow>, outcome: &Outcome) -> Self {
-        let Tokens { prompt_tokens, completion_tokens, total_tokens } = outcome.tokens;
-        Self {
-            row: Arc::clone(row),
-            status: outcome.status.unwrap_or(0),
-            error_code: outcome.error_code.unwrap_or(""),
-            requests: 1,
-            tokens: [prompt_tokens, completion_tokens, total_tokens].map(Option::unwrap_or_default),
-            unmeasured: (outcome.status == Some(200) && total_tokens.is_none()).into(),
-        }
-    }
-
-    fn day(&self) -> i64 {
-        self.row.created.div_euclid(super::DAY)
-    }
-
-    fn is_like(&self, other: &Self) -> bool {
-        (self.day(), self.status, self.error_code) == (other.day(), other.status, other.error_code)
-            && self.row.key_id == other.row.key_id
-            && self.row.key_name == other.row.key_name
-    }
-
-    fn add(&mut self, other: &Self) {
-        self.requests += other.requests;
-        for (sum, more) in self.tokens.iter_mut().zip(other.tokens) {
-            *sum += more;
-        }
-        self.unmeasured += other.unmeasured;
-    }
-
-    fn add_to_day(&self, connection: &Connection) -> rusqlite::Result<()> {
-        let [prompt_tokens, completion_tokens, total_tokens] = self.tokens;
-        connection
-            .prepare_cached(
-                "INSERT INTO usage_daily VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-                 ON CONFLICT DO UPDATE SET requests = requests + excluded.requests,
-                 prompt_tokens = prompt_tokens + excluded.prompt_tokens,
-                 completion_tokens = completion_tokens + excluded.completion_tokens,
-                 total_tokens = total_tokens + excluded.total_tokens, unmeasured = unmeasured + excluded.unmeasured",
-            )?
-            .execute(params![
-                self.day(),
-                self.row.key_id,
-                self.row.key_name,
-                self.status,
-                self.error_code,
-                self.requests,
-                prompt_tokens,
-                completion_tokens,
-                total_tokens,
-                self.unmeasured,
-            ])?;
+    /// Writes the row of a request that was refused before it cost anything. It does not check the key again.
+    pub fn record(&self, row: &NewRow, outcome: &Outcome) -> Result<(), StoreError> {
+        let mut parameters = outcome.values(&row.request_id);
+        parameters.extend(values![&row.key_id, &row.key_name, row.created]);
+        self.write(Statement::new(RECORD, parameters))?;
+        self.backlog.add(1);
         Ok(())
     }
+
+    /// Marks the rows that a crash left open as interrupted, and returns how many they were. Only a service that starts
+    /// may call it: no request is running then.
+    pub fn close_interrupted(&self) -> Result<usize, StoreError> {
+        let interrupted = self.write_durable(Statement::new(INTERRUPT, []))?;
+        self.backlog.set(self.unsealed()?.rows);
+        Ok(interrupted)
+    }
+
+    pub fn find_row(&self, request_id: &str) -> Result<Option<LedgerRow>, StoreError> {
+        let statement = format!("SELECT {COLUMNS} FROM usage WHERE request_id = $1");
+        self.engine
+            .read(|session| session.first(&statement, &values![request_id], |mut row| read_row(&mut row)))
+    }
+
+    /// When the newest row was created.
+    pub fn newest_row(&self) -> Result<Option<i64>, StoreError> {
+        let newest = "SELECT created FROM usage ORDER BY request_id DESC LIMIT 1";
+        self.engine.read(|session| session.first(newest, &[], |mut row| row.next()))
+    }
 }
 
-/// Moves the mark before which every row is closed as far as it goes, so that whoever looks for open rows has few to
-/// look at: an index of them would cost every request two changes.
-fn mark_closed(connection: &Connection) -> rusqlite::Result<String> {
-    let oldest_open = format!("SELECT min(request_id) FROM usage WHERE {IS_OPEN}");
-    let newest = "SELECT max(request_id) FROM usage";
-    connection.query_row(
-        &format!(
-            "UPDATE chain SET closed_before = coalesce(({oldest_open}), ({newest})) RETURNING closed_before"
-        ),
-        [],
-        |row| row.get(0),
-    )
+impl Outcome {
+    fn values(&self, request_id: &str) -> Vec<super::engine::Value> {
+        let search = self.search.as_ref();
+        values![
+            request_id,
+            self.status,
+            self.error_code,
+            self.tokens.prompt_tokens,
+            self.tokens.completion_tokens,
+            self.tokens.total_tokens,
+            self.duration_ms,
+            self.queue_ms,
+            self.runtime_ms,
+            self.grounded,
+            search.map(|search| search.reason),
+            search.and_then(|search| search.results),
+            search.map(|search| search.time_ms),
+        ]
+        .into()
+    }
 }
 
-pub(super) fn read_row(row: &Row) -> rusqlite::Result<LedgerRow> {
+/// Reads [`COLUMNS`].
+pub(super) fn read_row(row: &mut Row) -> Result<LedgerRow, StoreError> {
     Ok(LedgerRow {
-        request_id: row.get("request_id")?,
-        key_id: row.get("key_id")?,
-        key_name: row.get("key_name")?,
-        created: row.get("created")?,
-        status: row.get("status")?,
-        error_code: row.get("error_code")?,
+        request_id: row.next()?,
+        key_id: row.next()?,
+        key_name: row.next()?,
+        created: row.next()?,
+        status: row.next()?,
+        error_code: row.next()?,
         tokens: Tokens {
-            prompt_tokens: row.get("prompt_tokens")?,
-            completion_tokens: row.get("completion_tokens")?,
-            total_tokens: row.get("total_tokens")?,
+            prompt_tokens: row.next()?,
+            completion_tokens: row.next()?,
+            total_tokens: row.next()?,
         },
-        duration_ms: row.get("duration_ms")?,
-        queue_ms: row.get("queue_ms")?,
-        runtime_ms: row.get("runtime_ms")?,
-        grounded: row.get("grounded")?,
-        search_reason: row.get("search_reason")?,
-        search_results: row.get("search_results")?,
-        search_ms: row.get("search_ms")?,
-        seq: row.get("seq")?,
+        duration_ms: row.next()?,
+        queue_ms: row.next()?,
+        runtime_ms: row.next()?,
+        grounded: row.next()?,
+        search_reason: row.next()?,
+        search_results: row.next()?,
+        search_ms: row.next()?,
+        seq: row.next()?,
     })
 }
 
@@ -428,120 +204,79 @@ pub(super) mod tests {
     use super::*;
     use crate::id::RequestId;
 
-    /// The id of a row that was made at a second, with an end of its own.
+    /// The id of a row that was created at a second, with an end of its own.
     pub fn id(end: &str, created: i64) -> String {
         RequestId::from(created) + end
     }
 
-    pub fn row(end: &str, key_id: &str, created: i64) -> Arc<NewRow> {
-        Arc::new(NewRow {
+    pub fn row(end: &str, key_id: &str, created: i64) -> NewRow {
+        NewRow {
             request_id: id(end, created),
             key_id: key_id.into(),
             key_name: format!("name of {key_id}"),
             created,
-            note_use: true,
-            seen: None,
-        })
-    }
-
-    impl Store {
-        pub fn open_row(&self, row: Arc<NewRow>) -> Result<(), StoreError> {
-            self.enter_and_wait(Entry::Open(row))
-        }
-
-        pub fn close_row(&self, row: Arc<NewRow>, outcome: Outcome) -> Result<(), StoreError> {
-            self.enter_and_wait(Entry::Close(row, outcome))
-        }
-
-        pub fn add_row(&self, row: Arc<NewRow>, outcome: Outcome) -> Result<(), StoreError> {
-            self.enter_and_wait(Entry::Add(row, outcome))
         }
     }
 
     pub fn outcome(status: u16, total_tokens: Option<i64>) -> Outcome {
         Outcome {
-            status: Some(status),
+            status,
             error_code: (status != 200).then_some("inference_error"),
             tokens: Tokens { prompt_tokens: None, completion_tokens: Some(1), total_tokens },
-            duration_ms: Some(2.5),
-            queue_ms: Some(0.5),
+            duration_ms: 2.5,
+            queue_ms: 0.5,
             runtime_ms: Some(1.0),
             grounded: false,
             search: None,
         }
     }
 
-    /// Makes and completes a row.
-    pub fn write(store: &Store, id: &str, key: &str, created: i64, status: u16, total: Option<i64>) {
-        let row = row(id, key, created);
-        store.open_row(Arc::clone(&row)).expect("a new row");
-        store.close_row(row, outcome(status, total)).expect("its outcome");
+    /// Begins and finishes a row.
+    pub fn write(store: &Store, end: &str, key: &str, created: i64, status: u16, total: Option<i64>) {
+        store.begin(&row(end, key, created)).expect("a new row");
+        store.finish(&id(end, created), &outcome(status, total)).expect("its outcome");
     }
 
     #[test]
-    fn a_row_from_its_making_to_its_completion() {
+    fn a_row_from_its_beginning_to_its_seal() {
         let temporary = Temporary::new();
         let store = &temporary.store;
-        store.open_row(row("a", "key_1", 7)).expect("a new row");
-        let found = store.find_row(&id("a", 7)).expect("a look-up").expect("the row");
-        assert_eq!((found.status, found.seq, found.created), (None, None, 7));
-        store.close_row(row("a", "key_1", 7), outcome(200, Some(5))).expect("its outcome");
-        let found = store.find_row(&id("a", 7)).expect("a look-up").expect("the row");
-        assert_eq!((found.status, found.seq, found.tokens.total_tokens), (Some(200), Some(1), Some(5)));
-        assert_eq!((found.duration_ms, found.key_name.as_str()), (Some(2.5), "name of key_1"));
-        assert!(store.close_row(row("a", "key_1", 7), outcome(200, None)).is_err(), "once only");
-        assert!(store.open_row(row("a", "key_1", 7)).is_err(), "a request has one row");
+        let find = || store.find_row(&id("a", 7)).expect("a look-up").expect("the row");
+        store.begin(&row("a", "key_1", 7)).expect("a new row");
+        assert_eq!((find().status, find().seq, find().created), (None, None, 7));
+        store.finish(&id("a", 7), &outcome(200, Some(5))).expect("its outcome");
+        assert_eq!((find().status, find().seq, find().tokens.total_tokens), (Some(200), None, Some(5)));
+        assert_eq!((find().duration_ms, find().key_name.as_str()), (Some(2.5), "name of key_1"));
+        assert!(store.finish(&id("a", 7), &outcome(200, None)).is_err(), "once only");
+        assert!(store.begin(&row("a", "key_1", 7)).is_err(), "a request has one row");
         assert!(store.find_row("b").expect("a look-up").is_none());
+        store.seal_all(8);
+        assert_eq!(find().seq, Some(1));
     }
 
     #[test]
     fn a_row_that_is_gone_is_not_acknowledged() {
         let temporary = Temporary::new();
         let store = &temporary.store;
-        store.open_row(row("a", "key_1", 1)).expect("a new row");
-        store.write(|connection| connection.execute("DELETE FROM usage", [])).expect("a deletion");
-        assert!(store.close_row(row("a", "key_1", 1), outcome(200, None)).is_err());
+        store.begin(&row("a", "key_1", 1)).expect("a new row");
+        store.tamper("DELETE FROM usage");
+        assert!(matches!(store.finish(&id("a", 1), &outcome(200, None)), Err(StoreError::NoRow)));
     }
 
     #[test]
-    fn what_a_crash_left_open_is_told_once() {
+    fn what_a_crash_left_open_is_interrupted_once() {
         let temporary = Temporary::new();
         let store = &temporary.store;
-        store.open_row(row("a", "key_1", 1)).expect("a new row");
-        store.add_row(row("b", "key_1", 1), outcome(400, None)).expect("a refused one");
-        store.open_row(row("c", "key_1", 1)).expect("a new row");
+        store.begin(&row("a", "key_1", 1)).expect("a new row");
+        store.record(&row("b", "key_1", 1), &outcome(400, None)).expect("a refused one");
+        store.begin(&row("c", "key_1", 1)).expect("a new row");
         assert_eq!(store.close_interrupted().expect("a start"), 2);
         assert_eq!(store.close_interrupted().expect("a start"), 0);
+        store.seal_all(2);
         let found = store.find_row(&id("c", 1)).expect("a look-up").expect("the row");
         assert_eq!(
             (found.status, found.error_code.as_deref(), found.seq),
             (None, Some("interrupted"), Some(3))
         );
-    }
-
-    #[test]
-    fn open_rows_are_found_however_many_follow_them() {
-        let temporary = Temporary::new();
-        let store = &temporary.store;
-        let closed_before = || -> String {
-            let query = "SELECT closed_before FROM chain";
-            store.read(|c| c.query_row(query, [], |row| row.get(0))).expect("the mark")
-        };
-        let many = |from: i64| {
-            for number in 0..i64::from(ROWS_BETWEEN_MARKS) {
-                store
-                    .add_row(row(&format!("{number:09}"), "key_1", from), outcome(400, None))
-                    .expect("a row");
-            }
-        };
-        store.open_row(row("a", "key_1", 50)).expect("a new row");
-        many(100);
-        assert_eq!(closed_before(), id("a", 50), "the mark stops at what is open");
-        store.close_row(row("a", "key_1", 50), outcome(200, None)).expect("its outcome");
-        many(200);
-        assert!(closed_before() > id("", 200), "{}", closed_before());
-        store.open_row(row("b", "key_1", 7)).expect("one from before the mark: the clock was set back");
-        assert_eq!(closed_before(), id("b", 7));
-        assert_eq!(store.close_interrupted().expect("a start"), 1);
     }
 }

@@ -1,13 +1,11 @@
-//! The ledger's rows for people to look at: the newest first, by pages, or the oldest first to take away.
+//! The ledger's rows for people: the newest first, in pages, or the oldest first, for an export.
 
-use rusqlite::Connection;
-
+use super::engine::{Session, values};
 use super::ledger::{COLUMNS, read_row};
-use super::spans::{TAIL, folded};
 use super::{LedgerRow, Range, Store, StoreError};
 use crate::id::RequestId;
 
-/// How many rows are looked at for a page, at most. Where so many do not fill it, the next page goes on from there.
+/// How many rows are read for a page at most. If they do not fill it, the next page continues from there.
 const SCANNED: i64 = 2_000;
 
 /// Which rows are wanted.
@@ -52,27 +50,17 @@ impl Store {
         let from = RequestId::from(which.range.since);
         let to = RequestId::from(which.range.until);
         let to = before.filter(|&before| before < to.as_str()).unwrap_or(&to);
-        self.read(|connection| match which.matching {
+        self.engine.read(|session| match which.matching {
             Matching::Anything => {
-                let rows = some_rows(connection, which, &from, to, "DESC", most as i64 + 1)?;
+                let rows = some_rows(session, which, &from, to, "DESC", most as i64 + 1)?;
                 Ok(page(rows, most))
             }
             Matching::Success => {
-                let scanned = some_rows(connection, which, &from, to, "DESC", SCANNED)?;
+                let scanned = some_rows(session, which, &from, to, "DESC", SCANNED)?;
                 Ok(filtered(scanned, which, most, SCANNED as usize))
             }
             Matching::Failure | Matching::Code(_) => {
-                let mut ids = failures(connection, which, &from, to, most as i64 + 1)?;
-                ids.sort_unstable_by(|a, b| b.cmp(a));
-                ids.dedup();
-                ids.truncate(most + 1);
-                let mut statement = connection
-                    .prepare_cached(&format!("SELECT {COLUMNS} FROM usage WHERE request_id = ?"))?;
-                let mut rows = Vec::new();
-                for id in ids {
-                    rows.extend(statement.query_map([id], read_row)?.collect::<rusqlite::Result<Vec<_>>>()?);
-                }
-                Ok(page(rows, most))
+                Ok(page(failures(session, which, &from, to, most as i64 + 1)?, most))
             }
         })
     }
@@ -83,66 +71,57 @@ impl Store {
         // No id is its own beginning with more after it: this leaves out `after` alone.
         let from = after.map_or(from, |after| format!("{after} "));
         let to = RequestId::from(which.range.until);
-        let scanned = self.read(|connection| some_rows(connection, which, &from, &to, "ASC", most as i64))?;
+        let scanned =
+            self.engine.read(|session| some_rows(session, which, &from, &to, "ASC", most as i64))?;
         Ok(filtered(scanned, which, most, most))
     }
 }
 
-/// Rows of one key or of all between two ids, whatever came of them.
+/// Rows of one key or of all between two ids, whatever their outcome.
 fn some_rows(
-    connection: &Connection,
+    session: &dyn Session,
     which: &Which,
     from: &str,
     to: &str,
     order: &str,
     most: i64,
-) -> rusqlite::Result<Vec<LedgerRow>> {
-    let key = if which.key_id.is_some() { "AND key_id = :key" } else { "AND :key IS NULL" };
-    connection
-        .prepare_cached(&format!(
-            "SELECT {COLUMNS} FROM usage WHERE request_id >= :from AND request_id < :to {key}
-             ORDER BY request_id {order} LIMIT :most"
-        ))?
-        .query_map(
-            rusqlite::named_params! { ":from": from, ":to": to, ":key": which.key_id, ":most": most },
-            read_row,
-        )?
-        .collect()
+) -> Result<Vec<LedgerRow>, StoreError> {
+    let mut parameters = values![from, to, most].to_vec();
+    let mut of_key = "";
+    if let Some(key_id) = &which.key_id {
+        parameters.extend(values![key_id]);
+        of_key = "AND key_id = $4";
+    }
+    let statement = format!(
+        "SELECT {COLUMNS} FROM usage WHERE request_id >= $1 AND request_id < $2 {of_key}
+         ORDER BY request_id {order} LIMIT $3"
+    );
+    session.rows(&statement, &parameters, |mut row| read_row(&mut row))
 }
 
-/// The ids of rows that failed: those that are folded, and those that are not yet.
+/// The index has all that it reads.
+pub(super) const FAILURES: &str = "SELECT request_id FROM usage
+    WHERE error_code IS NOT NULL AND request_id >= $1 AND request_id < $2
+    AND (CAST($3 AS TEXT) IS NULL OR key_id = $3) AND (CAST($4 AS TEXT) IS NULL OR error_code = $4)
+    ORDER BY request_id DESC LIMIT $5";
+
+/// Rows with an error, the newest first.
 fn failures(
-    connection: &Connection,
+    session: &dyn Session,
     which: &Which,
     from: &str,
     to: &str,
     most: i64,
-) -> rusqlite::Result<Vec<String>> {
+) -> Result<Vec<LedgerRow>, StoreError> {
     let code = match &which.matching {
-        Matching::Code(code) => Some(code.as_str()),
+        Matching::Code(code) => Some(code),
         _ => None,
     };
-    // All of it as of one moment: a row must not be folded between the two looks.
-    let transaction = connection.unchecked_transaction()?;
-    let mut found: Vec<String> = transaction
-        .prepare_cached(
-            "SELECT request_id FROM usage_failures WHERE request_id >= ?1 AND request_id < ?2
-             AND (?3 IS NULL OR key_id = ?3) AND (?4 IS NULL OR error_code = ?4) ORDER BY request_id DESC LIMIT ?5",
-        )?
-        .query_map(rusqlite::params![from, to, which.key_id, code, most], |row| row.get(0))?
-        .collect::<rusqlite::Result<_>>()?;
-    let mut tail = transaction.prepare_cached(
-        "SELECT request_id FROM (SELECT * FROM usage WHERE seq > ?1 ORDER BY seq LIMIT ?2)
-         WHERE error_code IS NOT NULL AND request_id >= ?3 AND request_id < ?4
-         AND (?5 IS NULL OR key_id = ?5) AND (?6 IS NULL OR error_code = ?6)",
-    )?;
-    let folded = folded(&transaction)?;
-    for id in
-        tail.query_map(rusqlite::params![folded, TAIL, from, to, which.key_id, code], |row| row.get(0))?
-    {
-        found.push(id?);
-    }
-    Ok(found)
+    let parameters = values![from, to, which.key_id.as_ref(), code, most];
+    let ids: Vec<String> = session.rows(FAILURES, &parameters, |mut row| row.next())?;
+    let statement = format!("SELECT {COLUMNS} FROM usage WHERE request_id = $1");
+    let find = |id| session.first(&statement, &values![id], |mut row| read_row(&mut row)).transpose();
+    ids.into_iter().filter_map(find).collect()
 }
 
 /// A page of rows that all match, of which there may be one more than it takes.
@@ -210,11 +189,11 @@ mod tests {
         }
         let mut refused = outcome(400, None);
         refused.error_code = Some("invalid_request");
-        store.add_row(row("refused", "key_1", 150), refused).expect("a refused one");
-        store.open_row(row("open", "key_1", 151)).expect("one under way");
-        for folding in [false, true] {
-            if folding {
-                while store.fold(20, 1000).expect("a step") > 0 {}
+        store.record(&row("refused", "key_1", 150), &refused).expect("a refused one");
+        store.begin(&row("open", "key_1", 151)).expect("a running request");
+        for sealing in [false, true] {
+            if sealing {
+                store.seal_all(1000);
             }
             let count = |matching, key| all(store, &which(matching, key), 10).0.len();
             assert_eq!(count(Matching::Anything, None), 102);

@@ -1,237 +1,137 @@
-//! What is kept on disk: the keys and the ledger, in one SQLite database. Nothing else names `rusqlite` but the
-//! embedded index of `search`, which is a file of its own.
+//! The keys, the ledger and the console's sessions, in one database.
 //!
-//! Writing goes through one connection, one at a time; reading never waits for it, because in WAL mode a
-//! reader sees the last commit whatever a writer is doing.
+//! Three calls are on a request's path: `find_key`, `begin` before the inference and `finish` after it (or `record` for a
+//! refused request). Each of them touches its own row only. A background job derives everything else: the seals, the
+//! rollup and `last_used` (sealing.rs).
+//!
+//! The statements are here, each written once; `engine` runs them and is the only part that knows the database library.
 
 mod chain;
-mod files;
+mod durations;
+mod engine;
+mod error;
 mod keys;
 mod ledger;
 mod listing;
-mod lock;
-mod log;
 mod retention;
-mod spans;
+mod rollup;
+mod sealing;
+mod sessions;
 mod sums;
-mod times;
-mod tokens;
-mod upgrades;
-mod writer;
 
 use std::collections::HashMap;
-use std::fmt;
-use std::fs::{self, OpenOptions};
-use std::io;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::path::Path;
+use std::sync::Mutex;
 
-use rusqlite::{Connection, ErrorCode, OpenFlags};
-
-pub use chain::{Fault, Verdict};
-use files::Files;
-use keys::Known;
-pub use keys::{Digest, Key, KeyName, Permission, Seen};
-pub use ledger::{Entry, LedgerRow, NewRow, Outcome, Searched, Tokens};
+pub use chain::{Fault, Verification};
+pub use durations::Durations;
+use engine::sqlite::Sqlite;
+pub use engine::sqlite::lock::{LockError, ServeLock};
+use engine::{Statement, Write};
+pub use error::StoreError;
+pub use keys::{Digest, Key, KeyName, Permission};
+pub use ledger::{LedgerRow, NewRow, Outcome, Searched, Tokens};
 pub use listing::{Listing, Matching, Which};
-pub use lock::{LockError, ServeLock};
-pub use spans::{Figures, Span, SpanSums};
+pub use rollup::{RollupRow, Span, SpanSums};
+use sealing::Backlog;
+pub use sealing::Unsealed;
+pub use sessions::{PasswordHash, TokenKind};
 pub use sums::{Grouping, Range, Sums, UsageRow};
-pub use times::Times;
-pub use tokens::{PasswordHash, TokenKind};
-pub use writer::CalledBy;
-use writer::Writer;
-
-/// How long a start waits for other processes.
-const START_PATIENCE: Duration = Duration::from_secs(5);
-
-/// How long a read waits where the database has to be recovered or is being checkpointed away.
-const READ_PATIENCE: Duration = Duration::from_secs(2);
-
-/// What a connection keeps of the database in memory, in KiB: look-ups touch few pages, a write some more.
-const READER_CACHE: i64 = 256;
-const WRITER_CACHE: i64 = 1024;
-
-/// Up to this many bytes a database is checked whole at every start, which takes a few milliseconds.
-const READ_WHOLE: u64 = 2 * 1024 * 1024;
 
 /// A day, in seconds.
 const DAY: i64 = 86_400;
 
 pub struct Store {
-    path: PathBuf,
-    /// Connections that nobody reads with at the moment. Each thread that reads takes one or opens one. They
-    /// stand before the writer because the last connection to go folds the log into the database, and one
-    /// that may not write can't.
-    readers: Mutex<Vec<Connection>>,
-    writer: Writer,
-    /// The keys that were looked up lately.
-    known: Arc<Known>,
+    engine: Sqlite,
+    backlog: Backlog,
     /// The last use of keys, by id, as far as it is not written yet.
     uses: Mutex<HashMap<String, i64>>,
 }
 
-/// A database that can't be used, or that did not do what it was asked to.
-#[derive(Clone, Debug)]
-pub enum StoreError {
-    /// Shared by all whose writes went wrong together.
-    Sqlite(Arc<rusqlite::Error>),
-    Io(Arc<io::Error>),
-    /// The disk failed to take what was written.
-    NotSynced(Arc<io::Error>),
-    /// Other writers did not let it through in time.
-    Busy,
-    Panicked,
-    /// The file that is written is no longer the one that the path names.
-    Replaced,
-    /// A key was changed since the one that a row is for was looked up: it has to be looked up again.
-    KeysChanged,
-    /// It was made by a later version of the program.
-    Newer {
-        found: i64,
-        known: i64,
-    },
-}
-
-impl fmt::Display for StoreError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Sqlite(error) => match error.sqlite_error_code() {
-                Some(ErrorCode::DiskFull) => f.write_str("the disk is full: make room and try again"),
-                Some(ErrorCode::ReadOnly) => {
-                    f.write_str("the database is read-only: check who owns the file and its folder")
-                }
-                Some(ErrorCode::CannotOpen) => {
-                    f.write_str("the database can't be opened: check that its folder exists and who owns it")
-                }
-                Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => write!(
-                    f,
-                    "the file is damaged or no database ({error}): stop the service, move it away and restore a \
-                     backup, or save what can be read of it: sqlite3 DAMAGED .recover | sqlite3 NEW"
-                ),
-                _ => write!(f, "{error}"),
-            },
-            Self::Io(error) => write!(f, "{error}"),
-            Self::NotSynced(error) => write!(
-                f,
-                "the disk failed to take what was written ({error}), so nothing more is: check the disk, then restart"
-            ),
-            Self::Busy => f.write_str("the database is locked by another process"),
-            Self::Panicked => f.write_str("a write panicked"),
-            Self::Replaced => f.write_str(
-                "the database's file, or its -wal, was removed or replaced under the running service: put it \
-                 back or restore a backup, then restart",
-            ),
-            Self::KeysChanged => f.write_str("the keys are being changed"),
-            Self::Newer { found, known } => write!(
-                f,
-                "the database has version {found}, and this program knows versions up to {known}: \
-                 install the version that made it, or a later one"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for StoreError {}
-
-impl From<rusqlite::Error> for StoreError {
-    fn from(error: rusqlite::Error) -> Self {
-        match error.sqlite_error_code() {
-            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Self::Busy,
-            _ => Self::Sqlite(Arc::new(error)),
-        }
-    }
+/// How the background jobs are doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LedgerState {
+    /// Rows that have an outcome and no seal.
+    pub unsealed_rows: i64,
+    /// For how long sealing has not caught up.
+    pub unsealed_seconds: i64,
+    /// The bytes of the WAL that are in use.
+    pub wal_bytes: u64,
+    /// How often requests had to wait because the WAL had reached its limit.
+    pub wal_restarts: u64,
 }
 
 impl Store {
-    /// Opens the database, makes it where there is none, and brings it to the present form.
+    /// Opens the database, creates it if there is none, and upgrades it to the present version.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
-        files::make(path).map_err(|error| StoreError::Io(Arc::new(error)))?;
-        let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE, WRITER_CACHE)?;
-        connection.busy_timeout(START_PATIENCE)?;
-        if path.metadata().is_ok_and(|file| file.len() == 0) {
-            // What retention removes can then be given back to the file system.
-            connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
-        }
-        connection.pragma_update(None, "journal_mode", "WAL")?;
-        upgrades::bring_up_to_date(&mut connection)?;
-        look_for_damage(path, &connection)?;
-        let files = Files::of(path)?;
-        let known = Arc::new(Known::default());
-        let writer = Writer::new(connection, files, Arc::clone(&known))?;
-        Ok(Self { path: path.to_owned(), readers: Mutex::default(), writer, known, uses: Mutex::default() })
+        let store = Self { engine: Sqlite::open(path)?, backlog: Backlog::default(), uses: Mutex::default() };
+        store.look_for_damage()?;
+        Ok(store)
     }
 
-    /// Whether the database is sound and takes a write.
+    /// Whether the database is sound and accepts a write. Reads all of it.
     pub fn check(&self) -> Result<(), StoreError> {
-        self.read(check_every_page)?;
+        self.engine.check()?;
         self.try_write()
     }
 
-    /// Whether it answers in time when it is asked to write, with an error too. Nothing is written.
-    pub fn answers(&self) -> bool {
-        self.writer.answers()
+    /// Whether the database accepts a write: a small one that is durable, as a completion's is, and changes nothing.
+    pub fn try_write(&self) -> Result<(), StoreError> {
+        self.engine.try_write()
     }
 
-    /// Whether the database takes a write: a small one that changes nothing, but reaches the disk as a
-    /// completion's does.
-    pub fn try_write(&self) -> Result<(), StoreError> {
-        self.write_synced(|connection| {
-            let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
-            // SQLite writes the page that holds it even where it is the same.
-            connection.pragma_update(None, "user_version", version)
+    /// Whether a write hangs, for which only a restart helps. A full disk or a locked database does not count: that
+    /// write fails in time.
+    pub fn is_stuck(&self) -> bool {
+        self.engine.is_stuck()
+    }
+
+    /// Makes a consistent copy of this moment, while others write.
+    pub fn backup(&self, to: &Path) -> Result<(), StoreError> {
+        self.engine.backup(to)
+    }
+
+    /// Runs a checkpoint if one is due. Returns whether there were writes since the last call.
+    pub fn checkpoint(&self) -> Result<bool, StoreError> {
+        self.engine.checkpoint()
+    }
+
+    /// How the background jobs are doing, without a look into the database.
+    pub fn state(&self, now: i64) -> LedgerState {
+        let (unsealed_rows, unsealed_seconds) = self.backlog.state(now);
+        LedgerState {
+            unsealed_rows,
+            unsealed_seconds,
+            wal_bytes: self.engine.wal_bytes(),
+            wal_restarts: self.engine.wal_restarts(),
+        }
+    }
+
+    /// Reads what every request needs, so that a start refuses a damaged database. A small one is checked completely when
+    /// it is opened, a large one would take too long.
+    fn look_for_damage(&self) -> Result<(), StoreError> {
+        self.engine.read(|session| {
+            for statement in [
+                "SELECT count(*) FROM keys WHERE length(digest) <> 32 OR length(name || permissions) = 0",
+                "SELECT count(*) FROM (SELECT * FROM usage ORDER BY request_id DESC LIMIT 100) AS newest",
+                "SELECT count(*) FROM (SELECT hash FROM usage WHERE seq IS NOT NULL ORDER BY seq DESC LIMIT 100) AS newest",
+                "SELECT count(*) FROM (SELECT * FROM usage_rollup WHERE span = 86400 ORDER BY start DESC LIMIT 100) AS newest",
+                "SELECT anchor_seq FROM chain",
+            ] {
+                session.value::<i64>(statement, &[])?;
+            }
+            Ok(())
         })
     }
 
-    /// Makes a consistent copy, of this moment, while others write.
-    pub fn backup(&self, to: &Path) -> Result<(), StoreError> {
-        // SQLite would refuse too, but in words about tables.
-        OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o640)
-            .open(to)
-            .map_err(|error| StoreError::Io(Arc::new(error)))?;
-        let copied = self.read(|connection| connection.execute("VACUUM INTO ?", [to.to_string_lossy()]));
-        if copied.is_err() {
-            // Half a copy could be taken for a whole one, and the next try needs a new file.
-            let _ = fs::remove_file(to);
-        }
-        copied.map(drop)
+    /// One statement that is durable when this returns. Returns how many rows it changed.
+    fn write_durable(&self, statement: Statement) -> Result<usize, StoreError> {
+        self.engine.write(Write { statements: vec![statement], durable: true })
     }
 
-    fn read<T>(&self, work: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, StoreError> {
-        let idle = self.readers.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let connection = match idle {
-            Some(connection) => connection,
-            None => {
-                let connection = connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE)?;
-                connection.busy_timeout(READ_PATIENCE)?;
-                connection
-            }
-        };
-        let result = work(&connection)?;
-        // After an error it is not given back: the next reader opens the file anew.
-        self.readers.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
-        Ok(result)
-    }
-
-    /// Writes what need not outlive a power cut: the file system has it, the disk perhaps not yet.
-    fn write<T: Send + 'static>(
-        &self,
-        work: impl Fn(&Connection) -> rusqlite::Result<T> + Send + Sync + 'static,
-    ) -> Result<T, StoreError> {
-        self.writer.write(false, work)
-    }
-
-    /// Writes what is on the disk when this returns.
-    fn write_synced<T: Send + 'static>(
-        &self,
-        work: impl Fn(&Connection) -> rusqlite::Result<T> + Send + Sync + 'static,
-    ) -> Result<T, StoreError> {
-        self.writer.write(true, work)
+    /// One statement that a power cut may undo.
+    fn write(&self, statement: Statement) -> Result<usize, StoreError> {
+        self.engine.write(Write { statements: vec![statement], durable: false })
     }
 }
 
@@ -241,48 +141,15 @@ fn date(day: i64) -> String {
         .map_or_else(|_| day.to_string(), |time| time.date().to_string())
 }
 
-/// Refuses a damaged database before it is used. A small one is read whole; of a large one, which would take
-/// too long at every start, the parts that every request needs. `check` reads all of it.
-fn look_for_damage(path: &Path, connection: &Connection) -> Result<(), StoreError> {
-    let size = path.metadata().map_or(0, |file| file.len());
-    if size <= READ_WHOLE {
-        check_every_page(connection)?;
-    }
-    for query in [
-        "SELECT count(*) FROM keys WHERE length(digest) <> 32 OR length(name || permissions) = 0",
-        "SELECT count(*) FROM (SELECT * FROM usage ORDER BY request_id DESC LIMIT 100)",
-        "SELECT count(*) FROM (SELECT hash FROM usage WHERE seq IS NOT NULL ORDER BY seq DESC LIMIT 100)",
-        "SELECT count(*) FROM (SELECT * FROM usage_daily ORDER BY day DESC LIMIT 100)",
-        "SELECT anchor_seq FROM chain",
-    ] {
-        connection.query_row(query, [], |row| row.get::<_, i64>(0))?;
-    }
-    Ok(())
-}
-
-fn check_every_page(connection: &Connection) -> rusqlite::Result<()> {
-    let verdict: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
-    match verdict.as_str() {
-        "ok" => Ok(()),
-        _ => Err(rusqlite::Error::SqliteFailure(
-            rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT),
-            Some(verdict),
-        )),
-    }
-}
-
-fn connect(path: &Path, mode: OpenFlags, cache: i64) -> Result<Connection, StoreError> {
-    // A connection stays with one thread at a time, so SQLite's own locks around it are not needed.
-    let connection = Connection::open_with_flags(path, mode | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
-    connection.pragma_update(None, "cache_size", -cache)?;
-    Ok(connection)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    use super::engine::{FromValue, Value, values};
     use super::*;
 
-    /// A store in a folder of its own, which goes with it.
+    /// A store in a folder of its own, which is removed with it. It has the keys `key_1` and `key_2`.
     pub struct Temporary {
         pub store: Store,
         pub folder: PathBuf,
@@ -291,8 +158,17 @@ mod tests {
     impl Temporary {
         pub fn new() -> Self {
             let folder = std::env::temp_dir().join(format!("adriaticum-{}", crate::id::secret_hex::<8>()));
-            std::fs::create_dir(&folder).expect("the folder for temporary files should take one");
-            let store = Store::open(&folder.join("test.db")).expect("a new database should open");
+            std::fs::create_dir(&folder).expect("a folder");
+            let mut store = Store::open(&folder.join("test.db")).expect("a new database should open");
+            store.engine.set_patience(Duration::from_secs(1));
+            for key in ["key_1", "key_2"] {
+                let insert = Statement::new(
+                    "INSERT INTO keys (id, digest, name, permissions, created)
+                     VALUES ($1, $2, 'name of ' || $1, 'completions', 0)",
+                    values![key, Digest::of(key).bytes()],
+                );
+                store.write(insert).expect("a key");
+            }
             Self { store, folder }
         }
     }
@@ -300,6 +176,24 @@ mod tests {
     impl Drop for Temporary {
         fn drop(&mut self) {
             let _ = std::fs::remove_dir_all(&self.folder);
+        }
+    }
+
+    impl Store {
+        /// Does something to the tables that the program itself would not do.
+        pub fn tamper(&self, statements: &str) {
+            let run = |session: &dyn engine::Session| {
+                statements.split(';').try_for_each(|statement| session.execute(statement, &[]).map(drop))
+            };
+            self.engine.transaction(false, run).expect("the statements should be good");
+        }
+
+        pub fn value<T: FromValue>(&self, statement: &str) -> T {
+            self.engine.read(|session| session.value(statement, &[])).expect("a value")
+        }
+
+        pub fn seal_all(&self, now: i64) {
+            while self.seal(30, now).expect("a batch") > 0 {}
         }
     }
 
@@ -316,7 +210,7 @@ mod tests {
     #[test]
     fn a_trial_reaches_the_disk_and_changes_nothing() {
         let temporary = Temporary::new();
-        let size = || temporary.folder.join("test.db-wal").metadata().expect("the log should be there").len();
+        let size = || temporary.folder.join("test.db-wal").metadata().expect("the WAL").len();
         let before = size();
         temporary.store.try_write().expect("it should be taken");
         assert!(size() > before, "nothing was written");
@@ -338,10 +232,48 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_while_writing_leaves_the_writer_usable() {
+    fn a_backup_that_fails_leaves_no_file_and_takes_no_other() {
         let temporary = Temporary::new();
-        let result = temporary.store.write(|_| -> rusqlite::Result<()> { panic!("on purpose") });
-        assert!(matches!(result, Err(StoreError::Panicked)));
-        temporary.store.check().expect("it should go on");
+        let to = temporary.folder.join("copy");
+        temporary.store.backup(&to).expect("a copy");
+        Store::open(&to).expect("a database");
+        assert!(temporary.store.backup(&to).is_err(), "a file that is there is left alone");
+        assert!(to.exists());
+        for file in ["test.db", "test.db-wal"] {
+            std::fs::write(temporary.folder.join(file), "damaged".repeat(100_000)).expect("a change");
+        }
+        let to = temporary.folder.join("second");
+        assert!(temporary.store.backup(&to).is_err());
+        assert!(!to.exists(), "a failed copy is removed");
+    }
+
+    /// Each of these statements runs for every request or every page, and the ledger may have ten million rows.
+    #[test]
+    fn the_hot_statements_use_their_index() {
+        let temporary = Temporary::new();
+        let plan = |statement: &str| {
+            let explain = format!("EXPLAIN QUERY PLAN {statement}");
+            let read = |mut row: engine::Row| {
+                (0..3).try_for_each(|_| row.next::<Value>().map(drop))?;
+                row.next::<String>()
+            };
+            let highest = (1..9).filter(|number| statement.contains(&format!("${number}"))).max();
+            let parameters = vec![Value::Null; highest.unwrap_or(0)];
+            temporary
+                .store
+                .engine
+                .read(|session| session.rows(&explain, &parameters, read))
+                .expect("a plan")
+                .join("; ")
+        };
+        for (statement, index) in [
+            (sealing::UNSEALED_ROWS.as_str(), "usage_unsealed"),
+            (sealing::COUNT_UNSEALED, "usage_unsealed"),
+            (ledger::INTERRUPT, "usage_unsealed"),
+            (listing::FAILURES, "usage_failed"),
+        ] {
+            let plan = plan(statement);
+            assert!(plan.contains(index) && !plan.contains("TEMP B-TREE"), "{statement}: {plan}");
+        }
     }
 }

@@ -1,11 +1,10 @@
-//! Sums over the ledger: whole days from the sums that are kept of them, the rest of a range from its rows.
+//! Usage reports: whole days from the rollup, the rest of a range from its rows.
 
-use rusqlite::types::ValueRef;
-use rusqlite::{Row, named_params};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::{DAY, Store, StoreError};
+use super::engine::{self, Row, values};
+use super::{DAY, Store, StoreError, date};
 use crate::id::RequestId;
 
 /// A range of time: from the first second to before the second.
@@ -49,25 +48,37 @@ impl Grouping {
         }
     }
 
-    /// What the pieces are grouped by, and how that is shown: numbers are compared sooner than texts.
-    fn expressions(self) -> (&'static str, &'static str) {
+    /// What the pieces are grouped by. Dates are numbers here, because databases write them in different ways.
+    fn expressions(self) -> &'static str {
         match self {
-            Self::Hour => {
-                ("time / 3600 AS g, 0 AS h", "strftime('%Y-%m-%dT%H:00Z', g * 3600, 'unixepoch') AS hour")
-            }
-            Self::Day => ("time / 86400 AS g, 0 AS h", "date(g * 86400, 'unixepoch') AS day"),
-            Self::Month => {
-                ("time / 86400 AS g, 0 AS h", "strftime('%Y-%m', g * 86400, 'unixepoch') AS month")
-            }
-            Self::Key => ("key_id AS g, key_name AS h", "g AS key_id, h AS name"),
-            Self::Status => ("status AS g, error_code AS h", "g AS status, h AS error_code"),
+            Self::Hour => "time / 3600, 0",
+            Self::Day | Self::Month => "time / 86400, 0",
+            Self::Key => "key_id, key_name",
+            Self::Status => "status, error_code",
         }
     }
 
     fn order(self) -> &'static str {
         match self {
-            Self::Key => "requests DESC, 1, 2",
-            _ => "1",
+            Self::Key => "3 DESC, 1, 2",
+            _ => "1 NULLS FIRST, 2 NULLS FIRST",
+        }
+    }
+
+    /// The name of a group, as it is shown.
+    fn shown(self, group: engine::Value) -> Value {
+        match (self, group) {
+            (Self::Hour, engine::Value::Int(hour)) => {
+                let hour_of_day = hour.rem_euclid(24);
+                format!("{}T{hour_of_day:02}:00Z", date(hour.div_euclid(24))).into()
+            }
+            (Self::Day, engine::Value::Int(day)) => date(day).into(),
+            (Self::Month, engine::Value::Int(day)) => {
+                date(day).rsplit_once('-').map_or("", |(month, _)| month).into()
+            }
+            (_, engine::Value::Int(number)) => number.into(),
+            (_, engine::Value::Text(text)) => text.into(),
+            _ => Value::Null,
         }
     }
 }
@@ -95,14 +106,30 @@ pub struct UsageRow {
 }
 
 impl Sums {
-    /// Adds another's figures.
     pub fn add(&mut self, other: &Self) {
-        self.requests += other.requests;
-        self.errors += other.errors;
-        self.prompt_tokens += other.prompt_tokens;
-        self.completion_tokens += other.completion_tokens;
-        self.total_tokens += other.total_tokens;
-        self.unmeasured += other.unmeasured;
+        for (sum, more) in [
+            (&mut self.requests, other.requests),
+            (&mut self.errors, other.errors),
+            (&mut self.prompt_tokens, other.prompt_tokens),
+            (&mut self.completion_tokens, other.completion_tokens),
+            (&mut self.total_tokens, other.total_tokens),
+            (&mut self.unmeasured, other.unmeasured),
+        ] {
+            *sum = sum.saturating_add(more);
+        }
+    }
+
+    fn read(row: &mut Row) -> Result<Self, StoreError> {
+        // A sum of nothing is null.
+        let mut sum = || row.next::<Option<i64>>().map(Option::unwrap_or_default);
+        Ok(Self {
+            requests: sum()?,
+            errors: sum()?,
+            prompt_tokens: sum()?,
+            completion_tokens: sum()?,
+            total_tokens: sum()?,
+            unmeasured: sum()?,
+        })
     }
 }
 
@@ -113,91 +140,91 @@ impl Store {
         Ok(all)
     }
 
-    /// Hands out one group after the other, so that as many as there are need no more memory than one.
+    /// Calls `take` with one group after the other, so that the memory does not grow with their number.
     pub fn grouped(
         &self,
         range: Range,
         by: Grouping,
         mut take: impl FnMut(UsageRow),
     ) -> Result<(), StoreError> {
-        self.read(|connection| {
-            let kept_since: i64 =
-                connection.query_row("SELECT kept_since FROM chain", [], |row| row.get(0))?;
-            let Plan { first, last, edges } = match by {
+        let statement = format!(
+            "SELECT {}, {SUMS} FROM ({PIECES}) AS pieces GROUP BY 1, 2 HAVING sum(requests) <> 0 ORDER BY {}",
+            by.expressions(),
+            by.order()
+        );
+        // Days become months here.
+        let mut last: Option<UsageRow> = None;
+        self.engine.read(|session| {
+            let kept_since: i64 = session.value("SELECT kept_since FROM chain", &[])?;
+            let Plan { first, last: end, edges } = match by {
                 Grouping::Hour => Plan::of_rows(range),
                 _ => Plan::of_days(range, kept_since),
             };
-            let (group, shown) = by.expressions();
-            let names = by.labels();
-            let labels: Vec<String> = (1..=names.len()).map(|number| number.to_string()).collect();
-            let mut statement = connection.prepare_cached(&format!(
-                "SELECT {shown}, {SUMS} FROM (SELECT {group}, {SUMS} FROM ({PIECES}) GROUP BY 1, 2)
-                 GROUP BY {} HAVING sum(requests) <> 0 ORDER BY {}",
-                labels.join(", "),
-                by.order()
-            ))?;
-            let mut rows = statement.query(named_params! {
-                ":first": first, ":last": last,
-                ":from_1": RequestId::from(edges[0].from), ":to_1": RequestId::from(edges[0].to),
-                ":sign_1": edges[0].sign,
-                ":from_2": RequestId::from(edges[1].from), ":to_2": RequestId::from(edges[1].to),
-                ":sign_2": edges[1].sign,
-                ":since": RequestId::from(range.since), ":until": RequestId::from(range.until),
-            })?;
-            while let Some(row) = rows.next()? {
-                take(UsageRow { labels: read_labels(row, names)?, sums: read_sums(row)? });
-            }
-            Ok(())
-        })
+            let parameters = values![
+                first,
+                end,
+                RequestId::from(edges[0].from),
+                RequestId::from(edges[0].to),
+                edges[0].sign,
+                RequestId::from(edges[1].from),
+                RequestId::from(edges[1].to),
+                edges[1].sign,
+                RequestId::from(range.since),
+                RequestId::from(range.until),
+            ];
+            session.query(&statement, &parameters, &mut |mut row| {
+                let groups = [row.next()?, row.next()?];
+                let names = by.labels().iter().zip(groups);
+                let labels = names.map(|(name, group)| ((*name).into(), by.shown(group))).collect();
+                let found = UsageRow { labels, sums: Sums::read(&mut row)? };
+                match &mut last {
+                    Some(last) if last.labels == found.labels => last.sums.add(&found.sums),
+                    last => last.replace(found).into_iter().for_each(&mut take),
+                }
+                Ok(())
+            })
+        })?;
+        last.into_iter().for_each(take);
+        Ok(())
     }
 }
 
-fn read_labels(row: &Row, names: &[&str]) -> rusqlite::Result<Map<String, Value>> {
-    let mut labels = Map::new();
-    for name in names {
-        let value = match row.get_ref(*name)? {
-            ValueRef::Integer(number) => number.into(),
-            ValueRef::Text(text) => String::from_utf8_lossy(text).into(),
-            _ => Value::Null,
-        };
-        labels.insert((*name).into(), value);
-    }
-    Ok(labels)
-}
+const SUMS: &str = "CAST(sum(requests) AS BIGINT), CAST(sum(errors) AS BIGINT), CAST(sum(prompt_tokens) AS BIGINT),
+    CAST(sum(completion_tokens) AS BIGINT), CAST(sum(total_tokens) AS BIGINT), CAST(sum(unmeasured) AS BIGINT)";
 
-const SUMS: &str = "sum(requests) AS requests, sum(errors) AS errors, sum(prompt_tokens) AS prompt_tokens,
-    sum(completion_tokens) AS completion_tokens, sum(total_tokens) AS total_tokens, sum(unmeasured) AS unmeasured";
-
-/// The sums that are kept of whole days, the rows at both ends of the range, added or taken away, and the rows
-/// that are still open, which are in no day's sums.
+/// Whole days from the rollup, the sealed rows at both ends of the range, added or subtracted, and all rows that are not
+/// sealed. An open row is a request and no error yet.
 const PIECES: &str = "
-    SELECT day * 86400 AS time, key_id, key_name, nullif(status, 0) AS status, nullif(error_code, '') AS error_code,
-        requests, requests * (status <> 200) AS errors, prompt_tokens, completion_tokens, total_tokens, unmeasured
-    FROM usage_daily WHERE day >= :first AND day < :last
+    SELECT start AS time, key_id, key_name, nullif(status, 0) AS status, nullif(error_code, '') AS error_code,
+        requests, CASE WHEN status = 200 THEN 0 ELSE requests END AS errors,
+        prompt_tokens, completion_tokens, total_tokens, unmeasured
+    FROM usage_rollup WHERE span = 86400 AND start >= $1 AND start < $2
     UNION ALL
-    SELECT created, key_id, key_name, status, error_code, :sign_1, :sign_1 * (coalesce(status, 0) <> 200),
-        :sign_1 * prompt_tokens, :sign_1 * completion_tokens, :sign_1 * total_tokens,
-        :sign_1 * (status = 200 AND total_tokens IS NULL)
-    FROM usage WHERE request_id >= :from_1 AND request_id < :to_1 AND seq IS NOT NULL
+    SELECT created, key_id, key_name, status, error_code, $5, CASE WHEN status = 200 THEN 0 ELSE $5 END,
+        $5 * prompt_tokens, $5 * completion_tokens, $5 * total_tokens,
+        CASE WHEN status = 200 AND total_tokens IS NULL THEN $5 ELSE 0 END
+    FROM usage WHERE request_id >= $3 AND request_id < $4 AND seq IS NOT NULL
     UNION ALL
-    SELECT created, key_id, key_name, status, error_code, :sign_2, :sign_2 * (coalesce(status, 0) <> 200),
-        :sign_2 * prompt_tokens, :sign_2 * completion_tokens, :sign_2 * total_tokens,
-        :sign_2 * (status = 200 AND total_tokens IS NULL)
-    FROM usage WHERE request_id >= :from_2 AND request_id < :to_2 AND seq IS NOT NULL
+    SELECT created, key_id, key_name, status, error_code, $8, CASE WHEN status = 200 THEN 0 ELSE $8 END,
+        $8 * prompt_tokens, $8 * completion_tokens, $8 * total_tokens,
+        CASE WHEN status = 200 AND total_tokens IS NULL THEN $8 ELSE 0 END
+    FROM usage WHERE request_id >= $6 AND request_id < $7 AND seq IS NOT NULL
     UNION ALL
-    SELECT created, key_id, key_name, NULL, NULL, 1, 0, 0, 0, 0, 0
-    FROM usage WHERE seq IS NULL AND request_id >= (SELECT max(:since, closed_before) FROM chain)
-        AND request_id < :until";
+    SELECT created, key_id, key_name, status, error_code, 1,
+        CASE WHEN status = 200 OR (status IS NULL AND error_code IS NULL) THEN 0 ELSE 1 END,
+        prompt_tokens, completion_tokens, total_tokens,
+        CASE WHEN status = 200 AND total_tokens IS NULL THEN 1 ELSE 0 END
+    FROM usage WHERE seq IS NULL AND request_id >= $9 AND request_id < $10";
 
-/// What a range is put together from.
+/// The parts of a range.
 struct Plan {
-    /// Whole days, from the first to before the last.
+    /// The start of the first whole day, and the end of the last.
     first: i64,
     last: i64,
     edges: [Edge; 2],
 }
 
-/// Rows of a part of a day: added to the whole days, or taken away from them where that is the shorter part.
+/// Rows of a part of a day: added to the whole days, or subtracted from them if that part is shorter.
 #[derive(Clone, Copy)]
 struct Edge {
     from: i64,
@@ -215,8 +242,8 @@ impl Plan {
         Self { first: 0, last: 0, edges: [Edge { from: since, to: until, sign: 1 }, Edge::NONE] }
     }
 
-    /// From days, and from rows at both ends. Where rows may have been removed, a day that lies in the range in
-    /// part counts whole: its rows are not all there to tell the part.
+    /// From days, and from rows at both ends. A day that is only partly in the range counts completely if retention may
+    /// have removed rows of it.
     fn of_days(range: Range, kept_since: i64) -> Self {
         let Range { since, until } = range;
         let start = |day: i64| day.saturating_mul(DAY);
@@ -224,11 +251,11 @@ impl Plan {
         if until <= since || (first_day == last_day && start(first_day) >= kept_since) {
             return Self::of_rows(range);
         }
-        let mut plan = Self { first: first_day, last: last_day, edges: [Edge::NONE; 2] };
+        let mut plan = Self { first: start(first_day), last: start(last_day), edges: [Edge::NONE; 2] };
         let into_first = since.rem_euclid(DAY);
         if into_first > 0 && start(first_day) >= kept_since {
             plan.edges[0] = if into_first > DAY / 2 {
-                plan.first += 1;
+                plan.first = start(first_day + 1);
                 Edge { from: since, to: start(first_day + 1), sign: 1 }
             } else {
                 Edge { from: start(first_day), to: since, sign: -1 }
@@ -236,28 +263,15 @@ impl Plan {
         }
         let into_last = until.rem_euclid(DAY);
         if into_last > 0 && start(last_day) < kept_since {
-            plan.last += 1;
+            plan.last = start(last_day + 1);
         } else if into_last > DAY / 2 {
-            plan.last += 1;
+            plan.last = start(last_day + 1);
             plan.edges[1] = Edge { from: until, to: start(last_day + 1), sign: -1 };
         } else if into_last > 0 {
             plan.edges[1] = Edge { from: start(last_day), to: until, sign: 1 };
         }
         plan
     }
-}
-
-/// A sum over nothing is null in SQL.
-fn read_sums(row: &Row) -> rusqlite::Result<Sums> {
-    let sum = |name: &str| row.get::<_, Option<i64>>(name).map(Option::unwrap_or_default);
-    Ok(Sums {
-        requests: sum("requests")?,
-        errors: sum("errors")?,
-        prompt_tokens: sum("prompt_tokens")?,
-        completion_tokens: sum("completion_tokens")?,
-        total_tokens: sum("total_tokens")?,
-        unmeasured: sum("unmeasured")?,
-    })
 }
 
 #[cfg(test)]
@@ -273,20 +287,22 @@ mod tests {
         found
     }
 
-    fn filled() -> Temporary {
+    /// Some rows, of which a number is sealed.
+    fn filled(sealed: i64) -> Temporary {
         let temporary = Temporary::new();
         let store = &temporary.store;
         write(store, "a", "key_1", 10, 200, Some(5));
         write(store, "b", "key_1", DAY + 1, 200, None);
         write(store, "c", "key_2", DAY + 4000, 502, None);
-        store.add_row(row("d", "key_1", 40 * DAY + 3), outcome(400, None)).expect("a refused one");
-        store.open_row(row("e", "key_1", 40 * DAY + 4)).expect("one under way");
+        store.record(&row("d", "key_1", 40 * DAY + 3), &outcome(400, None)).expect("a refused one");
+        store.begin(&row("e", "key_1", 40 * DAY + 4)).expect("a running request");
+        temporary.store.seal(sealed, 40 * DAY).expect("a batch");
         temporary
     }
 
     #[test]
     fn sums_of_everything() {
-        let temporary = filled();
+        let temporary = filled(2);
         let all = temporary.store.sums(Range::ALL).expect("the figures");
         assert_eq!((all.requests, all.errors, all.total_tokens, all.unmeasured), (5, 2, 5, 1));
         assert_eq!((all.prompt_tokens, all.completion_tokens), (0, 4));
@@ -296,7 +312,11 @@ mod tests {
 
     #[test]
     fn any_range_is_the_sum_of_its_rows() {
-        let temporary = filled();
+        (0..=4).for_each(check_ranges);
+    }
+
+    fn check_ranges(sealed: i64) {
+        let temporary = filled(sealed);
         let times = [10, DAY + 1, DAY + 4000, 40 * DAY + 3, 40 * DAY + 4];
         let edges = [
             i64::MIN,
@@ -329,7 +349,7 @@ mod tests {
 
     #[test]
     fn every_grouping() {
-        let temporary = filled();
+        let temporary = filled(4);
         let by = |by| groups(&temporary.store, Range::ALL, by);
         let pairs = |list: &[(&str, i64)]| -> Vec<(String, i64)> {
             list.iter().map(|(a, b)| (a.to_string(), *b)).collect()
@@ -343,10 +363,10 @@ mod tests {
 
     #[test]
     fn a_renamed_key_keeps_its_past() {
-        let temporary = filled();
-        let mut renamed = (*row("f", "key_2", 41 * DAY)).clone();
+        let temporary = filled(3);
+        let mut renamed = row("f", "key_2", 41 * DAY);
         renamed.key_name = "renamed".into();
-        temporary.store.add_row(renamed.into(), outcome(400, None)).expect("a row");
+        temporary.store.record(&renamed, &outcome(400, None)).expect("a row");
         let mut names = Vec::new();
         let take = |row: UsageRow| names.push(row.labels["name"].to_string());
         temporary.store.grouped(Range::ALL, Grouping::Key, take).expect("the figures");

@@ -191,12 +191,12 @@ impl Rounds {
 
     fn trouble(&self) -> Option<&'static str> {
         let Watched { pulse, store, longest_work, .. } = &self.watched;
-        if !pulse.loop_turns() {
+        if !pulse.loop_answered() {
             Some("the listener does not turn to its sockets any more")
-        } else if !pulse.workers_take(*longest_work) {
-            Some("no worker has taken anything for longer than a request may take")
-        } else if !store.answers() {
-            Some("the ledger does not answer")
+        } else if pulse.workers_stuck(*longest_work) {
+            Some("every worker has been busy with one request for longer than a request may take")
+        } else if store.is_stuck() {
+            Some("a write to the ledger hangs")
         } else {
             None
         }

@@ -2,7 +2,7 @@
 
     python3 tests/browser/fill.py DATABASE [ROWS]
 
-The rows bear no true hashes, so the ledger does not verify afterwards.
+The rows have an outcome and no seal: a service that starts on the database seals them and adds them to the rollup.
 """
 
 import math
@@ -49,10 +49,8 @@ def fill(database, rows, now=None):
              int(now + 20 * DAY) if number == 2 else int(now - DAY) if number == 5 else None,
              int(now - number * 900), int(now - 3 * DAY) if number == 6 else None,
              f"adr_{chance.getrandbits(16):04x}…{chance.getrandbits(16):04x}"))
-    seq = connection.execute("SELECT coalesce(max(seq), 0) FROM usage WHERE seq IS NOT NULL").fetchone()[0]
     made = []
     for moment in moments(rows, now, chance):
-        seq += 1
         key, name = chance.choices(keys, SHARES)[0]
         code, status = None, 200
         storm = 20 * DAY < now - moment < 20.3 * DAY
@@ -66,15 +64,10 @@ def fill(database, rows, now=None):
             tokens = (prompt, completion, prompt + completion)
         whole = None if status is None else queue + own + (runtime or 0)
         made.append((f"chatcmpl_{int(moment * 1000):012x}{chance.getrandbits(80):020x}", key, name, int(moment), status, code,
-                     *tokens, whole, queue if whole else None, runtime if whole else None, seq))
+                     *tokens, whole, queue if whole else None, runtime if whole else None))
     connection.executemany(
         "INSERT INTO usage (request_id, key_id, key_name, created, status, error_code, prompt_tokens, completion_tokens,"
-        " total_tokens, duration_ms, queue_ms, runtime_ms, seq, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, randomblob(32))",
-        made)
-    connection.execute(
-        f"INSERT INTO usage_daily SELECT created / {DAY}, key_id, key_name, coalesce(status, 0), coalesce(error_code, ''), count(*),"
-        " coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0), coalesce(sum(total_tokens), 0),"
-        " sum(coalesce(status, 0) = 200 AND total_tokens IS NULL) FROM usage WHERE seq > ? GROUP BY 1, 2, 3, 4, 5", (seq - len(made),))
+        " total_tokens, duration_ms, queue_ms, runtime_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", made)
     connection.execute("COMMIT")
     connection.close()
 

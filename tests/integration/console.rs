@@ -477,11 +477,9 @@ fn usage_tells_what_the_ledger_holds() {
             .map(|rest| rest.split('<').next().unwrap_or("").to_owned())
             .collect()
     };
-    for folded in [false, true] {
-        if folded {
-            until("the rows are folded", || {
-                server.query("SELECT seq FROM usage_folded")[0][0] == rusqlite::types::Value::Integer(6)
-            });
+    for sealed in [false, true] {
+        if sealed {
+            server.wait_for_seals();
         }
         for range in ["1h", "24h", "7d", "30d", "90d"] {
             let text = browser.get(&format!("/usage?range={range}")).text();

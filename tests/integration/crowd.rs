@@ -42,7 +42,7 @@ fn thousands_of_slow_clients_cost_no_thread() {
 #[test]
 fn running_out_of_file_descriptors_is_no_end() {
     let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).start_with(&["sh", "-c", "ulimit -n 26; exec \"$@\"", "sh"]);
+    let server = Server::new(Some(&runtime)).start_with(&["sh", "-c", "ulimit -n 30; exec \"$@\"", "sh"]);
     let key = server.key();
     let whole = request(&key, &chat("x"));
     let mut flood = Vec::new();

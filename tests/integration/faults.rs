@@ -137,17 +137,18 @@ fn old_rows_are_removed_while_it_serves() {
     // afterwards begins after them.
     server.query("UPDATE usage SET created = created - 10 * 86400 WHERE seq <= 3 RETURNING seq");
     server.query(
-        "INSERT INTO usage_daily SELECT day - 10, key_id, key_name, status, error_code, 3, 33, 9, 42, 0
-         FROM usage_daily RETURNING day",
+        "INSERT INTO usage_rollup SELECT span, start - 10 * 86400, key_id, key_name, status, error_code, 3, 33, 9, 42,
+         0, runtime_times, own_times FROM usage_rollup WHERE span = 86400 RETURNING start",
     );
     server.query(
-        "UPDATE usage_daily SET requests = 2, prompt_tokens = 22, completion_tokens = 6, total_tokens = 28
-         WHERE requests = 5 RETURNING day",
+        "UPDATE usage_rollup SET requests = 2, prompt_tokens = 22, completion_tokens = 6, total_tokens = 28
+         WHERE span = 86400 AND requests = 5 RETURNING start",
     );
     let server = server.set("ADRIATICUM_USAGE_RETENTION_DAYS", 7).start();
     until("the old rows are gone", || server.query("SELECT 1 FROM usage").len() == 2);
     server.post(&key, &chat("x")).is_completion();
+    server.wait_for_seals();
     assert!(server.told(&["usage", "verify"]).starts_with("3 rows, nothing wrong"));
     assert!(server.told(&["usage"]).starts_with("6 requests"), "what they add up to stays");
-    until("it is told", || server.log().contains("3 rows older than 7 days were removed"));
+    until("it is told", || server.log().contains("removed 3 rows older than 7 days"));
 }

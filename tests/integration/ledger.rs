@@ -80,21 +80,64 @@ fn what_comes_before_the_key_leaves_no_row() {
 }
 
 #[test]
-fn the_last_use_costs_no_write_for_each_request() {
+fn the_last_use_follows_the_rows() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).start();
     let key = server.key();
     server.post(&key, &chat("x")).is_completion();
-    let first = server.query("SELECT last_used FROM keys");
-    assert_ne!(first, [[Null]]);
-    // A later use within the minute leaves what is there, whatever it is.
-    server.query("UPDATE keys SET last_used = last_used - 30 RETURNING id");
-    let moved = server.query("SELECT last_used FROM keys");
-    server.post(&key, &chat("x")).is_completion();
-    assert_eq!(server.query("SELECT last_used FROM keys"), moved);
-    server.query("UPDATE keys SET last_used = last_used - 40 RETURNING id");
-    server.post(&key, &chat("x")).is_completion();
-    assert_eq!(server.query("SELECT last_used >= strftime('%s') - 9 FROM keys"), [[Integer(1)]]);
+    server.wait_for_seals();
+    assert_eq!(server.query("SELECT last_used >= strftime('%s') - 60 FROM keys"), [[Integer(1)]]);
+    assert_eq!(
+        server.query("SELECT k.last_used - u.created FROM keys k, usage u"),
+        [[Integer(0)]],
+        "it is the time of the row"
+    );
+}
+
+#[test]
+fn a_graceful_stop_and_a_start_seal_every_row() {
+    let runtime = Runtime::start();
+    let mut server = Server::new(Some(&runtime)).start();
+    let key = server.key();
+    for _ in 0..3 {
+        server.post(&key, &chat("x")).is_completion();
+    }
+    server.signal("TERM");
+    assert!(server.wait().success());
+    let unsealed = "SELECT count(*) FROM usage WHERE seq IS NULL";
+    assert_eq!(server.query(unsealed), [[Integer(0)]]);
+    assert!(server.told(&["usage", "verify"]).starts_with("3 rows, nothing wrong. The head is 3:"));
+    // What a crash leaves: one row with an outcome and no seal, and one that is open.
+    server.query(
+        "INSERT INTO usage (request_id, key_id, key_name, created, status)
+         SELECT 'chatcmpl_ffffffffffff', id, name, 7, 200 FROM keys RETURNING 1",
+    );
+    server.query(
+        "INSERT INTO usage (request_id, key_id, key_name, created) SELECT 'chatcmpl_fffffffffffe', id, name, 8 FROM keys
+         RETURNING 1",
+    );
+    let told = server.told(&["usage", "verify"]);
+    assert!(told.starts_with("3 rows, nothing wrong; 1 newer rows have no seal yet."), "{told}");
+    let server = server.start();
+    server.wait_for_seals();
+    assert_eq!(server.query(unsealed), [[Integer(0)]]);
+    assert!(server.told(&["usage", "verify"]).starts_with("5 rows, nothing wrong. The head is 5:"));
+    assert!(server.told(&["usage"]).starts_with("5 requests, 1 errors"), "the open one was interrupted");
+}
+
+#[test]
+fn an_open_row_is_a_request_and_no_error() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let key = server.key();
+    let gate = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    runtime.next(Script::Held(std::sync::Arc::clone(&gate), crate::support::completion("at last")));
+    let mut client = server.connect();
+    client.send(crate::support::request(&key, &chat("x")));
+    until("it is running", || runtime.count() == 1);
+    assert!(server.told(&["usage"]).starts_with("1 requests, 0 errors"));
+    gate.store(true, std::sync::atomic::Ordering::Release);
+    client.reply().is_completion();
 }
 
 #[test]

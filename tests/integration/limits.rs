@@ -11,9 +11,7 @@ use std::time::{Duration, Instant};
 use adriaticum::error::Failure;
 use adriaticum::http::response::{Broken, Pieces};
 use adriaticum::http::{Head, Request, Response};
-use adriaticum::listener::{
-    Acceptor, Address, Certificate, Level, Limits, Listener, Load, Reply, Service, Socket,
-};
+use adriaticum::listener::{Acceptor, Address, Certificate, Level, Limits, Listener, Load, Service, Socket};
 
 use crate::support::{Client, Folder, PATIENCE, until};
 use crate::tls;
@@ -34,8 +32,8 @@ struct Echo {
 }
 
 impl Service for Echo {
-    fn answer(&self, request: Request, _: Instant, reply: Reply) {
-        reply.send(self.response(&request));
+    fn answer(&self, request: &Request, _: Instant) -> Response {
+        self.response(request)
     }
 
     fn refuse(&self, _: Option<IpAddr>, _: Option<&Head>, failure: Failure) -> Response {
@@ -275,9 +273,10 @@ fn all_buffers_together_have_a_bound() {
     until("the bytes are buffered", || running.get("/") == 200);
     let mut second = running.connect();
     second.send(post(250_000, 249_999));
+    until("both are buffered", || running.load.snapshot().buffered_bytes.now >= 449_998);
     let mut third = running.connect();
     third.send(post(250_000, 249_999));
-    // One of the two grew past the bound; whoever did is told, and the others go on.
+    // It grew past the bound and is refused; the others go on.
     let shed = third.reply();
     assert_eq!((shed.status, third.ends()), (503, true));
     let told = running.load.snapshot();

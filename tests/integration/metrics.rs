@@ -202,15 +202,17 @@ fn a_scrape_needs_its_permission_and_leaves_no_row() {
         }
     }
     assert!(server.query("SELECT * FROM usage").is_empty());
-    until("the use is noted", || used(&server)[1]);
-    assert_eq!(used(&server), [false, true], "a refusal is no use");
+    until("the use is noted", || used(&server).contains(&("metrics".into(), true)));
+    assert!(used(&server).contains(&("completions".into(), false)), "a refusal is no use");
 }
 
-/// Whether each key has a last use.
-fn used(server: &Server) -> Vec<bool> {
+/// The permission of each key, and whether it has a last use.
+fn used(server: &Server) -> Vec<(String, bool)> {
     let keys: serde_json::Value =
         serde_json::from_str(&server.told(&["keys", "list", "--json"])).expect("JSON");
-    keys.as_array().expect("a list").iter().map(|key| key["last_used"].is_i64()).collect()
+    let permission = |key: &serde_json::Value| key["permissions"][0].as_str().unwrap_or_default().to_owned();
+    let keys = keys.as_array().expect("a list").iter();
+    keys.map(|key| (permission(key), key["last_used"].is_i64())).collect()
 }
 
 #[test]
@@ -230,7 +232,7 @@ fn a_scrape_does_not_wait_for_a_locked_database() {
     database.execute_batch("ROLLBACK").expect("the lock goes");
     until("the use is noted", || {
         ask(&server, "GET", CONSOLE, "/metrics", Some(&watcher));
-        used(&server) == [true]
+        used(&server) == [("metrics".into(), true)]
     });
 }
 
@@ -276,4 +278,29 @@ fn ready_is_with_a_runtime_and_a_ledger_that_takes_a_write() {
     until("it is ready again", || get(&server, "/readyz").0 == 200);
     until("and says so", || server.log().contains("ready again"));
     assert_eq!(get(&server, "/healthz").0, 200);
+}
+
+#[test]
+fn requests_go_on_while_sealing_fails_and_it_shows() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let key = server.key();
+    let watcher = metrics_key(&server);
+    let metric = |name| value(&server, &watcher, name);
+    server.query(
+        "CREATE TRIGGER no_seals BEFORE UPDATE OF seq ON usage BEGIN SELECT RAISE(ABORT, 'on purpose'); END",
+    );
+    server.post(&key, &chat("x")).is_completion();
+    until("it is in the log", || server.log().contains("rows can't be sealed: on purpose"));
+    server.post(&key, &chat("x")).is_completion();
+    assert_eq!(metric("adriaticum_unsealed_rows"), 2.0);
+    until("the time is counted", || metric("adriaticum_unsealed_seconds") >= 1.0);
+    assert!(metric("adriaticum_wal_bytes") > 0.0);
+    let told = server.told(&["usage", "verify"]);
+    assert!(told.starts_with("0 rows, nothing wrong; 2 newer rows have no seal yet."), "{told}");
+    server.query("DROP TRIGGER no_seals");
+    server.wait_for_seals();
+    until("it is in the log", || server.log().contains("rows are sealed again"));
+    assert_eq!(metric("adriaticum_unsealed_rows"), 0.0);
+    assert_eq!(metric("adriaticum_unsealed_seconds"), 0.0);
 }

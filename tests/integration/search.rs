@@ -51,7 +51,7 @@ fn queries(search: &Runtime) -> Vec<String> {
 fn row(server: &Server) -> Vec<Cell> {
     let rows = server.query(
         "SELECT status, search_reason, search_results, search_ms > 0, grounded, prompt_tokens, completion_tokens,
-         total_tokens FROM usage ORDER BY seq DESC LIMIT 1",
+         total_tokens FROM usage ORDER BY request_id DESC LIMIT 1",
     );
     rows.into_iter().next().expect("a row")
 }

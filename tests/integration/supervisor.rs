@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use adriaticum::error::Failure;
 use adriaticum::http::{Head, Request, Response};
-use adriaticum::listener::{Address, Limits, Listener, Reply, Service, Socket};
+use adriaticum::listener::{Address, Limits, Listener, Service, Socket};
 use adriaticum::store::Store;
 use adriaticum::supervisor::{Notify, Supervisor, Watched};
 
@@ -175,9 +175,9 @@ struct Stuck {
 }
 
 impl Service for Stuck {
-    fn answer(&self, _: Request, _: Instant, reply: Reply) {
+    fn answer(&self, _: &Request, _: Instant) -> Response {
         until("the worker may go on", || !self.worker.load(Ordering::Acquire));
-        reply.send(Response::json(200, Vec::new()));
+        Response::json(200, Vec::new())
     }
 
     fn refuse(&self, _: Option<IpAddr>, _: Option<&Head>, _: Failure) -> Response {

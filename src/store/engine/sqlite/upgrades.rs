@@ -1,24 +1,34 @@
-//! Brings a database to the present form, from none or from any earlier version, in one transaction.
+//! Brings a database to the present version, from none or from any earlier one, in one transaction.
 
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 
-use super::StoreError;
+use super::super::super::StoreError;
+use super::version_5;
 
-/// The present form, for a new database.
-const SCHEMA: &str = include_str!("schema.sql");
+/// The present version, for a new database.
+const SCHEMA: &str = include_str!("../../schema.sql");
 
-/// What changes from each version to the next: the first entry leads from version 1 to version 2. A change
-/// to schema.sql comes with an entry here, and the tests hold the two ways against each other.
-const UPGRADES: &[&str] = &[
-    // Open rows are found by a mark and no longer by an index, which cost every request two changes.
-    "DROP INDEX usage_by_seq;
-     CREATE UNIQUE INDEX usage_by_seq ON usage (seq) WHERE seq IS NOT NULL;
-     ALTER TABLE chain ADD COLUMN closed_before TEXT NOT NULL DEFAULT '';",
-    CONSOLE,
-    SEARCH,
+/// A step from one version to the next.
+#[derive(Clone, Copy)]
+enum Change {
+    Sql(&'static str),
+    Code(fn(&Connection) -> Result<(), StoreError>),
+}
+
+/// The first entry leads from version 1 to version 2. A change to schema.sql comes with an entry here, and the tests
+/// compare the two ways.
+const UPGRADES: &[Change] = &[
+    Change::Sql(
+        "DROP INDEX usage_by_seq;
+         CREATE UNIQUE INDEX usage_by_seq ON usage (seq) WHERE seq IS NOT NULL;
+         ALTER TABLE chain ADD COLUMN closed_before TEXT NOT NULL DEFAULT '';",
+    ),
+    Change::Sql(CONSOLE),
+    Change::Sql(SEARCH),
+    Change::Code(version_5::upgrade),
 ];
 
-/// The console's own tables. Days whose rows are gone are taken from the sums that were kept of them.
+/// The console's own tables.
 const CONSOLE: &str = "
      ALTER TABLE keys ADD COLUMN hint TEXT;
      CREATE TABLE console_password (
@@ -64,7 +74,7 @@ const CONSOLE: &str = "
      FROM usage_daily WHERE (day + 1) * 86400 <= (SELECT kept_since FROM chain) GROUP BY day, key_id, status, error_code;
 ";
 
-/// What the ledger tells of Search.
+/// The columns for Search.
 const SEARCH: &str = "
      ALTER TABLE usage ADD COLUMN search_reason TEXT;
      ALTER TABLE usage ADD COLUMN search_results INTEGER;
@@ -72,12 +82,26 @@ const SEARCH: &str = "
 ";
 
 pub(super) fn bring_up_to_date(connection: &mut Connection) -> Result<(), StoreError> {
-    upgrade(connection, SCHEMA, UPGRADES)
+    upgrade(connection, &schema(), UPGRADES)
 }
 
-fn upgrade(connection: &mut Connection, schema: &str, upgrades: &[&str]) -> Result<(), StoreError> {
+/// The schema in SQLite's terms.
+fn schema() -> String {
+    [
+        ("{INT}", "INTEGER"),
+        ("{REAL}", "REAL"),
+        ("{BLOB}", "BLOB"),
+        ("{STRICT}", "STRICT"),
+        ("{CLUSTERED}", "STRICT, WITHOUT ROWID"),
+    ]
+    .iter()
+    .fold(SCHEMA.to_owned(), |schema, (name, meaning)| schema.replace(name, meaning))
+        + "INSERT INTO chain VALUES (1, 0, zeroblob(32), 0);"
+}
+
+fn upgrade(connection: &mut Connection, schema: &str, upgrades: &[Change]) -> Result<(), StoreError> {
     let present = 1 + upgrades.len() as i64;
-    // Nearly always there is nothing to do: that is found out without locking others out.
+    // Nearly always there is nothing to do, and this look locks nobody out.
     if version(connection)? == present {
         return Ok(());
     }
@@ -87,7 +111,10 @@ fn upgrade(connection: &mut Connection, schema: &str, upgrades: &[&str]) -> Resu
         found if found > present => return Err(StoreError::Newer { found, known: present }),
         found => {
             for change in &upgrades[found as usize - 1..] {
-                transaction.execute_batch(change)?;
+                match change {
+                    Change::Sql(statements) => transaction.execute_batch(statements)?,
+                    Change::Code(run) => run(&transaction)?,
+                }
             }
         }
     }
@@ -100,32 +127,28 @@ fn version(connection: &Connection) -> rusqlite::Result<i64> {
     connection.query_row("PRAGMA user_version", [], |row| row.get(0))
 }
 
-/// Makes the tables of a new database. One that has tables but no version is somebody else's.
+/// Creates the tables of a new database. A database that has tables but no version belongs to another program.
 fn make(transaction: &Transaction, schema: &str) -> Result<(), StoreError> {
     let tables: i64 = transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
     if tables > 0 {
-        return Err(rusqlite::Error::SqliteFailure(
-            rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_NOTADB),
-            Some("it is the database of another program".into()),
-        )
-        .into());
+        return Err(StoreError::Damaged("it is the database of another program".into()));
     }
     Ok(transaction.execute_batch(schema)?)
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     fn memory() -> Connection {
         Connection::open_in_memory().expect("memory should be there")
     }
 
-    /// Every table, index and column with its type, in an order of their own.
+    /// Every table and column with its type, and every index, in an order of their own.
     fn shape(connection: &Connection) -> Vec<String> {
         let mut statement = connection
             .prepare(
-                "SELECT s.type || ' ' || s.name || ' ' || coalesce(c.name || ' ' || c.type || c.\"notnull\" || c.pk, '')
+                "SELECT s.type || ' ' || s.name || ' ' || coalesce(c.name || ' ' || c.type || c.\"notnull\" || c.pk, s.sql, '')
                  FROM sqlite_schema s LEFT JOIN pragma_table_xinfo(s.name) c ORDER BY 1",
             )
             .expect("the query should be good");
@@ -135,7 +158,32 @@ mod tests {
 
     const FIRST: &str = "CREATE TABLE a (x INTEGER) STRICT;";
     const THIRD: &str = "CREATE TABLE a (x INTEGER, y TEXT) STRICT; CREATE TABLE b (z BLOB) STRICT;";
-    const CHANGES: [&str; 2] = ["ALTER TABLE a ADD COLUMN y TEXT", "CREATE TABLE b (z BLOB) STRICT"];
+    const CHANGES: [Change; 2] =
+        [Change::Sql("ALTER TABLE a ADD COLUMN y TEXT"), Change::Sql("CREATE TABLE b (z BLOB) STRICT")];
+
+    /// The tables of version 1.
+    const VERSION_1: &str = "
+        CREATE TABLE keys (id TEXT NOT NULL PRIMARY KEY, digest BLOB NOT NULL UNIQUE, name TEXT NOT NULL,
+            permissions TEXT NOT NULL, created INTEGER NOT NULL, expires INTEGER, last_used INTEGER, revoked INTEGER) STRICT;
+        CREATE TABLE usage (request_id TEXT NOT NULL PRIMARY KEY, key_id TEXT NOT NULL, key_name TEXT NOT NULL,
+            created INTEGER NOT NULL, status INTEGER, error_code TEXT, prompt_tokens INTEGER, completion_tokens INTEGER,
+            total_tokens INTEGER, duration_ms REAL, queue_ms REAL, runtime_ms REAL, grounded INTEGER NOT NULL DEFAULT 0,
+            seq INTEGER, hash BLOB) STRICT, WITHOUT ROWID;
+        CREATE INDEX usage_by_key ON usage (key_id);
+        CREATE UNIQUE INDEX usage_by_seq ON usage (seq);
+        CREATE TABLE usage_daily (day INTEGER NOT NULL, key_id TEXT NOT NULL, key_name TEXT NOT NULL,
+            status INTEGER NOT NULL, error_code TEXT NOT NULL, requests INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL,
+            completion_tokens INTEGER NOT NULL, total_tokens INTEGER NOT NULL, unmeasured INTEGER NOT NULL,
+            PRIMARY KEY (day, key_id, key_name, status, error_code)) STRICT, WITHOUT ROWID;
+        CREATE TABLE chain (id INTEGER PRIMARY KEY CHECK (id = 1), anchor_seq INTEGER NOT NULL,
+            anchor_hash BLOB NOT NULL, kept_since INTEGER NOT NULL) STRICT;
+        INSERT INTO chain VALUES (1, 0, zeroblob(32), 0);";
+
+    /// Makes an empty database of an earlier version.
+    pub fn make_version(connection: &mut Connection, version: usize) {
+        upgrade(connection, VERSION_1, &[]).expect("version 1 should be made");
+        upgrade(connection, VERSION_1, &UPGRADES[..version - 1]).expect("the steps should be taken");
+    }
 
     #[test]
     fn any_earlier_version_becomes_what_a_new_one_is() {
@@ -155,14 +203,19 @@ mod tests {
     }
 
     #[test]
-    fn the_present_schema_is_reached_by_its_upgrades() {
+    fn the_present_schema_is_reached_from_every_version() {
         let mut fresh = memory();
         bring_up_to_date(&mut fresh).expect("a new database should be made");
         assert_eq!(version(&fresh).expect("a version"), 1 + UPGRADES.len() as i64);
-        let before = shape(&fresh);
-        assert!(before.iter().any(|line| line.starts_with("table usage request_id TEXT")), "{before:?}");
-        bring_up_to_date(&mut fresh).expect("twice is as good as once");
-        assert_eq!(shape(&fresh), before);
+        let expected = shape(&fresh);
+        bring_up_to_date(&mut fresh).expect("a second start should change nothing");
+        assert_eq!(shape(&fresh), expected);
+        for version in 1..=UPGRADES.len() {
+            let mut old = memory();
+            make_version(&mut old, version);
+            bring_up_to_date(&mut old).expect("an upgrade");
+            assert_eq!(shape(&old), expected, "from version {version}");
+        }
     }
 
     #[test]
@@ -170,7 +223,7 @@ mod tests {
         let mut old = memory();
         upgrade(&mut old, FIRST, &[]).expect("the first version should be made");
         let before = shape(&old);
-        assert!(upgrade(&mut old, THIRD, &[CHANGES[0], "CREATE TABLE a (again)"]).is_err());
+        assert!(upgrade(&mut old, THIRD, &[CHANGES[0], Change::Sql("CREATE TABLE a (again)")]).is_err());
         assert_eq!((shape(&old), version(&old).expect("a version")), (before, 1));
     }
 

@@ -1,19 +1,19 @@
-//! The database's files: how the first is made, and whether those that are open are still those that the path names.
+//! The database's files: how the first one is created, and whether those that are open are still those that the path
+//! names.
 //!
-//! SQLite writes on into a file that was removed, and every row in it would be gone at the next start: what
-//! was acknowledged would be lost. So it is looked at before each group is written.
+//! SQLite goes on writing into a file that was removed, and every acknowledged row in it would be gone at the next
+//! start. So every group checks the files before it writes.
 
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use super::StoreError;
+use super::super::super::StoreError;
 
-/// Makes the database's file where there is none: here and not by SQLite, so that only the service's own user and group
-/// may read it.
+/// Creates the database's file if there is none: not by SQLite, so that only the service's own user and group may read
+/// it.
 pub(super) fn make(path: &Path) -> io::Result<()> {
     let mut options = OpenOptions::new();
     options.append(true).mode(0o640);
@@ -21,8 +21,8 @@ pub(super) fn make(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => options.open(path).map(drop),
         Err(error) => Err(error),
         Ok(file) => {
-            // Root may make the first key before the service has ever been started. The service could not open a file
-            // of root's, so it belongs to whoever the folder belongs to. SQLite does the same for the files beside it.
+            // Root may create the first key before the service was ever started. The service could not open a file of
+            // root's, so the file gets the folder's owner. SQLite does the same for the files beside it.
             let folder =
                 path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
             let folder = fs::metadata(folder)?;
@@ -40,20 +40,16 @@ pub(super) struct Files([(PathBuf, Identity); 2]);
 type Identity = (u64, u64);
 
 impl Files {
-    /// The database and its log, as they are now.
+    /// The database and its WAL, as they are now.
     pub fn of(path: &Path) -> Result<Self, StoreError> {
-        let mut log = OsString::from(path);
-        log.push("-wal");
-        let files = [path.to_owned(), log.into()].map(|path| {
-            let identity = identity(&path).map_err(|error| StoreError::Io(Arc::new(error)));
-            (path, identity)
-        });
-        let [(database, first), (log, second)] = files;
-        Ok(Self([(database, first?), (log, second?)]))
+        let mut wal = OsString::from(path);
+        wal.push("-wal");
+        let wal = PathBuf::from(wal);
+        let identities = (identity(path)?, identity(&wal)?);
+        Ok(Self([(path.to_owned(), identities.0), (wal, identities.1)]))
     }
 
-    /// The path of the log.
-    pub fn log(&self) -> &Path {
+    pub fn wal(&self) -> &Path {
         &self.0[1].0
     }
 

@@ -75,7 +75,7 @@ fn path_for(database: &Path) -> PathBuf {
 mod tests {
     use std::os::unix::fs::{MetadataExt, symlink};
 
-    use super::super::tests::Temporary;
+    use super::super::super::super::tests::Temporary;
     use super::*;
 
     #[test]

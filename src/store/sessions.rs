@@ -1,10 +1,9 @@
-//! Who may see the console: the operator's password, and the tokens of those who knew it.
+//! The console's password and sessions.
 
-use rusqlite::OptionalExtension;
-
+use super::engine::{Statement, Write, values};
 use super::{Digest, Store, StoreError};
 
-/// A password as it is kept: what Argon2id made of it, and with what.
+/// A password as it is stored: its Argon2id hash and the parameters of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PasswordHash {
     pub salt: Vec<u8>,
@@ -13,12 +12,11 @@ pub struct PasswordHash {
     pub passes: u32,
 }
 
-/// What a token is good for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenKind {
-    /// Whoever has it is signed in.
+    /// Its holder is signed in.
     Session,
-    /// The operator has signed in from there before.
+    /// The operator has signed in from this browser before.
     Browser,
 }
 
@@ -33,34 +31,35 @@ impl TokenKind {
 
 impl Store {
     pub fn console_password(&self) -> Result<Option<PasswordHash>, StoreError> {
-        self.read(|connection| {
-            connection
-                .query_row("SELECT salt, hash, memory_kib, passes FROM console_password", [], |row| {
-                    Ok(PasswordHash {
-                        salt: row.get(0)?,
-                        hash: row.get(1)?,
-                        memory_kib: row.get(2)?,
-                        passes: row.get(3)?,
-                    })
+        let statement = "SELECT salt, hash, memory_kib, passes FROM console_password";
+        self.engine.read(|session| {
+            session.first(statement, &[], |mut row| {
+                Ok(PasswordHash {
+                    salt: row.next()?,
+                    hash: row.next()?,
+                    memory_kib: row.next()?,
+                    passes: row.next()?,
                 })
-                .optional()
+            })
         })
     }
 
-    /// Sets the password, and ends what was begun with another.
+    /// Sets the password, and ends all sessions.
     pub fn set_console_password(&self, password: PasswordHash) -> Result<(), StoreError> {
-        self.write_synced(move |connection| {
-            connection.execute("DELETE FROM console_tokens", [])?;
-            connection.execute(
-                "REPLACE INTO console_password VALUES (1, ?, ?, ?, ?)",
-                rusqlite::params![password.salt, password.hash, password.memory_kib, password.passes],
-            )?;
-            Ok(())
-        })
+        let PasswordHash { salt, hash, memory_kib, passes } = password;
+        let statements = vec![
+            Statement::new("DELETE FROM console_tokens", []),
+            Statement::new(
+                "INSERT INTO console_password VALUES (1, $1, $2, $3, $4) ON CONFLICT (id) DO UPDATE SET
+                 salt = excluded.salt, hash = excluded.hash, memory_kib = excluded.memory_kib, passes = excluded.passes",
+                values![salt, hash, memory_kib, passes],
+            ),
+        ];
+        self.engine.write(Write { statements, durable: true }).map(drop)
     }
 
-    /// Keeps a token until it expires, and forgets those that have, where the password is still the one that it
-    /// was given for; whether it is.
+    /// Stores a token until it expires, and removes the expired ones. Returns false if the password is not the one that
+    /// it was issued for any more.
     pub fn add_token(
         &self,
         digest: Digest,
@@ -69,32 +68,28 @@ impl Store {
         now: i64,
         password: &PasswordHash,
     ) -> Result<bool, StoreError> {
-        let hash = password.hash.clone();
-        self.write_synced(move |connection| {
-            connection.execute("DELETE FROM console_tokens WHERE expires <= ?", [now])?;
-            let added = connection.execute(
-                "INSERT INTO console_tokens SELECT ?, ?, ? FROM console_password WHERE hash = ?",
-                rusqlite::params![digest.0, kind.as_str(), expires, hash],
-            )?;
-            Ok(added == 1)
-        })
+        let statements = vec![
+            Statement::new("DELETE FROM console_tokens WHERE expires <= $1", values![now]),
+            Statement::new(
+                "INSERT INTO console_tokens SELECT $1, $2, $3 FROM console_password WHERE hash = $4",
+                values![digest.bytes(), kind.as_str(), expires, password.hash.as_slice()],
+            ),
+        ];
+        Ok(self.engine.write(Write { statements, durable: true })? == 1)
     }
 
     pub fn has_token(&self, digest: &Digest, kind: TokenKind, now: i64) -> Result<bool, StoreError> {
-        self.read(|connection| {
-            connection
-                .prepare_cached(
-                    "SELECT EXISTS (SELECT 1 FROM console_tokens WHERE digest = ? AND kind = ? AND expires > ?)",
-                )?
-                .query_row(rusqlite::params![digest.0, kind.as_str(), now], |row| row.get(0))
-        })
+        let statement =
+            "SELECT count(*) FROM console_tokens WHERE digest = $1 AND kind = $2 AND expires > $3";
+        let count: i64 = self
+            .engine
+            .read(|session| session.value(statement, &values![digest.bytes(), kind.as_str(), now]))?;
+        Ok(count > 0)
     }
 
     pub fn remove_token(&self, digest: Digest) -> Result<(), StoreError> {
-        self.write_synced(move |connection| {
-            connection.execute("DELETE FROM console_tokens WHERE digest = ?", [digest.0])?;
-            Ok(())
-        })
+        let remove = "DELETE FROM console_tokens WHERE digest = $1";
+        self.write_durable(Statement::new(remove, values![digest.bytes()])).map(drop)
     }
 }
 

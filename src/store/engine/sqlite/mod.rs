@@ -1,0 +1,244 @@
+//! The SQLite engine: a database in WAL mode, one connection that writes, and one connection for each thread that reads.
+//! Reading never waits for writing.
+
+mod checkpoint;
+mod files;
+mod group_commit;
+pub mod lock;
+mod upgrades;
+mod version_5;
+mod wal;
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rusqlite::types::{ToSqlOutput, ValueRef};
+use rusqlite::{Connection, ErrorCode, OpenFlags, ToSql, params_from_iter};
+
+use self::files::Files;
+use self::group_commit::Writer;
+use super::super::StoreError;
+use super::{Row, Session, Value, Write};
+
+/// How long a start waits for other processes.
+const START_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a read waits if the database has to be recovered after a crash.
+const READ_PATIENCE: Duration = Duration::from_secs(2);
+
+/// A connection's page cache in KiB: a look-up touches few pages, a write some more.
+const READER_CACHE: i64 = 256;
+const WRITER_CACHE: i64 = 1024;
+
+/// How many prepared statements a connection keeps: more than there are on a request's path.
+const STATEMENTS: usize = 64;
+
+/// Up to this many bytes a database is checked completely at every start, which takes a few milliseconds.
+const CHECK_COMPLETELY: u64 = 2 * 1024 * 1024;
+
+/// How many pages are given back to the file system at once.
+const VACUUM_PAGES: usize = 64;
+
+pub struct Sqlite {
+    path: PathBuf,
+    /// Idle connections. They are dropped before the writer, because the last connection to close moves the WAL into
+    /// the database, and a read-only one can't.
+    readers: Mutex<Vec<Connection>>,
+    checkpointer: Mutex<Option<Connection>>,
+    writer: Writer,
+}
+
+impl Sqlite {
+    /// Opens the database, creates it if there is none, and upgrades it to the present version.
+    pub fn open(path: &Path) -> Result<Self, StoreError> {
+        files::make(path)?;
+        let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE, WRITER_CACHE)?;
+        connection.busy_timeout(START_PATIENCE)?;
+        if path.metadata().is_ok_and(|file| file.len() == 0) {
+            // Retention can then give space back to the file system.
+            connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
+        }
+        connection.pragma_update(None, "journal_mode", "WAL")?;
+        upgrades::bring_up_to_date(&mut connection)?;
+        if path.metadata().is_ok_and(|file| file.len() <= CHECK_COMPLETELY) {
+            check_every_page(&connection)?;
+        }
+        let writer = Writer::new(connection, Files::of(path)?)?;
+        Ok(Self { path: path.to_owned(), readers: Mutex::default(), checkpointer: Mutex::default(), writer })
+    }
+
+    /// Runs `work` on one state of the database.
+    pub fn read<T>(&self, work: impl FnOnce(&dyn Session) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        let idle = lock(&self.readers).pop();
+        let connection = match idle {
+            Some(connection) => connection,
+            None => {
+                let connection = connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE)?;
+                connection.busy_timeout(READ_PATIENCE)?;
+                connection
+            }
+        };
+        connection.prepare_cached("BEGIN")?.execute([])?;
+        let result = work(&Statements(&connection))?;
+        connection.prepare_cached("COMMIT")?.execute([])?;
+        // After an error the connection is dropped, and the next reader opens another one.
+        lock(&self.readers).push(connection);
+        Ok(result)
+    }
+
+    /// Writes in a transaction that other threads may share. Returns how many rows the last statement changed.
+    pub fn write(&self, write: Write) -> Result<usize, StoreError> {
+        self.writer.write(write)
+    }
+
+    /// Runs `work` in a transaction of its own; if `durable`, it is on the disk when this returns.
+    pub fn transaction<T>(
+        &self,
+        durable: bool,
+        work: impl FnOnce(&dyn Session) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        self.writer.transaction(durable, work)
+    }
+
+    /// Whether a write has had the connection for longer than one may take: the disk or the file system hangs.
+    pub fn is_stuck(&self) -> bool {
+        self.writer.is_stuck()
+    }
+
+    /// Reads every page of the database.
+    pub fn check(&self) -> Result<(), StoreError> {
+        check_every_page(&connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE)?)
+    }
+
+    /// A small durable write that changes nothing.
+    pub fn try_write(&self) -> Result<(), StoreError> {
+        self.writer.with_connection(true, |connection| {
+            // SQLite writes the page that holds the version even if it is the same.
+            let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+            Ok(connection.pragma_update(None, "user_version", version)?)
+        })
+    }
+
+    /// Makes a consistent copy of this moment, while others write.
+    pub fn backup(&self, to: &Path) -> Result<(), StoreError> {
+        // Not by SQLite, which would say "table already exists" for a file that is there.
+        OpenOptions::new().write(true).create_new(true).mode(0o640).open(to)?;
+        let copy = || {
+            let connection = connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE)?;
+            connection.execute("VACUUM INTO ?", [to.to_string_lossy()])?;
+            Ok(())
+        };
+        copy().inspect_err(|_: &StoreError| {
+            let _ = fs::remove_file(to);
+        })
+    }
+
+    /// Gives free pages back to the file system.
+    pub fn shrink(&self) -> Result<(), StoreError> {
+        self.writer.with_connection(false, |connection| {
+            let mut statement =
+                connection.prepare_cached(&format!("PRAGMA incremental_vacuum({VACUUM_PAGES})"))?;
+            let mut rows = statement.query([])?;
+            while rows.next()?.is_some() {}
+            Ok(())
+        })
+    }
+
+    #[cfg(test)]
+    pub fn set_patience(&mut self, patience: Duration) {
+        self.writer.set_patience(patience);
+    }
+}
+
+fn connect(path: &Path, mode: OpenFlags, cache: i64) -> Result<Connection, StoreError> {
+    // One thread at a time uses a connection, so SQLite's own locks around it are not needed.
+    let connection = Connection::open_with_flags(path, mode | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+    connection.pragma_update(None, "cache_size", -cache)?;
+    // Checkpoints have a task of their own: see checkpoint.rs.
+    connection.pragma_update(None, "wal_autocheckpoint", 0)?;
+    connection.set_prepared_statement_cache_capacity(STATEMENTS);
+    Ok(connection)
+}
+
+fn check_every_page(connection: &Connection) -> Result<(), StoreError> {
+    let verdict: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
+    if verdict == "ok" { Ok(()) } else { Err(StoreError::Damaged(verdict)) }
+}
+
+/// A panic elsewhere leaves nothing half done behind these locks.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs statements on a connection.
+struct Statements<'a>(&'a Connection);
+
+/// SQLite numbers `$1` by first appearance, `?1` by its number.
+fn with_question_marks(statement: &str) -> String {
+    statement.replace('$', "?")
+}
+
+impl Session for Statements<'_> {
+    fn execute(&self, statement: &str, parameters: &[Value]) -> Result<usize, StoreError> {
+        let mut prepared = self.0.prepare_cached(&with_question_marks(statement))?;
+        Ok(prepared.execute(params_from_iter(parameters))?)
+    }
+
+    fn query(
+        &self,
+        statement: &str,
+        parameters: &[Value],
+        each: &mut dyn FnMut(Row) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        let mut prepared = self.0.prepare_cached(&with_question_marks(statement))?;
+        let columns = prepared.column_count();
+        let mut rows = prepared.query(params_from_iter(parameters))?;
+        while let Some(row) = rows.next()? {
+            let values: rusqlite::Result<Vec<Value>> =
+                (0..columns).map(|column| row.get_ref(column).map(Value::from)).collect();
+            each(Row::new(values?))?;
+        }
+        Ok(())
+    }
+}
+
+impl From<ValueRef<'_>> for Value {
+    fn from(value: ValueRef) -> Self {
+        match value {
+            ValueRef::Null => Self::Null,
+            ValueRef::Integer(number) => Self::Int(number),
+            ValueRef::Real(number) => Self::Real(number),
+            ValueRef::Text(text) => Self::Text(String::from_utf8_lossy(text).into_owned()),
+            ValueRef::Blob(bytes) => Self::Blob(bytes.to_vec()),
+        }
+    }
+}
+
+impl ToSql for Value {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        Ok(ToSqlOutput::Borrowed(match self {
+            Self::Null => ValueRef::Null,
+            Self::Int(number) => ValueRef::Integer(*number),
+            Self::Real(number) => ValueRef::Real(*number),
+            Self::Text(text) => ValueRef::Text(text.as_bytes()),
+            Self::Blob(bytes) => ValueRef::Blob(bytes),
+        }))
+    }
+}
+
+impl From<rusqlite::Error> for StoreError {
+    fn from(error: rusqlite::Error) -> Self {
+        match error.sqlite_error_code() {
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Self::Busy,
+            Some(ErrorCode::DiskFull) => Self::Full,
+            Some(ErrorCode::ReadOnly) => Self::ReadOnly,
+            Some(ErrorCode::CannotOpen) => Self::CannotOpen,
+            Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => Self::Damaged(error.to_string()),
+            _ if matches!(error, rusqlite::Error::QueryReturnedNoRows) => Self::NoRow,
+            _ => Self::Other(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! What can go wrong with the database, in terms that every engine can be mapped to.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+#[derive(Clone, Debug)]
+pub enum StoreError {
+    /// Other writers did not give way in time.
+    Busy,
+    Full,
+    ReadOnly,
+    CannotOpen,
+    /// It is damaged, or not a database of ours.
+    Damaged(String),
+    /// The database was made by a later version of the program.
+    Newer {
+        found: i64,
+        known: i64,
+    },
+    /// The file that is open is not the one that the path names any more.
+    Replaced,
+    /// An fsync failed.
+    NotSynced(Arc<io::Error>),
+    Io(Arc<io::Error>),
+    /// A write panicked, and was rolled back.
+    Panicked,
+    /// The row that should be read or changed is not there.
+    NoRow,
+    /// The key was revoked, has expired or has lost its permission since it was looked up.
+    KeyRefused,
+    /// Anything else, in the engine's words.
+    Other(String),
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Busy => f.write_str("the database is locked by another process"),
+            Self::Full => f.write_str("the disk is full: make room and try again"),
+            Self::ReadOnly => {
+                f.write_str("the database is read-only: check who owns the file and its folder")
+            }
+            Self::CannotOpen => {
+                f.write_str("the database can't be opened: check that its folder exists and who owns it")
+            }
+            Self::Damaged(cause) => write!(
+                f,
+                "the file is damaged or no database ({cause}): stop the service, move it away and restore a \
+                 backup, or save what can be read of it: sqlite3 DAMAGED .recover | sqlite3 NEW"
+            ),
+            Self::Newer { found, known } => write!(
+                f,
+                "the database has version {found}, and this program knows versions up to {known}: \
+                 install the version that made it, or a later one"
+            ),
+            Self::Replaced => f.write_str(
+                "the database's file, or its -wal, was removed or replaced under the running service: put it \
+                 back or restore a backup, then restart",
+            ),
+            Self::NotSynced(error) => {
+                write!(f, "fsync failed ({error}), so nothing more is written: check the disk, then restart")
+            }
+            Self::Io(error) => write!(f, "{error}"),
+            Self::Panicked => f.write_str("a write panicked"),
+            Self::NoRow => f.write_str("the row is not there, or has its outcome already"),
+            Self::KeyRefused => f.write_str("the key is not valid any more"),
+            Self::Other(cause) => f.write_str(cause),
+        }
+    }
+}
+
+impl std::error::Error for StoreError {}
+
+impl From<io::Error> for StoreError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(Arc::new(error))
+    }
+}

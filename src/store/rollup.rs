@@ -1,0 +1,358 @@
+//! The rollup: sums of sealed rows by minute, hour and day. Rows that are not sealed yet are read from the ledger.
+
+use std::collections::BTreeMap;
+
+use super::durations::Durations;
+use super::engine::{Row, Session, values};
+use super::ledger::{LedgerRow, read_row};
+use super::sealing::{COUNT_UNSEALED, UNSEALED_ROWS};
+use super::{DAY, Range, Store, StoreError};
+
+/// How long minutes and hours are kept. Days stay.
+const KEPT: [(Span, i64); 2] = [(Span::Minute, 2 * 3600), (Span::Hour, 400 * DAY)];
+
+/// How many unsealed rows a page reads at most. There are more only if sealing has stopped.
+const MOST_UNSEALED: i64 = 20_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Span {
+    Minute,
+    Hour,
+    Day,
+}
+
+impl Span {
+    pub const ALL: [Self; 3] = [Self::Minute, Self::Hour, Self::Day];
+
+    pub fn seconds(self) -> i64 {
+        match self {
+            Self::Minute => 60,
+            Self::Hour => 3600,
+            Self::Day => DAY,
+        }
+    }
+
+    /// The start of the span that contains a time.
+    pub(super) fn start(self, time: i64) -> i64 {
+        time.div_euclid(self.seconds()) * self.seconds()
+    }
+
+    /// Since when there are sums of it.
+    pub fn kept_since(self, now: i64) -> i64 {
+        KEPT.iter().find(|(span, _)| *span == self).map_or(i64::MIN, |(_, time)| now - time)
+    }
+}
+
+/// Sums of some requests.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpanSums {
+    pub requests: i64,
+    pub prompt_tokens: i64,
+    pub completion_tokens: i64,
+    pub total_tokens: i64,
+    pub unmeasured: i64,
+    /// The calls to the runtime.
+    pub runtime: Durations,
+    /// The rest of the requests' time.
+    pub own: Durations,
+}
+
+impl SpanSums {
+    pub fn add(&mut self, other: &Self) {
+        for (sum, more) in [
+            (&mut self.requests, other.requests),
+            (&mut self.prompt_tokens, other.prompt_tokens),
+            (&mut self.completion_tokens, other.completion_tokens),
+            (&mut self.total_tokens, other.total_tokens),
+            (&mut self.unmeasured, other.unmeasured),
+        ] {
+            *sum = sum.saturating_add(more);
+        }
+        self.runtime.merge(&other.runtime);
+        self.own.merge(&other.own);
+    }
+
+    fn of(row: &LedgerRow) -> Self {
+        let mut sums = Self {
+            requests: 1,
+            prompt_tokens: row.tokens.prompt_tokens.unwrap_or(0),
+            completion_tokens: row.tokens.completion_tokens.unwrap_or(0),
+            total_tokens: row.tokens.total_tokens.unwrap_or(0),
+            unmeasured: (row.status == Some(200) && row.tokens.total_tokens.is_none()).into(),
+            ..Self::default()
+        };
+        if let Some(runtime) = row.runtime_ms {
+            sums.runtime.add(runtime);
+        }
+        if let Some(duration) = row.duration_ms {
+            sums.own.add(duration - row.runtime_ms.unwrap_or(0.0) - row.search_ms.unwrap_or(0.0));
+        }
+        sums
+    }
+
+    /// Reads the columns from `requests` to `own_times`.
+    pub(super) fn read(row: &mut Row) -> Result<Self, StoreError> {
+        let mut sums = Self {
+            requests: row.next()?,
+            prompt_tokens: row.next()?,
+            completion_tokens: row.next()?,
+            total_tokens: row.next()?,
+            unmeasured: row.next()?,
+            ..Self::default()
+        };
+        sums.runtime.merge_bytes(&row.next::<Vec<u8>>()?);
+        sums.own.merge_bytes(&row.next::<Vec<u8>>()?);
+        Ok(sums)
+    }
+
+    /// Without the counts.
+    pub(super) fn durations_only(self) -> Self {
+        Self { runtime: self.runtime, own: self.own, ..Self::default() }
+    }
+}
+
+/// Sums of one key and one outcome in one span.
+pub struct RollupRow {
+    pub start: i64,
+    pub key_id: String,
+    pub status: Option<i64>,
+    pub error_code: Option<String>,
+    pub sums: SpanSums,
+}
+
+/// The primary key of the rollup.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    pub span: i64,
+    pub start: i64,
+    pub key_id: String,
+    pub key_name: String,
+    pub status: i64,
+    pub error_code: String,
+}
+
+impl Place {
+    fn of(row: &LedgerRow, span: Span) -> Self {
+        Self {
+            span: span.seconds(),
+            start: span.start(row.created),
+            key_id: row.key_id.clone(),
+            key_name: row.key_name.clone(),
+            status: row.status.unwrap_or(0),
+            error_code: row.error_code.clone().unwrap_or_default(),
+        }
+    }
+
+    /// The place of a longer span that contains this one.
+    fn within(&self, span: Span) -> Self {
+        Self { span: span.seconds(), start: span.start(self.start), ..self.clone() }
+    }
+
+    fn values(&self) -> Vec<super::engine::Value> {
+        values![self.span, self.start, &self.key_id, &self.key_name, self.status, &self.error_code].into()
+    }
+}
+
+/// Rows to be added, summed up by minute: hours and days are made of minutes.
+#[derive(Default)]
+pub(super) struct Batch {
+    minutes: BTreeMap<Place, SpanSums>,
+}
+
+impl Batch {
+    pub fn add(&mut self, row: &LedgerRow) {
+        self.minutes.entry(Place::of(row, Span::Minute)).or_default().add(&SpanSums::of(row));
+    }
+
+    /// The sums by minute, hour and day, without those that are too old to be kept.
+    pub fn spans(self, now: i64) -> BTreeMap<Place, SpanSums> {
+        let mut spans: BTreeMap<Place, SpanSums> = BTreeMap::new();
+        for (minute, sums) in &self.minutes {
+            for span in Span::ALL {
+                let place = minute.within(span);
+                if place.start >= span.kept_since(now) {
+                    spans.entry(place).or_default().add(sums);
+                }
+            }
+        }
+        spans
+    }
+
+    /// Adds the rows to the rollup, and removes the minutes and hours that have become too old.
+    pub fn write(self, session: &dyn Session, now: i64) -> Result<(), StoreError> {
+        for (place, sums) in self.spans(now) {
+            add(session, &place, sums)?;
+        }
+        for (span, _) in KEPT {
+            session.execute(
+                "DELETE FROM usage_rollup WHERE span = $1 AND start < $2",
+                &values![span.seconds(), span.kept_since(now)],
+            )?;
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn add(session: &dyn Session, place: &Place, mut sums: SpanSums) -> Result<(), StoreError> {
+    let known = session.first(
+        "SELECT requests, prompt_tokens, completion_tokens, total_tokens, unmeasured, runtime_times, own_times
+         FROM usage_rollup
+         WHERE span = $1 AND start = $2 AND key_id = $3 AND key_name = $4 AND status = $5 AND error_code = $6",
+        &place.values(),
+        |mut row| SpanSums::read(&mut row),
+    )?;
+    if let Some(known) = known {
+        sums.add(&known);
+    }
+    let mut parameters = place.values();
+    parameters.extend(values![
+        sums.requests,
+        sums.prompt_tokens,
+        sums.completion_tokens,
+        sums.total_tokens,
+        sums.unmeasured,
+        sums.runtime.to_bytes(),
+        sums.own.to_bytes(),
+    ]);
+    session.execute(
+        "INSERT INTO usage_rollup VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
+         ON CONFLICT (span, start, key_id, key_name, status, error_code) DO UPDATE SET requests = excluded.requests,
+         prompt_tokens = excluded.prompt_tokens, completion_tokens = excluded.completion_tokens,
+         total_tokens = excluded.total_tokens, unmeasured = excluded.unmeasured,
+         runtime_times = excluded.runtime_times, own_times = excluded.own_times",
+        &parameters,
+    )?;
+    Ok(())
+}
+
+impl Store {
+    /// Calls `take` with the sums of a range, of one key or of all. Returns how many rows are missing in them because
+    /// sealing is too far behind.
+    pub fn figures(
+        &self,
+        span: Span,
+        range: Range,
+        key_id: Option<&str>,
+        mut take: impl FnMut(RollupRow),
+    ) -> Result<i64, StoreError> {
+        // On one state of the database a row is either in the rollup or unsealed.
+        self.engine.read(|session| {
+            session.query(
+                "SELECT start, key_id, status, error_code, requests, prompt_tokens, completion_tokens, total_tokens,
+                 unmeasured, runtime_times, own_times FROM usage_rollup
+                 WHERE span = $1 AND start >= $2 AND start < $3 AND (CAST($4 AS TEXT) IS NULL OR key_id = $4)",
+                &values![span.seconds(), range.since, range.until, key_id],
+                &mut |mut row| {
+                    take(RollupRow {
+                        start: row.next()?,
+                        key_id: row.next()?,
+                        status: Some(row.next()?).filter(|&status| status != 0),
+                        error_code: Some(row.next()?).filter(|code: &String| !code.is_empty()),
+                        sums: SpanSums::read(&mut row)?,
+                    });
+                    Ok(())
+                },
+            )?;
+            let mut read = 0;
+            session.query(&UNSEALED_ROWS, &values![MOST_UNSEALED], &mut |mut row| {
+                let row = read_row(&mut row)?;
+                read += 1;
+                let is_wanted = (range.since..range.until).contains(&row.created)
+                    && key_id.is_none_or(|key_id| key_id == row.key_id);
+                if is_wanted {
+                    take(RollupRow {
+                        start: span.start(row.created),
+                        sums: SpanSums::of(&row),
+                        key_id: row.key_id,
+                        status: row.status,
+                        error_code: row.error_code,
+                    });
+                }
+                Ok(())
+            })?;
+            if read < MOST_UNSEALED { Ok(0) } else { Ok(session.value::<i64>(COUNT_UNSEALED, &[])? - read) }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ledger::tests::{row, write};
+    use super::super::tests::Temporary;
+    use super::*;
+
+    fn total(store: &Store, span: Span, range: Range) -> (SpanSums, i64) {
+        let mut sums = SpanSums::default();
+        let missing = store.figures(span, range, None, |row| sums.add(&row.sums)).expect("figures");
+        (sums, missing)
+    }
+
+    #[test]
+    fn sealed_or_not_the_figures_are_the_same() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        let now = 20 * DAY;
+        for number in 0..100_i64 {
+            let (status, tokens) = if number % 10 == 3 { (502, None) } else { (200, Some(number)) };
+            let key = ["key_1", "key_2"][number as usize % 2];
+            write(store, &format!("id{number}"), key, now - number * 50, status, tokens);
+        }
+        store.begin(&row("open", "key_1", now)).expect("a running request");
+        let ranges = [
+            (Span::Minute, Range { since: now - 3600, until: now + 60 }),
+            (Span::Hour, Range { since: now - 7200, until: now + 3600 }),
+            (Span::Day, Range::ALL),
+        ];
+        let before: Vec<_> = ranges.iter().map(|(span, range)| total(store, *span, *range)).collect();
+        assert_eq!((before[2].0.requests, before[2].1), (100, 0));
+        assert!(before[0].0.requests < 100);
+        assert_eq!(store.seal(30, now).expect("a batch"), 30);
+        for (known, (span, range)) in before.iter().zip(ranges) {
+            assert_eq!(total(store, span, range), *known, "partly sealed, {span:?}");
+        }
+        store.seal_all(now);
+        for (known, (span, range)) in before.iter().zip(ranges) {
+            assert_eq!(total(store, span, range), *known, "sealed, {span:?}");
+        }
+        let mut of_one = 0;
+        store
+            .figures(Span::Day, Range::ALL, Some("key_2"), |row| of_one += row.sums.requests)
+            .expect("figures");
+        assert_eq!(of_one, 50);
+        assert_eq!(
+            total(store, Span::Day, Range::ALL).0.total_tokens,
+            store.sums(Range::ALL).expect("sums").total_tokens
+        );
+    }
+
+    #[test]
+    fn minutes_and_hours_are_removed_and_days_stay() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        let now = 1000 * DAY;
+        write(store, "old", "key_1", now - 500 * DAY, 200, Some(1));
+        write(store, "new", "key_1", now, 200, Some(1));
+        store.seal_all(now);
+        let spans = |span| total(store, span, Range::ALL).0.requests;
+        assert_eq!((spans(Span::Minute), spans(Span::Hour), spans(Span::Day)), (1, 1, 2));
+        let later = now + 430 * DAY;
+        write(store, "newer", "key_1", later, 200, Some(1));
+        store.seal_all(later);
+        assert_eq!((spans(Span::Minute), spans(Span::Hour), spans(Span::Day)), (1, 1, 3));
+    }
+
+    /// An earlier version took figures up to 2^53 from the runtime.
+    #[test]
+    fn sums_do_not_overflow() {
+        let most = SpanSums { total_tokens: i64::MAX, ..SpanSums::default() };
+        let mut sums = most.clone();
+        sums.add(&most);
+        assert_eq!(sums.total_tokens, i64::MAX);
+        let temporary = Temporary::new();
+        for number in 0..3 {
+            write(&temporary.store, &number.to_string(), "key_1", 7, 200, Some(i64::MAX / 2));
+        }
+        temporary.store.seal_all(8);
+        assert_eq!(total(&temporary.store, Span::Day, Range::ALL).0.total_tokens, i64::MAX);
+    }
+}
