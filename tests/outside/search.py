@@ -114,7 +114,7 @@ def ask(service, question):
 def row(service):
     with contextlib.closing(sqlite3.connect(f"file:{service.database}?mode=ro", uri=True)) as database:
         columns = "status, error_code, grounded, search_reason, search_results"
-        return database.execute(f"SELECT {columns} FROM usage ORDER BY seq DESC LIMIT 1").fetchone()
+        return database.execute(f"SELECT {columns} FROM usage ORDER BY request_id DESC LIMIT 1").fetchone()
 
 
 def expect_answer(service, model, question, *words):
