@@ -1,13 +1,17 @@
 # What a person runs is what CI runs. `make` alone lists the targets.
 
 PYTHON ?= python3
-CONFORMANCE ?= ../shared/acceptance/conformance.py
 FUZZ_SECONDS ?= 120
 
 .DEFAULT_GOAL := help
-.PHONY: help build run python test lint unit outside tls clients console model test-crash test-install bench bench-years \
-	bench-tools bench-docs bench-scale bench-instructions \
-	bench-console sizes install uninstall deb sbom static fuzz clean
+.PHONY: help build run test lint unit outside tls clients console model test-crash test-install bench bench-years \
+	bench-tools bench-docs bench-scale bench-instructions bench-console sizes install uninstall deb sbom static fuzz \
+	requirements clean FORCE
+# Two cores: a test beside a build, or beside another test, only measures the other.
+.NOTPARALLEL:
+
+# A line for each step of the tests, with the time of day.
+step = @printf '\n== %s (%s)\n' '$(1)' "$$(date +%H:%M:%S)"
 
 # Two builds of the same sources give the same bytes, wherever they are made: the folders' names stay out of them, and
 # what is packed bears the time of the last commit, or where there is none, of the release.
@@ -24,99 +28,98 @@ SYSCONFDIR ?= /etc
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 26
 
-build: ## Build the release binary, target/release/adriaticum
+build: need-build ## Build the release binary, target/release/adriaticum
 	$(BUILD)
 
-run: python build ## Start the service with a real model behind it; RUNTIME_URL=... uses a runtime of your own
+run: need-run build ## Start the service with a real model behind it; RUNTIME_URL=... uses a runtime of your own
 	@$(PYTHON) runtime/run.py
 
-# Before the build, so that nobody waits for it in vain.
-python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
-		echo "Python 3.10 or newer is needed, and $(PYTHON) is not. Install the package python3, or name another:" \
-			"PYTHON=/path/to/python3 make run" >&2; exit 1; }
+# What is missing is reported before anything is built, not halfway through.
+need-%: FORCE
+	@PYTHON=$(PYTHON) tests/prerequisites $*
 
-test: lint unit outside tls clients console model ## Run every check
+need-test: FORCE
+	@PYTHON=$(PYTHON) tests/prerequisites $(TESTS)
 
-lint: ## Check the format, the lints and the documentation
+TESTS := lint unit outside tls clients console model
+test: need-test $(TESTS) ## Run every check
+	@echo "make test: passed"
+
+lint: need-lint ## Check the format, the lints and the documentation
+	$(call step,lint)
 	cargo fmt --check
 	cargo clippy --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --document-private-items --locked
 
-unit: ## Run the unit and integration tests
+unit: need-unit ## Run the unit and integration tests
+	$(call step,unit and integration tests)
 	cargo test --locked
 
-outside: build .venv/ready ## Hold the release binary to the contract, the OpenAPI document, Search, Prometheus, slow clients, crashes
-	@test -x $(CONFORMANCE) || { echo "$(CONFORMANCE) is not there. CONFORMANCE=... names another place."; exit 1; }
-	$(CONFORMANCE)
+outside: need-outside build .venv/ready ## Check the contract, the OpenAPI document, Search, Prometheus, slow clients, crashes
+	$(call step,conformance)
+	$(PYTHON) tests/conformance/run.py
+	$(call step,OpenAPI document)
 	.venv/bin/python tests/outside/openapi.py
-	@tests/outside/need 'command -v slowhttptest' slowhttptest
+	$(call step,slow clients)
 	$(PYTHON) tests/outside/slow_clients.py
-	@tests/outside/need 'command -v searx-run' searx
+	$(call step,Search server)
 	$(PYTHON) tests/outside/search.py
-	@tests/outside/need 'command -v prometheus && command -v promtool' prometheus
+	$(call step,Prometheus)
 	$(PYTHON) tests/outside/metrics.py
+	$(call step,full disk)
 	$(PYTHON) tests/outside/full_disk.py
+	$(call step,crashes)
 	$(PYTHON) tests/outside/crash.py
+	$(call step,power cuts)
 	$(PYTHON) tests/outside/power_cut.py
-	@tests/outside/need 'command -v valgrind' valgrind
-	$(PYTHON) bench/instructions.py --check
 
-tls: build ## Hold the release binary to the contract over TLS, to sslscan, and to slow handshakes
-	@test -x $(CONFORMANCE) || { echo "$(CONFORMANCE) is not there. CONFORMANCE=... names another place."; exit 1; }
-	@tests/outside/need 'command -v openssl' openssl
-	@tests/outside/need 'command -v sslscan' sslscan
-	$(PYTHON) tests/outside/tls.py $(CONFORMANCE)
+tls: need-tls build ## Check the contract over TLS, run sslscan, and try slow handshakes
+	$(call step,conformance over TLS)
+	$(PYTHON) tests/conformance/run.py --tls
+	$(call step,TLS)
+	$(PYTHON) tests/outside/tls.py
 
-clients: build .venv-clients/ready ## Run six client libraries against the release binary
-	@tests/outside/need 'command -v npm' npm
+clients: need-clients build .venv-clients/ready ## Run six client libraries against the release binary
+	$(call step,client libraries)
 	npm ci --prefix tests/clients --silent --no-audit --no-fund
 	.venv-clients/bin/python tests/clients/run.py
 
-console: build ## Drive the console in a real browser, and look for what shuts people out of it
-	@tests/outside/need 'command -v npm' npm
-	@tests/outside/need 'command -v chromium' chromium
+console: need-console build ## Use the console in a real browser, and check its accessibility
+	$(call step,console)
 	npm ci --prefix tests/browser --silent --no-audit --no-fund
 	$(PYTHON) tests/browser/run.py
 
-model: build ## Run the release binary in front of the real model, as make run does
-	@tests/outside/need '$(PYTHON) -c "import ensurepip"' python3-venv
-	@tests/outside/need 'command -v curl' curl
+model: need-model build ## Run the release binary in front of the real model, as make run does
+	$(call step,real model)
 	$(PYTHON) tests/outside/real_model.py
+	$(call step,real model with grounding)
 	$(PYTHON) tests/outside/grounded_model.py
 
-test-crash: build ## Kill the service 100 times and cut its power 50 times, and look for what is lost
+test-crash: need-outside build ## Kill the service 100 times and cut its power 50 times, and look for lost rows
 	$(PYTHON) tests/outside/crash.py --kills 100
 	$(PYTHON) tests/outside/power_cut.py --cuts 50
 
-bench: build bench-tools ## Measure it beside nginx and HAProxy, and with PEERS=1 beside other gateways
+bench: need-bench build bench-tools ## Measure it beside nginx and HAProxy, and with PEERS=1 beside other gateways
 	$(PYTHON) bench/compare.py
 
 bench-docs: ## Put the last results of make bench and make bench-scale into README.md and docs/performance.md
 	$(PYTHON) bench/publish.py
 
-bench-scale: build bench-tools ## Measure how the cost grows: connections, bodies, keys, workers, and ROWS in the ledger
-	@tests/outside/need 'command -v openssl' openssl
+bench-scale: need-bench build bench-tools ## Measure how the cost grows: connections, bodies, keys, workers, and ROWS in the ledger
 	$(PYTHON) bench/footprint.py
 	$(PYTHON) bench/scale.py $(ROWS)
 
-bench-years: build bench-tools ## Print what a ledger of ten million rows costs
+bench-years: need-bench build bench-tools ## Print what a ledger of ten million rows costs
 	$(PYTHON) bench/years.py
 
 bench-tools:
 	$(BUILD) --examples
-	@tests/outside/need 'command -v wrk' wrk
-	@tests/outside/need 'command -v nginx' nginx-light
-	@tests/outside/need 'command -v haproxy' haproxy
 
-bench-instructions: build ## Count the instructions of a completion, by module, and keep the sum for make test
-	@tests/outside/need 'command -v valgrind' valgrind
+bench-instructions: need-bench-instructions build ## Count the instructions of a completion, by module, beside the last count
 	cargo build --profile symbols --locked --bin adriaticum
 	$(PYTHON) bench/instructions.py
 
-bench-console: build ## Print what the console costs the API, and its pages' times with ten million rows
-	@tests/outside/need 'command -v wrk' wrk
-	@tests/outside/need 'command -v nginx' nginx-light
+bench-console: need-bench build ## Print what the console costs the API, and its pages' times with ten million rows
 	$(PYTHON) bench/console.py
 
 install: build ## Install below PREFIX (/usr/local) and SYSCONFDIR (/etc), or into DESTDIR for a package
@@ -148,9 +151,7 @@ uninstall: ## Remove what install has put there; the configuration and the data 
 		share/man/man5/adriaticum.toml.5 share/bash-completion/completions/adriaticum \
 		share/zsh/site-functions/_adriaticum share/fish/vendor_completions.d/adriaticum.fish
 
-deb: build sbom ## Build the Debian package, target/debian/adriaticum_*.deb
-	@cargo deb --version >/dev/null 2>&1 || cargo install cargo-deb --locked
-	@tests/outside/need 'command -v dpkg-shlibdeps' dpkg-dev
+deb: need-deb build sbom ## Build the Debian package, target/debian/adriaticum_*.deb
 	cargo deb --locked --no-build --no-strip $(if $(DEB_VERSION),--deb-version $(DEB_VERSION))
 
 sbom: ## Write what it is made of: target/adriaticum.cdx.json (CycloneDX), and the licenses of the libraries
@@ -162,22 +163,14 @@ static: ## Build a static binary for any Linux of this architecture
 sizes: deb static ## Print the sizes, the exposure of the unit, and whether two builds give the same bytes
 	$(PYTHON) packaging/sizes.py
 
-test-install: ## Boot a Debian, and there install, use, break, upgrade and purge the package; three proxies (as root)
-	@test "$$(id -u)" = 0 || { echo "It boots a container, which only root may do: sudo make test-install" >&2; exit 1; }
-	@tests/outside/need 'command -v debootstrap' debootstrap
-	@tests/outside/need 'command -v systemd-nspawn' systemd-container
-	@tests/outside/need 'command -v lintian' lintian
-	@tests/outside/need 'command -v zsh' zsh
-	@tests/outside/need 'command -v fish' fish
-	@tests/outside/need 'command -v nginx' nginx-light
-	@tests/outside/need 'command -v caddy' caddy
-	@tests/outside/need 'command -v haproxy' haproxy
-	$(MAKE) --no-print-directory deb
+test-install: need-test-install deb ## Boot a Debian, and there install, use, break, upgrade and purge the package; three proxies (as root)
+	$(call step,package)
 	$(PYTHON) tests/outside/install.py
+	$(call step,proxies)
 	$(PYTHON) tests/outside/proxies.py
+	@echo "make test-install: passed"
 
-fuzz: ## Fuzz the request reader, the validator and the reader of documents, FUZZ_SECONDS each
-	@cargo fuzz --version >/dev/null 2>&1 || cargo install cargo-fuzz --locked
+fuzz: need-fuzz ## Fuzz the request reader, the validator and the reader of documents, FUZZ_SECONDS each
 	@for target in reader validator documents; do \
 		mkdir -p fuzz/corpus/$$target; \
 		RUSTC_BOOTSTRAP=1 ASAN_OPTIONS=detect_odr_violation=0 cargo fuzz run $$target fuzz/corpus/$$target fuzz/seeds/$$target -- \
@@ -187,10 +180,15 @@ fuzz: ## Fuzz the request reader, the validator and the reader of documents, FUZ
 clean: ## Remove what was built; var/, with the keys and the ledger of make run, stays
 	rm -rf target fuzz/target .venv .venv-clients tests/clients/node_modules tests/browser/node_modules
 
+requirements: ## Pin the Python packages of the tests again, with hashes, from tests/*/requirements.in (needs uv)
+	for folder in tests/outside tests/clients; do \
+		UV_CUSTOM_COMPILE_COMMAND="make requirements" uv pip compile --quiet --universal --python-version 3.11 --no-annotate \
+			--generate-hashes --only-binary :all: $$folder/requirements.in -o $$folder/requirements.txt || exit 1; \
+	done
+
 .venv/ready: tests/outside/requirements.txt
 .venv-clients/ready: tests/clients/requirements.txt
 .venv/ready .venv-clients/ready:
-	@tests/outside/need '$(PYTHON) -c "import ensurepip"' python3-venv
-	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet --disable-pip-version-check -r $<
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r $<
 	@touch $@

@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 target=$(uname -m)-unknown-linux-musl
 # In a folder of its own, since another compiler may build it.
 export CARGO_TARGET_DIR=target/static
-tests/outside/need 'command -v musl-gcc' musl-tools
+tests/prerequisites static
 # For SQLite, which is C.
 export "CC_$(echo "$target" | tr - _)=musl-gcc"
 
@@ -21,9 +21,7 @@ if has_target || { timeout 60 rustup target add "$target" && has_target; } 2>/de
     RUSTFLAGS="$*" cargo build --release --locked --target "$target"
 else
     echo "rustup can't fetch $target: Debian's compiler builds the standard library for it"
-    tests/outside/need '/usr/bin/rustc --version && /usr/bin/cargo --version' cargo-web
-    tests/outside/need 'test -e /usr/lib/rustlib/src/rust/library/std' rust-web-src
-    tests/outside/need 'ls /usr/lib/llvm-*/lib/libunwind.a' libunwind-14-dev
+    tests/prerequisites static-library
     # Alone in a folder: beside it there are libraries of glibc.
     libraries=$CARGO_TARGET_DIR/libraries
     mkdir -p "$libraries"

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::config::{Config, GroundingMode, SearchPlace, TlsFiles};
+use crate::config::{Config, GroundingMode, RuntimeConfig, SearchPlace, TlsFiles};
 use crate::listener::{Address, Certificate, TlsError};
-use crate::runtime::{About, Chat, Message, Role, Runtimes, probe};
+use crate::runtime::{About, Chat, Message, Role, Runtimes, Spent, probe};
 use crate::search;
 use crate::store::{Store, StoreError, Unsealed};
 use crate::when;
@@ -252,7 +252,7 @@ fn search(config: &Config) -> Finding {
 fn runtimes(config: &Config) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Runtimes::each(&config.runtime)
         .map(|(url, runtime)| {
-            let about = probe(url, config.runtime.api_key.as_ref(), PROBE_TIME);
+            let about = probe(url, &config.runtime, PROBE_TIME);
             try_one(url, &runtime, about.unwrap_or_default(), &config.runtime.model)
         })
         .collect();
@@ -274,7 +274,7 @@ fn try_one(url: &str, runtime: &Runtimes, about: About, model: &str) -> Finding 
         max_tokens: 1,
     };
     let asked = Instant::now();
-    match runtime.complete(&chat) {
+    match runtime.complete(&chat, &mut Spent::default()) {
         Ok(generated) => {
             let mut told = format!("{url}: answers in {} ms", asked.elapsed().as_millis());
             if let Some(context) = about.context {
@@ -291,7 +291,10 @@ fn try_one(url: &str, runtime: &Runtimes, about: About, model: &str) -> Finding 
         }
         Err((_, error)) => {
             let mut told = format!("{url}: {error}. ");
-            if about.models.is_empty() {
+            if about.models.is_empty() && url.starts_with("https://") {
+                told += "Is it running, is this its base address (runtime.url), and is its certificate signed by a CA \
+                         of runtime.ca, or without that setting, of the system?";
+            } else if about.models.is_empty() {
                 told += "Is it running, and is this its base address? The setting is runtime.url";
             } else if !about.models.iter().any(|known| known == model) {
                 told += &format!("It knows {}: set runtime.model", about.models.join(", "));
@@ -306,12 +309,14 @@ fn try_one(url: &str, runtime: &Runtimes, about: About, model: &str) -> Finding 
 /// Runtimes that listen on this host's usual ports and are not used.
 fn found_here(config: &Config) -> Vec<Finding> {
     let mut findings = Vec::new();
+    // The key is for the runtimes of the configuration only.
+    let nobodys = RuntimeConfig { api_key: None, ..config.runtime.clone() };
     for (name, port) in USUAL {
         let url = format!("http://127.0.0.1:{port}/v1");
         if config.runtime.urls.contains(&url) {
             continue;
         }
-        if let Some(about) = probe(&url, None, PROBE_TIME) {
+        if let Some(about) = probe(&url, &nobodys, PROBE_TIME) {
             let model = match about.models.first() {
                 Some(model) => format!(" and runtime.model = \"{model}\""),
                 None => String::new(),

@@ -68,6 +68,8 @@ pub struct Failure {
     /// Whether a client's automatic retry is to be held back: it would cost an inference again, or ask a Search
     /// again that is down.
     pub no_retry: bool,
+    /// Whether there was no room for the request. The listener logs how many there were.
+    pub is_shed: bool,
 }
 
 /// The time after which a fault of the host may have passed.
@@ -78,7 +80,14 @@ const SHED_RETRY: Duration = Duration::from_secs(1);
 
 impl Failure {
     pub fn new(error: ApiError, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { error, message: message.into(), cause: None, retry_after: FAULT_RETRY, no_retry: false }
+        Self {
+            error,
+            message: message.into(),
+            cause: None,
+            retry_after: FAULT_RETRY,
+            no_retry: false,
+            is_shed: false,
+        }
     }
 
     pub fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
@@ -89,10 +98,11 @@ impl Failure {
         Self { cause: Some(cause.to_string()), ..Self::new(ApiError::ServiceUnavailable, message) }
     }
 
-    /// A request turned away for want of room, before any of its content is looked at.
+    /// There is no room for a request. Its content was not read.
     pub fn shed(cause: &'static str) -> Self {
         Self {
             retry_after: SHED_RETRY,
+            is_shed: true,
             ..Self::unavailable("The service has more requests than it can take. Try again shortly.", cause)
         }
     }

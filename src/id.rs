@@ -10,19 +10,22 @@ use rand::{Rng, TryRng};
 pub struct RequestId([u8; 16]);
 
 impl RequestId {
-    /// Milliseconds of the clock and 80 random bits: ids in the order of time stand side by side in the
-    /// ledger's index, however large it grows. Unique, not secret: the thread's own generator will do.
+    /// Of a request that is complete now.
     pub fn new() -> Self {
+        Self::at(SystemTime::now())
+    }
+
+    /// Of a request that was complete at this time: its milliseconds and 80 random bits. Ids in the order of time stand
+    /// side by side in the ledger's index, however large it grows. Unique, not secret: the thread's own generator will do.
+    pub fn at(time: SystemTime) -> Self {
         let mut bytes = [0; 16];
         rand::rng().fill_bytes(&mut bytes[6..]);
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        bytes[..6].copy_from_slice(&now.as_millis().to_be_bytes()[10..]);
+        let time = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+        bytes[..6].copy_from_slice(&time.as_millis().to_be_bytes()[10..]);
         Self(bytes)
     }
-}
 
-impl RequestId {
-    /// When it was made, in Unix seconds.
+    /// When the request was complete, in Unix seconds.
     pub fn created(&self) -> i64 {
         let mut milliseconds = [0; 8];
         milliseconds[2..].copy_from_slice(&self.0[..6]);

@@ -5,7 +5,7 @@
 //! - [`cli`] reads the command line, [`config`] the settings.
 //! - [`listener`] reads requests off the sockets on one thread and gives the complete ones to a fixed pool;
 //!   [`http`] knows the bytes.
-//! - [`hosts`] tells the API's requests from the console's; [`console`] answers those for the operator.
+//! - [`dispatch`] sends a request to the API or to the console by its host; [`console`] answers the operator's.
 //! - [`pipeline`] takes a request through the steps of [`api`], in the order in which their errors win.
 //! - [`search`] finds what an answer is to rest on, [`runtime`] asks the inference runtime, both through
 //!   [`client`]; [`store`] keeps the keys and the ledger.
@@ -30,7 +30,7 @@ pub mod listener;
 
 pub mod api;
 pub mod console;
-pub mod hosts;
+pub mod dispatch;
 pub mod pipeline;
 
 pub mod client;

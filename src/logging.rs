@@ -1,28 +1,27 @@
-//! The log: lines on standard error, of this program and not of its libraries, which would tell what they send.
+//! The log: lines on standard error, of this crate only, because `ureq` and `rustls` log what they send.
 
+use std::cell::RefCell;
 use std::env;
 use std::fmt;
 use std::io::{self, Write};
 use std::panic;
-use std::sync::LazyLock;
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use rustix::fs::fstat;
-use time::OffsetDateTime;
-use time::format_description::BorrowedFormatItem;
-use time::macros::format_description;
+use simplelog::{Config, ConfigBuilder, FormatItem, WriteLogger, format_description};
 
-const TIME: &[BorrowedFormatItem<'_>] =
+const TIME: &[FormatItem<'_>] =
     format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:3]Z");
 
-/// Whether standard error goes to systemd's journal, which has a time for every line and takes its priority
-/// from a prefix (sd-daemon(3)).
-static JOURNAL: LazyLock<bool> = LazyLock::new(is_journal);
+thread_local! {
+    /// The lines of one record, until they are written.
+    static LINES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
 
 pub fn start(level: LevelFilter) {
-    if log::set_logger(&StandardError).is_ok() {
+    if log::set_boxed_logger(Box::new(StandardError::new(is_journal()))).is_ok() {
         panic::set_hook(Box::new(|info| {
-            // Where, but not what: the message of a panic may hold what a client wrote.
+            // The place, but not the message, which may hold what a client wrote.
             let place = info.location().map_or("an unknown place".into(), ToString::to_string);
             log::error!("a thread panicked at {place}");
         }));
@@ -30,17 +29,43 @@ pub fn start(level: LevelFilter) {
     set_level(level);
 }
 
-/// Tells no more than this from now on.
+/// SIGHUP changes the level while the service runs.
 pub fn set_level(level: LevelFilter) {
     log::set_max_level(level);
 }
 
-/// Says why a command failed, with or without a log.
+/// Writes why a command failed, whether or not the log was started.
 pub fn complain(message: fmt::Arguments) {
-    write(Level::Error, message, |line, text| writeln!(line, "{text}"));
+    let mark = if is_journal() { priority(Level::Error) } else { "" };
+    let lines: String = message.to_string().lines().map(|line| format!("{mark}{line}\n")).collect();
+    write(lines.as_bytes());
 }
 
-struct StandardError;
+/// Has `simplelog` format each line, with its priority before it for the journal.
+struct StandardError {
+    formatter: Box<WriteLogger<Lines>>,
+    is_journal: bool,
+}
+
+impl StandardError {
+    fn new(is_journal: bool) -> Self {
+        // The level is checked before a record comes here: SIGHUP could not change the formatter's own.
+        Self { formatter: WriteLogger::new(LevelFilter::Trace, format(is_journal), Lines), is_journal }
+    }
+
+    /// The lines of a record, as they are written.
+    fn lines(&self, record: &Record) -> Vec<u8> {
+        // Formatted before the formatter takes its lock: a `Display` that panics would poison it.
+        let text = record.args().to_string();
+        for line in text.lines() {
+            if self.is_journal {
+                let _ = Lines.write_all(priority(record.level()).as_bytes());
+            }
+            self.formatter.log(&Record::builder().level(record.level()).args(format_args!("{line}")).build());
+        }
+        LINES.take()
+    }
+}
 
 impl Log for StandardError {
     fn enabled(&self, metadata: &Metadata) -> bool {
@@ -49,42 +74,51 @@ impl Log for StandardError {
 
     fn log(&self, record: &Record) {
         if self.enabled(record.metadata()) {
-            write(record.level(), *record.args(), |line, text| {
-                let now = OffsetDateTime::now_utc().format(TIME).unwrap_or_default();
-                writeln!(line, "{now} [{}] {text}", record.level())
-            });
+            write(&self.lines(record));
         }
     }
 
     fn flush(&self) {}
 }
 
-/// Writes a message: to the journal with the priority before each of its lines, else as `plain` has it. It is
-/// one write, so that the messages of two processes don't mix.
-fn write(
-    level: Level,
-    message: fmt::Arguments,
-    plain: impl FnOnce(&mut Vec<u8>, fmt::Arguments) -> io::Result<()>,
-) {
-    let mut bytes = Vec::with_capacity(256);
-    let written = if *JOURNAL {
-        let priority = priority(level);
-        let text = message.to_string();
-        text.lines().try_for_each(|line| writeln!(bytes, "<{priority}>{line}"))
-    } else {
-        plain(&mut bytes, message)
-    };
-    // There is nobody to tell that nobody can be told.
-    let _ = written.and_then(|()| io::stderr().lock().write_all(&bytes));
+/// A time and a level; the journal has a time for every line and takes the level from the priority.
+fn format(is_journal: bool) -> Config {
+    let shown = if is_journal { LevelFilter::Off } else { LevelFilter::Error };
+    ConfigBuilder::new()
+        .set_time_format_custom(TIME)
+        .set_time_level(shown)
+        .set_max_level(shown)
+        .set_thread_level(LevelFilter::Off)
+        .set_target_level(LevelFilter::Off)
+        .set_location_level(LevelFilter::Off)
+        .build()
 }
 
-/// syslog(3). A notice is what stands between: nothing here is one.
-fn priority(level: Level) -> u8 {
+struct Lines;
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        LINES.with_borrow_mut(|lines| lines.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// One write, so that the lines of two processes do not mix.
+fn write(bytes: &[u8]) {
+    // If standard error is closed, there is no place left to report it.
+    let _ = io::stderr().lock().write_all(bytes);
+}
+
+/// As sd-daemon(3) has them.
+fn priority(level: Level) -> &'static str {
     match level {
-        Level::Error => 3,
-        Level::Warn => 4,
-        Level::Info => 6,
-        Level::Debug | Level::Trace => 7,
+        Level::Error => "<3>",
+        Level::Warn => "<4>",
+        Level::Info => "<6>",
+        Level::Debug | Level::Trace => "<7>",
     }
 }
 
@@ -95,4 +129,37 @@ fn is_journal() -> bool {
         return false;
     };
     fstat(io::stderr()).is_ok_and(|found| named == format!("{}:{}", found.st_dev, found.st_ino))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(is_journal: bool, level: Level, text: &str) -> String {
+        let log = StandardError::new(is_journal);
+        let lines = log.lines(&Record::builder().level(level).args(format_args!("{text}")).build());
+        String::from_utf8(lines).expect("a line is text")
+    }
+
+    #[test]
+    fn every_line_has_a_priority_or_a_time() {
+        for (level, priority) in
+            [(Level::Error, 3), (Level::Warn, 4), (Level::Info, 6), (Level::Debug, 7), (Level::Trace, 7)]
+        {
+            assert_eq!(lines(true, level, "a\nb"), format!("<{priority}>a\n<{priority}>b\n"));
+        }
+        let plain = lines(false, Level::Info, "a {}\nb");
+        let (first, second) = plain.split_once('\n').expect("two lines");
+        assert!(first.starts_with("20") && first.ends_with("Z [INFO] a {}"), "{plain}");
+        assert!(second.ends_with("Z [INFO] b\n"), "{plain}");
+    }
+
+    #[test]
+    fn only_this_crate_is_logged() {
+        let log = StandardError::new(false);
+        let enabled =
+            |target: &str| log.enabled(&Metadata::builder().target(target).level(Level::Error).build());
+        assert!(enabled("adriaticum::pipeline"));
+        assert!(!enabled("ureq::run") && !enabled("rustls::client::hs"));
+    }
 }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::net::IpAddr;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::api::grounding::Grounding;
 use crate::api::key::{self, Caller};
@@ -33,7 +33,7 @@ pub struct Pipeline {
 /// What is known about a request while it goes through the steps.
 struct Record {
     id: RequestId,
-    /// Unix time in seconds.
+    /// When the request was complete, in Unix seconds.
     created: i64,
     received: Instant,
     queue: Duration,
@@ -164,18 +164,22 @@ fn respond(record: &Record, result: Result<Generated, Failure>) -> Response {
         Ok(generated) => reply::completion(record.id, record.created, generated),
         Err(failure) => reply::error(record.id, failure),
     };
-    record.log(&result);
+    match &result {
+        Err(failure) if failure.is_shed => log::debug!("{} client={} shed", record.id, shown(record.client)),
+        _ => record.log(&result),
+    }
     response.with("server-timing", record.server_timing())
 }
 
 impl Record {
     fn new(client: Option<IpAddr>, received: Instant) -> Self {
-        let id = RequestId::new();
+        let queue = received.elapsed();
+        let id = RequestId::at(SystemTime::now() - queue);
         Self {
             id,
             created: id.created(),
             received,
-            queue: received.elapsed(),
+            queue,
             client,
             key_id: None,
             searched: None,

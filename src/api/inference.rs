@@ -22,7 +22,7 @@ pub fn run(
     spent: &mut Spent,
 ) -> Result<Generated, Failure> {
     loop {
-        match spent.add(|| runtimes.complete(chat)) {
+        match runtimes.complete(chat, spent) {
             Ok(generated) => return Ok(Generated { tokens: spent.tokens.unwrap_or_default(), ..generated }),
             Err((_, RuntimeError::ContextExceeded(_))) if shorten(chat) => {}
             Err(failure) => return Err(failure.into()),

@@ -198,12 +198,14 @@ impl Args {
 }
 
 fn open_store(config: &Config) -> Result<Store, CliError> {
-    Store::open(&config.database).map_err(|error| {
-        CliError::Failed(format!(
-            "the database {}: {error}. The setting is database (ADRIATICUM_DATABASE).",
-            config.database.display()
-        ))
-    })
+    Store::open(&config.database).map_err(|error| database_failed(config, &error))
+}
+
+fn database_failed(config: &Config, error: &dyn fmt::Display) -> CliError {
+    CliError::Failed(format!(
+        "the database {}: {error}. The setting is database (ADRIATICUM_DATABASE).",
+        config.database.display()
+    ))
 }
 
 fn read_certificate(files: &TlsFiles) -> Result<Certificate, CliError> {

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use listenfd::ListenFd;
@@ -10,17 +10,18 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{flag, low_level::pipe};
 
-use super::{Args, CliError, open_store, read_certificate};
+use super::{Args, CliError, database_failed, open_store, read_certificate};
 use crate::api::grounding::Grounding;
 use crate::background::Background;
-use crate::config::{Config, TlsFiles};
-use crate::console::{Console, Machines};
-use crate::hosts::Hosts;
+use crate::config::{Config, GroundingMode, RuntimeConfig, SearchConfig, TlsFiles};
+use crate::console::{Console, Monitoring};
+use crate::dispatch::Dispatcher;
 use crate::listener::{Acceptor, Address, Limits, Listener, Snapshot, Socket};
 use crate::logging;
 use crate::metrics::Metrics;
 use crate::pipeline::Pipeline;
 use crate::runtime::Runtimes;
+use crate::store::ServeLock;
 use crate::supervisor::{Notify, Supervisor, Watched};
 
 const HELP: &str = "\
@@ -40,21 +41,22 @@ const OWN_FILES: usize = 32;
 /// However few there are, some clients are served.
 const FEWEST_CONNECTIONS: usize = 16;
 
-/// What a request may take beside the runtime's call: twice the store's patience, with much to spare.
-const OVERHEAD: Duration = Duration::from_secs(30);
+/// What the ledger may take of a request: 2 s to read the key and 5 s for each of two writes; the rest is for a slow disk.
+const LEDGER_TIME: Duration = Duration::from_secs(30);
 
 pub fn run(mut args: Args) -> Result<(), CliError> {
     if args.words(HELP, [], &mut [])?.is_none() {
         return Ok(());
     }
+    let starting = exit_on_signals().map_err(|error| failed("the signals", &error))?;
     let config = Arc::new(args.config()?);
     logging::start(config.log_level);
     for name in &config.unknown_variables {
         log::warn!("{name} in the environment is no setting that this version knows");
     }
     let acceptor = config.tls.as_ref().map(acceptor).transpose()?;
-    // The sockets come before the database: a second service that is started by mistake ends here, before
-    // it takes the requests of the first for interrupted ones.
+    // Before the sockets and the database, so that a second service ends here and has changed nothing. Dropped last.
+    let _lock = ServeLock::take(&config.database).map_err(|error| database_failed(&config, &error))?;
     let sockets = sockets(&config)?;
     let store = Arc::new(open_store(&config)?);
     match store.close_interrupted()? {
@@ -91,7 +93,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let supervisor = Supervisor::start(Watched {
         notify,
         store: Arc::clone(&store),
-        longest_work: config.runtime.timeout + OVERHEAD,
+        longest_work: longest_work(&config.runtime, &config.search),
         pulse: listener.pulse(),
         status: Box::new({
             let (metrics, load) = (Arc::clone(&metrics), listener.load());
@@ -104,9 +106,9 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     })
     .and_then(|supervisor| supervisor.heed_signals().map(|()| supervisor))
     .map_err(|error| failed("the supervisor", &error))?;
-    let machines =
-        Machines::new(Arc::clone(&store), Arc::clone(&metrics), listener.load(), runtimes.is_some());
-    let console = |host| (host, Console::new(Arc::clone(&config), Arc::clone(&store), machines));
+    let monitoring =
+        Monitoring::new(Arc::clone(&store), Arc::clone(&metrics), listener.load(), runtimes.is_some());
+    let console = |host| (host, Console::new(Arc::clone(&config), Arc::clone(&store), monitoring));
     let console = config.console_host.clone().map(console);
     let api = Pipeline {
         api_hosts: config.api_hosts.clone(),
@@ -117,8 +119,9 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         metrics,
     };
     stop_on_signals(&listener).map_err(|error| failed("the signals", &error))?;
+    starting.store(false, Ordering::Release);
     supervisor.ready();
-    listener.run(Arc::new(Hosts { console, api })).map_err(|error| failed("the listener", &error))?;
+    listener.run(Arc::new(Dispatcher { console, api })).map_err(|error| failed("the listener", &error))?;
     drop((background, supervisor));
     log::info!("stopped");
     Ok(())
@@ -151,6 +154,16 @@ fn sockets(config: &Config) -> Result<Vec<Socket>, CliError> {
     Ok(sockets)
 }
 
+/// Until the flag is cleared, a signal ends the process at once: nothing was accepted yet, and a start may take minutes.
+/// This comes before all other handlers, so that none of them can swallow a signal.
+fn exit_on_signals() -> io::Result<Arc<AtomicBool>> {
+    let starting = Arc::new(AtomicBool::new(true));
+    for signal in [SIGTERM, SIGINT] {
+        flag::register_conditional_shutdown(signal, 0, Arc::clone(&starting))?;
+    }
+    Ok(starting)
+}
+
 /// The first signal stops the listener, the second ends the process.
 fn stop_on_signals(listener: &Listener) -> io::Result<()> {
     let asked = Arc::new(AtomicBool::new(false));
@@ -161,6 +174,16 @@ fn stop_on_signals(listener: &Listener) -> io::Result<()> {
         pipe::register(signal, listener.stopper()?)?;
     }
     Ok(())
+}
+
+/// The longest that a worker may have a request. If none has taken another for longer, the watchdog is not fed; the unit's
+/// TimeoutStopSec follows from it too.
+fn longest_work(runtime: &RuntimeConfig, search: &SearchConfig) -> Duration {
+    let search = match search.grounding {
+        GroundingMode::Off => Duration::ZERO,
+        GroundingMode::Always | GroundingMode::Match | GroundingMode::Auto => search.timeout,
+    };
+    runtime.timeout + search + LEDGER_TIME
 }
 
 fn acceptor(files: &TlsFiles) -> Result<Arc<Acceptor>, CliError> {
@@ -227,4 +250,42 @@ fn connections_that_fit(wanted: usize, workers: usize) -> usize {
 
 fn failed(what: &str, error: &io::Error) -> CliError {
     CliError::Failed(format!("{what}: {error}."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The settings, with everything else as it is by default.
+    fn longest(settings: &str) -> Duration {
+        let path = std::env::temp_dir().join(format!("adriaticum-{}.toml", crate::id::secret_hex::<8>()));
+        std::fs::write(&path, settings).expect("the folder for temporary files should take one");
+        let config = Config::load(Some(&path));
+        std::fs::remove_file(&path).expect("it should go");
+        let config = config.unwrap_or_else(|error| panic!("{error}"));
+        longest_work(&config.runtime, &config.search)
+    }
+
+    /// Grounding that waits for a slow Search was taken for a worker that is stuck.
+    #[test]
+    fn the_longest_work_covers_search_if_answers_are_grounded() {
+        let search = "[search]\nurl = 'index:'\ntimeout = 60\nmatch = ['x']";
+        let with =
+            |mode: &str| longest(&format!("[runtime]\ntimeout = 35\n{search}\ngrounding = '{mode}'\n"));
+        assert_eq!(with("off"), Duration::from_secs(35) + LEDGER_TIME);
+        for mode in ["always", "match", "auto"] {
+            assert_eq!(with(mode), Duration::from_secs(35 + 60) + LEDGER_TIME, "{mode}");
+        }
+    }
+
+    #[test]
+    fn the_unit_gives_a_stop_the_time_of_a_request() {
+        let unit = include_str!("../../systemd/adriaticum.service");
+        let stop = unit.lines().find_map(|line| line.strip_prefix("TimeoutStopSec=")?.strip_suffix('s'));
+        let stop = Duration::from_secs(stop.and_then(|time| time.parse().ok()).expect("a number of seconds"));
+        let Limits { stop_time, send_time, .. } = Limits::default();
+        // The rest of the request is read, the answer is sent, and the client's end is waited for.
+        let longest = longest("search = { url = 'index:', grounding = 'always' }");
+        assert!(stop >= stop_time + longest + send_time + stop_time, "{stop:?} for {longest:?}");
+    }
 }

@@ -1,20 +1,19 @@
 //! The configuration: every setting checked once, at start.
 
+mod runtime;
+mod search;
 mod settings;
 
-use std::fmt;
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 use std::{env, str};
 
 use log::LevelFilter;
-use regex_lite::Regex;
 
+pub use runtime::{RuntimeConfig, Secret};
+pub use search::{GroundingMode, SearchConfig, SearchPlace};
 pub use settings::ConfigError;
 use settings::{Settings, Written};
 
-use crate::http::head::split_authority;
 use crate::listener::{Address, Proxies};
 
 /// The file that is read where none is named.
@@ -52,46 +51,6 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
-#[derive(Clone, Debug)]
-pub struct RuntimeConfig {
-    pub urls: Vec<String>,
-    pub model: String,
-    pub api_key: Option<Secret>,
-    pub timeout: Duration,
-}
-
-#[derive(Clone, Debug)]
-pub struct SearchConfig {
-    pub place: Option<SearchPlace>,
-    /// The file of the embedded index, whether it is asked or not.
-    pub index: PathBuf,
-    pub grounding: GroundingMode,
-    /// What in a person's words asks for Search.
-    pub patterns: Vec<Regex>,
-    /// For a whole query.
-    pub timeout: Duration,
-    pub results: usize,
-}
-
-/// Where Search is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SearchPlace {
-    /// The base address of an instance, without a slash at its end.
-    SearXng(String),
-    Index,
-}
-
-/// Which answers have to rest on Search.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GroundingMode {
-    Off,
-    Always,
-    /// Those to words that a pattern matches.
-    Match,
-    /// These, and those for which the model says so.
-    Auto,
-}
-
 /// Which members of a request are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compatibility {
@@ -99,26 +58,6 @@ pub enum Compatibility {
     Strict,
     /// Also those that OpenAI's clients add and that ask for nothing more.
     OpenAi,
-}
-
-/// A secret that can be sent but not shown.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
-
-impl Secret {
-    pub fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
-    }
-
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(…)")
-    }
 }
 
 impl Config {
@@ -156,8 +95,8 @@ impl Config {
             log_level: settings.word("log_level", &LEVELS, LevelFilter::Info)?,
             tls: tls(&mut settings)?,
             trusted_proxies: trusted_proxies(settings.take("trusted_proxies"))?,
-            runtime: runtime(&mut settings)?,
-            search: search(&mut settings, &database)?,
+            runtime: runtime::read(&mut settings)?,
+            search: search::read(&mut settings, &database)?,
             database,
             retention_days: retention_days(settings.number("usage.retention_days", 0..=36_500, 0)?),
             file: file.map(Path::to_owned),
@@ -193,6 +132,7 @@ impl Config {
         let patterns = |search: &SearchConfig| -> Vec<String> {
             search.patterns.iter().map(|pattern| pattern.as_str().to_owned()).collect()
         };
+        let roots = |runtime: &RuntimeConfig| runtime.ca.as_ref().map(|ca| ca.roots.clone());
         [
             ("listen", *listen != other.listen),
             ("api_hosts", *api_hosts != other.api_hosts),
@@ -208,6 +148,7 @@ impl Config {
             ("runtime.url", runtime.urls != other.runtime.urls),
             ("runtime.model", runtime.model != other.runtime.model),
             ("runtime.api_key", runtime.api_key != other.runtime.api_key),
+            ("runtime.ca", roots(runtime) != roots(&other.runtime)),
             ("runtime.timeout", runtime.timeout != other.runtime.timeout),
             ("search.url", search.place != other.search.place),
             ("search.grounding", search.grounding != other.search.grounding),
@@ -224,13 +165,6 @@ impl Config {
 
 const COMPATIBILITIES: [(&str, Compatibility); 2] =
     [("strict", Compatibility::Strict), ("openai", Compatibility::OpenAi)];
-
-const GROUNDING_MODES: [(&str, GroundingMode); 4] = [
-    ("off", GroundingMode::Off),
-    ("always", GroundingMode::Always),
-    ("match", GroundingMode::Match),
-    ("auto", GroundingMode::Auto),
-];
 
 const LEVELS: [(&str, LevelFilter); 5] = [
     ("error", LevelFilter::Error),
@@ -306,141 +240,15 @@ fn trusted_proxies(written: Option<Written>) -> Result<Proxies, ConfigError> {
     })
 }
 
-fn runtime(settings: &mut Settings) -> Result<RuntimeConfig, ConfigError> {
-    let mut urls = Vec::new();
-    if let Some(written) = settings.take("runtime.url") {
-        for url in written.texts(',')? {
-            urls.push(base_address(&url).ok_or_else(|| {
-                written.refuse("base addresses such as http://127.0.0.1:8081/v1, of runtimes without TLS")
-            })?);
-        }
-    }
-    Ok(RuntimeConfig {
-        urls,
-        model: settings.text("runtime.model")?.unwrap_or("adriaticum".into()),
-        api_key: api_key(settings)?,
-        timeout: Duration::from_secs(settings.number("runtime.timeout", 1..=86_400, 120)?),
-    })
-}
-
-/// A base address without the slash at its end; nothing if it is not one.
-fn base_address(url: &str) -> Option<String> {
-    let rest = url.strip_prefix("http://")?;
-    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-    let (host, port) = split_authority(authority)?;
-    let port_is_good = port.is_empty() || port.parse::<u16>().is_ok();
-    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~%/".contains(&b);
-    let good = !host.is_empty() && port_is_good && path.bytes().all(plain);
-    good.then(|| url.trim_end_matches('/').to_owned())
-}
-
-fn api_key(settings: &mut Settings) -> Result<Option<Secret>, ConfigError> {
-    let key = secret(settings.take("runtime.api_key"), |written| Ok(written.text()?.to_owned()))?;
-    let file = settings.take_variable("runtime.api_key_file");
-    let place = file.as_ref().map(|file| file.refuse("nothing while runtime.api_key is set too"));
-    let in_file = secret(file, |written| {
-        fs::read_to_string(written.text()?)
-            .map_err(|error| written.refuse(&format!("the path of a file that can be read ({error})")))
-    })?;
-    match (key, in_file, place) {
-        (Some(_), Some(_), Some(twice)) => Err(twice),
-        // The packaged service always names a file, which is empty where the runtime wants no key.
-        (key, in_file, _) => Ok(key.or(in_file)),
-    }
-}
-
-/// A key without the white space around it; nothing where there is no more to it than that.
-fn secret(
-    written: Option<Written>,
-    read: impl FnOnce(&Written) -> Result<String, ConfigError>,
-) -> Result<Option<Secret>, ConfigError> {
-    let Some(written) = written else {
-        return Ok(None);
-    };
-    let text = read(&written)?;
-    let text = text.trim();
-    if !text.bytes().all(|b| b.is_ascii_graphic()) {
-        return Err(written.refuse("a key of printable characters without white space"));
-    }
-    Ok((!text.is_empty()).then(|| Secret::new(text)))
-}
-
-fn search(settings: &mut Settings, database: &Path) -> Result<SearchConfig, ConfigError> {
-    let place = match settings.take("search.url") {
-        None => None,
-        Some(written) => match written.text()? {
-            "" => None,
-            "index:" => Some(SearchPlace::Index),
-            url => Some(SearchPlace::SearXng(base_address(url).ok_or_else(|| {
-                written.refuse(
-                    "index: or the address of a SearXNG instance without TLS, such as http://127.0.0.1:8888",
-                )
-            })?)),
-        },
-    };
-    let patterns = match settings.take("search.match") {
-        None => Vec::new(),
-        Some(written) => patterns(&written)?,
-    };
-    let grounding = grounding(settings.take("search.grounding"), place.is_some(), !patterns.is_empty())?;
-    Ok(SearchConfig {
-        place,
-        index: beside(database),
-        grounding,
-        patterns,
-        timeout: Duration::from_secs(settings.number("search.timeout", 1..=600, 5)?),
-        results: settings.number("search.results", 1..=20, 4)? as usize,
-    })
-}
-
-/// The mode, where what it needs is set too: a service that could not ask Search would refuse every request.
-fn grounding(
-    written: Option<Written>,
-    has_place: bool,
-    has_patterns: bool,
-) -> Result<GroundingMode, ConfigError> {
-    let Some(written) = written else {
-        return Ok(GroundingMode::Off);
-    };
-    let mode = written.word(&GROUNDING_MODES)?;
-    if mode != GroundingMode::Off && !has_place {
-        return Err(written.refuse(
-            "only off while search.url is not set. Set search.url to a SearXNG instance, or to index:",
-        ));
-    }
-    if mode == GroundingMode::Match && !has_patterns {
-        return Err(written.refuse("match only with patterns. Set search.match to regular expressions"));
-    }
-    Ok(mode)
-}
-
-fn patterns(written: &Written) -> Result<Vec<Regex>, ConfigError> {
-    let mut patterns = Vec::new();
-    for (index, text) in written.texts('\n')?.iter().enumerate() {
-        patterns.push(Regex::new(text).map_err(|error| {
-            written.refuse(&format!("regular expressions, and number {} is none: {error}", index + 1))
-        })?);
-    }
-    Ok(patterns)
-}
-
-/// The file of the index: it stands beside the database and has its name, with an addition.
-fn beside(database: &Path) -> PathBuf {
-    let mut name = database.file_stem().unwrap_or_default().to_owned();
-    name.push("-search");
-    if let Some(ending) = database.extension() {
-        name.push(".");
-        name.push(ending);
-    }
-    database.with_file_name(name)
-}
-
 fn retention_days(days: u64) -> Option<u32> {
     u32::try_from(days).ok().filter(|&days| days > 0)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::time::Duration;
+
     use super::*;
 
     fn environment(variables: &[(&str, &str)]) -> Result<Config, ConfigError> {
@@ -525,14 +333,15 @@ mod tests {
             ("RUNTIME_URL", "http://user@a/v1"),
             ("RUNTIME_URL", "http://a b/v1"),
             ("RUNTIME_URL", "http://a/v1?x=y"),
-            ("RUNTIME_URL", "https://a/v1"),
+            ("RUNTIME_URL", "https:///v1"),
+            ("RUNTIME_CA", "/nowhere/at/all"),
             ("RUNTIME_TIMEOUT", "0"),
             ("RUNTIME_API_KEY", "two words"),
             ("RUNTIME_API_KEY_FILE", "/nowhere/at/all"),
             ("SEARCH_GROUNDING", "sometimes"),
             ("SEARCH_GROUNDING", "always"),
             ("SEARCH_URL", "index"),
-            ("SEARCH_URL", "https://a"),
+            ("SEARCH_URL", "ftp://a"),
             ("SEARCH_URL", "http://a/?q=x"),
             ("SEARCH_MATCH", "good\n(bad"),
             ("SEARCH_TIMEOUT", "0"),
@@ -544,6 +353,8 @@ mod tests {
             assert!(error.starts_with(&variable) && error.contains("it takes"), "{error}");
             assert!(value.len() < 9 || !error.contains(value), "the value is repeated: {error}");
         }
+        let long = format!("http://a/{}", "v".repeat(2_000));
+        assert!(environment(&[("ADRIATICUM_RUNTIME_URL", &long)]).is_err());
         for (text, name) in [
             ("nonsense = 1", "nonsense"),
             ("[nonsense]\na = 1", "nonsense"),

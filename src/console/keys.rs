@@ -1,7 +1,6 @@
 //! API Keys: who may ask.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, PoisonError};
+use std::collections::HashMap;
 
 use maud::{Markup, html};
 
@@ -11,7 +10,7 @@ use super::{Console, Stop};
 use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
 use crate::http::Response;
 use crate::id::secret_hex;
-use crate::store::{Key, KeyName, Permission, Range, Span};
+use crate::store::{Digest, Key, KeyName, Permission, Range, Span};
 use crate::text::grouped;
 use crate::when::{self, When};
 
@@ -28,26 +27,8 @@ const TERMS: [(&str, &str); 6] = [
     ("date", "On a date"),
 ];
 
-/// How many forms for a new key are remembered, so that a page that is loaded again does not make another key.
-const REMEMBERED: usize = 64;
-
-/// The forms that have made a key.
-#[derive(Default)]
-pub struct Made(Mutex<VecDeque<String>>);
-
-impl Made {
-    fn note(&self, form: &str) {
-        let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if made.len() == REMEMBERED {
-            made.pop_front();
-        }
-        made.push_back(form.to_owned());
-    }
-
-    fn knows(&self, form: &str) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|known| known == form)
-    }
-}
+/// The random bytes that tell one form for a new key from another.
+const ONCE_BYTES: usize = 16;
 
 pub fn list(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
     let keys = console.store.list_keys()?;
@@ -65,9 +46,9 @@ pub fn list(console: &Console, visit: &Visit, session: &Session) -> Result<Respo
                 p.notice role="status" { "Renamed to " strong.text { (name) } "." }
             } @else if let Some(name) = named("revoked") {
                 p.notice role="status" { strong.text { (name) } " is revoked and refused from now on." }
-            } @else if visit.query.has("made") {
-                p.notice role="status" { "That key was made already; its secret can’t be shown again. If you did not copy \
-                    it, revoke the key and create another." }
+            } @else if let Some(name) = named("made") {
+                p.notice role="status" { "This form has already created " strong.text { (name) } ". Its secret can’t be \
+                    shown again. If you did not copy it, revoke the key and create another." }
             } @else if visit.query.has("bad") {
                 p.alert role="alert" { "A key’s name has " (KeyName::TAKES) ". Nothing was changed." }
             }
@@ -247,7 +228,7 @@ fn form(console: &Console, session: &Session, wanted: &Wanted, wrong: Option<(&s
             @if let Some((_, told)) = wrong { p.alert #wrong role="alert" { (told) } }
             form method="post" action="/keys" {
                 (form_token(session))
-                input type="hidden" name="once" value=(secret_hex::<16>());
+                input type="hidden" name="once" value=(secret_hex::<ONCE_BYTES>());
                 label for="name" { "Name" }
                 input #name name="name" value=(wanted.name) required maxlength="64" autocomplete="off" autofocus
                     aria-describedby="name-help" aria-invalid=[invalid("name")];
@@ -284,18 +265,16 @@ fn form(console: &Console, session: &Session, wanted: &Wanted, wrong: Option<(&s
 }
 
 pub fn create(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
-    let once = visit.form.get("once");
-    if console.made.knows(once) {
-        return Ok(page::redirect("/keys?made=1"));
-    }
     let wanted = Wanted::read(visit);
     let (name, expires) = match wanted.check(visit.now) {
         Ok(good) => good,
         Err((field, told)) => return Ok(form(console, session, &wanted, Some((field, &told)))),
     };
     let secret = SECRET_PREFIX.to_owned() + &secret_hex::<{ SECRET_DIGITS / 2 }>();
-    let id = console.store.add_key(&secret, &name, &wanted.permissions, visit.now, expires)?;
-    console.made.note(once);
+    let id = id_for(visit.form.get("once")).ok_or(Stop::Stale)?;
+    if !console.store.add_key_as(&id, &secret, &name, &wanted.permissions, visit.now, expires)? {
+        return Ok(page::redirect(&format!("/keys?made={id}")));
+    }
     log::info!("console: {id} was created");
     let content = html! {
         main.narrow {
@@ -308,6 +287,13 @@ pub fn create(console: &Console, visit: &Visit, session: &Session) -> Result<Res
         }
     };
     Ok(page::inside(&console.assets, session, Part::Keys, "Your new key", &content))
+}
+
+/// The id of the key that a form creates. It follows from the number that the form was shown with, so the database
+/// refuses a second key from the same form, sent at the same time or after a restart.
+fn id_for(once: &str) -> Option<String> {
+    let is_ours = once.len() == 2 * ONCE_BYTES && once.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_ours.then(|| format!("key_{}", hex::encode(&Digest::of(once).bytes()[..8])))
 }
 
 /// What to do with a new key.

@@ -9,7 +9,7 @@ mod export;
 mod figures;
 mod form;
 mod keys;
-mod machines;
+mod monitoring;
 mod page;
 pub mod password;
 mod request;
@@ -30,8 +30,7 @@ use crate::store::{Store, StoreError};
 
 use self::assets::Assets;
 use self::export::Exports;
-use self::keys::Made;
-pub use self::machines::Machines;
+pub use self::monitoring::Monitoring;
 use self::sign_in::SignIn;
 use self::status::Checks;
 use self::visit::Visit;
@@ -42,10 +41,9 @@ pub struct Console {
     started: Instant,
     assets: Assets,
     sign_in: SignIn,
-    made: Made,
     checks: Arc<Checks>,
     exports: Exports,
-    machines: Machines,
+    monitoring: Monitoring,
 }
 
 /// Why there is no page: each has one of its own.
@@ -69,17 +67,16 @@ impl From<StoreError> for Stop {
 }
 
 impl Console {
-    pub fn new(config: Arc<Config>, store: Arc<Store>, machines: Machines) -> Self {
+    pub fn new(config: Arc<Config>, store: Arc<Store>, monitoring: Monitoring) -> Self {
         Self {
             config,
             store,
             started: Instant::now(),
             assets: Assets::new(),
             sign_in: SignIn::new(),
-            made: Made::default(),
             checks: Arc::default(),
             exports: Exports::default(),
-            machines,
+            monitoring,
         }
     }
 
@@ -100,7 +97,7 @@ impl Console {
         if let Some(file) = self.assets.find(&request.head) {
             return file;
         }
-        if let Some(answer) = self.machines.answer(request) {
+        if let Some(answer) = self.monitoring.answer(request) {
             return answer;
         }
         self.page(request).unwrap_or_else(|stop| page::stopped(&self.assets, &stop))

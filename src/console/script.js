@@ -41,6 +41,13 @@ if (expires) {
   show();
 }
 
+// A second click would show the list of keys in place of the new secret.
+const create = document.querySelector("form[action='/keys'] button[type=submit]");
+if (create) {
+  create.form.addEventListener("submit", () => (create.disabled = true));
+  addEventListener("pageshow", () => (create.disabled = false));
+}
+
 // A field that is opened is ready to be typed into, and Escape closes it.
 for (const menu of document.querySelectorAll("details.menu")) {
   menu.addEventListener("toggle", () => menu.open && menu.querySelector("input:not([type=hidden])")?.select());

@@ -135,7 +135,7 @@ fn findings(findings: &[Finding]) -> Markup {
 }
 
 fn facts(console: &Console) -> Markup {
-    let load = console.machines.load();
+    let load = console.monitoring.load();
     let ledger = console.store.state(when::now());
     let size = std::fs::metadata(&console.config.database).map(|file| file.len()).ok();
     html! {

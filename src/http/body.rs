@@ -1,8 +1,6 @@
 //! Bodies as RFC 9112 frames them, read piece by piece into one bounded buffer.
 
-use std::mem;
-
-use super::{MAX_HEAD, Malformed};
+use super::{MAX_BODY, MAX_HEAD, Malformed};
 
 /// How the head says that the body ends.
 #[derive(Clone, Copy, Debug)]
@@ -16,8 +14,6 @@ pub enum Framing {
 pub struct Body {
     content: Vec<u8>,
     decoder: Decoder,
-    /// The most bytes that it may have.
-    limit: usize,
 }
 
 #[derive(Debug)]
@@ -37,14 +33,14 @@ pub enum Progress {
 
 impl Body {
     /// Nothing if the head alone tells that the body is too large. Nothing is allocated on its word.
-    pub fn new(framing: Framing, limit: usize) -> Option<Self> {
+    pub fn new(framing: Framing) -> Option<Self> {
         let decoder = match framing {
             Framing::Length(length) => {
-                Decoder::Length(usize::try_from(length).ok().filter(|&length| length <= limit)?)
+                Decoder::Length(usize::try_from(length).ok().filter(|&l| l <= MAX_BODY)?)
             }
             Framing::Chunked => Decoder::Chunked(Chunked::default()),
         };
-        Some(Self { content: Vec::new(), decoder, limit })
+        Some(Self { content: Vec::new(), decoder })
     }
 
     /// Takes what belongs to the body off the front of `input`.
@@ -54,13 +50,12 @@ impl Body {
                 *left -= take(input, *left, &mut self.content);
                 Ok(if *left == 0 { Progress::Complete } else { Progress::Incomplete })
             }
-            Decoder::Chunked(chunked) => chunked.push(input, &mut self.content, self.limit),
+            Decoder::Chunked(chunked) => chunked.push(input, &mut self.content),
         }
     }
 
-    /// What was read, once it is complete.
-    pub fn take_content(&mut self) -> Vec<u8> {
-        mem::take(&mut self.content)
+    pub fn into_content(self) -> Vec<u8> {
+        self.content
     }
 
     /// The memory that it holds.
@@ -108,12 +103,7 @@ enum Place {
 }
 
 impl Chunked {
-    fn push(
-        &mut self,
-        input: &mut &[u8],
-        content: &mut Vec<u8>,
-        limit: usize,
-    ) -> Result<Progress, Malformed> {
+    fn push(&mut self, input: &mut &[u8], content: &mut Vec<u8>) -> Result<Progress, Malformed> {
         while self.place != Place::End {
             if self.place == Place::Data {
                 self.left -= take(input, self.left, content);
@@ -133,7 +123,7 @@ impl Chunked {
             self.place = self.step(byte)?;
             if self.place == Place::Data {
                 self.overhead = 0;
-                if self.left > limit - content.len() {
+                if self.left > MAX_BODY - content.len() {
                     return Ok(Progress::TooLarge);
                 }
             }
@@ -182,14 +172,12 @@ fn is_token_byte(byte: u8) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::MAX_BODY;
     use super::*;
 
     /// Reads a whole chunked body at once and then byte by byte; both must agree.
     fn read(wire: &[u8]) -> Result<(Progress, Vec<u8>, usize), Malformed> {
         let mut outcomes = [wire.len(), 1].map(|size| {
-            let mut body =
-                Body::new(Framing::Chunked, MAX_BODY).expect("a chunked body should have a reader");
+            let mut body = Body::new(Framing::Chunked).expect("a chunked body should have a reader");
             let mut progress = Progress::Incomplete;
             let mut used = 0;
             for piece in wire.chunks(size.max(1)) {
@@ -200,7 +188,7 @@ mod tests {
                     break;
                 }
             }
-            Ok((progress, body.take_content(), used))
+            Ok((progress, body.into_content(), used))
         });
         assert_eq!(outcomes[0], outcomes[1], "the pieces should not matter: {wire:?}");
         std::mem::replace(&mut outcomes[0], Err(Malformed("taken")))
@@ -281,15 +269,15 @@ mod tests {
 
     #[test]
     fn lengths() {
-        assert!(Body::new(Framing::Length(MAX_BODY as u64), MAX_BODY).is_some());
-        assert!(Body::new(Framing::Length(MAX_BODY as u64 + 1), MAX_BODY).is_none());
-        assert!(Body::new(Framing::Length(u64::MAX), MAX_BODY).is_none());
-        let mut body = Body::new(Framing::Length(5), MAX_BODY).expect("a short body should be taken");
+        assert!(Body::new(Framing::Length(MAX_BODY as u64)).is_some());
+        assert!(Body::new(Framing::Length(MAX_BODY as u64 + 1)).is_none());
+        assert!(Body::new(Framing::Length(u64::MAX)).is_none());
+        let mut body = Body::new(Framing::Length(5)).expect("a short body should be taken");
         assert_eq!(body.weight(), 0, "nothing should be allocated on the word of a header");
         let mut input = &b"hel"[..];
         assert_eq!(body.push(&mut input), Ok(Progress::Incomplete));
         let mut input = &b"loNEXT"[..];
         assert_eq!(body.push(&mut input), Ok(Progress::Complete));
-        assert_eq!((input, body.take_content()), (&b"NEXT"[..], b"hello".to_vec()));
+        assert_eq!((input, body.into_content()), (&b"NEXT"[..], b"hello".to_vec()));
     }
 }

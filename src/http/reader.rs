@@ -3,7 +3,7 @@
 use std::mem;
 
 use super::body::{Body, Progress};
-use super::{Head, MAX_BODY, MAX_HEAD, Malformed, Request};
+use super::{Head, MAX_HEAD, Malformed, Request};
 
 /// The reader of one connection. It knows of no socket, so whom a request comes from is for others to say. After an error, or a request whose body was too large, where the next
 /// request begins is unknown: the connection has to end.
@@ -33,7 +33,7 @@ impl Reader {
             let Some(head) = read_head(start, input)? else {
                 return Ok(None);
             };
-            let Some(body) = Body::new(head.framing, MAX_BODY) else {
+            let Some(body) = Body::new(head.framing) else {
                 self.state = State::default();
                 return Ok(Some(Request { head, body: None, peer: None, secure: false }));
             };
@@ -49,10 +49,10 @@ impl Reader {
         }
         // Whoever has sent the whole body does not wait for leave to send it.
         self.continue_due = false;
-        let State::Body(head, mut body) = mem::take(&mut self.state) else {
+        let State::Body(head, body) = mem::take(&mut self.state) else {
             unreachable!("the state was a body a moment ago");
         };
-        let body = (progress == Progress::Complete).then(|| body.take_content());
+        let body = (progress == Progress::Complete).then(|| body.into_content());
         Ok(Some(Request { head, body, peer: None, secure: false }))
     }
 

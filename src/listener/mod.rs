@@ -8,11 +8,8 @@ mod limits;
 mod load;
 mod proxies;
 mod pulse;
+mod shed;
 mod socket;
-#[cfg(feature = "tls")]
-mod tls;
-#[cfg(not(feature = "tls"))]
-#[path = "no_tls.rs"]
 mod tls;
 mod workers;
 
@@ -35,6 +32,7 @@ pub use socket::{Address, Socket};
 pub use tls::{Acceptor, Certificate, TlsError};
 
 use self::connection::{Connection, Expired, Outcome, Then};
+use self::shed::ShedLog;
 use self::workers::{Outgoing, Workers};
 use crate::error::Failure;
 use crate::http::{Head, Request, Response, response};
@@ -143,6 +141,7 @@ impl Listener {
             scratch: vec![0; SCRATCH],
             buffered: 0,
             next_sweep: now,
+            shed_log: ShedLog::default(),
             stopping: false,
             limits: self.limits,
         };
@@ -151,6 +150,7 @@ impl Listener {
             turns.turn(&mut events)?;
         }
         turns.workers.join();
+        turns.shed_log.finish(Instant::now());
         Ok(())
     }
 }
@@ -173,6 +173,7 @@ struct Loop<S> {
     /// The weight of all connections together, without the requests that the workers have.
     buffered: usize,
     next_sweep: Instant,
+    shed_log: ShedLog,
     stopping: bool,
     limits: Limits,
 }
@@ -205,6 +206,7 @@ impl<S: Service> Loop<S> {
             self.next_sweep = now + self.limits.tick();
             self.sweep(now);
         }
+        self.shed_log.write(now);
         self.pulse.answer();
         self.load.publish(self.connections.len(), self.buffered);
         Ok(())
@@ -229,7 +231,7 @@ impl<S: Service> Loop<S> {
         let now = Instant::now();
         let sweep = (!self.connections.is_empty()).then_some(self.next_sweep);
         let accept = self.accepting.contains(&true).then_some(self.accept_after);
-        let next = [sweep, accept].into_iter().flatten().min()?;
+        let next = [sweep, accept, self.shed_log.due(now)].into_iter().flatten().min()?;
         Some(next.saturating_duration_since(now))
     }
 
@@ -385,6 +387,9 @@ impl<S: Service> Loop<S> {
         let client = request.map_or(connection.peer(), |request| request.peer);
         let head = request.map(|request| &request.head);
         let without_body = head.is_some_and(|head| head.method() == "HEAD");
+        if failure.is_shed {
+            self.shed_log.add(failure.cause.as_deref());
+        }
         let response = self.service.refuse(client, head, failure);
         let answer = response.encode(response::Connection::Close, without_body);
         connection.forget_request();
@@ -424,20 +429,22 @@ impl<S: Service> Loop<S> {
 
     /// Ends what has taken too long.
     fn sweep(&mut self, now: Instant) {
-        let expired: Vec<(usize, Expired)> = self
-            .connections
-            .iter()
-            .filter_map(|(index, entry)| Some((index, entry.connection.expired(now)?)))
-            .collect();
-        for (index, what) in expired {
-            match what {
-                Expired::Silence => self.close(index),
-                Expired::Request => {
+        for index in self.indices() {
+            let expired = self.connections.get(index).and_then(|entry| entry.connection.expired(now));
+            match expired {
+                Some(Expired::Silence) => self.close(index),
+                Some(Expired::Request) => {
                     self.refuse(index, None, Failure::invalid("The request was not complete in time."));
                     self.advance(index);
                 }
+                None => {}
             }
         }
+    }
+
+    /// The connections at this moment. One may be evicted by what is done for another before its turn comes.
+    fn indices(&self) -> Vec<usize> {
+        self.connections.iter().map(|(index, _)| index).collect()
     }
 
     /// Takes no new connection, and leaves those that are there only what they have begun.
@@ -452,10 +459,10 @@ impl<S: Service> Loop<S> {
         self.limits.drain_time = self.limits.drain_time.min(self.limits.stop_time);
         self.limits.request_time = self.limits.request_time.min(self.limits.stop_time);
         let now = Instant::now();
-        let all: Vec<usize> = self.connections.iter().map(|(index, _)| index).collect();
-        for index in all {
+        for index in self.indices() {
+            let Some(entry) = self.connections.get_mut(index) else { continue };
             // What has arrived by now is still read: it may be a request.
-            self.connections[index].connection.note_readable(false);
+            entry.connection.note_readable(false);
             self.advance(index);
             match self.connections.get_mut(index) {
                 Some(entry) if entry.connection.is_idle() => {

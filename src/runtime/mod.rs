@@ -1,34 +1,31 @@
 //! The inference runtime: what it is asked, what it answers, and which of several is asked.
 //!
-//! A request is sent once. Where a connection can't be made, the next runtime is tried; from the moment that
-//! a byte was sent, an inference may have been spent, and there is no second try.
+//! A request is sent once. If a connection can't be made, the next runtime is tried; once a byte was sent, an inference
+//! may have been spent, and there is no second try.
 
 mod probe;
+mod wire;
 
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use ureq::http::Uri;
 
 pub use probe::{About, probe};
+use wire::Question;
 
-use crate::client::{Call, CallError, Server};
+use crate::client::{Call, CallError, CallSocket, Client};
 use crate::config::RuntimeConfig;
 use crate::store::Tokens;
 
 /// The largest answer that is read.
-const MAX_ANSWER: usize = 4 * 1024 * 1024;
+const MAX_ANSWER: u64 = 4 * 1024 * 1024;
 
-/// How long a runtime that could not be reached is asked last.
-const SHUNNED_MS: u64 = 5_000;
-
-/// The largest figure that JSON can be trusted with (RFC 8259, 6); a larger one was not measured.
-const MAX_FIGURE: u64 = (1 << 53) - 1;
-
-/// What runtimes without a code of their own say of a prompt that is too long.
-const PHRASES: [&str; 2] = ["maximum context length", "available context size"];
+/// The time for which a runtime that could not be reached is asked last.
+const BACKOFF_MS: u64 = 5_000;
 
 /// A conversation that is to be continued.
 #[derive(Debug)]
@@ -60,25 +57,26 @@ pub struct Generated {
     pub tokens: Tokens,
 }
 
-/// What the calls of one request have cost so far.
+/// What the runtime calls of one request have cost so far. They share `runtime.timeout`.
 #[derive(Debug, Default)]
 pub struct Spent {
-    /// Nothing where no call was made.
+    /// `None` if no call was made.
     pub time: Option<Duration>,
-    /// The sums of what was measured; nothing where no call cost anything.
+    /// The sums of what was measured; `None` if no call cost anything.
     pub tokens: Option<Tokens>,
 }
 
 impl Spent {
-    /// Makes a call, and adds what it took.
-    pub fn add(&mut self, call: impl FnOnce() -> Outcome) -> Outcome {
-        let asked = Instant::now();
-        let outcome = call();
-        *self.time.get_or_insert_default() += asked.elapsed();
+    /// Makes a call that ends when the request's time for the runtime does, and adds what it took.
+    fn add(&mut self, timeout: Duration, call: impl FnOnce(Instant) -> Outcome) -> Outcome {
+        let started = Instant::now();
+        let deadline = started + timeout.saturating_sub(self.time.unwrap_or_default());
+        let outcome = call(deadline);
+        *self.time.get_or_insert_default() += started.elapsed();
         let measured = match &outcome {
             Ok(generated) => Some(generated.tokens),
             Err((_, error)) if error.cost_nothing() => None,
-            // Whatever it cost, nobody told.
+            // It may have cost something, and no figure came.
             Err(_) => Some(Tokens::default()),
         };
         if let Some(tokens) = measured {
@@ -94,10 +92,10 @@ pub type Outcome = Result<Generated, (String, RuntimeError)>;
 /// Why there is no answer. It holds nothing of what the runtime wrote, which may repeat the prompt.
 #[derive(Debug)]
 pub enum RuntimeError {
-    /// No connection could be made; the text is the system's.
+    /// Nothing was sent.
     Unreachable(String),
     TimedOut,
-    /// The connection broke, or what came was not HTTP.
+    /// The connection ended early, or the answer is not valid HTTP.
     Broken(String),
     Status(u16),
     /// It answered 200, and not with a completion.
@@ -132,30 +130,33 @@ impl fmt::Display for RuntimeError {
 
 /// The runtimes that are configured: at least one.
 pub struct Runtimes {
+    client: Client,
     members: Vec<Member>,
     model: String,
     authorization: Option<String>,
     timeout: Duration,
-    /// From which `Member::shunned_until` counts.
+    /// From which `Member::backoff_until` counts.
     started: Instant,
 }
 
 struct Member {
     url: String,
-    server: Server,
+    /// Of its completions, parsed once.
+    uri: Uri,
     under_way: AtomicUsize,
     /// In milliseconds; before then it is asked last, because a connection could not be made.
-    shunned_until: AtomicU64,
+    backoff_until: AtomicU64,
 }
 
 impl Runtimes {
-    /// Nothing where no runtime is configured.
+    /// Returns `None` if no runtime is configured.
     pub fn new(config: &RuntimeConfig, workers: usize) -> Option<Self> {
         if config.urls.is_empty() {
             return None;
         }
         Some(Self {
-            members: config.urls.iter().map(|url| Member::new(url, workers)).collect(),
+            client: Client::new(workers, config.ca.clone()),
+            members: config.urls.iter().map(|url| Member::new(url)).collect(),
             model: config.model.clone(),
             authorization: config.api_key.as_ref().map(|key| format!("Bearer {}", key.expose())),
             timeout: config.timeout,
@@ -163,13 +164,19 @@ impl Runtimes {
         })
     }
 
-    /// Runs a completion on the runtime with the fewest calls under way that can be reached.
-    pub fn complete(&self, chat: &Chat) -> Outcome {
-        self.complete_as(chat, None)
+    /// Runs a completion on the runtime with the fewest calls under way that can be reached, within what is left of
+    /// the request's time, and adds its cost to `spent`.
+    pub fn complete(&self, chat: &Chat, spent: &mut Spent) -> Outcome {
+        self.complete_as(chat, None, spent)
     }
 
     /// Runs a completion whose text is to have a form: OpenAI's `response_format`.
-    pub fn complete_as(&self, chat: &Chat, response_format: Option<&serde_json::Value>) -> Outcome {
+    pub fn complete_as(
+        &self,
+        chat: &Chat,
+        response_format: Option<&serde_json::Value>,
+        spent: &mut Spent,
+    ) -> Outcome {
         let body = serde_json::to_vec(&Question {
             model: &self.model,
             messages: &chat.messages,
@@ -179,12 +186,15 @@ impl Runtimes {
             response_format,
         })
         .expect("a chat should have its JSON");
-        let deadline = Instant::now() + self.timeout;
+        spent.add(self.timeout, |deadline| self.ask_in_order(&body, deadline))
+    }
+
+    fn ask_in_order(&self, body: &[u8], deadline: Instant) -> Outcome {
         let mut failure = None;
         for member in self.in_order() {
-            match self.ask(member, &body, deadline) {
+            match self.ask(member, body, deadline) {
                 Err(error @ RuntimeError::Unreachable(_)) => {
-                    member.shunned_until.store(self.now_ms() + SHUNNED_MS, Ordering::Relaxed);
+                    member.backoff_until.store(self.now_ms() + BACKOFF_MS, Ordering::Relaxed);
                     failure = Some((member.url.clone(), error));
                 }
                 result => return result.map_err(|error| (member.url.clone(), error)),
@@ -206,25 +216,27 @@ impl Runtimes {
         let now = self.now_ms();
         let mut members: Vec<&Member> = self.members.iter().collect();
         members.sort_by_cached_key(|member| {
-            let shunned = member.shunned_until.load(Ordering::Relaxed) > now;
-            (shunned, member.under_way.load(Ordering::Relaxed))
+            let backs_off = member.backoff_until.load(Ordering::Relaxed) > now;
+            (backs_off, member.under_way.load(Ordering::Relaxed))
         });
         members
     }
 
     fn ask(&self, member: &Member, body: &[u8], deadline: Instant) -> Result<Generated, RuntimeError> {
         let _counted = member.count();
-        let answer = member.server.call(&Call {
-            method: "POST",
-            path: "/chat/completions",
+        let answer = self.client.call(&Call {
+            uri: &member.uri,
             authorization: self.authorization.as_deref(),
             body: Some(body),
             deadline,
             limit: MAX_ANSWER,
+            socket: CallSocket::default(),
         })?;
-        match answer.status {
-            200 => read_answer(&answer.body),
-            status @ 400..500 => Err(context_exceeded(&answer.body).unwrap_or(RuntimeError::Status(status))),
+        match answer.status().as_u16() {
+            200 => wire::read_answer(answer.body()),
+            status @ 400..500 => {
+                Err(wire::context_exceeded(answer.body()).unwrap_or(RuntimeError::Status(status)))
+            }
             status => Err(RuntimeError::Status(status)),
         }
     }
@@ -235,12 +247,14 @@ impl Runtimes {
 }
 
 impl Member {
-    fn new(url: &str, workers: usize) -> Self {
+    fn new(url: &str) -> Self {
         Self {
             url: url.to_owned(),
-            server: Server::new(url, workers),
+            uri: format!("{url}/chat/completions")
+                .parse()
+                .expect("the configuration has checked the address"),
             under_way: AtomicUsize::new(0),
-            shunned_until: AtomicU64::new(0),
+            backoff_until: AtomicU64::new(0),
         }
     }
 
@@ -268,144 +282,23 @@ impl From<CallError> for RuntimeError {
     }
 }
 
-/// What is sent: nothing but what the service knows of.
-#[derive(Serialize)]
-struct Question<'a> {
-    model: &'a str,
-    messages: &'a [Message<'a>],
-    temperature: f64,
-    max_tokens: u16,
-    stream: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    response_format: Option<&'a serde_json::Value>,
-}
-
-/// What is read of an answer. A member that is not what it should be counts as absent.
-#[derive(Deserialize)]
-struct Answer {
-    #[serde(default)]
-    choices: Vec<AnswerChoice>,
-    #[serde(default)]
-    usage: serde_json::Value,
-}
-
-#[derive(Deserialize)]
-struct AnswerChoice {
-    #[serde(default)]
-    message: AnswerMessage,
-    #[serde(default)]
-    finish_reason: serde_json::Value,
-}
-
-#[derive(Default, Deserialize)]
-struct AnswerMessage {
-    #[serde(default)]
-    content: Option<String>,
-}
-
-fn read_answer(bytes: &[u8]) -> Result<Generated, RuntimeError> {
-    let answer: Answer =
-        serde_json::from_slice(bytes).map_err(|_| RuntimeError::Unreadable("it is not the JSON of one"))?;
-    let choice = answer.choices.into_iter().next().ok_or(RuntimeError::Unreadable("it has no choice"))?;
-    let content = choice.message.content.ok_or(RuntimeError::Unreadable("it has no text"))?;
-    let figure = |name: &str| {
-        let measured = answer.usage.get(name)?.as_u64().filter(|&figure| figure <= MAX_FIGURE)?;
-        i64::try_from(measured).ok()
-    };
-    Ok(Generated {
-        content,
-        finish_reason: choice.finish_reason.as_str().map(str::to_owned),
-        tokens: Tokens {
-            prompt_tokens: figure("prompt_tokens"),
-            completion_tokens: figure("completion_tokens"),
-            total_tokens: figure("total_tokens"),
-        },
-    })
-}
-
-/// Whether a refusal says that the prompt is too long: in the words of llama.cpp, of OpenAI, or of those that
-/// have no code of their own for it, as vLLM, which does not always wrap its errors either.
-fn context_exceeded(bytes: &[u8]) -> Option<RuntimeError> {
-    let answer: serde_json::Value = serde_json::from_slice(bytes).ok()?;
-    let error = answer.get("error").unwrap_or(&answer);
-    let is = |member: &str, word: &str| error.get(member).and_then(|value| value.as_str()) == Some(word);
-    let told = is("type", "exceed_context_size_error")
-        || is("code", "context_length_exceeded")
-        || error["message"].as_str().is_some_and(|text| PHRASES.iter().any(|phrase| text.contains(phrase)));
-    let figures = error["n_prompt_tokens"].as_u64().zip(error["n_ctx"].as_u64());
-    told.then_some(RuntimeError::ContextExceeded(figures))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn answers_that_are_completions() {
-        for (answer, content, reason, total) in [
-            (
-                r#"{"choices":[{"message":{"content":"x"},"finish_reason":"length"}],"usage":{"total_tokens":3}}"#,
-                "x",
-                Some("length"),
-                Some(3),
-            ),
-            (r#"{"choices":[{"message":{"content":""},"finish_reason":null}]}"#, "", None, None),
-            (r#"{"choices":[{"message":{"content":"x"}},{"message":{}}],"usage":null}"#, "x", None, None),
-            (r#"{"choices":[{"message":{"content":"x"}}],"usage":{"total_tokens":-1}}"#, "x", None, None),
-            (r#"{"choices":[{"message":{"content":"x"}}],"usage":{"total_tokens":1.5}}"#, "x", None, None),
-            (r#"{"choices":[{"message":{"content":"x"}}],"usage":{"total_tokens":"7"}}"#, "x", None, None),
-            (
-                r#"{"choices":[{"message":{"content":"x"}}],"usage":{"total_tokens":18446744073709551615}}"#,
-                "x",
-                None,
-                None,
-            ),
-            (r#"{"choices":[{"message":{"content":"x"}}],"usage":7}"#, "x", None, None),
-            (r#"{"choices":[{"message":{"content":"x"},"finish_reason":7}]}"#, "x", None, None),
-        ] {
-            let found = read_answer(answer.as_bytes()).expect(answer);
-            let told = (found.content.as_str(), found.finish_reason.as_deref(), found.tokens.total_tokens);
-            assert_eq!(told, (content, reason, total), "{answer}");
-        }
-    }
-
-    #[test]
-    fn answers_that_are_none() {
-        for answer in [
-            "",
-            "null",
-            "[]",
-            "x",
-            "{}",
-            r#"{"choices":[]}"#,
-            r#"{"choices":[{}]}"#,
-            r#"{"choices":7}"#,
-            r#"{"choices":[{"message":{}}]}"#,
-            r#"{"choices":[{"message":{"content":null}}]}"#,
-            r#"{"choices":[{"message":{"content":7}}]}"#,
-            r#"{"choices":[{"text":"x"}]}"#,
-        ] {
-            assert!(matches!(read_answer(answer.as_bytes()), Err(RuntimeError::Unreadable(_))), "{answer}");
-        }
-    }
-
-    #[test]
-    fn refusals_for_length() {
-        for (refusal, figures) in [
-            (r#"{"error":{"type":"exceed_context_size_error","n_prompt_tokens":9,"n_ctx":4}}"#, Some((9, 4))),
-            (r#"{"error":{"code":"context_length_exceeded"}}"#, None),
-            (
-                r#"{"object":"error","message":"This model's maximum context length is 4 tokens.","code":400}"#,
-                None,
-            ),
-        ] {
-            match context_exceeded(refusal.as_bytes()) {
-                Some(RuntimeError::ContextExceeded(found)) => assert_eq!(found, figures),
-                other => panic!("{refusal}: {other:?}"),
-            }
-        }
-        for refusal in ["", "[]", "7", r#"{"error":"x"}"#, r#"{"error":{"message":"bad grammar"}}"#] {
-            assert!(context_exceeded(refusal.as_bytes()).is_none(), "{refusal}");
+    fn the_calls_of_a_request_share_its_time() {
+        let timeout = Duration::from_secs(100);
+        for (used, least, most) in [(None, 99, 100), (Some(30), 69, 70), (Some(100), 0, 0), (Some(130), 0, 0)]
+        {
+            let mut spent = Spent { time: used.map(Duration::from_secs), tokens: None };
+            let outcome = spent.add(timeout, |deadline| {
+                let left = deadline.saturating_duration_since(Instant::now());
+                assert!(left >= Duration::from_secs(least) && left <= Duration::from_secs(most), "{left:?}");
+                Err((String::new(), RuntimeError::TimedOut))
+            });
+            assert!(outcome.is_err());
+            assert!(spent.time >= used.map(Duration::from_secs).or(Some(Duration::ZERO)));
         }
     }
 
@@ -416,13 +309,14 @@ mod tests {
             model: "m".into(),
             api_key: None,
             timeout: Duration::from_secs(1),
+            ca: None,
         };
         let runtimes = Runtimes::new(&config, 1).expect("there are three");
         let order = || -> Vec<&str> { runtimes.in_order().iter().map(|m| &m.url[7..8]).collect() };
         assert_eq!(order(), ["a", "b", "c"]);
         let first = runtimes.members[0].count();
         assert_eq!(order(), ["b", "c", "a"]);
-        runtimes.members[1].shunned_until.store(u64::MAX, Ordering::Relaxed);
+        runtimes.members[1].backoff_until.store(u64::MAX, Ordering::Relaxed);
         assert_eq!(order(), ["c", "a", "b"]);
         drop(first);
         assert_eq!(order(), ["a", "c", "b"]);

@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::client::{Call, Server};
-use crate::config::Secret;
+use crate::client::{Call, CallSocket, Client};
+use crate::config::RuntimeConfig;
 
 /// The largest answer that is read: a list of models, or a description of one.
-const MAX_ANSWER: usize = 1024 * 1024;
+const MAX_ANSWER: u64 = 1024 * 1024;
 
 /// What a runtime tells about itself.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -19,27 +19,28 @@ pub struct About {
     pub context: Option<u64>,
 }
 
-/// Asks whoever answers at a base address for its models; nothing if it is no runtime.
-pub fn probe(url: &str, api_key: Option<&Secret>, time: Duration) -> Option<About> {
-    let authorization = api_key.map(|key| format!("Bearer {}", key.expose()));
-    let get = |url: &str, path: &str| -> Option<Value> {
+/// Asks the server at a base address for its models. Returns `None` if it is not a runtime.
+pub fn probe(url: &str, config: &RuntimeConfig, time: Duration) -> Option<About> {
+    let client = Client::new(1, config.ca.clone());
+    let authorization = config.api_key.as_ref().map(|key| format!("Bearer {}", key.expose()));
+    let get = |address: String| -> Option<Value> {
         let call = Call {
-            method: "GET",
-            path,
+            uri: &address.parse().ok()?,
             authorization: authorization.as_deref(),
             body: None,
             deadline: Instant::now() + time,
             limit: MAX_ANSWER,
+            socket: CallSocket::default(),
         };
-        let answer = Server::new(url, 1).call(&call).ok()?;
-        (answer.status == 200).then(|| serde_json::from_slice(&answer.body).ok())?
+        let answer = client.call(&call).ok()?;
+        (answer.status() == 200).then(|| serde_json::from_slice(answer.body()).ok())?
     };
-    let mut about = read_models(&get(url, "/models")?)?;
+    let mut about = read_models(&get(format!("{url}/models"))?)?;
     if about.context.is_none() {
         // llama.cpp tells the context it was started with, and not the one of the model, beside the API.
         let root = url.strip_suffix("/v1").unwrap_or(url);
-        about.context =
-            get(root, "/props").and_then(|props| props["default_generation_settings"]["n_ctx"].as_u64());
+        about.context = get(format!("{root}/props"))
+            .and_then(|props| props["default_generation_settings"]["n_ctx"].as_u64());
     }
     Some(about)
 }

@@ -9,17 +9,17 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{MAX_QUERY, Passage, Search, SearchError, html, text};
-use crate::client::{Call, CallError, Server};
+use crate::client::{Call, CallError, CallSocket, Client};
 use crate::config::SearchConfig;
 
 /// The largest answer that is read.
-const MAX_ANSWER: usize = 1024 * 1024;
+const MAX_ANSWER: u64 = 1024 * 1024;
 
 /// How many characters of a result are looked at: more than a prompt has room for, with markup.
 const MAX_RESULT: usize = 16 * 1024;
 
 pub struct SearXng {
-    server: Server,
+    client: Client,
     url: String,
     timeout: Duration,
     results: usize,
@@ -28,7 +28,7 @@ pub struct SearXng {
 impl SearXng {
     pub fn new(url: &str, config: &SearchConfig, workers: usize) -> Self {
         Self {
-            server: Server::new(url, workers),
+            client: Client::new(workers, None),
             url: url.to_owned(),
             timeout: config.timeout,
             results: config.results,
@@ -36,15 +36,17 @@ impl SearXng {
     }
 
     fn ask(&self, query: &str) -> Result<Vec<Passage>, SearchError> {
+        let address = format!("{}/search?q={}&format=json", self.url, percent_encoded(query));
+        let uri = address.parse().map_err(|_| SearchError::new("its address is too long"))?;
         let call = Call {
-            method: "GET",
-            path: &format!("/search?q={}&format=json", percent_encoded(query)),
+            uri: &uri,
             authorization: None,
             body: None,
             deadline: Instant::now() + self.timeout,
             limit: MAX_ANSWER,
+            socket: CallSocket::default(),
         };
-        let answer = self.server.call(&call).map_err(|error| {
+        let answer = self.client.call(&call).map_err(|error| {
             SearchError::new(match error {
                 CallError::Unreachable(cause) => format!("no connection: {cause}. Is it running?"),
                 CallError::TimedOut => "no complete answer in time".into(),
@@ -52,8 +54,8 @@ impl SearXng {
                 CallError::Broken(cause) => format!("the call broke off: {cause}"),
             })
         })?;
-        match answer.status {
-            200 => read_answer(&answer.body, self.results),
+        match answer.status().as_u16() {
+            200 => read_answer(answer.body(), self.results),
             403 => Err(SearchError::new(
                 "it answered with HTTP status 403. Enable JSON in its settings: search.formats: [html, json]",
             )),

@@ -1,11 +1,13 @@
 //! API keys.
 
 use std::fmt;
+use std::mem;
+use std::sync::PoisonError;
 
 use serde::Serialize;
 use sha2::Sha256;
 
-use super::engine::{Row, Statement, values};
+use super::engine::{Row, Statement, Write, values};
 use super::{Store, StoreError};
 use crate::id::secret_hex;
 
@@ -94,6 +96,10 @@ impl fmt::Debug for Digest {
     }
 }
 
+/// `last_used` never goes back.
+pub(super) const NOTE_USE: &str =
+    "UPDATE keys SET last_used = $2 WHERE id = $1 AND (last_used IS NULL OR last_used < $2)";
+
 const COLUMNS: &str = "id, name, permissions, created, expires, last_used, revoked, hint";
 
 impl Store {
@@ -106,14 +112,31 @@ impl Store {
         created: i64,
         expires: Option<i64>,
     ) -> Result<String, StoreError> {
-        let id = format!("key_{}", secret_hex::<8>());
+        loop {
+            let id = format!("key_{}", secret_hex::<8>());
+            if self.add_key_as(&id, secret, name, permissions, created, expires)? {
+                return Ok(id);
+            }
+        }
+    }
+
+    /// Keeps a new key with this id. Returns false, and changes nothing, if there is a key with this id.
+    pub fn add_key_as(
+        &self,
+        id: &str,
+        secret: &str,
+        name: &KeyName,
+        permissions: &[Permission],
+        created: i64,
+        expires: Option<i64>,
+    ) -> Result<bool, StoreError> {
         let words: Vec<&str> = permissions.iter().map(|permission| permission.as_str()).collect();
-        self.write_durable(Statement::new(
+        let added = self.write_durable(Statement::new(
             "INSERT INTO keys (id, digest, name, permissions, created, expires, hint)
-             VALUES ($1, $2, $3, $4, $5, $6, $7)",
-            values![&id, Digest::of(secret).0, &name.0, words.join(","), created, expires, hint(secret)],
+             VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (id) DO NOTHING",
+            values![id, Digest::of(secret).0, &name.0, words.join(","), created, expires, hint(secret)],
         ))?;
-        Ok(id)
+        Ok(added == 1)
     }
 
     /// The key whose secret has this digest, as the last commit of any process left it.
@@ -134,10 +157,20 @@ impl Store {
         Ok(self.write_durable(Statement::new(rename, values![id, &name.0]))? > 0)
     }
 
-    /// Notes a use that leaves no row in the ledger.
-    pub fn note_use(&self, id: &str, now: i64) -> Result<(), StoreError> {
-        let note = "UPDATE keys SET last_used = $2 WHERE id = $1";
-        self.write(Statement::new(note, values![id, now])).map(drop)
+    /// Notes a use that leaves no row in the ledger, in memory: `write_uses` writes it.
+    pub fn note_use(&self, id: &str, now: i64) {
+        self.uses.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned(), now);
+    }
+
+    /// Writes the uses noted since the last call. If that fails they are lost, and the next use is noted again.
+    pub fn write_uses(&self) -> Result<(), StoreError> {
+        let uses = mem::take(&mut *self.uses.lock().unwrap_or_else(PoisonError::into_inner));
+        if uses.is_empty() {
+            return Ok(());
+        }
+        let note = |(id, now)| Statement::new(NOTE_USE, values![id, now]);
+        let statements = uses.into_iter().map(note).collect();
+        self.engine.write(Write { statements, durable: false }).map(drop)
     }
 
     /// Returns whether there is such a key. One that is revoked already keeps its time.
@@ -199,7 +232,11 @@ mod tests {
         let key = store.find_key(&digest).expect("a look-up").expect("the key");
         assert_eq!((key.id.as_str(), key.created, key.expires, key.revoked), (id.as_str(), 5, Some(9), None));
         assert_eq!(key.permissions, Permission::ALL);
-        store.note_use(&id, 6).expect("a change");
+        store.note_use(&id, 6);
+        let last_used = || store.find_key(&digest).expect("a look-up").expect("the key").last_used;
+        assert_eq!(last_used(), None, "it is only in memory");
+        store.write_uses().expect("a change");
+        assert_eq!(last_used(), Some(6));
         assert!(store.rename_key(&id, &name("second")).expect("a change"));
         assert!(store.revoke_key(&id, 7).expect("a change"));
         assert!(store.revoke_key(&id, 8).expect("a change"));
@@ -208,6 +245,11 @@ mod tests {
         assert!(!store.rename_key("key_none", &name("x")).expect("no change"));
         assert!(!store.revoke_key("key_none", 1).expect("no change"));
         assert!(store.add_key("secret", &name("again"), &[], 5, None).is_err(), "a secret has one key");
+        assert!(
+            !store.add_key_as(&id, "other", &name("again"), &[], 5, None).expect("no change"),
+            "so has an id"
+        );
+        assert!(store.find_key(&Digest::of("other")).expect("a look-up").is_none());
     }
 
     #[test]

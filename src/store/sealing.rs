@@ -8,6 +8,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use super::engine::{Session, values};
+use super::keys::NOTE_USE;
 use super::ledger::{COLUMNS, LedgerRow, read_row};
 use super::rollup::Batch;
 use super::{Store, StoreError, chain};
@@ -103,10 +104,7 @@ fn seal(session: &dyn Session, most: i64, now: i64) -> Result<usize, StoreError>
     }
     batch.write(session, now)?;
     for (key_id, used) in last_used {
-        session.execute(
-            "UPDATE keys SET last_used = $2 WHERE id = $1 AND (last_used IS NULL OR last_used < $2)",
-            &values![key_id, used],
-        )?;
+        session.execute(NOTE_USE, &values![key_id, used])?;
     }
     Ok(rows.len())
 }

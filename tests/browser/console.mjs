@@ -18,7 +18,7 @@ const browser = await chromium.launch({
 // A context whose every page is watched: no error on the browser's console, no request to another host.
 async function open(ledger, options = {}) {
   const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, ...options });
-  context.setDefaultTimeout(10_000);
+  context.setDefaultTimeout(60_000);
   context.allowed = [];
   const page = await context.newPage();
   page.on("console", (message) => {

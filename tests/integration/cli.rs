@@ -180,6 +180,27 @@ fn a_backup_is_made_while_the_service_goes_on() {
     assert!(restored.told(&["keys", "list"]).contains("test"));
 }
 
+#[test]
+fn a_backup_that_fails_leaves_no_file() {
+    let server = Server::new(None).start();
+    let copy = server.folder.path("copy.db");
+    let path = copy.to_str().expect("text");
+    // The copy may not grow to its size, as on a full disk.
+    let limit = "trap '' XFSZ; ulimit -f 32; exec \"$@\"";
+    let backup = || server.prefixed(&["bash", "-c", limit, "bash"], &["backup", path]).output();
+    let output = backup().expect("bash should run");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let left = || std::fs::read_dir(server.folder.path("")).expect("a folder").flatten();
+    assert!(left().all(|file| !file.file_name().to_string_lossy().starts_with("copy.db")));
+    // A file that was there before is not the command's to remove.
+    std::fs::write(&copy, "").expect("a file");
+    assert_eq!(backup().expect("bash should run").status.code(), Some(1));
+    assert!(copy.exists());
+    std::fs::remove_file(&copy).expect("it should go");
+    server.told(&["backup", path]);
+    assert!(copy.metadata().expect("the copy").len() > 32 * 1024, "the limit should be less than the copy");
+}
+
 /// What `check --json` finds, as pairs of a part and its status, and all of its messages.
 fn findings(server: &Server, code: i32) -> (Vec<(String, String)>, String) {
     let output = server.run(&["check", "--json"]);

@@ -47,8 +47,8 @@ fn a_lock_that_stays_is_503_before_any_inference() {
     }
     let waited = began.elapsed();
     assert!(
-        waited >= Duration::from_secs(5) && waited < Duration::from_secs(15),
-        "{waited:?}, each its own 5 s"
+        waited >= Duration::from_secs(5) && waited < Duration::from_secs(35),
+        "{waited:?}: 5 s for all together, not 40 s one after the other"
     );
     assert_eq!(runtime.count(), 0);
     drop(other);

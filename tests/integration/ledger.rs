@@ -1,8 +1,13 @@
 //! The ledger of a running service, beyond what the conformance run looks at.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use rusqlite::types::Value::{Integer, Null, Text};
 
-use crate::support::{Runtime, Script, Server, chat, until};
+use crate::metrics::{metrics_key, value};
+use crate::support::{Runtime, Script, Server, chat, completion, request, until};
 
 #[test]
 fn a_row_tells_what_was_answered() {
@@ -26,6 +31,37 @@ fn a_row_tells_what_was_answered() {
     let odd = "SELECT count(*) FROM usage WHERE queue_ms + coalesce(runtime_ms, 0) > duration_ms + 0.002
                OR duration_ms <= 0 OR (status = 400) <> (runtime_ms IS NULL)";
     assert_eq!(server.query(odd), [[Integer(0)]]);
+}
+
+#[test]
+fn created_is_when_the_request_was_complete_and_not_when_a_worker_took_it() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).set("ADRIATICUM_WORKERS", 1).start();
+    let (key, watcher) = (server.key(), metrics_key(&server));
+    let gate = Arc::new(AtomicBool::new(false));
+    runtime.next(Script::Held(Arc::clone(&gate), completion("first")));
+    let mut clients = [server.connect(), server.connect()];
+    clients[0].send(request(&key, &chat("x")));
+    until("the worker is busy", || runtime.count() == 1);
+    clients[1].send(request(&key, &chat("x")));
+    until("the second waits", || value(&server, &watcher, "adriaticum_queue_length") == 1.0);
+    let complete = seconds();
+    until("it has waited", || seconds() > complete + 1);
+    gate.store(true, Ordering::Release);
+    for client in &mut clients {
+        let reply = client.reply();
+        reply.is_completion();
+        let (created, id) = (reply.json()["created"].as_u64(), reply.json()["id"].to_string());
+        assert!(created.is_some_and(|created| created <= complete), "{created:?}, {complete}");
+        let prefix = u64::from_str_radix(&id["\"chatcmpl_".len()..][..12], 16).expect("milliseconds");
+        assert_eq!(Some(prefix / 1000), created, "{id}");
+    }
+    let rows = server.query("SELECT created FROM usage ORDER BY created");
+    assert!(rows.iter().all(|row| matches!(row[..], [Integer(created)] if created as u64 <= complete)));
+}
+
+fn seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_secs()
 }
 
 #[test]

@@ -5,10 +5,12 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use rustix::io::FdFlags;
+use rustix::process::{Pid, Signal, kill_process};
 
-use crate::support::{Client, Runtime, Script, Server, chat, completion, exists, request, until};
+use crate::support::{Client, PATIENCE, Runtime, Script, Server, chat, completion, exists, request, until};
 
 #[test]
 fn a_unix_socket() {
@@ -108,44 +110,19 @@ fn a_stop_answers_what_is_under_way_and_what_waits() {
     until("it is under way", || runtime.count() == 1);
     let mut waiting = server.connect();
     waiting.send(request(&key, &chat("x")));
-    let mut half = server.connect();
-    let whole = request(&key, &chat("x"));
-    half.send(&whole[..whole.len() - 1]);
+    // The listener answers this one itself. It came later, so the waiting one has arrived too.
+    let mut broken = server.connect();
+    broken.send("broken\r\n\r\n");
+    broken.reply().is_error(400, "invalid_request");
     server.signal("TERM");
     assert!(idle.ends(), "an idle connection ends");
     until("no connection is taken", || TcpStream::connect(&server.address).is_err());
-    half.send(&whole[whole.len() - 1..]);
     gate.store(true, Ordering::Release);
     assert_eq!(under_way.reply().is_completion(), "under way");
-    for client in [&mut waiting, &mut half] {
-        let reply = client.reply();
-        reply.is_completion();
-        assert_eq!(reply.header("connection"), Some("close"));
-    }
-    for mut client in [under_way, waiting, half] {
-        assert!(client.ends());
-    }
-    assert!(server.wait().success());
-}
-
-#[test]
-fn a_request_that_was_on_its_way_when_the_stop_came_is_answered() {
-    let runtime = Runtime::start();
-    let mut server = Server::new(Some(&runtime)).start();
-    let key = server.key();
-    let mut kept = server.connect();
-    kept.send(request(&key, &chat("x")));
-    kept.reply().is_completion();
-    // The service has accepted it when a later connection is answered.
-    let mut fresh = server.connect();
-    assert_eq!(server.post("none", &chat("x")).status, 401);
-    server.signal("TERM");
-    until("no connection is taken", || TcpStream::connect(&server.address).is_err());
-    for client in [&mut kept, &mut fresh] {
-        client.send(request(&key, &chat("x")));
-        let reply = client.reply();
-        reply.is_completion();
-        assert_eq!(reply.header("connection"), Some("close"));
+    let reply = waiting.reply();
+    reply.is_completion();
+    assert_eq!(reply.header("connection"), Some("close"));
+    for mut client in [under_way, waiting] {
         assert!(client.ends());
     }
     assert!(server.wait().success());
@@ -178,8 +155,74 @@ fn a_second_signal_ends_it_at_once() {
     gate.store(true, Ordering::Release);
 }
 
+/// The signals that the process has handlers for, as a mask.
+fn caught(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+#[test]
+fn a_signal_during_the_start_ends_it_with_0() {
+    // The database is locked, so that the start takes 5 s. It has its own lock by then.
+    for signal in ["TERM", "INT"] {
+        let server = Server::new(None);
+        let other = rusqlite::Connection::open(server.folder.path("adriaticum.db")).expect("a database");
+        other.execute_batch("CREATE TABLE t (x); BEGIN EXCLUSIVE").expect("a lock");
+        let mut server = server.spawn(&[]);
+        until("it is starting", || exists(&server.folder.path("adriaticum.db.lock")));
+        server.signal(signal);
+        assert_eq!(server.wait().code(), Some(0), "{signal}");
+    }
+    // As soon as it has a handler, and when it is about to serve.
+    for _ in 0..10 {
+        let mut early = Server::new(None).spawn(&[]);
+        let pid = early.pid();
+        let began = Instant::now();
+        // Without a pause, so that the signal comes right after.
+        while caught(pid) & 1 << (Signal::TERM.as_raw() - 1) == 0 {
+            assert!(began.elapsed() < PATIENCE, "it has no handler: {}", early.log());
+        }
+        kill_process(Pid::from_raw(pid as i32).expect("a pid"), Signal::TERM).expect("it should get it");
+        assert_eq!(early.wait().code(), Some(0));
+        let mut late = Server::new(None).start();
+        late.signal("TERM");
+        assert_eq!(late.wait().code(), Some(0));
+    }
+}
+
 #[test]
 fn an_unknown_variable_is_warned_of() {
     let server = Server::new(None).set("ADRIATICUM_WORKER", 3).start();
     assert!(server.log().contains("ADRIATICUM_WORKER in the environment"), "{}", server.log());
+}
+
+#[test]
+fn a_second_service_on_the_same_database_is_refused() {
+    let runtime = Runtime::start();
+    let mut first = Server::new(Some(&runtime)).start();
+    let key = first.key();
+    let gate = Arc::new(AtomicBool::new(false));
+    runtime.next(Script::Held(Arc::clone(&gate), completion("under way")));
+    let mut client = first.connect();
+    client.send(request(&key, &chat("x")));
+    until("it is under way", || runtime.count() == 1);
+    let database = first.folder.path("adriaticum.db");
+    let second = || Server::new(Some(&runtime)).set("ADRIATICUM_DATABASE", database.display());
+    let mut refused = second().spawn(&[]);
+    assert_eq!(refused.wait().code(), Some(1));
+    let told = refused.log();
+    let holder = format!("adriaticum.db: another adriaticum serve uses it (pid {})", first.pid());
+    assert!(told.contains(&holder) && told.contains("ADRIATICUM_DATABASE"), "{told}");
+    gate.store(true, Ordering::Release);
+    assert_eq!(client.reply().is_completion(), "under way", "the first one's requests are its own");
+
+    // Whatever ends the first, the next can start at once.
+    first.signal("KILL");
+    first.wait();
+    let mut next = second().start();
+    next.post(&key, &chat("x")).is_completion();
+    next.signal("TERM");
+    assert!(next.wait().success());
+    second().start().post(&key, &chat("x")).is_completion();
 }

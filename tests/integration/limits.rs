@@ -13,7 +13,7 @@ use adriaticum::http::response::{Broken, Pieces};
 use adriaticum::http::{Head, Request, Response};
 use adriaticum::listener::{Acceptor, Address, Certificate, Level, Limits, Listener, Load, Service, Socket};
 
-use crate::support::{Client, Folder, until};
+use crate::support::{Client, Folder, PATIENCE, until};
 use crate::tls;
 
 const SHORT: Duration = Duration::from_millis(300);
@@ -24,6 +24,11 @@ struct Echo {
     gate: AtomicBool,
     under_way: AtomicUsize,
     threads: Mutex<Vec<thread::ThreadId>>,
+    /// Refusals begun. The loop stays in one for as long as it is held.
+    refusals: AtomicUsize,
+    hold_loop: AtomicBool,
+    /// Refusals have at least so many bytes.
+    refusal_bytes: AtomicUsize,
 }
 
 impl Service for Echo {
@@ -32,7 +37,11 @@ impl Service for Echo {
     }
 
     fn refuse(&self, _: Option<IpAddr>, _: Option<&Head>, failure: Failure) -> Response {
-        Response::json(failure.error.status(), failure.message.as_bytes().to_vec())
+        let mut body = failure.message.as_bytes().to_vec();
+        body.resize(body.len().max(self.refusal_bytes.load(Ordering::Acquire)), b' ');
+        self.refusals.fetch_add(1, Ordering::AcqRel);
+        until("the loop may go on", || !self.hold_loop.load(Ordering::Acquire));
+        Response::json(failure.error.status(), body)
     }
 }
 
@@ -126,6 +135,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.echo.gate.store(true, Ordering::Release);
+        self.echo.hold_loop.store(false, Ordering::Release);
         let _ = self.stopper.write_all(b"x");
         if let Some(thread) = self.thread.take() {
             let ended = thread.join();
@@ -181,6 +191,30 @@ fn an_idle_connection_ends_in_silence() {
     let mut blank = running.connect();
     blank.send("\r\n\r\n");
     for client in [&mut fresh, &mut used, &mut blank] {
+        assert!(client.ends());
+    }
+}
+
+/// The times are long: on a busy machine the client may need seconds to send the rest.
+#[test]
+fn requests_that_arrive_during_a_stop_are_answered() {
+    let limits = Limits { stop_time: PATIENCE, farewell_time: PATIENCE, ..Limits::default() };
+    let mut running = serve(limits);
+    let mut used = running.connect();
+    used.send(get("/"));
+    assert_eq!(used.reply().status, 200);
+    let (mut fresh, mut half) = (running.connect(), running.connect());
+    half.send(post(2, 1));
+    // The listener has accepted and read them when a later connection is answered.
+    assert_eq!(running.get("/"), 200);
+    running.stopper.write_all(b"x").expect("a stop");
+    until("no connection is taken", || TcpStream::connect(running.address).is_err());
+    used.send(get("/"));
+    fresh.send(get("/"));
+    half.send("x");
+    for client in [&mut used, &mut fresh, &mut half] {
+        let reply = client.reply();
+        assert_eq!((reply.status, reply.header("connection")), (200, Some("close")));
         assert!(client.ends());
     }
 }
@@ -258,17 +292,20 @@ fn all_buffers_together_have_a_bound() {
     until("and told to be", || running.load.snapshot().buffered_bytes.now < 100_000);
 }
 
-#[test]
-fn an_idle_session_gives_way_to_a_request() {
+/// A listener that speaks TLS, and how to connect to it.
+fn serve_tls(limits: Limits) -> (Running, impl Fn() -> tls::Secured) {
     let folder = Folder::new();
     let trusted = tls::certify(&folder.path(""));
     let certificate =
         Certificate::read(&folder.path("cert.pem"), &folder.path("key.pem")).expect("a certificate");
-    let acceptor = Acceptor::new(certificate).expect("an acceptor");
-    let limits = Limits { buffered_bytes: 600_000, ..Limits::default() };
-    let running = serve_with(limits, Some(acceptor));
-    let config = tls::client_config(&trusted, rustls::ALL_VERSIONS);
-    let connect = || tls::shake_hands(running.address, &config).expect("a handshake");
+    let running = serve_with(limits, Some(Acceptor::new(certificate).expect("an acceptor")));
+    let (address, config) = (running.address, tls::client_config(&trusted, rustls::ALL_VERSIONS));
+    (running, move || tls::shake_hands(address, &config).expect("a handshake"))
+}
+
+#[test]
+fn an_idle_session_gives_way_to_a_request() {
+    let (running, connect) = serve_tls(Limits { buffered_bytes: 600_000, ..Limits::default() });
     let mut idle: Vec<tls::Secured> = (0..50).map(|_| connect()).collect();
     let mut client = connect();
     client.send(post(250_000, 250_000));
@@ -279,6 +316,48 @@ fn an_idle_session_gives_way_to_a_request() {
     assert!(idle[0].ends(), "the longest idle is the first to go");
     idle[49].send(get("/"));
     assert_eq!(idle[49].reply().status, 200);
+}
+
+/// Three TLS connections: one that has sent this much, one that is idle, and one whose refusal holds the loop.
+fn hold_the_loop(running: &Running, connect: impl Fn() -> tls::Secured, sent: &str) -> [tls::Secured; 3] {
+    let mut growing = connect();
+    growing.send(sent);
+    let (idle, mut broken) = (connect(), connect());
+    running.echo.hold_loop.store(true, Ordering::Release);
+    broken.send("nonsense\n\n");
+    until("the loop is held", || running.echo.refusals.load(Ordering::Acquire) == 1);
+    [growing, idle, broken]
+}
+
+/// A stop reads what has arrived on every connection. What it reads on the first may evict the second.
+#[test]
+fn a_session_is_evicted_during_a_stop() {
+    let (mut running, connect) = serve_tls(Limits { buffered_bytes: 60_000, ..Limits::default() });
+    let [mut growing, mut idle, mut broken] = hold_the_loop(&running, connect, "");
+    // The stop comes first, so that the loop reads these bytes while it stops.
+    running.stopper.write_all(b"x").expect("it can be stopped");
+    growing.send(post(250_000, 50_000));
+    running.echo.hold_loop.store(false, Ordering::Release);
+    assert_eq!(broken.reply().status, 400);
+    assert_eq!(growing.reply().status, 503);
+    assert!(idle.ends());
+    assert_eq!(running.load.snapshot().made_way, 1);
+}
+
+/// Two connections expire at the same time. The refusal of the first may evict the second.
+#[test]
+fn a_session_is_evicted_when_it_has_expired() {
+    let time = SHORT * 2;
+    let limits = Limits { buffered_bytes: 60_000, idle_time: time, request_time: time, ..Limits::default() };
+    let (running, connect) = serve_tls(limits);
+    let [mut growing, mut idle, mut broken] = hold_the_loop(&running, connect, "GET / HT");
+    let began = Instant::now();
+    running.echo.refusal_bytes.store(8 * 1024 * 1024, Ordering::Release);
+    until("both have expired", || began.elapsed() > time);
+    running.echo.hold_loop.store(false, Ordering::Release);
+    assert_eq!(broken.reply().status, 400);
+    assert!(idle.ends());
+    assert_eq!(growing.reply().status, 400);
 }
 
 #[test]

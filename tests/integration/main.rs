@@ -1,9 +1,10 @@
-//! The real binary, started as an operator would, and the listener by itself where a test needs bounds that
-//! no operator can set. What a client can see of the specification is checked by the conformance run.
+//! The real binary, started as an operator would; and the listener and the HTTP client by themselves, if a test needs
+//! bounds that no operator can set. The conformance run checks what a client can see of the specification.
 
 mod support;
 
 mod cli;
+mod client;
 mod console;
 mod crowd;
 mod faults;

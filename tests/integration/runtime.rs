@@ -1,8 +1,10 @@
 //! The service's side of the runtime: what it sends, what it makes of answers, which of several it asks.
 
 use std::collections::HashSet;
+use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -130,6 +132,89 @@ fn there_is_no_second_try_once_the_request_was_sent() {
         assert_eq!(calls.load(Ordering::Acquire), 1, "{answer:?}");
     }
     assert_eq!(good.count(), 0, "the other runtime was not to be asked");
+}
+
+#[test]
+fn an_answer_that_is_only_the_beginning_of_one_is_502_at_once() {
+    // The first stays open: to wait for more would be to wait for the timeout, which is longer than any test waits.
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
+    let switching = format!("http://{}/v1", listener.local_addr().expect("it has an address"));
+    let (tell, open) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a connection");
+        let _ = stream.read(&mut [0; 65536]);
+        let _ = stream.write_all(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n");
+        let _ = tell.send(stream);
+    });
+    let (breaking_off, _) = breaking("HTTP/1.1 102 Processing\r\n\r\n");
+    for url in [switching, breaking_off] {
+        let server = Server::new(None).set("ADRIATICUM_RUNTIME_URL", url).start();
+        server.post(&server.key(), &chat("x")).is_error(502, "inference_error");
+    }
+    drop(open);
+}
+
+#[test]
+fn a_figure_that_is_not_plausible_is_null() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let key = server.key();
+    for figure in ["9".repeat(400), "1000000001".into(), "-1".into(), "1.5".into()] {
+        let answer =
+            completion("x").to_string().replace("\"total_tokens\":14", &format!("\"total_tokens\":{figure}"));
+        assert!(answer.contains(&figure), "{answer}");
+        runtime.next(Script::Text(200, answer));
+        let reply = server.post(&key, &chat("x"));
+        assert_eq!(reply.is_completion(), "x", "{figure}");
+        let usage = json!({"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": null});
+        assert_eq!(reply.json()["usage"], usage, "{figure}");
+    }
+    let rows = server.query(
+        "SELECT count(*) FROM usage WHERE status = 200 AND prompt_tokens = 11 AND total_tokens IS NULL",
+    );
+    assert_eq!(rows, [[rusqlite::types::Value::Integer(4)]]);
+}
+
+/// Another service as the runtime, because it speaks HTTPS.
+#[test]
+fn a_runtime_behind_https() {
+    let runtime = Runtime::start();
+    let behind = Server::new(Some(&runtime))
+        .set("ADRIATICUM_API_HOSTS", "127.0.0.1")
+        .set("ADRIATICUM_COMPATIBILITY", "openai");
+    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).expect("a certificate");
+    let (cert, key) = (behind.folder.path("cert.pem"), behind.folder.path("key.pem"));
+    fs::write(&cert, made.cert.pem()).expect("a file");
+    fs::write(&key, made.signing_key.serialize_pem()).expect("a file");
+    let behind =
+        behind.set("ADRIATICUM_TLS_CERT", cert.display()).set("ADRIATICUM_TLS_KEY", key.display()).start();
+    let server = |ca: Option<&Path>| {
+        let server = Server::new(None)
+            .set("ADRIATICUM_RUNTIME_URL", format!("https://{}/v1", behind.address))
+            .set("ADRIATICUM_RUNTIME_API_KEY", behind.key());
+        match ca {
+            Some(ca) => server.set("ADRIATICUM_RUNTIME_CA", ca.display()),
+            None => server,
+        }
+    };
+    let trusting = server(Some(&cert)).start();
+    let key = trusting.key();
+    for _ in 0..3 {
+        assert_eq!(trusting.post(&key, &chat("x")).is_completion(), "Zagreb.");
+    }
+    assert!(trusting.told(&["check"]).contains("answers in"));
+    // Without the setting, the system's CAs are asked, which do not know this one.
+    let doubting = server(None).start();
+    doubting.post(&doubting.key(), &chat("x")).is_error(502, "inference_error");
+    assert!(doubting.log().contains("not signed by a trusted CA"), "{}", doubting.log());
+    let told = doubting.run(&["check"]);
+    let told = String::from_utf8_lossy(&told.stdout);
+    assert!(told.contains("FAIL  runtime") && told.contains("runtime.ca"), "{told}");
+    // The wrong file stops the program, which names the setting.
+    let output = server(Some(&behind.folder.path("key.pem"))).run(&["serve"]);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(told.contains("ADRIATICUM_RUNTIME_CA") && told.contains("no certificate in it"), "{told}");
 }
 
 #[test]

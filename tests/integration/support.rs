@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 pub const BINARY: &str = env!("CARGO_BIN_EXE_adriaticum");
 
 /// As long as anything on a busy machine may take.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits for a condition, not for a time.
 #[track_caller]
@@ -195,7 +195,8 @@ impl Server {
         self.prefixed(&[], arguments)
     }
 
-    fn prefixed(&self, prefix: &[&str], arguments: &[&str]) -> Command {
+    /// A command of the binary by way of another program, such as a shell that sets limits.
+    pub fn prefixed(&self, prefix: &[&str], arguments: &[&str]) -> Command {
         let mut words = prefix.iter().copied().chain([BINARY]).chain(arguments.iter().copied());
         let mut command = Command::new(words.next().expect("the binary is always there"));
         command

@@ -16,7 +16,7 @@ from service import Runtime, ensure
 
 CLIENTS = 8
 REFUSED = 0.04
-FIRST_ANSWERS_SECONDS = 20
+FIRST_ANSWERS_SECONDS = 60
 
 # Fewer completions than this for each end of the service, and the run would say little about it.
 LEAST_ACKNOWLEDGED = 10
@@ -32,15 +32,12 @@ class MeasuringRuntime(Runtime):
         self.numbers = itertools.count(1)
         super().__init__()
 
-    def completion(self, text):
+    def answer(self, body):
         number = next(self.numbers)
-        reply = {"choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}]}
-        if number % 5:
-            measured = dict(zip(FIGURES, (number, number % 97, number + number % 97)))
-            if number % 7 == 0:
-                del measured[FIGURES[number % 3]]
-            reply["usage"] = measured
-        return reply
+        reply = self.completion(usage=(number, number % 97, number + number % 97) if number % 5 else None)
+        if number % 5 and number % 7 == 0:
+            del reply["usage"][FIGURES[number % 3]]
+        return 200, reply
 
     def handle_error(self, request, client_address):
         """Says nothing: that the service is gone in the middle of a call is what the checks are about."""
@@ -95,7 +92,7 @@ def kill_under_load(service, answers, seconds, seed):
 
 
 def be_a_client(service, answers, killed, chance):
-    connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=30)
+    connection = service.connection()
     with contextlib.closing(connection):
         while not killed.is_set():
             refused = chance.random() < REFUSED

@@ -12,7 +12,7 @@ import tempfile
 import time
 
 from acknowledged import Answers, MeasuringRuntime, compare, kill_under_load
-from service import Service
+from service import Service, ensure
 
 # After the first answers of a run.
 KILL_SECONDS = (0.03, 0.4)
@@ -29,6 +29,7 @@ def main():
     print(f"crash: {options.kills} kills, seed {options.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="adriaticum-crash-") as name, MeasuringRuntime() as runtime:
         with Service(pathlib.Path(name), runtime) as service:
+            ensure(service.key, "the clients share a key that exists before they start")
             findings = kill_and_compare(service, options.kills, options.seed)
     findings.ensure_they_prove_something(options.kills)
     print(f"crash: {options.kills} kills, {findings}")

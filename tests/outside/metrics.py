@@ -19,7 +19,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
-from service import ROOT, Runtime, Service, ensure, free_port
+from service import ROOT, HalfMeasuredRuntime, Service, ensure, free_port
 
 GUIDE = ROOT / "docs" / "monitoring.md"
 ALERTS = ROOT / "docs" / "monitoring" / "alerts.yml"
@@ -28,7 +28,7 @@ DASHBOARD = ROOT / "docs" / "monitoring" / "dashboard.json"
 
 CONSOLE_HOST = "console.localhost"
 COMPLETIONS = 6
-PATIENCE = 30
+PATIENCE = 60
 
 # What Grafana puts in the place of its variables.
 VARIABLES = {"$instance": ".*", "$__rate_interval": "1m", "$__range": "1m"}
@@ -234,7 +234,7 @@ def ensure_prometheus_makes_use_of_them(folder, service, key, exposed):
 def main():
     promtool("check", "rules", ALERTS)
     promtool("test", "rules", ALERTS_TEST)
-    with tempfile.TemporaryDirectory(prefix="adriaticum-metrics-") as name, Runtime() as runtime:
+    with tempfile.TemporaryDirectory(prefix="adriaticum-metrics-") as name, HalfMeasuredRuntime() as runtime:
         folder = pathlib.Path(name)
         with Service(folder, runtime) as service:
             service.wait_until_it_answers()

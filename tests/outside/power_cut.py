@@ -242,7 +242,7 @@ def compile_shim(folder):
 
 def cut_and_compare(folder, runtime, shim, cuts, seed):
     chance, answers, in_checkpoints = random.Random(seed), Answers(), 0
-    service = Service(new(folder / "true"), runtime)
+    service = new_service(folder / "true", runtime)
     disk = Disk(service, shim)
     disk.settle()
     with service:
@@ -280,7 +280,7 @@ def prove_it(folder, runtime, shim, seed):
     """Shows that completions that are acknowledged and not synced are found to be lost."""
     for proof in range(PROOFS):
         answers = Answers()
-        service = Service(new(folder / f"false-{proof}"), runtime)
+        service = new_service(folder / f"false-{proof}", runtime)
         disk = Disk(service, shim, lie="-wal")
         disk.settle()
         with service:
@@ -300,9 +300,11 @@ def start(service, disk):
     service.wait_until_it_answers()
 
 
-def new(folder):
+def new_service(folder, runtime):
     folder.mkdir()
-    return folder
+    service = Service(folder, runtime)
+    ensure(service.key, "the key has to be on the disk before its power can be cut")
+    return service
 
 
 if __name__ == "__main__":

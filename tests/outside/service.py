@@ -1,6 +1,7 @@
-"""The real binary behind a scripted runtime, for the checks that come from outside. Standard library only."""
+"""The real binary and a scripted runtime, for every test that runs outside the process. Standard library only."""
 
 import contextlib
+import functools
 import http.client
 import http.server
 import json
@@ -12,94 +13,155 @@ import socket
 import subprocess
 import threading
 import time
+import typing
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = pathlib.Path(os.environ.get("ADRIATICUM", ROOT / "target" / "release" / "adriaticum")).resolve()
 
-START_SECONDS = 10
-STOP_SECONDS = 15
+# Limits for a machine that is busy with other work. Nothing waits this long on a quiet one.
+START_SECONDS = 60
+STOP_SECONDS = 60
+REPLY_SECONDS = 60
+
+
+class Call(typing.NamedTuple):
+    """A request as the runtime received it. Header names are in lower case."""
+
+    path: str
+    headers: dict
+    body: dict
 
 
 class Runtime(http.server.ThreadingHTTPServer):
-    """An inference runtime that says at once what it was told last."""
+    """A scripted inference runtime.
+
+    `answer` maps a request body to a status and a reply. Assign a function to it, or override it. A reply is JSON, or
+    bytes, or a list of bytes that are sent half a second apart. The status None hangs up without a reply.
+    """
 
     daemon_threads = True
-    # As many connections as all workers make at once: past it, the system makes them wait and lets some fail.
+    # All workers may connect at once. With a shorter backlog the kernel delays or drops some of them.
     request_queue_size = 128
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        # Without it, the body of every answer waits 40 ms for the other side to acknowledge the head.
+        # Head and body are two writes: with Nagle's algorithm the second waits 40 ms for an acknowledgement.
         disable_nagle_algorithm = True
 
         def do_POST(self):
-            chat = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            status, reply = self.server.answer(chat)
-            reply = json.dumps(reply).encode()
+            body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"null")
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            self.server.calls.append(Call(self.path, headers, body))
+            status, reply = self.server.answer(body)
+            if status is None:
+                self.close_connection = True
+                self.connection.shutdown(socket.SHUT_RDWR)
+            else:
+                self.send(status, reply)
+
+        def do_GET(self):
+            self.send(200, {"status": "ok"})
+
+        def send(self, status, reply):
+            pieces = reply if isinstance(reply, list) else [reply if isinstance(reply, bytes) else json.dumps(reply).encode()]
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(reply)))
-            self.end_headers()
-            self.wfile.write(reply)
+            self.send_header("Content-Length", str(sum(map(len, pieces))))
+            try:
+                self.end_headers()
+                for index, piece in enumerate(pieces):
+                    time.sleep(0.5 if index else 0)
+                    self.wfile.write(piece)
+            except OSError:  # the caller has hung up
+                self.close_connection = True
 
         def log_message(self, *_):
-            """Says nothing: the output is for what Schemathesis finds."""
+            """Keeps the output free for what a test reports."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), self.Handler)
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
-        self.completions = 0
+        self.calls = []
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def __exit__(self, *_):
         self.shutdown()
         self.server_close()
 
-    def answer(self, chat):
-        """The status and the body to answer a chat with: here its last message, said back."""
-        return 200, self.completion(chat["messages"][-1]["content"])
+    def answer(self, body):
+        return self.echo(body)
 
-    def completion(self, text):
-        self.completions += 1
+    def good(self, _body):
+        return 200, self.completion()
+
+    def echo(self, body):
+        return 200, self.completion(body["messages"][-1]["content"])
+
+    def held(self, gate):
+        """Returns an `answer` that waits for a threading.Event."""
+        return lambda body: (gate.wait(REPLY_SECONDS), self.good(body))[1]
+
+    @staticmethod
+    def completion(content="Zagreb.", finish="stop", usage=(11, 3, 14)):
         reply = {
-            "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}]
+            "id": "chatcmpl-upstream", "object": "chat.completion", "created": 1, "model": "whatever",
+            "choices": [{"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": finish}],
         }
-        # Every other answer is without figures, as both kinds have their place in the document.
-        if self.completions % 2:
-            reply["usage"] = {"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14}
+        if usage is not None:
+            reply["usage"] = dict(zip(("prompt_tokens", "completion_tokens", "total_tokens"), usage))
         return reply
 
 
-class Service:
-    """The real binary, in a folder of its own."""
+class HalfMeasuredRuntime(Runtime):
+    """Reports token figures for every other completion only."""
 
-    def __init__(self, folder, runtime, **settings):
+    def answer(self, body):
+        is_measured = len(self.calls) % 2 == 1
+        return 200, self.completion(body["messages"][-1]["content"], usage=(11, 3, 14) if is_measured else None)
+
+
+class Service:
+    """The real binary with a folder and an environment of its own.
+
+    Keyword arguments are settings: `workers=2` becomes ADRIATICUM_WORKERS=2.
+    """
+
+    def __init__(self, folder, runtime=None, **settings):
+        self.folder = folder
         self.port = free_port()
         self.log = folder / "log"
         self.database = folder / "adriaticum.db"
-        no_settings = folder / "adriaticum.toml"
+        no_settings = folder / "empty.toml"
         no_settings.touch()
+        if runtime:
+            settings.setdefault("runtime_url", runtime.url)
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("ADRIATICUM")}
         self.environment |= {
-            # Without it, the settings of an installed service would be read.
+            # Without it, the configuration of an installed service would be read.
             "ADRIATICUM_CONFIG": str(no_settings),
             "ADRIATICUM_LISTEN": f"127.0.0.1:{self.port}",
             "ADRIATICUM_DATABASE": str(self.database),
-            "ADRIATICUM_RUNTIME_URL": runtime.url,
             **{f"ADRIATICUM_{name.upper()}": str(value) for name, value in settings.items()},
         }
-        self.key = self.create_key("outside")
-        self.authorization = f"Bearer {self.key}"
         self.process = None
 
-    def create_key(self, name, *options):
+    @functools.cached_property
+    def key(self):
+        return self.create_key("outside")
+
+    @property
+    def authorization(self):
+        return f"Bearer {self.key}"
+
+    def create_key(self, name="test", *options):
         created = self.run("keys", "create", name, *options)
-        ensure(created.returncode == 0, f"no key could be created: {created.stderr}")
+        ensure(created.returncode == 0, f"keys create failed: {created.stderr}")
         return created.stdout.strip()
 
-    def run(self, *arguments):
-        """Another command of the same program, with the service's settings."""
-        return subprocess.run([BINARY, *arguments], env=self.environment, capture_output=True, text=True)
+    def run(self, *arguments, **options):
+        """Runs another command of the program with the service's settings."""
+        command = [str(part) for part in (BINARY, *arguments)]
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=REPLY_SECONDS, **options)
 
     def start(self):
         with self.log.open("wb") as log:
@@ -111,12 +173,18 @@ class Service:
         return self
 
     def __exit__(self, *_):
-        """Ends what a failure left running; after a good end there is nothing left to do."""
+        """Ends what a failure left running."""
         self.kill()
 
     def kill(self):
         self.process.kill()
         self.process.wait()
+
+    def stop(self, number=signal.SIGTERM):
+        """Sends a signal, waits for the end of the process and returns its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(STOP_SECONDS)
 
     def wait_until_it_listens(self):
         end = time.monotonic() + START_SECONDS
@@ -128,14 +196,14 @@ class Service:
         raise SystemExit(f"the service did not listen within {START_SECONDS} s:\n{self.last_logged()}")
 
     def wait_until_it_answers(self):
-        """Waits until its start is over: it listens before it opens the database. The request leaves no row."""
+        """Waits for the end of the start: the service listens before it opens the database. Leaves no row."""
         self.wait_until_it_listens()
         with contextlib.closing(self.connection(START_SECONDS)) as connection:
             try:
                 connection.request("GET", "/")
                 connection.getresponse().read()
             except (OSError, http.client.HTTPException) as error:
-                raise SystemExit(f"the service did not get through its start: {error!r}\n{self.last_logged()}")
+                raise SystemExit(f"the service did not answer after its start: {error!r}\n{self.last_logged()}")
 
     def ensure_it_still_answers(self):
         self.ensure_it_did_not_panic()
@@ -143,12 +211,12 @@ class Service:
         status, text = self.complete()
         ensure(status == 200, f"the service does not answer a good request: {status} {text}")
 
-    def connection(self, timeout=10):
-        """A way for requests to it, not connected yet."""
+    def connection(self, timeout=REPLY_SECONDS):
+        """An HTTP client for the service, not connected yet."""
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
 
     def complete(self):
-        """Runs a completion on a connection of its own; its status and the text of the answer."""
+        """Runs a completion on a connection of its own; returns the status and the body's text."""
         with contextlib.closing(self.connection()) as connection:
             body = {"model": "adriaticum", "messages": [{"role": "user", "content": "Still there?"}]}
             headers = {"Authorization": self.authorization, "Content-Type": "application/json"}
@@ -157,7 +225,7 @@ class Service:
             return response.status, response.read().decode()
 
     def status(self, name):
-        """A number of the system's own account of the process, such as Threads or VmRSS (in KiB)."""
+        """Returns a number from /proc/PID/status, such as Threads or VmRSS (in KiB)."""
         for line in pathlib.Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
             key, _, value = line.partition(":")
             if key == name:
@@ -165,29 +233,36 @@ class Service:
         raise KeyError(name)
 
     def ensure_it_ends_well(self):
-        self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(STOP_SECONDS)
+        code = self.stop()
         ensure(code == 0, f"the service ended with {code} on SIGTERM:\n{self.last_logged()}")
         self.ensure_it_did_not_panic()
 
     def ensure_it_did_not_panic(self):
-        panics = [line for line in self.logged() if "panicked" in line]
+        panics = [line for line in self.logged().splitlines() if "panicked" in line]
         ensure(not panics, "\n".join(["the service panicked:", *panics]))
 
     def logged(self):
-        return self.log.read_text(errors="replace").splitlines()
+        return self.log.read_text(errors="replace")
 
     def last_logged(self):
-        return "\n".join(self.logged()[-20:])
+        return "\n".join(self.logged().splitlines()[-20:])
 
 
 def free_port():
-    """A port below those that the system hands out, so that nothing else gets it before the service does."""
+    """Returns a port below the range of outgoing connections, so that nothing takes it before the service does."""
     while True:
         port = random.randrange(20_000, 32_000)
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             return port
+
+
+def until(condition, seconds=REPLY_SECONDS):
+    """Waits for a condition; returns whether it became true in time."""
+    end = time.monotonic() + seconds
+    while not (is_true := condition()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return bool(is_true)
 
 
 def ensure(condition, otherwise):

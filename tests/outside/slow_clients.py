@@ -31,7 +31,7 @@ def attack(kind, options, runtime, folder):
         service.ensure_it_still_answers()
         threads = service.status("Threads")
         attacker = subprocess.Popen(
-            ["slowhttptest", kind, *options, "-c", str(CONNECTIONS), "-r", "500", "-l", str(SECONDS), "-p", "5",
+            ["slowhttptest", kind, *options, "-c", str(CONNECTIONS), "-r", "500", "-l", str(SECONDS), "-p", "30",
              "-u", f"http://localhost:{service.port}/v1/chat/completions"],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={"TERM": "dumb", "PATH": "/usr/bin:/bin"},
         )

@@ -50,9 +50,9 @@ pub fn ask(runtimes: &Runtimes, chat: &Chat, spent: &mut Spent) -> Result<Option
         temperature: 0.0,
         max_tokens: MAX_TOKENS,
     };
-    match spent.add(|| runtimes.complete_as(&question, Some(&FORM))) {
+    match runtimes.complete_as(&question, Some(&FORM), spent) {
         Ok(generated) => Ok(read(&generated.content)),
-        // Its time is up: to ask it once more would take as long again.
+        // The request's time for the runtime is used up.
         Err(failure @ (_, RuntimeError::TimedOut)) => Err(failure.into()),
         Err(_) => Ok(Some(None)),
     }

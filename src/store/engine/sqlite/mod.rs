@@ -4,6 +4,7 @@
 mod checkpoint;
 mod files;
 mod group_commit;
+mod lock;
 mod upgrades;
 mod version_5;
 mod wal;
@@ -19,6 +20,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, ToSql, params_from_iter};
 
 use self::files::Files;
 use self::group_commit::Writer;
+pub use self::lock::{LockError, ServeLock};
 use super::super::StoreError;
 use super::{Row, Session, Value, Write};
 

@@ -1,4 +1,4 @@
-//! A request's first step: which of the two hosts it is for. The API is never served on the console's, the
+//! Dispatches a request by its host: to the console or to the API. The API is never served on the console's host, the
 //! console on no other.
 
 use std::net::IpAddr;
@@ -10,14 +10,14 @@ use crate::http::{Head, Request, Response};
 use crate::listener::Service;
 use crate::pipeline::Pipeline;
 
-pub struct Hosts {
-    /// The console and the host that it is served on; None where there is none.
+pub struct Dispatcher {
+    /// The console and its host; `None` if there is no console.
     pub console: Option<(String, Console)>,
     pub api: Pipeline,
 }
 
-impl Hosts {
-    /// The console, if the request is for it. Who asks there for the API is a program, and gets the API's own 404.
+impl Dispatcher {
+    /// The console, if the request is for it. A program that asks there for the API gets the API's own 404.
     fn console(&self, head: &Head) -> Option<&Console> {
         let (host, console) = self.console.as_ref()?;
         let is_meant = host.eq_ignore_ascii_case(head.host()) && !head.path().starts_with("/v1/");
@@ -25,7 +25,7 @@ impl Hosts {
     }
 }
 
-impl Service for Hosts {
+impl Service for Dispatcher {
     fn answer(&self, request: &Request, received: Instant) -> Response {
         match self.console(&request.head) {
             Some(console) => console.answer(request),

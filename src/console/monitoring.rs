@@ -1,4 +1,4 @@
-//! What programs ask the console's host for: the metrics, and whether the service lives and is ready.
+//! `/metrics`, `/healthz` and `/readyz` on the console's host, for programs.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,16 +11,16 @@ use crate::listener::{Load, Snapshot};
 use crate::metrics::Metrics;
 use crate::store::{Permission, Store};
 
-/// How long a verdict on the ledger holds: however often it is asked for, it costs no more than a write in this
+/// How long a state of the ledger holds: however often it is asked for, it costs no more than a write in this
 /// time.
-const VERDICT_HOLDS: Duration = Duration::from_secs(1);
+const STATE_HOLDS: Duration = Duration::from_secs(1);
 
 const TEXT: &str = "text/plain; charset=utf-8";
 
 /// What Prometheus takes for its text format.
 const METRICS_TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-pub struct Machines {
+pub struct Monitoring {
     store: Arc<Store>,
     metrics: Arc<Metrics>,
     load: Arc<Load>,
@@ -28,7 +28,7 @@ pub struct Machines {
     ledger: Trial,
 }
 
-impl Machines {
+impl Monitoring {
     pub fn new(store: Arc<Store>, metrics: Arc<Metrics>, load: Arc<Load>, has_runtime: bool) -> Self {
         Self { store, metrics, load, has_runtime, ledger: Trial::default() }
     }
@@ -38,13 +38,13 @@ impl Machines {
         self.load.snapshot()
     }
 
-    /// The answer, where the request is for one of these; else None.
+    /// Returns `None` if the request is for another path.
     pub fn answer(&self, request: &Request) -> Option<Response> {
         let head = &request.head;
         let answer: fn(&Self, &Head) -> Response = match head.path() {
             "/metrics" => Self::metrics,
             "/healthz" => |_, _| plain(200, "ok"),
-            "/readyz" => |machines, _| machines.readiness(),
+            "/readyz" => |monitoring, _| monitoring.readiness(),
             _ => return None,
         };
         let response = match head.method() {
@@ -80,11 +80,9 @@ impl Machines {
                  adriaticum keys create NAME --permission metrics",
             ));
         }
-        if caller.note_use
-            && let Err(error) = self.store.note_use(&caller.key_id, now)
-        {
-            // The metrics are wanted most when something is wrong with the database.
-            log::warn!("{}: its use could not be noted: {error}", caller.key_id);
+        if caller.note_use {
+            // Not written here: the metrics are wanted most when something is wrong with the database.
+            self.store.note_use(&caller.key_id, now);
         }
         Ok(())
     }
@@ -94,13 +92,13 @@ impl Machines {
         let reason = if !self.has_runtime {
             "No runtime is configured: set runtime.url."
         } else {
-            match self.ledger.verdict(&self.store) {
-                Verdict::Accepts => return plain(200, "ready"),
-                Verdict::Refuses => "The ledger takes no write. The log tells why.",
-                Verdict::Unknown => "It is being tried whether the ledger takes a write.",
+            match self.ledger.state(&self.store) {
+                LedgerState::Accepts => return plain(200, "ready"),
+                LedgerState::Refuses => "The ledger takes no write. The log tells why.",
+                LedgerState::Unknown => "It is being tried whether the ledger takes a write.",
             }
         };
-        plain(503, reason).with("retry-after", VERDICT_HOLDS.as_secs().to_string())
+        plain(503, reason).with("retry-after", STATE_HOLDS.as_secs().to_string())
     }
 }
 
@@ -110,7 +108,7 @@ fn plain(status: u16, line: &str) -> Response {
 
 /// Whether the ledger takes a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+enum LedgerState {
     Unknown,
     Accepts,
     Refuses,
@@ -119,42 +117,42 @@ enum Verdict {
 /// What came of the last try. Only one thread tries at a time, and nobody waits for it: a locked database holds
 /// up one thread for some seconds, not all that ask.
 struct Trial {
-    last: Mutex<(Verdict, Option<Instant>)>,
+    last: Mutex<(LedgerState, Option<Instant>)>,
     trying: Mutex<()>,
 }
 
 impl Default for Trial {
     fn default() -> Self {
-        Self { last: Mutex::new((Verdict::Unknown, None)), trying: Mutex::default() }
+        Self { last: Mutex::new((LedgerState::Unknown, None)), trying: Mutex::default() }
     }
 }
 
 impl Trial {
-    fn verdict(&self, store: &Store) -> Verdict {
+    fn state(&self, store: &Store) -> LedgerState {
         let (last, tried) = *self.last();
-        if tried.is_some_and(|tried| tried.elapsed() < VERDICT_HOLDS) {
+        if tried.is_some_and(|tried| tried.elapsed() < STATE_HOLDS) {
             return last;
         }
         let Ok(_trying) = self.trying.try_lock() else {
             return last;
         };
-        let verdict = match store.try_write() {
-            Ok(()) => Verdict::Accepts,
+        let state = match store.try_write() {
+            Ok(()) => LedgerState::Accepts,
             Err(error) => {
-                if last != Verdict::Refuses {
+                if last != LedgerState::Refuses {
                     log::error!("not ready: the ledger takes no write: {error}");
                 }
-                Verdict::Refuses
+                LedgerState::Refuses
             }
         };
-        if last == Verdict::Refuses && verdict == Verdict::Accepts {
+        if last == LedgerState::Refuses && state == LedgerState::Accepts {
             log::info!("ready again: the ledger takes a write");
         }
-        *self.last() = (verdict, Some(Instant::now()));
-        verdict
+        *self.last() = (state, Some(Instant::now()));
+        state
     }
 
-    fn last(&self) -> MutexGuard<'_, (Verdict, Option<Instant>)> {
+    fn last(&self) -> MutexGuard<'_, (LedgerState, Option<Instant>)> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

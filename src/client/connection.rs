@@ -1,0 +1,259 @@
+//! A connection as `ureq` uses it. What a call sends is held back until the buffer is full or an answer is wanted, so
+//! that head and body are one write.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::mem;
+use std::time::{Duration, Instant};
+
+use rustls::{ClientConnection, StreamOwned};
+use ureq::Error;
+use ureq::unversioned::transport::{Buffers, LazyBuffers, NextTimeout, Transport};
+
+use super::connector::NotSent;
+use super::socket::Socket;
+
+/// The size of each buffer. The default of 128 KiB is more than a worker needs.
+const BUFFER: usize = 16 * 1024;
+
+/// The least room for what comes next: with none, `ureq` would wait for a body that it has no place for.
+const LEAST_ROOM: usize = 4 * 1024;
+
+/// The longest time that a setting can have.
+const LONGEST: Duration = Duration::from_secs(86_400);
+
+pub(super) struct Connection {
+    stream: Stream,
+    buffers: HeldBuffers,
+}
+
+pub(super) enum Stream {
+    Plain(Socket),
+    Tls(Box<StreamOwned<ClientConnection, Socket>>),
+}
+
+impl Connection {
+    pub fn new(stream: Stream) -> Self {
+        let mut connection =
+            Self { stream, buffers: HeldBuffers { buffers: LazyBuffers::new(BUFFER, BUFFER), held: 0 } };
+        // A TLS handshake is not a part of the call.
+        connection.stream.socket().forget_sent();
+        connection
+    }
+
+    /// Runs I/O until the timeout of `ureq`.
+    fn io<T>(
+        &mut self,
+        timeout: NextTimeout,
+        run: impl FnOnce(&mut Stream, &mut HeldBuffers) -> io::Result<T>,
+    ) -> Result<T, Error> {
+        self.stream.socket().deadline = Instant::now() + (*timeout.after).min(LONGEST);
+        run(&mut self.stream, &mut self.buffers).map_err(|error| match error.kind() {
+            io::ErrorKind::TimedOut => Error::Timeout(timeout.reason),
+            _ if !self.stream.socket().has_sent() => NotSent::error(error),
+            _ => Error::Io(error),
+        })
+    }
+}
+
+impl Transport for Connection {
+    fn buffers(&mut self) -> &mut dyn Buffers {
+        &mut self.buffers
+    }
+
+    fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
+        self.stream.socket().expose();
+        self.buffers.held += amount;
+        if self.buffers.held + LEAST_ROOM <= BUFFER {
+            return Ok(());
+        }
+        self.io(timeout, |stream, buffers| stream.write_all(buffers.take_held()))
+    }
+
+    fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
+        self.io(timeout, |stream, buffers| {
+            stream.write_all(buffers.take_held())?;
+            let count = stream.read(buffers.input_append_buf())?;
+            buffers.input_appended(count);
+            Ok(count > 0)
+        })
+    }
+
+    /// `ureq` asks after a call, before it keeps the connection, and before the next one.
+    fn is_open(&mut self) -> bool {
+        self.stream.socket().clear();
+        self.stream.is_quiet()
+    }
+
+    fn is_tls(&self) -> bool {
+        matches!(self.stream, Stream::Tls(_))
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Connection(…)")
+    }
+}
+
+impl Stream {
+    fn socket(&mut self) -> &mut Socket {
+        match self {
+            Self::Plain(socket) => socket,
+            Self::Tls(session) => &mut session.sock,
+        }
+    }
+
+    fn is_quiet(&mut self) -> bool {
+        match self {
+            Self::Plain(socket) => socket.is_quiet(),
+            Self::Tls(session) => {
+                // What is decrypted already, or an end that the server has announced.
+                let waiting = session.conn.reader().read(&mut [0; 1]);
+                waiting.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+                    && session.sock.is_quiet()
+            }
+        }
+    }
+
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(socket) => socket.read(into),
+            Self::Tls(session) => session.read(into),
+        }
+    }
+
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Plain(socket) => socket.write_all(bytes),
+            Self::Tls(session) => session.write_all(bytes),
+        }
+    }
+}
+
+/// The buffers of `ureq`, whose output begins after the bytes that are held back.
+struct HeldBuffers {
+    buffers: LazyBuffers,
+    held: usize,
+}
+
+impl HeldBuffers {
+    fn take_held(&mut self) -> &[u8] {
+        let held = mem::take(&mut self.held);
+        &self.buffers.output()[..held]
+    }
+}
+
+impl Buffers for HeldBuffers {
+    fn output(&mut self) -> &mut [u8] {
+        &mut self.buffers.output()[self.held..]
+    }
+
+    fn tmp_and_output(&mut self) -> (&mut [u8], &mut [u8]) {
+        let (scratch, output) = self.buffers.tmp_and_output();
+        (scratch, &mut output[self.held..])
+    }
+
+    fn input(&self) -> &[u8] {
+        self.buffers.input()
+    }
+
+    fn input_append_buf(&mut self) -> &mut [u8] {
+        self.buffers.input_append_buf()
+    }
+
+    fn input_appended(&mut self, amount: usize) {
+        self.buffers.input_appended(amount);
+    }
+
+    fn input_consume(&mut self, amount: usize) {
+        self.buffers.input_consume(amount);
+    }
+
+    fn can_use_input(&self) -> bool {
+        self.buffers.can_use_input()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use rustix::net::sockopt::set_socket_linger;
+    use ureq::Timeout;
+
+    use super::*;
+
+    fn pair() -> (Connection, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
+        let stream = TcpStream::connect(listener.local_addr().expect("it listens")).expect("a connection");
+        let (peer, _) = listener.accept().expect("its other end");
+        (Connection::new(Stream::Plain(Socket::new(stream, Instant::now()))), peer)
+    }
+
+    fn timeout() -> NextTimeout {
+        NextTimeout { after: LONGEST.into(), reason: Timeout::Global, ..NextTimeout::default() }
+    }
+
+    fn put(connection: &mut Connection, bytes: &[u8]) -> Result<(), Error> {
+        connection.buffers().output()[..bytes.len()].copy_from_slice(bytes);
+        connection.transmit_output(bytes.len(), timeout())
+    }
+
+    #[test]
+    fn head_and_body_are_one_write() {
+        let (mut connection, mut peer) = pair();
+        peer.set_nonblocking(true).expect("an option of the socket");
+        let mut heard = [0; 2 * BUFFER];
+        for part in ["head", "body"] {
+            put(&mut connection, part.as_bytes()).expect("it is held back");
+            assert!(peer.read(&mut heard).is_err(), "nothing was written yet");
+        }
+        peer.write_all(b"answer").expect("it should be sent");
+        assert!(connection.await_input(timeout()).expect("an answer"));
+        assert_eq!(connection.buffers().input(), b"answer");
+        assert_eq!(peer.read(&mut heard).expect("what was sent"), 8);
+        assert_eq!(&heard[..8], b"headbody");
+        // A buffer that is almost full is written.
+        put(&mut connection, &[b'x'; BUFFER - LEAST_ROOM]).expect("it is held back");
+        assert!(peer.read(&mut heard).is_err());
+        put(&mut connection, b"y").expect("it is written");
+        assert_eq!(peer.read(&mut heard).expect("what was sent"), BUFFER - LEAST_ROOM + 1);
+    }
+
+    #[test]
+    fn a_connection_that_ends_before_the_write_has_sent_nothing() {
+        for after_a_call in [false, true] {
+            let (mut connection, mut peer) = pair();
+            if after_a_call {
+                put(&mut connection, b"a call").expect("it is held back");
+                peer.write_all(b"answer").expect("it should be sent");
+                connection.await_input(timeout()).expect("an answer");
+                assert_eq!(peer.read(&mut [0; 64]).expect("the call"), 6);
+                assert!(connection.is_open());
+            }
+            // The peer resets the connection after it was found open.
+            set_socket_linger(&peer, Some(Duration::ZERO)).expect("an option of the socket");
+            drop(peer);
+            put(&mut connection, b"another call").expect("it is held back");
+            match connection.await_input(timeout()) {
+                Err(Error::Other(error)) => assert!(error.is::<NotSent>(), "{error}"),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_connection_that_ends_after_the_write_has_sent_something() {
+        let (mut connection, peer) = pair();
+        put(&mut connection, b"a call").expect("it is held back");
+        let reader = std::thread::spawn(move || {
+            let mut peer = peer;
+            assert_eq!(peer.read(&mut [0; 64]).expect("the call"), 6);
+            set_socket_linger(&peer, Some(Duration::ZERO)).expect("an option of the socket");
+        });
+        let error = connection.await_input(timeout()).expect_err("no answer");
+        assert!(matches!(error, Error::Io(_)), "{error:?}");
+        reader.join().expect("no panic");
+    }
+}

@@ -1,0 +1,162 @@
+//! The socket of a connection: its timeouts, and the handle by which another thread can end a call.
+
+use std::cell::RefCell;
+use std::io::{self, IoSlice, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
+
+/// Timeouts are rounded up to this, so that most calls on a kept connection need no setsockopt.
+const TIMEOUT_STEP: Duration = Duration::from_millis(125);
+
+thread_local! {
+    /// Where the call of this thread exposes its socket. `ureq` hands nothing of a call to the transport, and a call
+    /// stays on its thread.
+    static EXPOSED_AS: RefCell<Option<CallSocket>> = const { RefCell::new(None) };
+}
+
+/// The socket of a call while it is made, for another thread. It is empty before, afterwards, and while connecting.
+#[derive(Clone, Debug, Default)]
+pub struct CallSocket(Arc<Mutex<Option<Arc<TcpStream>>>>);
+
+impl CallSocket {
+    /// Ends the call, if there is one: it fails at once.
+    pub fn shut_down(&self) {
+        // The lock is held: a socket that was cleared may serve another call already.
+        if let Some(stream) = &*self.lock() {
+            // An error means that the connection has ended by itself.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<TcpStream>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Has the calls of this thread expose their socket, until the result is dropped.
+pub(super) fn expose_as(handle: &CallSocket) -> impl Drop {
+    struct Guard;
+    impl Drop for Guard {
+        fn drop(&mut self) {
+            EXPOSED_AS.take();
+        }
+    }
+    EXPOSED_AS.set(Some(handle.clone()));
+    Guard
+}
+
+/// A TCP stream whose reads and writes end at a deadline.
+#[derive(Debug)]
+pub(super) struct Socket {
+    stream: Arc<TcpStream>,
+    pub deadline: Instant,
+    /// The timeout that the system has.
+    timeout: Duration,
+    /// Whether the system took any byte of the call.
+    has_sent: bool,
+    exposed_as: Option<CallSocket>,
+}
+
+impl Socket {
+    pub fn new(stream: TcpStream, deadline: Instant) -> Self {
+        let stream = Arc::new(stream);
+        Self { stream, deadline, timeout: Duration::ZERO, has_sent: false, exposed_as: None }
+    }
+
+    /// Makes the socket that of this thread's call.
+    pub fn expose(&mut self) {
+        if self.exposed_as.is_none() {
+            self.exposed_as = EXPOSED_AS.with_borrow(Clone::clone);
+            if let Some(handle) = &self.exposed_as {
+                *handle.lock() = Some(Arc::clone(&self.stream));
+            }
+        }
+    }
+
+    /// The call is over: what comes next is another one.
+    pub fn clear(&mut self) {
+        self.forget_sent();
+        if let Some(handle) = self.exposed_as.take() {
+            *handle.lock() = None;
+        }
+    }
+
+    pub fn has_sent(&self) -> bool {
+        self.has_sent
+    }
+
+    pub fn forget_sent(&mut self) {
+        self.has_sent = false;
+    }
+
+    /// Whether the server has neither closed the connection nor sent what no call asked for.
+    pub fn is_quiet(&self) -> bool {
+        let waiting = recv(&*self.stream, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        matches!(waiting, Err(Errno::AGAIN))
+    }
+
+    /// Runs a system call until it is not interrupted by a signal.
+    fn in_time<T>(&mut self, mut call: impl FnMut(&TcpStream) -> io::Result<T>) -> io::Result<T> {
+        loop {
+            self.set_timeout()?;
+            match call(&self.stream) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // The system's word for a timeout.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn set_timeout(&mut self) -> io::Result<()> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let steps = left.as_nanos().div_ceil(TIMEOUT_STEP.as_nanos());
+        let timeout = TIMEOUT_STEP.saturating_mul(u32::try_from(steps).unwrap_or(u32::MAX));
+        if timeout != self.timeout {
+            self.stream.set_read_timeout(Some(timeout))?;
+            self.stream.set_write_timeout(Some(timeout))?;
+            self.timeout = timeout;
+        }
+        Ok(())
+    }
+
+    fn note_sent(&mut self, count: usize) -> usize {
+        self.has_sent |= count > 0;
+        count
+    }
+}
+
+impl Read for Socket {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.in_time(|mut stream| stream.read(into))
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.in_time(|mut stream| stream.write(bytes)).map(|count| self.note_sent(count))
+    }
+
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.in_time(|mut stream| stream.write_vectored(parts)).map(|count| self.note_sent(count))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}

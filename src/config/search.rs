@@ -1,0 +1,117 @@
+//! The settings of Search.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use regex_lite::Regex;
+
+use super::ConfigError;
+use super::runtime::base_address;
+use super::settings::{Settings, Written};
+
+#[derive(Clone, Debug)]
+pub struct SearchConfig {
+    pub place: Option<SearchPlace>,
+    /// The file of the embedded index, whether it is asked or not.
+    pub index: PathBuf,
+    pub grounding: GroundingMode,
+    /// What in a person's words asks for Search.
+    pub patterns: Vec<Regex>,
+    /// For the Search call of a request.
+    pub timeout: Duration,
+    pub results: usize,
+}
+
+/// Where Search is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SearchPlace {
+    /// The base address of an instance, without a slash at its end.
+    SearXng(String),
+    Index,
+}
+
+/// Which answers have to rest on Search.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroundingMode {
+    Off,
+    Always,
+    /// Those to words that a pattern matches.
+    Match,
+    /// These, and those for which the model says so.
+    Auto,
+}
+
+const GROUNDING_MODES: [(&str, GroundingMode); 4] = [
+    ("off", GroundingMode::Off),
+    ("always", GroundingMode::Always),
+    ("match", GroundingMode::Match),
+    ("auto", GroundingMode::Auto),
+];
+
+pub(super) fn read(settings: &mut Settings, database: &Path) -> Result<SearchConfig, ConfigError> {
+    let place = match settings.take("search.url") {
+        None => None,
+        Some(written) => match written.text()? {
+            "" => None,
+            "index:" => Some(SearchPlace::Index),
+            url => Some(SearchPlace::SearXng(base_address(url).ok_or_else(|| {
+                written.refuse("index: or the address of a SearXNG instance, such as http://127.0.0.1:8888")
+            })?)),
+        },
+    };
+    let patterns = match settings.take("search.match") {
+        None => Vec::new(),
+        Some(written) => patterns(&written)?,
+    };
+    let grounding = grounding(settings.take("search.grounding"), place.is_some(), !patterns.is_empty())?;
+    Ok(SearchConfig {
+        place,
+        index: beside(database),
+        grounding,
+        patterns,
+        timeout: Duration::from_secs(settings.number("search.timeout", 1..=600, 5)?),
+        results: settings.number("search.results", 1..=20, 4)? as usize,
+    })
+}
+
+/// The mode, where what it needs is set too: a service that could not ask Search would refuse every request.
+fn grounding(
+    written: Option<Written>,
+    has_place: bool,
+    has_patterns: bool,
+) -> Result<GroundingMode, ConfigError> {
+    let Some(written) = written else {
+        return Ok(GroundingMode::Off);
+    };
+    let mode = written.word(&GROUNDING_MODES)?;
+    if mode != GroundingMode::Off && !has_place {
+        return Err(written.refuse(
+            "only off while search.url is not set. Set search.url to a SearXNG instance, or to index:",
+        ));
+    }
+    if mode == GroundingMode::Match && !has_patterns {
+        return Err(written.refuse("match only with patterns. Set search.match to regular expressions"));
+    }
+    Ok(mode)
+}
+
+fn patterns(written: &Written) -> Result<Vec<Regex>, ConfigError> {
+    let mut patterns = Vec::new();
+    for (index, text) in written.texts('\n')?.iter().enumerate() {
+        patterns.push(Regex::new(text).map_err(|error| {
+            written.refuse(&format!("regular expressions, and number {} is none: {error}", index + 1))
+        })?);
+    }
+    Ok(patterns)
+}
+
+/// The file of the index: it stands beside the database and has its name, with an addition.
+fn beside(database: &Path) -> PathBuf {
+    let mut name = database.file_stem().unwrap_or_default().to_owned();
+    name.push("-search");
+    if let Some(ending) = database.extension() {
+        name.push(".");
+        name.push(ending);
+    }
+    database.with_file_name(name)
+}

@@ -1,0 +1,202 @@
+//! What a runtime is sent and what is read of its answer: OpenAI's chat completions.
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use super::{Generated, Message, RuntimeError};
+use crate::store::Tokens;
+
+/// The largest plausible token figure: a larger one was not measured, and sums of these can't overflow.
+const MAX_FIGURE: u32 = 1_000_000_000;
+
+/// What runtimes without a code of their own say of a prompt that is too long.
+const PHRASES: [&str; 2] = ["maximum context length", "available context size"];
+
+/// What is sent: nothing but what the service knows of.
+#[derive(Serialize)]
+pub(super) struct Question<'a> {
+    pub model: &'a str,
+    pub messages: &'a [Message<'a>],
+    pub temperature: f64,
+    pub max_tokens: u16,
+    pub stream: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub response_format: Option<&'a serde_json::Value>,
+}
+
+/// What is read of an answer. A raw member is read by itself: if it can't be used, the answer still can. That holds for
+/// a number with more digits than any type has too.
+#[derive(Deserialize)]
+struct Answer<'a> {
+    #[serde(borrow, default)]
+    choices: Vec<AnswerChoice<'a>>,
+    #[serde(borrow, default)]
+    usage: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct AnswerChoice<'a> {
+    #[serde(default)]
+    message: AnswerMessage,
+    #[serde(borrow, default)]
+    finish_reason: Option<&'a RawValue>,
+}
+
+#[derive(Default, Deserialize)]
+struct AnswerMessage {
+    #[serde(default)]
+    content: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+struct AnswerUsage<'a> {
+    #[serde(borrow, default)]
+    prompt_tokens: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    completion_tokens: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    total_tokens: Option<&'a RawValue>,
+}
+
+pub(super) fn read_answer(bytes: &[u8]) -> Result<Generated, RuntimeError> {
+    let answer: Answer =
+        serde_json::from_slice(bytes).map_err(|_| RuntimeError::Unreadable("it is not the JSON of one"))?;
+    let choice = answer.choices.into_iter().next().ok_or(RuntimeError::Unreadable("it has no choice"))?;
+    let content = choice.message.content.ok_or(RuntimeError::Unreadable("it has no text"))?;
+    let finish_reason = choice.finish_reason.and_then(|raw| serde_json::from_str(raw.get()).ok());
+    let usage: AnswerUsage =
+        answer.usage.and_then(|raw| serde_json::from_str(raw.get()).ok()).unwrap_or_default();
+    let tokens = Tokens {
+        prompt_tokens: figure(usage.prompt_tokens),
+        completion_tokens: figure(usage.completion_tokens),
+        total_tokens: figure(usage.total_tokens),
+    };
+    Ok(Generated { content, finish_reason, tokens })
+}
+
+/// A token figure; `None` if it is not a plausible one.
+fn figure(raw: Option<&RawValue>) -> Option<i64> {
+    raw?.get().parse().ok().filter(|&figure: &u32| figure <= MAX_FIGURE).map(i64::from)
+}
+
+/// Whether a refusal says that the prompt is too long: in the words of llama.cpp, of OpenAI, or of those that
+/// have no code of their own for it, as vLLM, which does not always wrap its errors either.
+pub(super) fn context_exceeded(bytes: &[u8]) -> Option<RuntimeError> {
+    let answer: serde_json::Value = serde_json::from_slice(bytes).ok()?;
+    let error = answer.get("error").unwrap_or(&answer);
+    let is = |member: &str, word: &str| error.get(member).and_then(|value| value.as_str()) == Some(word);
+    let told = is("type", "exceed_context_size_error")
+        || is("code", "context_length_exceeded")
+        || error["message"].as_str().is_some_and(|text| PHRASES.iter().any(|phrase| text.contains(phrase)));
+    let figures = error["n_prompt_tokens"].as_u64().zip(error["n_ctx"].as_u64());
+    told.then_some(RuntimeError::ContextExceeded(figures))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_that_are_completions() {
+        for (answer, content, reason, total) in [
+            (
+                r#"{"choices":[{"message":{"content":"x"},"finish_reason":"length"}],"usage":{"total_tokens":3}}"#,
+                "x",
+                Some("length"),
+                Some(3),
+            ),
+            (r#"{"choices":[{"message":{"content":""},"finish_reason":null}]}"#, "", None, None),
+            (r#"{"choices":[{"message":{"content":"x"}},{"message":{}}],"usage":null}"#, "x", None, None),
+            (r#"{"choices":[{"message":{"content":"x"}}],"usage":{"total_tokens":-1}}"#, "x", None, None),
+            (r#"{"choices":[{"message":{"content":"x"}}],"usage":{"total_tokens":1.5}}"#, "x", None, None),
+            (r#"{"choices":[{"message":{"content":"x"}}],"usage":{"total_tokens":"7"}}"#, "x", None, None),
+            (r#"{"choices":[{"message":{"content":"x"}}],"usage":7}"#, "x", None, None),
+            (r#"{"choices":[{"message":{"content":"x"},"finish_reason":7}]}"#, "x", None, None),
+        ] {
+            let found = read_answer(answer.as_bytes()).expect(answer);
+            let told = (found.content.as_str(), found.finish_reason.as_deref(), found.tokens.total_tokens);
+            assert_eq!(told, (content, reason, total), "{answer}");
+        }
+    }
+
+    #[test]
+    fn token_figures() {
+        let read = |figure: &str| {
+            let usage = format!(r#"{{"prompt_tokens":7,"completion_tokens":{figure},"total_tokens":8}}"#);
+            let answer = format!(r#"{{"usage":{usage},"choices":[{{"message":{{"content":"x"}}}}]}}"#);
+            let Tokens { prompt_tokens, completion_tokens, total_tokens } =
+                read_answer(answer.as_bytes()).expect(figure).tokens;
+            assert_eq!((prompt_tokens, total_tokens), (Some(7), Some(8)), "{figure}");
+            completion_tokens
+        };
+        for (figure, measured) in [("0", 0), ("1", 1), ("1000000000", 1_000_000_000)] {
+            assert_eq!(read(figure), Some(measured));
+        }
+        let long = "9".repeat(400);
+        for figure in [
+            "-1",
+            "-0",
+            "1.5",
+            "1.0",
+            "1e3",
+            "1000000001",
+            "18446744073709551615",
+            "1e400",
+            &long,
+            "null",
+            "\"7\"",
+            "true",
+            "[]",
+            "{}",
+        ] {
+            assert_eq!(read(figure), None, "{figure}");
+        }
+        // Nor does such a number elsewhere lose the answer.
+        for member in ["usage", "finish_reason", "created"] {
+            let answer = format!(
+                r#"{{"{member}":{long},"choices":[{{"message":{{"content":"x"}},"{member}":{long}}}]}}"#
+            );
+            assert_eq!(read_answer(answer.as_bytes()).expect(member).content, "x");
+        }
+    }
+
+    #[test]
+    fn answers_that_are_none() {
+        for answer in [
+            "",
+            "null",
+            "[]",
+            "x",
+            "{}",
+            r#"{"choices":[]}"#,
+            r#"{"choices":[{}]}"#,
+            r#"{"choices":7}"#,
+            r#"{"choices":[{"message":{}}]}"#,
+            r#"{"choices":[{"message":{"content":null}}]}"#,
+            r#"{"choices":[{"message":{"content":7}}]}"#,
+            r#"{"choices":[{"text":"x"}]}"#,
+        ] {
+            assert!(matches!(read_answer(answer.as_bytes()), Err(RuntimeError::Unreadable(_))), "{answer}");
+        }
+    }
+
+    #[test]
+    fn refusals_for_length() {
+        for (refusal, figures) in [
+            (r#"{"error":{"type":"exceed_context_size_error","n_prompt_tokens":9,"n_ctx":4}}"#, Some((9, 4))),
+            (r#"{"error":{"code":"context_length_exceeded"}}"#, None),
+            (
+                r#"{"object":"error","message":"This model's maximum context length is 4 tokens.","code":400}"#,
+                None,
+            ),
+        ] {
+            match context_exceeded(refusal.as_bytes()) {
+                Some(RuntimeError::ContextExceeded(found)) => assert_eq!(found, figures),
+                other => panic!("{refusal}: {other:?}"),
+            }
+        }
+        for refusal in ["", "[]", "7", r#"{"error":"x"}"#, r#"{"error":{"message":"bad grammar"}}"#] {
+            assert!(context_exceeded(refusal.as_bytes()).is_none(), "{refusal}");
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! The lock that keeps a second `serve` off a database: it would mark the first one's open rows `interrupted`.
+//!
+//! It is on a file of its own, because closing any other descriptor of the database's file would drop SQLite's locks.
+//! The system releases it when the process ends, however it ends, so the file stays and is no obstacle.
+
+use std::ffi::OsString;
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::{fmt, process};
+
+use super::files;
+
+/// Held until the value is dropped.
+#[derive(Debug)]
+pub struct ServeLock {
+    _file: File,
+}
+
+/// Why the lock was not taken.
+#[derive(Debug)]
+pub enum LockError {
+    /// Another process holds it. Its pid is unknown for the moment before it has written it.
+    Held(Option<u32>),
+    Io(PathBuf, io::Error),
+}
+
+impl fmt::Display for LockError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Held(pid) => {
+                let pid = pid.map_or("unknown".into(), |pid| pid.to_string());
+                write!(
+                    f,
+                    "another adriaticum serve uses it (pid {pid}): stop that process first, or choose another database"
+                )
+            }
+            Self::Io(path, error) => write!(f, "{}: {error}", path.display()),
+        }
+    }
+}
+
+impl ServeLock {
+    /// Does not wait: the holder may serve for years.
+    pub fn take(database: &Path) -> Result<Self, LockError> {
+        let path = path_for(database);
+        let failed = |error| LockError::Io(path.clone(), error);
+        files::make(&path).map_err(failed)?;
+        let mut file = File::options().read(true).write(true).open(&path).map_err(failed)?;
+        match file.try_lock() {
+            Ok(()) => {
+                // On a full disk this fails. The lock holds without it.
+                let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", process::id()));
+                Ok(Self { _file: file })
+            }
+            Err(TryLockError::WouldBlock) => {
+                let mut holder = String::new();
+                let _ = file.read_to_string(&mut holder);
+                Err(LockError::Held(holder.trim().parse().ok()))
+            }
+            Err(TryLockError::Error(error)) => Err(failed(error)),
+        }
+    }
+}
+
+/// Beside the database's own file, whichever link leads to it. A database that is yet to be created has no link.
+fn path_for(database: &Path) -> PathBuf {
+    let real = fs::canonicalize(database).unwrap_or_else(|_| database.to_owned());
+    let mut path = OsString::from(real);
+    path.push(".lock");
+    path.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt, symlink};
+
+    use super::super::super::super::tests::Temporary;
+    use super::*;
+
+    #[test]
+    fn one_at_a_time_by_whichever_path() {
+        let temporary = Temporary::new();
+        let (path, link) = (temporary.folder.join("test.db"), temporary.folder.join("link.db"));
+        symlink("test.db", &link).expect("a link");
+        // What a crash left behind.
+        fs::write(temporary.folder.join("test.db.lock"), "4194304\nmore than a pid").expect("a file");
+        let first = ServeLock::take(&path).expect("nobody holds it");
+        for path in [&path, &link] {
+            let error = ServeLock::take(path).expect_err("it is held");
+            assert!(matches!(error, LockError::Held(Some(pid)) if pid == process::id()), "{error}");
+        }
+        drop(first);
+        ServeLock::take(&link).expect("it was released");
+        assert!(!temporary.folder.join("link.db.lock").exists());
+    }
+
+    #[test]
+    fn its_file_is_for_the_owner_of_the_database() {
+        let temporary = Temporary::new();
+        let path = temporary.folder.join("new.db");
+        let _lock = ServeLock::take(&path).expect("nobody holds it");
+        assert!(!path.exists(), "the database is not touched");
+        let mode = temporary.folder.join("new.db.lock").metadata().expect("a file").mode();
+        assert_eq!(mode & 0o007, 0, "others may not lock it");
+        let error = ServeLock::take(Path::new("/dev/null/x.db")).expect_err("there is no such folder");
+        assert!(error.to_string().starts_with("/dev/null/x.db.lock: "), "{error}");
+    }
+}

@@ -1,0 +1,128 @@
+"""The command line: what each command prints, changes and returns."""
+
+import contextlib
+import csv
+import io
+import json
+import re
+import sqlite3
+import time
+
+from harness import Server, chat, is_completion, is_error, until
+from shared import KEY, RUNTIME, SERVER, UNREACHABLE, ok
+
+COMMANDS = ("serve", "keys create", "keys list", "keys rename", "keys revoke", "usage", "usage show", "usage verify", "backup",
+            "console password", "check", "search add", "search list", "search remove", "search query")
+
+
+def every_command_has_help():
+    for command in ("", *COMMANDS):
+        done = SERVER.cli(*command.split(), "--help")
+        assert "Usage: adriaticum" in done.stdout and not done.stderr, (command, done)
+    assert re.fullmatch(r"adriaticum \d+\.\d+\.\d+\S*\n", SERVER.cli("--version").stdout)
+
+
+def exit_codes():
+    unknown = "key_" + "0" * 16
+    for arguments, code in (("--help", 0), ("--version", 0), ("nonsense", 2), ("keys", 2), ("keys nonsense", 2),
+                            ("keys create", 2), ("keys list --nonsense", 2), (f"keys revoke {unknown}", 1),
+                            (f"keys rename {unknown} x", 1), ("usage --by nonsense", 2), ("usage --since nonsense", 2),
+                            ("usage show chatcmpl_" + "0" * 32, 1), ("search remove 77", 1), ("--config", 2)):
+        done = SERVER.cli(*arguments.split(), check=False)
+        assert done.returncode == code, (arguments, done)
+        assert done.stdout if code == 0 else done.stderr, (arguments, done)
+
+
+def the_usage_command_sums_up():
+    with Server(RUNTIME) as server:
+        key = server.create_key()
+
+        def sums(**figures):
+            out = json.loads(server.cli("usage", "--json").stdout)
+            assert {name: out[name] for name in figures} == figures, out
+
+        sums(requests=0, errors=0, prompt_tokens=0, completion_tokens=0, total_tokens=0, unmeasured=0)
+        RUNTIME.answer = RUNTIME.good
+        for _ in range(2):
+            is_completion(server.post(chat(), key))
+        sums(requests=2, errors=0, prompt_tokens=22, completion_tokens=6, total_tokens=28, unmeasured=0)
+        RUNTIME.answer = lambda body: (200, RUNTIME.completion(usage=None))
+        is_completion(server.post(chat(), key), usage=(None, None, None))
+        sums(requests=3, errors=0, prompt_tokens=22, completion_tokens=6, total_tokens=28, unmeasured=1)
+        is_error(server.post(chat(n=1), key), "invalid_request")
+        until(lambda: server.rows("SELECT count(*) FROM usage") == [(4,)])
+        sums(requests=4, errors=1, prompt_tokens=22, completion_tokens=6, total_tokens=28, unmeasured=1)
+
+
+def the_usage_command_selects_and_groups():
+    ok(chat())
+    tomorrow = time.strftime("%Y-%m-%d", time.gmtime(time.time() + 86_400))
+    (count,), = SERVER.rows("SELECT count(*) FROM usage")
+    for options in ("", "--since 24h", "--since 7d", "--since 30d", "--since 2001-01-01", f"--until {tomorrow}"):
+        assert json.loads(SERVER.cli("usage", "--json", *options.split()).stdout)["requests"] == count, options
+    for options in (f"--since {tomorrow}", "--until 2001-01-01"):
+        assert json.loads(SERVER.cli("usage", "--json", *options.split()).stdout)["requests"] == 0, options
+    for group in ("hour", "day", "month", "key", "status"):
+        out = json.loads(SERVER.cli("usage", "--json", "--by", group).stdout)
+        assert sum(row["requests"] for row in out["rows"]) == out["requests"] == count, (group, out)
+        text = SERVER.cli("usage", "--csv", "--by", group).stdout
+        assert sum(int(row["requests"]) for row in csv.DictReader(io.StringIO(text))) == count, (group, text)
+    statuses = json.loads(SERVER.cli("usage", "--json", "--by", "status").stdout)["rows"]
+    (successes,), = SERVER.rows("SELECT count(*) FROM usage WHERE status = 200")
+    assert any(row["requests"] == successes for row in statuses), statuses
+
+
+def usage_show_shows_one_request():
+    done = ok(chat())
+    shown = SERVER.cli("usage", "show", done["id"]).stdout
+    assert done["id"] in shown and SERVER.keys()["conformance"]["id"] in shown and "200" in shown, shown
+
+
+def usage_verify_finds_changed_deleted_and_inserted_rows():
+    RUNTIME.answer = RUNTIME.good
+    changes = (
+        "UPDATE usage SET total_tokens = 1 WHERE request_id = (SELECT min(request_id) FROM usage)",
+        "DELETE FROM usage WHERE request_id = (SELECT min(request_id) FROM usage)",
+        "INSERT INTO usage (request_id, key_id, key_name, created, status, seq, hash)"
+        " SELECT 'chatcmpl_' || substr(hex(randomblob(16)), 1, 32), key_id, key_name, created, 200,"
+        " max(seq) + 1, randomblob(32) FROM usage",
+    )
+    for change in changes:
+        with Server(RUNTIME) as server:
+            key = server.create_key()
+            for _ in range(3):
+                is_completion(server.post(chat(), key))
+            server.stop()
+            assert server.cli("usage", "verify").stdout.startswith("3 rows"), change
+            with contextlib.closing(sqlite3.connect(server.database)) as database, database:
+                database.execute(change)
+            done = server.cli("usage", "verify", check=False)
+            assert done.returncode == 1, (change, done)
+
+
+def a_backup_is_a_consistent_copy_of_a_running_service():
+    done = ok(chat())
+    copy = SERVER.folder / "copy.db"
+    SERVER.cli("backup", copy)
+    with contextlib.closing(sqlite3.connect(f"file:{copy}?mode=ro", uri=True)) as database:
+        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert database.execute("SELECT status FROM usage WHERE request_id = ?", [done["id"]]).fetchall() == [(200,)]
+    restored = Server(RUNTIME, database=copy)
+    with restored:
+        is_completion(restored.post(chat(), KEY))
+    before = copy.read_bytes()
+    assert SERVER.cli("backup", copy, check=False).returncode == 1 and copy.read_bytes() == before, "it was overwritten"
+    copy.unlink()
+
+
+def check_names_what_fails():
+    with Server(RUNTIME) as server:
+        statuses = {part["part"]: part["status"] for part in json.loads(server.cli("check", "--json").stdout)}
+        assert statuses["database"] == statuses["runtime"] == "ok" and "fail" not in statuses.values(), statuses
+        assert server.cli("check").returncode == 0
+    for server in (Server(), Server(runtime_url=f"{UNREACHABLE.url}/v1")):
+        server.create_key()
+        done = server.cli("check", check=False)
+        assert done.returncode == 1 and "runtime" in (done.stdout + done.stderr).lower(), done
+        parts = json.loads(server.cli("check", "--json", check=False).stdout)
+        assert [part["part"] for part in parts if part["status"] == "fail"] == ["runtime"], parts

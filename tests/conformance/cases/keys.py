@@ -1,0 +1,83 @@
+"""API keys: their form, their permissions, and how soon a change takes effect."""
+
+import calendar
+import hashlib
+import re
+
+from harness import Server, chat, is_completion, is_error, read_reply, request, until
+from shared import KEY, METRICS_KEY, RUNTIME, SERVER, bad, ok
+
+
+def keys_have_their_form():
+    assert re.fullmatch(r"adr_[0-9a-f]{48}", KEY), "keys create prints the secret and nothing else"
+    keys = SERVER.keys()
+    for key in keys.values():
+        assert {"id", "name", "permissions", "created", "expires", "last_used", "revoked"} <= set(key), key
+        assert re.fullmatch(r"key_[0-9a-f]{16}", key["id"]), key
+        assert isinstance(key["created"], int), key
+    assert keys["conformance"]["permissions"] == ["completions"] and keys["conformance"]["revoked"] is None, keys
+    assert keys["metrics only"]["permissions"] == ["metrics"], keys
+    for option in ("--permission", "--expires"):
+        assert SERVER.cli("keys", "create", "x", option, "nonsense", check=False).returncode == 2, option
+
+
+def several_permissions_and_a_date():
+    options = ("--permission", "completions", "--permission", "metrics", "--expires", "2031-02-03")
+    done = SERVER.cli("keys", "create", "both", *options)
+    key = SERVER.keys()["both"]
+    assert sorted(key["permissions"]) == ["completions", "metrics"], key
+    assert key["expires"] == calendar.timegm((2031, 2, 3, 0, 0, 0)), key
+    assert key["id"] in done.stderr, "the id goes to standard error"
+
+
+def only_a_digest_is_stored_and_a_secret_is_shown_once():
+    for secret in (KEY, METRICS_KEY):
+        assert secret not in SERVER.cli("keys", "list").stdout + SERVER.cli("keys", "list", "--json").stdout
+        digest = hashlib.sha256(secret.encode()).digest()
+        assert SERVER.rows("SELECT count(*) FROM keys WHERE digest = ?", digest) == [(1,)]
+
+
+def a_revoked_key_is_refused_from_the_next_request_on():
+    secret = SERVER.create_key("short lived")
+    RUNTIME.answer = RUNTIME.good
+    with SERVER.connect() as connection:
+        connection.sendall(request(chat(), secret))
+        is_completion(read_reply(connection))
+        key = SERVER.keys()["short lived"]
+        SERVER.cli("keys", "rename", key["id"], "renamed")
+        is_completion(SERVER.post(chat(), secret))
+        SERVER.cli("keys", "revoke", key["id"])
+        connection.sendall(request(chat(), secret))
+        is_error(read_reply(connection), "invalid_api_key")
+    bad(chat(), "invalid_api_key", key=secret)
+    renamed = SERVER.keys()["renamed"]
+    assert renamed["id"] == key["id"] and isinstance(renamed["revoked"], int), renamed
+
+
+def an_expired_key_is_refused():
+    RUNTIME.answer = RUNTIME.good
+    is_completion(SERVER.post(chat(), SERVER.create_key("lasts", "--expires", "90d")))
+    secret = SERVER.create_key("brief", "--expires", "1s")
+    assert until(lambda: SERVER.post(chat(), secret).status == 401), "an expired key is accepted"
+
+
+def the_last_use_is_noted():
+    ok(chat())
+    assert until(lambda: isinstance(SERVER.keys()["conformance"]["last_used"], int))
+
+
+def a_key_created_while_the_service_runs_is_accepted_at_once():
+    RUNTIME.answer = RUNTIME.good
+    with Server(RUNTIME) as server:
+        is_error(server.post(chat(), KEY), "invalid_api_key")
+        is_completion(server.post(chat(), server.create_key()))
+
+
+def the_metrics_permission_reads_the_metrics():
+    reply = SERVER.get("/metrics", METRICS_KEY)
+    assert reply.status == 200 and b"adriaticum_requests_total" in reply.body, reply
+    is_error(SERVER.get("/metrics"), "invalid_api_key")
+    is_error(SERVER.get("/metrics", KEY), "insufficient_permission")
+    is_error(SERVER.get("/metrics", METRICS_KEY, host="api.test"), "not_found")
+    key_id = SERVER.keys()["metrics only"]["id"]
+    assert SERVER.rows("SELECT count(*) FROM usage WHERE status = 200 AND key_id = ?", key_id) == [(0,)]

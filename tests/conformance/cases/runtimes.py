@@ -1,0 +1,107 @@
+"""The inference runtime: how it is called, and what its failures become."""
+
+import json
+import tempfile
+import threading
+import time
+
+from harness import Runtime, Server, chat, is_completion, is_error
+from shared import KEY, RUNTIME, SERVER, UNREACHABLE, ok
+
+
+def the_clients_key_is_not_sent_to_the_runtime():
+    ok(chat())
+    assert KEY not in json.dumps(RUNTIME.calls[-1].headers), "the client's key reached the runtime"
+
+
+def the_runtimes_own_model_and_key():
+    RUNTIME.answer = RUNTIME.good
+    with tempfile.NamedTemporaryFile("w") as file:
+        print("of-the-runtime", file=file, flush=True)
+        for settings in ({"runtime_api_key": "of-the-runtime"}, {"runtime_api_key_file": file.name}):
+            with Server(RUNTIME, runtime_model="other.gguf", **settings) as server:
+                is_completion(server.post(chat(), server.create_key()))
+            call = RUNTIME.calls[-1]
+            assert call.body["model"] == "other.gguf", call.body
+            assert call.headers.get("authorization") == "Bearer of-the-runtime", call.headers
+
+
+def an_unreachable_runtime_is_skipped():
+    RUNTIME.answer = RUNTIME.good
+    with Server(runtime_url=f"{UNREACHABLE.url}/v1,{RUNTIME.url}") as server:
+        is_completion(server.post(chat(), server.create_key()))
+
+
+def the_least_busy_runtime_is_used():
+    first, second, gate = Runtime(), Runtime(), threading.Event()
+    first.answer, second.answer = first.held(gate), second.held(gate)
+    with Server(runtime_url=f"{first.url},{second.url}") as server:
+        key, replies = server.create_key(), []
+        threads = [threading.Thread(target=lambda: replies.append(server.post(chat(), key))) for _ in range(6)]
+        for number, thread in enumerate(threads, 1):
+            thread.start()
+            while len(first.calls) + len(second.calls) < number:
+                time.sleep(0.01)
+        gate.set()
+        [thread.join() for thread in threads]
+        assert len(replies) == 6, replies
+        for reply in replies:
+            is_completion(reply)
+    assert len(first.calls) == len(second.calls) == 3, (len(first.calls), len(second.calls))
+
+
+def a_failing_runtime_is_502():
+    for answer in ((500, {"error": {"message": "boom"}}), (503, {"error": {"message": "Loading model"}}),
+                   (400, {"error": {"code": 400, "message": "bad grammar"}}), (101, b""), (301, {}), (307, {}), (401, {}), (404, {}), (413, {}),
+                   (429, {}), (200, b"not json"), (200, {}), (200, {"choices": []}), (200, b""), (200, b"null"),
+                   (200, {"choices": [{"index": 0, "message": {"role": "assistant"}, "finish_reason": "stop"}]}),
+                   (200, RUNTIME.completion(content=None)), (None, b"")):
+        RUNTIME.answer = lambda body, answer=answer: answer
+        is_error(SERVER.post(chat(), KEY), "inference_error")
+    ok(chat())
+
+
+def no_reachable_runtime_is_502():
+    with Server(runtime_url=f"{UNREACHABLE.url}/v1") as server:
+        is_error(server.post(chat(), server.create_key()), "inference_error")
+
+
+def the_timeout_is_for_the_whole_call():
+    """An answer that arrives in small pieces for 15 s is too slow for 1 s as well."""
+    runtime, gate = Runtime(), threading.Event()
+    whole = json.dumps(runtime.completion()).encode()
+    with Server(runtime, runtime_timeout=1) as server:
+        key = server.create_key()
+        for answer in (runtime.held(gate), lambda body: (200, [b" "] * 30 + [whole])):
+            runtime.answer = answer
+            began = time.monotonic()
+            is_error(server.post(chat(), key), "inference_error")
+            assert time.monotonic() - began < 12, "a call of at most 1 s"
+    gate.set()
+
+
+def all_calls_of_one_request_share_the_timeout():
+    """In auto mode the runtime is called twice. Each call takes 3 s of 5 s, so the second one is too late."""
+    runtime = Runtime()
+    runtime.answer = lambda body: (time.sleep(3), (200, runtime.completion('{"search": false, "query": ""}')))[1]
+    settings = {"search_url": UNREACHABLE.url, "search_grounding": "auto", "runtime_timeout": 5}
+    with Server(runtime, **settings) as server:
+        is_error(server.post(chat(), server.create_key()), "inference_error")
+    assert len(runtime.calls) == 2, runtime.calls
+
+
+def no_configured_runtime_is_503():
+    with Server() as server:
+        key = server.create_key()
+        is_error(server.post(chat(), key), "service_unavailable")
+        is_error(server.post(chat(n=1), key), "invalid_request")
+        is_error(server.post(chat()), "invalid_api_key")
+
+
+def a_prompt_beyond_the_context_is_400():
+    for error in ({"code": 400, "type": "exceed_context_size_error", "message": "too long", "n_prompt_tokens": 9000,
+                   "n_ctx": 4096},
+                  {"code": "context_length_exceeded", "type": "invalid_request_error", "param": "messages",
+                   "message": "This model's maximum context length is 4096 tokens."}):
+        RUNTIME.answer = lambda body, error=error: (400, {"error": error})
+        is_error(SERVER.post(chat(), KEY), "invalid_request")

@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""Checks the release binary against the API specification and the documented choices, from outside.
+
+    python3 tests/conformance/run.py [--tls] [PART...]
+
+Runs the cases whose name contains one of the PARTs, by default all. A PART with a leading minus leaves cases out:
+run.py -- -search. With --tls every connection uses TLS. ADRIATICUM names another binary than
+target/release/adriaticum.
+"""
+
+import argparse
+import importlib
+import pathlib
+import sys
+import tempfile
+import time
+import traceback
+
+FOLDER = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(FOLDER), str(FOLDER / "cases")]
+from harness import Secured, Server  # noqa: E402
+
+MODULES = ("completions", "refusals", "wire", "runtimes", "grounding", "keys", "ledger", "console", "commands", "settings",
+           "lifecycle", "secrecy")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tls", action="store_true")
+    parser.add_argument("parts", nargs="*", metavar="PART")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="adriaticum-conformance-") as folder:
+        if options.tls:
+            Server.secured = Secured(pathlib.Path(folder))
+        passed, failed = run(list(chosen(options.parts)))
+    if options.tls:
+        versions = set(Server.tls_versions)
+        print(f"{len(Server.tls_versions)} connections with {', '.join(sorted(versions))}")
+        failed += versions != {"TLSv1.3"}
+    print(f"{passed} passed, {failed} failed")
+    sys.exit(1 if failed or not passed else 0)
+
+
+def chosen(parts):
+    """Yields the cases: every public function that a module of cases/ defines."""
+    wanted = [part for part in parts if not part.startswith("-")]
+    unwanted = [part[1:] for part in parts if part.startswith("-")]
+    for name in MODULES:
+        module = importlib.import_module(name)
+        for function in vars(module).values():
+            if getattr(function, "__module__", None) != name or function.__name__.startswith("_"):
+                continue
+            case = f"{name}.{function.__name__}"
+            is_wanted = not wanted or any(part in case for part in wanted)
+            if is_wanted and not any(part in case for part in unwanted):
+                yield case, function
+
+
+def run(cases):
+    from shared import SERVER
+
+    passed, failed, began = 0, 0, time.monotonic()
+    with SERVER:
+        for name, case in cases:
+            try:
+                case()
+                passed += 1
+            # A helper of tests/outside ends a test with SystemExit.
+            except (Exception, SystemExit):
+                failed += 1
+                print(f"FAILED {name}")
+                print("  " + traceback.format_exc().strip().replace("\n", "\n  "), flush=True)
+    print(f"{passed + failed} cases in {time.monotonic() - began:.0f} s")
+    return passed, failed
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,375 @@
+//! The HTTP client against scripted sockets.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use adriaticum::client::{Call, CallError, CallSocket, Client};
+use adriaticum::http::MAX_HEAD;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use rustls::crypto::ring;
+use rustls::pki_types::PrivateKeyDer;
+use rustls::{RootCertStore, ServerConfig, ServerConnection, StreamOwned};
+use ureq::http::Uri;
+
+const LIMIT: u64 = 64;
+const SHORT: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+
+/// A server that gives each connection's requests these answers, and then closes it.
+struct Scripted {
+    base: String,
+    /// The requests, each as one read got it, and `None` for a connection that was closed.
+    heard: mpsc::Receiver<Option<String>>,
+}
+
+impl Scripted {
+    fn new(connections: Vec<Vec<&'static str>>) -> Self {
+        Self::with("http", connections, |stream| stream)
+    }
+
+    fn with<S: Read + Write>(
+        scheme: &str,
+        connections: Vec<Vec<&'static str>>,
+        wrap: impl Fn(TcpStream) -> S + Send + 'static,
+    ) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
+        let port = listener.local_addr().expect("it listens").port();
+        let (tell, heard) = mpsc::channel();
+        thread::spawn(move || {
+            for answers in connections {
+                let mut stream = wrap(listener.accept().expect("a connection").0);
+                for answer in answers {
+                    let mut bytes = [0; 64 * 1024];
+                    // A client that refuses the certificate sends no request.
+                    let Ok(count) = stream.read(&mut bytes) else { break };
+                    let _ = tell.send(Some(String::from_utf8_lossy(&bytes[..count]).into_owned()));
+                    let _ = stream.write_all(answer.as_bytes());
+                }
+                drop(stream);
+                let _ = tell.send(None);
+            }
+        });
+        Self { base: format!("{scheme}://127.0.0.1:{port}/v1"), heard }
+    }
+
+    #[track_caller]
+    fn next(&self) -> Option<String> {
+        self.heard.recv_timeout(Duration::from_secs(10)).expect("the server should go on")
+    }
+}
+
+fn call(
+    client: &Client,
+    base: &str,
+    body: Option<&[u8]>,
+    time: Duration,
+) -> Result<(u16, String), CallError> {
+    let uri = format!("{base}/x").parse().expect("a good address");
+    let answer = client.call(&Call {
+        uri: &uri,
+        authorization: Some("Bearer y"),
+        body,
+        deadline: Instant::now() + time,
+        limit: LIMIT,
+        socket: CallSocket::default(),
+    })?;
+    Ok((answer.status().as_u16(), String::from_utf8_lossy(answer.body()).into_owned()))
+}
+
+fn get(client: &Client, base: &str) -> Result<(u16, String), CallError> {
+    call(client, base, None, Duration::from_secs(10))
+}
+
+fn client() -> Client {
+    Client::new(4, None)
+}
+
+#[test]
+fn the_request() {
+    let server = Scripted::new(vec![vec![SHORT, SHORT]]);
+    let client = client();
+    call(&client, &server.base, Some(b"{}"), Duration::from_secs(10)).expect("an answer");
+    let heard = server.next().expect("a request");
+    assert!(heard.starts_with("POST /v1/x HTTP/1.1\r\n"), "{heard}");
+    let host = server.base.strip_prefix("http://").and_then(|rest| rest.strip_suffix("/v1")).expect("a host");
+    for line in [
+        &format!("host: {host}"),
+        "authorization: Bearer y",
+        "content-type: application/json",
+        "content-length: 2",
+        "accept: application/json",
+        concat!("user-agent: adriaticum/", env!("CARGO_PKG_VERSION")),
+    ] {
+        assert!(
+            heard.to_lowercase().contains(&format!("\r\n{}\r\n", line.to_lowercase())),
+            "{line}: {heard}"
+        );
+    }
+    assert!(heard.ends_with("\r\n\r\n{}"), "head and body are one write: {heard}");
+    get(&client, &server.base).expect("an answer");
+    let heard = server.next().expect("a request on the same connection");
+    assert!(heard.starts_with("GET /v1/x HTTP/1.1\r\n") && heard.ends_with("\r\n\r\n"), "{heard}");
+}
+
+#[test]
+fn a_large_body_is_sent_whole() {
+    // Around the size of the buffer, the head's length included, and some times that.
+    for size in [11_000, 12_100, 16_000, 16_384, 16_500, 70_000] {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
+        let base = format!("http://{}", listener.local_addr().expect("it listens"));
+        let server = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("a connection");
+            let mut heard = Vec::new();
+            while !heard.ends_with(b"!") {
+                let mut bytes = [0; 64 * 1024];
+                let count = stream.read(&mut bytes).expect("more of it");
+                assert!(count > 0, "the request is cut off");
+                heard.extend_from_slice(&bytes[..count]);
+            }
+            stream.write_all(SHORT.as_bytes()).expect("the answer should be sent");
+            heard
+        });
+        let body = "x".repeat(size - 1) + "!";
+        call(&client(), &base, Some(body.as_bytes()), Duration::from_secs(10)).expect("an answer");
+        let heard = String::from_utf8(server.join().expect("no panic")).expect("it is text");
+        assert!(heard.ends_with(&format!("\r\n\r\n{body}")), "{size}");
+    }
+}
+
+#[test]
+fn a_connection_is_used_again_for_as_long_as_it_lasts() {
+    let last = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok";
+    let more = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok and more";
+    let server = Scripted::new(vec![vec![SHORT, last], vec![more], vec![SHORT], vec![SHORT]]);
+    let client = client();
+    for is_closed in [false, true, true, true, true] {
+        assert_eq!(get(&client, &server.base).expect("an answer"), (200, "ok".into()));
+        assert!(server.next().is_some());
+        // A connection that was closed while it was kept is noticed before anything is sent.
+        assert!(!is_closed || server.next().is_none());
+    }
+}
+
+#[test]
+fn answers() {
+    for (wire, status, body) in [
+        ("HTTP/1.1 200 OK\r\ncontent-length: 2\r\nContent-Length: 2\r\n\r\nok", 200, "ok"),
+        ("HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n", 500, ""),
+        ("HTTP/1.1 204 None\r\n\r\n", 204, ""),
+        ("HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nok", 200, "ok"),
+        ("HTTP/1.1 200 OK\r\n\r\nto the end", 200, "to the end"),
+        (
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2;x=y\r\nok\r\n1\r\n!\r\n0\r\nx: y\r\n\r\n",
+            200,
+            "ok!",
+        ),
+        (
+            "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Hints\r\nx: y\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok",
+            200,
+            "ok",
+        ),
+        // A redirect is not followed: the script has one connection.
+        ("HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 2\r\n\r\nno", 302, "no"),
+        ("HTTP/1.1 307 Found\r\nlocation: /y\r\ncontent-length: 0\r\n\r\n", 307, ""),
+        // The largest that is read.
+        (
+            "HTTP/1.1 200 OK\r\ncontent-length: 64\r\n\r\n0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+            200,
+            "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+        ),
+    ] {
+        let server = Scripted::new(vec![vec![wire]]);
+        assert_eq!(get(&client(), &server.base).expect(wire), (status, body.into()), "{wire:?}");
+    }
+}
+
+#[test]
+fn answers_that_are_broken() {
+    for wire in [
+        "",
+        "HTTP/1.1 200 OK\r\n",
+        "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nok",
+        "HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nok",
+        "HTTP/1.1 200 OK\r\ncontent-length: -2\r\n\r\nok",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nx\r\n",
+        "HTTP/2 200\r\n\r\n",
+        "SSH-2.0-OpenSSH\r\n\r\n",
+        // No final answer follows.
+        "HTTP/1.1 100 Continue\r\n\r\n",
+        "HTTP/1.1 103 Hints\r\nx: y\r\n\r\n",
+    ] {
+        let server = Scripted::new(vec![vec![wire]]);
+        let error = get(&client(), &server.base).expect_err(wire);
+        assert!(matches!(error, CallError::Broken(_)), "{wire:?}: {error:?}");
+    }
+    let long: &'static str = format!("HTTP/1.1 200 OK\r\nx: {}\r\n\r\n", "y".repeat(MAX_HEAD)).leak();
+    let server = Scripted::new(vec![vec![long]]);
+    assert!(matches!(get(&client(), &server.base), Err(CallError::Broken(_))));
+}
+
+#[test]
+fn an_answer_has_a_largest_size() {
+    let rest = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef!";
+    for wire in [
+        // The length alone says it.
+        "HTTP/1.1 200 OK\r\ncontent-length: 65\r\n\r\n".to_owned(),
+        format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n41\r\n{rest}\r\n0\r\n\r\n"),
+        format!("HTTP/1.1 200 OK\r\n\r\n{rest}"),
+    ] {
+        let server = Scripted::new(vec![vec![wire.leak()]]);
+        assert!(matches!(get(&client(), &server.base), Err(CallError::TooLarge)));
+    }
+}
+
+#[test]
+fn a_runtime_that_switches_protocols_has_answered() {
+    // The connection stays open: to wait for an answer would be to wait for the timeout.
+    let server = Scripted::new(vec![vec!["HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\n", SHORT]]);
+    assert_eq!(get(&client(), &server.base).expect("its status").0, 101);
+}
+
+#[test]
+fn nothing_was_sent() {
+    // A port that is taken by a socket on which nobody listens.
+    let taken = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port should be free");
+    let port = taken.local_addr().expect("it has an address").port();
+    for base in [
+        format!("http://127.0.0.1:{port}"),
+        format!("https://127.0.0.1:{port}"),
+        "http://no-such-host.invalid".into(),
+    ] {
+        let error = get(&client(), &base).expect_err(&base);
+        assert!(matches!(error, CallError::Unreachable(_)), "{base}: {error:?}");
+    }
+}
+
+#[test]
+fn a_call_ends_at_its_deadline() {
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
+    let base = format!("http://{}", silent.local_addr().expect("it listens"));
+    let began = Instant::now();
+    let error = call(&client(), &base, Some(b"{}"), Duration::from_millis(50)).expect_err("no answer");
+    assert!(matches!(error, CallError::TimedOut), "{error:?}");
+    assert!(matches!(call(&client(), &base, None, Duration::ZERO), Err(CallError::TimedOut)));
+    drop(silent);
+    // A byte now and then is no reason to wait longer.
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
+    let base = format!("http://{}", listener.local_addr().expect("it listens"));
+    let server = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a connection");
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 60\r\n\r\n").expect("a head");
+        while stream.write_all(b"x").is_ok() {
+            thread::sleep(Duration::from_millis(20));
+        }
+    });
+    let error = call(&client(), &base, None, Duration::from_millis(300)).expect_err("no answer");
+    assert!(matches!(error, CallError::TimedOut), "{error:?}");
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    server.join().expect("the connection should be closed");
+}
+
+#[test]
+fn a_call_is_ended_by_another_thread() {
+    let (first, second) = (CallSocket::default(), CallSocket::default());
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
+    let uri: Uri =
+        format!("http://{}/", listener.local_addr().expect("it listens")).parse().expect("an address");
+    let client = client();
+    let call = |socket: &CallSocket| {
+        client.call(&Call {
+            uri: &uri,
+            authorization: None,
+            body: None,
+            deadline: Instant::now() + Duration::from_secs(10),
+            limit: LIMIT,
+            socket: socket.clone(),
+        })
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut stream, _) = listener.accept().expect("a connection");
+            let mut bytes = [0; 1024];
+            assert!(stream.read(&mut bytes).expect("a request") > 0);
+            stream.write_all(SHORT.as_bytes()).expect("an answer");
+            assert!(stream.read(&mut bytes).expect("another request") > 0);
+            // The handle of a call that is over must not reach the next one on the same connection.
+            first.shut_down();
+            stream.write_all(SHORT.as_bytes()).expect("an answer");
+            assert!(stream.read(&mut bytes).expect("a third request") > 0);
+            second.shut_down();
+            assert_eq!(stream.read(&mut bytes).expect("the end"), 0);
+        });
+        call(&first).expect("an answer");
+        call(&second).expect("an answer on the same connection");
+        assert!(matches!(call(&second), Err(CallError::Broken(_))));
+    });
+}
+
+/// A CA of this name, and a server on 127.0.0.1 with a certificate of it.
+fn certified(name: &str) -> (RootCertStore, Arc<ServerConfig>) {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("a CA");
+    let key = KeyPair::generate().expect("a key");
+    let certificate = CertificateParams::new(vec!["127.0.0.1".into()])
+        .and_then(|params| params.signed_by(&key, &ca))
+        .expect("a certificate");
+    let key = PrivateKeyDer::try_from(key.serialize_der()).expect("a key");
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("the default versions")
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.der().clone()], key)
+        .expect("they belong together");
+    let mut roots = RootCertStore::empty();
+    roots.add(ca.der().clone()).expect("a good CA");
+    (roots, Arc::new(config))
+}
+
+fn https(config: Arc<ServerConfig>, connections: Vec<Vec<&'static str>>) -> Scripted {
+    Scripted::with("https", connections, move |stream| {
+        StreamOwned::new(ServerConnection::new(Arc::clone(&config)).expect("a session"), stream)
+    })
+}
+
+#[test]
+fn https_with_a_ca_of_its_own() {
+    let (roots, config) = certified("a");
+    let server = https(config, vec![vec![SHORT, SHORT, SHORT], vec![SHORT]]);
+    let client = Client::new(4, Some(roots));
+    for _ in 0..3 {
+        let answer = call(&client, &server.base, Some(b"{}"), Duration::from_secs(10)).expect("an answer");
+        assert_eq!(answer, (200, "ok".into()));
+        let heard = server.next().expect("a request on the same connection");
+        assert!(heard.starts_with("POST /v1/x") && heard.ends_with("\r\n\r\n{}"), "one record: {heard}");
+    }
+    assert!(server.next().is_none());
+    assert_eq!(get(&client, &server.base).expect("an answer on a new connection").0, 200);
+}
+
+#[test]
+fn https_with_another_ca_is_refused() {
+    // A CA that was made again under its old name is another one too.
+    for name in ["a", "b"] {
+        let server = https(certified("a").1, vec![vec![SHORT]]);
+        match get(&Client::new(4, Some(certified(name).0)), &server.base) {
+            Err(CallError::Unreachable(cause)) => assert!(cause.contains("trusted CA"), "{cause}"),
+            other => panic!("{other:?}"),
+        }
+        assert!(server.next().is_none(), "no request was sent");
+    }
+}
+
+#[test]
+fn what_a_server_writes_is_not_in_an_error() {
+    for wire in ["HTTP/1.1 200 xyzzy\r\nxyzzy\u{1}: xyzzy\r\n\r\n", "xyzzy\r\n\r\n"] {
+        let server = Scripted::new(vec![vec![wire]]);
+        let error = get(&client(), &server.base).expect_err(wire);
+        assert!(!format!("{error:?}").contains("xyzzy"), "{error:?}");
+    }
+}
