@@ -276,9 +276,10 @@ mod tests {
         let add = |secret: &str, permissions: &[Permission], expires| {
             store.add_key(secret, &name("x"), permissions, 1, expires).expect("a new key")
         };
-        let good = add("good", &Permission::ALL, Some(8));
+        let now = crate::when::now();
+        let good = add("good", &Permission::ALL, Some(now + 1000));
         let revoked = add("revoked", &[Permission::Completions], None);
-        let expired = add("expired", &[Permission::Completions], Some(7));
+        let expired = add("expired", &[Permission::Completions], Some(now));
         let metrics = add("metrics", &[Permission::Metrics], None);
         store.begin(&row("before", &revoked, 7)).expect("it is not revoked yet");
         other.revoke_key(&revoked, 6).expect("a change");

@@ -37,13 +37,19 @@ impl Backlog {
         self.rows.fetch_add(rows, Ordering::Relaxed);
     }
 
+    /// A row whose fsync failed was not counted and may be sealed all the same, so the count stops at zero.
+    fn remove(&self, rows: usize) {
+        self.rows.fetch_sub(rows as i64, Ordering::Relaxed);
+        self.rows.fetch_max(0, Ordering::Relaxed);
+    }
+
     pub fn set(&self, rows: i64) {
         self.rows.store(rows, Ordering::Relaxed);
     }
 
     /// The rows, and for how many seconds sealing has not caught up.
     pub fn state(&self, now: i64) -> (i64, i64) {
-        let rows = self.rows.load(Ordering::Relaxed).max(0);
+        let rows = self.rows.load(Ordering::Relaxed);
         let behind = (now - self.caught_up.load(Ordering::Relaxed)).max(0);
         if rows == 0 { (0, 0) } else { (rows, behind) }
     }
@@ -68,7 +74,7 @@ impl Store {
         }
         // Durable, because a head that `verify` has printed must survive a power cut.
         let sealed = self.engine.transaction(true, |session| seal(session, most, now))?;
-        self.backlog.add(-(sealed as i64));
+        self.backlog.remove(sealed);
         Ok(sealed)
     }
 

@@ -4,6 +4,7 @@
 mod checkpoint;
 mod files;
 mod group_commit;
+mod lease;
 mod lock;
 mod upgrades;
 mod version_5;
