@@ -119,15 +119,15 @@ impl Pipeline {
     /// Makes the outcome durable. A completion whose outcome is not durable is not sent; an error stays what it is.
     fn finish(&self, record: &mut Record, result: Result<Generated, Failure>) -> Result<Generated, Failure> {
         let (id, outcome) = (record.id.to_string(), record.outcome(result.as_ref().map(drop)));
-        match timed(&mut record.ledger, || self.store.finish(&id, &outcome)) {
-            Ok(()) => result,
-            Err(error) => {
-                self.metrics.ledger_settle_errors.add(1);
-                result.and_then(|_| Err(ledger::not_kept(&error))).inspect_err(|failure| {
-                    if failure.error != ApiError::ServiceUnavailable {
-                        log::error!("{} ledger: {error}", record.id);
-                    }
-                })
+        let Err(error) = timed(&mut record.ledger, || self.store.finish(&id, &outcome)) else {
+            return result;
+        };
+        self.metrics.ledger_settle_errors.add(1);
+        match result {
+            Ok(_) => Err(ledger::not_kept(&error)),
+            Err(failure) => {
+                log::error!("{} ledger: {error}", record.id);
+                Err(failure)
             }
         }
     }

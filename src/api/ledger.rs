@@ -1,10 +1,9 @@
-//! The request's row in the ledger: made before an inference is spent, completed before its answer is sent. What a client
-//! is told where one of the two fails.
+//! What a client gets if its request's row can't be written.
 
 use crate::error::Failure;
 use crate::store::StoreError;
 
-/// What a request turns into when its row could not be made. The runtime was not asked.
+/// The open row could not be inserted. The runtime was not asked.
 pub fn not_opened(error: &StoreError) -> Failure {
     Failure::unavailable(
         "Usage can't be recorded at the moment, so the request was not run. Try again later.",
@@ -12,8 +11,8 @@ pub fn not_opened(error: &StoreError) -> Failure {
     )
 }
 
-/// What a completion turns into when its usage could not be kept. It must not be handed out, and a client
-/// that tries again by itself would only spend another inference.
+/// The outcome of a completion could not be made durable, so it is not sent. An automatic retry would only spend another
+/// inference.
 pub fn not_kept(error: &StoreError) -> Failure {
     Failure {
         no_retry: true,

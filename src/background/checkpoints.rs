@@ -7,7 +7,7 @@ use super::Task;
 use crate::store::{Store, StoreError};
 
 /// The pause between two looks at the WAL, while it is written and while it is not.
-const BUSY: Duration = Duration::from_millis(100);
+const BUSY: Duration = Duration::from_millis(500);
 const IDLE: Duration = Duration::from_secs(1);
 
 pub fn start(store: Arc<Store>) -> Task {

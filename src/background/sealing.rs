@@ -18,6 +18,9 @@ pub fn start(store: Arc<Store>) -> Task {
     Task::start("sealing", move |stop| {
         let mut is_failing = false;
         stop.repeat(|| {
+            if let Err(error) = store.write_uses() {
+                log::warn!("the last use of keys could not be written: {error}");
+            }
             match seal_all(&store, &stop) {
                 Ok(()) if is_failing => {
                     is_failing = false;

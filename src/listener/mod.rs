@@ -4,6 +4,7 @@
 //! A client costs a buffer, never a thread. Every buffer, count and time has its bound in [`Limits`].
 
 mod connection;
+mod event_loop;
 mod limits;
 mod load;
 mod proxies;
@@ -17,12 +18,9 @@ use std::io;
 use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use mio::event::Event;
-use mio::{Events, Interest, Poll, Token, Waker};
-use slab::Slab;
+use mio::{Poll, Waker};
 
 pub use limits::Limits;
 pub use load::{Level, Load, Snapshot};
@@ -31,11 +29,9 @@ pub use pulse::Pulse;
 pub use socket::{Address, Socket};
 pub use tls::{Acceptor, Certificate, TlsError};
 
-use self::connection::{Connection, Expired, Outcome, Then};
-use self::shed::ShedLog;
-use self::workers::{Outgoing, Workers};
+use self::event_loop::{EventLoop, WAKE};
 use crate::error::Failure;
-use crate::http::{Head, Request, Response, response};
+use crate::http::{Head, Request, Response};
 
 /// What answers the requests.
 pub trait Service: Send + Sync + 'static {
@@ -51,19 +47,6 @@ pub trait Service: Send + Sync + 'static {
         false
     }
 }
-
-const WAKE: Token = Token(usize::MAX);
-const STOP: Token = Token(usize::MAX - 1);
-/// The tokens from here up are those of the sockets that connections come from.
-const FIRST_SOCKET: usize = usize::MAX - 1024;
-
-/// How much is read at once.
-const SCRATCH: usize = 64 * 1024;
-
-/// How many connections are accepted before the ones that are there have their turn again.
-const ACCEPT_BATCH: usize = 64;
-
-const TOO_MUCH_BUFFERED: &str = "the bound on buffered bytes is reached";
 
 /// The sockets and what their clients are granted, before it serves.
 pub struct Listener {
@@ -116,365 +99,8 @@ impl Listener {
         Arc::clone(&self.load)
     }
 
-    /// Serves until it is stopped, and then until all that is under way is answered.
+    /// Serves until it is stopped and every running request is answered.
     pub fn run(self, service: Arc<impl Service>) -> io::Result<()> {
-        let registry = self.poll.registry();
-        let mut stop = mio::net::UnixStream::from_std(self.stop);
-        registry.register(&mut stop, STOP, Interest::READABLE)?;
-        let mut sockets = self.sockets;
-        for (index, socket) in sockets.iter_mut().enumerate() {
-            socket.register(registry, Token(FIRST_SOCKET + index))?;
-        }
-        let now = Instant::now();
-        let mut turns = Loop {
-            accepting: sockets.iter().map(|_| false).collect(),
-            sockets,
-            accept_after: now,
-            workers: Workers::start(&self.limits, Arc::clone(&service), self.waker, &self.pulse, &self.load),
-            load: self.load,
-            acceptor: self.acceptor,
-            proxies: self.proxies,
-            service,
-            poll: self.poll,
-            pulse: self.pulse,
-            connections: Slab::new(),
-            scratch: vec![0; SCRATCH],
-            buffered: 0,
-            next_sweep: now,
-            shed_log: ShedLog::default(),
-            stopping: false,
-            limits: self.limits,
-        };
-        let mut events = Events::with_capacity(1024);
-        while !(turns.stopping && turns.connections.is_empty()) {
-            turns.turn(&mut events)?;
-        }
-        turns.workers.join();
-        turns.shed_log.finish(Instant::now());
-        Ok(())
+        EventLoop::new(self, service)?.run()
     }
-}
-
-struct Loop<S> {
-    poll: Poll,
-    sockets: Vec<Socket>,
-    /// Which sockets may have a connection to accept: their readiness is told once, and must be remembered.
-    accepting: Vec<bool>,
-    /// Accepting rests until then, because there was no file descriptor for a connection.
-    accept_after: Instant,
-    workers: Workers<S>,
-    pulse: Arc<Pulse>,
-    load: Arc<Load>,
-    acceptor: Option<Arc<Acceptor>>,
-    proxies: Proxies,
-    service: Arc<S>,
-    connections: Slab<Entry>,
-    scratch: Vec<u8>,
-    /// The weight of all connections together, without the requests that the workers have.
-    buffered: usize,
-    next_sweep: Instant,
-    shed_log: ShedLog,
-    stopping: bool,
-    limits: Limits,
-}
-
-struct Entry {
-    connection: Connection,
-    /// What `buffered` counts for it.
-    weight: usize,
-}
-
-impl<S: Service> Loop<S> {
-    fn turn(&mut self, events: &mut Events) -> io::Result<()> {
-        match self.poll.poll(events, self.patience()) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
-            result => result?,
-        }
-        // Responses first: sending them makes room for new requests.
-        self.send_completed();
-        for event in events.iter() {
-            match event.token() {
-                WAKE => {}
-                STOP => self.stop(),
-                Token(index) if index >= FIRST_SOCKET => self.note_connection(index - FIRST_SOCKET),
-                Token(index) => self.note_ready(index, event),
-            }
-        }
-        self.accept();
-        let now = Instant::now();
-        if now >= self.next_sweep {
-            self.next_sweep = now + self.limits.tick();
-            self.sweep(now);
-        }
-        self.shed_log.write(now);
-        self.pulse.answer();
-        self.load.publish(self.connections.len(), self.buffered);
-        Ok(())
-    }
-
-    /// Sends the responses that the workers have finished.
-    fn send_completed(&mut self) {
-        for completed in self.workers.take_completed() {
-            if let Some(entry) = self.connections.get_mut(completed.connection) {
-                let mut outgoing = completed.outgoing;
-                if self.stopping {
-                    outgoing.then = Then::Close;
-                }
-                entry.connection.send_response(outgoing, &self.limits);
-                self.advance(completed.connection);
-            }
-        }
-    }
-
-    /// How long there is nothing to do unless something comes.
-    fn patience(&self) -> Option<Duration> {
-        let now = Instant::now();
-        let sweep = (!self.connections.is_empty()).then_some(self.next_sweep);
-        let accept = self.accepting.contains(&true).then_some(self.accept_after);
-        let next = [sweep, accept, self.shed_log.due(now)].into_iter().flatten().min()?;
-        Some(next.saturating_duration_since(now))
-    }
-
-    fn note_connection(&mut self, socket: usize) {
-        if let Some(accepting) = self.accepting.get_mut(socket) {
-            *accepting = true;
-        }
-    }
-
-    fn note_ready(&mut self, index: usize, event: &Event) {
-        let Some(entry) = self.connections.get_mut(index) else {
-            return;
-        };
-        if event.is_readable() || event.is_read_closed() || event.is_error() {
-            entry.connection.note_readable(event.is_read_closed() || event.is_error());
-        }
-        self.advance(index);
-    }
-
-    fn accept(&mut self) {
-        let began = Instant::now();
-        for index in 0..self.sockets.len() {
-            for _ in 0..ACCEPT_BATCH {
-                if !self.accepting[index] || Instant::now() < self.accept_after {
-                    break;
-                }
-                match self.sockets[index].accept() {
-                    Ok((stream, peer)) => self.welcome(stream, peer),
-                    Err(error) => self.accept_failed(index, &error, began),
-                }
-            }
-        }
-    }
-
-    fn accept_failed(&mut self, socket: usize, error: &io::Error, began: Instant) {
-        match error.kind() {
-            io::ErrorKind::WouldBlock => self.accepting[socket] = false,
-            // The client gave up before it was its turn.
-            io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted => {}
-            // No file descriptor or no memory: whoever has been idle longest gives way, but not one that has only
-            // just come and had no turn to speak. If nobody else is idle, time has to bring the end of some
-            // connection.
-            _ => {
-                let latest = began + self.limits.idle_time;
-                if !self.close_longest_idle(|entry| entry.connection.deadline() < Some(latest)) {
-                    log::warn!("no connection can be accepted for now: {error}");
-                    self.accept_after = Instant::now() + self.limits.accept_pause;
-                }
-            }
-        }
-    }
-
-    fn welcome(&mut self, mut stream: socket::Stream, peer: Option<IpAddr>) {
-        if self.connections.len() >= self.limits.max_connections && !self.close_longest_idle(|_| true) {
-            return count(&self.load.turned_away);
-        }
-        let tls = match (&self.acceptor, &stream) {
-            (Some(acceptor), socket::Stream::Tcp(_)) => match acceptor.accept() {
-                Ok(session) => Some(session),
-                Err(error) => return log::error!("a TLS session could not be begun: {error}"),
-            },
-            _ => None,
-        };
-        count(&self.load.accepted);
-        let slot = self.connections.vacant_entry();
-        if let Err(error) = stream.register(self.poll.registry(), Token(slot.key())) {
-            log::warn!("a connection could not be watched: {error}");
-            return;
-        }
-        let connection = Connection::new(stream, tls, peer, Instant::now(), &self.limits);
-        let index = slot.key();
-        slot.insert(Entry { connection, weight: 0 });
-        self.weigh(index);
-        self.bound(index);
-    }
-
-    /// Closes that one of the idle connections that has been idle longest, of those that are meant.
-    fn close_longest_idle(&mut self, is_meant: impl Fn(&Entry) -> bool) -> bool {
-        let longest = self
-            .connections
-            .iter()
-            .filter(|(_, entry)| entry.connection.is_idle() && is_meant(entry))
-            .min_by_key(|(_, entry)| entry.connection.deadline())
-            .map(|(index, _)| index);
-        if let Some(index) = longest {
-            self.close(index);
-            count(&self.load.made_way);
-        }
-        longest.is_some()
-    }
-
-    /// Whether the bytes held for all leave room for so many more. An idle TLS session holds memory too, and gives way
-    /// to a request; an idle connection without one holds none, and stays.
-    fn make_room(&mut self, wanted: usize) -> bool {
-        while self.buffered + self.workers.weight() + wanted > self.limits.buffered_bytes {
-            if !self.close_longest_idle(|entry| entry.weight > 0) {
-                return false;
-            }
-        }
-        true
-    }
-
-    /// Lets a connection go on as far as it can.
-    fn advance(&mut self, index: usize) {
-        loop {
-            let Some(entry) = self.connections.get_mut(index) else {
-                return;
-            };
-            let outcome = entry.connection.advance(&mut self.scratch, &self.limits);
-            match outcome {
-                Outcome::Waiting => {
-                    self.weigh(index);
-                    return self.bound(index);
-                }
-                Outcome::Gone => return self.close(index),
-                Outcome::Malformed(malformed) => self.refuse(index, None, Failure::invalid(malformed.0)),
-                // A stop waits for no download: it may take a client hours.
-                Outcome::Next(..) if self.stopping => return self.close(index),
-                Outcome::Next(rest, then) => {
-                    entry.connection.hand_over();
-                    self.workers.make_next_piece(index, rest, then);
-                }
-                Outcome::Request(mut request) => {
-                    self.proxies.see_through(&mut request);
-                    self.hand_over(index, request);
-                }
-            }
-        }
-    }
-
-    /// Gives a complete request to the workers, or refuses it where there is no room for it.
-    fn hand_over(&mut self, index: usize, request: Request) {
-        self.connections[index].connection.hand_over();
-        // What had come of it counted as this connection's; whole, it is the workers'.
-        self.weigh(index);
-        if !self.workers.have_room(&request) {
-            let is_for_console = self.service.is_for_console(&request.head);
-            count(if is_for_console { &self.load.console_full } else { &self.load.queue_full });
-            let taken = "every worker and every place in the queue is taken";
-            self.refuse(index, Some(&request), Failure::shed(taken));
-        } else if !self.make_room(request.weight()) {
-            count(&self.load.buffers_full);
-            self.refuse(index, Some(&request), Failure::shed(TOO_MUCH_BUFFERED));
-        } else {
-            self.workers.answer(index, request);
-        }
-    }
-
-    /// Answers what goes to no worker, and ends the connection: a client that keeps sending such requests
-    /// gets one answer, not all of the loop's time.
-    fn refuse(&mut self, index: usize, request: Option<&Request>, failure: Failure) {
-        let connection = &mut self.connections[index].connection;
-        let client = request.map_or(connection.peer(), |request| request.peer);
-        let head = request.map(|request| &request.head);
-        let without_body = head.is_some_and(|head| head.method() == "HEAD");
-        if failure.is_shed {
-            self.shed_log.add(failure.cause.as_deref());
-        }
-        let response = self.service.refuse(client, head, failure);
-        let answer = response.encode(response::Connection::Close, without_body);
-        connection.forget_request();
-        connection.send_response(Outgoing::new(answer, Then::Close), &self.limits);
-    }
-
-    /// Sheds the request that has just grown past what may be buffered for all.
-    fn bound(&mut self, index: usize) {
-        if self.make_room(0) {
-            return;
-        }
-        let Some(entry) = self.connections.get(index) else {
-            return;
-        };
-        if entry.connection.is_half_shaken() {
-            count(&self.load.buffers_full);
-            self.close(index);
-        } else if entry.connection.holds_half_a_request() {
-            count(&self.load.buffers_full);
-            self.refuse(index, None, Failure::shed(TOO_MUCH_BUFFERED));
-            self.advance(index);
-        }
-    }
-
-    fn weigh(&mut self, index: usize) {
-        let entry = &mut self.connections[index];
-        let weight = entry.connection.weight();
-        self.buffered = self.buffered - entry.weight + weight;
-        entry.weight = weight;
-    }
-
-    fn close(&mut self, index: usize) {
-        let mut entry = self.connections.remove(index);
-        entry.connection.leave();
-        self.buffered -= entry.weight;
-    }
-
-    /// Ends what has taken too long.
-    fn sweep(&mut self, now: Instant) {
-        for index in self.indices() {
-            let expired = self.connections.get(index).and_then(|entry| entry.connection.expired(now));
-            match expired {
-                Some(Expired::Silence) => self.close(index),
-                Some(Expired::Request) => {
-                    self.refuse(index, None, Failure::invalid("The request was not complete in time."));
-                    self.advance(index);
-                }
-                None => {}
-            }
-        }
-    }
-
-    /// The connections at this moment. One may be evicted by what is done for another before its turn comes.
-    fn indices(&self) -> Vec<usize> {
-        self.connections.iter().map(|(index, _)| index).collect()
-    }
-
-    /// Takes no new connection, and leaves those that are there only what they have begun.
-    fn stop(&mut self) {
-        if self.stopping {
-            return;
-        }
-        self.stopping = true;
-        self.workers.stop_keeping();
-        self.sockets.clear();
-        self.accepting.clear();
-        self.limits.drain_time = self.limits.drain_time.min(self.limits.stop_time);
-        self.limits.request_time = self.limits.request_time.min(self.limits.stop_time);
-        let now = Instant::now();
-        for index in self.indices() {
-            let Some(entry) = self.connections.get_mut(index) else { continue };
-            // What has arrived by now is still read: it may be a request.
-            entry.connection.note_readable(false);
-            self.advance(index);
-            match self.connections.get_mut(index) {
-                Some(entry) if entry.connection.is_idle() => {
-                    entry.connection.hurry(now + self.limits.farewell_time);
-                }
-                Some(entry) => entry.connection.hurry(now + self.limits.stop_time),
-                None => {}
-            }
-        }
-    }
-}
-
-fn count(events: &AtomicU64) {
-    events.fetch_add(1, Ordering::Relaxed);
 }

@@ -7,7 +7,7 @@ use std::sync::PoisonError;
 use serde::Serialize;
 use sha2::Sha256;
 
-use super::engine::{Row, Statement, values};
+use super::engine::{Row, Statement, Write, values};
 use super::{Store, StoreError};
 use crate::id::secret_hex;
 
@@ -96,6 +96,10 @@ impl fmt::Debug for Digest {
     }
 }
 
+/// `last_used` never goes back.
+pub(super) const NOTE_USE: &str =
+    "UPDATE keys SET last_used = $2 WHERE id = $1 AND (last_used IS NULL OR last_used < $2)";
+
 const COLUMNS: &str = "id, name, permissions, created, expires, last_used, revoked, hint";
 
 impl Store {
@@ -164,7 +168,9 @@ impl Store {
         for (id, now) in uses {
             self.write(Statement::new("UPDATE keys SET last_used = $2 WHERE id = $1", values![id, now]))?;
         }
-        Ok(())
+        let note = |(id, now)| Statement::new(NOTE_USE, values![id, now]);
+        let statements = uses.into_iter().map(note).collect();
+        self.engine.write(Write { statements, durable: false }).map(drop)
     }
 
     /// Returns whether there is such a key. One that is revoked already keeps its time.
@@ -270,9 +276,10 @@ mod tests {
         let add = |secret: &str, permissions: &[Permission], expires| {
             store.add_key(secret, &name("x"), permissions, 1, expires).expect("a new key")
         };
-        let good = add("good", &Permission::ALL, Some(8));
+        let now = crate::when::now();
+        let good = add("good", &Permission::ALL, Some(now + 1000));
         let revoked = add("revoked", &[Permission::Completions], None);
-        let expired = add("expired", &[Permission::Completions], Some(7));
+        let expired = add("expired", &[Permission::Completions], Some(now));
         let metrics = add("metrics", &[Permission::Metrics], None);
         store.begin(&row("before", &revoked, 7)).expect("it is not revoked yet");
         other.revoke_key(&revoked, 6).expect("a change");

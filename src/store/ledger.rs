@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::engine::{Row, Statement, values};
 use super::{Store, StoreError};
+use crate::when;
 
 /// A request as it is known when it begins.
 #[derive(Clone, Debug)]
@@ -86,7 +87,7 @@ pub(super) const COLUMNS: &str = "request_id, key_id, key_name, created, status,
 
 /// Inserts nothing if the key was revoked, has expired or has lost its permission since it was looked up.
 const BEGIN: &str = "INSERT INTO usage (request_id, key_id, key_name, created)
-    SELECT $1, id, name, $2 FROM keys WHERE id = $3 AND revoked IS NULL AND (expires IS NULL OR expires > $2)
+    SELECT $1, id, name, $2 FROM keys WHERE id = $3 AND revoked IS NULL AND (expires IS NULL OR expires > $4)
     AND ',' || permissions || ',' LIKE '%,completions,%'";
 
 const FINISH: &str =
@@ -106,8 +107,8 @@ impl Store {
     /// Inserts the open row of a request that is about to cost an inference. The file system has it when this returns;
     /// nothing is acknowledged yet, so it is not synced.
     pub fn begin(&self, row: &NewRow) -> Result<(), StoreError> {
-        let inserted =
-            self.write(Statement::new(BEGIN, values![&row.request_id, row.created, &row.key_id]))?;
+        let parameters = values![&row.request_id, row.created, &row.key_id, when::now()];
+        let inserted = self.write(Statement::new(BEGIN, parameters))?;
         if inserted == 0 { Err(StoreError::KeyRefused) } else { Ok(()) }
     }
 

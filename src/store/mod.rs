@@ -26,7 +26,7 @@ use std::sync::Mutex;
 pub use chain::{Fault, Verification};
 pub use durations::Durations;
 use engine::sqlite::Sqlite;
-pub use engine::sqlite::lock::{LockError, ServeLock};
+pub use engine::sqlite::{LockError, ServeLock};
 use engine::{Statement, Write};
 pub use error::StoreError;
 pub use keys::{Digest, Key, KeyName, Permission};
@@ -44,7 +44,7 @@ const DAY: i64 = 86_400;
 pub struct Store {
     engine: Sqlite,
     backlog: Backlog,
-    /// The last use of keys, by id, as far as it is not written yet.
+    /// The last uses of keys that leave no row, by id, until `write_uses`.
     uses: Mutex<HashMap<String, i64>>,
 }
 
@@ -229,22 +229,6 @@ mod tests {
         assert!(std::fs::read_to_string(&path).is_ok_and(|text| text.starts_with("something else")));
         let error = Store::open(Path::new("/dev/null/x.db")).err().expect("there is no such folder");
         assert!(matches!(error, StoreError::Io(_)), "{error}");
-    }
-
-    #[test]
-    fn a_backup_that_fails_leaves_no_file_and_takes_no_other() {
-        let temporary = Temporary::new();
-        let to = temporary.folder.join("copy");
-        temporary.store.backup(&to).expect("a copy");
-        Store::open(&to).expect("a database");
-        assert!(temporary.store.backup(&to).is_err(), "a file that is there is left alone");
-        assert!(to.exists());
-        for file in ["test.db", "test.db-wal"] {
-            std::fs::write(temporary.folder.join(file), "damaged".repeat(100_000)).expect("a change");
-        }
-        let to = temporary.folder.join("second");
-        assert!(temporary.store.backup(&to).is_err());
-        assert!(!to.exists(), "a failed copy is removed");
     }
 
     /// Each of these statements runs for every request or every page, and the ledger may have ten million rows.

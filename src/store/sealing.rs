@@ -8,6 +8,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use super::engine::{Session, values};
+use super::keys::NOTE_USE;
 use super::ledger::{COLUMNS, LedgerRow, read_row};
 use super::rollup::Batch;
 use super::{Store, StoreError, chain};
@@ -36,13 +37,19 @@ impl Backlog {
         self.rows.fetch_add(rows, Ordering::Relaxed);
     }
 
+    /// A row whose fsync failed was not counted and may be sealed all the same, so the count stops at zero.
+    fn remove(&self, rows: usize) {
+        self.rows.fetch_sub(rows as i64, Ordering::Relaxed);
+        self.rows.fetch_max(0, Ordering::Relaxed);
+    }
+
     pub fn set(&self, rows: i64) {
         self.rows.store(rows, Ordering::Relaxed);
     }
 
     /// The rows, and for how many seconds sealing has not caught up.
     pub fn state(&self, now: i64) -> (i64, i64) {
-        let rows = self.rows.load(Ordering::Relaxed).max(0);
+        let rows = self.rows.load(Ordering::Relaxed);
         let behind = (now - self.caught_up.load(Ordering::Relaxed)).max(0);
         if rows == 0 { (0, 0) } else { (rows, behind) }
     }
@@ -67,7 +74,7 @@ impl Store {
         }
         // Durable, because a head that `verify` has printed must survive a power cut.
         let sealed = self.engine.transaction(true, |session| seal(session, most, now))?;
-        self.backlog.add(-(sealed as i64));
+        self.backlog.remove(sealed);
         Ok(sealed)
     }
 
@@ -103,10 +110,7 @@ fn seal(session: &dyn Session, most: i64, now: i64) -> Result<usize, StoreError>
     }
     batch.write(session, now)?;
     for (key_id, used) in last_used {
-        session.execute(
-            "UPDATE keys SET last_used = $2 WHERE id = $1 AND (last_used IS NULL OR last_used < $2)",
-            &values![key_id, used],
-        )?;
+        session.execute(NOTE_USE, &values![key_id, used])?;
     }
     Ok(rows.len())
 }

@@ -4,7 +4,8 @@
 mod checkpoint;
 mod files;
 mod group_commit;
-pub mod lock;
+mod lease;
+mod lock;
 mod upgrades;
 mod version_5;
 mod wal;
@@ -20,6 +21,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, ToSql, params_from_iter};
 
 use self::files::Files;
 use self::group_commit::Writer;
+pub use self::lock::{LockError, ServeLock};
 use super::super::StoreError;
 use super::{Row, Session, Value, Write};
 

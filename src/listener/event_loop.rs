@@ -1,0 +1,339 @@
+//! The event loop: accepts connections, reads requests, enforces the limits and sends responses, on one thread.
+
+mod accept;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use mio::event::Event;
+use mio::{Events, Interest, Poll, Token};
+use slab::Slab;
+
+use super::connection::{Connection, Expired, Outcome, Then};
+use super::shed::ShedLog;
+use super::workers::{Outgoing, Workers};
+use super::{Acceptor, Limits, Listener, Load, Proxies, Pulse, Service, Socket};
+use crate::error::Failure;
+use crate::http::{Request, response};
+
+pub(super) const WAKE: Token = Token(usize::MAX);
+const STOP: Token = Token(usize::MAX - 1);
+/// The tokens from here up are those of the sockets that connections come from.
+const FIRST_SOCKET: usize = usize::MAX - 1024;
+
+/// How much is read at once.
+const SCRATCH: usize = 64 * 1024;
+
+const TOO_MUCH_BUFFERED: &str = "the bound on buffered bytes is reached";
+
+pub(super) struct EventLoop<S> {
+    poll: Poll,
+    sockets: Vec<Socket>,
+    /// Which sockets may have a connection to accept: their readiness is told once, and must be remembered.
+    accepting: Vec<bool>,
+    /// Accepting rests until then, because there was no file descriptor for a connection.
+    accept_after: Instant,
+    workers: Workers<S>,
+    pulse: Arc<Pulse>,
+    load: Arc<Load>,
+    acceptor: Option<Arc<Acceptor>>,
+    proxies: Proxies,
+    service: Arc<S>,
+    connections: Slab<Entry>,
+    scratch: Vec<u8>,
+    /// The weight of all connections together, without the requests that the workers have.
+    buffered: usize,
+    next_sweep: Instant,
+    shed_log: ShedLog,
+    stopping: bool,
+    limits: Limits,
+    /// Readable after a signal.
+    _stop: mio::net::UnixStream,
+}
+
+struct Entry {
+    connection: Connection,
+    /// What `buffered` counts for it.
+    weight: usize,
+}
+
+impl<S: Service> EventLoop<S> {
+    pub fn new(listener: Listener, service: Arc<S>) -> io::Result<Self> {
+        let Listener { mut sockets, limits, poll, waker, pulse, load, acceptor, proxies, stop, .. } =
+            listener;
+        let mut stop = mio::net::UnixStream::from_std(stop);
+        poll.registry().register(&mut stop, STOP, Interest::READABLE)?;
+        for (index, socket) in sockets.iter_mut().enumerate() {
+            socket.register(poll.registry(), Token(FIRST_SOCKET + index))?;
+        }
+        let now = Instant::now();
+        Ok(Self {
+            accepting: sockets.iter().map(|_| false).collect(),
+            sockets,
+            accept_after: now,
+            workers: Workers::start(&limits, Arc::clone(&service), waker, &pulse, &load),
+            load,
+            acceptor,
+            proxies,
+            service,
+            poll,
+            pulse,
+            connections: Slab::new(),
+            scratch: vec![0; SCRATCH],
+            buffered: 0,
+            next_sweep: now,
+            shed_log: ShedLog::default(),
+            stopping: false,
+            limits,
+            _stop: stop,
+        })
+    }
+
+    pub fn run(mut self) -> io::Result<()> {
+        let mut events = Events::with_capacity(1024);
+        while !(self.stopping && self.connections.is_empty()) {
+            self.turn(&mut events)?;
+        }
+        self.workers.join();
+        self.shed_log.finish(Instant::now());
+        Ok(())
+    }
+
+    fn turn(&mut self, events: &mut Events) -> io::Result<()> {
+        match self.poll.poll(events, self.patience()) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
+            result => result?,
+        }
+        // Responses first: sending them makes room for new requests.
+        self.send_completed();
+        for event in events.iter() {
+            match event.token() {
+                WAKE => {}
+                STOP => self.stop(),
+                Token(index) if index >= FIRST_SOCKET => self.note_connection(index - FIRST_SOCKET),
+                Token(index) => self.note_ready(index, event),
+            }
+        }
+        self.accept();
+        let now = Instant::now();
+        if now >= self.next_sweep {
+            self.next_sweep = now + self.limits.tick();
+            self.sweep(now);
+        }
+        self.shed_log.write(now);
+        self.pulse.answer();
+        self.load.publish(self.connections.len(), self.buffered);
+        Ok(())
+    }
+
+    /// Sends the responses that the workers have finished.
+    fn send_completed(&mut self) {
+        for completed in self.workers.take_completed() {
+            if let Some(entry) = self.connections.get_mut(completed.connection) {
+                let mut outgoing = completed.outgoing;
+                if self.stopping {
+                    outgoing.then = Then::Close;
+                }
+                entry.connection.send_response(outgoing, &self.limits);
+                self.advance(completed.connection);
+            }
+        }
+    }
+
+    /// How long there is nothing to do unless something comes.
+    fn patience(&self) -> Option<Duration> {
+        let now = Instant::now();
+        let sweep = (!self.connections.is_empty()).then_some(self.next_sweep);
+        let accept = self.accepting.contains(&true).then_some(self.accept_after);
+        let next = [sweep, accept, self.shed_log.due(now)].into_iter().flatten().min()?;
+        Some(next.saturating_duration_since(now))
+    }
+
+    fn note_connection(&mut self, socket: usize) {
+        if let Some(accepting) = self.accepting.get_mut(socket) {
+            *accepting = true;
+        }
+    }
+
+    fn note_ready(&mut self, index: usize, event: &Event) {
+        let Some(entry) = self.connections.get_mut(index) else {
+            return;
+        };
+        if event.is_readable() || event.is_read_closed() || event.is_error() {
+            entry.connection.note_readable(event.is_read_closed() || event.is_error());
+        }
+        self.advance(index);
+    }
+
+    /// Closes that one of the idle connections that has been idle longest, of those that are meant.
+    fn close_longest_idle(&mut self, is_meant: impl Fn(&Entry) -> bool) -> bool {
+        let longest = self
+            .connections
+            .iter()
+            .filter(|(_, entry)| entry.connection.is_idle() && is_meant(entry))
+            .min_by_key(|(_, entry)| entry.connection.deadline())
+            .map(|(index, _)| index);
+        if let Some(index) = longest {
+            self.close(index);
+            count(&self.load.made_way);
+        }
+        longest.is_some()
+    }
+
+    /// Whether the bytes held for all leave room for so many more. An idle TLS session holds memory too, and gives way
+    /// to a request; an idle connection without one holds none, and stays.
+    fn make_room(&mut self, wanted: usize) -> bool {
+        while self.buffered + self.workers.weight() + wanted > self.limits.buffered_bytes {
+            if !self.close_longest_idle(|entry| entry.weight > 0) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Lets a connection go on as far as it can.
+    fn advance(&mut self, index: usize) {
+        loop {
+            let Some(entry) = self.connections.get_mut(index) else {
+                return;
+            };
+            let outcome = entry.connection.advance(&mut self.scratch, &self.limits);
+            match outcome {
+                Outcome::Waiting => {
+                    self.weigh(index);
+                    return self.bound(index);
+                }
+                Outcome::Gone => return self.close(index),
+                Outcome::Malformed(malformed) => self.refuse(index, None, Failure::invalid(malformed.0)),
+                // A stop waits for no download: it may take a client hours.
+                Outcome::Next(..) if self.stopping => return self.close(index),
+                Outcome::Next(rest, then) => {
+                    entry.connection.hand_over();
+                    self.workers.make_next_piece(index, rest, then);
+                }
+                Outcome::Request(mut request) => {
+                    self.proxies.see_through(&mut request);
+                    self.hand_over(index, request);
+                }
+            }
+        }
+    }
+
+    /// Gives a complete request to the workers, or refuses it where there is no room for it.
+    fn hand_over(&mut self, index: usize, request: Request) {
+        self.connections[index].connection.hand_over();
+        // What had come of it counted as this connection's; whole, it is the workers'.
+        self.weigh(index);
+        if !self.workers.have_room(&request) {
+            let is_for_console = self.service.is_for_console(&request.head);
+            count(if is_for_console { &self.load.console_full } else { &self.load.queue_full });
+            let taken = "every worker and every place in the queue is taken";
+            self.refuse(index, Some(&request), Failure::shed(taken));
+        } else if !self.make_room(request.weight()) {
+            count(&self.load.buffers_full);
+            self.refuse(index, Some(&request), Failure::shed(TOO_MUCH_BUFFERED));
+        } else {
+            self.workers.answer(index, request);
+        }
+    }
+
+    /// Answers what goes to no worker, and ends the connection: a client that keeps sending such requests
+    /// gets one answer, not all of the loop's time.
+    fn refuse(&mut self, index: usize, request: Option<&Request>, failure: Failure) {
+        let connection = &mut self.connections[index].connection;
+        let client = request.map_or(connection.peer(), |request| request.peer);
+        let head = request.map(|request| &request.head);
+        let without_body = head.is_some_and(|head| head.method() == "HEAD");
+        if failure.is_shed {
+            self.shed_log.add(failure.cause.as_deref());
+        }
+        let response = self.service.refuse(client, head, failure);
+        let answer = response.encode(response::Connection::Close, without_body);
+        connection.forget_request();
+        connection.send_response(Outgoing::new(answer, Then::Close), &self.limits);
+    }
+
+    /// Sheds the request that has just grown past what may be buffered for all.
+    fn bound(&mut self, index: usize) {
+        if self.make_room(0) {
+            return;
+        }
+        let Some(entry) = self.connections.get(index) else {
+            return;
+        };
+        if entry.connection.is_half_shaken() {
+            count(&self.load.buffers_full);
+            self.close(index);
+        } else if entry.connection.holds_half_a_request() {
+            count(&self.load.buffers_full);
+            self.refuse(index, None, Failure::shed(TOO_MUCH_BUFFERED));
+            self.advance(index);
+        }
+    }
+
+    fn weigh(&mut self, index: usize) {
+        let entry = &mut self.connections[index];
+        let weight = entry.connection.weight();
+        self.buffered = self.buffered - entry.weight + weight;
+        entry.weight = weight;
+    }
+
+    fn close(&mut self, index: usize) {
+        let mut entry = self.connections.remove(index);
+        entry.connection.leave();
+        self.buffered -= entry.weight;
+    }
+
+    /// Ends what has taken too long.
+    fn sweep(&mut self, now: Instant) {
+        for index in self.indices() {
+            let expired = self.connections.get(index).and_then(|entry| entry.connection.expired(now));
+            match expired {
+                Some(Expired::Silence) => self.close(index),
+                Some(Expired::Request) => {
+                    self.refuse(index, None, Failure::invalid("The request was not complete in time."));
+                    self.advance(index);
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// The connections at this moment. One may be evicted by what is done for another before its turn comes.
+    fn indices(&self) -> Vec<usize> {
+        self.connections.iter().map(|(index, _)| index).collect()
+    }
+
+    /// Takes no new connection, and leaves those that are there only what they have begun.
+    fn stop(&mut self) {
+        if self.stopping {
+            return;
+        }
+        self.stopping = true;
+        self.workers.stop_keeping();
+        self.sockets.clear();
+        self.accepting.clear();
+        self.limits.drain_time = self.limits.drain_time.min(self.limits.stop_time);
+        self.limits.request_time = self.limits.request_time.min(self.limits.stop_time);
+        let now = Instant::now();
+        for index in self.indices() {
+            let Some(entry) = self.connections.get_mut(index) else { continue };
+            // What has arrived by now is still read: it may be a request.
+            entry.connection.note_readable(false);
+            self.advance(index);
+            match self.connections.get_mut(index) {
+                Some(entry) if entry.connection.is_idle() => {
+                    entry.connection.hurry(now + self.limits.farewell_time);
+                }
+                Some(entry) => entry.connection.hurry(now + self.limits.stop_time),
+                None => {}
+            }
+        }
+    }
+}
+
+fn count(events: &AtomicU64) {
+    events.fetch_add(1, Ordering::Relaxed);
+}
