@@ -17,4 +17,5 @@ mod runtime;
 mod search;
 mod supervisor;
 mod tls;
+mod upgrade;
 mod wire;

@@ -137,7 +137,7 @@ fn make(transaction: &Transaction, schema: &str) -> Result<(), StoreError> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
 
     fn memory() -> Connection {
@@ -180,7 +180,7 @@ pub(super) mod tests {
         INSERT INTO chain VALUES (1, 0, zeroblob(32), 0);";
 
     /// Makes an empty database of an earlier version.
-    pub fn make_version(connection: &mut Connection, version: usize) {
+    fn make_version(connection: &mut Connection, version: usize) {
         upgrade(connection, VERSION_1, &[]).expect("version 1 should be made");
         upgrade(connection, VERSION_1, &UPGRADES[..version - 1]).expect("the steps should be taken");
     }
