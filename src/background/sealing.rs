@@ -42,12 +42,8 @@ pub fn start(store: Arc<Store>) -> Task {
     })
 }
 
-/// Writes the last uses and seals all rows that wait. After a full batch requests have the database for as long as the batch took.
+/// Seals all rows that wait. After a full batch requests have the database for as long as the batch took.
 fn seal_all(store: &Store, stop: &Stop) -> Result<(), StoreError> {
-    match store.write_uses() {
-        Err(StoreError::Busy) => {}
-        written => written?,
-    }
     loop {
         let began = Instant::now();
         let sealed = match store.seal(BATCH, when::now()) {

@@ -165,8 +165,8 @@ impl Store {
     /// Writes the uses noted since the last call. If that fails they are lost, and the next use is noted again.
     pub fn write_uses(&self) -> Result<(), StoreError> {
         let uses = mem::take(&mut *self.uses.lock().unwrap_or_else(PoisonError::into_inner));
-        for (id, now) in uses {
-            self.write(Statement::new("UPDATE keys SET last_used = $2 WHERE id = $1", values![id, now]))?;
+        if uses.is_empty() {
+            return Ok(());
         }
         let note = |(id, now)| Statement::new(NOTE_USE, values![id, now]);
         let statements = uses.into_iter().map(note).collect();
