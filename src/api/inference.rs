@@ -7,7 +7,7 @@ use crate::runtime::{Chat, Generated, RuntimeError, Runtimes, Spent};
 pub fn configured(runtimes: Option<&Runtimes>) -> Result<&Runtimes, Failure> {
     runtimes.ok_or_else(|| {
         Failure::unavailable(
-            "The inference service is not configured. Tell whoever runs this service.",
+            "The inference service is not configured. Tell the operator of this service.",
             "no runtime is configured: set runtime.url",
         )
     })

@@ -1,4 +1,4 @@
-//! One client's connection: what has come of its next request, and what is still to be sent to it.
+//! One client's connection: the bytes of its next request, and the bytes still to be sent.
 
 use std::io;
 use std::mem;
@@ -14,19 +14,18 @@ use crate::http::{Malformed, Reader, Request};
 
 pub(super) struct Connection {
     stream: Stream,
-    /// What lies between the socket and the bytes as they are meant.
     tls: Option<Box<Session>>,
-    /// Whom it is with; None on a Unix socket.
+    /// `None` on a Unix socket.
     peer: Option<IpAddr>,
     phase: Phase,
-    /// When the phase has lasted too long. A request under way has the limits of the steps it goes through.
+    /// When the phase ends. `None` while a worker has the request, which has a deadline of its own.
     deadline: Option<Instant>,
     reader: Reader,
-    /// Bytes that came after a complete request: the beginning of the next.
+    /// Bytes after a complete request: the beginning of the next.
     unread: Vec<u8>,
-    /// The socket may hold bytes: its readiness is told once, and must be remembered.
+    /// The socket may hold bytes. Events are edge-triggered, so this has to be remembered.
     readable: bool,
-    /// The client sends no more: a short read does not mean that nothing is left to be seen.
+    /// The client has shut its side: after a short read the end is still to be read.
     read_closed: bool,
 }
 
@@ -35,42 +34,42 @@ enum Phase {
     Reading,
     /// A worker has the request; nothing is read meanwhile.
     Working,
-    /// A part of the answer did not fit into the socket.
+    /// The response is not sent completely.
     Sending(Outgoing),
-    /// The last answer is sent; this much of what the client still sends is thrown away.
+    /// The last response is sent; this much of what the client still sends is discarded.
     Draining { left: usize },
 }
 
-/// What becomes of a connection after an answer.
+/// What happens to a connection after a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Then {
     Keep,
     Close,
 }
 
-/// What a connection came to when it went on as far as it could without waiting.
+/// Where a connection stopped.
 pub(super) enum Outcome {
     Waiting,
     Request(Request),
-    /// The answer is sent as far as it was made; the next piece of it has to be.
+    /// A piece of a long response is sent; the next one has to be made.
     Next(Box<dyn Pieces>, Then),
     Malformed(Malformed),
     Gone,
 }
 
-/// How far an answer was sent.
+/// How far a response was sent.
 enum Progress {
     Blocked,
     Next(Box<dyn Pieces>, Then),
     Done,
 }
 
-/// What a connection was doing when its time was up.
+/// What a connection was doing when its deadline passed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Expired {
-    /// Half a request: the client is told.
+    /// Half a request: the client gets a response.
     Request,
-    /// Anything else: there is nothing left to tell.
+    /// Anything else: it is closed.
     Silence,
 }
 
@@ -138,7 +137,7 @@ impl Connection {
         self.deadline = Some(Instant::now() + limits.send_time);
     }
 
-    /// Drops whatever has come of a request that is refused half way.
+    /// Drops the bytes of a request that is refused before it is complete.
     pub fn forget_request(&mut self) {
         self.reader = Reader::default();
         self.unread = Vec::new();
@@ -151,12 +150,12 @@ impl Connection {
             && !self.is_half_shaken()
     }
 
-    /// It has begun a handshake and not ended it: there is no way yet to tell the client anything.
+    /// In the middle of a handshake: no response can be sent yet.
     pub fn is_half_shaken(&self) -> bool {
         self.tls.as_ref().is_some_and(|session| session.is_half_shaken())
     }
 
-    /// When it will have been idle for too long; the longest idle one has the earliest.
+    /// The longest idle connection has the earliest.
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
@@ -170,7 +169,7 @@ impl Connection {
         matches!(self.phase, Phase::Reading) && !self.is_idle() && !self.is_half_shaken()
     }
 
-    /// Leaves no more time than until `latest`; a request under way keeps its own.
+    /// Moves the deadline forward to `latest`, unless a worker has the request.
     pub fn hurry(&mut self, latest: Instant) {
         self.deadline = self.deadline.map(|deadline| deadline.min(latest));
     }
@@ -185,7 +184,7 @@ impl Connection {
         self.reader.weight() + self.unread.capacity() + answer + tls
     }
 
-    /// Takes leave of a client that has nothing under way.
+    /// Ends the TLS session of an idle connection.
     pub fn leave(&mut self) {
         if let (Phase::Reading, Some(session)) = (&self.phase, &mut self.tls)
             && !session.is_handshaking()
@@ -273,7 +272,7 @@ impl Connection {
 
     /// Whether it has to wait for the client; an error once there is nothing more to wait for.
     fn drain(&mut self, scratch: &mut [u8]) -> io::Result<bool> {
-        // Nobody looks at it, so it is not decrypted either.
+        // It is discarded, so it is not decrypted.
         let Some(count) = self.fill_raw(scratch)? else {
             return Ok(true);
         };
@@ -287,7 +286,7 @@ impl Connection {
         Ok(false)
     }
 
-    /// Reads what has come: nothing where it has to be waited for, 0 at the end.
+    /// Reads decrypted bytes. `None` if there are none yet, 0 at the end.
     fn fill(&mut self, scratch: &mut [u8], limits: &Limits) -> io::Result<Option<usize>> {
         let Some(session) = &mut self.tls else {
             return self.fill_raw(scratch);
@@ -317,14 +316,14 @@ impl Connection {
         }
     }
 
-    /// Reads what has come as it is.
+    /// Reads bytes as they are on the wire.
     fn fill_raw(&mut self, scratch: &mut [u8]) -> io::Result<Option<usize>> {
         if !self.readable {
             return Ok(None);
         }
         match self.stream.read(scratch) {
             Ok(count) => {
-                // A short read has emptied the socket, and saves the call that would only say so.
+                // A short read has emptied the socket.
                 self.readable = count == scratch.len() || self.read_closed;
                 Ok(Some(count))
             }

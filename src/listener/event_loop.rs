@@ -20,10 +20,10 @@ use crate::http::{Request, response};
 
 pub(super) const WAKE: Token = Token(usize::MAX);
 const STOP: Token = Token(usize::MAX - 1);
-/// The tokens from here up are those of the sockets that connections come from.
+/// Tokens from here on belong to the listening sockets.
 const FIRST_SOCKET: usize = usize::MAX - 1024;
 
-/// How much is read at once.
+/// The bytes of one read.
 const SCRATCH: usize = 64 * 1024;
 
 const TOO_MUCH_BUFFERED: &str = "the bound on buffered bytes is reached";
@@ -31,9 +31,9 @@ const TOO_MUCH_BUFFERED: &str = "the bound on buffered bytes is reached";
 pub(super) struct EventLoop<S> {
     poll: Poll,
     sockets: Vec<Socket>,
-    /// Which sockets may have a connection to accept: their readiness is told once, and must be remembered.
+    /// Which sockets may have a connection to accept. Events are edge-triggered, so this has to be remembered.
     accepting: Vec<bool>,
-    /// Accepting rests until then, because there was no file descriptor for a connection.
+    /// Accepting pauses until then, because there was no file descriptor for a connection.
     accept_after: Instant,
     workers: Workers<S>,
     pulse: Arc<Pulse>,
@@ -43,7 +43,7 @@ pub(super) struct EventLoop<S> {
     service: Arc<S>,
     connections: Slab<Entry>,
     scratch: Vec<u8>,
-    /// The weight of all connections together, without the requests that the workers have.
+    /// The memory of all connections together, without the requests that the workers have.
     buffered: usize,
     next_sweep: Instant,
     shed_log: ShedLog,
@@ -142,7 +142,7 @@ impl<S: Service> EventLoop<S> {
         }
     }
 
-    /// How long there is nothing to do unless something comes.
+    /// How long the loop can wait for events.
     fn patience(&self) -> Option<Duration> {
         let now = Instant::now();
         let sweep = (!self.connections.is_empty()).then_some(self.next_sweep);
@@ -167,7 +167,7 @@ impl<S: Service> EventLoop<S> {
         self.advance(index);
     }
 
-    /// Closes that one of the idle connections that has been idle longest, of those that are meant.
+    /// Closes the longest idle connection among those that `is_meant` accepts.
     fn close_longest_idle(&mut self, is_meant: impl Fn(&Entry) -> bool) -> bool {
         let longest = self
             .connections
@@ -182,8 +182,8 @@ impl<S: Service> EventLoop<S> {
         longest.is_some()
     }
 
-    /// Whether the bytes held for all leave room for so many more. An idle TLS session holds memory too, and gives way
-    /// to a request; an idle connection without one holds none, and stays.
+    /// Whether there is room for so many more bytes. If not, idle TLS sessions are closed; an idle connection without TLS
+    /// holds no buffer and stays.
     fn make_room(&mut self, wanted: usize) -> bool {
         while self.buffered + self.workers.weight() + wanted > self.limits.buffered_bytes {
             if !self.close_longest_idle(|entry| entry.weight > 0) {
@@ -193,7 +193,7 @@ impl<S: Service> EventLoop<S> {
         true
     }
 
-    /// Lets a connection go on as far as it can.
+    /// Advances a connection as far as it can go without waiting.
     fn advance(&mut self, index: usize) {
         loop {
             let Some(entry) = self.connections.get_mut(index) else {
@@ -207,7 +207,7 @@ impl<S: Service> EventLoop<S> {
                 }
                 Outcome::Gone => return self.close(index),
                 Outcome::Malformed(malformed) => self.refuse(index, None, Failure::invalid(malformed.0)),
-                // A stop waits for no download: it may take a client hours.
+                // A stop does not wait for downloads: one may take hours.
                 Outcome::Next(..) if self.stopping => return self.close(index),
                 Outcome::Next(rest, then) => {
                     entry.connection.hand_over();
@@ -221,10 +221,10 @@ impl<S: Service> EventLoop<S> {
         }
     }
 
-    /// Gives a complete request to the workers, or refuses it where there is no room for it.
+    /// Gives a complete request to the workers, or sheds it if there is no room.
     fn hand_over(&mut self, index: usize, request: Request) {
         self.connections[index].connection.hand_over();
-        // What had come of it counted as this connection's; whole, it is the workers'.
+        // Its memory counts as the workers' now.
         self.weigh(index);
         if !self.workers.have_room(&request) {
             let is_for_console = self.service.is_for_console(&request.head);
@@ -239,8 +239,8 @@ impl<S: Service> EventLoop<S> {
         }
     }
 
-    /// Answers what goes to no worker, and ends the connection: a client that keeps sending such requests
-    /// gets one answer, not all of the loop's time.
+    /// Answers without a worker, and closes the connection: a client that keeps sending such requests gets one response,
+    /// not all of the loop's time.
     fn refuse(&mut self, index: usize, request: Option<&Request>, failure: Failure) {
         let connection = &mut self.connections[index].connection;
         let client = request.map_or(connection.peer(), |request| request.peer);
@@ -255,7 +255,7 @@ impl<S: Service> EventLoop<S> {
         connection.send_response(Outgoing::new(answer, Then::Close), &self.limits);
     }
 
-    /// Sheds the request that has just grown past what may be buffered for all.
+    /// Sheds the request that has just grown past the limit on buffered bytes.
     fn bound(&mut self, index: usize) {
         if self.make_room(0) {
             return;
@@ -286,7 +286,7 @@ impl<S: Service> EventLoop<S> {
         self.buffered -= entry.weight;
     }
 
-    /// Ends what has taken too long.
+    /// Closes the connections whose deadline has passed.
     fn sweep(&mut self, now: Instant) {
         for index in self.indices() {
             let expired = self.connections.get(index).and_then(|entry| entry.connection.expired(now));
@@ -301,12 +301,12 @@ impl<S: Service> EventLoop<S> {
         }
     }
 
-    /// The connections at this moment. One may be evicted by what is done for another before its turn comes.
+    /// The connections at this moment. Work on one of them may evict another before its turn comes.
     fn indices(&self) -> Vec<usize> {
         self.connections.iter().map(|(index, _)| index).collect()
     }
 
-    /// Takes no new connection, and leaves those that are there only what they have begun.
+    /// Accepts no new connection, and closes the others after their current request.
     fn stop(&mut self) {
         if self.stopping {
             return;

@@ -1,10 +1,10 @@
-//! What the listener grants its clients, all in one place.
+//! The listener's limits.
 
 use std::time::Duration;
 
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// The threads of the pool: requests that are worked on at once.
+    /// Threads of the pool: requests processed at once.
     pub workers: usize,
     /// Complete requests that may wait for a worker.
     pub queue: usize,
@@ -15,16 +15,16 @@ pub struct Limits {
     pub request_time: Duration,
     /// How long a connection may wait between requests.
     pub idle_time: Duration,
-    /// How long a client may take to read an answer.
+    /// How long a client may take to read a response.
     pub send_time: Duration,
-    /// After an answer that ends a connection, how long and how much is read and thrown away, so that a
-    /// client that is still sending sees the answer and not a reset.
+    /// After a response that ends a connection, how long and how much is read and discarded, so that a client that is
+    /// still sending sees the response and not a reset.
     pub drain_time: Duration,
     pub drain_bytes: usize,
-    /// After a stop, how long anything but the requests under way may still take.
+    /// After a stop, how long anything but running requests may still take.
     pub stop_time: Duration,
-    /// After a stop, how long a connection without a request stays: one may be on its way already, and its
-    /// answer tells the client that it is the last.
+    /// After a stop, how long a connection without a request stays: one may be on its way, and its response says that
+    /// it is the last.
     pub farewell_time: Duration,
     /// How long to wait before accepting again when there was no file descriptor for a connection.
     pub accept_pause: Duration,
@@ -50,7 +50,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// How often deadlines are looked at: often enough for the shortest, and a second is soon enough.
+    /// How often deadlines are checked: often enough for the shortest, at least every second.
     pub(super) fn tick(&self) -> Duration {
         let shortest = [self.request_time, self.idle_time, self.send_time, self.drain_time, self.stop_time]
             .into_iter()

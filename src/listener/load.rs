@@ -1,11 +1,11 @@
-//! How busy the listener is: what it counts for its own bounds, where others can look at it.
+//! How busy the listener is: the counts behind its limits, for metrics and the console.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::limits::Limits;
 
-/// The listener and its workers write here; whoever wants to know takes a [`Snapshot`].
+/// The listener and its workers write here; others take a [`Snapshot`].
 pub struct Load {
     limits: Limits,
     /// Requests of the API, running and waiting together.
@@ -23,7 +23,7 @@ pub struct Load {
     pub(super) buffers_full: AtomicU64,
 }
 
-/// How it was at one moment, and how often what has happened since the start.
+/// The levels of one moment, and counts since the start.
 #[derive(Clone, Copy, Debug)]
 pub struct Snapshot {
     /// Workers that have a request.
@@ -48,7 +48,7 @@ pub struct Snapshot {
     pub buffers_full: u64,
 }
 
-/// How much of something there is, and how much there can be.
+/// A count and its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Level {
     pub now: usize,
@@ -72,7 +72,7 @@ impl Load {
         }
     }
 
-    /// Tells what only the loop knows.
+    /// Publishes what only the loop knows.
     pub(super) fn publish(&self, connections: usize, buffered: usize) {
         self.connections.store(connections, Ordering::Relaxed);
         self.buffered.store(buffered, Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! The listener: one thread that accepts connections and reads requests without ever waiting for a client,
 //! and a fixed pool of workers that answer the complete ones.
 //!
-//! A client costs a buffer, never a thread. Every buffer, count and time has its bound in [`Limits`].
+//! A client costs a buffer, never a thread. Every buffer, count and time has its limit in [`Limits`].
 
 mod connection;
 mod event_loop;
@@ -33,13 +33,12 @@ use self::event_loop::{EventLoop, WAKE};
 use crate::error::Failure;
 use crate::http::{Head, Request, Response};
 
-/// What answers the requests.
+/// Answers requests.
 pub trait Service: Send + Sync + 'static {
     /// Answers a complete request, on a worker.
     fn answer(&self, request: &Request, received: Instant) -> Response;
 
-    /// Answers what no worker will see: broken HTTP, or a request for which there is no room, whose head is known.
-    /// The client is where it came from.
+    /// Answers a request that gets no worker: broken HTTP, or one that is shed, whose head is known.
     fn refuse(&self, client: Option<IpAddr>, head: Option<&Head>, failure: Failure) -> Response;
 
     /// Whether the console's threads answer a request, and not the workers.
@@ -48,7 +47,7 @@ pub trait Service: Send + Sync + 'static {
     }
 }
 
-/// The sockets and what their clients are granted, before it serves.
+/// The sockets and the limits, before it serves.
 pub struct Listener {
     sockets: Vec<Socket>,
     limits: Limits,
@@ -74,27 +73,25 @@ impl Listener {
         Ok(Self { sockets, limits, poll, waker, pulse, load, acceptor, proxies, stop, stopper })
     }
 
-    /// Has it speak TLS on its TCP sockets. What comes to a Unix socket has not left the host.
+    /// Turns on TLS for the TCP sockets. The clients of a Unix socket are on the same host.
     pub fn speak_tls(&mut self, acceptor: Arc<Acceptor>) {
         self.acceptor = Some(acceptor);
     }
 
-    /// Has it believe these proxies where they tell of their clients.
+    /// Sets the proxies whose forwarding headers are trusted.
     pub fn trust(&mut self, proxies: Proxies) {
         self.proxies = proxies;
     }
 
-    /// Its signs of life.
     pub fn pulse(&self) -> Arc<Pulse> {
         Arc::clone(&self.pulse)
     }
 
-    /// The end of a pipe: a byte written to it, by a signal handler for one, stops the listener.
+    /// The end of a pipe: a byte written to it, for example by a signal handler, stops the listener.
     pub fn stopper(&self) -> io::Result<UnixStream> {
         self.stopper.try_clone()
     }
 
-    /// How busy it is, to be looked at while it serves.
     pub fn load(&self) -> Arc<Load> {
         Arc::clone(&self.load)
     }

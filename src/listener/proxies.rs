@@ -6,13 +6,13 @@ use std::str::{self, FromStr};
 
 use crate::http::{Head, Request};
 
-/// The proxies that are trusted; nobody else's word on a client's address counts.
+/// The proxies whose forwarding headers are trusted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Proxies(pub Vec<Proxy>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Proxy {
-    /// Whoever reaches the Unix socket.
+    /// Every client of the Unix socket.
     Unix,
     /// The addresses that agree with this one in so many bits.
     Network(IpAddr, u32),

@@ -45,7 +45,7 @@ impl Socket {
             Address::Unix(path) => {
                 remove_stale(path)?;
                 let socket = Self { kind: Kind::Unix(UnixListener::bind(path)?), made: Some(path.clone()) };
-                // Whoever may reach the folder may connect, as anybody on the host may to a loopback
+                // Every user who may reach the folder may connect, as anybody on the host may to a loopback
                 // port: the key decides, not the file.
                 fs::set_permissions(path, fs::Permissions::from_mode(0o666))?;
                 Ok(socket)

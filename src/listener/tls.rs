@@ -91,7 +91,7 @@ impl Acceptor {
         Ok(Self { config: Arc::new(config), shown })
     }
 
-    /// Shows this certificate to whoever comes from now on. The sessions that are there go on.
+    /// Uses this certificate for new connections. Established sessions continue.
     pub fn show(&self, certificate: Certificate) {
         *self.shown.0.write().unwrap_or_else(PoisonError::into_inner) = certificate.0;
     }

@@ -1,7 +1,6 @@
-//! What is counted for whoever watches the service, and its text for Prometheus.
+//! Counters and histograms, and their text for Prometheus.
 //!
-//! To count takes no lock and no memory. What the listener counts for its own bounds is not counted twice: it
-//! is read when somebody asks.
+//! Counting takes no lock and no memory. The listener's own counts and the ledger's state are read when a scrape comes.
 
 mod histogram;
 mod text;
@@ -39,9 +38,9 @@ pub struct Metrics {
     search: Histogram,
     /// In the order of [`REASONS`], and within each of [`FINDINGS`].
     searches: [[Counter; FINDINGS.len()]; REASONS.len()],
-    /// Rows that could not be made before the call, so that no inference was spent.
+    /// Open rows that could not be inserted, so that no inference was spent.
     pub ledger_open_errors: Counter,
-    /// Outcomes that could not be written into the ledger.
+    /// Outcomes that could not be written.
     pub ledger_settle_errors: Counter,
 }
 
@@ -128,7 +127,7 @@ impl Metrics {
         self.search.observe(Duration::from_secs_f64(searched.time_ms / 1000.0));
     }
 
-    /// Counts a request that no worker saw: there is no time to tell of it.
+    /// Counts a request that got no worker and has no times.
     pub fn refused(&self, error: ApiError) {
         self.errors[error as usize].add(1);
     }

@@ -48,7 +48,7 @@ mod tests {
     fn old_rows_go_and_what_they_add_up_to_stays() {
         let temporary = Temporary::new();
         let store = &temporary.store;
-        store.begin(&row("open", "key_1", 5)).expect("one under way");
+        store.begin(&row("open", "key_1", 5)).expect("a running request");
         for number in 0..100_i64 {
             write(store, &format!("id{number}"), "key_1", number * DAY / 10, 200, Some(1));
         }
@@ -64,7 +64,7 @@ mod tests {
         let mut days = 0;
         store.grouped(Range::ALL, Grouping::Day, |_| days += 1).expect("the figures");
         assert_eq!(days, 10);
-        assert!(store.find_row(&id("open", 5)).expect("a look-up").is_some(), "what is under way stays");
+        assert!(store.find_row(&id("open", 5)).expect("a look-up").is_some(), "a running request stays");
         write(store, "later", "key_1", 20 * DAY, 200, None);
         store.seal_all(20 * DAY);
         assert_eq!(store.verify().expect("a walk").fault, None);

@@ -87,7 +87,7 @@ impl Grouping {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Sums {
     pub requests: i64,
-    /// Those that did not end in 200; one that is under way is none yet.
+    /// Requests that did not end in 200, without those that are still running.
     pub errors: i64,
     pub prompt_tokens: i64,
     pub completion_tokens: i64,

@@ -1,10 +1,8 @@
-//! A thread that stands beside the service: it takes the configuration anew on SIGHUP, and tells the service
-//! manager that the service is ready, how it does, and that it is alive.
+//! A thread that reloads the configuration on SIGHUP, tells systemd that the service is ready, reloads or stops, and feeds
+//! the watchdog.
 //!
-//! Alive means that a restart would not help. The loop turns and a worker takes what it is given, or all of
-//! them have work that is not overdue. The ledger answers a write in time, whatever it answers: a full disk or
-//! another process that holds the database is told to the clients, and a restart would not make room, but it
-//! would lose what is under way.
+//! The watchdog is fed unless a restart would help: the loop does not answer, every worker is overdue, or a write to the
+//! database hangs. On a full disk or a locked database writes fail in time; a restart would only lose running requests.
 
 mod notify;
 
@@ -23,30 +21,30 @@ pub use notify::Notify;
 use crate::listener::Pulse;
 use crate::store::Store;
 
-/// How often the status text is brought up to date, where it has changed.
+/// How often the status text is updated.
 const STATUS_TIME: Duration = Duration::from_secs(5);
 
-/// What the supervisor watches over, and what it does when it is asked to.
+/// What the supervisor watches, and what it calls.
 pub struct Watched {
     pub notify: Option<Notify>,
     pub pulse: Arc<Pulse>,
     pub store: Arc<Store>,
-    /// The longest that a request may be with a worker.
+    /// The longest time that a worker may need for a request.
     pub longest_work: Duration,
-    /// How the service does, in a line for people.
+    /// One line for people.
     pub status: Box<dyn Fn() -> String + Send>,
-    /// Takes the configuration anew.
+    /// Reloads the configuration.
     pub reload: Box<dyn FnMut() + Send>,
 }
 
-/// It ends when the value goes.
+/// Dropping it stops the thread.
 pub struct Supervisor {
     asked: Arc<Asked>,
     waker: UnixStream,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What it is asked for; whoever asks wakes it.
+/// Requests to the thread. Setting one also wakes it.
 #[derive(Default)]
 struct Asked {
     ready: AtomicBool,
@@ -74,7 +72,7 @@ impl Supervisor {
         Ok(Self { asked, waker, thread: Some(thread) })
     }
 
-    /// The service manager is to be told that the service is ready.
+    /// Tells systemd that the service is ready.
     pub fn ready(&self) {
         self.ask(&self.asked.ready);
     }
@@ -84,11 +82,11 @@ impl Supervisor {
         let _ = (&self.waker).write_all(b"a");
     }
 
-    /// From now on SIGHUP reloads, and the service manager is told when the service is about to stop.
+    /// From now on SIGHUP reloads, and systemd hears of a stop.
     pub fn heed_signals(&self) -> io::Result<()> {
         let Asked { reload, stop, .. } = &*self.asked;
         for (signal, asked) in [(SIGHUP, reload), (SIGTERM, stop), (SIGINT, stop)] {
-            // The order counts: whoever is woken has to find the flag.
+            // In this order: the flag has to be set when the thread wakes up.
             flag::register(signal, Arc::clone(asked))?;
             pipe::register(signal, self.waker.try_clone()?)?;
         }
@@ -108,13 +106,13 @@ impl Drop for Supervisor {
 struct Rounds {
     watched: Watched,
     asked: Arc<Asked>,
-    /// A byte comes whenever something is asked for.
+    /// Receives a byte with every request.
     wake: UnixStream,
-    /// How often the watchdog is fed: twice as often as it has to be.
+    /// How often the watchdog is fed: twice as often as it needs.
     feed_time: Option<Duration>,
     next_feed: Instant,
     next_status: Instant,
-    /// What was told last.
+    /// The status that was sent last.
     status: String,
     /// Why the watchdog is not fed.
     trouble: Option<&'static str>,
@@ -132,7 +130,7 @@ impl Rounds {
             if self.asked.stop.swap(false, Ordering::AcqRel) {
                 self.tell("STOPPING=1");
             }
-            // Last, because a short stop is over before it is told.
+            // Last, so that a short stop is reported too.
             if self.asked.end.load(Ordering::Acquire) {
                 return;
             }
@@ -153,12 +151,12 @@ impl Rounds {
         let status = self.watched.notify.as_ref().map(|_| self.next_status);
         let feed = self.feed_time.map(|_| self.next_feed);
         let due = [status, feed].into_iter().flatten().min();
-        // Zero would mean for ever.
+        // Zero would mean no timeout.
         let time = due.map(|due| due.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
         if let Err(error) = self.wake.set_read_timeout(time) {
             log::error!("the supervisor can't wait: {error}");
         }
-        // What it came for is told by the flags.
+        // The flags say what the byte is for.
         let _ = self.wake.read(&mut [0; 64]);
     }
 
@@ -170,7 +168,7 @@ impl Rounds {
         self.tell("READY=1");
     }
 
-    /// Tells the service manager that the service is alive, where it is, and asks it for the next sign of life.
+    /// Feeds the watchdog if the service is alive, and asks the loop for its next answer.
     fn feed(&mut self, now: Instant) {
         self.next_feed = now + self.feed_time.unwrap_or_default();
         let trouble = self.trouble();

@@ -1,4 +1,4 @@
-//! What is told to the service manager: datagrams of `NAME=value` lines (sd_notify(3)).
+//! Messages to systemd: datagrams of `NAME=value` lines (sd_notify(3)).
 
 use std::env;
 use std::ffi::OsStr;

@@ -227,6 +227,9 @@ fn make(folder: &Folder, rows: &[Row], removed: i64, now: i64) -> (PathBuf, Stri
     (path, head)
 }
 
+/// The group that a row belongs to.
+type Label<'a> = &'a dyn Fn(&Row) -> String;
+
 /// Requests, errors and tokens of each group.
 type Groups = BTreeMap<String, [i64; 3]>;
 
@@ -280,11 +283,11 @@ fn check(count: i64, removed: i64) {
     let date = |row: &Row| {
         time::OffsetDateTime::from_unix_timestamp(row.created).expect("a time").date().to_string()
     };
-    let with_open = |mut groups: Groups, label: &dyn Fn(&Row) -> String| {
+    let with_open = |mut groups: Groups, label: Label| {
         rows.iter().rev().take(3).for_each(|row| groups.entry(label(row)).or_default()[0] += 1);
         groups
     };
-    let labels: [(Grouping, &dyn Fn(&Row) -> String); 3] = [
+    let labels: [(Grouping, Label); 3] = [
         (Grouping::Day, &date),
         (Grouping::Month, &|row| date(row)[..7].into()),
         (Grouping::Key, &|row| row.key.clone()),

@@ -101,7 +101,7 @@ fn schema() -> String {
 
 fn upgrade(connection: &mut Connection, schema: &str, upgrades: &[Change]) -> Result<(), StoreError> {
     let present = 1 + upgrades.len() as i64;
-    // Nearly always there is nothing to do, and this look locks nobody out.
+    // Nearly always there is nothing to do, and this look takes no lock.
     if version(connection)? == present {
         return Ok(());
     }
