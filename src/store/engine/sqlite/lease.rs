@@ -180,7 +180,7 @@ impl<'a> Lease<'a> {
                 wal.set_pages(0);
                 restart_at.store(checkpoint::RESTART_PAGES, Ordering::Release);
                 restarts.fetch_add(1, Ordering::Relaxed);
-                log::warn!("the WAL had {pages} pages and was restarted");
+                log::debug!("the WAL had {pages} pages and was restarted");
             }
             // A long read holds it: the next attempt comes when it has doubled, so that requests do not wait each time.
             Ok(false) => restart_at.store(pages * 2, Ordering::Release),
