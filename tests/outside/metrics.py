@@ -65,6 +65,8 @@ class Prometheus:
         try:
             return self.ask("query", query=expression)["result"]
         except urllib.error.HTTPError as error:
+            if error.code == 503:  # it listens and is still starting
+                return []
             raise SystemExit(f"Prometheus refuses a query: {expression}\n{error.read().decode()}")
 
     def wait_for(self, expression):
