@@ -4,8 +4,8 @@
 
 The upstream is nginx with a fixed answer, the load is wrk, both from Debian's packages; what both can do is the row
 `direct`. The subjects take turns in every round, so that whatever else the machine does hits them alike, and what was
-disturbed is measured again. With PEERS=1 in the environment other gateways are measured too, with ROUNDS and SECONDS
-more or less often and long. The result is printed, and kept in target/bench.json.
+disturbed is measured again. With PEERS=1 in the environment other gateways are measured too, with BASELINE=PATH another
+build of the service, with ROUNDS and SECONDS more or less often and long. The result is printed, and kept in target/bench.json.
 """
 
 import contextlib
@@ -64,6 +64,8 @@ def compare(folder):
             Ours(SHIPPED, folder / "shipped", upstream),
             Ours(UNSYNCED, folder / "unsynced", upstream, environment=subjects.without_syncing(folder)),
         ]
+        if baseline := os.environ.get("BASELINE"):
+            chosen.append(Ours("Adriaticum, the baseline", folder / "baseline", upstream, pathlib.Path(baseline).resolve()))
         if os.environ.get("PEERS") == "1":
             chosen += peers.installed(folder, upstream)
         disturbances = measure.Disturbances()

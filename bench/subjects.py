@@ -172,15 +172,15 @@ backend runtime
 
 
 class Ours(Subject):
-    """The service, with a database of its own on the disk that holds the build; or another program of ours, as it."""
+    """A build of the service, with a database of its own on the disk that holds the build."""
 
-    def __init__(self, name, folder, upstream, program=None, environment=None, **settings):
+    def __init__(self, name, folder, upstream, binary=BINARY, environment=None, **settings):
         folder.mkdir()
         self.service = Service(folder, upstream, **{"queue": QUEUE, "log_level": "warn", **settings})
+        self.service.binary = binary
         super().__init__(
-            name, folder, [program] if program else [BINARY, "serve"], self.service.port,
-            self.service.environment | (environment or {}), {"Authorization": self.service.authorization},
-            [program or BINARY], told_version(BINARY, "--version"))
+            name, folder, [binary, "serve"], self.service.port, self.service.environment | (environment or {}),
+            {"Authorization": self.service.authorization}, [binary], told_version(binary, "--version"))
 
 
 def without_syncing(folder):

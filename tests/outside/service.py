@@ -126,6 +126,8 @@ class Service:
     Keyword arguments are settings: `workers=2` becomes ADRIATICUM_WORKERS=2.
     """
 
+    binary = BINARY
+
     def __init__(self, folder, runtime=None, **settings):
         self.folder = folder
         self.port = free_port()
@@ -160,12 +162,12 @@ class Service:
 
     def run(self, *arguments, **options):
         """Runs another command of the program with the service's settings."""
-        command = [str(part) for part in (BINARY, *arguments)]
+        command = [str(part) for part in (self.binary, *arguments)]
         return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=REPLY_SECONDS, **options)
 
     def start(self):
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen([BINARY, "serve"], env=self.environment, stdout=log, stderr=log)
+            self.process = subprocess.Popen([self.binary, "serve"], env=self.environment, stdout=log, stderr=log)
 
     def __enter__(self):
         self.start()
