@@ -113,7 +113,9 @@ def a_locked_database_delays_the_answer():
         assert server.rows("SELECT status FROM usage WHERE status = 200") == expected, replies
 
 
-def a_client_that_leaves_has_its_row():
+@contextlib.contextmanager
+def _running_request():
+    """Yields a server and a connection whose request waits for the runtime, and then lets the runtime answer."""
     runtime, gate = Runtime(), threading.Event()
     runtime.answer = runtime.held(gate)
     with Server(runtime) as server:
@@ -121,22 +123,25 @@ def a_client_that_leaves_has_its_row():
         with server.connect() as connection:
             connection.sendall(request(chat(), key))
             assert until(lambda: runtime.calls)
+            try:
+                yield server, connection, gate
+            finally:
+                gate.set()
+
+
+def a_client_that_leaves_has_its_row():
+    with _running_request() as (server, connection, gate):
+        connection.close()
         gate.set()
         closed = "SELECT count(*) FROM usage WHERE status IS NOT NULL OR error_code = 'abandoned'"
         assert until(lambda: server.rows(closed) == [(1,)]), "a request without an outcome in its row"
 
 
 def requests_interrupted_by_a_crash_are_marked_at_the_next_start():
-    runtime, gate = Runtime(), threading.Event()
-    runtime.answer = runtime.held(gate)
-    with Server(runtime) as server:
-        key = server.create_key()
-        with server.connect() as connection:
-            connection.sendall(request(chat(), key))
-            assert until(lambda: runtime.calls)
-            server.keys()  # a command is not a start: it leaves the rows of running requests alone
-            assert server.rows("SELECT status, error_code FROM usage") == [(None, None)]
-            server.stop(signal.SIGKILL)
+    with _running_request() as (server, _connection, gate):
+        server.keys()  # a command is not a start: it leaves the rows of running requests alone
+        assert server.rows("SELECT status, error_code FROM usage") == [(None, None)]
+        server.stop(signal.SIGKILL)
         gate.set()
         server.start()
         sql = "SELECT status, error_code, total_tokens FROM usage"
