@@ -26,7 +26,7 @@ use crate::supervisor::{Notify, Supervisor, Watched};
 
 const HELP: &str = "\
 Runs the service until SIGTERM or SIGINT. What is under way then is finished and answered; a second signal
-ends it at once. SIGHUP has it take the certificate and the log level anew from the configuration.
+ends it at once. SIGHUP reloads the certificate and the log level from the configuration.
 
 Usage: adriaticum serve
 ";
@@ -203,7 +203,7 @@ fn status(metrics: &Metrics, Snapshot { workers, queue, .. }: &Snapshot) -> Stri
     )
 }
 
-/// Takes anew what can change while the service runs. A configuration that is not good changes nothing.
+/// Reloads the settings that can change while the service runs. An invalid configuration changes nothing.
 fn reload(args: &Args, running: &Config, acceptor: Option<&Acceptor>) {
     let taken = args.config().and_then(|config| {
         let shown = config.tls.as_ref().zip(acceptor);
@@ -213,16 +213,16 @@ fn reload(args: &Args, running: &Config, acceptor: Option<&Acceptor>) {
     });
     let (certificate, config) = match taken {
         Ok(taken) => taken,
-        Err(error) => return log::error!("the configuration is not taken anew: {error:?}"),
+        Err(error) => return log::error!("configuration not reloaded: {error:?}"),
     };
     if let Some((certificate, acceptor)) = certificate {
         acceptor.show(certificate);
     }
     logging::set_level(config.log_level);
-    log::info!("the configuration is taken anew");
+    log::info!("configuration reloaded");
     let differences = running.differences(&config);
     if !differences.is_empty() {
-        log::warn!("changed, and taken only by a restart: {}", differences.join(", "));
+        log::warn!("changed, but applied only after a restart: {}", differences.join(", "));
     }
 }
 

@@ -142,7 +142,7 @@ impl Config {
             ("queue", *queue != other.queue),
             ("max_connections", *max_connections != other.max_connections),
             ("compatibility", *compatibility != other.compatibility),
-            // Which files they are may change, and what is in them: both are taken anew.
+            // A reload reads the names of these files and their content again.
             ("tls.cert", tls.is_some() != other.tls.is_some()),
             ("trusted_proxies", *trusted_proxies != other.trusted_proxies),
             ("runtime.url", runtime.urls != other.runtime.urls),

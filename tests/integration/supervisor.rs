@@ -81,19 +81,19 @@ fn the_manager_is_told_of_the_start_the_reload_and_the_stop() {
     server.signal("HUP");
     manager.waits_for("RELOADING=1");
     assert_eq!(manager.hears(), "READY=1");
-    assert!(server.log().contains("[INFO] the configuration is taken anew"), "{}", server.log());
+    assert!(server.log().contains("[INFO] configuration reloaded"), "{}", server.log());
     assert!(server.log().contains("restart: workers, usage.retention_days\n"), "{}", server.log());
 
     fs::write(&config, "log_level = 'error'\nworkers = 0\n").expect("a file");
     server.signal("HUP");
     manager.waits_for("RELOADING=1");
     assert_eq!(manager.hears(), "READY=1");
-    assert!(server.log().contains("[ERROR] the configuration is not taken anew: workers in"));
+    assert!(server.log().contains("[ERROR] configuration not reloaded: workers in"));
     fs::write(&config, "").expect("a file");
     server.signal("HUP");
     manager.waits_for("RELOADING=1");
     assert_eq!(manager.hears(), "READY=1");
-    assert_eq!(server.log().matches("is taken anew").count(), 2, "the broken one changed nothing");
+    assert_eq!(server.log().matches("configuration reloaded").count(), 2, "the broken one changed nothing");
 
     server.signal("TERM");
     manager.waits_for("STOPPING=1");

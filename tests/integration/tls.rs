@@ -152,12 +152,12 @@ fn a_reload_shows_another_certificate_and_drops_no_connection() {
 
     fs::write(folder.join("key.pem"), "nonsense").expect("a file");
     server.signal("HUP");
-    until("it is told", || server.log().contains("not taken anew: tls.key names"));
+    until("it is told", || server.log().contains("not reloaded: tls.key names"));
     connect(&server, &old).send("the old one is still shown");
 
     let new = certify(&folder);
     server.signal("HUP");
-    until("it is taken", || server.log().contains("the configuration is taken anew"));
+    until("it is taken", || server.log().contains("configuration reloaded"));
     let mut client = connect(&server, &new);
     client.send(request(&key, &chat("x")));
     client.reply().is_completion();
