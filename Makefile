@@ -5,7 +5,7 @@ FUZZ_SECONDS ?= 120
 
 .DEFAULT_GOAL := help
 .PHONY: help build run test lint unit outside tls clients console model test-crash test-install bench bench-years \
-	bench-tools bench-docs bench-scale bench-instructions bench-console sizes install uninstall deb sbom static fuzz \
+	bench-tools bench-docs bench-scale bench-console sizes install uninstall deb sbom static fuzz \
 	requirements clean FORCE
 # Two cores: a test beside a build, or beside another test, only measures the other.
 .NOTPARALLEL:
@@ -114,10 +114,6 @@ bench-years: need-bench build bench-tools ## Print what a ledger of ten million 
 
 bench-tools:
 	$(BUILD) --examples
-
-bench-instructions: need-bench-instructions build ## Count the instructions of a completion, by module, beside the last count
-	cargo build --profile symbols --locked --bin adriaticum
-	$(PYTHON) bench/instructions.py
 
 bench-console: need-bench build ## Print what the console costs the API, and its pages' times with ten million rows
 	$(PYTHON) bench/console.py
