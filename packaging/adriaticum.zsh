@@ -5,7 +5,7 @@ _adriaticum() {
     local context state line
     local -a everywhere=(
         '--config[read the configuration from this file]:file:_files'
-        '(- *)--help[tell more]'
+        '(- *)--help[print help]'
         '(- *)--version[print the version]'
     )
     _arguments -C $everywhere '1: :->command' '*:: :->rest' && return
@@ -13,12 +13,12 @@ _adriaticum() {
         command)
             local -a commands=(
                 'serve:run the service until SIGTERM or SIGINT'
-                'keys:make, list, rename and revoke API keys'
-                'usage:tell what the ledger holds'
-                'backup:make a consistent copy of the database while it is used'
+                'keys:create, list, rename and revoke API keys'
+                'usage:sum up requests and tokens'
+                'backup:copy the database while the service runs'
                 'console:set the password of the console'
-                'search:keep the embedded index of documents'
-                'check:try every part that a completion needs'
+                'search:manage the embedded index of documents'
+                'check:test every part that a completion needs'
             )
             _describe command commands
             ;;
@@ -27,7 +27,7 @@ _adriaticum() {
                 'keys create')
                     _arguments $everywhere '2:name:' \
                         '*--permission[what the key may do]:permission:(completions metrics)' \
-                        '--expires[from when on the key is refused]:when:(30d 90d 365d)'
+                        '--expires[when the key expires]:when:(30d 90d 365d)'
                     ;;
                 'keys list') _arguments $everywhere '--json[print JSON]' ;;
                 'keys rename') _arguments $everywhere '2:id:' '3:name:' ;;
@@ -37,9 +37,9 @@ _adriaticum() {
                 'usage verify') _arguments $everywhere ;;
                 'usage '*)
                     _arguments $everywhere '1:command:(show verify)' \
-                        '--since[only what came since then]:when:(24h 7d 30d)' \
-                        '--until[only what came before then]:when:(24h 7d 30d)' \
-                        '--by[a row for each]:group:(hour day month key status)' \
+                        '--since[only requests since then]:when:(24h 7d 30d)' \
+                        '--until[only requests before then]:when:(24h 7d 30d)' \
+                        '--by[group by]:group:(hour day month key status)' \
                         '(--csv)--json[print JSON]' \
                         '(--json)--csv[print comma-separated values]'
                     ;;
