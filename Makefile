@@ -1,4 +1,4 @@
-# What a person runs is what CI runs. `make` alone lists the targets.
+# CI runs the same targets as a person. `make` alone lists them.
 
 PYTHON ?= python3
 FUZZ_SECONDS ?= 120
@@ -7,19 +7,19 @@ FUZZ_SECONDS ?= 120
 .PHONY: help build run test lint unit outside tls clients console model test-crash test-install bench bench-years \
 	bench-tools bench-docs bench-scale bench-console sizes install uninstall deb sbom static fuzz \
 	requirements clean FORCE
-# Two cores: a test beside a build, or beside another test, only measures the other.
+# On two cores, tests that run beside a build or another test would time out or measure each other.
 .NOTPARALLEL:
 
-# A line for each step of the tests, with the time of day.
+# Prints the name of a test step and the time of day.
 step = @printf '\n== %s (%s)\n' '$(1)' "$$(date +%H:%M:%S)"
 
-# Two builds of the same sources give the same bytes, wherever they are made: the folders' names stay out of them, and
-# what is packed bears the time of the last commit, or where there is none, of the release.
+# Reproducible builds: folder names stay out of the binary, and packed files have the time of the last commit or, without
+# a repository, of Cargo.toml.
 CARGO_HOME ?= $(HOME)/.cargo
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || date -r Cargo.toml +%s)
 export SOURCE_DATE_EPOCH
 REMAP := --remap-path-prefix=$(CURDIR)=. --remap-path-prefix=$(CARGO_HOME)=cargo
-# The time is not for the compiler: some build scripts would run again after every commit.
+# Without the time, which would make some build scripts run again after every commit.
 BUILD := env -u SOURCE_DATE_EPOCH RUSTFLAGS="$(RUSTFLAGS) $(REMAP)" cargo build --release --locked
 
 PREFIX ?= /usr/local
@@ -31,10 +31,10 @@ help: ## List the targets
 build: need-build ## Build the release binary, target/release/adriaticum
 	$(BUILD)
 
-run: need-run build ## Start the service with a real model behind it; RUNTIME_URL=... uses a runtime of your own
+run: need-run build ## Start the gateway with a small real model; RUNTIME_URL=... uses your own runtime
 	@$(PYTHON) runtime/run.py
 
-# What is missing is reported before anything is built, not halfway through.
+# Reports missing programs before anything is built.
 need-%: FORCE
 	@PYTHON=$(PYTHON) tests/prerequisites $*
 
@@ -45,7 +45,7 @@ TESTS := lint unit outside tls clients console model
 test: need-test $(TESTS) ## Run every check
 	@echo "make test: passed"
 
-lint: need-lint ## Check the format, the lints and the documentation
+lint: need-lint ## Check format, lints and documentation
 	$(call step,lint)
 	cargo fmt --check
 	cargo clippy --all-targets --locked -- -D warnings
@@ -73,7 +73,7 @@ outside: need-outside build .venv/ready ## Check the contract, the OpenAPI docum
 	$(call step,power cuts)
 	$(PYTHON) tests/outside/power_cut.py
 
-tls: need-tls build ## Check the contract over TLS, run sslscan, and try slow handshakes
+tls: need-tls build ## Check the contract over TLS, with sslscan and slow handshakes
 	$(call step,conformance over TLS)
 	$(PYTHON) tests/conformance/run.py --tls
 	$(call step,TLS)
@@ -84,43 +84,43 @@ clients: need-clients build .venv-clients/ready ## Run six client libraries agai
 	npm ci --prefix tests/clients --silent --no-audit --no-fund
 	.venv-clients/bin/python tests/clients/run.py
 
-console: need-console build ## Use the console in a real browser, and check its accessibility
+console: need-console build ## Test the console in a real browser, with its accessibility
 	$(call step,console)
 	npm ci --prefix tests/browser --silent --no-audit --no-fund
 	$(PYTHON) tests/browser/run.py
 
-model: need-model build ## Run the release binary in front of the real model, as make run does
+model: need-model build ## Test the release binary with the real model of make run
 	$(call step,real model)
 	$(PYTHON) tests/outside/real_model.py
 	$(call step,real model with grounding)
 	$(PYTHON) tests/outside/grounded_model.py
 
-test-crash: need-outside build ## Kill the service 100 times and cut its power 50 times, and look for lost rows
+test-crash: need-outside build ## Look for lost rows after 100 kills and 50 simulated power cuts
 	$(PYTHON) tests/outside/crash.py --kills 100
 	$(PYTHON) tests/outside/power_cut.py --cuts 50
 
-bench: need-bench build bench-tools ## Measure it beside nginx and HAProxy, and with PEERS=1 beside other gateways
+bench: need-bench build bench-tools ## Compare it with nginx and HAProxy, and with PEERS=1 with other gateways
 	$(PYTHON) bench/compare.py
 
-bench-docs: ## Put the last results of make bench and make bench-scale into README.md and docs/performance.md
+bench-docs: ## Write the last results of make bench and make bench-scale into README.md and docs/performance.md
 	$(PYTHON) bench/publish.py
 
 bench-scale: need-bench build bench-tools ## Measure how the cost grows: connections, bodies, keys, workers, and ROWS in the ledger
 	$(PYTHON) bench/footprint.py
 	$(PYTHON) bench/scale.py $(ROWS)
 
-bench-years: need-bench build bench-tools ## Print what a ledger of ten million rows costs
+bench-years: need-bench build bench-tools ## Measure a ledger of ten million rows
 	$(PYTHON) bench/years.py
 
 bench-tools:
 	$(BUILD) --examples
 
-bench-console: need-bench build ## Print what the console costs the API, and its pages' times with ten million rows
+bench-console: need-bench build ## Measure what the console costs the API, and its pages with ten million rows
 	$(PYTHON) bench/console.py
 
-install: build ## Install below PREFIX (/usr/local) and SYSCONFDIR (/etc), or into DESTDIR for a package
+install: build ## Install below PREFIX (/usr/local) and SYSCONFDIR (/etc); DESTDIR is for packages
 	install -D -m 755 target/release/adriaticum $(DESTDIR)$(PREFIX)/bin/adriaticum
-	@# What an operator has changed stays.
+	@# An existing configuration is kept.
 	test -e $(DESTDIR)$(SYSCONFDIR)/adriaticum/adriaticum.toml || \
 		install -D -m 644 packaging/adriaticum.toml $(DESTDIR)$(SYSCONFDIR)/adriaticum/adriaticum.toml
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
@@ -138,7 +138,7 @@ install: build ## Install below PREFIX (/usr/local) and SYSCONFDIR (/etc), or in
 		'  systemd-sysusers && systemd-tmpfiles --create adriaticum.conf && systemctl daemon-reload' \
 		'  systemctl enable --now adriaticum.socket adriaticum.service'
 
-uninstall: ## Remove what install has put there; the configuration and the data stay
+uninstall: ## Remove what make install installed; the configuration and the data stay
 	@test -n "$(DESTDIR)" || ! test -d /run/systemd/system || systemctl disable --now adriaticum.socket \
 		adriaticum.service adriaticum-runtime.service
 	cd $(DESTDIR)$(PREFIX) && rm -f bin/adriaticum lib/systemd/system/adriaticum.service \
@@ -147,36 +147,39 @@ uninstall: ## Remove what install has put there; the configuration and the data 
 		share/man/man5/adriaticum.toml.5 share/bash-completion/completions/adriaticum \
 		share/zsh/site-functions/_adriaticum share/fish/vendor_completions.d/adriaticum.fish
 
+# As with Debian's own tools, DEBFULLNAME and DEBEMAIL name the maintainer.
+deb: export MAINTAINER := $(or $(DEBFULLNAME),The Adriaticum authors) <$(or $(DEBEMAIL),authors@adriaticum.invalid)>
 deb: need-deb build sbom ## Build the Debian package, target/debian/adriaticum_*.deb
-	cargo deb --locked --no-build --no-strip $(if $(DEB_VERSION),--deb-version $(DEB_VERSION))
+	$(PYTHON) packaging/changelog.py > target/changelog
+	cargo deb --locked --no-build --no-strip --maintainer "$$MAINTAINER" $(if $(DEB_VERSION),--deb-version $(DEB_VERSION))
 
-sbom: ## Write what it is made of: target/adriaticum.cdx.json (CycloneDX), and the licenses of the libraries
+sbom: ## Write the SBOM, target/adriaticum.cdx.json (CycloneDX), and the licenses of the libraries
 	$(PYTHON) packaging/parts.py target/adriaticum.cdx.json target/THIRD-PARTY.gz
 
 static: ## Build a static binary for any Linux of this architecture
 	packaging/static.sh $(REMAP)
 
-sizes: deb static ## Print the sizes, the exposure of the unit, and whether two builds give the same bytes
+sizes: deb static ## Print sizes, the exposure of the unit, and whether two builds have the same bytes
 	$(PYTHON) packaging/sizes.py
 
-test-install: need-test-install deb ## Boot a Debian, and there install, use, break, upgrade and purge the package; three proxies (as root)
+test-install: need-test-install deb ## Install, use, upgrade and purge the package in a booted Debian; test three proxies (as root)
 	$(call step,package)
 	$(PYTHON) tests/outside/install.py
 	$(call step,proxies)
 	$(PYTHON) tests/outside/proxies.py
 	@echo "make test-install: passed"
 
-fuzz: need-fuzz ## Fuzz the request reader, the validator and the reader of documents, FUZZ_SECONDS each
+fuzz: need-fuzz ## Fuzz the parsers of requests, JSON bodies and documents, FUZZ_SECONDS each
 	@for target in reader validator documents; do \
 		mkdir -p fuzz/corpus/$$target; \
 		RUSTC_BOOTSTRAP=1 ASAN_OPTIONS=detect_odr_violation=0 cargo fuzz run $$target fuzz/corpus/$$target fuzz/seeds/$$target -- \
 			-max_total_time=$(FUZZ_SECONDS) || exit 1; \
 	done
 
-clean: ## Remove what was built; var/, with the keys and the ledger of make run, stays
+clean: ## Remove build results; var/, with the keys and the ledger of make run, stays
 	rm -rf target fuzz/target .venv .venv-clients tests/clients/node_modules tests/browser/node_modules
 
-requirements: ## Pin the Python packages of the tests again, with hashes, from tests/*/requirements.in (needs uv)
+requirements: ## Pin the Python packages of the tests again, with hashes (needs uv)
 	for folder in tests/outside tests/clients; do \
 		UV_CUSTOM_COMPILE_COMMAND="make requirements" uv pip compile --quiet --universal --python-version 3.11 --no-annotate \
 			--generate-hashes --only-binary :all: $$folder/requirements.in -o $$folder/requirements.txt || exit 1; \

@@ -117,7 +117,7 @@ impl Settings {
                     _ => name,
                 };
                 return Err(ConfigError(format!(
-                    "{name} in {}: there is no such setting. The README lists those that there are.",
+                    "{name} in {}: there is no such setting. man adriaticum.toml lists all settings.",
                     path.display()
                 )));
             }

@@ -251,6 +251,8 @@ def same_files(package):
     listed = subprocess.run(["dpkg-deb", "--fsys-tarfile", package], capture_output=True, check=True).stdout
     listed = subprocess.run(["tar", "t"], input=listed, capture_output=True, check=True).stdout.decode().split()
     by_package = {name.removeprefix("./").removesuffix(".gz") for name in listed if not name.endswith("/")}
+    for name in ("deploy.md", "openapi.yaml", "monitoring/alerts.yml", "monitoring/dashboard.json"):
+        ensure(f"usr/share/doc/adriaticum/docs/{name}" in by_package, f"the package lacks docs/{name}")
     by_package = {
         re.sub("^lib/", "usr/lib/", name).replace("zsh/vendor-completions", "zsh/site-functions")
         for name in by_package
