@@ -1,11 +1,11 @@
-"""The service beside others, in front of the same instant upstream and under the same load.
+"""Compares the gateway with other programs, in front of the same upstream and under the same load.
 
     python3 bench/compare.py
 
-The upstream is nginx with a fixed answer, the load is wrk, both from Debian's packages; what both can do is the row
-`direct`. The subjects take turns in every round, so that whatever else the machine does hits them alike, and what was
-disturbed is measured again. With PEERS=1 in the environment other gateways are measured too, with BASELINE=PATH another
-build of the service, with ROUNDS and SECONDS more or less often and long. The result is printed, and kept in target/bench.json.
+The upstream is nginx with a fixed answer, the load is wrk, both from Debian's packages; the row `direct` shows what these
+two can do. The subjects take turns in every round, so that other work on the machine affects all of them, and a disturbed
+measurement is repeated. Variables: PEERS=1 also measures other gateways, BASELINE=PATH another build of the gateway; ROUNDS
+and SECONDS change how often and how long. The result is printed and written to target/bench.json.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ FIGURES = (
 
 
 def main():
-    # Where the build is, as a file system in memory would have nothing to sync.
+    # In the build's folder, because a file system in memory has nothing to sync.
     with tempfile.TemporaryDirectory(prefix="bench-", dir=ROOT / "target") as name:
         result = compare(pathlib.Path(name))
     RESULT.write_text(json.dumps(result, indent=1, ensure_ascii=False))
@@ -88,7 +88,7 @@ def compare(folder):
         "disturbances": str(disturbances),
         "commit_us": summary([synced for synced, _ in commits]),
         "sync_us": summary([synced - unsynced for synced, unsynced in commits]),
-        "versions": {"wrk": subjects.told_version("wrk", "-v")} | {subject.name: subject.version for subject in chosen},
+        "versions": {"wrk": subjects.version_of("wrk", "-v")} | {subject.name: subject.version for subject in chosen},
         "subjects": {
             subject.name: {name: summary([figures[name] for figures in runs[subject.name]]) for name in runs[subject.name][0]}
             for subject in chosen
@@ -97,7 +97,7 @@ def compare(folder):
 
 
 def one_round(chosen, upstream, disturbances, left_out):
-    """Starts all, loads each in turn with each number of clients, ends all; the figures of each."""
+    """Starts all subjects, loads each in turn with each number of clients, and returns the figures of each."""
     figures = {subject.name: {} for subject in chosen}
 
     @contextlib.contextmanager
@@ -113,7 +113,7 @@ def one_round(chosen, upstream, disturbances, left_out):
     try:
         for subject in in_turn():
             with unless_unfit(subject) as its:
-                # The upstream is there already, as the others would not start without it.
+                # The upstream already runs, because the others would not start without it.
                 its["first_ms"] = 0.0 if subject is upstream else subject.start()
                 its["idle_mib"], its["disk_mib"] = measure.memory(subject), subject.size
         for clients in (1, *CLIENTS):
@@ -139,7 +139,7 @@ def one_round(chosen, upstream, disturbances, left_out):
 
 
 def commit_times(folder):
-    """The median of a synced commit and of one that is not, in microseconds: a row into a WAL on this disk."""
+    """Returns the medians of a synced and an unsynced commit of one row in WAL mode on this disk, in microseconds."""
     medians = []
     for mode in ("FULL", "NORMAL"):
         with contextlib.closing(sqlite3.connect(folder / f"{mode}.db", isolation_level=None)) as database:
@@ -160,7 +160,7 @@ def median(result, subject, figure):
 
 
 def print_table(result):
-    """Three lines for each subject: the medians of the rounds, their ratio to ours as shipped, and their spread."""
+    """Prints three lines for each subject: the medians, their ratio to ours as shipped, and their spread."""
     ours = result["subjects"][SHIPPED]
     print(f"{result['machine']}; rounds: {result['rounds']}, each of {result['seconds']} s for every number of clients")
     print("".join([f"{'':<40}", *(f"{heading:>12}" for heading, _, _ in FIGURES)]))
@@ -168,10 +168,10 @@ def print_table(result):
         lines = [[name], ["  times ours"], ["  spread"]]
         for _, figure, decimals in FIGURES:
             value, base = its[figure]["median"], ours[figure]["median"]
-            told = not (name == "direct" and figure in ("added_us", "added_p99_us", "first_ms"))
-            lines[0].append(f"{value:,.{decimals}f}" if told else "")
-            lines[1].append(f"{value / base:.2f}" if told and base and name != SHIPPED else "")
-            lines[2].append(f"±{its[figure]['spread']:.0%}" if told and figure != "disk_mib" and result["rounds"] > 1 else "")
+            shown = not (name == "direct" and figure in ("added_us", "added_p99_us", "first_ms"))
+            lines[0].append(f"{value:,.{decimals}f}" if shown else "")
+            lines[1].append(f"{value / base:.2f}" if shown and base and name != SHIPPED else "")
+            lines[2].append(f"±{its[figure]['spread']:.0%}" if shown and figure != "disk_mib" and result["rounds"] > 1 else "")
         for line in lines:
             if any(line[1:]):
                 print(f"{line[0]:<40}" + "".join(f"{cell:>12}" for cell in line[1:]))
@@ -179,18 +179,18 @@ def print_table(result):
 
 
 def print_ledger(result):
-    """What syncing costs us, beside what the disk takes for one sync."""
+    """Prints what syncing costs, next to the time of one sync on this disk."""
     sync, commit = result["sync_us"]["median"], result["commit_us"]["median"]
-    print(f"\none synced commit of this disk: {commit:.0f} µs, of which the sync {sync:.0f} (±{result['sync_us']['spread']:.0%})")
+    print(f"\none synced commit on this disk: {commit:.0f} µs, {sync:.0f} of them the sync (±{result['sync_us']['spread']:.0%})")
     shares = (median(result, SHIPPED, f"rate_{clients}") / median(result, UNSYNCED, f"rate_{clients}") for clients in CLIENTS)
-    told = ", ".join(f"{share:.0%} at {clients}" for share, clients in zip(shares, CLIENTS))
-    print(f"{SHIPPED}: of the throughput without syncing {told} clients")
+    listed = ", ".join(f"{share:.0%} at {clients}" for share, clients in zip(shares, CLIENTS))
+    print(f"{SHIPPED}: share of the throughput without syncing: {listed} clients")
     added = median(result, SHIPPED, "time_us") - median(result, UNSYNCED, "time_us")
-    print(f"added by syncing at one client: {added:.0f} µs, of which the disk's sync {sync:.0f}")
+    print(f"added by syncing at one client: {added:.0f} µs; one sync of the disk: {sync:.0f} µs")
 
 
 def print_bounds(result):
-    """Prints the floors that we hold ourselves to, and whether this run kept them."""
+    """Prints our limits, and whether this run kept them."""
     bounds = [
         ("idle memory, MiB", "idle_mib", 6.5),
         ("memory after the load, MiB", "loaded_mib", 16),
@@ -199,7 +199,7 @@ def print_bounds(result):
     ]
     if BASELINE in result["subjects"]:
         bounds += [
-            ("added at one client, µs: the baseline's and 100", "added_us", median(result, BASELINE, "added_us") + 100),
+            ("added at one client, µs: the baseline's plus 100", "added_us", median(result, BASELINE, "added_us") + 100),
             ("99th percentile at one client, µs: the baseline's", "added_p99_us", median(result, BASELINE, "added_p99_us")),
         ]
     print("\nat most:")
@@ -208,11 +208,11 @@ def print_bounds(result):
         print(f"  {'yes' if value <= most else 'NO ':<4} {text}: {value:,.1f} of {most:,.1f}")
     rate = median(result, SHIPPED, "rate_32")
     floors = [(f"half of {BASELINE}'s", median(result, BASELINE, "rate_32") / 2)] if BASELINE in result["subjects"] else []
-    # "its SQLite ledger", "written after the answer"; the others write nothing.
+    # Peers with a ledger: "its SQLite ledger" and "written after the answer".
     rivals = [peer.name for peer in peers.TABLE if peer.name in result["subjects"] and "no ledger" not in peer.name]
     if rivals:
         fastest = max(rivals, key=lambda name: median(result, name, "rate_32"))
-        floors.append((f"ten times that of {fastest}", 10 * median(result, fastest, "rate_32")))
+        floors.append((f"ten times the rate of {fastest}", 10 * median(result, fastest, "rate_32")))
     print("requests/s of 32 clients, at least:" if floors else "")
     for text, least in floors:
         print(f"  {'yes' if rate >= least else 'NO ':<4} {text}: {rate:,.0f} of {least:,.0f}")

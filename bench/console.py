@@ -1,9 +1,9 @@
-"""What the console costs: the API's requests per second with and without somebody who uses the console all the time,
-and how long each page takes on the server with a large ledger.
+"""Measures what the console costs: the API's requests per second with and without constant use of the console, and how
+long each page takes with a large ledger.
 
     python3 bench/console.py [ROWS] [ROUNDS]
 
-Somebody who uses it all the time opens the next page as soon as the last one is there.
+Constant use means that a visitor opens the next page as soon as the last one has arrived.
 """
 
 import http.client
@@ -31,7 +31,7 @@ AT_MOST_MS = 100
 
 
 class Visitor:
-    """Somebody who is signed in."""
+    """A signed-in visitor."""
 
     def __init__(self, port):
         self.port = port
@@ -41,7 +41,7 @@ class Visitor:
         token = re.search(r'name="token" value="([0-9a-f]+)"', form)[1]
         self.ask("POST", "/sign-in", urllib.parse.urlencode({"token": token, "password": PASSWORD}))
         if "adriaticum_session" not in self.cookies:
-            raise SystemExit("the console took no password")
+            raise SystemExit("the console did not accept the password")
 
     def ask(self, method, path, body=None):
         cookie = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
@@ -57,7 +57,7 @@ class Visitor:
 
 
 class Use:
-    """Constant use of the console, for as long as the block lasts."""
+    """Constant use of the console while the block runs."""
 
     def __init__(self, port):
         self.visitor = Visitor(port)

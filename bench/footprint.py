@@ -1,4 +1,4 @@
-"""What a connection costs in memory that has not sent anything yet, plain and with TLS.
+"""Measures the memory of a connection that has not sent anything yet, plain and with TLS.
 
     python3 bench/footprint.py
 """
@@ -18,13 +18,13 @@ CONNECTIONS = 1000
 
 
 def connections(service, connect):
-    """The memory when idle in MiB, and what an idle connection then costs in KiB."""
+    """Returns the idle memory in MiB, and the memory of an idle connection in KiB."""
     with service, contextlib.ExitStack() as stack:
         service.ensure_it_still_answers()
         idle = service.status("VmRSS")
         for _ in range(CONNECTIONS):
             stack.enter_context(connect(socket.create_connection(("127.0.0.1", service.port), 10)))
-        # It comes after the others, and is answered after they were accepted.
+        # This request comes last, so its answer shows that all connections were accepted.
         service.ensure_it_still_answers()
         return idle / 1024, (service.status("VmRSS") - idle) / CONNECTIONS
 

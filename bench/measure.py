@@ -1,6 +1,6 @@
-"""One measurement: wrk's load on one subject, and what it took of the processor and of memory meanwhile.
+"""One measurement: loads a subject with wrk, and measures its CPU time and memory.
 
-What others took of the processor is known too: where it was too much, the measurement is made again.
+The CPU time of other processes is measured too. If they used too much, the measurement is repeated.
 """
 
 import contextlib
@@ -14,10 +14,10 @@ import subprocess
 import time
 
 SECONDS = int(os.environ.get("SECONDS", "2"))
-# Of the whole machine: so much may have gone to processes that have no part in a measurement.
+# The share of the machine that unrelated processes may use during a measurement.
 FOREIGN = 0.03
 TRIES = 4
-# A gateway that answers 60 requests per second has 128 clients wait for more than two.
+# With a gateway that answers 60 requests per second, 128 clients wait for more than two seconds.
 PATIENCE_SECONDS = 60
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -31,32 +31,32 @@ class Unfit(Exception):
 
 @dataclasses.dataclass
 class Load:
-    """What wrk measured, and what the subject needed for it."""
+    """What wrk measured, and the CPU time that the subject used."""
 
     requests: int
     rate: float
-    median: float  # in microseconds, as all times here
+    median: float  # in microseconds, like all times here
     slow: float  # the 99th percentile
-    processor: float  # time for one request, of all the subject's threads
-    foreign: float  # share of the machine that went to others
+    processor: float  # CPU time of one request, in all threads of the subject
+    foreign: float  # share of the machine used by other processes
 
 
 class Disturbances:
-    """How often a measurement was made again, and how often that did not help."""
+    """Counts repeated measurements, and those that stayed disturbed."""
 
     def __init__(self):
         self.again = self.kept = 0
 
     def __str__(self):
-        what = f"more than {FOREIGN:.0%} of the machine went to other processes"
+        what = f"other processes used more than {FOREIGN:.0%} of the machine"
         if not self.again:
             return f"no measurement was disturbed ({what})"
-        left = f"; {self.kept} were so {TRIES} times, and of those the least disturbed is in the table" if self.kept else ""
-        return f"{self.again} disturbed measurements ({what}) were made again{left}"
+        left = f"; {self.kept} were disturbed {TRIES} times, and the table has the least disturbed of those" if self.kept else ""
+        return f"{self.again} disturbed measurements ({what}) were repeated{left}"
 
 
 def load(subject, upstream, clients, disturbances):
-    """Loads a subject until it could be done undisturbed, or the tries are used up; a slow one for longer."""
+    """Loads a subject until a measurement is undisturbed, at most TRIES times; a slow subject is loaded for longer."""
     tries, seconds = [], SECONDS
     while len(tries) < TRIES:
         measured = load_once(subject, upstream, clients, seconds)
@@ -75,32 +75,32 @@ def load_once(subject, upstream, clients, seconds=SECONDS):
     command = ["wrk", "--latency", "-t1", f"-c{clients}", f"-d{seconds}", f"--timeout={PATIENCE_SECONDS}", "-s", subject.script,
                f"http://127.0.0.1:{subject.port}/v1/chat/completions"]
     before, began = Processor(), time.monotonic()
-    told = subprocess.run(command, capture_output=True, text=True).stdout
+    output = subprocess.run(command, capture_output=True, text=True).stdout
     after, ended = Processor(), time.monotonic()
-    requests = re.search(r"(\d+) requests in", told)
-    if "Non-2xx" in told or "Socket errors" in told or not requests:
-        raise Unfit(f"{subject.name} at {clients} clients did not answer every request with 200:\n{told}")
+    requests = re.search(r"(\d+) requests in", output)
+    if "Non-2xx" in output or "Socket errors" in output or not requests:
+        raise Unfit(f"{subject.name} at {clients} clients did not answer every request with 200:\n{output}")
     taken = after.sessions.get(subject.session, 0) - before.sessions.get(subject.session, 0)
     others = after.busy - before.busy - (after.own - before.own)
     for session in {subject.session, upstream.session, KERNEL}:
         others -= after.sessions.get(session, 0) - before.sessions.get(session, 0)
     return Load(
         requests=int(requests[1]),
-        rate=float(re.search(r"Requests/sec:\s+([\d.]+)", told)[1]),
-        median=percentile(told, 50),
-        slow=percentile(told, 99),
+        rate=float(re.search(r"Requests/sec:\s+([\d.]+)", output)[1]),
+        median=percentile(output, 50),
+        slow=percentile(output, 99),
         processor=taken / max(1, int(requests[1])) * 1e6,
         foreign=max(0, others) / (ended - began) / os.cpu_count(),
     )
 
 
-def percentile(told, which):
-    number, unit = re.search(rf"{which}%\s+([\d.]+)(us|ms|s)", told).groups()
+def percentile(output, which):
+    number, unit = re.search(rf"{which}%\s+([\d.]+)(us|ms|s)", output).groups()
     return float(number) * {"us": 1, "ms": 1e3, "s": 1e6}[unit]
 
 
 class Processor:
-    """Processor time until now, in seconds: of the machine, of every session of processes, of this one with its wrk."""
+    """CPU time until now, in seconds: of the machine, of every session of processes, and of this process with wrk."""
 
     def __init__(self):
         self.sessions = {}
@@ -113,24 +113,24 @@ class Processor:
 
 
 def processes():
-    """Of every process: its id, its session, its processor time in ticks, its memory in pages."""
+    """Yields of every process its id, session, CPU time in ticks and memory in pages."""
     for entry in pathlib.Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                # The name, in brackets, may hold anything.
+                # The name is in brackets, and may contain anything.
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                # The kernel's own threads, such as those that write to the disk, work for the subject.
+                # The kernel's threads, such as those that write to the disk, work for the subject.
                 session = KERNEL if fields[1] == "2" else int(fields[3])
                 yield int(entry.name), session, int(fields[11]) + int(fields[12]), int(fields[21])
 
 
 def memory(subject):
-    """Resident memory of all the subject's processes, in MiB."""
+    """Returns the resident memory of all processes of the subject, in MiB."""
     return sum(pages for _, session, _, pages in processes() if session == subject.session) * PAGE / 2**20
 
 
 def summary(runs):
-    """The median of several runs and its spread: half the distance between the extremes, as a share of it."""
+    """Returns the median of several runs, and its spread: half the distance between the extremes, relative to it."""
     middle = statistics.median(runs)
     return {"median": middle, "spread": (max(runs) - min(runs)) / 2 / abs(middle) if middle else 0.0, "runs": runs}
 

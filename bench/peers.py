@@ -1,7 +1,7 @@
 """Other gateways to compare with, at pinned versions, installed on demand into var/peers.
 
-None of them does what our ledger does: each is started in the way that costs it least, and where it has a ledger of
-its own, with that too. What can't be installed is told, and left out.
+None of them has a ledger like ours. Each is started in its cheapest configuration and, if it has a ledger, with that too.
+A peer that cannot be installed is reported and left out.
 """
 
 import dataclasses
@@ -14,23 +14,23 @@ from measure import Unfit
 from subjects import ROOT, Subject, free_port
 
 PEERS = ROOT / "var" / "peers"
-# A good one, as LiteLLM does not start with one that could be guessed.
+# A strong key, because LiteLLM does not start with a weak one.
 KEY = f"sk-{secrets.token_hex(32)}"
 
 
 @dataclasses.dataclass
 class Peer:
-    """How one is installed and started. $port, $other_port, $upstream (its port), $key and $peers are filled in."""
+    """How a peer is installed and started. $port, $other_port, $upstream (a port), $key and $peers are filled in."""
 
     name: str
     version: str
-    install: str  # a shell's line, in var/peers
-    size: str  # what of it is on the disk then, without an interpreter
+    install: str  # shell command, run in var/peers
+    size: str  # the installed files, without an interpreter
     command: str
     files: dict = dataclasses.field(default_factory=dict)
     environment: dict = dataclasses.field(default_factory=dict)
     headers: dict = dataclasses.field(default_factory=dict)
-    prepare: str = "true"  # a shell's line before the first start, in the subject's folder
+    prepare: str = "true"  # shell command before the first start, run in the subject's folder
 
 
 CRABLLM = """
@@ -89,13 +89,13 @@ TABLE = [
          "$peers/litellm/bin/litellm --config config.yaml --host 127.0.0.1 --port $port --num_workers 1 --telemetry False",
          {"config.yaml": "model_list: [{model_name: adriaticum, litellm_params: {model: openai/adriaticum,"
                          " api_base: 'http://127.0.0.1:$upstream/v1', api_key: none}}]"},
-         # Else it fetches a list of prices at its start.
+         # Otherwise it downloads a list of prices at its start.
          {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "LITELLM_MASTER_KEY": "$key"}),
 ]
 
 
 def installed(folder, upstream):
-    """The peers as subjects; those that are not there are installed first."""
+    """Yields the peers as subjects, and installs missing ones first."""
     PEERS.mkdir(parents=True, exist_ok=True)
     for number, peer in enumerate(TABLE):
         try:
@@ -112,16 +112,16 @@ def subject(peer, folder, upstream):
     def fill(text):
         return string.Template(text).substitute(values)
 
-    # Each version has a mark of its own: another one in the table is installed anew.
+    # The mark has the version in its name, so a new version in the table is installed.
     mark = PEERS / f"{peer.size.replace('/', '-')}-{peer.version}"
     if not mark.exists():
         print(f"installing {peer.name} {peer.version}", flush=True)
-        run(fill(peer.install), PEERS, f"{peer.name} can't be installed here")
+        run(fill(peer.install), PEERS, f"{peer.name} cannot be installed here")
         mark.touch()
     for name, text in peer.files.items():
         (folder / name).write_text(fill(text))
     environment = os.environ | {name: fill(value) for name, value in peer.environment.items()}
-    run(fill(peer.prepare), folder, f"{peer.name} can't be prepared", environment)
+    run(fill(peer.prepare), folder, f"{peer.name} cannot be prepared", environment)
     headers = {"Authorization": f"Bearer {KEY}"} | {name: fill(value) for name, value in peer.headers.items()}
     return Subject(peer.name, folder, ["sh", "-c", "exec " + fill(peer.command)], port, environment, headers,
                    [PEERS / peer.size], peer.version)

@@ -1,4 +1,4 @@
-"""Puts the last results of compare.py and scale.py into README.md and docs/performance.md, between their marks."""
+"""Writes the last results of compare.py and scale.py into README.md and docs/performance.md, between their marks."""
 
 import json
 
@@ -14,16 +14,16 @@ def main():
     ):
         if result.exists():
             put_between_marks(page, table(json.loads(result.read_text())))
-            print(f"{page.relative_to(ROOT)} has the table of {result.relative_to(ROOT)}")
+            print(f"{page.relative_to(ROOT)}: wrote the table of {result.relative_to(ROOT)}")
         else:
-            print(f"{result.relative_to(ROOT)} is not there, so {page.relative_to(ROOT)} stays as it is")
+            print(f"{result.relative_to(ROOT)} does not exist, so {page.relative_to(ROOT)} is not changed")
 
 
 def put_between_marks(page, lines):
     before, begin, rest = page.read_text().partition("<!-- bench -->\n")
     _, end, after = rest.partition("<!-- /bench -->\n")
     if not end:
-        raise SystemExit(f"{page} lacks the marks <!-- bench --> and <!-- /bench -->, each on a line of its own.")
+        raise SystemExit(f"{page} lacks the marks <!-- bench --> and <!-- /bench -->, each on its own line.")
     page.write_text(before + begin + "\n".join(["", *lines, "", ""]) + end + after)
 
 

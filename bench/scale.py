@@ -1,9 +1,9 @@
-"""How the cost of a completion grows: with idle connections, the size of a body, keys, rows in the ledger, workers.
+"""Measures how the cost of a completion grows with idle connections, body size, keys, rows in the ledger and workers.
 
     python3 bench/scale.py [ROWS]
 
-The ledger grows to a million rows, or to as many as are given. Of every kind all sizes take turns in every round. The
-table is printed, and kept in target/scale.json.
+The ledger grows to a million rows, or to ROWS. All sizes of a kind take turns in every round. The table is printed and
+written to target/scale.json.
 """
 
 import contextlib
@@ -38,12 +38,12 @@ WORKERS = (1, 4, 16, 64)
 
 
 def with_connections(subject, number):
-    """Connections that have had an answer, and are kept: what a client's pool looks like between two requests."""
+    """Kept connections that have had an answer, like those in a client's pool between two requests."""
     subject.idle = number
 
 
 def with_body(subject, kibibytes):
-    """A chat of so many bytes in all; a character outside the basic plane, escaped, takes twelve of them."""
+    """Returns a chat of the given size in bytes; an escaped character outside the basic plane takes twelve of them."""
     parts, around = 3, 60
     characters = (kibibytes * 1024 // parts - around) // 12
     body = json.dumps({"model": "adriaticum", "messages": [{"role": "user", "content": "😀" * characters}] * parts})
@@ -51,7 +51,7 @@ def with_body(subject, kibibytes):
 
 
 def with_keys(subject, number):
-    """Other keys beside its own."""
+    """Adds other keys to the database."""
     with contextlib.closing(sqlite3.connect(subject.service.database)) as database, database:
         database.executemany(
             "INSERT INTO keys (id, digest, name, permissions, created) VALUES (?, ?, ?, 'completions', ?)",
@@ -74,7 +74,7 @@ KINDS = (
 
 @contextlib.contextmanager
 def idle_connections(subject, number):
-    """Opens so many, has each answered once (404, which leaves no row), and keeps them."""
+    """Opens connections, gets one answer on each (404, which leaves no row), and keeps them open."""
     opened = []
     try:
         for _ in range(number):
@@ -101,7 +101,7 @@ def one(subject, upstream, disturbances):
 def main():
     most = int(sys.argv[1]) if len(sys.argv) > 1 else ROWS[-1]
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Both ends of 4,096 connections are open at once, one of them here.
+    # This process has one end of 4,096 connections open.
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192) if hard != resource.RLIM_INFINITY else 8192, hard))
     disturbances, kinds = measure.Disturbances(), {}
     with tempfile.TemporaryDirectory(prefix="scale-", dir=ROOT / "target") as name:
@@ -113,7 +113,7 @@ def main():
                 kinds[kind] = measure_kind(kind, sizes, prepare, folder, upstream, disturbances)
         threads = subprocess.run([LEDGER, folder / "threads.db"], capture_output=True, text=True, check=True).stdout
     print(disturbances)
-    print(f"\nthe ledger by itself:\n{threads}", end="")
+    print(f"\nthe ledger alone:\n{threads}", end="")
     RESULT.write_text(json.dumps({"made": datetime.date.today().isoformat(), "machine": machine(), "rounds": ROUNDS, "kinds": kinds}, indent=1))
 
 

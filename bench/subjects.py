@@ -1,6 +1,6 @@
-"""What is measured: an instant upstream, what stands before it, and ourselves.
+"""The subjects of the measurements: an upstream that answers at once, proxies in front of it, and our gateway.
 
-A subject is a program that listens on a port. It runs in a session of its own, so that all its processes are found.
+A subject is a program that listens on a port. It runs in its own session, so that all its processes can be found.
 """
 
 import json
@@ -20,9 +20,9 @@ from service import BINARY, ROOT, Service, free_port  # noqa: E402
 from measure import Unfit  # noqa: E402
 
 START_SECONDS = 120
-# More than 128 clients need, so that none is shed: what is measured is the work, not the refusal of it.
+# More than 128 clients need, so that no request is shed.
 QUEUE = 512
-# nginx and HAProxy are told to use as much of the machine as the others do by themselves.
+# nginx and HAProxy are configured to use all cores, as the others do by default.
 CORES = os.cpu_count()
 
 ANSWER = json.dumps({
@@ -32,12 +32,12 @@ ANSWER = json.dumps({
 })
 QUESTION = json.dumps({"model": "adriaticum", "messages": [{"role": "user", "content": "The capital of Croatia?"}]})
 
-# Ended from outside, a benchmark ends what it has started.
+# A benchmark that is ended by SIGTERM ends its children.
 signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
 
 
 class Subject:
-    """A program under test, with what wrk sends to it."""
+    """A program under test, and the request that wrk sends to it."""
 
     def __init__(self, name, folder, command, port, environment=None, headers=None, size=(), version=""):
         self.name, self.command, self.port, self.version = name, command, port, version
@@ -50,16 +50,16 @@ class Subject:
         self.ask(QUESTION)
 
     def ask(self, body):
-        """Sets the body of every request, from now on."""
+        """Sets the body of all further requests."""
         self.body = body
-        # From a file, as Lua's quoted strings have rules of their own.
+        # From a file, because Lua's quoted strings have other rules.
         (self.folder / "body.json").write_text(body)
         headers = "".join(f"wrk.headers['{name}'] = '{value}'\n" for name, value in self.headers.items())
         self.script.write_text(
             f"wrk.method = 'POST'\nwrk.body = io.open('{self.folder}/body.json'):read('*a')\n{headers}")
 
     def start(self):
-        """Starts it; the milliseconds from exec to the first 200."""
+        """Starts it, and returns the milliseconds from exec to the first 200."""
         with (self.folder / "log").open("ab") as log:
             began = time.perf_counter()
             self.process = subprocess.Popen(
@@ -69,13 +69,13 @@ class Subject:
         while self.first_line() != b"HTTP/1.1 200":
             if self.process.poll() is not None or time.perf_counter() > began + START_SECONDS:
                 self.stop()
-                told = (self.folder / "log").read_text(errors="replace")[-2000:]
-                raise Unfit(f"{self.name} did not get as far as its first answer:\n{told}")
+                output = (self.folder / "log").read_text(errors="replace")[-2000:]
+                raise Unfit(f"{self.name} did not give a first answer:\n{output}")
             time.sleep(0.0002)
         return (time.perf_counter() - began) * 1000
 
     def first_line(self):
-        """The beginning of its answer to a request; nothing, where it does not answer yet."""
+        """Returns the first bytes of its answer to a request, or none if it does not answer yet."""
         headers = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n{headers}Content-Length: {len(self.body)}\r\n\r\n"
         try:
@@ -86,7 +86,7 @@ class Subject:
             return b""
 
     def stop(self):
-        """Ends it with all its processes."""
+        """Ends all its processes."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self.session, number)
@@ -105,21 +105,21 @@ class Subject:
 
 
 def size_of(path):
-    """Bytes on the disk, of a file or of all in a folder."""
+    """Returns the size of a file, or of all files in a folder, in bytes."""
     path = pathlib.Path(path)
     if not path.is_dir():
         return path.stat().st_size
     return sum(file.lstat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink())
 
 
-def told_version(*command):
-    """The first thing like a version in what a command says of itself."""
-    told = subprocess.run(command, capture_output=True, text=True)
-    return re.search(r"\d+\.\d+[\w.+~-]*", told.stdout + told.stderr)[0]
+def version_of(*command):
+    """Returns the first version number that a command prints."""
+    output = subprocess.run(command, capture_output=True, text=True)
+    return re.search(r"\d+\.\d+[\w.+~-]*", output.stdout + output.stderr)[0]
 
 
 def nginx(name, folder, what, workers):
-    """nginx with one server; its temporary files are in the folder given."""
+    """Returns nginx with one server, and its temporary files in the folder."""
     folder.mkdir()
     port = free_port()
     (folder / "nginx.conf").write_text(f"""
@@ -129,11 +129,11 @@ def nginx(name, folder, what, workers):
             proxy_temp_path {folder}/p; fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u;
             scgi_temp_path {folder}/s; {what.replace("LISTEN", f"listen 127.0.0.1:{port};")} }}""")
     return Subject(name, folder, ["nginx", "-e", folder / "nginx.log", "-c", folder / "nginx.conf"], port,
-                   size=[shutil.which("nginx")], version=told_version("nginx", "-v"))
+                   size=[shutil.which("nginx")], version=version_of("nginx", "-v"))
 
 
 def upstream(folder):
-    """nginx, which answers every call with the same completion: the inference runtime, and the direct call."""
+    """Returns nginx with the same completion for every call: the inference runtime, and the subject `direct`."""
     answer = f"server {{ LISTEN default_type application/json; location / {{ return 200 '{ANSWER}'; }} }}"
     subject = nginx("direct", folder / "direct", answer, workers=1)
     subject.url = f"http://127.0.0.1:{subject.port}/v1"
@@ -168,11 +168,11 @@ backend runtime
     server runtime 127.0.0.1:{upstream.port}
 """)
     return Subject("HAProxy", folder, ["haproxy", "-db", "-f", folder / "haproxy.cfg"], port,
-                   size=[shutil.which("haproxy")], version=told_version("haproxy", "-v"))
+                   size=[shutil.which("haproxy")], version=version_of("haproxy", "-v"))
 
 
 class Ours(Subject):
-    """A build of the service, with a database of its own on the disk that holds the build."""
+    """A build of the gateway, with its own database on the disk that has the build."""
 
     def __init__(self, name, folder, upstream, binary=BINARY, environment=None, **settings):
         folder.mkdir()
@@ -180,11 +180,11 @@ class Ours(Subject):
         self.service.binary = binary
         super().__init__(
             name, folder, [binary, "serve"], self.service.port, self.service.environment | (environment or {}),
-            {"Authorization": self.service.authorization}, [binary], told_version(binary, "--version"))
+            {"Authorization": self.service.authorization}, [binary], version_of(binary, "--version"))
 
 
 def without_syncing(folder):
-    """The environment that turns syncing off from outside: a library whose two calls for it do nothing."""
+    """Returns an environment that turns syncing off: a preloaded library whose fsync and fdatasync do nothing."""
     source, library = folder / "no_sync.c", folder / "no_sync.so"
     source.write_text("int fsync(int fd) { (void)fd; return 0; }\nint fdatasync(int fd) { (void)fd; return 0; }\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)

@@ -1,8 +1,8 @@
-"""A ledger of ten million rows over a year: sums, look-ups, writes, and retention while it serves.
+"""Measures a ledger of ten million rows over a year: sums, look-ups, writes, and retention under load.
 
     python3 bench/years.py [ROWS]
 
-The rows are made by SQL and bear no true hashes: what is measured here does not read them.
+The rows are made with SQL and have random hashes, which nothing here reads.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ MAKE = """
         iif(r % 50, 200, 502), iif(r % 50, NULL, 'inference_error'), iif(r % 50, 11, NULL), iif(r % 50, r % 300, NULL),
         iif(r % 50, 11 + r % 300, NULL), 900.5, 0.1, 899.5, i, randomblob(32) FROM made"""
 
-# The histograms of the times stay empty.
+# The histograms of durations stay empty.
 ADD_UP = """
     INSERT INTO usage_rollup SELECT :span, created / :span * :span, key_id, key_name, status, coalesce(error_code, ''),
         count(*), coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0), coalesce(sum(total_tokens), 0), 0,
@@ -42,7 +42,7 @@ ADD_UP = """
 
 
 def fill(database, rows):
-    """Makes the rows; the seconds it took."""
+    """Makes the rows, and returns the seconds it took."""
     began = time.monotonic()
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = OFF")
@@ -58,7 +58,7 @@ def fill(database, rows):
 
 
 def of_ten(work):
-    """The median of ten, in milliseconds."""
+    """Returns the median of ten runs, in milliseconds."""
     times = []
     for _ in range(10):
         began = time.perf_counter()
@@ -68,9 +68,9 @@ def of_ten(work):
 
 
 def write_times(database):
-    """The mean time of making and of completing a row, together, in microseconds."""
-    told = subprocess.run([LEDGER, database, "2", "1"], capture_output=True, text=True, check=True).stdout
-    return sum(map(int, re.findall(r"(\d+) µs", told)))
+    """Returns the mean time to begin and to finish a row, together, in microseconds."""
+    output = subprocess.run([LEDGER, database, "2", "1"], capture_output=True, text=True, check=True).stdout
+    return sum(map(int, re.findall(r"(\d+) µs", output)))
 
 
 def main():
@@ -88,7 +88,7 @@ def main():
 
             for by in ("day", "key"):
                 milliseconds = of_ten(command("usage", "--since", "30d", "--by", by, "--json"))
-                print(f"a month's sums by {by}: {milliseconds:.1f} ms, the start of the command included (at most 20)")
+                print(f"sums of a month by {by}: {milliseconds:.1f} ms, with the start of the command (at most 20)")
             with contextlib.closing(sqlite3.connect(database)) as connection:
                 newest = "SELECT * FROM usage WHERE key_id = ? ORDER BY request_id DESC LIMIT 50"
                 milliseconds = of_ten(lambda: connection.execute(newest, (f"key_{3:016x}",)).fetchall())

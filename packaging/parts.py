@@ -1,9 +1,8 @@
-"""What the program is made of: an SBOM (CycloneDX), and the licenses of the libraries in it.
+"""Writes the SBOM (CycloneDX) of the program and the licenses of its libraries.
 
     python3 packaging/parts.py SBOM.json THIRD-PARTY.gz
 
-Both come from Cargo.lock by way of `cargo metadata`, and are the same for the same sources, whenever and wherever they
-are made.
+Both are made from Cargo.lock with `cargo metadata`. The same sources give the same bytes on any machine.
 """
 
 import gzip
@@ -17,7 +16,7 @@ import uuid
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
-# How crates call the files that their licenses and authors are named in.
+# File names, in crates, of licenses and notices.
 LICENSE_NAMES = ("license", "licence", "copying", "copyright", "notice", "unlicense")
 
 
@@ -47,7 +46,7 @@ def cargo_metadata():
 
 
 def in_the_program(node, packages):
-    """What a package is linked with: not what its tests, its build or the compiler need."""
+    """Returns the packages that are linked in, without those for tests, build scripts and macros."""
     return [
         dependency["pkg"]
         for dependency in node["deps"]
@@ -78,7 +77,7 @@ def bill(root, parts, packages, edges):
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
-        # From the content, so that two builds give the same.
+        # Derived from the content, so that two builds give the same number.
         "serialNumber": f"urn:uuid:{uuid.UUID(bytes=hashlib.sha256(lock).digest()[:16], version=4)}",
         "version": 1,
         "metadata": {"component": component(packages[root], checksums, "application")},
@@ -94,7 +93,7 @@ def bill(root, parts, packages, edges):
 
 
 def sqlite_in(crate):
-    """SQLite, which no crate's name and version tells of: it is C, inside the crate that binds it."""
+    """Returns the entry for SQLite, whose C source is inside libsqlite3-sys and has its own version."""
     header = pathlib.Path(crate["manifest_path"]).parent / "sqlite3" / "sqlite3.h"
     version = re.search(r'#define SQLITE_VERSION +"([0-9.]+)"', header.read_text())[1]
     purl = f"pkg:generic/sqlite@{version}"
@@ -119,7 +118,7 @@ def component(package, checksums, kind):
         "purl": reference(package),
     }
     if package["license"]:
-        # Some crates still write the slash that was used before SPDX.
+        # Some crates still use the slash from before SPDX.
         found["licenses"] = [{"expression": package["license"].replace("/", " OR ")}]
     if checksum := checksums.get((package["name"], package["version"])):
         found["hashes"] = [{"alg": "SHA-256", "content": checksum}]
@@ -136,7 +135,7 @@ def locked_checksums(lock):
 
 
 def notice(package):
-    """The name of a library, and every text of a license that came with it."""
+    """Returns the name of a library and the texts of its licenses."""
     folder = pathlib.Path(package["manifest_path"]).parent
     texts = [
         path.read_text(errors="replace").strip()

@@ -1,8 +1,8 @@
-"""The sizes of what is shipped, the exposure of the unit, and whether a second build elsewhere gives the same bytes.
+"""Prints the sizes of the packages, the exposure of the unit, and whether a second build has the same bytes.
 
     python3 packaging/sizes.py
 
-`make deb` and `make static` come first. It fails where the unit is more exposed than it should be, or the builds differ.
+Run `make deb` and `make static` first. It fails if the unit is more exposed than allowed, or if the builds differ.
 """
 
 import hashlib
@@ -25,19 +25,19 @@ def main():
     print(f"exposure        {exposure:5.1f}       systemd-analyze security (at most {MOST_EXPOSED})")
     same = [(name, digest(ROOT / name), other) for name, other in built_again((BINARY, package))]
     for name, here, there in same:
-        print(f"built again     {'the same' if here == there else 'ANOTHER '}    {name}, {here[:16]} and {there[:16]}")
+        print(f"built again     {'same' if here == there else 'DIFFERENT':9}    {name}, {here[:16]} and {there[:16]}")
     if exposure > MOST_EXPOSED or any(here != there for _, here, there in same):
         raise SystemExit(1)
 
 
 def exposure_of(unit):
     command = ["systemd-analyze", "security", "--offline=true", "--no-pager", ROOT / unit]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return float(re.search(r"exposure level for .*: ([0-9.]+)", told)[1])
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return float(re.search(r"exposure level for .*: ([0-9.]+)", output)[1])
 
 
 def built_again(paths):
-    """The digests of the same files, from a build of the same sources in a folder with another name."""
+    """Yields the digests of the same files from a build of the same sources in another folder."""
     with tempfile.TemporaryDirectory(prefix="adriaticum-again-") as name:
         folder = pathlib.Path(name) / "elsewhere"
         ignored = shutil.ignore_patterns("target", "var", ".git", ".venv*", "node_modules", "__pycache__")

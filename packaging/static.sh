@@ -1,13 +1,13 @@
 #!/bin/sh
 # Builds a static binary with musl, which runs on any Linux of this architecture: packaging/static.sh [RUSTFLAG]...
 #
-# Where the toolchain has the target, or rustup can fetch it, that is all. Where neither is so, Debian's own compiler
-# builds the standard library for musl first, from the sources that Debian packs with it.
+# If the toolchain does not have the target and rustup cannot download it, Debian's own compiler first builds the standard
+# library for musl, from the sources in Debian's packages.
 set -eu
 cd "$(dirname "$0")/.."
 
 target=$(uname -m)-unknown-linux-musl
-# In a folder of its own, since another compiler may build it.
+# A separate folder, because another compiler may build it.
 export CARGO_TARGET_DIR=target/static
 tests/prerequisites static
 # For SQLite, which is C.
@@ -20,24 +20,24 @@ has_target() {
 if has_target || { timeout 60 rustup target add "$target" && has_target; } 2>/dev/null; then
     RUSTFLAGS="$*" cargo build --release --locked --target "$target"
 else
-    echo "rustup can't fetch $target: Debian's compiler builds the standard library for it"
+    echo "rustup cannot download $target: Debian's compiler builds the standard library for it"
     tests/prerequisites static-library
-    # Alone in a folder: beside it there are libraries of glibc.
+    # Copied to its own folder, because its original folder also has libraries of glibc.
     libraries=$CARGO_TARGET_DIR/libraries
     mkdir -p "$libraries"
     cp "$(ls /usr/lib/llvm-*/lib/libunwind.a | head -n 1)" "$libraries"
     musl=/usr/lib/$(uname -m)-linux-musl
     flags="-C target-feature=+crt-static -C link-self-contained=no -L native=$PWD/$libraries"
-    # musl-gcc does not know of static binaries that can be loaded anywhere, so it is told what they begin and end with.
+    # musl-gcc does not support static position-independent binaries, so name the objects at their start and end.
     for first in -nostartfiles "$musl/rcrt1.o" "$musl/crti.o" "$(gcc -print-file-name=crtbeginS.o)"; do
         flags="$flags -Z pre-link-args=$first"
     done
     for last in "$(gcc -print-file-name=crtendS.o)" "$musl/crtn.o" -Wl,--no-dynamic-linker; do
         flags="$flags -C link-args=$last"
     done
-    # Debian's unwinder says with this function of glibc's why it aborts; here it just does.
+    # Debian's unwinder uses this glibc function to print why it aborts; here it aborts without a message.
     flags="$flags -C link-args=-Wl,--defsym=__fprintf_chk=abort"
-    # A stable compiler builds the standard library if it is told that this is meant.
+    # RUSTC_BOOTSTRAP allows a stable compiler to build the standard library.
     export "CARGO_TARGET_$(echo "$target" | tr 'a-z-' 'A-Z_')_LINKER=musl-gcc" RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=1
     RUSTFLAGS="$* $flags" \
         /usr/bin/cargo build --release --locked --target "$target" -Z build-std=std,panic_unwind

