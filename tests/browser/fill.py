@@ -1,8 +1,8 @@
-"""Fills a ledger with requests as a company makes them, over 90 days up to now, to be looked at in the console.
+"""Fills a ledger with the requests of a company over the last 90 days, to look at in the console.
 
     python3 tests/browser/fill.py DATABASE [ROWS]
 
-The rows have an outcome and no seal: a service that starts on the database seals them and adds them to the rollup.
+The rows have an outcome and no seal: a service that starts on this database seals them and adds them to the rollup.
 """
 
 import math
@@ -19,7 +19,7 @@ ERRORS = [("invalid_request", 400, 6), ("inference_error", 502, 3), ("service_un
 
 
 def moments(rows, now, chance):
-    """Times in order: busy on weekdays in the daytime, and growing over the weeks."""
+    """Returns sorted times: more on weekdays and during the day, and more from week to week."""
     found = []
     while len(found) < rows:
         moment = now - chance.random() * DAYS * DAY

@@ -1,8 +1,8 @@
-"""Drives the console in Chromium: every flow, every page's weight, and what axe-core finds, in light and dark.
+"""Tests the console in Chromium: every flow, the size of every page, and accessibility with axe-core, in light and dark.
 
     python3 tests/browser/run.py [FOLDER]
 
-With a folder, it leaves screenshots of every page there, at the widths of a desk and of a phone. Needs Debian's
+Writes screenshots of every page to FOLDER, if it is given, at the widths of a desktop and a phone. It needs Debian's
 chromium and nodejs, and the npm packages of this folder.
 """
 
@@ -20,7 +20,7 @@ from service import Runtime, Service, ensure  # noqa: E402
 HERE = pathlib.Path(__file__).resolve().parent
 PASSWORD = "correct horse battery staple"
 LEDGERS = {"empty": 0, "one": 1, "many": 200_000}
-# A hanging browser ends here. The flows take 40 s on two quiet cores.
+# Ends a browser that hangs. The flows take 40 s on two idle cores.
 RUN_SECONDS = 900
 
 
@@ -48,7 +48,7 @@ def main():
             "ports": {ledger: service.port for ledger, service in services.items()},
         }
         done = subprocess.run(["node", HERE / "console.mjs", json.dumps(plan)], timeout=RUN_SECONDS)
-        ensure(done.returncode == 0, "the console's tests failed, as told above")
+        ensure(done.returncode == 0, "the console's tests failed, see above")
         for service in services.values():
             service.ensure_it_ends_well()
 

@@ -1,4 +1,4 @@
-"""The six clients, each driven the way its users drive it, behind one small interface for run.py."""
+"""The six client libraries, each used as its users would, behind one small interface for run.py."""
 
 import importlib.metadata
 import json
@@ -7,7 +7,7 @@ import pathlib
 import subprocess
 from dataclasses import dataclass
 
-# litellm reads it when it is imported. Without it, it fetches a list of prices from an outside host.
+# litellm reads this when it is imported. Without it, it downloads a list of prices from an outside host.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 import langchain_core.messages  # noqa: E402
@@ -22,14 +22,14 @@ import pydantic_ai.providers.openai  # noqa: E402
 HERE = pathlib.Path(__file__).parent
 MODEL = "adriaticum"
 
-# It prints an invitation to report a bug at every error.
+# Otherwise it prints an invitation to report a bug for every error.
 litellm.suppress_debug_info = True
 
 
 @dataclass
 class Completion:
     text: str
-    # What the client keeps of the completion's id.
+    # The completion's id, as far as the client has it.
     id: str
 
 
@@ -37,7 +37,7 @@ class Completion:
 class Refusal:
     """What a client raised."""
 
-    # The class by which its users catch it.
+    # The class that users catch.
     kind: str
     status: int | None
     code: str | None
@@ -47,18 +47,18 @@ class Refusal:
 
 class Client:
     name: str
-    # The package that is installed, for its version.
+    # The installed package, for its version.
     package: str
-    # The package whose exceptions its users catch, and which of them they get for which error code.
+    # The package whose exceptions users catch, and the exception for each error code.
     catches: str
     raises: dict[str, str]
-    # The member of its plain request that only compatibility = "openai" lets through.
+    # The member of a plain request that only compatibility = "openai" accepts.
     refused_by_strict: str | None = None
-    # The member that its own answer object has when it is sent back, of which the same holds.
+    # The same, for a member of the client's own answer object when it is sent back.
     own_answer_refused_by_strict: str | None = None
-    # The errors whose code is not to be had from its exception.
+    # The errors whose exception does not have the code.
     loses_the_code_of: frozenset[str] = frozenset()
-    # What it raises for an answer whose token figures are null, if it does.
+    # The exception for an answer whose token figures are null, if there is one.
     refuses_missing_figures: str | None = None
 
     def __init__(self, base_url, key):
@@ -70,7 +70,7 @@ class Client:
         return importlib.metadata.version(cls.package)
 
     def converse(self, questions, system=None, **options):
-        """Asks one question after the other, each with all that was said before; yields the completions."""
+        """Asks the questions in one conversation, and yields the completions."""
         raise NotImplementedError
 
     def refusal(self, error):
@@ -80,12 +80,12 @@ class Client:
         )
 
     def request_id(self, error):
-        """The id of the refused request, from the place where this client has it."""
+        """Returns the id of the refused request, from where this client stores it."""
         return getattr(error, "request_id", None)
 
 
 def kind(error, package):
-    """The nearest class of that package, as a subclass of another is still caught by it."""
+    """Returns the nearest base class from that package, which is what users catch."""
     for ancestor in type(error).__mro__:
         if ancestor.__module__.partition(".")[0] == package:
             return f"{package}.{ancestor.__name__}"
@@ -135,7 +135,7 @@ class OpenAINode(Client):
     }
 
     class Error(Exception):
-        """What openai.mjs says that it caught."""
+        """The error that openai.mjs reports."""
 
     @classmethod
     def version(cls):
@@ -146,13 +146,13 @@ class OpenAINode(Client):
             "baseURL": self.base_url, "apiKey": self.key,
             "messages": opening(system), "questions": questions, "options": options,
         }
-        told = subprocess.run(
+        reported = subprocess.run(
             ["node", HERE / "openai.mjs"], input=json.dumps(conversation), stdout=subprocess.PIPE, text=True, check=True
         )
-        told = json.loads(told.stdout)
-        if "error" in told:
-            raise self.Error(told["error"])
-        yield from (Completion(**one) for one in told["completions"])
+        reported = json.loads(reported.stdout)
+        if "error" in reported:
+            raise self.Error(reported["error"])
+        yield from (Completion(**one) for one in reported["completions"])
 
     def refusal(self, error):
         return Refusal(**error.args[0])
@@ -161,7 +161,7 @@ class OpenAINode(Client):
 class LangChain(Client):
     name = "langchain-openai"
     package = "langchain-openai"
-    # Its own exceptions are subclasses of those of openai, under names that it does not publish.
+    # Its own exceptions are subclasses of openai's, with names that are not public.
     catches = "openai"
     raises = OpenAIPython.raises
     refused_by_strict = "stream"
@@ -195,7 +195,7 @@ class LiteLLM(Client):
     own_answer_refused_by_strict = "messages[1].provider_specific_fields"
 
     def converse(self, questions, system=None, **options):
-        """Its answers are sent back as they are, with what it added to them."""
+        """Sends its answers back unchanged, with the members that it added to them."""
         messages = opening(system)
         for question in questions:
             messages.append({"role": "user", "content": question})
@@ -246,7 +246,7 @@ class LLM(Client):
     refused_by_strict = "stream"
 
     def converse(self, questions, system=None, **options):
-        # What `llm keys set adriaticum` writes, and what its user writes.
+        # The first is what `llm keys set adriaticum` writes, the second what a user writes.
         (llm.user_dir() / "keys.json").write_text(json.dumps({"adriaticum": self.key}))
         (llm.user_dir() / "extra-openai-models.yaml").write_text(
             f"- model_id: adriaticum\n"
@@ -257,10 +257,10 @@ class LLM(Client):
         )
         conversation = llm.get_model("adriaticum").conversation()
         for question in questions:
-            # The command goes by can_stream; from Python, it has to be said.
+            # The command uses can_stream; Python code has to set it.
             answer = conversation.prompt(question, system=system, stream=False, **options)
             yield Completion(answer.text(), answer.response_json["id"])
-            # It is told once: the conversation keeps it.
+            # Only once: the conversation keeps it.
             system = None
 
 

@@ -1,12 +1,11 @@
-"""Real clients against the real binary: what they get, what they raise, and how often they try.
+"""Tests real client libraries with the real binary: their results, their exceptions, and their retries.
 
     .venv-clients/bin/pip install -r tests/clients/requirements.txt
     npm ci --prefix tests/clients
     .venv-clients/bin/python tests/clients/run.py
 
-ADRIATICUM names another binary than target/release/adriaticum. Every check has a service and a runtime of its own,
-so what they counted is what one client did. The clients run side by side: most of the time they wait to try again,
-as long as Retry-After tells them to.
+ADRIATICUM names another binary than target/release/adriaticum. Every check has its own service and runtime, so that their
+counts belong to one client. The clients run at the same time, because they mostly wait for Retry-After.
 """
 
 import concurrent.futures
@@ -23,7 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-# Nothing of the person's own settings may lead a client elsewhere, to a proxy least of all.
+# No setting of the user's own may redirect a client, least of all to a proxy.
 for name in list(os.environ):
     if name.lower().endswith("_proxy") or name.startswith(("OPENAI_", "LANGCHAIN_", "LANGSMITH_", "LITELLM_", "LLM_")):
         del os.environ[name]
@@ -35,7 +34,7 @@ outside_hosts = set()
 
 
 def stay_inside(event, arguments):
-    """An audit hook: refuses every connection that leaves this machine, and keeps its address for the verdict."""
+    """An audit hook that refuses every connection to another machine, and remembers its address."""
     if event == "socket.connect" and isinstance(arguments[1], tuple):
         host = arguments[1][0]
     elif event == "socket.getaddrinfo":
@@ -50,9 +49,9 @@ def stay_inside(event, arguments):
 sys.addaudithook(stay_inside)
 from clients import CLIENTS, LiteLLM  # noqa: E402
 
-# The whole run: a client that hangs would wait ten minutes by its own default.
+# For the whole run. A client that hangs would wait ten minutes by default.
 DEADLINE_SECONDS = 900
-# As the service sends it with a 503.
+# The service sends this with a 503.
 RETRY_AFTER_SECONDS = 5
 MAX_BODY = 262_144
 MAX_TOKENS = 512
@@ -61,7 +60,7 @@ QUESTIONS = ["What is the sea called?", "Who sails it?", "Where to?"]
 
 
 class Script(Runtime):
-    """A runtime that numbers its answers by the questions asked so far."""
+    """A runtime whose answers contain the number of questions in the conversation."""
 
     def __init__(self, status=200, figures=True):
         super().__init__()
@@ -80,22 +79,22 @@ class Script(Runtime):
 
 
 def fill_the_ledger(service):
-    """From now on no outcome can be written: the runtime is called, and then the usage can't be kept."""
+    """Makes every further outcome fail: the runtime is called, and then the usage cannot be recorded."""
     with contextlib.closing(sqlite3.connect(service.database)) as database:
         database.execute("CREATE TRIGGER full BEFORE UPDATE ON usage BEGIN SELECT RAISE(FAIL, 'disk full'); END")
 
 
 @dataclass
 class Error:
-    """One of the errors of part 7, and how to come by it."""
+    """One of the errors of the specification, and how to cause it."""
 
     status: int
     code: str
     when: str
-    # How often every client sends the request by its own defaults, and how often the runtime hears of it.
+    # How often every client sends the request by default, and how often the runtime gets it.
     tries: int = 1
     calls: int = 0
-    # What passes at least, if the clients wait between their tries as long as they are told to.
+    # The shortest time it takes if the clients wait for Retry-After.
     least_seconds: int = 0
     settings: dict = field(default_factory=dict)
     runtime_status: int = 200
@@ -106,20 +105,20 @@ class Error:
     options: dict = field(default_factory=dict)
 
 
-# Nobody tries again, as that would cost inference again: x-should-retry: false.
-USAGE_NOT_KEPT = Error(503, "service_unavailable", "usage not kept, after inference", prepare=fill_the_ledger, calls=1)
+# No client retries, because of x-should-retry: false. A retry would cost another inference.
+USAGE_NOT_KEPT = Error(503, "service_unavailable", "usage not recorded, after inference", prepare=fill_the_ledger, calls=1)
 ERRORS = [
-    Error(400, "invalid_request", "too many tokens wanted", options={"max_tokens": MAX_TOKENS + 1}),
+    Error(400, "invalid_request", "max_tokens too large", options={"max_tokens": MAX_TOKENS + 1}),
     Error(401, "invalid_api_key", "an unknown key", key=lambda _: "adr_" + 48 * "0"),
-    Error(403, "insufficient_permission", "a key for the metrics only",
+    Error(403, "insufficient_permission", "a key for metrics only",
           key=lambda service: service.create_key("metrics", "--permission", "metrics")),
     Error(404, "not_found", "another path", path="v2"),
     Error(413, "payload_too_large", "a body over 256 KB", question=MAX_BODY * "x"),
     Error(502, "inference_error", "a failing runtime", runtime_status=500, tries=3, calls=3),
     Error(503, "service_unavailable", "no runtime configured", settings={"runtime_url": ""}, tries=3,
           least_seconds=2 * RETRY_AFTER_SECONDS),
-    # Nobody tries again either: Search will not be back so soon.
-    Error(503, "search_unavailable", "Search needed, and down",
+    # No client retries either: Search will not be back so soon.
+    Error(503, "search_unavailable", "Search needed, but down",
           settings={"search_url": "http://127.0.0.1:1", "search_grounding": "always"}),
     USAGE_NOT_KEPT,
 ]
@@ -128,12 +127,12 @@ NOTHING_WRONG = Error(200, "", "")
 
 @dataclass
 class Seen:
-    """What became of a conversation, as the client, the service and the runtime saw it."""
+    """The result of a conversation, as seen by the client, the service and the runtime."""
 
     completions: list
     refusal: object
     seconds: float
-    # The ids of the requests in the service's log, in their order.
+    # The ids of the requests, in the order of the service's log.
     requests: list
     chats: list
 
@@ -142,13 +141,13 @@ class Seen:
 def stage(status=200, figures=True, **settings):
     with tempfile.TemporaryDirectory(prefix="adriaticum-clients-") as folder, Script(status, figures) as runtime:
         service = Service(pathlib.Path(folder), runtime, **settings)
-        ensure(service.key, "the database has its tables before the service starts: one check adds a trigger to them")
+        ensure(service.key, "creating the key first creates the tables, because one check adds a trigger to them")
         with service:
             yield service, runtime
 
 
 def hold(client_class, questions, error=NOTHING_WRONG, figures=True, compatibility="openai", **options):
-    """Has a client ask its questions, under what leads to that error if there is one."""
+    """Lets a client ask its questions, in a situation that causes the error if one is given."""
     with stage(error.runtime_status, figures, compatibility=compatibility, **error.settings) as (service, runtime):
         error.prepare(service)
         client = client_class(f"http://127.0.0.1:{service.port}/{error.path}", error.key(service))
@@ -159,7 +158,7 @@ def hold(client_class, questions, error=NOTHING_WRONG, figures=True, compatibili
         except Exception as raised:
             refusal = client.refusal(raised)
         seconds = time.monotonic() - began
-        # Only once it has ended is every request in the log.
+        # The log is complete only after the service has ended.
         service.ensure_it_ends_well()
         logged = re.findall(r"chatcmpl_[0-9a-f]{32}", service.logged())
         return Seen(completions, refusal, seconds, list(dict.fromkeys(logged)), runtime.chats)
@@ -170,7 +169,7 @@ def expect(what, found, wanted):
 
 
 def expect_conversation(seen):
-    """Every answer arrived, and the runtime was told each time all that had been said."""
+    """Checks that every answer arrived, and that the runtime got the whole conversation each time."""
     expect("refusal", seen.refusal, None)
     expect("answers", [one.text for one in seen.completions], ["Answer 1", "Answer 2", "Answer 3"])
     expect("ids", [one.id for one in seen.completions], seen.requests)
@@ -192,7 +191,7 @@ def check_strict(client):
         expect_conversation(hold(client, QUESTIONS, system=SYSTEM, compatibility="strict"))
         return "three turns with strict"
     seen = hold(client, QUESTIONS, compatibility="strict")
-    # What is in every request is refused in the first, what is in an answer once that is sent back.
+    # A member of every request is refused at once, a member of the answer object when that is sent back.
     expect("answers", [one.text for one in seen.completions], [] if client.refused_by_strict else ["Answer 1"])
     expect_refusal(client, seen, 400, "invalid_request")
     wanted = f"{refused} is not recognized"
@@ -201,25 +200,25 @@ def check_strict(client):
 
 
 def check_missing_figures(client):
-    """The figures of a runtime that gives none are null, never made up."""
+    """If the runtime reports no token figures, they are null."""
     seen = hold(client, QUESTIONS[:1], figures=False)
     expect("calls of the runtime", len(seen.chats), 1)
     if client.refuses_missing_figures is None:
         expect("refusal", seen.refusal, None)
         expect("answers", [one.text for one in seen.completions], ["Answer 1"])
-        return "takes null figures"
+        return "accepts null figures"
     expect("kind", seen.refusal and seen.refusal.kind, client.refuses_missing_figures)
     return f"{client.refuses_missing_figures} for null figures"
 
 
 def check_num_retries(client):
-    """litellm's own num_retries, unlike the default and max_retries, does not know of x-should-retry."""
+    """litellm's num_retries, unlike the default and max_retries, ignores x-should-retry."""
     seen = hold(client, QUESTIONS[:1], USAGE_NOT_KEPT, num_retries=2)
     expect_refusal(client, seen, USAGE_NOT_KEPT.status, USAGE_NOT_KEPT.code)
     expect("calls of the runtime", len(seen.chats), 3)
     seen = hold(client, QUESTIONS[:1], USAGE_NOT_KEPT, max_retries=2)
     expect("calls of the runtime", len(seen.chats), 1)
-    return "num_retries=2 pays for inference 3 times where max_retries=2 does once"
+    return "num_retries=2 spends three inferences, max_retries=2 one"
 
 
 def check_error(error, client):
@@ -240,7 +239,7 @@ def expect_refusal(client, seen, status, code):
 
 
 def checks_of(client):
-    """What is to be checked, by name."""
+    """Returns the checks by name."""
     checks = {"openai": check_conversation, "strict": check_strict, "no figures": check_missing_figures}
     if client is LiteLLM:
         checks["num_retries"] = check_num_retries
@@ -250,14 +249,14 @@ def checks_of(client):
 
 
 def run(client):
-    """Runs the checks of a client; for each its name, whether it passed and what there is to say of it."""
+    """Runs the checks of a client. Returns for each its name, whether it passed, and a text."""
     results = []
     for name, check in checks_of(client).items():
         try:
             results.append((name, True, check(client)))
         except SystemExit as failure:
             results.append((name, False, str(failure)))
-        # What breaks a check must not keep the others from being run.
+        # An error in one check must not stop the others.
         except Exception as broken:
             results.append((name, False, repr(broken)))
     return results
@@ -274,9 +273,9 @@ def main():
     width = max(len(name) for of_client in results.values() for name, _, _ in of_client)
     for client, of_client in results.items():
         print(f"\n{client.name}")
-        for name, good, told in of_client:
-            print(f"  {name:{width}}  {'' if good else 'FAILED '}{told}")
-    print(f"\noutside hosts that a client wanted to connect to: {', '.join(map(str, outside_hosts)) or 'none'}\n")
+        for name, good, note in of_client:
+            print(f"  {name:{width}}  {'' if good else 'FAILED '}{note}")
+    print(f"\noutside hosts that a client tried to reach: {', '.join(map(str, outside_hosts)) or 'none'}\n")
     verdicts = [good for of_client in results.values() for _, good, _ in of_client] + [not outside_hosts]
     print(f"{sum(verdicts)} passed, {len(verdicts) - sum(verdicts)} failed")
     return 0 if all(verdicts) else 1
