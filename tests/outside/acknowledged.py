@@ -1,4 +1,4 @@
-"""What clients were told against what the ledger holds, for the checks that end the service at a bad moment."""
+"""Compares the answers that clients read with the ledger, for the tests that end the service at a bad moment."""
 
 import collections
 import concurrent.futures
@@ -18,7 +18,7 @@ CLIENTS = 8
 REFUSED = 0.04
 FIRST_ANSWERS_SECONDS = 60
 
-# Fewer completions than this for each end of the service, and the run would say little about it.
+# With fewer completions than this for each end of the service, a run proves little.
 LEAST_ACKNOWLEDGED = 10
 
 FIGURES = ("prompt_tokens", "completion_tokens", "total_tokens")
@@ -26,7 +26,7 @@ UNKNOWN = (None, None, None)
 
 
 class MeasuringRuntime(Runtime):
-    """A runtime that measures something else for every answer, and now and then not everything or nothing."""
+    """A runtime with different token figures for every answer, some of them missing."""
 
     def __init__(self):
         self.numbers = itertools.count(1)
@@ -40,7 +40,7 @@ class MeasuringRuntime(Runtime):
         return 200, reply
 
     def handle_error(self, request, client_address):
-        """Says nothing: that the service is gone in the middle of a call is what the checks are about."""
+        """Prints nothing: the service is expected to end in the middle of a call."""
 
 
 class Answer(typing.NamedTuple):
@@ -51,7 +51,7 @@ class Answer(typing.NamedTuple):
 
 
 class Answers:
-    """Every answer that a client has read to its end."""
+    """All answers that clients have read completely."""
 
     def __init__(self):
         self.read = []
@@ -68,7 +68,7 @@ class Answers:
             return self.changed.wait_for(lambda: len(self.read) >= enough, FIRST_ANSWERS_SECONDS)
 
     def forget_since(self, time):
-        """Forgets what was read at a time of the monotonic clock, in nanoseconds, and later."""
+        """Forgets answers that were read at or after a time of the monotonic clock, in nanoseconds."""
         self.read = [answer for answer in self.read if answer.time < time]
 
     def with_status(self, status):
@@ -76,7 +76,7 @@ class Answers:
 
 
 def kill_under_load(service, answers, seconds, seed):
-    """Lets clients send one request after the other, and kills the service some seconds after their first answers."""
+    """Lets clients send requests in a loop, and kills the service some seconds after their first answers."""
     killed = threading.Event()
     with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
         clients = [pool.submit(be_a_client, service, answers, killed, random.Random(f"{seed} {number}"))
@@ -87,7 +87,7 @@ def kill_under_load(service, answers, seconds, seed):
         service.kill()
     for client in clients:
         client.result()
-    ensure(answered, f"no {CLIENTS} answers within {FIRST_ANSWERS_SECONDS} s:\n{service.last_logged()}")
+    ensure(answered, f"fewer than {CLIENTS} answers within {FIRST_ANSWERS_SECONDS} s:\n{service.last_logged()}")
     service.ensure_it_did_not_panic()
 
 
@@ -102,11 +102,11 @@ def be_a_client(service, answers, killed, chance):
                 ensure(killed.is_set(), f"a connection broke while the service ran:\n{service.last_logged()}")
                 return
             ensure(status == (400 if refused else 200), f"not the answer to this request: {status} {text}")
-            answers.add(told(status, headers, json.loads(text)))
+            answers.add(parse(status, headers, json.loads(text)))
 
 
 def send(connection, service, role):
-    """Sends a request, which is refused for a role that there is not, and reads the whole answer."""
+    """Sends a request and reads the whole answer. An unknown role is refused."""
     body = {"model": "adriaticum", "messages": [{"role": role, "content": "How many?"}]}
     headers = {"Authorization": service.authorization, "Content-Type": "application/json"}
     connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
@@ -114,8 +114,8 @@ def send(connection, service, role):
     return response.status, response.headers, response.read().decode()
 
 
-def told(status, headers, body):
-    """What an answer tells of the request."""
+def parse(status, headers, body):
+    """Returns what an answer says about the request."""
     if status == 200:
         request_id, usage = body["id"], body.get("usage") or {}
     else:
@@ -151,7 +151,7 @@ class Findings(typing.NamedTuple):
 
     def ensure_they_prove_something(self, ends):
         least = ends * LEAST_ACKNOWLEDGED
-        ensure(self.acknowledged >= least, f"only {self.acknowledged} completions were acknowledged, less than {least}")
+        ensure(self.acknowledged >= least, f"only {self.acknowledged} completions were acknowledged, fewer than {least}")
         ensure(self.interrupted, "no request was ever interrupted: the service always ended between two requests")
 
     def __str__(self):
@@ -160,9 +160,9 @@ class Findings(typing.NamedTuple):
 
 
 def compare(service, answers, ends, refusals_stay):
-    """Holds the answers against the ledger, when no request is under way and the service has ended `ends` times.
+    """Compares the answers with the ledger, when no request is running and the service has ended `ends` times.
 
-    The row of a refusal is not synced before it is sent; whether it has to be there is the caller's to say.
+    A refusal is sent before its row is synced; the caller says whether the row has to be there.
     """
     rows, damage = read_ledger(service.database)
     by_id = {row.request_id: row for row in rows}
@@ -172,17 +172,17 @@ def compare(service, answers, ends, refusals_stay):
     wrong = [
         *some("a completion was acknowledged and its row is lost", lost),
         *some("a request has two rows", doubled),
-        *some("a row has other figures than its answer", other_figures(completions, by_id)),
+        *some("a row and its answer have different figures", other_figures(completions, by_id)),
         *some("a row is still open", [row for row in rows if row.is_open]),
         *some("an interrupted row has an outcome", [row for row in rows if row.is_interrupted and has_outcome(row)]),
         *some("the database is damaged", damage),
         *some("usage verify fails", failed_verification(service)),
-        *some("usage has other sums than the rows", other_sums(service, rows)),
+        *some("the sums of usage differ from the rows", other_sums(service, rows)),
     ]
     if refusals_stay:
         gone = [answer for answer in answers.with_status(400) if not stands_completed(answer, by_id)]
-        wrong += some("a refusal was told and its row is lost", gone)
-    # A client has one request under way at most, so each end leaves no more rows than that without a reader.
+        wrong += some("a refusal was sent and its row is lost", gone)
+    # A client has at most one request running, so each end leaves at most one row per client without a reader.
     unread = by_id.keys() - {answer.request_id for answer in answers.read}
     if len(unread) > ends * CLIENTS:
         wrong += some("rows of requests that nobody sent", sorted(unread))
@@ -191,12 +191,12 @@ def compare(service, answers, ends, refusals_stay):
 
 
 def read_ledger(database):
-    """The rows, and what is wrong with the database: then perhaps without the rows, which are lost indeed."""
+    """Returns the rows and the faults of the database. If it is damaged, rows may be missing, and count as lost."""
     columns = ", ".join(["request_id", "status", "error_code", *FIGURES])
     with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
         try:
             damage = [text for (text,) in connection.execute("PRAGMA integrity_check") if text != "ok"]
-            # By the table itself and not by an index, which would show each request once.
+            # From the table and not from an index, which would show each request only once.
             found = connection.execute(f"SELECT {columns} FROM usage NOT INDEXED").fetchall()
         except sqlite3.DatabaseError as error:
             return [], [str(error)]
@@ -239,6 +239,6 @@ def other_sums(service, rows):
 
 
 def some(what, cases):
-    """A line that tells what is wrong, with the number of cases and the first of them; nothing if there is none."""
+    """Returns a line with the problem, the number of cases and the first one, or nothing if there are none."""
     cases = list(cases)
     return [f"{what} ({len(cases)} cases): {cases[0]}"] if cases else []

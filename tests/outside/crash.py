@@ -1,8 +1,8 @@
-"""Kills the service under load again and again: every completion that a client has read is in the ledger, once.
+"""Kills the service under load, many times, and checks that each completion that a client has read is in the ledger once.
 
     python3 tests/outside/crash.py [--kills N] [--seed SEED]
 
-A quarter of the starts are killed as well, in the middle of the recovery.
+A quarter of the starts are killed too, during recovery.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import time
 from acknowledged import Answers, MeasuringRuntime, compare, kill_under_load
 from service import Service, ensure
 
-# After the first answers of a run.
+# Counted from the first answers of a run.
 KILL_SECONDS = (0.03, 0.4)
 
 KILLED_STARTS = 0.25
@@ -41,7 +41,7 @@ def kill_and_compare(service, kills, seed):
         kill_under_load(service, answers, chance.uniform(*KILL_SECONDS), f"{seed} {kill}")
         start_again(service, chance)
         compare(service, answers, kill, refusals_stay=True).ensure_nothing_is_wrong(f"after kill {kill}, seed {seed}")
-    # The last connection folds the log into the database: one more form of the same rows.
+    # The last connection writes the WAL into the database, which is another form of the same rows.
     service.ensure_it_ends_well()
     findings = compare(service, answers, kills, refusals_stay=True)
     findings.ensure_nothing_is_wrong(f"after the end, seed {seed}")

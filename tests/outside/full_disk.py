@@ -1,9 +1,9 @@
-"""A full disk and a read-only one: refused before inference is spent, and serving again once there is room.
+"""Tests a full disk and a read-only one: requests are refused before inference is spent, and succeed when there is room.
 
     python3 tests/outside/full_disk.py
 
-The disk is a small one in memory, mounted where only this program and its children see it. That takes root, or a
-system that lets users have namespaces of their own.
+The disk is a small one in memory, mounted so that only this program and its children see it. That needs root or user
+namespaces.
 """
 
 import os
@@ -29,7 +29,7 @@ def main():
             make_it_read_only(folder, runtime)
         finally:
             subprocess.run(["umount", "--lazy", folder], check=True)
-    print("a full disk and a read-only one: refused, and served again")
+    print("a full disk and a read-only one: refused, and accepted again")
 
 
 def fill_the_disk(folder, runtime):
@@ -42,17 +42,17 @@ def fill_the_disk(folder, runtime):
                     file.write(bytes(4096))
             except OSError:
                 pass
-        # What the database's log has room for already can still be written.
+        # Writes that fit into the allocated part of the WAL still succeed.
         given, calls = 0, len(runtime.calls)
         while (answer := service.complete())[0] == 200:
             given += 1
-            ensure(given < 100_000, "the disk is full and completions go on")
+            ensure(given < 100_000, "completions still succeed on a full disk")
         ensure("service_unavailable" in answer[1], f"not the error of a full disk: {answer}")
         for _ in range(20):
             status, text = service.complete()
-            ensure(status == 503, f"refused once and then not: {status} {text}")
+            ensure(status == 503, f"a request succeeded after a refusal: {status} {text}")
         spent = len(runtime.calls) - calls - given
-        # The one that met the end of the disk may have got its row and no outcome; none after it got a row.
+        # The first refused request may have a row without an outcome; later ones have no row.
         ensure(spent <= 1, f"{spent} inferences were spent on requests that were refused")
         ensure("disk is full" in service.logged(), "the log does not say why")
         ballast.unlink()
@@ -65,7 +65,7 @@ def make_it_read_only(folder, runtime):
     service = Service(folder, runtime)
     mount("-o", "remount,ro", folder)
     started = service.run("serve")
-    ensure(started.returncode == 1, f"it starts on a disk that it can't write: {started}")
+    ensure(started.returncode == 1, f"it starts on a read-only disk: {started}")
     ensure("read-only" in started.stderr.lower(), f"it does not say that the disk is read-only: {started.stderr}")
     mount("-o", "remount,rw", folder)
     with service:

@@ -1,9 +1,9 @@
-"""Grounding with the real model of `make run` and the embedded index.
+"""Tests grounding with the real model of `make run` and the embedded index.
 
     python3 tests/outside/grounded_model.py
 
-Ten questions about facts that are made up here, so that no model can know them, at temperature 0: with grounding the
-answers hold the facts, without it they do not.
+Asks ten questions about invented facts, which no model can know, at temperature 0. With grounding the answers contain
+the facts, without it they do not.
 """
 
 import os
@@ -14,7 +14,7 @@ import types
 from real_model import ask, chat, ensure_completion, make_run, runtime
 from service import ROOT, Service, ensure, free_port
 
-# A file of the index: its name, and its text.
+# The files of the index: name and text.
 DOCUMENTS = {
     "islands/lighthouse.md": "# The Velna lighthouse\n\nThe Velna lighthouse stands on the island of Orsk. It is 47 metres"
     " high and was built of grey stone. Its keeper lives in a small house beside it.\n",
@@ -37,7 +37,7 @@ DOCUMENTS = {
     " noon, because its maker made a mistake.",
 }
 
-# A question, and what a good answer holds one of.
+# A question, and texts of which a good answer contains one.
 QUESTIONS = {
     "How high is the Velna lighthouse?": ["47"],
     "What is the name of the ferry to Orsk?": ["Mirabel"],
@@ -55,15 +55,15 @@ LEAST_WITH = 8
 MOST_WITHOUT = 1
 
 
-def facts_told(service):
-    """How many answers hold their fact, and a line for each question."""
+def count_facts(service):
+    """Returns how many answers contain their fact, and a line for each question."""
     count, lines = 0, []
     for question, facts in QUESTIONS.items():
         answer = ensure_completion(*ask(service, chat(question, temperature=0, max_tokens=64)), 64)
         text = " ".join(answer["choices"][0]["message"]["content"].split())
-        is_told = any(fact in text for fact in facts)
-        count += is_told
-        lines.append(f"  {'told    ' if is_told else 'not told'}  {question} {text[:100]}")
+        is_found = any(fact in text for fact in facts)
+        count += is_found
+        lines.append(f"  {'found  ' if is_found else 'missing'}  {question} {text[:100]}")
     return count, "\n".join(lines)
 
 
@@ -80,17 +80,17 @@ def main():
         address = types.SimpleNamespace(url=f"http://127.0.0.1:{port}/v1")
         with runtime(port, folder / "runtime.log"):
             with Service(folder, address) as service:
-                without, lines = facts_told(service)
+                without, lines = count_facts(service)
                 print(f"without grounding, {without} of {len(QUESTIONS)} facts\n{lines}")
                 service.ensure_it_ends_well()
             with Service(folder, address, search_url="index:", search_grounding="always") as service:
                 added = service.run("search", "add", str(documents))
                 ensure(f"{len(DOCUMENTS)} added" in added.stderr, f"the documents were not added: {added.stderr}")
-                grounded, lines = facts_told(service)
+                grounded, lines = count_facts(service)
                 print(f"with grounding, {grounded} of {len(QUESTIONS)} facts\n{lines}")
                 service.ensure_it_ends_well()
-    ensure(grounded >= LEAST_WITH, f"grounded, the model tells {grounded} facts; {LEAST_WITH} are expected at least")
-    ensure(without <= MOST_WITHOUT, f"ungrounded, the model tells {without} facts; how does it know them?")
+    ensure(grounded >= LEAST_WITH, f"with grounding, the model gives {grounded} facts; at least {LEAST_WITH} are expected")
+    ensure(without <= MOST_WITHOUT, f"without grounding, the model gives {without} facts, which it cannot know")
 
 
 if __name__ == "__main__":

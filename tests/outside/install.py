@@ -1,10 +1,10 @@
-"""Boots a Debian with its own systemd, and there installs, uses, breaks, restarts, upgrades, removes and purges the
-package, as an operator would.
+"""Boots a Debian with systemd, and installs, uses, breaks, restarts, upgrades, removes and purges the package there, as an
+operator would.
 
     python3 tests/outside/install.py
 
-The tree is made by debootstrap, once, from the first of this machine's own apt sources, and kept in target/machine. It
-runs in systemd-nspawn on this host's network, so it takes free ports. As root only.
+debootstrap makes the tree once, from the first of this machine's apt sources, in target/machine. The tree runs in
+systemd-nspawn on this host's network, with free ports. It needs root.
 """
 
 import contextlib
@@ -31,14 +31,14 @@ RELEASE = "bookworm"
 BOOT_SECONDS = 60
 PATIENCE = 30
 
-# How many clients keep asking while the service is restarted, half of them on a new connection for every request.
+# Clients that send requests while the service is restarted, half of them on a new connection for every request.
 CLIENTS = 8
 
 RESTARTS = 5
 
 
 def main():
-    ensure(os.geteuid() == 0, "It boots a container, which only root may do: sudo make test-install")
+    ensure(os.geteuid() == 0, "install.py boots a container, which needs root: sudo make test-install")
     package = newest(PACKAGES.glob("adriaticum_*.deb"))
     began = time.monotonic()
     lint(package)
@@ -49,10 +49,10 @@ def main():
     with SlowRuntime() as runtime, Machine(base) as machine:
         for step in STEPS:
             began_step = time.monotonic()
-            told = step(machine, runtime, package, later)
+            result = step(machine, runtime, package, later)
             seconds = time.monotonic() - began_step
-            print(f"install: {step.__name__.replace('_', ' ')}: {told} ({seconds:.1f} s)", flush=True)
-    print(f"install: all of it in {time.monotonic() - began:.0f} s")
+            print(f"install: {step.__name__.replace('_', ' ')}: {result} ({seconds:.1f} s)", flush=True)
+    print(f"install: all steps in {time.monotonic() - began:.0f} s")
 
 
 # The steps.
@@ -60,38 +60,38 @@ def main():
 
 def install(machine, runtime, package, later):
     machine.port = free_port()
-    # What an operator does for another port, before the package is there: a drop-in.
+    # An operator's drop-in for another port, before the package is installed.
     machine.write(
         "/etc/systemd/system/adriaticum.socket.d/port.conf",
         f"[Socket]\nListenStream=\nListenStream=127.0.0.1:{machine.port}\n",
     )
-    # Half a minute is a long time for a test.
+    # The default of half a minute would be long for a test.
     machine.write("/etc/systemd/system/adriaticum.service.d/watchdog.conf", "[Service]\nWatchdogSec=2s\n")
     machine.install(package)
     for unit in ("adriaticum.socket", "adriaticum.service"):
         ensure(machine.show(unit, "ActiveState") == "active", f"{unit} is not active:\n{machine.status()}")
         ensure(machine.run("systemctl", "is-enabled", unit).strip() == "enabled", f"{unit} is not enabled")
-    ensure(machine.show("adriaticum.service", "User") == "adriaticum", "it has no user of its own")
+    ensure(machine.show("adriaticum.service", "User") == "adriaticum", "it does not run as its own user")
     state = machine.run("stat", "-c", "%U:%G %a", "/var/lib/adriaticum", "/etc/adriaticum/adriaticum.toml").split("\n")
     ensure(state[:2] == ["adriaticum:adriaticum 750", "root:adriaticum 640"], f"owners and modes are {state}")
 
-    # The runtime, and a key for it that only root can read.
+    # A runtime, and a key for it that only root can read.
     settings = machine.read("/etc/adriaticum/adriaticum.toml").replace("#url = []", f'url = "{runtime.url}"')
     machine.write("/etc/adriaticum/adriaticum.toml", settings)
     machine.write("/etc/adriaticum/runtime-key", "sesame\n")
     machine.run("chmod", "600", "/etc/adriaticum/runtime-key")
     machine.run("systemctl", "restart", "adriaticum")
 
-    # Commands are run by root or by the service's user, and the database stays the service's.
+    # Root and the service's user can run commands, and the database stays the property of the service's user.
     machine.key = machine.run("adriaticum", "keys", "create", "load").strip()
     machine.run("setpriv", "--reuid=adriaticum", "--regid=adriaticum", "--clear-groups", "adriaticum", "keys", "list")
     ensure(machine.complete() == 200, f"no completion:\n{machine.journal()}")
     ensure(runtime.calls[-1].headers.get("authorization") == "Bearer sesame", "the runtime did not get its key")
     owners = set(machine.run("stat", "-c", "%U", *machine.databases()).split())
-    ensure(owners == {"adriaticum"}, f"the database is of {owners}")
+    ensure(owners == {"adriaticum"}, f"the database belongs to {owners}")
     machine.run("adriaticum", "check")
 
-    # The same where root's command makes the database, before the service has ever had one.
+    # The same if a command of root creates the database before the first start.
     machine.run("systemctl", "stop", "adriaticum.socket", "adriaticum.service")
     machine.run("rm", *machine.databases())
     machine.answered = 0
@@ -105,11 +105,11 @@ def install(machine, runtime, package, later):
 def broken_setting(machine, *_):
     good = machine.read("/etc/adriaticum/adriaticum.toml")
     machine.write("/etc/adriaticum/adriaticum.toml", "workers = 0\n" + good)
-    ensure(machine.try_run("systemctl", "restart", "adriaticum").returncode != 0, "a broken setting is started with")
+    ensure(machine.try_run("systemctl", "restart", "adriaticum").returncode != 0, "it starts with a broken setting")
     status = machine.status()
-    ensure("workers in /etc/adriaticum/adriaticum.toml" in status, f"the status does not tell why:\n{status}")
+    ensure("workers in /etc/adriaticum/adriaticum.toml" in status, f"systemctl status does not say why:\n{status}")
     starts = machine.starts()
-    # A client that connects is not refused, and can't make it loop.
+    # A client that connects is not refused, and does not make the service restart forever.
     with contextlib.suppress(OSError, http.client.HTTPException):
         machine.complete(timeout=3)
     tried = machine.starts() - starts
@@ -117,8 +117,8 @@ def broken_setting(machine, *_):
     machine.write("/etc/adriaticum/adriaticum.toml", good)
     machine.run("systemctl", "reset-failed", "adriaticum.service", "adriaticum.socket")
     machine.run("systemctl", "restart", "adriaticum")
-    ensure(machine.complete() == 200, f"it does not serve after the setting was mended:\n{machine.journal()}")
-    return f"told in systemctl status, {tried} starts by a client that waits, mended by a restart"
+    ensure(machine.complete() == 200, f"no completion after the setting was corrected:\n{machine.journal()}")
+    return f"shown by systemctl status, {tried} starts by a waiting client, works again after a restart"
 
 
 def reload(machine, *_):
@@ -126,16 +126,16 @@ def reload(machine, *_):
     good = machine.read("/etc/adriaticum/adriaticum.toml")
     machine.write("/etc/adriaticum/adriaticum.toml", 'log_level = "debug"\nqueue = 7\n' + good)
     machine.run("systemctl", "reload", "adriaticum")
-    wait_for(lambda: "queue" in machine.journal() and "restart" in machine.journal(), "the restart is told of", machine)
+    wait_for(lambda: "queue" in machine.journal() and "restart" in machine.journal(), "the log says that a restart is needed", machine)
     machine.write("/etc/adriaticum/adriaticum.toml", good)
     machine.run("systemctl", "reload", "adriaticum")
-    ensure(machine.complete() == 200 and machine.pid() == pid, "a reload is no restart")
+    ensure(machine.complete() == 200 and machine.pid() == pid, "the reload restarted the service")
     wait_for(lambda: machine.show("adriaticum", "StatusText"), "there is a status text", machine)
     return machine.show("adriaticum", "StatusText")
 
 
 def optional_runtime(machine, *_):
-    """The unit beside it, with a llama-server that only looks whether it gets its model."""
+    """Tests the unit of the runtime with a llama-server that only reads its model."""
     refused = machine.try_run("systemctl", "start", "adriaticum-runtime")
     ensure(refused.returncode != 0, "it was started without a model")
     machine.write("/var/lib/adriaticum-runtime/model.gguf", "a model\n")
@@ -151,10 +151,10 @@ def optional_runtime(machine, *_):
 def kill(machine, *_):
     pid = machine.pid()
     os.kill(machine.outside(pid), signal.SIGKILL)
-    # Asked at once, the request waits in the socket until the service is back.
+    # The request waits in the socket until the service is back.
     ensure(machine.complete() == 200, f"it did not come back:\n{machine.journal()}")
     ensure(machine.pid() != pid, "it was not killed")
-    return "back, and the request that came meanwhile was answered"
+    return "restarted, and the waiting request was answered"
 
 
 def watchdog(machine, *_):
@@ -162,7 +162,7 @@ def watchdog(machine, *_):
     os.kill(machine.outside(pid), signal.SIGSTOP)
     wait_for(lambda: machine.pid() not in (0, pid), "the watchdog restarts a stopped service", machine)
     ensure("watchdog" in machine.run("journalctl", "-u", "adriaticum", "--no-pager").lower(), "it was not the watchdog")
-    ensure(machine.complete() == 200, f"it does not serve:\n{machine.journal()}")
+    ensure(machine.complete() == 200, f"no completion:\n{machine.journal()}")
     return "restarted"
 
 
@@ -185,14 +185,14 @@ def upgrade_under_load(machine, runtime, package, later):
         machine.install(later)
         load.wait_for_more(100)
     version = machine.run("dpkg-query", "-W", "-f", "${Version}", "adriaticum")
-    ensure(version == "99.0.0" and machine.pid() != pid, f"version {version} runs, or does not")
+    ensure(version == "99.0.0" and machine.pid() != pid, f"version {version} is installed, or the service was not restarted")
     ensure(
         machine.show("adriaticum.socket", "ActiveEnterTimestampMonotonic") == socket_since, "the socket was restarted"
     )
     ensure(runtime.url in machine.read("/etc/adriaticum/adriaticum.toml"), "the configuration was overwritten")
     rows = json.loads(machine.run("adriaticum", "usage", "--json"))
     machine.run("adriaticum", "usage", "verify")
-    # Every answer that a client has read is in the ledger.
+    # The ledger has every answer that a client has read.
     ensure(rows["requests"] - rows["errors"] >= machine.answered, f"{machine.answered} answers, but {rows}")
     return f"{load}; {rows['requests']} rows, {rows['errors']} of them errors"
 
@@ -232,7 +232,7 @@ STEPS = (
 )
 
 
-# Before the machine.
+# Checks that need no machine.
 
 
 def lint(package):
@@ -242,7 +242,7 @@ def lint(package):
 
 
 def same_files(package):
-    """make install and make deb have a list each: they are the same, but for what is the package manager's."""
+    """make install and make deb have separate lists, which must be the same except for the package's own files."""
     folder = MACHINE / "installed"
     shutil.rmtree(folder, ignore_errors=True)
     command = ["make", "-s", "-o", "build", "install", f"DESTDIR={folder}", "PREFIX=/usr"]
@@ -266,7 +266,7 @@ def same_files(package):
 
 
 def completions():
-    """The shells read their completions; those of bash are tried by the integration tests."""
+    """Checks the completions of zsh and fish; the integration tests check those of bash."""
     subprocess.run(["zsh", "-n", "packaging/adriaticum.zsh"], cwd=ROOT, check=True)
     script = "source packaging/adriaticum.fish; complete -C 'adriaticum --config x keys '"
     offered = subprocess.run(["fish", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -275,7 +275,7 @@ def completions():
 
 
 def tree():
-    """A small Debian, made once. What was interrupted is made anew."""
+    """Returns a small Debian, made once. If making it was interrupted, it starts again."""
     base, made = MACHINE / "base", MACHINE / "base.made"
     if not made.exists():
         print(f"install: making a Debian {RELEASE} in {base}", flush=True)
@@ -292,23 +292,23 @@ def tree():
 
 
 def apt_source():
-    """The first address that this machine gets Debian's packages from."""
+    """Returns the address of the first apt source of this machine."""
     for path in sorted(pathlib.Path("/etc/apt").rglob("*.sources")) + sorted(pathlib.Path("/etc/apt").rglob("*.list")):
         for line in path.read_text().splitlines():
             # URIs: ADDRESS ..., or deb [OPTIONS] ADDRESS SUITE ...
             if found := re.match(r"(?:URIs:|deb(?:\s+\[[^]]*\])?)\s+(\S+/debian/?)(?:\s|$)", line):
                 return found[1]
-    raise SystemExit("No source of Debian's packages is in /etc/apt: a tree can't be made")
+    raise SystemExit("/etc/apt has no source of Debian packages, which debootstrap needs")
 
 
 def repacked(package, version):
-    """The same package with another version, as an upgrade."""
+    """Returns the same package with another version, for the upgrade."""
     folder = MACHINE / "repacked"
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run(["dpkg-deb", "-R", package, folder], check=True)
     control = folder / "DEBIAN" / "control"
     control.write_text(re.sub("^Version: .*", f"Version: {version}", control.read_text(), flags=re.MULTILINE))
-    # Another binary: what runs can be told from it.
+    # Changes the binary, so that the upgrade replaces it.
     with (folder / "usr/bin/adriaticum").open("ab") as binary:
         binary.write(b"\0")
     later = MACHINE / f"adriaticum_{version}.deb"
@@ -323,7 +323,7 @@ def newest(paths):
 
 
 class SlowRuntime(Runtime):
-    """Takes 20 ms for every answer, so that a request is in progress at any time."""
+    """Takes 20 ms for every answer, so that there is always a request in progress."""
 
     def answer(self, body):
         time.sleep(0.02)
@@ -331,7 +331,7 @@ class SlowRuntime(Runtime):
 
 
 class Machine:
-    """A booted tree. Commands are run in it through the namespaces of its first process."""
+    """A booted tree. Commands run in it through the namespaces of its first process."""
 
     def __init__(self, base):
         self.root = MACHINE / "root"
@@ -364,7 +364,7 @@ class Machine:
         return self
 
     def __exit__(self, *_):
-        # It powers the machine off; a second one would kill it.
+        # Powers the machine off; a second one would kill it.
         self.nspawn.terminate()
         try:
             self.nspawn.wait(PATIENCE)
@@ -374,7 +374,7 @@ class Machine:
         shutil.rmtree(self.root, ignore_errors=True)
 
     def first_process(self):
-        """The first process of the tree: nspawn's child, or a child of that."""
+        """Returns the first process of the tree: nspawn's child, or a child of that."""
         end = time.monotonic() + BOOT_SECONDS
         while time.monotonic() < end:
             ensure(self.nspawn.poll() is None, f"systemd-nspawn ended:\n{self.log.read_text(errors='replace')}")
@@ -395,8 +395,8 @@ class Machine:
 
     def run(self, *command):
         done = self.try_run(*command)
-        told = f"{done.stdout}\n{done.stderr}"
-        ensure(done.returncode == 0, f"{' '.join(map(str, command))} ended with {done.returncode}:\n{told}")
+        result = f"{done.stdout}\n{done.stderr}"
+        ensure(done.returncode == 0, f"{' '.join(map(str, command))} ended with {done.returncode}:\n{result}")
         return done.stdout
 
     def install(self, package):
@@ -425,11 +425,11 @@ class Machine:
         return self.run("systemctl", "show", "--value", "-p", name, unit).strip()
 
     def pid(self):
-        """The service's, as it is inside."""
+        """Returns the pid of the service inside the machine."""
         return int(self.show("adriaticum.service", "MainPID"))
 
     def outside(self, inside):
-        """A process of the machine, as this host numbers it."""
+        """Returns the pid on this host of a process in the machine."""
         for path in pathlib.Path("/proc").glob("[0-9]*/status"):
             with contextlib.suppress(OSError):
                 text = path.read_text()
@@ -465,9 +465,9 @@ def ask(connection, key):
 
 
 class Load:
-    """Clients that ask without a pause. Half of them make a connection for every request, and no request of theirs may
-    fail. The others keep theirs, as most clients do: where it was closed before a byte of the answer came, they try once
-    more on a new one."""
+    """Clients that send requests without a pause. Half of them make a new connection for every request, and none of their
+    requests may fail. The others keep their connection, as most clients do: if it is closed before the first byte of an
+    answer, they retry once on a new one."""
 
     def __init__(self, machine):
         self.machine = machine
@@ -507,7 +507,7 @@ class Load:
         try:
             while not self.done.is_set():
                 work()
-        except Exception as error:  # Whatever it is, it is a failure of a request.
+        except Exception as error:  # Any error here means that a request failed.
             with self.lock:
                 self.failures.append(repr(error))
 
@@ -543,7 +543,7 @@ class Load:
                 self.count("kept", status, began)
                 asked += 1
                 if connection.sock is None:
-                    # The service said that it is the last answer.
+                    # The service announced that it closes the connection.
                     return
 
     def wait_for_more(self, answers):
@@ -551,14 +551,14 @@ class Load:
         end = time.monotonic() + PATIENCE
         while sum(self.answers.values()) < wanted:
             self.ensure_nothing_failed()
-            ensure(time.monotonic() < end, f"no answers come any more:\n{self.machine.journal()}")
+            ensure(time.monotonic() < end, f"there are no more answers:\n{self.machine.journal()}")
             time.sleep(0.01)
 
 
 def wait_for(condition, what, machine):
     end = time.monotonic() + PATIENCE
     while not condition():
-        ensure(time.monotonic() < end, f"it did not come true in time: {what}\n{machine.journal()}")
+        ensure(time.monotonic() < end, f"timeout while waiting for: {what}\n{machine.journal()}")
         time.sleep(0.1)
 
 

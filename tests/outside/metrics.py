@@ -1,9 +1,9 @@
-"""The metrics as Prometheus sees them: a real one scrapes the service, and promtool judges the rest.
+"""Tests the metrics with a real Prometheus, which scrapes the service, and with promtool.
 
     python3 tests/outside/metrics.py
 
-It needs Debian's package prometheus. What docs/monitoring.md says is taken from there, and the queries of the
-dashboard and of the alert rules are asked for what they give.
+It needs Debian's package prometheus. It uses the configurations in docs/monitoring.md, and runs the queries of the
+dashboard and of the alert rules.
 """
 
 import contextlib
@@ -30,14 +30,14 @@ CONSOLE_HOST = "console.localhost"
 COMPLETIONS = 6
 PATIENCE = 60
 
-# What Grafana puts in the place of its variables.
+# Values in place of Grafana's variables.
 VARIABLES = {"$instance": ".*", "$__rate_interval": "1m", "$__range": "1m"}
 
 NAME = re.compile(r"\b(?:adriaticum|process)_[a-z_]+\b")
 
 
 class Prometheus:
-    """The real one, with a folder and a port of its own."""
+    """A real Prometheus with its own folder and port."""
 
     def __init__(self, folder, configuration):
         self.url = f"http://127.0.0.1:{free_port()}"
@@ -65,7 +65,7 @@ class Prometheus:
         try:
             return self.ask("query", query=expression)["result"]
         except urllib.error.HTTPError as error:
-            if error.code == 503:  # it listens and is still starting
+            if error.code == 503:  # it listens, but is still starting
                 return []
             raise SystemExit(f"Prometheus refuses a query: {expression}\n{error.read().decode()}")
 
@@ -78,12 +78,12 @@ class Prometheus:
                     return
             time.sleep(0.1)
         targets = self.ask("targets")["activeTargets"]
-        raise SystemExit(f"it did not come true: {expression}\n{[target['lastError'] for target in targets]}")
+        raise SystemExit(f"timeout while waiting for: {expression}\n{[target['lastError'] for target in targets]}")
 
 
 def promtool(*arguments, **options):
     done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, **options)
-    # A lint of the metrics is told with an exit code of its own.
+    # Style warnings of promtool have their own exit code.
     ensure(done.returncode == 0, f"promtool {' '.join(map(str, arguments))}:\n{done.stdout}{done.stderr}")
 
 
@@ -118,7 +118,7 @@ def scrape(service, key):
 
 def sample(text, series):
     found = [line.rpartition(" ")[2] for line in text.splitlines() if line.rpartition(" ")[0] == series]
-    ensure(len(found) == 1, f"{series} is told {len(found)} times")
+    ensure(len(found) == 1, f"{series} has {len(found)} samples")
     return float(found[0])
 
 
@@ -146,7 +146,7 @@ def ensure_it_counts(service, key):
     ensure(rows_of(service) == rows + COMPLETIONS, "a scrape left a row in the ledger")
     # A background job writes the last use a moment later.
     keys = lambda: json.loads(service.run("keys", "list", "--json").stdout)  # noqa: E731
-    ensure(until(lambda: all(key["last_used"] for key in keys())), f"the use of a key was not noted: {keys()}")
+    ensure(until(lambda: all(key["last_used"] for key in keys())), f"the last use of a key was not recorded: {keys()}")
 
 
 def rows_of(service):
@@ -169,16 +169,16 @@ def samples(text):
 
 
 def ensure_the_guide_names_them_all(text):
-    told = set(re.findall(r"`((?:adriaticum|process)_\w+)`", GUIDE.read_text()))
+    documented = set(re.findall(r"`((?:adriaticum|process)_\w+)`", GUIDE.read_text()))
     there = families(text)
-    ensure(told == there, f"only in the guide: {told - there}; only in the metrics: {there - told}")
+    ensure(documented == there, f"only in the guide: {documented - there}; only in the metrics: {there - documented}")
 
 
 def dashboard_queries():
-    """The queries of the dashboard, each with the labels that its legend shows."""
+    """Returns the queries of the dashboard, each with the labels in its legend."""
     dashboard = json.loads(DASHBOARD.read_text())
     panels = dashboard["panels"]
-    ensure(dashboard["uid"] and len({panel["id"] for panel in panels}) == len(panels), "ids are missing or double")
+    ensure(dashboard["uid"] and len({panel["id"] for panel in panels}) == len(panels), "ids are missing or duplicate")
     variables = {variable["name"] for variable in dashboard["templating"]["list"]}
     ensure(variables == {"datasource", "instance"}, f"the variables are {variables}")
     queries = []
@@ -191,12 +191,12 @@ def dashboard_queries():
 
 
 def blocks(language):
-    """What the guide has in its blocks of a language."""
+    """Returns the code blocks of a language in docs/monitoring.md."""
     return re.findall(rf"^```{language}\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
 
 
 def configurations(service, key_file):
-    """The configurations of the guide, for this service, with less patience."""
+    """Yields the configurations in docs/monitoring.md, for this service and with short intervals."""
     for block in blocks("yaml"):
         for old, new in (("/etc/prometheus/adriaticum.key", key_file), ("/etc/prometheus/adriaticum-alerts.yml", ALERTS),
                          (":8080", f":{service.port}")):
@@ -210,7 +210,7 @@ def ensure_prometheus_makes_use_of_them(folder, service, key, exposed):
     key_file = folder / "adriaticum.key"
     key_file.write_text(key)
     by_name, by_proxy = configurations(service, key_file)
-    # Whether the name of the console is known here is not for this check to say.
+    # Only checked, not run: this host may not resolve the console's name.
     (folder / "by_name.yml").write_text(by_name)
     promtool("check", "config", folder / "by_name.yml")
     queries = dashboard_queries()
@@ -218,7 +218,7 @@ def ensure_prometheus_makes_use_of_them(folder, service, key, exposed):
         unknown = set(NAME.findall(query)) - exposed
         ensure(not unknown, f"there is no such metric: {unknown} in {query}")
     with Prometheus(folder, by_proxy) as prometheus:
-        # Two scrapes make a rate, and a rule is judged in between.
+        # A rate needs two scrapes, and the rules are evaluated in between.
         prometheus.wait_for("up == 1")
         ensure(service.complete()[0] == 200, "the service does not answer")
         prometheus.wait_for("count_over_time(adriaticum_build_info[1m]) >= 3")
@@ -226,11 +226,11 @@ def ensure_prometheus_makes_use_of_them(folder, service, key, exposed):
             for variable, value in VARIABLES.items():
                 expression = expression.replace(variable, value)
             found = prometheus.query(expression)
-            ensure(found, f"this query of the dashboard gives nothing: {expression}")
+            ensure(found, f"a query of the dashboard has no result: {expression}")
             ensure(all(label in series["metric"] for label in labels for series in found), f"labels of {expression}")
         rules = [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
         bad = [rule["name"] for rule in rules if rule["health"] != "ok" or rule["state"] == "firing"]
-        ensure(rules and not bad, f"of the alert rules these fail or fire: {bad}")
+        ensure(rules and not bad, f"these alert rules fail or fire: {bad}")
     return len(queries), len(rules)
 
 
@@ -249,7 +249,7 @@ def main():
             ensure_the_guide_names_them_all(text)
             queries, rules = ensure_prometheus_makes_use_of_them(folder, service, key, samples(text))
             service.ensure_it_ends_well()
-    print(f"{len(families(text))} metrics, {queries} queries, {rules} alert rules, all as promtool and Prometheus ask")
+    print(f"{len(families(text))} metrics, {queries} queries, {rules} alert rules, all accepted by promtool and Prometheus")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Holds the real binary to docs/openapi.yaml: Schemathesis makes up requests from it and judges the answers.
+"""Tests the real binary against docs/openapi.yaml: Schemathesis generates requests from it and checks the answers.
 
     .venv/bin/pip install -r tests/outside/requirements.txt
     .venv/bin/python tests/outside/openapi.py
 
-ADRIATICUM names another binary than target/release/adriaticum. Schemathesis loads this file too, for the hook
-`stands`.
+ADRIATICUM names another binary than target/release/adriaticum. Schemathesis also loads this file, for the hook
+`is_real_failure`.
 """
 
 import json
@@ -22,7 +22,7 @@ from service import ROOT, HalfMeasuredRuntime, Service, ensure
 
 DOCUMENT = ROOT / "docs" / "openapi.yaml"
 
-# The same requests on every run, so that a failure can be looked into.
+# The same requests on every run, so that a failure can be reproduced.
 SEED = 20260101
 EXAMPLES = 2500
 
@@ -31,30 +31,30 @@ MAX_BODY = 262_144
 
 
 @schemathesis.hook("filter_failure")
-def stands(_context, failure, case, response):
-    """Whether a failure stands. Every check is on; this lets go what one holds against the specification itself."""
+def is_real_failure(_context, failure, case, response):
+    """Returns False for a failure that contradicts the specification. All checks are on."""
     status, body_size = response.status_code, len(response.request.body or b"")
     if isinstance(failure, UnsupportedMethodResponse):
-        # The check wants 405. The specification has none: an unknown method is an unknown route.
+        # The check wants 405. In the specification an unknown method is an unknown route.
         return status != 404
     if isinstance(failure, AcceptedNegativeData):
-        # The check does not know 413 for a refusal. Size comes before content.
+        # The check does not accept 413 as a refusal. The size is checked before the content.
         return not (status == 413 and body_size > MAX_BODY)
     if isinstance(failure, RejectedPositiveData):
-        # The check takes for good what breaks a rule that JSON Schema can't tell.
-        return status != (413 if body_size > MAX_BODY else 400 if breaks_an_untold_rule(case.body) else None)
+        # The check does not know rules that JSON Schema cannot express.
+        return status != (413 if body_size > MAX_BODY else 400 if breaks_unwritten_rule(case.body) else None)
     return True
 
 
-def breaks_an_untold_rule(body):
-    """Whether a body that fits its schema is wrong by a rule that the document has in words only."""
+def breaks_unwritten_rule(body):
+    """Returns whether a body that matches the schema breaks a rule that the document has only in words."""
     together = sum(len(message["content"]) for message in body["messages"])
-    # To JSON Schema 16.0 is an integer; here an integer is written without a fraction.
+    # In JSON Schema 16.0 is an integer; here an integer has no fraction.
     return together > MAX_CONTENT_TOGETHER or isinstance(body.get("max_tokens"), float)
 
 
 def run_schemathesis(service, folder):
-    """Runs the command line; its report, and whether it found nothing wrong."""
+    """Runs Schemathesis, and returns its report and whether it passed."""
     report = folder / "report.json"
     command = [
         pathlib.Path(sys.executable).with_name("schemathesis"), "run", DOCUMENT,
@@ -64,9 +64,9 @@ def run_schemathesis(service, folder):
         "--continue-on-failure",
         "--max-examples", str(EXAMPLES),
         "--seed", str(SEED),
-        # What an earlier run found must not change this one.
+        # Independent of earlier runs.
         "--generation-database", "none",
-        # A member called max_tokens is no secret, and a failure is told whole.
+        # max_tokens is no secret, and a failure should show everything.
         "--output-sanitize", "false",
         "--report", "json", "--report-json-path", report,
     ]
@@ -75,23 +75,23 @@ def run_schemathesis(service, folder):
         "PYTHONPATH": str(pathlib.Path(__file__).parent),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    # It leaves files in the folder that it runs in.
+    # It leaves files in its working directory.
     done = subprocess.run(command, cwd=folder, env=environment)
-    ensure(report.exists(), f"Schemathesis made no report and ended with {done.returncode}")
+    ensure(report.exists(), f"Schemathesis wrote no report and ended with {done.returncode}")
     return json.loads(report.read_text()), done.returncode == 0
 
 
 def ensure_it_tested(report, completions):
-    """A run that tried too little proves nothing."""
+    """Fails if the run tested too little."""
     cases = report["test_cases"]
     ensure(report["complete"] and report["operations"]["tested"] == 1, "Schemathesis did not test the operation")
     ensure(cases["generated"] > cases["without_checks"], "Schemathesis tested no case")
     for phase in ("examples", "coverage", "fuzzing"):
-        ensure(report["phases"][phase]["status"] == "success", f"Schemathesis did not go through its phase {phase}")
-    # It warns where its requests did not get far: a refused key, for one.
+        ensure(report["phases"][phase]["status"] == "success", f"Schemathesis did not complete its phase {phase}")
+    # It warns if its requests were refused early, for example because of the key.
     warnings = [kind for kind, places in report["warnings"].items() if places]
     ensure(not warnings, f"Schemathesis warned of {', '.join(warnings)}")
-    ensure(completions > 0, "no request got through to the runtime")
+    ensure(completions > 0, "no request reached the runtime")
 
 
 def main():
@@ -102,7 +102,7 @@ def main():
             completions = len(runtime.calls)
             service.ensure_it_still_answers()
             service.ensure_it_ends_well()
-    ensure(passed, "Schemathesis found what it tells above")
+    ensure(passed, "Schemathesis found failures, see above")
     ensure_it_tested(report, completions)
     print(f"{report['test_cases']['generated']} cases, {completions} completions, no failure")
 

@@ -1,17 +1,16 @@
-"""Cuts the power under load again and again: every completion that a client has read is in the ledger, once.
+"""Simulates power cuts under load, and checks that each completion that a client has read is in the ledger once.
 
     python3 tests/outside/power_cut.py [--cuts N] [--seed SEED] [--prove-it]
 
-The service runs with unsynced.c preloaded, which logs what it writes to the database's files and what it syncs. When
-it was killed, the files are put back to what a disk may have of them: all that was synced, and of the rest nothing,
-some sectors, or nearly all. Then the service starts on them. A quarter of the starts are cut as well, in the middle of
-the recovery.
+The service runs with unsynced.c preloaded, which logs its writes to the database's files and its syncs. After a kill, the
+files are set to what a disk may contain: everything that was synced and, of the rest, nothing, some sectors, or nearly all.
+Then the service starts on these files. A quarter of the starts are cut too, during recovery.
 
-As the log tells when each call was made, the power can also fail earlier than the kill: what clients read after that
-moment has not happened then. Every other cut goes back so into a checkpoint, or to where the -wal file begins anew.
+The log has the time of each call, so the power can also fail before the kill; answers that clients read after that moment
+are ignored. Every other cut is moved like this into a checkpoint, or to the moment when the -wal file starts again.
 
-At the end, and alone with --prove-it, the same is done with syncs of the -wal file that do nothing and succeed: this
-has to be found out.
+At the end, or only that with --prove-it, the syncs of the -wal file do nothing and report success. The test must detect the
+lost rows.
 """
 
 import argparse
@@ -27,7 +26,7 @@ import typing
 from acknowledged import Answers, MeasuringRuntime, compare, kill_under_load
 from service import Service, ensure
 
-# After the first answers of a run.
+# Counted from the first answers of a run.
 CUT_SECONDS = (0.03, 0.4)
 
 CUT_STARTS = 0.25
@@ -39,12 +38,12 @@ SOURCE = pathlib.Path(__file__).with_name("unsynced.c")
 RECORD = struct.Struct("=c15sQQQ")
 ENDINGS = ("", "-wal", "-journal")
 SECTOR = 512
-# The most that SQLite writes with one call: a page.
+# SQLite writes at most one page with one call.
 LONGEST_WRITE = 4096
-# So many calls after one for the database itself, the first frames of a new -wal file are written.
+# Within this many calls after a write to the database itself, the first frames of a new -wal file are written.
 CALLS_AFTER_CHECKPOINT = 20
 
-# How many of the unsynced writes to one sector, the first ones, have reached the disk.
+# How many of the unsynced writes to one sector have reached the disk, in order.
 MANNERS = {
     "none": lambda count, chance: 0,
     "some": lambda count, chance: chance.randint(0, count),
@@ -61,11 +60,11 @@ class Call(typing.NamedTuple):
 
 
 class Image:
-    """One file: what the disk has for sure, and what was written since it was synced last."""
+    """One file: its synced content, and the writes since the last sync."""
 
     def __init__(self, content):
         self.exists = content is not None
-        # The name of a new file is in its folder for sure only when one of the two was synced.
+        # A new file's name is durable only after a sync of the file or of its folder.
         self.is_named = self.exists
         self.synced = bytearray(content or b"")
         self.since = []
@@ -76,7 +75,7 @@ class Image:
             case b"w": self.since.append((call.offset, call.data))
             case b"t": self.since.append((call.offset, None))
             case b"s": self.sync()
-            case _: raise SystemExit(f"a file was removed or renamed, which is not provided for: {call}")
+            case _: raise SystemExit(f"a file was removed or renamed, which this test does not support: {call}")
 
     def sync(self):
         apply(self.since, self.synced)
@@ -89,7 +88,7 @@ class Image:
         return content
 
     def after_cut(self, reached, chance):
-        """What the disk has of it, and how many writes of a sector it has not. Sectors are written one by one."""
+        """Returns the content after a power cut, and how many sector writes are missing. Each sector is written separately."""
         content, sectors, missing = bytearray(self.synced), {}, 0
         for offset, data in self.since:
             if data is not None:
@@ -115,7 +114,7 @@ def apply(calls, content):
 
 
 def split(offset, data):
-    """A write as writes within one sector each."""
+    """Splits a write into writes within one sector each."""
     start = 0
     while start < len(data):
         end = min(len(data), start + SECTOR - (offset + start) % SECTOR)
@@ -135,7 +134,7 @@ def resize(content, length):
 
 
 class Disk:
-    """The disk under a service's database, which has for sure what was synced."""
+    """The disk with a service's database; only synced content is safe."""
 
     def __init__(self, service, shim, lie=None):
         self.database = service.database
@@ -155,19 +154,19 @@ class Disk:
             return self.path(ending).read_bytes()
 
     def settle(self):
-        """Takes what is there now for synced. Nobody may have the database open."""
+        """Treats the present content as synced. No process may have the database open."""
         self.settled = {ending: self.content(ending) for ending in ENDINGS}
         self.log.write_bytes(b"")
 
     def calls(self):
-        """What was written and synced since, when whoever did so was killed."""
+        """Returns the writes and syncs since then, after the service was killed."""
         calls = list(read_log(self.log.read_bytes()))
         for ending, image in self.images(calls).items():
             self.ensure_the_log_is_complete(ending, image)
         return calls
 
     def cut_power(self, calls, manner, chance):
-        """Leaves of the files what the disk has after these calls."""
+        """Sets the files to what the disk may contain after these calls."""
         for ending, image in self.images(calls).items():
             content, missing = image.after_cut(MANNERS[manner], chance)
             self.missing += missing
@@ -187,7 +186,7 @@ class Disk:
         return images
 
     def ensure_the_log_is_complete(self, ending, image):
-        """All that was logged gives the file as it is, but for one call that was made and not logged any more."""
+        """Checks that the logged calls give the present file, except for one call that was not logged before the kill."""
         found, logged = self.content(ending) or b"", image.with_everything()
         if found != logged:
             places = [place for place in range(max(len(found), len(logged)))
@@ -196,7 +195,7 @@ class Disk:
 
 
 def read_log(log):
-    """The calls of a log, whose last one may be cut off."""
+    """Yields the calls of a log; the last one may be incomplete."""
     place = 0
     while place + RECORD.size <= len(log):
         operation, ending, time_, offset, length = RECORD.unpack_from(log, place)
@@ -208,7 +207,7 @@ def read_log(log):
 
 
 def ends_in_checkpoints(calls):
-    """The numbers of calls after which the database was being written, or had just been."""
+    """Returns the numbers of calls during or shortly after which the database file was written."""
     ends, last = [], None
     for number, call in enumerate(calls, 1):
         if call.ending == "":
@@ -222,10 +221,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cuts", type=int, default=5)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
-    parser.add_argument("--prove-it", action="store_true", help="only show that syncs that do nothing are found out")
+    parser.add_argument("--prove-it", action="store_true", help="only show that syncs without effect are detected")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="adriaticum-power-") as name, MeasuringRuntime() as runtime:
-        # SQLite and unsynced.c compare names without symbolic links in them.
+        # SQLite and unsynced.c compare names without symbolic links.
         folder = pathlib.Path(name).resolve()
         shim = compile_shim(folder)
         if not options.prove_it:
@@ -263,7 +262,7 @@ def cut_and_compare(folder, runtime, shim, cuts, seed):
             findings.ensure_nothing_is_wrong(f"after cut {cut} ({manner} of the unsynced writes kept), seed {seed}")
         service.ensure_it_ends_well()
     findings.ensure_they_prove_something(cuts)
-    ensure(disk.missing, "everything was always synced: no cut took anything away")
+    ensure(disk.missing, "no cut removed anything, because everything was always synced")
     print(f"power cut: {cuts} cuts, {in_checkpoints} of them in checkpoints, {disk.missing} unsynced sectors gone, "
           f"{findings}", flush=True)
 
@@ -277,21 +276,21 @@ def cut_a_start(service, disk, manner, chance):
 
 
 def prove_it(folder, runtime, shim, seed):
-    """Shows that completions that are acknowledged and not synced are found to be lost."""
+    """Shows that the test detects the loss of completions that were acknowledged and not synced."""
     for proof in range(PROOFS):
         answers = Answers()
         service = new_service(folder / f"false-{proof}", runtime)
         disk = Disk(service, shim, lie="-wal")
         disk.settle()
         with service:
-            # At once: before the log is long enough to be folded into the database, which is synced as it should be.
+            # At once, before a checkpoint: the database file itself is synced correctly.
             kill_under_load(service, answers, 0, f"{seed} proof {proof}")
             disk.cut_power(disk.calls(), "none", random.Random(seed))
             start(service, disk)
             findings = compare(service, answers, 1, refusals_stay=False)
-        ensure(findings.lost, f"syncs that do nothing were not found out: {findings}")
-        print(f"power cut: with syncs that do nothing, {findings.lost} of {findings.acknowledged} found to be lost, "
-              "as they should be")
+        ensure(findings.lost, f"syncs without effect were not detected: {findings}")
+        print(f"power cut: with syncs without effect, {findings.lost} of {findings.acknowledged} found to be lost, "
+              "as expected")
 
 
 def start(service, disk):
@@ -303,7 +302,7 @@ def start(service, disk):
 def new_service(folder, runtime):
     folder.mkdir()
     service = Service(folder, runtime)
-    ensure(service.key, "the key has to be on the disk before its power can be cut")
+    ensure(service.key, "the key has to be on the disk before the first power cut")
     return service
 
 

@@ -1,8 +1,8 @@
-"""Runs nginx, Caddy and HAProxy with the lines that docs/deploy.md gives for them, in front of the release binary.
+"""Tests the configurations of nginx, Caddy and HAProxy in docs/deploy.md, in front of the release binary.
 
     python3 tests/outside/proxies.py
 
-Only what a test can't have is put in the place of what the document says: the ports, the certificate and the socket.
+Only the ports, the certificate and the socket are replaced.
 """
 
 import http.client
@@ -25,7 +25,7 @@ LARGEST_BODY = 262_144
 def main():
     with tempfile.TemporaryDirectory(prefix="adriaticum-proxies-") as name, Runtime() as runtime:
         folder = pathlib.Path(name)
-        # nginx gives up root's rights, and has to reach the socket then.
+        # nginx drops root's rights, and still has to reach the socket.
         folder.chmod(0o755)
         make_certificate(folder)
         for proxy in (nginx, caddy, haproxy):
@@ -57,7 +57,7 @@ def try_out(proxy, folder, runtime):
 
 
 def ask(port, service, content, proxy, log):
-    """A completion by way of the proxy, which may still be at its start."""
+    """Runs a completion through the proxy, which may still be starting."""
     body = json.dumps({"model": "adriaticum", "messages": [{"role": "user", "content": content}]})
     headers = {"Authorization": service.authorization, "Content-Type": "application/json", "Host": HOST}
     end = time.monotonic() + START_SECONDS
@@ -75,7 +75,7 @@ def ask(port, service, content, proxy, log):
 
 
 class Tls(http.client.HTTPConnection):
-    """Names the host that it wants, and takes the certificate that was made for the test."""
+    """Uses the host name of the test for SNI, and accepts its certificate."""
 
     def connect(self):
         super().connect()

@@ -1,10 +1,10 @@
-"""The service in front of a real language model: the one of `make run`.
+"""Tests the service with a real language model: the one of `make run`.
 
     python3 tests/outside/real_model.py
 
-First `make run` itself, as a newcomer uses it, by its program; then the service against the same runtime, with what
-no scripted runtime can show: real figures, languages, long and short answers, a prompt past the context, and a
-runtime that is killed in the middle of an answer.
+First it runs `make run` as a newcomer would. Then it tests with the same runtime what a scripted runtime cannot show: real
+token figures, languages, long and short answers, a prompt longer than the context, and a runtime that is killed in the
+middle of an answer.
 """
 
 import concurrent.futures
@@ -46,7 +46,7 @@ def chat(content, **members):
 
 
 def ask(service, body):
-    """The status and the text of the answer. A long answer takes its time on a busy machine."""
+    """Returns the status and the text of the answer. A long answer takes minutes on a busy machine."""
     connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=300)
     with contextlib.closing(connection):
         headers = {"Authorization": service.authorization, "Content-Type": "application/json"}
@@ -56,7 +56,7 @@ def ask(service, body):
 
 
 def under_way(service):
-    """Whether a request has its row and no outcome."""
+    """Returns whether there is a row without an outcome."""
     with contextlib.closing(sqlite3.connect(f"file:{service.database}?mode=ro", uri=True)) as database:
         return database.execute("SELECT 1 FROM usage WHERE status IS NULL AND error_code IS NULL").fetchall()
 
@@ -71,35 +71,35 @@ def ensure_completion(status, text, max_tokens=248):
 
 
 def check_make_run():
-    """From the command to the printed curl line's answer, and to the end by Ctrl-C."""
+    """Starts make run, runs the curl command that it prints, and stops it with Ctrl-C."""
     environment = os.environ | {"PORT": str(free_port())}
     for _ in range(2):
         began = time.monotonic()
         with subprocess.Popen(
             [sys.executable, ROOT / "runtime" / "run.py"], env=environment, stdout=subprocess.PIPE, text=True,
-            # Whoever started the tests in the background made them, and all they start, deaf to Ctrl-C.
+            # A background job ignores Ctrl-C, and its children inherit that.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         ) as running:
-            told = []
+            printed = []
             for line in running.stdout:
-                told.append(line)
+                printed.append(line)
                 if "Ctrl-C stops it" in line:
                     break
             seconds = time.monotonic() - began
-            text = "".join(told)
-            ensure("Adriaticum is ready." in text, f"make run did not get ready:\n{text}")
+            text = "".join(printed)
+            ensure("Adriaticum is ready." in text, f"make run did not become ready:\n{text}")
             command = text[text.index("\ncurl "):].split("\n\n")[0]
             done = subprocess.run(command, shell=True, capture_output=True, text=True)
             ensure_completion(200 if done.returncode == 0 else done.returncode, done.stdout)
             running.send_signal(signal.SIGINT)
             rest = running.communicate(timeout=STOP_SECONDS)[0]
-        ensure(running.returncode == 0 and "Stopped." in rest, f"Ctrl-C did not end it well: {running.returncode} {rest}")
+        ensure(running.returncode == 0 and "Stopped." in rest, f"Ctrl-C did not stop it cleanly: {running.returncode} {rest}")
     return f"make run: the second start took {seconds:.1f} s"
 
 
 @contextlib.contextmanager
 def runtime(port, log):
-    """The runtime of make run, on a port of ours so that it can come back to the same."""
+    """Runs the runtime of make run on a fixed port, so that it can come back there."""
     with make_run.started([make_run.PYTHON, "-I", "runtime/server.py", make_run.MODEL, str(port)], log,
                           stdout=subprocess.PIPE) as process:
         ensure(process.stdout.readline().strip(), f"the runtime did not start: {log.read_text(errors='replace')}")
@@ -116,38 +116,38 @@ def check_prompts(service):
         for status, text in pool.map(lambda body: ask(service, body), bodies):
             tokens += ensure_completion(status, text, 24)["usage"]["total_tokens"]
     sums = json.loads(service.run("usage", "--json").stdout)
-    ensure(sums["total_tokens"] == tokens and sums["unmeasured"] == 0, f"{tokens} tokens were told, the ledger has {sums}")
+    ensure(sums["total_tokens"] == tokens and sums["unmeasured"] == 0, f"the answers have {tokens} tokens, the ledger has {sums}")
     ensure(sums["errors"] == 0, f"errors in the ledger: {sums}")
     return f"{len(PROMPTS) + 8} completions, {tokens} tokens, all of them in the ledger"
 
 
 def check_context(service):
     status, text = ask(service, chat("𓀀𓁐𓂀" * 3_000))
-    ensure(status == 400, f"a prompt past the context is {status}: {text[:300]}")
+    ensure(status == 400, f"a prompt longer than the context gets {status}: {text[:300]}")
     error = json.loads(text)["error"]
-    ensure(error["code"] == "invalid_request" and "8192" in error["message"], f"it does not tell the context: {error}")
-    return f"past the context: {error['message']}"
+    ensure(error["code"] == "invalid_request" and "8192" in error["message"], f"the message does not name the context: {error}")
+    return f"longer than the context: {error['message']}"
 
 
 def check_killed(service, port, log):
-    """The runtime dies while it writes an answer, and comes back."""
+    """Kills the runtime in the middle of an answer, and starts it again."""
     outcome = {}
     with runtime(port, log) as process:
         long = chat("Tell me a very long story.", max_tokens=512, temperature=2)
-        asking = threading.Thread(target=lambda: outcome.update(told=ask(service, long)))
+        asking = threading.Thread(target=lambda: outcome.update(reply=ask(service, long)))
         asking.start()
         while not under_way(service):
-            ensure(asking.is_alive(), f"it was answered before it could be killed: {outcome}")
+            ensure(asking.is_alive(), f"the answer came before the kill: {outcome}")
             time.sleep(0.01)
         process.kill()
         asking.join()
-        status, text = outcome["told"]
-        ensure(status == 502, f"a runtime that died in the middle is {status}: {text}")
+        status, text = outcome["reply"]
+        ensure(status == 502, f"a runtime that was killed gives {status}: {text}")
     status, text = ask(service, chat("x"))
-    ensure(status == 502, f"a runtime that is gone is {status}: {text}")
+    ensure(status == 502, f"an unreachable runtime gives {status}: {text}")
     with runtime(port, log):
         ensure_completion(*ask(service, chat("Are you back?", max_tokens=8)), 8)
-    return "killed in the middle: 502, and served again once it was back"
+    return "killed in the middle: 502, and completions again after its return"
 
 
 def main():

@@ -1,9 +1,9 @@
-"""The service in front of a real Search server: Debian's searx, with an offline engine over facts of our own.
+"""Tests the service with a real Search server: Debian's searx, with an offline engine over facts of our own.
 
     python3 tests/outside/search.py
 
-What it finds reaches the model; what stops it, the server or its engine, is 503 search_unavailable; and once it is
-back, it is served again, with no restart.
+The results reach the model. If the server or its engine fails, requests get 503 search_unavailable; when it is back, they
+succeed again, without a restart.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ FACTS = {
     "Lake Ombra": "Lake Ombra is 212 metres deep.",
 }
 
-# The words are quoted for FTS5, where ' and ? and many others are syntax.
+# The words are quoted for FTS5, in which ', ? and other characters are syntax.
 SETTINGS = """
 general: {{debug: false, instance_name: facts}}
 search: {{safe_search: 0, autocomplete: "", default_lang: "", ban_time_on_fail: 0, max_ban_time_on_fail: 0, formats: [html, json]}}
@@ -74,20 +74,20 @@ class Searx:
             self.process = subprocess.Popen(
                 ["searx-run"], env=os.environ | {"SEARX_SETTINGS_PATH": str(self.settings)}, stdout=log, stderr=log
             )
-        # It loads all of its engines' descriptions first.
+        # searx first loads the descriptions of all engines.
         end = time.monotonic() + START_SECONDS
         while time.monotonic() < end:
-            told = self.log.read_text(errors="replace")
-            ensure(self.process.poll() is None, f"searx ended at its start:\n{told}")
+            log_text = self.log.read_text(errors="replace")
+            ensure(self.process.poll() is None, f"searx ended at its start:\n{log_text}")
             connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
             with contextlib.closing(connection), contextlib.suppress(OSError):
                 connection.request("GET", "/search?q=Ombra&format=json")
                 response = connection.getresponse()
                 found = response.read().decode()
-                ensure(response.status == 200 and "212" in found, f"searx does not find: {response.status} {found}")
+                ensure(response.status == 200 and "212" in found, f"searx finds nothing: {response.status} {found}")
                 return
             time.sleep(0.05)
-        raise SystemExit(f"searx did not answer in time:\n{told}")
+        raise SystemExit(f"searx did not answer in time:\n{log_text}")
 
     def stop(self):
         self.process.kill()
@@ -122,7 +122,7 @@ def expect_answer(service, model, question, *words):
     status, answer, headers = ask(service, question)
     ensure(status == 200, f"{question!r}: {status} {answer}")
     ensure(len(model.prompts) == before + 1, f"{question!r}: the model was asked {len(model.prompts) - before} times")
-    ensure("search;dur=" in headers["server-timing"], f"no time of Search: {headers['server-timing']}")
+    ensure("search;dur=" in headers["server-timing"], f"Server-Timing lacks Search: {headers['server-timing']}")
     prompt = model.prompts[-1]
     ensure(prompt[-1] == question, f"the question was changed: {prompt}")
     for word in words:
@@ -135,7 +135,7 @@ def expect_unavailable(service, model, when):
     code = answer.get("error", {}).get("code")
     ensure((status, code) == (503, "search_unavailable"), f"{when}: {status} {answer}")
     ensure(headers["retry-after"] and headers["x-should-retry"] == "false", f"{when}: {headers}")
-    ensure(len(model.prompts) == before, f"{when}: the model was asked all the same")
+    ensure(len(model.prompts) == before, f"{when}: the model was asked")
     ensure(row(service) == (503, "search_unavailable", 0, "always", None), f"{when}: the row is {row(service)}")
 
 
@@ -147,7 +147,7 @@ def main():
             with Service(folder, model, **settings) as service:
                 check(service, model, searx)
                 service.ensure_it_ends_well()
-    print("searx: found, not found, engine broken, stopped, and back: as it should be")
+    print("searx: found, not found, engine broken, stopped, and back: all as expected")
 
 
 def check(service, model, searx):
@@ -158,7 +158,7 @@ def check(service, model, searx):
     expect_answer(service, model, "How high is the Velna lighthouse?", "[1] The Velna lighthouse (http://facts.test/1)", fact)
     ensure(row(service)[:4] == (200, None, 1, "always"), f"the row is {row(service)}")
     expect_answer(service, model, "What's the \"ferry\" to Orsk (called)? 'x' * -- ; AND", "Mirabel. It's painted green.")
-    # With its marks, the first would send the query to the open internet, and the others would be commands.
+    # With these characters, the first would send the query to an outside engine, and the others would be commands.
     expect_answer(service, model, "!!g Mirabel", "Mirabel")
     expect_answer(service, model, ":de !f <9 Ombra", "212")
     expect_answer(service, model, "Xyzzy?", "found nothing")

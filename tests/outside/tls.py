@@ -1,5 +1,5 @@
-"""TLS from outside: sslscan finds nothing weak, slow handshakes delay no other client, and under load every request is
-answered.
+"""Tests TLS from outside: sslscan finds nothing weak, slow handshakes delay no other client, and under load every request
+is answered.
 
     python3 tests/outside/tls.py
 
@@ -43,7 +43,7 @@ class Secured:
 
 
 class Plain(ssl.SSLSocket):
-    """Tells of a connection that is gone as a socket without TLS does."""
+    """Reports a lost connection like a socket without TLS."""
 
     def sendall(self, *arguments):
         try:
@@ -53,7 +53,7 @@ class Plain(ssl.SSLSocket):
 
 
 def hello_of(client):
-    """The first bytes of a handshake."""
+    """Returns the first message of a handshake."""
     outgoing = ssl.MemoryBIO()
     session = client.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname=NAME)
     with contextlib.suppress(ssl.SSLWantReadError):
@@ -72,58 +72,58 @@ class SecuredService(Service):
 
 
 def scan(service):
-    """Has sslscan look for what is weak."""
-    told = subprocess.run(["sslscan", "--xml=-", "--no-colour", f"--sni-name={NAME}", f"127.0.0.1:{service.port}"],
+    """Checks the service with sslscan."""
+    report = subprocess.run(["sslscan", "--xml=-", "--no-colour", f"--sni-name={NAME}", f"127.0.0.1:{service.port}"],
                           capture_output=True, text=True, check=True).stdout
-    found = xml.etree.ElementTree.fromstring(told).find("ssltest")
-    ensure(found is not None, f"sslscan has tested nothing:\n{told}")
+    found = xml.etree.ElementTree.fromstring(report).find("ssltest")
+    ensure(found is not None, f"sslscan tested nothing:\n{report}")
 
     protocols = {f"{p.get('type')} {p.get('version')}": p.get("enabled") for p in found.iter("protocol")}
-    ensure(len(protocols) == 6, f"sslscan has not tried every version:\n{told}")
+    ensure(len(protocols) == 6, f"sslscan did not try every version:\n{report}")
     enabled = {name for name, is_enabled in protocols.items() if is_enabled != "0"}
-    ensure(enabled == {"tls 1.2", "tls 1.3"}, f"these versions are spoken: {enabled}")
+    ensure(enabled == {"tls 1.2", "tls 1.3"}, f"these versions are enabled: {enabled}")
     ciphers = list(found.iter("cipher"))
-    ensure({cipher.get("sslversion") for cipher in ciphers} == {"TLSv1.2", "TLSv1.3"}, f"not every cipher is told:\n{told}")
+    ensure({cipher.get("sslversion") for cipher in ciphers} == {"TLSv1.2", "TLSv1.3"}, f"sslscan did not list every cipher:\n{report}")
     for cipher in ciphers:
         name = cipher.get("cipher")
-        # Those of TLS 1.3 are never called more than acceptable.
+        # sslscan never rates TLS 1.3 ciphers above acceptable.
         ensure(cipher.get("strength") in ("strong", "acceptable"), f"{name} is {cipher.get('strength')}")
         ensure(int(cipher.get("bits")) >= 128, f"{name} has a short key")
         forward = cipher.get("sslversion") == "TLSv1.3" or name.startswith("ECDHE-")
         ensure(forward, f"{name} has no forward secrecy")
-    ensure(all(int(group.get("bits")) >= 128 for group in found.iter("group")), f"a group is weak:\n{told}")
+    ensure(all(int(group.get("bits")) >= 128 for group in found.iter("group")), f"a group is weak:\n{report}")
     bleeding = [heartbleed.get("vulnerable") for heartbleed in found.iter("heartbleed")]
-    ensure(bleeding and set(bleeding) == {"0"}, f"there is Heartbleed, or it was not looked for:\n{told}")
+    ensure(bleeding and set(bleeding) == {"0"}, f"Heartbleed was found, or not tested:\n{report}")
     for renegotiation in found.iter("renegotiation"):
         insecure = renegotiation.get("supported") == "1" and renegotiation.get("secure") != "1"
-        ensure(not insecure, f"there is insecure renegotiation:\n{told}")
-    # Debian's sslscan can't compress, and so can't find out whether the service would.
+        ensure(not insecure, f"insecure renegotiation is possible:\n{report}")
+    # Debian's sslscan has no compression, so it cannot test whether the service does.
     ensure(compression(service) == 0, "there is compression")
     service.ensure_it_still_answers()
     print(f"sslscan finds nothing weak: {len(ciphers)} ciphers")
 
 
 def compression(service):
-    """The number of the compression that the service chooses where a client offers deflate before none."""
+    """Returns the compression method that the service chooses if a client offers deflate before none."""
     client = ssl.create_default_context()
     client.maximum_version = ssl.TLSVersion.TLSv1_2  # later ones have none
     message = hello_of(client)[9:]
     after_session = 34 + 1 + message[34]
     offer = after_session + 2 + int.from_bytes(message[after_session:after_session + 2], "big")
-    ensure(message[offer:offer + 2] == b"\1\0", "this client's offer is not where it should be")
+    ensure(message[offer:offer + 2] == b"\1\0", "the compression methods are not where this test expects them")
     message = message[:offer] + b"\2\1\0" + message[offer + 2:]
     message = b"\1" + len(message).to_bytes(3, "big") + message
     with socket.create_connection(("127.0.0.1", service.port), REPLY_SECONDS) as connection:
         connection.sendall(b"\x16\3\1" + len(message).to_bytes(2, "big") + message)
         answer = connection.recv(65536)
-    ensure(answer[:1] == b"\x16" and answer[5:6] == b"\2", f"the handshake is not answered: {answer[:20]}")
+    ensure(answer[:1] == b"\x16" and answer[5:6] == b"\2", f"the handshake got no answer: {answer[:20]}")
     message = answer[9:]
     return message[34 + 1 + message[34] + 2]
 
 
 def lag(service):
-    """Silent clients, halves of a handshake, whole first parts of one that is never ended, and some that send theirs byte
-    by byte: one worker goes on answering the others, and what was begun is ended in time."""
+    """Opens connections that send nothing, half of a first message, a whole one and nothing more, or one byte at a time.
+    One worker still answers other clients, and unfinished handshakes are ended in time."""
     hello = hello_of(service.secured.client)
     service.ensure_it_still_answers()
     threads, memory = service.status("Threads"), service.status("VmRSS")
@@ -145,7 +145,7 @@ def lag(service):
         waiting = set(halves + mute + slow)
         while waiting:
             lasted = time.monotonic() - began
-            ensure(lasted < HANDSHAKE_SECONDS, f"{len(waiting)} handshakes are still waited for after {lasted:.0f} s")
+            ensure(lasted < HANDSHAKE_SECONDS, f"{len(waiting)} handshakes are still open after {lasted:.0f} s")
             asked = time.monotonic()
             service.ensure_it_still_answers()
             slowest = max(slowest, time.monotonic() - asked)
@@ -158,15 +158,15 @@ def lag(service):
                 sent += 1
             waiting -= {client for client in waiting if has_ended(client)}
             grown = service.status("VmRSS") - memory
-            time.sleep(0.1)  # not a wait for anything: a pace at which a handshake is slow
+            time.sleep(0.1)  # a pace, not a wait: slow handshakes send one byte per round
         ensure(grown < 4 * LAGGARDS * 24, f"{4 * LAGGARDS} handshakes took {grown} KiB")
     service.ensure_it_ends_well()
-    print(f"{4 * LAGGARDS} handshakes that lag: {completions} completions, the slowest {slowest * 1000:.0f} ms; "
-          f"those that were begun were ended after {lasted:.0f} s")
+    print(f"{4 * LAGGARDS} slow handshakes: {completions} completions, the slowest {slowest * 1000:.0f} ms; "
+          f"all unfinished ones ended after {lasted:.0f} s")
 
 
 def has_ended(client):
-    """Whether the service has closed the connection; what it has said before does not matter."""
+    """Returns whether the service has closed the connection; earlier bytes are ignored."""
     try:
         while True:
             if not client.recv(65536):
@@ -178,7 +178,7 @@ def has_ended(client):
 
 
 async def load(service, clients, rounds, each, is_kept):
-    """Many clients at once: every one of their requests is answered, `each` of them sent together."""
+    """Runs many clients at once, which send `each` requests together. Returns how many requests were answered."""
     body = json.dumps({"model": "adriaticum", "messages": [{"role": "user", "content": "x"}]})
     request = (f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: {service.authorization}\r\n"
                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}").encode()
