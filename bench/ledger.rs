@@ -1,4 +1,4 @@
-//! The ledger by itself: rows made and completed by several threads at once, in the database given.
+//! Measures the ledger alone: several threads begin and finish rows in a database at the same time.
 //!
 //!     ledger DATABASE [SECONDS [THREADS]...]
 
@@ -42,7 +42,7 @@ fn outcome() -> Outcome {
     }
 }
 
-/// Rows of one thread: how many, and the times of making and of completing one.
+/// The rows of one thread: their number, and the times to begin and to finish one.
 fn write(store: &Store, key_id: &str, end: Instant) -> (u64, Duration, Duration) {
     let (mut rows, mut opening, mut closing) = (0, Duration::ZERO, Duration::ZERO);
     while Instant::now() < end {

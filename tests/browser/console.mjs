@@ -1,4 +1,4 @@
-// Every flow of the console in a real browser. run.py starts the services and this.
+// Tests every flow of the console in a real browser. run.py starts the services and this program.
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -15,7 +15,7 @@ const browser = await chromium.launch({
     "--disable-component-update", "--disable-sync"],
 });
 
-// A context whose every page is watched: no error on the browser's console, no request to another host.
+// Opens a context, and checks that its pages log no error in the browser and send no request to another host.
 async function open(ledger, options = {}) {
   const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, ...options });
   context.setDefaultTimeout(60_000);
@@ -41,7 +41,7 @@ async function signIn(page, path = "/") {
   await page.getByRole("button", { name: "Sign out" }).waitFor();
 }
 
-// Without the token, with which the test could not be told from a page of ours.
+// Not from the page, so that no cookie or form token is sent.
 const complete = (key) => fetch(`http://localhost:${ports.empty}/v1/chat/completions`, {
   method: "POST",
   headers: { authorization: `Bearer ${key}`, "content-type": "application/json" },
@@ -49,7 +49,7 @@ const complete = (key) => fetch(`http://localhost:${ports.empty}/v1/chat/complet
 });
 
 const flows = {
-  async "signing in, wrongly and rightly, and back to where one wanted to go"() {
+  async "a wrong password, the right one, and back to the requested page"() {
     const page = await open("empty");
     page.context().allowed.push("401");
     await page.goto(page.base + "/usage?range=7d");
@@ -69,7 +69,7 @@ const flows = {
     assert.equal(new URL(page.url()).pathname, "/sign-in");
   },
 
-  async "a key: made, shown once, copied, used, renamed, revoked"() {
+  async "a key: created, shown once, copied, used, renamed, revoked"() {
     const page = await open("empty", { permissions: ["clipboard-read", "clipboard-write"] });
     await signIn(page);
     await page.getByRole("link", { name: "Create the first key" }).click();
@@ -121,7 +121,7 @@ const flows = {
     assert.notEqual(await page.locator(".requests a").first().textContent(), first);
     await page.goto(page.base + "/usage?range=90d");
     await page.getByText("As a table").first().click();
-    // Thirteen weeks, and the row of headings.
+    // Thirteen weeks, and a row of headings.
     assert.equal(await page.locator(".data table").first().locator("tr").count(), 14);
   },
 
@@ -138,7 +138,7 @@ const flows = {
     await page.getByRole("heading", { name: "No such request" }).waitFor();
   },
 
-  async "exports hold what the view shows"() {
+  async "exports contain what the page shows"() {
     const page = await open("many");
     await signIn(page, "/usage?range=90d");
     const shown = Number((await page.locator("dd strong").first().textContent()).replaceAll(",", ""));
@@ -158,7 +158,7 @@ const flows = {
     await page.locator("main [name=token]").evaluate((input) => { input.value = "0".repeat(64); });
     await page.getByRole("button", { name: "Create key" }).click();
     await page.getByRole("heading", { name: "The form was too old" }).waitFor();
-    // A page of another origin that sends the form, token and all.
+    // A page of another origin sends the form with its token.
     await page.goto(page.base + "/keys/new");
     const token = await page.locator("main [name=token]").getAttribute("value");
     await page.route("**/evil", (route) => route.fulfill({ contentType: "text/html", body:
@@ -172,7 +172,7 @@ const flows = {
     assert.ok(!(await page.content()).includes("foreign") && !(await page.content()).includes("stale"));
   },
 
-  async "everything works without a script"() {
+  async "everything works without JavaScript"() {
     const page = await open("empty", { javaScriptEnabled: false });
     await signIn(page, "/keys/new");
     await page.getByLabel("Name", { exact: true }).fill("without a script");
@@ -188,7 +188,7 @@ const flows = {
     await page.getByText("Checked at").waitFor();
   },
 
-  async "the keyboard alone goes everywhere"() {
+  async "every page can be used with the keyboard alone"() {
     const page = await open("one");
     await signIn(page);
     await page.keyboard.press("Tab");
@@ -216,7 +216,7 @@ async function look(ledger, scheme, width) {
     assert.ok(wide <= width, `${name} is ${wide} wide on ${width}`);
     if (shots) await page.screenshot({ path: `${shots}/${ledger}-${name}-${scheme}-${width}.png`, fullPage: true });
   };
-  // The style sheet, the script and the icon are fetched once, and count with every page.
+  // The style sheet, the script and the icon are loaded once, and count for every page.
   const assets = new Map();
   page.on("response", async (response) => {
     if (response.url().includes("/assets/")) assets.set(response.url(), Number(response.headers()["content-length"]));

@@ -18,11 +18,11 @@ async function converse() {
   return { completions };
 }
 
-function told(error) {
-  // Anything else than the package's own error is a fault of this file, and ends it.
+function reported(error) {
+  // Any other error is a fault of this file, and ends it.
   if (!(error instanceof APIError)) throw error;
   const { status, code, requestID, message } = error;
   return { error: { kind: `OpenAI.${error.constructor.name}`, status, code, request_id: requestID, message } };
 }
 
-console.log(JSON.stringify(await converse().catch(told)));
+console.log(JSON.stringify(await converse().catch(reported)));

@@ -1,11 +1,11 @@
-/* Keeps a log of what a program writes to a database's files and of what it syncs, in the order in which it
- * happened, so that power_cut.py can tell what a disk may have of it after a power cut. For tests only:
+/* Logs a program's writes to a database's files and its syncs, in order, so that power_cut.py knows what a disk may
+ * contain after a power cut. For tests only:
  *
  *     cc -shared -fPIC -o unsynced.so unsynced.c
  *     UNSYNCED_DATABASE=/absolute/path UNSYNCED_LOG=/other/path LD_PRELOAD=./unsynced.so program
  *
- * Every call is passed on. One lock is held over a call and its record, so that the log's order is the true one.
- * UNSYNCED_LIE names a file by its ending, such as -wal, whose syncs are neither done nor logged, and succeed.
+ * Every call is passed on. A lock is held during a call and its record, so that the log has the real order.
+ * UNSYNCED_LIE names a file by its ending, such as -wal, whose syncs do nothing, are not logged, and report success.
  */
 
 #define _GNU_SOURCE
@@ -22,13 +22,13 @@
 #include <time.h>
 #include <unistd.h>
 
-/* The function that this file's stands before. */
+/* The function that this file replaces. */
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
 enum { CREATE = 'c', WRITE = 'w', TRUNCATE = 't', SYNC = 's', SYNC_FOLDER = 'd', UNLINK = 'u', RENAME = 'r' };
 
-/* As power_cut.py reads it. The bytes that were written follow. The time is when the call was done, in nanoseconds
- * of the monotonic clock. */
+/* As read by power_cut.py. The written bytes follow. The time is the end of the call, in nanoseconds of the monotonic
+ * clock. */
 struct record {
     char operation;
     char ending[15];
@@ -37,13 +37,13 @@ struct record {
     uint64_t length;
 };
 
-/* The database's folder, which is synced for the sake of the names in it. */
+/* The database's folder, which is synced because of the file names in it. */
 static const char FOLDER[] = "/";
 
-/* What may stand behind the database's name. The -shm file is not among them: it is made anew at every start. */
+/* The endings of the database's files. Without -shm, which is created again at every start. */
 static const char *const ENDINGS[] = {"", "-wal", "-journal"};
 
-/* For each open file, its ending or FOLDER; null for those that are of no interest. */
+/* The ending, or FOLDER, of each open file; null for other files. */
 enum { FILES = 1 << 16 };
 static const char *watched[FILES];
 
