@@ -45,11 +45,14 @@ TESTS := lint unit outside tls clients console model
 test: need-test $(TESTS) ## Run every check
 	@echo "make test: passed"
 
-lint: need-lint ## Check format, lints and documentation
+lint: need-lint .venv/ready ## Check format, lints, documentation and spelling
 	$(call step,lint)
 	cargo fmt --check
 	cargo clippy --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --document-private-items --locked
+	@# The words are a function of SQL, a part of a split "hello", and German.
+	.venv/bin/codespell --ignore-words-list=iif,hel,als --skip='*/requirements.txt,*/package-lock.json,*/node_modules,*.png' \
+		*.md Makefile bench docs packaging runtime src systemd tests
 
 unit: need-unit ## Run the unit and integration tests
 	$(call step,unit and integration tests)
