@@ -36,19 +36,19 @@ impl Sqlite {
         // After an error the connection is dropped, and the next call opens another one.
         *kept = Some(connection);
         let pages = u64::try_from(progress.pages).unwrap_or(0);
-        let before = self.writer.wal.pages();
-        self.writer.wal.set_pages(pages);
+        let before = self.wal.pages();
+        self.wal.set_pages(pages);
         Ok(pages != before)
     }
 
     /// The bytes of the WAL that are in use.
     pub fn wal_bytes(&self) -> u64 {
-        self.writer.wal.bytes()
+        self.wal.bytes()
     }
 
     /// How often the WAL reached 64 MiB and was restarted.
     pub fn wal_restarts(&self) -> u64 {
-        self.writer.restarts.load(Ordering::Relaxed)
+        self.restarts.load(Ordering::Relaxed)
     }
 }
 
@@ -103,8 +103,9 @@ mod tests {
     fn a_checkpoint_runs_from_a_thousand_pages_on() {
         let (_temporary, engine) = engine();
         let moved = |engine: &Sqlite| {
-            let look = |connection: &Connection| run(connection, "PRAGMA wal_checkpoint(NOOP)");
-            engine.writer.with_connection(false, look).expect("a look").moved
+            let connection =
+                connect(&engine.path, OpenFlags::SQLITE_OPEN_READ_WRITE, READER_CACHE).expect("it");
+            run(&connection, "PRAGMA wal_checkpoint(NOOP)").expect("a look").moved
         };
         write_pages(&engine, 500);
         assert!(engine.checkpoint().expect("a look"), "the WAL was written");
@@ -129,19 +130,19 @@ mod tests {
         };
         reader.execute_batch("BEGIN").expect("a long read");
         count(&reader);
-        engine.writer.restart_at.store(50, Ordering::Release);
+        engine.restart_at.store(50, Ordering::Release);
         write_pages(&engine, 60);
         engine.checkpoint().expect("a look");
         small_write(&engine);
         assert_eq!(engine.wal_restarts(), 0, "the long read holds the WAL");
-        assert!(engine.writer.restart_at.load(Ordering::Acquire) > 100, "the next attempt comes later");
+        assert!(engine.restart_at.load(Ordering::Acquire) > 100, "the next attempt comes later");
         reader.execute_batch("COMMIT").expect("its end");
-        engine.writer.restart_at.store(50, Ordering::Release);
+        engine.restart_at.store(50, Ordering::Release);
         small_write(&engine);
         assert_eq!(engine.wal_restarts(), 1);
         engine.checkpoint().expect("a look");
         assert!(engine.wal_bytes() < 10 * 4120, "the WAL begins again: {}", engine.wal_bytes());
-        assert_eq!(engine.writer.restart_at.load(Ordering::Acquire), RESTART_PAGES);
+        assert_eq!(engine.restart_at.load(Ordering::Acquire), RESTART_PAGES);
     }
 
     #[test]

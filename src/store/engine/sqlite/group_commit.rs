@@ -4,85 +4,62 @@
 //! one transaction, syncs if a member needs it, and wakes the others. While it does so, the next group gathers.
 
 use std::collections::VecDeque;
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::slice;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 
 use super::super::super::StoreError;
 use super::super::{Session, Write};
-use super::files::Files;
-use super::lease::{Lease, WriteConnection};
-use super::wal::Wal;
-use super::{Statements, checkpoint, lock};
+use super::{Sqlite, Statements, checkpoint, lock};
 
 /// How long a write waits for its turn and for other processes, in total.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
-pub(super) struct Writer {
-    pub(super) state: Mutex<State>,
-    /// Signalled when the connection is free and when outcomes are known.
-    pub(super) changed: Condvar,
-    pub(super) wal: Wal,
-    patience: Duration,
-    /// From this many pages on the leader restarts the WAL.
-    pub(super) restart_at: AtomicU64,
-    pub(super) restarts: AtomicU64,
-}
+/// There are locks for which SQLite does not wait by itself.
+const RETRY_PAUSE: Duration = Duration::from_millis(1);
 
 pub(super) struct State {
     /// `None` while a thread writes with it.
-    pub connection: Option<WriteConnection>,
+    pub connection: Option<Connection>,
     taken: Instant,
-    pub waiting: VecDeque<Arc<Job>>,
+    waiting: VecDeque<Arc<Job>>,
 }
 
-pub(super) struct Job {
-    /// `None` if its thread needs the connection for itself.
-    pub write: Option<Write>,
-    pub deadline: Instant,
-    pub outcome: OnceLock<Result<usize, StoreError>>,
+impl State {
+    pub fn new(connection: Connection) -> Self {
+        Self { connection: Some(connection), taken: Instant::now(), waiting: VecDeque::new() }
+    }
 }
+
+struct Job {
+    /// `None` if its thread needs the connection for itself.
+    write: Option<Write>,
+    deadline: Instant,
+    outcome: OnceLock<Outcome>,
+}
+
+/// How many rows were changed.
+type Outcome = Result<usize, StoreError>;
 
 impl Job {
-    pub fn is_durable(&self) -> bool {
+    fn is_durable(&self) -> bool {
         self.write.as_ref().is_some_and(|write| write.durable)
     }
 }
 
-impl Writer {
-    pub fn new(connection: Connection, files: Files) -> Result<Self, StoreError> {
-        // In WAL mode, NORMAL leaves the fsync of a commit to us; a checkpoint syncs by itself.
-        connection.pragma_update(None, "synchronous", "NORMAL")?;
-        let wal = Wal::open(files.wal())?;
-        let state = State {
-            connection: Some(WriteConnection { connection, files }),
-            taken: Instant::now(),
-            waiting: VecDeque::new(),
-        };
-        Ok(Self {
-            state: Mutex::new(state),
-            changed: Condvar::new(),
-            wal,
-            patience: PATIENCE,
-            restart_at: AtomicU64::new(checkpoint::RESTART_PAGES),
-            restarts: AtomicU64::new(0),
-        })
-    }
-
-    #[cfg(test)]
-    pub fn set_patience(&mut self, patience: Duration) {
-        self.patience = patience;
-    }
-
-    /// A write ends within its patience, unless the disk or the file system hangs.
+impl Sqlite {
+    /// Whether a write has had the connection for longer than one may take: the disk or the file system hangs.
     pub fn is_stuck(&self) -> bool {
         let state = lock(&self.state);
         state.connection.is_none() && state.taken.elapsed() > 2 * self.patience
     }
 
-    /// Returns when the write is committed and, if it is durable, synced.
+    /// Writes in a transaction that other threads may share. Returns how many rows the last statement changed, when they
+    /// are committed and, if it is durable, synced.
     pub fn write(&self, write: Write) -> Result<usize, StoreError> {
         let job = self.job(Some(write));
         let mut state = lock(&self.state);
@@ -101,33 +78,24 @@ impl Writer {
         }
     }
 
-    /// Runs `work` in a transaction of its own, in its turn.
+    /// Runs `work` in a transaction of its own, in its turn; if `durable`, it is on the disk when this returns.
     pub fn transaction<T>(
         &self,
         durable: bool,
         work: impl FnOnce(&dyn Session) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let deadline = Instant::now() + self.patience;
-        let lease = self.lease()?;
-        lease.begin_until(deadline)?;
+        let job = self.job(None);
+        let lease = self.lease(&job)?;
+        loop {
+            match lease.begin(job.deadline) {
+                Err(StoreError::Busy) if Instant::now() < job.deadline => thread::sleep(RETRY_PAUSE),
+                begun => break begun?,
+            }
+        }
         let value = work(&Statements(lease.connection()))?;
         lease.commit()?;
-        if durable {
-            self.wal.sync()?;
-        }
-        Ok(value)
-    }
-
-    /// Runs `work` with the connection, in its turn and outside of a transaction.
-    pub fn with_connection<T>(
-        &self,
-        durable: bool,
-        work: impl FnOnce(&Connection) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        let deadline = Instant::now() + self.patience;
-        let lease = self.lease()?;
-        lease.prepare(deadline)?;
-        let value = work(lease.connection())?;
+        // Other threads may write during the fsync.
+        drop(lease);
         if durable {
             self.wal.sync()?;
         }
@@ -142,28 +110,29 @@ impl Writer {
     /// Takes the connection and all writes at the head of the queue. Returns `None` if the connection is taken, or if
     /// the next in the queue needs it for itself.
     fn lead(&self, state: &mut State) -> Option<Lease<'_>> {
-        state.waiting.front()?.write.as_ref()?;
-        let connection = state.connection.take()?;
-        state.taken = Instant::now();
         let count = state.waiting.iter().take_while(|job| job.write.is_some()).count();
-        let group = state.waiting.drain(..count).collect();
-        Some(Lease::new(self, connection, group))
+        if count == 0 { None } else { self.take(state, count) }
     }
 
     /// Takes the connection for one thread, when it is its turn.
-    fn lease(&self) -> Result<Lease<'_>, StoreError> {
-        let job = self.job(None);
+    fn lease(&self, job: &Arc<Job>) -> Result<Lease<'_>, StoreError> {
         let mut state = lock(&self.state);
-        state.waiting.push_back(Arc::clone(&job));
+        state.waiting.push_back(Arc::clone(job));
         loop {
-            let is_next = state.waiting.front().is_some_and(|next| Arc::ptr_eq(next, &job));
-            if is_next && let Some(connection) = state.connection.take() {
-                state.taken = Instant::now();
-                state.waiting.pop_front();
-                return Ok(Lease::new(self, connection, Vec::new()));
+            let is_next = state.waiting.front().is_some_and(|next| Arc::ptr_eq(next, job));
+            if is_next && let Some(lease) = self.take(&mut state, 1) {
+                return Ok(lease);
             }
-            state = self.wait(state, &job)?;
+            state = self.wait(state, job)?;
         }
+    }
+
+    /// Takes the connection, if it is free, for the first of the queue.
+    fn take(&self, state: &mut State, count: usize) -> Option<Lease<'_>> {
+        let connection = state.connection.take()?;
+        state.taken = Instant::now();
+        let group = state.waiting.drain(..count).collect();
+        Some(Lease { engine: self, connection: Some(connection), group })
     }
 
     /// Waits for a signal. Past its deadline a job that no leader has taken leaves the queue.
@@ -184,6 +153,134 @@ impl Writer {
             return Err(StoreError::Busy);
         }
         Ok(self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0)
+    }
+}
+
+/// The write connection, while one thread has it. Dropping it rolls back what is not committed, gives the connection back
+/// and reports a failure to every member of the group that has no outcome: after an error and after a panic too.
+struct Lease<'a> {
+    engine: &'a Sqlite,
+    /// `None` only while it is dropped.
+    connection: Option<Connection>,
+    group: Vec<Arc<Job>>,
+}
+
+impl Drop for Lease<'_> {
+    fn drop(&mut self) {
+        self.roll_back();
+        lock(&self.engine.state).connection = self.connection.take();
+        self.report(self.group.iter().map(|job| (job, Err(StoreError::Panicked))));
+    }
+}
+
+impl Lease<'_> {
+    fn connection(&self) -> &Connection {
+        self.connection.as_ref().expect("a lease should have its connection until it is dropped")
+    }
+
+    /// Writes the group and reports the outcomes.
+    fn write_group(mut self) {
+        self.restart_large_wal();
+        let outcomes: Vec<Outcome> = loop {
+            match self.write_together(&self.group) {
+                Ok(changed) => break changed.into_iter().map(Ok).collect(),
+                Err(StoreError::Busy) => self.wait_for_other_processes(),
+                Err(error) if self.group.len() == 1 => break vec![Err(error)],
+                // Retry each write alone to find the failing one.
+                Err(_) => {
+                    let alone = |job| self.write_together(slice::from_ref(job)).map(|changed| changed[0]);
+                    break self.group.iter().map(alone).collect();
+                }
+            }
+        };
+        let (durable, others): (Vec<_>, Vec<_>) =
+            self.group.iter().zip(outcomes).partition(|(job, outcome)| job.is_durable() && outcome.is_ok());
+        // They need no fsync, so they do not wait for it.
+        self.report(others);
+        if !durable.is_empty() {
+            let synced = self.engine.wal.sync();
+            self.report(durable.into_iter().map(|(job, outcome)| (job, synced.clone().and(outcome))));
+        }
+    }
+
+    /// Another process has the database locked: only those that still have time stay in the group.
+    fn wait_for_other_processes(&mut self) {
+        thread::sleep(RETRY_PAUSE);
+        let now = Instant::now();
+        let (in_time, late): (Vec<_>, Vec<_>) = self.group.iter().partition(|job| now < job.deadline);
+        self.report(late.into_iter().map(|job| (job, Err(StoreError::Busy))));
+        self.group = in_time.into_iter().cloned().collect();
+    }
+
+    fn report<'j>(&self, outcomes: impl IntoIterator<Item = (&'j Arc<Job>, Outcome)>) {
+        // With the lock, so that no thread misses the signal between its look and its wait.
+        let _state = lock(&self.engine.state);
+        for (job, outcome) in outcomes {
+            let _ = job.outcome.set(outcome);
+        }
+        self.engine.changed.notify_all();
+    }
+
+    /// Writes a group in one transaction: all of it, or nothing. Returns how many rows each member changed.
+    fn write_together(&self, group: &[Arc<Job>]) -> Result<Vec<usize>, StoreError> {
+        let Some(deadline) = group.iter().map(|job| job.deadline).min() else {
+            return Ok(Vec::new());
+        };
+        self.begin(deadline)?;
+        let written: Result<Vec<usize>, StoreError> = group.iter().map(|job| self.run(job)).collect();
+        let committed = written.and_then(|changed| self.commit().map(|()| changed));
+        self.roll_back();
+        committed
+    }
+
+    fn run(&self, job: &Job) -> Outcome {
+        let mut statements = job.write.iter().flat_map(|write| &write.statements);
+        let session = Statements(self.connection());
+        statements.try_fold(0, |_, statement| session.execute(statement.text, &statement.parameters))
+    }
+
+    /// Checks that writing makes sense, and waits for other processes until the deadline.
+    fn begin(&self, deadline: Instant) -> Result<(), StoreError> {
+        self.engine.wal.check()?;
+        self.engine.files.check()?;
+        self.connection().busy_timeout(deadline.saturating_duration_since(Instant::now()))?;
+        self.connection().prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        Ok(())
+    }
+
+    fn commit(&self) -> Result<(), StoreError> {
+        self.connection().prepare_cached("COMMIT")?.execute([])?;
+        Ok(())
+    }
+
+    /// Undoes what is not committed. After some errors SQLite has done so already.
+    fn roll_back(&self) {
+        if !self.connection().is_autocommit() {
+            let _ = self.connection().execute_batch("ROLLBACK");
+        }
+    }
+
+    fn restart_large_wal(&self) {
+        let Sqlite { wal, restart_at, restarts, .. } = self.engine;
+        let pages = wal.pages();
+        if pages < restart_at.load(Ordering::Acquire) {
+            return;
+        }
+        let mut next = checkpoint::RESTART_PAGES;
+        match checkpoint::restart(self.connection()) {
+            Ok(true) => {
+                wal.set_pages(0);
+                restarts.fetch_add(1, Ordering::Relaxed);
+                log::debug!("the WAL had {pages} pages and was restarted");
+            }
+            // A long read holds it: the next attempt comes when it has doubled, so that requests do not wait each time.
+            Ok(false) => next = pages * 2,
+            Err(error) => {
+                next = pages * 2;
+                log::error!("the WAL could not be restarted: {error}");
+            }
+        }
+        restart_at.store(next, Ordering::Release);
     }
 }
 
@@ -237,7 +334,7 @@ mod tests {
     }
 
     fn waiting(engine: &Sqlite) -> usize {
-        lock(&engine.writer.state).waiting.len()
+        lock(&engine.state).waiting.len()
     }
 
     fn until(condition: impl Fn() -> bool) {
@@ -314,7 +411,7 @@ mod tests {
         let (sender, receiver) = mpsc::channel();
         thread::scope(|scope| {
             scope.spawn(|| sender.send(engine.write(insert(7, true))));
-            until(|| lock(&engine.writer.state).connection.is_none());
+            until(|| lock(&engine.state).connection.is_none());
             drop(other);
             receiver.recv().expect("an outcome").expect("the lock is gone in time");
         });
@@ -333,10 +430,10 @@ mod tests {
         engine.write(insert(2, true)).expect("the connection was given back");
         assert_eq!(numbers(&engine), [2]);
         // A leader that panics reports to its group.
-        let job = engine.writer.job(Some(insert(3, false)));
-        let mut state = lock(&engine.writer.state);
+        let job = engine.job(Some(insert(3, false)));
+        let mut state = lock(&engine.state);
         state.waiting.push_back(Arc::clone(&job));
-        let lease = engine.writer.lead(&mut state);
+        let lease = engine.lead(&mut state);
         drop(state);
         drop(lease);
         assert!(matches!(job.outcome.get(), Some(Err(StoreError::Panicked))));

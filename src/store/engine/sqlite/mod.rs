@@ -4,7 +4,6 @@
 mod checkpoint;
 mod files;
 mod group_commit;
-mod lease;
 mod lock;
 mod upgrades;
 mod version_5;
@@ -13,17 +12,18 @@ mod wal;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{Connection, ErrorCode, OpenFlags, ToSql, params_from_iter};
 
 use self::files::Files;
-use self::group_commit::Writer;
 pub use self::lock::{LockError, ServeLock};
+use self::wal::Wal;
 use super::super::StoreError;
-use super::{Row, Session, Value, Write};
+use super::{Row, Session, Value};
 
 /// How long a start waits for other processes.
 const START_PATIENCE: Duration = Duration::from_secs(5);
@@ -46,11 +46,20 @@ const VACUUM_PAGES: usize = 64;
 
 pub struct Sqlite {
     path: PathBuf,
-    /// Idle connections. They are dropped before the writer, because the last connection to close moves the WAL into
-    /// the database, and a read-only one can't.
+    files: Files,
+    wal: Wal,
+    /// Idle connections. They are dropped before the one that writes, because the last connection to close moves the WAL
+    /// into the database, and a read-only one can't.
     readers: Mutex<Vec<Connection>>,
     checkpointer: Mutex<Option<Connection>>,
-    writer: Writer,
+    /// The connection that writes, and what waits for it.
+    state: Mutex<group_commit::State>,
+    /// Signalled when the connection is free and when outcomes are known.
+    changed: Condvar,
+    patience: Duration,
+    /// From this many pages on the leader restarts the WAL.
+    restart_at: AtomicU64,
+    restarts: AtomicU64,
 }
 
 impl Sqlite {
@@ -68,8 +77,21 @@ impl Sqlite {
         if path.metadata().is_ok_and(|file| file.len() <= CHECK_COMPLETELY) {
             check_every_page(&connection)?;
         }
-        let writer = Writer::new(connection, Files::of(path)?)?;
-        Ok(Self { path: path.to_owned(), readers: Mutex::default(), checkpointer: Mutex::default(), writer })
+        // In WAL mode, NORMAL leaves the fsync of a commit to us; a checkpoint syncs by itself.
+        connection.pragma_update(None, "synchronous", "NORMAL")?;
+        let files = Files::of(path)?;
+        Ok(Self {
+            path: path.to_owned(),
+            wal: Wal::open(files.wal())?,
+            files,
+            readers: Mutex::default(),
+            checkpointer: Mutex::default(),
+            state: Mutex::new(group_commit::State::new(connection)),
+            changed: Condvar::new(),
+            patience: group_commit::PATIENCE,
+            restart_at: AtomicU64::new(checkpoint::RESTART_PAGES),
+            restarts: AtomicU64::new(0),
+        })
     }
 
     /// Runs `work` on one state of the database.
@@ -91,37 +113,9 @@ impl Sqlite {
         Ok(result)
     }
 
-    /// Writes in a transaction that other threads may share. Returns how many rows the last statement changed.
-    pub fn write(&self, write: Write) -> Result<usize, StoreError> {
-        self.writer.write(write)
-    }
-
-    /// Runs `work` in a transaction of its own; if `durable`, it is on the disk when this returns.
-    pub fn transaction<T>(
-        &self,
-        durable: bool,
-        work: impl FnOnce(&dyn Session) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        self.writer.transaction(durable, work)
-    }
-
-    /// Whether a write has had the connection for longer than one may take: the disk or the file system hangs.
-    pub fn is_stuck(&self) -> bool {
-        self.writer.is_stuck()
-    }
-
     /// Reads every page of the database.
     pub fn check(&self) -> Result<(), StoreError> {
         check_every_page(&connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE)?)
-    }
-
-    /// A small durable write that changes nothing.
-    pub fn try_write(&self) -> Result<(), StoreError> {
-        self.writer.with_connection(true, |connection| {
-            // SQLite writes the page that holds the version even if it is the same.
-            let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
-            Ok(connection.pragma_update(None, "user_version", version)?)
-        })
     }
 
     /// Makes a consistent copy of this moment, while others write.
@@ -140,18 +134,13 @@ impl Sqlite {
 
     /// Gives free pages back to the file system.
     pub fn shrink(&self) -> Result<(), StoreError> {
-        self.writer.with_connection(false, |connection| {
-            let mut statement =
-                connection.prepare_cached(&format!("PRAGMA incremental_vacuum({VACUUM_PAGES})"))?;
-            let mut rows = statement.query([])?;
-            while rows.next()?.is_some() {}
-            Ok(())
-        })
+        let vacuum = format!("PRAGMA incremental_vacuum({VACUUM_PAGES})");
+        self.transaction(false, |session| session.query(&vacuum, &[], &mut |_| Ok(())))
     }
 
     #[cfg(test)]
     pub fn set_patience(&mut self, patience: Duration) {
-        self.writer.set_patience(patience);
+        self.patience = patience;
     }
 }
 
