@@ -1,12 +1,9 @@
 //! The ledger's rows for people: the newest first, in pages, or the oldest first, for an export.
 
-use super::engine::{Session, values};
+use super::engine::{Value, values};
 use super::ledger::{COLUMNS, read_row};
 use super::{LedgerRow, Range, Store, StoreError};
 use crate::id::RequestId;
-
-/// How many rows are read for a page at most. If they do not fill it, the next page continues from there.
-const SCANNED: i64 = 2_000;
 
 /// Which rows are wanted.
 #[derive(Clone, Debug)]
@@ -40,7 +37,7 @@ impl Matching {
 #[derive(Debug)]
 pub struct Listing {
     pub rows: Vec<LedgerRow>,
-    /// The last id that was looked at, where there may be more after it.
+    /// The last id of these, if there are more after it.
     pub next: Option<String>,
 }
 
@@ -50,101 +47,67 @@ impl Store {
         let from = RequestId::from(which.range.since);
         let to = RequestId::from(which.range.until);
         let to = before.filter(|&before| before < to.as_str()).unwrap_or(&to);
-        self.engine.read(|session| match which.matching {
-            Matching::Anything => {
-                let rows = some_rows(session, which, &from, to, "DESC", most as i64 + 1)?;
-                Ok(page(rows, most))
-            }
-            Matching::Success => {
-                let scanned = some_rows(session, which, &from, to, "DESC", SCANNED)?;
-                Ok(filtered(scanned, which, most, SCANNED as usize))
-            }
-            Matching::Failure | Matching::Code(_) => {
-                Ok(page(failures(session, which, &from, to, most as i64 + 1)?, most))
-            }
-        })
+        self.list(which, &from, to, "DESC", most)
     }
 
-    /// The next rows after an id, oldest first. Few or none of those that are looked at may match.
+    /// The next rows after an id, oldest first.
     pub fn oldest(&self, which: &Which, after: Option<&str>, most: usize) -> Result<Listing, StoreError> {
         let from = RequestId::from(which.range.since);
         // No id is its own beginning with more after it: this leaves out `after` alone.
         let from = after.map_or(from, |after| format!("{after} "));
-        let to = RequestId::from(which.range.until);
-        let scanned =
-            self.engine.read(|session| some_rows(session, which, &from, &to, "ASC", most as i64))?;
-        Ok(filtered(scanned, which, most, most))
+        self.list(which, &from, &RequestId::from(which.range.until), "ASC", most)
+    }
+
+    /// Rows between two ids.
+    fn list(
+        &self,
+        which: &Which,
+        from: &str,
+        to: &str,
+        order: &str,
+        most: usize,
+    ) -> Result<Listing, StoreError> {
+        // One more than asked for shows whether there are more.
+        let parameters = values![from, to, most as i64 + 1];
+        let (ids, parameters) = ids(which, order, parameters.into());
+        let statement =
+            format!("SELECT {COLUMNS} FROM usage WHERE request_id IN ({ids}) ORDER BY request_id {order}");
+        let mut rows = self
+            .engine
+            .read(|session| session.rows(&statement, &parameters, |mut row| read_row(&mut row)))?;
+        let is_more = rows.len() > most;
+        rows.truncate(most);
+        let next = rows.last().filter(|_| is_more).map(|row: &LedgerRow| row.request_id.clone());
+        Ok(Listing { rows, next })
     }
 }
 
-/// Rows of one key or of all between two ids, whatever their outcome.
-fn some_rows(
-    session: &dyn Session,
-    which: &Which,
-    from: &str,
-    to: &str,
-    order: &str,
-    most: i64,
-) -> Result<Vec<LedgerRow>, StoreError> {
-    let mut parameters = values![from, to, most].to_vec();
-    let mut of_key = "";
-    if let Some(key_id) = &which.key_id {
-        parameters.extend(values![key_id]);
-        of_key = "AND key_id = $4";
+/// A statement for the ids of some rows, and its parameters: the two ids between which they are, how many at most, and
+/// what the statement needs besides.
+pub(super) fn ids(which: &Which, order: &str, mut parameters: Vec<Value>) -> (String, Vec<Value>) {
+    let mut key_id = "key_id";
+    let mut conditions = match &which.matching {
+        Matching::Anything => String::new(),
+        Matching::Success => "AND status = 200".into(),
+        Matching::Failure | Matching::Code(_) => {
+            // The index of failures has their keys too. No index serves this expression, so that one is used.
+            key_id = "key_id || ''";
+            "AND error_code IS NOT NULL".into()
+        }
+    };
+    if let Matching::Code(code) = &which.matching {
+        parameters.push(code.into());
+        conditions += &format!(" AND error_code = ${}", parameters.len());
+    }
+    if let Some(wanted) = &which.key_id {
+        parameters.push(wanted.into());
+        conditions += &format!(" AND {key_id} = ${}", parameters.len());
     }
     let statement = format!(
-        "SELECT {COLUMNS} FROM usage WHERE request_id >= $1 AND request_id < $2 {of_key}
+        "SELECT request_id FROM usage WHERE request_id >= $1 AND request_id < $2 {conditions}
          ORDER BY request_id {order} LIMIT $3"
     );
-    session.rows(&statement, &parameters, |mut row| read_row(&mut row))
-}
-
-/// The index has all that it reads.
-pub(super) const FAILURES: &str = "SELECT request_id FROM usage
-    WHERE error_code IS NOT NULL AND request_id >= $1 AND request_id < $2
-    AND (CAST($3 AS TEXT) IS NULL OR key_id = $3) AND (CAST($4 AS TEXT) IS NULL OR error_code = $4)
-    ORDER BY request_id DESC LIMIT $5";
-
-/// Rows with an error, the newest first.
-fn failures(
-    session: &dyn Session,
-    which: &Which,
-    from: &str,
-    to: &str,
-    most: i64,
-) -> Result<Vec<LedgerRow>, StoreError> {
-    let code = match &which.matching {
-        Matching::Code(code) => Some(code),
-        _ => None,
-    };
-    let parameters = values![from, to, which.key_id.as_ref(), code, most];
-    let ids: Vec<String> = session.rows(FAILURES, &parameters, |mut row| row.next())?;
-    let statement = format!("SELECT {COLUMNS} FROM usage WHERE request_id = $1");
-    let find = |id| session.first(&statement, &values![id], |mut row| read_row(&mut row)).transpose();
-    ids.into_iter().filter_map(find).collect()
-}
-
-/// A page of rows that all match, of which there may be one more than it takes.
-fn page(mut rows: Vec<LedgerRow>, most: usize) -> Listing {
-    let is_more = rows.len() > most;
-    rows.truncate(most);
-    let next = rows.last().filter(|_| is_more).map(|row| row.request_id.clone());
-    Listing { rows, next }
-}
-
-/// Those that match among the rows that were looked at, which were `looked` if there may be more.
-fn filtered(scanned: Vec<LedgerRow>, which: &Which, most: usize, looked: usize) -> Listing {
-    let mut next = scanned.last().filter(|_| scanned.len() == looked).map(|row| row.request_id.clone());
-    let mut rows: Vec<LedgerRow> = scanned
-        .into_iter()
-        .filter(|row| which.matching.takes(row.status, row.error_code.as_deref()))
-        .take(most + 1)
-        .collect();
-    if rows.len() > most {
-        rows.truncate(most);
-        next = rows.last().map(|row| row.request_id.clone());
-    }
-    Listing { rows, next }
+    (statement, parameters)
 }
 
 #[cfg(test)]

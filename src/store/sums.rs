@@ -147,6 +147,10 @@ impl Store {
         by: Grouping,
         mut take: impl FnMut(UsageRow),
     ) -> Result<(), StoreError> {
+        let Range { since, until } = range;
+        if until <= since {
+            return Ok(());
+        }
         let statement = format!(
             "SELECT {}, {SUMS} FROM ({PIECES}) AS pieces GROUP BY 1, 2 HAVING sum(requests) <> 0 ORDER BY {}",
             by.expressions(),
@@ -155,22 +159,18 @@ impl Store {
         // Days become months here.
         let mut last: Option<UsageRow> = None;
         self.engine.read(|session| {
-            let kept_since: i64 = session.value("SELECT kept_since FROM chain", &[])?;
-            let Plan { first, last: end, edges } = match by {
-                Grouping::Hour => Plan::of_rows(range),
-                _ => Plan::of_days(range, kept_since),
+            let days = match by {
+                // Every day is read from its rows.
+                Grouping::Hour => Range { since: until, until },
+                _ => whole_days(range, session.value("SELECT kept_since FROM chain", &[])?),
             };
             let parameters = values![
-                first,
-                end,
-                RequestId::from(edges[0].from),
-                RequestId::from(edges[0].to),
-                edges[0].sign,
-                RequestId::from(edges[1].from),
-                RequestId::from(edges[1].to),
-                edges[1].sign,
-                RequestId::from(range.since),
-                RequestId::from(range.until),
+                days.since,
+                days.until,
+                RequestId::from(since),
+                RequestId::from(days.since.min(until)),
+                RequestId::from(days.until.max(days.since)),
+                RequestId::from(until),
             ];
             session.query(&statement, &parameters, &mut |mut row| {
                 let groups = [row.next()?, row.next()?];
@@ -192,85 +192,30 @@ impl Store {
 const SUMS: &str = "CAST(sum(requests) AS BIGINT), CAST(sum(errors) AS BIGINT), CAST(sum(prompt_tokens) AS BIGINT),
     CAST(sum(completion_tokens) AS BIGINT), CAST(sum(total_tokens) AS BIGINT), CAST(sum(unmeasured) AS BIGINT)";
 
-/// Whole days from the rollup, the sealed rows at both ends of the range, added or subtracted, and all rows that are not
-/// sealed. An open row is a request and no error yet.
-const PIECES: &str = "
+/// Whole days from the rollup, the sealed rows before and after them, and all rows that are not sealed. An open row is a
+/// request and no error yet.
+pub(super) const PIECES: &str = "
     SELECT start AS time, key_id, key_name, nullif(status, 0) AS status, nullif(error_code, '') AS error_code,
         requests, CASE WHEN status = 200 THEN 0 ELSE requests END AS errors,
         prompt_tokens, completion_tokens, total_tokens, unmeasured
     FROM usage_rollup WHERE span = 86400 AND start >= $1 AND start < $2
     UNION ALL
-    SELECT created, key_id, key_name, status, error_code, $5, CASE WHEN status = 200 THEN 0 ELSE $5 END,
-        $5 * prompt_tokens, $5 * completion_tokens, $5 * total_tokens,
-        CASE WHEN status = 200 AND total_tokens IS NULL THEN $5 ELSE 0 END
-    FROM usage WHERE request_id >= $3 AND request_id < $4 AND seq IS NOT NULL
-    UNION ALL
-    SELECT created, key_id, key_name, status, error_code, $8, CASE WHEN status = 200 THEN 0 ELSE $8 END,
-        $8 * prompt_tokens, $8 * completion_tokens, $8 * total_tokens,
-        CASE WHEN status = 200 AND total_tokens IS NULL THEN $8 ELSE 0 END
-    FROM usage WHERE request_id >= $6 AND request_id < $7 AND seq IS NOT NULL
-    UNION ALL
     SELECT created, key_id, key_name, status, error_code, 1,
         CASE WHEN status = 200 OR (status IS NULL AND error_code IS NULL) THEN 0 ELSE 1 END,
         prompt_tokens, completion_tokens, total_tokens,
         CASE WHEN status = 200 AND total_tokens IS NULL THEN 1 ELSE 0 END
-    FROM usage WHERE seq IS NULL AND request_id >= $9 AND request_id < $10";
+    FROM usage WHERE (seq IS NOT NULL AND request_id >= $3 AND request_id < $4)
+        OR (seq IS NOT NULL AND request_id >= $5 AND request_id < $6)
+        OR (seq IS NULL AND request_id >= $3 AND request_id < $6)";
 
-/// The parts of a range.
-struct Plan {
-    /// The start of the first whole day, and the end of the last.
-    first: i64,
-    last: i64,
-    edges: [Edge; 2],
-}
-
-/// Rows of a part of a day: added to the whole days, or subtracted from them if that part is shorter.
-#[derive(Clone, Copy)]
-struct Edge {
-    from: i64,
-    to: i64,
-    sign: i64,
-}
-
-impl Edge {
-    const NONE: Self = Self { from: 0, to: 0, sign: 1 };
-}
-
-impl Plan {
-    /// From rows alone.
-    fn of_rows(Range { since, until }: Range) -> Self {
-        Self { first: 0, last: 0, edges: [Edge { from: since, to: until, sign: 1 }, Edge::NONE] }
-    }
-
-    /// From days, and from rows at both ends. A day that is only partly in the range counts completely if retention may
-    /// have removed rows of it.
-    fn of_days(range: Range, kept_since: i64) -> Self {
-        let Range { since, until } = range;
-        let start = |day: i64| day.saturating_mul(DAY);
-        let (first_day, last_day) = (since.div_euclid(DAY), until.div_euclid(DAY));
-        if until <= since || (first_day == last_day && start(first_day) >= kept_since) {
-            return Self::of_rows(range);
-        }
-        let mut plan = Self { first: start(first_day), last: start(last_day), edges: [Edge::NONE; 2] };
-        let into_first = since.rem_euclid(DAY);
-        if into_first > 0 && start(first_day) >= kept_since {
-            plan.edges[0] = if into_first > DAY / 2 {
-                plan.first = start(first_day + 1);
-                Edge { from: since, to: start(first_day + 1), sign: 1 }
-            } else {
-                Edge { from: start(first_day), to: since, sign: -1 }
-            };
-        }
-        let into_last = until.rem_euclid(DAY);
-        if into_last > 0 && start(last_day) < kept_since {
-            plan.last = start(last_day + 1);
-        } else if into_last > DAY / 2 {
-            plan.last = start(last_day + 1);
-            plan.edges[1] = Edge { from: until, to: start(last_day + 1), sign: -1 };
-        } else if into_last > 0 {
-            plan.edges[1] = Edge { from: start(last_day), to: until, sign: 1 };
-        }
-        plan
+/// The days of a range that are read from the rollup; if there are none, it ends before it begins. A day that is only
+/// partly in the range counts completely if retention may have removed rows of it.
+fn whole_days(Range { since, until }: Range, kept_since: i64) -> Range {
+    let start = |time: i64| time.div_euclid(DAY).saturating_mul(DAY);
+    let end = |time: i64| if time == start(time) { time } else { start(time).saturating_add(DAY) };
+    Range {
+        since: if start(since) < kept_since { start(since) } else { end(since) },
+        until: if start(until) < kept_since { end(until) } else { start(until) },
     }
 }
 
