@@ -72,26 +72,27 @@ impl SpanSums {
         self.own.merge(&other.own);
     }
 
-    fn of(row: &LedgerRow) -> Self {
-        let mut sums = Self {
-            requests: 1,
-            prompt_tokens: row.tokens.prompt_tokens.unwrap_or(0),
-            completion_tokens: row.tokens.completion_tokens.unwrap_or(0),
-            total_tokens: row.tokens.total_tokens.unwrap_or(0),
-            unmeasured: (row.status == Some(200) && row.tokens.total_tokens.is_none()).into(),
-            ..Self::default()
-        };
+    fn add_row(&mut self, row: &LedgerRow) {
+        let tokens = row.tokens;
+        for (sum, more) in [
+            (&mut self.requests, Some(1)),
+            (&mut self.prompt_tokens, tokens.prompt_tokens),
+            (&mut self.completion_tokens, tokens.completion_tokens),
+            (&mut self.total_tokens, tokens.total_tokens),
+            (&mut self.unmeasured, (row.status == Some(200) && tokens.total_tokens.is_none()).then_some(1)),
+        ] {
+            *sum = sum.saturating_add(more.unwrap_or(0));
+        }
         if let Some(runtime) = row.runtime_ms {
-            sums.runtime.add(runtime);
+            self.runtime.add(runtime);
         }
         if let Some(duration) = row.duration_ms {
-            sums.own.add(duration - row.runtime_ms.unwrap_or(0.0) - row.search_ms.unwrap_or(0.0));
+            self.own.add(duration - row.runtime_ms.unwrap_or(0.0) - row.search_ms.unwrap_or(0.0));
         }
-        sums
     }
 
     /// Reads the columns from `requests` to `own_times`.
-    pub(super) fn read(row: &mut Row) -> Result<Self, StoreError> {
+    fn read(row: &mut Row) -> Result<Self, StoreError> {
         let mut sums = Self {
             requests: row.next()?,
             prompt_tokens: row.next()?,
@@ -103,11 +104,6 @@ impl SpanSums {
         sums.runtime.merge_bytes(&row.next::<Vec<u8>>()?);
         sums.own.merge_bytes(&row.next::<Vec<u8>>()?);
         Ok(sums)
-    }
-
-    /// Without the counts.
-    pub(super) fn durations_only(self) -> Self {
-        Self { runtime: self.runtime, own: self.own, ..Self::default() }
     }
 }
 
@@ -121,14 +117,14 @@ pub struct RollupRow {
 }
 
 /// The primary key of the rollup.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
-    pub span: i64,
-    pub start: i64,
-    pub key_id: String,
-    pub key_name: String,
-    pub status: i64,
-    pub error_code: String,
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    span: i64,
+    start: i64,
+    key_id: String,
+    key_name: String,
+    status: i64,
+    error_code: String,
 }
 
 impl Place {
@@ -143,57 +139,39 @@ impl Place {
         }
     }
 
-    /// The place of a longer span that contains this one.
-    fn within(&self, span: Span) -> Self {
-        Self { span: span.seconds(), start: span.start(self.start), ..self.clone() }
-    }
-
     fn values(&self) -> Vec<super::engine::Value> {
         values![self.span, self.start, &self.key_id, &self.key_name, self.status, &self.error_code].into()
     }
 }
 
-/// Rows to be added, summed up by minute: hours and days are made of minutes.
+/// Rows to be added, summed up by minute, hour and day.
 #[derive(Default)]
-pub(super) struct Batch {
-    minutes: BTreeMap<Place, SpanSums>,
-}
+pub(super) struct Batch(BTreeMap<Place, SpanSums>);
 
 impl Batch {
-    pub fn add(&mut self, row: &LedgerRow) {
-        self.minutes.entry(Place::of(row, Span::Minute)).or_default().add(&SpanSums::of(row));
+    pub fn add(&mut self, row: &LedgerRow, now: i64) {
+        for span in Span::ALL.into_iter().filter(|span| span.start(row.created) >= span.kept_since(now)) {
+            self.0.entry(Place::of(row, span)).or_default().add_row(row);
+        }
     }
 
-    /// The sums by minute, hour and day, without those that are too old to be kept.
-    pub fn spans(self, now: i64) -> BTreeMap<Place, SpanSums> {
-        let mut spans: BTreeMap<Place, SpanSums> = BTreeMap::new();
-        for (minute, sums) in &self.minutes {
-            for span in Span::ALL {
-                let place = minute.within(span);
-                if place.start >= span.kept_since(now) {
-                    spans.entry(place).or_default().add(sums);
-                }
-            }
-        }
-        spans
-    }
-
-    /// Adds the rows to the rollup, and removes the minutes and hours that have become too old.
-    pub fn write(self, session: &dyn Session, now: i64) -> Result<(), StoreError> {
-        for (place, sums) in self.spans(now) {
-            add(session, &place, sums)?;
-        }
-        for (span, _) in KEPT {
-            session.execute(
-                "DELETE FROM usage_rollup WHERE span = $1 AND start < $2",
-                &values![span.seconds(), span.kept_since(now)],
-            )?;
-        }
-        Ok(())
+    pub fn write(self, session: &dyn Session) -> Result<(), StoreError> {
+        self.0.into_iter().try_for_each(|(place, sums)| add(session, &place, sums))
     }
 }
 
-pub(super) fn add(session: &dyn Session, place: &Place, mut sums: SpanSums) -> Result<(), StoreError> {
+/// Removes the minutes and hours that have become too old.
+pub(super) fn remove_old(session: &dyn Session, now: i64) -> Result<(), StoreError> {
+    for (span, _) in KEPT {
+        session.execute(
+            "DELETE FROM usage_rollup WHERE span = $1 AND start < $2",
+            &values![span.seconds(), span.kept_since(now)],
+        )?;
+    }
+    Ok(())
+}
+
+fn add(session: &dyn Session, place: &Place, mut sums: SpanSums) -> Result<(), StoreError> {
     let known = session.first(
         "SELECT requests, prompt_tokens, completion_tokens, total_tokens, unmeasured, runtime_times, own_times
          FROM usage_rollup
@@ -260,9 +238,11 @@ impl Store {
                 let is_wanted = (range.since..range.until).contains(&row.created)
                     && key_id.is_none_or(|key_id| key_id == row.key_id);
                 if is_wanted {
+                    let mut sums = SpanSums::default();
+                    sums.add_row(&row);
                     take(RollupRow {
                         start: span.start(row.created),
-                        sums: SpanSums::of(&row),
+                        sums,
                         key_id: row.key_id,
                         status: row.status,
                         error_code: row.error_code,

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use super::engine::{Session, values};
 use super::keys::NOTE_USE;
 use super::ledger::{COLUMNS, LedgerRow, read_row};
-use super::rollup::Batch;
+use super::rollup::{self, Batch};
 use super::{Store, StoreError, chain};
 
 /// Rows that have an outcome and no seal, the oldest first.
@@ -104,11 +104,12 @@ fn seal(session: &dyn Session, most: i64, now: i64) -> Result<usize, StoreError>
             "UPDATE usage SET seq = $2, hash = $3 WHERE request_id = $1",
             &values![&row.request_id, head.seq, head.hash],
         )?;
-        batch.add(row);
+        batch.add(row, now);
         let used = last_used.entry(&row.key_id).or_insert(row.created);
         *used = row.created.max(*used);
     }
-    batch.write(session, now)?;
+    batch.write(session)?;
+    rollup::remove_old(session, now)?;
     for (key_id, used) in last_used {
         session.execute(NOTE_USE, &values![key_id, used])?;
     }

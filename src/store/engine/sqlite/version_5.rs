@@ -4,12 +4,13 @@
 //! The sums of days come from `usage_daily`. Their histograms, and the hours and minutes, come from the rows; for days of
 //! which retention has removed rows, from `usage_spans`. Rows, their places and their hashes are not touched.
 
+use std::mem;
 use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 
 use super::super::super::ledger::{COLUMNS, read_row};
-use super::super::super::rollup::{self, Batch, Place, Span, SpanSums};
+use super::super::super::rollup::{Batch, Span};
 use super::super::super::{DAY, StoreError, chain};
 use super::super::{Session, values};
 use super::Statements;
@@ -34,10 +35,23 @@ const CREATE: &str = "
         runtime_times     BLOB    NOT NULL,
         own_times         BLOB    NOT NULL,
         PRIMARY KEY (span, start, key_id, key_name, status, error_code)
-    ) STRICT, WITHOUT ROWID;
-    INSERT INTO usage_rollup
+    ) STRICT, WITHOUT ROWID;";
+
+/// The spans of days whose rows are not all there. Version 4 did not keep a key's name with them: the hours of a key that
+/// was renamed on such a day get the first of its names, and so does the day's histogram.
+const COPY_SPANS: &str = "INSERT INTO usage_rollup
+    SELECT s.span, s.start, s.key_id, min(d.key_name), s.status, s.error_code, s.requests, s.prompt_tokens,
+        s.completion_tokens, s.total_tokens, s.unmeasured, s.runtime_times, s.own_times
+    FROM usage_spans s JOIN usage_daily d ON d.day = s.start / 86400 AND d.key_id = s.key_id AND d.status = s.status
+        AND d.error_code = s.error_code
+    WHERE s.start < $1 GROUP BY s.span, s.start, s.key_id, s.status, s.error_code";
+
+const COPY_DAYS: &str = "INSERT INTO usage_rollup
     SELECT 86400, day * 86400, key_id, key_name, status, error_code, requests, prompt_tokens, completion_tokens,
-        total_tokens, unmeasured, x'', x'' FROM usage_daily;";
+        total_tokens, unmeasured, x'', x'' FROM usage_daily WHERE true
+    ON CONFLICT DO UPDATE SET requests = excluded.requests, prompt_tokens = excluded.prompt_tokens,
+        completion_tokens = excluded.completion_tokens, total_tokens = excluded.total_tokens,
+        unmeasured = excluded.unmeasured";
 
 const FINISH: &str = "
     DROP TABLE usage_daily;
@@ -52,36 +66,15 @@ pub(super) fn upgrade(connection: &Connection) -> Result<(), StoreError> {
     let session = &Statements(connection);
     connection.execute_batch(CREATE)?;
     let whole_since = chain::first_whole_day(session)?.saturating_mul(DAY);
-    copy_spans(session, whole_since)?;
+    session.execute(COPY_SPANS, &values![whole_since])?;
     add_rows(session, whole_since, when::now())?;
+    // Last, because they replace the counts that the steps before have added up for days.
+    session.execute(COPY_DAYS, &[])?;
     connection.execute_batch(FINISH)?;
     Ok(())
 }
 
-/// Copies the spans of days whose rows are not all there. Version 4 did not keep a key's name with them: the hours of a
-/// key that was renamed on such a day get the first of its names, and so does the day's histogram.
-fn copy_spans(session: &dyn Session, whole_since: i64) -> Result<(), StoreError> {
-    session.query(
-        "SELECT span, start, s.key_id, coalesce((SELECT min(d.key_name) FROM usage_daily d WHERE d.day = s.start / 86400
-            AND d.key_id = s.key_id AND d.status = s.status AND d.error_code = s.error_code), ''),
-         status, error_code, requests, prompt_tokens, completion_tokens, total_tokens, unmeasured, runtime_times, own_times
-         FROM usage_spans s WHERE start < $1",
-        &values![whole_since],
-        &mut |mut row| {
-            let place = Place {
-                span: row.next()?,
-                start: row.next()?,
-                key_id: row.next()?,
-                key_name: row.next()?,
-                status: row.next()?,
-                error_code: row.next()?,
-            };
-            add(session, &place, SpanSums::read(&mut row)?)
-        },
-    )
-}
-
-/// Adds the rows that `copy_spans` does not cover.
+/// Adds the rows that `COPY_SPANS` does not cover.
 fn add_rows(session: &dyn Session, whole_since: i64, now: i64) -> Result<(), StoreError> {
     let folded: i64 = session.value("SELECT seq FROM usage_folded", &[])?;
     let total: i64 = session.value(
@@ -106,21 +99,11 @@ fn add_rows(session: &dyn Session, whole_since: i64, now: i64) -> Result<(), Sto
             // Rows are in the order of time, so an hour's sums are written once and do not add up in memory.
             if Span::Hour.start(row.created) != hour {
                 hour = Span::Hour.start(row.created);
-                write(session, std::mem::take(&mut batch), now)?;
+                mem::take(&mut batch).write(session)?;
             }
-            batch.add(&row);
+            batch.add(&row, now);
             Ok(())
         },
     )?;
-    write(session, batch, now)
-}
-
-fn write(session: &dyn Session, batch: Batch, now: i64) -> Result<(), StoreError> {
-    batch.spans(now).into_iter().try_for_each(|(place, sums)| add(session, &place, sums))
-}
-
-/// Adds to the rollup. The sums of days are there already.
-fn add(session: &dyn Session, place: &Place, sums: SpanSums) -> Result<(), StoreError> {
-    let sums = if place.span == DAY { sums.durations_only() } else { sums };
-    rollup::add(session, place, sums)
+    batch.write(session)
 }
