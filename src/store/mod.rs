@@ -93,8 +93,8 @@ impl Store {
         self.engine.backup(to)
     }
 
-    /// Runs a checkpoint if one is due. Returns whether there were writes since the last call.
-    pub fn checkpoint(&self) -> Result<bool, StoreError> {
+    /// Runs a checkpoint if one is due.
+    pub fn checkpoint(&self) -> Result<(), StoreError> {
         self.engine.checkpoint()
     }
 

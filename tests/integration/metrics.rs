@@ -291,7 +291,7 @@ fn requests_go_on_while_sealing_fails_and_it_shows() {
         "CREATE TRIGGER no_seals BEFORE UPDATE OF seq ON usage BEGIN SELECT RAISE(ABORT, 'on purpose'); END",
     );
     server.post(&key, &chat("x")).is_completion();
-    until("it is in the log", || server.log().contains("rows can't be sealed: on purpose"));
+    until("it is in the log", || server.log().contains("sealing failed: on purpose"));
     server.post(&key, &chat("x")).is_completion();
     assert_eq!(metric("adriaticum_unsealed_rows"), 2.0);
     until("the time is counted", || metric("adriaticum_unsealed_seconds") >= 1.0);
@@ -300,7 +300,7 @@ fn requests_go_on_while_sealing_fails_and_it_shows() {
     assert!(told.starts_with("0 rows, nothing wrong; 2 newer rows have no seal yet."), "{told}");
     server.query("DROP TRIGGER no_seals");
     server.wait_for_seals();
-    until("it is in the log", || server.log().contains("rows are sealed again"));
+    until("it is in the log", || server.log().contains("sealing works again"));
     assert_eq!(metric("adriaticum_unsealed_rows"), 0.0);
     assert_eq!(metric("adriaticum_unsealed_seconds"), 0.0);
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rusqlite::{Connection, OpenFlags};
 
 use super::super::super::StoreError;
-use super::{READER_CACHE, Sqlite, connect, lock};
+use super::{READER_CACHE, Sqlite, connect};
 
 /// How many pages that are not in the database yet make a checkpoint worth its two fsyncs.
 const CHECKPOINT_PAGES: i64 = 1_000;
@@ -21,34 +21,54 @@ pub(super) const RESTART_PAGES: u64 = 16_384;
 /// How long a restart waits for those that still read from the WAL.
 const RESTART_PATIENCE: Duration = Duration::from_millis(200);
 
+/// The bytes of a page in the WAL: 4,096 and the header of its frame.
+const FRAME: u64 = 4096 + 24;
+
 impl Sqlite {
-    /// Runs a checkpoint if there is enough to move. Returns whether the WAL was written since the last call.
-    pub fn checkpoint(&self) -> Result<bool, StoreError> {
-        let mut kept = lock(&self.checkpointer);
-        let connection = match kept.take() {
-            Some(connection) => connection,
-            None => connect(&self.path, OpenFlags::SQLITE_OPEN_READ_WRITE, READER_CACHE)?,
-        };
+    /// Runs a checkpoint if there is enough to move.
+    pub fn checkpoint(&self) -> Result<(), StoreError> {
+        let connection = connect(&self.path, OpenFlags::SQLITE_OPEN_READ_WRITE, READER_CACHE)?;
         let mut progress = run(&connection, "PRAGMA wal_checkpoint(NOOP)")?;
         if progress.pages - progress.moved >= CHECKPOINT_PAGES {
             progress = run(&connection, "PRAGMA wal_checkpoint(PASSIVE)")?;
         }
-        // After an error the connection is dropped, and the next call opens another one.
-        *kept = Some(connection);
-        let pages = u64::try_from(progress.pages).unwrap_or(0);
-        let before = self.wal.pages();
-        self.wal.set_pages(pages);
-        Ok(pages != before)
+        self.wal_pages.store(u64::try_from(progress.pages).unwrap_or(0), Ordering::Relaxed);
+        Ok(())
     }
 
-    /// The bytes of the WAL that are in use.
+    /// The bytes of the WAL that are in use, as the last checkpoint found.
     pub fn wal_bytes(&self) -> u64 {
-        self.wal.bytes()
+        self.wal_pages.load(Ordering::Relaxed) * FRAME
     }
 
     /// How often the WAL reached 64 MiB and was restarted.
     pub fn wal_restarts(&self) -> u64 {
-        self.restarts.load(Ordering::Relaxed)
+        self.wal_restarts.load(Ordering::Relaxed)
+    }
+
+    /// Moves all pages of a large WAL, so that the next write begins it again.
+    pub(super) fn restart_large_wal(&self, connection: &Connection) {
+        let pages = self.wal_pages.load(Ordering::Relaxed);
+        if pages < self.restart_at.load(Ordering::Relaxed) {
+            return;
+        }
+        let restart = || {
+            connection.busy_timeout(RESTART_PATIENCE)?;
+            run(connection, "PRAGMA wal_checkpoint(RESTART)")
+        };
+        // If a long read holds it, the next attempt comes when it has doubled, so that requests do not wait each time.
+        let mut next = pages * 2;
+        match restart() {
+            Ok(progress) if progress.is_blocked => {}
+            Ok(_) => {
+                next = RESTART_PAGES;
+                self.wal_pages.store(0, Ordering::Relaxed);
+                self.wal_restarts.fetch_add(1, Ordering::Relaxed);
+                log::debug!("the WAL had {pages} pages and was restarted");
+            }
+            Err(error) => log::error!("the WAL could not be restarted: {error}"),
+        }
+        self.restart_at.store(next, Ordering::Relaxed);
     }
 }
 
@@ -60,15 +80,9 @@ struct Progress {
 }
 
 fn run(connection: &Connection, checkpoint: &str) -> Result<Progress, StoreError> {
-    Ok(connection.prepare_cached(checkpoint)?.query_row([], |row| {
+    Ok(connection.query_row(checkpoint, [], |row| {
         Ok(Progress { is_blocked: row.get(0)?, pages: row.get(1)?, moved: row.get(2)? })
     })?)
-}
-
-/// Moves all pages, so that the next write begins the WAL again. Returns whether nothing prevented it.
-pub(super) fn restart(connection: &Connection) -> Result<bool, StoreError> {
-    connection.busy_timeout(RESTART_PATIENCE)?;
-    Ok(!run(connection, "PRAGMA wal_checkpoint(RESTART)")?.is_blocked)
 }
 
 #[cfg(test)]
@@ -108,12 +122,11 @@ mod tests {
             run(&connection, "PRAGMA wal_checkpoint(NOOP)").expect("a look").moved
         };
         write_pages(&engine, 500);
-        assert!(engine.checkpoint().expect("a look"), "the WAL was written");
+        engine.checkpoint().expect("a look");
         assert_eq!(moved(&engine), 0, "too little to move");
-        assert!(!engine.checkpoint().expect("a look"), "nothing was written since");
         assert!(engine.wal_bytes() > 500 * 4096);
         write_pages(&engine, 600);
-        assert!(engine.checkpoint().expect("a checkpoint"));
+        engine.checkpoint().expect("a checkpoint");
         assert!(moved(&engine) > 1000, "all is in the database");
         small_write(&engine);
         engine.checkpoint().expect("a look");
@@ -130,19 +143,19 @@ mod tests {
         };
         reader.execute_batch("BEGIN").expect("a long read");
         count(&reader);
-        engine.restart_at.store(50, Ordering::Release);
+        engine.restart_at.store(50, Ordering::Relaxed);
         write_pages(&engine, 60);
         engine.checkpoint().expect("a look");
         small_write(&engine);
         assert_eq!(engine.wal_restarts(), 0, "the long read holds the WAL");
-        assert!(engine.restart_at.load(Ordering::Acquire) > 100, "the next attempt comes later");
+        assert!(engine.restart_at.load(Ordering::Relaxed) > 100, "the next attempt comes later");
         reader.execute_batch("COMMIT").expect("its end");
-        engine.restart_at.store(50, Ordering::Release);
+        engine.restart_at.store(50, Ordering::Relaxed);
         small_write(&engine);
         assert_eq!(engine.wal_restarts(), 1);
         engine.checkpoint().expect("a look");
         assert!(engine.wal_bytes() < 10 * 4120, "the WAL begins again: {}", engine.wal_bytes());
-        assert_eq!(engine.restart_at.load(Ordering::Acquire), RESTART_PAGES);
+        assert_eq!(engine.restart_at.load(Ordering::Relaxed), RESTART_PAGES);
     }
 
     #[test]

@@ -5,7 +5,6 @@
 
 use std::collections::VecDeque;
 use std::slice;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,7 +13,7 @@ use rusqlite::Connection;
 
 use super::super::super::StoreError;
 use super::super::{Session, Write};
-use super::{Sqlite, Statements, checkpoint, lock};
+use super::{Sqlite, Statements, lock};
 
 /// How long a write waits for its turn and for other processes, in total.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
@@ -180,7 +179,7 @@ impl Lease<'_> {
 
     /// Writes the group and reports the outcomes.
     fn write_group(mut self) {
-        self.restart_large_wal();
+        self.engine.restart_large_wal(self.connection());
         let outcomes: Vec<Outcome> = loop {
             match self.write_together(&self.group) {
                 Ok(changed) => break changed.into_iter().map(Ok).collect(),
@@ -258,29 +257,6 @@ impl Lease<'_> {
         if !self.connection().is_autocommit() {
             let _ = self.connection().execute_batch("ROLLBACK");
         }
-    }
-
-    fn restart_large_wal(&self) {
-        let Sqlite { wal, restart_at, restarts, .. } = self.engine;
-        let pages = wal.pages();
-        if pages < restart_at.load(Ordering::Acquire) {
-            return;
-        }
-        let mut next = checkpoint::RESTART_PAGES;
-        match checkpoint::restart(self.connection()) {
-            Ok(true) => {
-                wal.set_pages(0);
-                restarts.fetch_add(1, Ordering::Relaxed);
-                log::debug!("the WAL had {pages} pages and was restarted");
-            }
-            // A long read holds it: the next attempt comes when it has doubled, so that requests do not wait each time.
-            Ok(false) => next = pages * 2,
-            Err(error) => {
-                next = pages * 2;
-                log::error!("the WAL could not be restarted: {error}");
-            }
-        }
-        restart_at.store(next, Ordering::Release);
     }
 }
 

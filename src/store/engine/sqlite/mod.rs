@@ -51,15 +51,16 @@ pub struct Sqlite {
     /// Idle connections. They are dropped before the one that writes, because the last connection to close moves the WAL
     /// into the database, and a read-only one can't.
     readers: Mutex<Vec<Connection>>,
-    checkpointer: Mutex<Option<Connection>>,
     /// The connection that writes, and what waits for it.
     state: Mutex<group_commit::State>,
     /// Signalled when the connection is free and when outcomes are known.
     changed: Condvar,
     patience: Duration,
+    /// Pages of the WAL that are in use, as the last checkpoint found.
+    wal_pages: AtomicU64,
     /// From this many pages on the leader restarts the WAL.
     restart_at: AtomicU64,
-    restarts: AtomicU64,
+    wal_restarts: AtomicU64,
 }
 
 impl Sqlite {
@@ -85,12 +86,12 @@ impl Sqlite {
             wal: Wal::open(files.wal())?,
             files,
             readers: Mutex::default(),
-            checkpointer: Mutex::default(),
             state: Mutex::new(group_commit::State::new(connection)),
             changed: Condvar::new(),
             patience: group_commit::PATIENCE,
+            wal_pages: AtomicU64::new(0),
             restart_at: AtomicU64::new(checkpoint::RESTART_PAGES),
-            restarts: AtomicU64::new(0),
+            wal_restarts: AtomicU64::new(0),
         })
     }
 

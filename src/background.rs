@@ -1,0 +1,176 @@
+//! Tasks beside the requests, each on a thread of its own: sealing, checkpoints and retention. If one fails, requests
+//! continue, and the next round tries again.
+
+use std::mem;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::store::{Store, StoreError};
+use crate::when;
+
+/// The pause between two looks for rows without a seal.
+const SEALING_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How many rows a transaction seals at most: a write that waits for it is delayed by some milliseconds.
+const SEALED_AT_ONCE: i64 = 500;
+
+/// The pause between two looks at the WAL.
+const CHECKPOINT_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The pause between two looks for old rows.
+const RETENTION_INTERVAL: Duration = Duration::from_secs(3600);
+
+/// How many rows a transaction removes at most: a write that waits for it is hardly delayed.
+const REMOVED_AT_ONCE: i64 = 100;
+
+/// After rows were removed, requests have the database for this many times as long as that took.
+const REMOVAL_PAUSE: u32 = 4;
+
+/// The pause after a round that panicked.
+const AFTER_PANIC: Duration = Duration::from_secs(5);
+
+/// All tasks. Dropping it stops them, and waits until sealing has sealed every row.
+pub struct Background(#[expect(dead_code, reason = "they are stopped when they are dropped")] Vec<Task>);
+
+impl Background {
+    pub fn start(store: &Arc<Store>, retention_days: Option<u32>) -> Self {
+        let mut tasks = vec![sealing(Arc::clone(store)), checkpoints(Arc::clone(store))];
+        tasks.extend(retention_days.map(|days| retention(Arc::clone(store), days)));
+        Self(tasks)
+    }
+}
+
+/// Seals rows a moment after their requests are answered, and writes when keys were last used.
+fn sealing(store: Arc<Store>) -> Task {
+    store.sealing_started(when::now());
+    Task::start("sealing", move |stop| {
+        stop.repeat(SEALING_INTERVAL, || seal_all(&store, stop).and(store.write_uses()));
+        // After a graceful stop every row has its seal.
+        let _ = store.write_uses();
+        while store.seal(SEALED_AT_ONCE, when::now()).is_ok_and(|sealed| sealed > 0) {}
+    })
+}
+
+/// Seals all rows that wait. After each full batch requests have the database for as long as the batch took.
+fn seal_all(store: &Store, stop: &Stop) -> Result<(), StoreError> {
+    loop {
+        let began = Instant::now();
+        let sealed = store.seal(SEALED_AT_ONCE, when::now())?;
+        if sealed < SEALED_AT_ONCE as usize || stop.wait(began.elapsed()) {
+            return Ok(());
+        }
+    }
+}
+
+/// Runs checkpoints, so that no request has to.
+fn checkpoints(store: Arc<Store>) -> Task {
+    Task::start("checkpoints", move |stop| stop.repeat(CHECKPOINT_INTERVAL, || store.checkpoint()))
+}
+
+/// Removes old rows from the ledger.
+fn retention(store: Arc<Store>, days: u32) -> Task {
+    Task::start("retention", move |stop| {
+        stop.repeat(RETENTION_INTERVAL, || {
+            let removed = remove_old(&store, when::now() - i64::from(days) * 86_400, stop)?;
+            if removed > 0 {
+                log::info!("removed {removed} rows older than {days} days from the ledger");
+            }
+            Ok(())
+        });
+    })
+}
+
+fn remove_old(store: &Store, before: i64, stop: &Stop) -> Result<usize, StoreError> {
+    let mut removed = 0;
+    loop {
+        let began = Instant::now();
+        match store.remove_before(before, REMOVED_AT_ONCE) {
+            Ok(0) => return Ok(removed),
+            Ok(count) => removed += count,
+            // Another process has the database. The next round is an hour away, so this one goes on.
+            Err(StoreError::Busy) => {}
+            Err(error) => return Err(error),
+        }
+        if stop.wait(began.elapsed() * REMOVAL_PAUSE) {
+            return Ok(removed);
+        }
+    }
+}
+
+/// A thread that runs until the value is dropped. `None` only while it is dropped.
+struct Task(Option<(Sender<()>, JoinHandle<()>)>);
+
+impl Task {
+    fn start(name: &str, run: impl FnOnce(&Stop) + Send + 'static) -> Self {
+        let (stop, stopped) = mpsc::channel();
+        let thread = thread::Builder::new().name(name.into()).spawn(move || run(&Stop(stopped)));
+        Self(Some((stop, thread.expect("a thread should start"))))
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        if let Some((stop, thread)) = self.0.take() {
+            drop(stop);
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Says when a task has to stop.
+struct Stop(Receiver<()>);
+
+impl Stop {
+    /// Waits, and returns true if the task has to stop. Nothing is ever sent: dropping the sender ends the wait.
+    fn wait(&self, time: Duration) -> bool {
+        self.0.recv_timeout(time) != Err(RecvTimeoutError::Timeout)
+    }
+
+    /// Runs `round` until the task has to stop, with a pause after each. The log has the first of several failures, and
+    /// their end.
+    fn repeat(&self, pause: Duration, mut round: impl FnMut() -> Result<(), StoreError>) {
+        let name = thread::current().name().unwrap_or_default().to_owned();
+        let mut is_failing = false;
+        loop {
+            let result = panic::catch_unwind(AssertUnwindSafe(&mut round));
+            let was_failing = mem::replace(&mut is_failing, !matches!(result, Ok(Ok(()))));
+            match &result {
+                Ok(Ok(())) if was_failing => log::info!("{name} works again"),
+                Ok(Err(error)) if !was_failing => {
+                    log::error!("{name} failed: {error}. Requests continue, and the next round tries again");
+                }
+                Ok(_) => {}
+                Err(_) => log::error!("{name}: a round panicked; the line before says where"),
+            }
+            if self.wait(if result.is_ok() { pause } else { AFTER_PANIC }) {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_stops_when_it_is_dropped_and_not_when_it_panics() {
+        let (sender, rounds) = mpsc::channel();
+        let task = Task::start("test", move |stop| {
+            let mut number = 0;
+            stop.repeat(Duration::ZERO, || {
+                number += 1;
+                sender.send(number).expect("the test listens");
+                assert_ne!(number, 2, "on purpose");
+                Ok(())
+            });
+        });
+        assert_eq!(rounds.recv(), Ok(1));
+        assert_eq!(rounds.recv(), Ok(2));
+        drop(task);
+        assert!(rounds.iter().next().is_none(), "it waits after a panic, and the stop ends that wait");
+    }
+}
