@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::durations::Durations;
-use super::engine::{Row, Session, values};
-use super::ledger::{LedgerRow, read_row};
+use super::engine::{Row, Session, Value, values};
+use super::ledger::{LedgerRow, Tokens, read_row};
 use super::sealing::{COUNT_UNSEALED, UNSEALED_ROWS};
 use super::{DAY, Range, Store, StoreError};
 
@@ -59,30 +59,17 @@ pub struct SpanSums {
 
 impl SpanSums {
     pub fn add(&mut self, other: &Self) {
-        for (sum, more) in [
-            (&mut self.requests, other.requests),
-            (&mut self.prompt_tokens, other.prompt_tokens),
-            (&mut self.completion_tokens, other.completion_tokens),
-            (&mut self.total_tokens, other.total_tokens),
-            (&mut self.unmeasured, other.unmeasured),
-        ] {
-            *sum = sum.saturating_add(more);
-        }
+        self.add_counts(&other.counts());
         self.runtime.merge(&other.runtime);
         self.own.merge(&other.own);
     }
 
     fn add_row(&mut self, row: &LedgerRow) {
-        let tokens = row.tokens;
-        for (sum, more) in [
-            (&mut self.requests, Some(1)),
-            (&mut self.prompt_tokens, tokens.prompt_tokens),
-            (&mut self.completion_tokens, tokens.completion_tokens),
-            (&mut self.total_tokens, tokens.total_tokens),
-            (&mut self.unmeasured, (row.status == Some(200) && tokens.total_tokens.is_none()).then_some(1)),
-        ] {
-            *sum = sum.saturating_add(more.unwrap_or(0));
-        }
+        let Tokens { prompt_tokens, completion_tokens, total_tokens } = row.tokens;
+        let is_unmeasured = row.status == Some(200) && total_tokens.is_none();
+        let [prompt, completion, total] =
+            [prompt_tokens, completion_tokens, total_tokens].map(Option::unwrap_or_default);
+        self.add_counts(&[1, prompt, completion, total, is_unmeasured.into()]);
         if let Some(runtime) = row.runtime_ms {
             self.runtime.add(runtime);
         }
@@ -91,16 +78,23 @@ impl SpanSums {
         }
     }
 
+    /// In the order of their columns.
+    fn counts(&self) -> [i64; 5] {
+        [self.requests, self.prompt_tokens, self.completion_tokens, self.total_tokens, self.unmeasured]
+    }
+
+    fn add_counts(&mut self, counts: &[i64; 5]) {
+        let Self { requests, prompt_tokens, completion_tokens, total_tokens, unmeasured, .. } = self;
+        let sums = [requests, prompt_tokens, completion_tokens, total_tokens, unmeasured];
+        for (sum, more) in sums.into_iter().zip(counts) {
+            *sum = sum.saturating_add(*more);
+        }
+    }
+
     /// Reads the columns from `requests` to `own_times`.
     fn read(row: &mut Row) -> Result<Self, StoreError> {
-        let mut sums = Self {
-            requests: row.next()?,
-            prompt_tokens: row.next()?,
-            completion_tokens: row.next()?,
-            total_tokens: row.next()?,
-            unmeasured: row.next()?,
-            ..Self::default()
-        };
+        let mut sums = Self::default();
+        sums.add_counts(&[row.next()?, row.next()?, row.next()?, row.next()?, row.next()?]);
         sums.runtime.merge_bytes(&row.next::<Vec<u8>>()?);
         sums.own.merge_bytes(&row.next::<Vec<u8>>()?);
         Ok(sums)
@@ -139,7 +133,7 @@ impl Place {
         }
     }
 
-    fn values(&self) -> Vec<super::engine::Value> {
+    fn values(&self) -> Vec<Value> {
         values![self.span, self.start, &self.key_id, &self.key_name, self.status, &self.error_code].into()
     }
 }
@@ -183,15 +177,8 @@ fn add(session: &dyn Session, place: &Place, mut sums: SpanSums) -> Result<(), S
         sums.add(&known);
     }
     let mut parameters = place.values();
-    parameters.extend(values![
-        sums.requests,
-        sums.prompt_tokens,
-        sums.completion_tokens,
-        sums.total_tokens,
-        sums.unmeasured,
-        sums.runtime.to_bytes(),
-        sums.own.to_bytes(),
-    ]);
+    parameters.extend(sums.counts().map(Value::from));
+    parameters.extend(values![sums.runtime.to_bytes(), sums.own.to_bytes()]);
     session.execute(
         "INSERT INTO usage_rollup VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
          ON CONFLICT (span, start, key_id, key_name, status, error_code) DO UPDATE SET requests = excluded.requests,

@@ -66,16 +66,19 @@ pub struct Unsealed {
 impl Store {
     /// Seals the oldest rows that wait, at most `most`, and returns how many they were.
     pub fn seal(&self, most: i64, now: i64) -> Result<usize, StoreError> {
-        let waiting =
-            self.engine.read(|session| session.first(&UNSEALED_ROWS, &values![1_i64], |_| Ok(())))?;
-        if waiting.is_none() {
+        // A row that has an outcome is changed by sealing only, so requests need not wait until it is read.
+        let read = |session: &dyn Session| {
+            session.rows(&UNSEALED_ROWS, &values![most], |mut row| read_row(&mut row))
+        };
+        let rows = self.engine.read(read)?;
+        if rows.is_empty() {
             self.backlog.caught_up.store(now, Ordering::Relaxed);
             return Ok(0);
         }
         // Durable, because a head that `verify` has printed must survive a power cut.
-        let sealed = self.engine.transaction(true, |session| seal(session, most, now))?;
-        self.backlog.remove(sealed);
-        Ok(sealed)
+        self.engine.transaction(true, |session| seal(session, &rows, now))?;
+        self.backlog.remove(rows.len());
+        Ok(rows.len())
     }
 
     /// What the database says of the rows that wait for their seal.
@@ -93,27 +96,28 @@ impl Store {
     }
 }
 
-fn seal(session: &dyn Session, most: i64, now: i64) -> Result<usize, StoreError> {
-    let rows: Vec<LedgerRow> = session.rows(&UNSEALED_ROWS, &values![most], |mut row| read_row(&mut row))?;
+fn seal(session: &dyn Session, rows: &[LedgerRow], now: i64) -> Result<(), StoreError> {
     let mut head = chain::head(session)?;
     let mut batch = Batch::default();
     let mut last_used: BTreeMap<&str, i64> = BTreeMap::new();
-    for row in &rows {
+    for row in rows {
         head = head.next(row);
-        session.execute(
-            "UPDATE usage SET seq = $2, hash = $3 WHERE request_id = $1",
+        let sealed = session.execute(
+            "UPDATE usage SET seq = $2, hash = $3 WHERE request_id = $1 AND seq IS NULL",
             &values![&row.request_id, head.seq, head.hash],
         )?;
+        if sealed != 1 {
+            return Err(StoreError::NoRow);
+        }
         batch.add(row, now);
         let used = last_used.entry(&row.key_id).or_insert(row.created);
         *used = row.created.max(*used);
     }
     batch.write(session)?;
     rollup::remove_old(session, now)?;
-    for (key_id, used) in last_used {
-        session.execute(NOTE_USE, &values![key_id, used])?;
-    }
-    Ok(rows.len())
+    last_used
+        .into_iter()
+        .try_for_each(|(key_id, used)| session.execute(NOTE_USE, &values![key_id, used]).map(drop))
 }
 
 #[cfg(test)]

@@ -106,30 +106,25 @@ pub struct UsageRow {
 }
 
 impl Sums {
+    /// In the order of their columns.
+    fn all(&mut self) -> [&mut i64; 6] {
+        let Self { requests, errors, prompt_tokens, completion_tokens, total_tokens, unmeasured } = self;
+        [requests, errors, prompt_tokens, completion_tokens, total_tokens, unmeasured]
+    }
+
     pub fn add(&mut self, other: &Self) {
-        for (sum, more) in [
-            (&mut self.requests, other.requests),
-            (&mut self.errors, other.errors),
-            (&mut self.prompt_tokens, other.prompt_tokens),
-            (&mut self.completion_tokens, other.completion_tokens),
-            (&mut self.total_tokens, other.total_tokens),
-            (&mut self.unmeasured, other.unmeasured),
-        ] {
-            *sum = sum.saturating_add(more);
+        for (sum, more) in self.all().into_iter().zip(other.clone().all()) {
+            *sum = sum.saturating_add(*more);
         }
     }
 
     fn read(row: &mut Row) -> Result<Self, StoreError> {
-        // A sum of nothing is null.
-        let mut sum = || row.next::<Option<i64>>().map(Option::unwrap_or_default);
-        Ok(Self {
-            requests: sum()?,
-            errors: sum()?,
-            prompt_tokens: sum()?,
-            completion_tokens: sum()?,
-            total_tokens: sum()?,
-            unmeasured: sum()?,
-        })
+        let mut sums = Self::default();
+        for sum in sums.all() {
+            // A sum of nothing is null.
+            *sum = row.next::<Option<i64>>()?.unwrap_or_default();
+        }
+        Ok(sums)
     }
 }
 
