@@ -46,7 +46,6 @@ impl Background {
 
 /// Seals rows a moment after their requests are answered, and writes when keys were last used.
 fn sealing(store: Arc<Store>) -> Task {
-    store.sealing_started(when::now());
     Task::start("sealing", move |stop| {
         stop.repeat(SEALING_INTERVAL, || seal_all(&store, stop).and(store.write_uses()));
         // After a graceful stop every row has its seal.

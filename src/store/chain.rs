@@ -135,13 +135,13 @@ impl Store {
 fn walk(session: &dyn Session) -> Result<Verification, StoreError> {
     let mut last = anchor(session)?;
     let (mut rows, mut fault) = (0, None);
-    let statement = format!("SELECT {}, hash FROM usage WHERE seq IS NOT NULL ORDER BY seq", ledger::COLUMNS);
+    let statement = format!("SELECT hash, {} FROM usage WHERE seq IS NOT NULL ORDER BY seq", ledger::COLUMNS);
     session.query(&statement, &[], &mut |mut columns| {
         if fault.is_some() {
             return Ok(());
         }
-        let row = ledger::read_row(&mut columns)?;
         let stored: Option<Vec<u8>> = columns.next()?;
+        let row = ledger::read_row(columns)?;
         let seq = row.seq.unwrap_or_default();
         let link = last.next(&row);
         if seq != link.seq {

@@ -135,14 +135,13 @@ impl Store {
     /// may call it: no request is running then.
     pub fn close_interrupted(&self) -> Result<usize, StoreError> {
         let interrupted = self.write_durable(Statement::new(INTERRUPT, []))?;
-        self.backlog.set(self.unsealed()?.rows);
+        self.backlog.add(self.unsealed()?.rows);
         Ok(interrupted)
     }
 
     pub fn find_row(&self, request_id: &str) -> Result<Option<LedgerRow>, StoreError> {
         let statement = format!("SELECT {COLUMNS} FROM usage WHERE request_id = $1");
-        self.engine
-            .read(|session| session.first(&statement, &values![request_id], |mut row| read_row(&mut row)))
+        self.engine.read(|session| session.first(&statement, &values![request_id], read_row))
     }
 
     /// When the newest row was created.
@@ -175,7 +174,7 @@ impl Outcome {
 }
 
 /// Reads [`COLUMNS`].
-pub(super) fn read_row(row: &mut Row) -> Result<LedgerRow, StoreError> {
+pub(super) fn read_row(mut row: Row) -> Result<LedgerRow, StoreError> {
     Ok(LedgerRow {
         request_id: row.next()?,
         key_id: row.next()?,

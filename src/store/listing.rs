@@ -72,9 +72,7 @@ impl Store {
         let (ids, parameters) = ids(which, order, parameters.into());
         let statement =
             format!("SELECT {COLUMNS} FROM usage WHERE request_id IN ({ids}) ORDER BY request_id {order}");
-        let mut rows = self
-            .engine
-            .read(|session| session.rows(&statement, &parameters, |mut row| read_row(&mut row)))?;
+        let mut rows = self.engine.read(|session| session.rows(&statement, &parameters, read_row))?;
         let is_more = rows.len() > most;
         rows.truncate(most);
         let next = rows.last().filter(|_| is_more).map(|row: &LedgerRow| row.request_id.clone());

@@ -7,7 +7,7 @@ impl Store {
     /// Removes sealed rows created before a time, the oldest first and at most `most`, and returns how many. The chain
     /// then begins after them, so the rest still verifies.
     pub fn remove_before(&self, time: i64, most: i64) -> Result<usize, StoreError> {
-        let removed = self.engine.transaction(false, |session| remove_before(session, time, most))?;
+        let removed = self.engine.transaction(false, |session| remove(session, time, most))?;
         if removed > 0 {
             self.engine.shrink()?;
         }
@@ -15,7 +15,7 @@ impl Store {
     }
 }
 
-fn remove_before(session: &dyn Session, time: i64, most: i64) -> Result<usize, StoreError> {
+fn remove(session: &dyn Session, time: i64, most: i64) -> Result<usize, StoreError> {
     // The beginning of the chain, up to the first row that is not old enough.
     let last = session.first(
         "WITH oldest AS (SELECT seq, hash, created FROM usage WHERE seq IS NOT NULL ORDER BY seq LIMIT $2)

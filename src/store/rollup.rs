@@ -8,9 +8,6 @@ use super::ledger::{LedgerRow, Tokens, read_row};
 use super::sealing::{COUNT_UNSEALED, UNSEALED_ROWS};
 use super::{DAY, Range, Store, StoreError};
 
-/// How long minutes and hours are kept. Days stay.
-const KEPT: [(Span, i64); 2] = [(Span::Minute, 2 * 3600), (Span::Hour, 400 * DAY)];
-
 /// How many unsealed rows a page reads at most. There are more only if sealing has stopped.
 const MOST_UNSEALED: i64 = 20_000;
 
@@ -39,7 +36,11 @@ impl Span {
 
     /// Since when there are sums of it.
     pub fn kept_since(self, now: i64) -> i64 {
-        KEPT.iter().find(|(span, _)| *span == self).map_or(i64::MIN, |(_, time)| now - time)
+        match self {
+            Self::Minute => now - 2 * 3600,
+            Self::Hour => now - 400 * DAY,
+            Self::Day => i64::MIN,
+        }
     }
 }
 
@@ -92,7 +93,7 @@ impl SpanSums {
     }
 
     /// Reads the columns from `requests` to `own_times`.
-    fn read(row: &mut Row) -> Result<Self, StoreError> {
+    fn read(mut row: Row) -> Result<Self, StoreError> {
         let mut sums = Self::default();
         sums.add_counts(&[row.next()?, row.next()?, row.next()?, row.next()?, row.next()?]);
         sums.runtime.merge_bytes(&row.next::<Vec<u8>>()?);
@@ -156,22 +157,20 @@ impl Batch {
 
 /// Removes the minutes and hours that have become too old.
 pub(super) fn remove_old(session: &dyn Session, now: i64) -> Result<(), StoreError> {
-    for (span, _) in KEPT {
-        session.execute(
-            "DELETE FROM usage_rollup WHERE span = $1 AND start < $2",
-            &values![span.seconds(), span.kept_since(now)],
-        )?;
-    }
-    Ok(())
+    let remove = "DELETE FROM usage_rollup WHERE span = $1 AND start < $2";
+    [Span::Minute, Span::Hour].into_iter().try_for_each(|span| {
+        session.execute(remove, &values![span.seconds(), span.kept_since(now)]).map(drop)
+    })
 }
 
+/// Replaces the row of a place by its sum with these.
 fn add(session: &dyn Session, place: &Place, mut sums: SpanSums) -> Result<(), StoreError> {
     let known = session.first(
-        "SELECT requests, prompt_tokens, completion_tokens, total_tokens, unmeasured, runtime_times, own_times
-         FROM usage_rollup
-         WHERE span = $1 AND start = $2 AND key_id = $3 AND key_name = $4 AND status = $5 AND error_code = $6",
+        "DELETE FROM usage_rollup
+         WHERE span = $1 AND start = $2 AND key_id = $3 AND key_name = $4 AND status = $5 AND error_code = $6
+         RETURNING requests, prompt_tokens, completion_tokens, total_tokens, unmeasured, runtime_times, own_times",
         &place.values(),
-        |mut row| SpanSums::read(&mut row),
+        SpanSums::read,
     )?;
     if let Some(known) = known {
         sums.add(&known);
@@ -179,15 +178,8 @@ fn add(session: &dyn Session, place: &Place, mut sums: SpanSums) -> Result<(), S
     let mut parameters = place.values();
     parameters.extend(sums.counts().map(Value::from));
     parameters.extend(values![sums.runtime.to_bytes(), sums.own.to_bytes()]);
-    session.execute(
-        "INSERT INTO usage_rollup VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
-         ON CONFLICT (span, start, key_id, key_name, status, error_code) DO UPDATE SET requests = excluded.requests,
-         prompt_tokens = excluded.prompt_tokens, completion_tokens = excluded.completion_tokens,
-         total_tokens = excluded.total_tokens, unmeasured = excluded.unmeasured,
-         runtime_times = excluded.runtime_times, own_times = excluded.own_times",
-        &parameters,
-    )?;
-    Ok(())
+    let insert = "INSERT INTO usage_rollup VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)";
+    session.execute(insert, &parameters).map(drop)
 }
 
 impl Store {
@@ -213,14 +205,14 @@ impl Store {
                         key_id: row.next()?,
                         status: Some(row.next()?).filter(|&status| status != 0),
                         error_code: Some(row.next()?).filter(|code: &String| !code.is_empty()),
-                        sums: SpanSums::read(&mut row)?,
+                        sums: SpanSums::read(row)?,
                     });
                     Ok(())
                 },
             )?;
             let mut read = 0;
-            session.query(&UNSEALED_ROWS, &values![MOST_UNSEALED], &mut |mut row| {
-                let row = read_row(&mut row)?;
+            session.query(&UNSEALED_ROWS, &values![MOST_UNSEALED], &mut |row| {
+                let row = read_row(row)?;
                 read += 1;
                 let is_wanted = (range.since..range.until).contains(&row.created)
                     && key_id.is_none_or(|key_id| key_id == row.key_id);

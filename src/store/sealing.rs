@@ -12,6 +12,7 @@ use super::keys::NOTE_USE;
 use super::ledger::{COLUMNS, LedgerRow, read_row};
 use super::rollup::{self, Batch};
 use super::{Store, StoreError, chain};
+use crate::when;
 
 /// Rows that have an outcome and no seal, the oldest first.
 pub(super) static UNSEALED_ROWS: LazyLock<String> = LazyLock::new(|| {
@@ -25,26 +26,21 @@ pub(super) const COUNT_UNSEALED: &str = "SELECT count(*), min(created) FROM usag
     WHERE seq IS NULL AND (status IS NOT NULL OR error_code IS NOT NULL)";
 
 /// How many rows wait for their seal, counted without the database.
-#[derive(Default)]
 pub(super) struct Backlog {
     rows: AtomicI64,
-    /// When sealing last had nothing left to do.
+    /// When sealing last had nothing left to do. The time before a start does not count.
     caught_up: AtomicI64,
 }
 
 impl Backlog {
-    pub fn add(&self, rows: i64) {
-        self.rows.fetch_add(rows, Ordering::Relaxed);
+    pub fn new() -> Self {
+        Self { rows: AtomicI64::new(0), caught_up: AtomicI64::new(when::now()) }
     }
 
     /// A row whose fsync failed was not counted and may be sealed all the same, so the count stops at zero.
-    fn remove(&self, rows: usize) {
-        self.rows.fetch_sub(rows as i64, Ordering::Relaxed);
+    pub fn add(&self, rows: i64) {
+        self.rows.fetch_add(rows, Ordering::Relaxed);
         self.rows.fetch_max(0, Ordering::Relaxed);
-    }
-
-    pub fn set(&self, rows: i64) {
-        self.rows.store(rows, Ordering::Relaxed);
     }
 
     /// The rows, and for how many seconds sealing has not caught up.
@@ -67,9 +63,7 @@ impl Store {
     /// Seals the oldest rows that wait, at most `most`, and returns how many they were.
     pub fn seal(&self, most: i64, now: i64) -> Result<usize, StoreError> {
         // A row that has an outcome is changed by sealing only, so requests need not wait until it is read.
-        let read = |session: &dyn Session| {
-            session.rows(&UNSEALED_ROWS, &values![most], |mut row| read_row(&mut row))
-        };
+        let read = |session: &dyn Session| session.rows(&UNSEALED_ROWS, &values![most], read_row);
         let rows = self.engine.read(read)?;
         if rows.is_empty() {
             self.backlog.caught_up.store(now, Ordering::Relaxed);
@@ -77,7 +71,7 @@ impl Store {
         }
         // Durable, because a head that `verify` has printed must survive a power cut.
         self.engine.transaction(true, |session| seal(session, &rows, now))?;
-        self.backlog.remove(rows.len());
+        self.backlog.add(-(rows.len() as i64));
         Ok(rows.len())
     }
 
@@ -88,11 +82,6 @@ impl Store {
                 .first(COUNT_UNSEALED, &[], |mut row| Ok(Unsealed { rows: row.next()?, oldest: row.next()? }))
         };
         Ok(self.engine.read(read)?.unwrap_or_default())
-    }
-
-    /// Sealing starts: the time before does not count as behind.
-    pub fn sealing_started(&self, now: i64) {
-        self.backlog.caught_up.store(now, Ordering::Relaxed);
     }
 }
 
@@ -169,7 +158,7 @@ mod tests {
     fn how_long_sealing_is_behind() {
         let temporary = Temporary::new();
         let store = &temporary.store;
-        store.sealing_started(100);
+        store.seal_all(100);
         assert_eq!(store.backlog.state(500), (0, 0), "nothing waits");
         write(store, "a", "key_1", 500, 200, None);
         assert_eq!(store.backlog.state(510), (1, 410));

@@ -118,7 +118,7 @@ impl Sums {
         }
     }
 
-    fn read(row: &mut Row) -> Result<Self, StoreError> {
+    fn read(mut row: Row) -> Result<Self, StoreError> {
         let mut sums = Self::default();
         for sum in sums.all() {
             // A sum of nothing is null.
@@ -171,7 +171,7 @@ impl Store {
                 let groups = [row.next()?, row.next()?];
                 let names = by.labels().iter().zip(groups);
                 let labels = names.map(|(name, group)| ((*name).into(), by.shown(group))).collect();
-                let found = UsageRow { labels, sums: Sums::read(&mut row)? };
+                let found = UsageRow { labels, sums: Sums::read(row)? };
                 match &mut last {
                     Some(last) if last.labels == found.labels => last.sums.add(&found.sums),
                     last => last.replace(found).into_iter().for_each(&mut take),

@@ -1,14 +1,15 @@
-//! The database's files: how the first one is created, and whether those that are open are still those that the path
-//! names.
+//! The database's files: how the first one is created, the fsync of the WAL, and whether the files that are open are still
+//! those that the path names.
 //!
 //! SQLite goes on writing into a file that was removed, and every acknowledged row in it would be gone at the next
 //! start. So every group checks the files before it writes.
 
 use std::ffi::OsString;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 use super::super::super::StoreError;
 
@@ -34,32 +35,50 @@ pub(super) fn make(path: &Path) -> io::Result<()> {
     }
 }
 
-pub(super) struct Files([(PathBuf, Identity); 2]);
+pub(super) struct Files {
+    /// The database and its WAL.
+    known: [(PathBuf, Identity); 2],
+    wal: File,
+    /// After a failed fsync the content of the disk is unknown, and a later fsync would not report it.
+    failed: OnceLock<Arc<io::Error>>,
+}
 
 /// What stays the same for as long as a file is the same: its device and its number there.
 type Identity = (u64, u64);
 
 impl Files {
     /// The database and its WAL, as they are now.
-    pub fn of(path: &Path) -> Result<Self, StoreError> {
+    pub fn open(path: &Path) -> Result<Self, StoreError> {
         let mut wal = OsString::from(path);
         wal.push("-wal");
         let wal = PathBuf::from(wal);
-        let identities = (identity(path)?, identity(&wal)?);
-        Ok(Self([(path.to_owned(), identities.0), (wal, identities.1)]))
+        Ok(Self {
+            wal: File::open(&wal)?,
+            known: [(path.to_owned(), identity(path)?), (wal.clone(), identity(&wal)?)],
+            failed: OnceLock::new(),
+        })
     }
 
-    pub fn wal(&self) -> &Path {
-        &self.0[1].0
+    /// Makes every earlier commit durable.
+    pub fn sync(&self) -> Result<(), StoreError> {
+        self.check_synced()?;
+        self.wal.sync_data().map_err(|error| {
+            let error = Arc::new(error);
+            StoreError::NotSynced(Arc::clone(self.failed.get_or_init(|| error)))
+        })
     }
 
+    /// Whether what is written now would be there after the next start.
     pub fn check(&self) -> Result<(), StoreError> {
-        for (path, known) in &self.0 {
-            if identity(path).ok() != Some(*known) {
-                return Err(StoreError::Replaced);
-            }
-        }
-        Ok(())
+        self.check_synced()?;
+        let is_known =
+            |(path, known): &(PathBuf, Identity)| identity(path).is_ok_and(|found| found == *known);
+        if self.known.iter().all(is_known) { Ok(()) } else { Err(StoreError::Replaced) }
+    }
+
+    /// Returns the error of an earlier fsync that failed.
+    fn check_synced(&self) -> Result<(), StoreError> {
+        self.failed.get().map_or(Ok(()), |error| Err(StoreError::NotSynced(Arc::clone(error))))
     }
 }
 
@@ -89,5 +108,17 @@ mod tests {
         assert_eq!((made.uid(), made.gid()), (of.uid(), of.gid()));
         assert_eq!(made.mode() & 0o007, 0, "others may not read it");
         fs::remove_dir_all(&folder).expect("it should go");
+    }
+
+    #[test]
+    fn after_a_failed_fsync_nothing_is_written() {
+        // A pipe can't be synced.
+        let (reader, _writer) = io::pipe().expect("a pipe");
+        let wal = File::from(std::os::fd::OwnedFd::from(reader));
+        let root = || (PathBuf::from("/"), identity(Path::new("/")).expect("a folder"));
+        let files = Files { known: [root(), root()], wal, failed: OnceLock::new() };
+        files.check().expect("nothing has failed yet");
+        assert!(matches!(files.sync(), Err(StoreError::NotSynced(_))));
+        assert!(files.check().is_err() && files.sync().is_err());
     }
 }

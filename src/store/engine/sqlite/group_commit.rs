@@ -4,6 +4,7 @@
 //! one transaction, syncs if a member needs it, and wakes the others. While it does so, the next group gathers.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::slice;
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
 use std::thread;
@@ -96,7 +97,7 @@ impl Sqlite {
         // Other threads may write during the fsync.
         drop(lease);
         if durable {
-            self.wal.sync()?;
+            self.files.sync()?;
         }
         Ok(value)
     }
@@ -180,16 +181,14 @@ impl Lease<'_> {
     /// Writes the group and reports the outcomes.
     fn write_group(mut self) {
         self.engine.restart_large_wal(self.connection());
-        let outcomes: Vec<Outcome> = loop {
-            match self.write_together(&self.group) {
-                Ok(changed) => break changed.into_iter().map(Ok).collect(),
-                Err(StoreError::Busy) => self.wait_for_other_processes(),
-                Err(error) if self.group.len() == 1 => break vec![Err(error)],
-                // Retry each write alone to find the failing one.
-                Err(_) => {
-                    let alone = |job| self.write_together(slice::from_ref(job)).map(|changed| changed[0]);
-                    break self.group.iter().map(alone).collect();
-                }
+        let outcomes: Vec<Outcome> = match self.write_together(&self.group) {
+            Ok(changed) => changed.into_iter().map(Ok).collect(),
+            Err(StoreError::Busy) => return self.retry_later(),
+            Err(error) if self.group.len() == 1 => vec![Err(error)],
+            // Retry each write alone to find the failing one.
+            Err(_) => {
+                let alone = |job| self.write_together(slice::from_ref(job)).map(|changed| changed[0]);
+                self.group.iter().map(alone).collect()
             }
         };
         let (durable, others): (Vec<_>, Vec<_>) =
@@ -197,18 +196,19 @@ impl Lease<'_> {
         // They need no fsync, so they do not wait for it.
         self.report(others);
         if !durable.is_empty() {
-            let synced = self.engine.wal.sync();
+            let synced = self.engine.files.sync();
             self.report(durable.into_iter().map(|(job, outcome)| (job, synced.clone().and(outcome))));
         }
     }
 
-    /// Another process has the database locked: only those that still have time stay in the group.
-    fn wait_for_other_processes(&mut self) {
+    /// Another process has the database locked: those that still have time go back to the head of the queue.
+    fn retry_later(&mut self) {
         thread::sleep(RETRY_PAUSE);
         let now = Instant::now();
-        let (in_time, late): (Vec<_>, Vec<_>) = self.group.iter().partition(|job| now < job.deadline);
-        self.report(late.into_iter().map(|job| (job, Err(StoreError::Busy))));
-        self.group = in_time.into_iter().cloned().collect();
+        let (late, in_time) = mem::take(&mut self.group).into_iter().partition(|job| job.deadline <= now);
+        self.group = late;
+        Vec::into_iter(in_time).rev().for_each(|job| lock(&self.engine.state).waiting.push_front(job));
+        self.report(self.group.iter().map(|job| (job, Err(StoreError::Busy))));
     }
 
     fn report<'j>(&self, outcomes: impl IntoIterator<Item = (&'j Arc<Job>, Outcome)>) {
@@ -222,9 +222,7 @@ impl Lease<'_> {
 
     /// Writes a group in one transaction: all of it, or nothing. Returns how many rows each member changed.
     fn write_together(&self, group: &[Arc<Job>]) -> Result<Vec<usize>, StoreError> {
-        let Some(deadline) = group.iter().map(|job| job.deadline).min() else {
-            return Ok(Vec::new());
-        };
+        let deadline = group.iter().map(|job| job.deadline).min().unwrap_or_else(Instant::now);
         self.begin(deadline)?;
         let written: Result<Vec<usize>, StoreError> = group.iter().map(|job| self.run(job)).collect();
         let committed = written.and_then(|changed| self.commit().map(|()| changed));
@@ -240,7 +238,6 @@ impl Lease<'_> {
 
     /// Checks that writing makes sense, and waits for other processes until the deadline.
     fn begin(&self, deadline: Instant) -> Result<(), StoreError> {
-        self.engine.wal.check()?;
         self.engine.files.check()?;
         self.connection().busy_timeout(deadline.saturating_duration_since(Instant::now()))?;
         self.connection().prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
@@ -384,6 +381,16 @@ mod tests {
         });
         assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
         assert!(!engine.is_stuck(), "it answers that it is locked");
+        // A member whose time is over does not wait for the others of its group.
+        let [late, in_time] = [0, 600].map(|seconds| {
+            let deadline = Instant::now() + Duration::from_secs(seconds);
+            Arc::new(Job { write: Some(insert(8, true)), deadline, outcome: OnceLock::new() })
+        });
+        lock(&engine.state).waiting.extend([&late, &in_time].map(Arc::clone));
+        let leader = engine.lead(&mut lock(&engine.state)).expect("the connection is free");
+        leader.write_group();
+        assert!(matches!(late.outcome.get(), Some(Err(StoreError::Busy))));
+        assert!(in_time.outcome.get().is_none() && waiting(&engine) == 1);
         let (sender, receiver) = mpsc::channel();
         thread::scope(|scope| {
             scope.spawn(|| sender.send(engine.write(insert(7, true))));
@@ -391,7 +398,7 @@ mod tests {
             drop(other);
             receiver.recv().expect("an outcome").expect("the lock is gone in time");
         });
-        assert_eq!(numbers(&engine), [7]);
+        assert_eq!(numbers(&engine), [7, 8]);
     }
 
     #[test]

@@ -7,7 +7,6 @@ mod group_commit;
 mod lock;
 mod upgrades;
 mod version_5;
-mod wal;
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -21,7 +20,6 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, ToSql, params_from_iter};
 
 use self::files::Files;
 pub use self::lock::{LockError, ServeLock};
-use self::wal::Wal;
 use super::super::StoreError;
 use super::{Row, Session, Value};
 
@@ -47,7 +45,6 @@ const VACUUM_PAGES: usize = 64;
 pub struct Sqlite {
     path: PathBuf,
     files: Files,
-    wal: Wal,
     /// Idle connections. They are dropped before the one that writes, because the last connection to close moves the WAL
     /// into the database, and a read-only one can't.
     readers: Mutex<Vec<Connection>>,
@@ -80,11 +77,9 @@ impl Sqlite {
         }
         // In WAL mode, NORMAL leaves the fsync of a commit to us; a checkpoint syncs by itself.
         connection.pragma_update(None, "synchronous", "NORMAL")?;
-        let files = Files::of(path)?;
         Ok(Self {
             path: path.to_owned(),
-            wal: Wal::open(files.wal())?,
-            files,
+            files: Files::open(path)?,
             readers: Mutex::default(),
             state: Mutex::new(group_commit::State::new(connection)),
             changed: Condvar::new(),

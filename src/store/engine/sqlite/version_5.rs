@@ -86,13 +86,13 @@ fn add_rows(session: &dyn Session, whole_since: i64, now: i64) -> Result<(), Sto
     session.query(
         &format!("SELECT {COLUMNS} FROM usage WHERE seq IS NOT NULL ORDER BY request_id"),
         &[],
-        &mut |mut row| {
+        &mut |row| {
             done += 1;
             if reported.elapsed() > PROGRESS_TIME {
                 reported = Instant::now();
                 log::info!("upgrading the database: {done} of {total} rows");
             }
-            let row = read_row(&mut row)?;
+            let row = read_row(row)?;
             if row.created < whole_since && row.seq <= Some(folded) {
                 return Ok(());
             }
