@@ -1,56 +1,54 @@
 //! A histogram of durations in a few bytes: counts in buckets, each a tenth wider than the one before. A percentile is
 //! within 5% of the true one.
 
-/// From 10 µs to more than a day.
-const BUCKETS: usize = 242;
+use std::collections::BTreeMap;
+
+/// The last bucket: they go from 10 µs to more than a day.
+const LAST: u8 = 241;
 
 /// The end of the first bucket, in milliseconds.
 const FIRST: f64 = 0.01;
 
 const WIDER: f64 = 1.1;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Durations {
-    counts: [u64; BUCKETS],
-}
-
-impl Default for Durations {
-    fn default() -> Self {
-        Self { counts: [0; BUCKETS] }
-    }
-}
+/// The counts of the buckets that are not empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Durations(BTreeMap<u8, u64>);
 
 impl Durations {
     pub fn add(&mut self, milliseconds: f64) {
         let bucket = ((milliseconds / FIRST).ln() / WIDER.ln()).ceil();
-        // The conversion turns NaN into 0.
-        self.counts[(bucket.max(0.0) as usize).min(BUCKETS - 1)] += 1;
+        // The conversion turns NaN and what is below 0 into 0.
+        self.count((bucket as u8).min(LAST), 1);
     }
 
     pub fn merge(&mut self, other: &Self) {
-        for (count, more) in self.counts.iter_mut().zip(&other.counts) {
-            *count = count.saturating_add(*more);
-        }
+        other.0.iter().for_each(|(bucket, more)| self.count(*bucket, *more));
+    }
+
+    fn count(&mut self, bucket: u8, more: u64) {
+        let count = self.0.entry(bucket).or_default();
+        *count = count.saturating_add(more);
     }
 
     /// The milliseconds that a share of them, from 0 to 1, did not exceed. `None` if it is empty.
     pub fn percentile(&self, share: f64) -> Option<f64> {
-        let all: u64 = self.counts.iter().sum();
+        let all: u64 = self.0.values().sum();
         let wanted = ((all as f64 * share).ceil() as u64).max(1);
         let mut passed = 0;
-        let bucket = self.counts.iter().position(|count| {
-            passed += count;
+        let (&bucket, _) = self.0.iter().find(|(_, count)| {
+            passed += *count;
             passed >= wanted
         })?;
         // The middle of the bucket.
-        Some(FIRST * WIDER.powf(bucket as f64 - 0.5))
+        Some(FIRST * WIDER.powf(f64::from(bucket) - 0.5))
     }
 
-    /// The buckets that are not empty: the number of each, and its count in groups of seven bits.
+    /// The number of each bucket, and its count in groups of seven bits.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        for (bucket, &count) in self.counts.iter().enumerate().filter(|&(_, &count)| count > 0) {
-            bytes.push(bucket as u8);
+        for (&bucket, &count) in &self.0 {
+            bytes.push(bucket);
             let mut left = count;
             while left >= 0x80 {
                 bytes.push(left as u8 | 0x80);
@@ -73,9 +71,7 @@ impl Durations {
                     break;
                 }
             }
-            if let Some(known) = self.counts.get_mut(usize::from(bucket)) {
-                *known = known.saturating_add(count);
-            }
+            self.count(bucket, count);
         }
     }
 }
@@ -109,7 +105,7 @@ mod tests {
         for odd in [0.0, -5.0, f64::NAN, f64::INFINITY, 1e300, f64::MIN_POSITIVE] {
             times.add(odd);
         }
-        assert_eq!(times.counts.iter().sum::<u64>(), 6);
+        assert_eq!(times.0.values().sum::<u64>(), 6);
     }
 
     #[test]
