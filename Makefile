@@ -5,7 +5,7 @@ FUZZ_SECONDS ?= 120
 
 .DEFAULT_GOAL := help
 .PHONY: help build run test lint unit outside tls clients console model test-crash test-install bench bench-years \
-	bench-tools bench-docs bench-scale bench-console sizes install uninstall deb sbom static fuzz \
+	bench-tools bench-docs bench-scale bench-console sizes install uninstall deb sbom static fuzz mutants \
 	requirements clean FORCE
 # On two cores, tests that run beside a build or another test would time out or measure each other.
 .NOTPARALLEL:
@@ -178,6 +178,10 @@ fuzz: need-fuzz ## Fuzz the parsers of requests, JSON bodies and documents, FUZZ
 		RUSTC_BOOTSTRAP=1 ASAN_OPTIONS=detect_odr_violation=0 cargo fuzz run $$target fuzz/corpus/$$target fuzz/seeds/$$target -- \
 			-max_total_time=$(FUZZ_SECONDS) || exit 1; \
 	done
+
+# A quarter of the mutants that .cargo/mutants.toml describes, some 150, another one each time. -j 2: two cores.
+mutants: need-mutants ## Change the path of a request and the ledger in some 150 random ways; list those that no test notices
+	timeout 90m cargo mutants --shard $$(shuf -i 0-3 -n 1)/4 --sharding round-robin -j 2 --output target
 
 clean: ## Remove build results; var/, with the keys and the ledger of make run, stays
 	rm -rf target fuzz/target .venv .venv-clients tests/clients/node_modules tests/browser/node_modules
