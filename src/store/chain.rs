@@ -270,14 +270,29 @@ mod tests {
     }
 
     #[test]
+    fn a_fault_says_where_it_is() {
+        for (fault, told) in [
+            (
+                Fault::Altered { request_id: "x".into() },
+                "the row of x was altered, or put in the place of another",
+            ),
+            (Fault::Removed { before: "x".into(), count: 2 }, "2 rows were removed before that of x"),
+            (Fault::Cut { count: 3 }, "the newest 3 rows were removed"),
+            (Fault::Sums { day: 1 }, "the sums of the day 1970-01-02 are not those of its rows"),
+        ] {
+            assert_eq!(fault.to_string(), told);
+        }
+    }
+
+    #[test]
     fn sums_that_are_not_those_of_the_rows_are_found() {
         assert_eq!(
             fault_after("UPDATE usage_rollup SET total_tokens = 0 WHERE span = 86400 AND start = 86400"),
             Some(Fault::Sums { day: 1 })
         );
-        assert_eq!(
-            fault_after("DELETE FROM usage_rollup WHERE start = 172800"),
-            Some(Fault::Sums { day: 2 })
-        );
+        for day in [0, 2] {
+            let sql = format!("DELETE FROM usage_rollup WHERE start = {day} * 86400");
+            assert_eq!(fault_after(&sql), Some(Fault::Sums { day }));
+        }
     }
 }

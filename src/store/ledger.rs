@@ -250,6 +250,7 @@ pub(super) mod tests {
         assert!(store.finish(&id("a", 7), &outcome(200, None)).is_err(), "once only");
         assert!(store.begin(&row("a", "key_1", 7)).is_err(), "a request has one row");
         assert!(store.find_row("b").expect("a look-up").is_none());
+        assert_eq!(store.newest_row().expect("a look-up"), Some(7));
         store.seal_all(8);
         assert_eq!(find().seq, Some(1));
     }

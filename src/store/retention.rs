@@ -64,6 +64,9 @@ mod tests {
         let mut days = 0;
         store.grouped(Range::ALL, Grouping::Day, |_| days += 1).expect("the figures");
         assert_eq!(days, 10);
+        let part = |since, until| store.sums(Range { since, until }).expect("the figures").requests;
+        assert_eq!(part(2 * DAY + 9, 4 * DAY - 9), 20, "days without their rows count completely");
+        assert_eq!(part(4 * DAY + 9, 6 * DAY + DAY / 2), 25, "days with their rows do not");
         assert!(store.find_row(&id("open", 5)).expect("a look-up").is_some(), "a running request stays");
         write(store, "later", "key_1", 20 * DAY, 200, None);
         store.seal_all(20 * DAY);

@@ -229,7 +229,7 @@ impl Store {
                 }
                 Ok(())
             })?;
-            if read < MOST_UNSEALED { Ok(0) } else { Ok(session.value::<i64>(COUNT_UNSEALED, &[])? - read) }
+            Ok(session.value::<i64>(COUNT_UNSEALED, &[])? - read)
         })
     }
 }
@@ -240,10 +240,23 @@ mod tests {
     use super::super::tests::Temporary;
     use super::*;
 
-    fn total(store: &Store, span: Span, range: Range) -> (SpanSums, i64) {
+    /// Start, key, status and error code.
+    type Group = (i64, String, Option<i64>, Option<String>);
+
+    fn groups(store: &Store, span: Span, range: Range, key_id: Option<&str>) -> BTreeMap<Group, SpanSums> {
+        let mut groups = BTreeMap::<_, SpanSums>::new();
+        let take = |row: RollupRow| {
+            let group = (row.start, row.key_id, row.status, row.error_code);
+            groups.entry(group).or_default().add(&row.sums);
+        };
+        assert_eq!(store.figures(span, range, key_id, take).expect("figures"), 0, "no row is missing");
+        groups
+    }
+
+    fn total(store: &Store, span: Span) -> SpanSums {
         let mut sums = SpanSums::default();
-        let missing = store.figures(span, range, None, |row| sums.add(&row.sums)).expect("figures");
-        (sums, missing)
+        groups(store, span, Range::ALL, None).values().for_each(|more| sums.add(more));
+        sums
     }
 
     #[test]
@@ -258,30 +271,23 @@ mod tests {
         }
         store.begin(&row("open", "key_1", now)).expect("a running request");
         let ranges = [
-            (Span::Minute, Range { since: now - 3600, until: now + 60 }),
-            (Span::Hour, Range { since: now - 7200, until: now + 3600 }),
-            (Span::Day, Range::ALL),
+            (Span::Minute, Range { since: now - 3600, until: now + 60 }, None),
+            (Span::Hour, Range { since: now - 7200, until: now + 3600 }, None),
+            (Span::Hour, Range { since: now - 3600, until: now + 3600 }, Some("key_2")),
+            (Span::Day, Range::ALL, None),
         ];
-        let before: Vec<_> = ranges.iter().map(|(span, range)| total(store, *span, *range)).collect();
-        assert_eq!((before[2].0.requests, before[2].1), (100, 0));
-        assert!(before[0].0.requests < 100);
-        assert_eq!(store.seal(30, now).expect("a batch"), 30);
-        for (known, (span, range)) in before.iter().zip(ranges) {
-            assert_eq!(total(store, span, range), *known, "partly sealed, {span:?}");
-        }
-        store.seal_all(now);
-        for (known, (span, range)) in before.iter().zip(ranges) {
-            assert_eq!(total(store, span, range), *known, "sealed, {span:?}");
-        }
-        let mut of_one = 0;
-        store
-            .figures(Span::Day, Range::ALL, Some("key_2"), |row| of_one += row.sums.requests)
-            .expect("figures");
-        assert_eq!(of_one, 50);
+        let figures = || ranges.map(|(span, range, key_id)| groups(store, span, range, key_id));
+        let before = figures();
         assert_eq!(
-            total(store, Span::Day, Range::ALL).0.total_tokens,
-            store.sums(Range::ALL).expect("sums").total_tokens
+            before.each_ref().map(|groups| groups.values().map(|sums| sums.requests).sum::<i64>()),
+            [73, 100, 36, 100]
         );
+        assert_eq!(store.seal(30, now).expect("a batch"), 30);
+        assert_eq!(figures(), before, "partly sealed");
+        store.seal_all(now);
+        assert_eq!(figures(), before, "sealed");
+        let sums = store.sums(Range::ALL).expect("sums");
+        assert_eq!(total(store, Span::Day).total_tokens, sums.total_tokens);
     }
 
     #[test]
@@ -289,15 +295,16 @@ mod tests {
         let temporary = Temporary::new();
         let store = &temporary.store;
         let now = 1000 * DAY;
-        write(store, "old", "key_1", now - 500 * DAY, 200, Some(1));
-        write(store, "new", "key_1", now, 200, Some(1));
+        for (end, age) in [("1", 401 * DAY), ("2", 399 * DAY), ("3", 7260), ("4", 7140), ("5", 0)] {
+            write(store, end, "key_1", now - age, 200, Some(1));
+        }
         store.seal_all(now);
-        let spans = |span| total(store, span, Range::ALL).0.requests;
-        assert_eq!((spans(Span::Minute), spans(Span::Hour), spans(Span::Day)), (1, 1, 2));
+        let spans = || Span::ALL.map(|span| total(store, span).requests);
+        assert_eq!(spans(), [2, 4, 5]);
         let later = now + 430 * DAY;
         write(store, "newer", "key_1", later, 200, Some(1));
         store.seal_all(later);
-        assert_eq!((spans(Span::Minute), spans(Span::Hour), spans(Span::Day)), (1, 1, 3));
+        assert_eq!(spans(), [1, 1, 6]);
     }
 
     /// An earlier version took figures up to 2^53 from the runtime.
@@ -312,6 +319,6 @@ mod tests {
             write(&temporary.store, &number.to_string(), "key_1", 7, 200, Some(i64::MAX / 2));
         }
         temporary.store.seal_all(8);
-        assert_eq!(total(&temporary.store, Span::Day, Range::ALL).0.total_tokens, i64::MAX);
+        assert_eq!(total(&temporary.store, Span::Day).total_tokens, i64::MAX);
     }
 }

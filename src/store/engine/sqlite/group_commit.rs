@@ -379,7 +379,8 @@ mod tests {
                 });
             }
         });
-        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+        assert!(matches!(engine.transaction(true, |_| Ok(())), Err(StoreError::Busy)));
+        assert!(began.elapsed() < Duration::from_secs(9), "{:?}", began.elapsed());
         assert!(!engine.is_stuck(), "it answers that it is locked");
         // A member whose time is over does not wait for the others of its group.
         let [late, in_time] = [0, 600].map(|seconds| {
@@ -421,6 +422,19 @@ mod tests {
         drop(lease);
         assert!(matches!(job.outcome.get(), Some(Err(StoreError::Panicked))));
         engine.write(insert(4, true)).expect("the connection was given back");
+    }
+
+    #[test]
+    fn only_what_has_to_be_durable_is_synced() {
+        let (_temporary, mut engine) = engine(PATIENCE);
+        engine.files.make_unsyncable();
+        engine.write(insert(1, false)).expect("no fsync");
+        engine.transaction(false, |_| Ok(())).expect("no fsync");
+        assert!(matches!(engine.transaction(true, |_| Ok(())), Err(StoreError::NotSynced(_))));
+        engine.files.make_unsyncable();
+        assert!(matches!(engine.write(insert(2, true)), Err(StoreError::NotSynced(_))));
+        assert!(matches!(engine.write(insert(3, false)), Err(StoreError::NotSynced(_))), "until a restart");
+        assert_eq!(numbers(&engine), [1, 2], "what was committed before the fsync failed");
     }
 
     #[test]

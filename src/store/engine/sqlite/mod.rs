@@ -37,7 +37,7 @@ const WRITER_CACHE: i64 = 1024;
 const STATEMENTS: usize = 64;
 
 /// Up to this many bytes a database is checked completely at every start, which takes a few milliseconds.
-const CHECK_COMPLETELY: u64 = 2 * 1024 * 1024;
+const CHECK_COMPLETELY: u64 = 2_097_152;
 
 /// How many pages are given back to the file system at once.
 const VACUUM_PAGES: usize = 64;
@@ -224,8 +224,40 @@ impl From<rusqlite::Error> for StoreError {
             Some(ErrorCode::ReadOnly) => Self::ReadOnly,
             Some(ErrorCode::CannotOpen) => Self::CannotOpen,
             Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => Self::Damaged(error.to_string()),
-            _ if matches!(error, rusqlite::Error::QueryReturnedNoRows) => Self::NoRow,
             _ => Self::Other(error.to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::ffi;
+
+    use super::super::super::tests::Temporary;
+    use super::*;
+
+    #[test]
+    fn every_error_that_has_its_own_advice() {
+        let map = |code| StoreError::from(rusqlite::Error::SqliteFailure(ffi::Error::new(code), None));
+        assert!(matches!(map(ffi::SQLITE_BUSY), StoreError::Busy));
+        assert!(matches!(map(ffi::SQLITE_FULL), StoreError::Full));
+        assert!(matches!(map(ffi::SQLITE_READONLY), StoreError::ReadOnly));
+        assert!(matches!(map(ffi::SQLITE_CANTOPEN), StoreError::CannotOpen));
+        assert!(matches!(map(ffi::SQLITE_NOTADB), StoreError::Damaged(_)));
+        assert!(matches!(map(ffi::SQLITE_ERROR), StoreError::Other(_)));
+    }
+
+    #[test]
+    fn a_check_reads_every_page() {
+        let temporary = Temporary::new();
+        let path = temporary.folder.join("test.db");
+        temporary.store.check().expect("it is sound");
+        let connection =
+            connect(&path, OpenFlags::SQLITE_OPEN_READ_WRITE, READER_CACHE).expect("a connection");
+        connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)").expect("a checkpoint");
+        let mut bytes = fs::read(&path).expect("the file");
+        bytes.iter_mut().skip(4096).for_each(|byte| *byte = 0xff);
+        fs::write(&path, bytes).expect("the same file");
+        assert!(matches!(temporary.store.check(), Err(StoreError::Damaged(_))));
     }
 }

@@ -84,8 +84,8 @@ fn add_rows(session: &dyn Session, whole_since: i64, now: i64) -> Result<(), Sto
     let (mut done, mut reported) = (0_i64, Instant::now());
     let (mut batch, mut hour) = (Batch::default(), i64::MIN);
     session.query(
-        &format!("SELECT {COLUMNS} FROM usage WHERE seq IS NOT NULL ORDER BY request_id"),
-        &[],
+        &format!("SELECT {COLUMNS} FROM usage WHERE seq > $1 OR (seq IS NOT NULL AND created >= $2) ORDER BY request_id"),
+        &values![folded, whole_since],
         &mut |row| {
             done += 1;
             if reported.elapsed() > PROGRESS_TIME {
@@ -93,9 +93,6 @@ fn add_rows(session: &dyn Session, whole_since: i64, now: i64) -> Result<(), Sto
                 log::info!("upgrading the database: {done} of {total} rows");
             }
             let row = read_row(row)?;
-            if row.created < whole_since && row.seq <= Some(folded) {
-                return Ok(());
-            }
             // Rows are in the order of time, so an hour's sums are written once and do not add up in memory.
             if Span::Hour.start(row.created) != hour {
                 hour = Span::Hour.start(row.created);
