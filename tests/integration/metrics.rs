@@ -204,6 +204,10 @@ fn a_scrape_needs_its_permission_and_leaves_no_row() {
     assert!(server.query("SELECT * FROM usage").is_empty());
     until("the use is noted", || used(&server)[1]);
     assert_eq!(used(&server), [false, true], "a refusal is no use");
+    server.query("UPDATE keys SET last_used = last_used - 3600");
+    ask(&server, "GET", CONSOLE, "/metrics", Some(&watcher));
+    let used_lately = "SELECT id FROM keys WHERE last_used > unixepoch() - 1800";
+    until("a use an hour later is noted again", || server.query(used_lately).len() == 1);
 }
 
 /// Whether each key has a last use, those for completions first.

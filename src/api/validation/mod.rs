@@ -82,6 +82,26 @@ mod tests {
     }
 
     #[test]
+    fn what_the_headers_say_of_the_body() {
+        let is_taken = |lines: &str| {
+            let head = format!("POST / HTTP/1.1\r\nHost: h\r\n{lines}\r\n");
+            check_content_type(&Head::parse(head.as_bytes()).expect("a good head")).is_ok()
+        };
+        assert!(is_taken("Content-Type: application/json\r\n"));
+        assert!(is_taken("Content-Type: Application/JSON ; charset=utf-8\r\n"));
+        for refused in [
+            "",
+            "Content-Type: text/plain\r\n",
+            "Content-Type: application/jsonl\r\n",
+            "Content-Type: text/plain; application/json\r\n",
+            "Content-Type: application/json\r\nContent-Type: application/json\r\n",
+            "Content-Type: application/json\r\nContent-Encoding: identity\r\n",
+        ] {
+            assert!(!is_taken(refused), "{refused}");
+        }
+    }
+
+    #[test]
     fn defaults_and_values() {
         let body = with("");
         let chat = parse(body.as_bytes(), STRICT).expect("the least there can be");
