@@ -10,7 +10,9 @@ use super::{Console, Stop};
 use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
 use crate::http::Response;
 use crate::id::secret_hex;
-use crate::store::{Digest, Key, KeyName, Permission, Range, Span};
+use crate::store::{
+    CONCURRENT_TAKES, Digest, Key, KeyName, NewKey, Permission, Range, Span, parse_concurrent,
+};
 use crate::text::grouped;
 use crate::when::{self, When};
 
@@ -123,6 +125,7 @@ fn row(key: &Key, requests: i64, session: &Session, now: i64) -> Markup {
             td role="cell" data-label="Permissions" {
                 @for permission in &key.permissions { span.badge { (permission.as_str()) } " " }
                 @if key.permissions.is_empty() { "none" }
+                @if let Some(number) = key.concurrent { span.muted { (number) " at once" } }
             }
             td role="cell" data-label="Created" { (page::date(key.created)) }
             td role="cell" data-label=(if key.revoked.is_some() { "Revoked" } else { "Expires" }) {
@@ -164,12 +167,16 @@ pub fn new(console: &Console, session: &Session) -> Result<Response, Stop> {
     Ok(form(console, session, &Wanted::default(), None))
 }
 
+/// The name of a field, and what is wrong with its value.
+type WrongField = (&'static str, String);
+
 /// What was filled in.
 struct Wanted {
     name: String,
     permissions: Vec<Permission>,
     expires: String,
     date: String,
+    concurrent: String,
 }
 
 impl Default for Wanted {
@@ -179,6 +186,7 @@ impl Default for Wanted {
             permissions: vec![Permission::Completions],
             expires: String::new(),
             date: String::new(),
+            concurrent: String::new(),
         }
     }
 }
@@ -193,11 +201,12 @@ impl Wanted {
                 .collect(),
             expires: visit.form.get("expires").to_owned(),
             date: visit.form.get("date").to_owned(),
+            concurrent: visit.form.get("concurrent").trim().to_owned(),
         }
     }
 
-    /// The name and the end of the new key, or what is wrong with what was filled in, and where.
-    fn check(&self, now: i64) -> Result<(KeyName, Option<i64>), (&'static str, String)> {
+    /// The name, the end and the limit of the new key.
+    fn check(&self, now: i64) -> Result<(KeyName, Option<i64>, Option<u32>), WrongField> {
         let name = KeyName::parse(&self.name)
             .ok_or_else(|| ("name", format!("The name has {}.", KeyName::TAKES)))?;
         if self.permissions.is_empty() {
@@ -216,7 +225,13 @@ impl Wanted {
         if expires.is_some_and(|expires| expires <= now) {
             return Err(("date", "The date lies in the past.".into()));
         }
-        Ok((name, expires))
+        let concurrent = match self.concurrent.as_str() {
+            "" => None,
+            text => Some(parse_concurrent(text).ok_or_else(|| {
+                ("concurrent", format!("Requests at once: {CONCURRENT_TAKES}, or leave it empty."))
+            })?),
+        };
+        Ok((name, expires, concurrent))
     }
 }
 
@@ -250,6 +265,10 @@ fn form(console: &Console, session: &Session, wanted: &Wanted, wrong: Option<(&s
                     label for="date" { "Date, if it expires on one (UTC)" }
                     input #date type="date" name="date" value=(wanted.date) min=(&when::shown(Some(when::now()))[..10]) aria-invalid=[invalid("date")];
                 }
+                label for="concurrent" { "Requests at once" }
+                input #concurrent name="concurrent" value=(wanted.concurrent) inputmode="numeric" autocomplete="off"
+                    aria-describedby="concurrent-help" aria-invalid=[invalid("concurrent")];
+                p.help #concurrent-help { "More than these wait for their turn. Empty: any number." }
                 div.buttons {
                     button.primary type="submit" { "Create key" }
                     a.button href="/keys" { "Cancel" }
@@ -266,13 +285,15 @@ fn form(console: &Console, session: &Session, wanted: &Wanted, wrong: Option<(&s
 
 pub fn create(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
     let wanted = Wanted::read(visit);
-    let (name, expires) = match wanted.check(visit.now) {
+    let (name, expires, concurrent) = match wanted.check(visit.now) {
         Ok(good) => good,
         Err((field, told)) => return Ok(form(console, session, &wanted, Some((field, &told)))),
     };
     let secret = SECRET_PREFIX.to_owned() + &secret_hex::<{ SECRET_DIGITS / 2 }>();
     let id = id_for(visit.form.get("once")).ok_or(Stop::Stale)?;
-    if !console.store.add_key_as(&id, &secret, &name, &wanted.permissions, visit.now, expires)? {
+    let permissions = &wanted.permissions;
+    let key = NewKey { name: &name, permissions, created: visit.now, expires, concurrent };
+    if !console.store.add_key_as(&id, &secret, &key)? {
         return Ok(page::redirect(&format!("/keys?made={id}")));
     }
     log::info!("console: {id} was created");

@@ -44,6 +44,31 @@ fn keys_from_their_making_to_their_end() {
 }
 
 #[test]
+fn keys_set_changes_what_its_options_name() {
+    let server = Server::new(None);
+    server.told(&["keys", "create", "x", "--concurrent", "3"]);
+    let key = || {
+        let json: Value = serde_json::from_str(&server.told(&["keys", "list", "--json"])).expect("JSON");
+        json[0].clone()
+    };
+    let id = key()["id"].as_str().expect("an id").to_owned();
+    assert_eq!(key()["concurrent"], 3);
+    assert!(server.told(&["keys", "list"]).lines().any(|line| line.ends_with(" 3")));
+    let told = server.told(&["keys", "set", &id, "--expires", "2100-01-01", "--permission", "metrics"]);
+    assert!(told.starts_with(&format!("{id} in ")) && told.contains(".db: "), "{told}");
+    assert!(told.ends_with("permissions metrics, expires 2100-01-01 00:00Z\n"), "{told}");
+    assert_eq!((&key()["expires"], &key()["concurrent"]), (&json!(4_102_444_800_i64), &json!(3)));
+    assert_eq!(key()["permissions"], json!(["metrics"]));
+    let told = server.told(&["keys", "set", &id, "--expires", "never", "--concurrent", "10000"]);
+    assert!(told.ends_with("expires never, concurrent 10000\n"), "{told}");
+    assert_eq!((&key()["expires"], &key()["concurrent"]), (&Value::Null, &json!(10_000)));
+    assert_eq!(key()["permissions"], json!(["metrics"]), "what is not named stays");
+    server.told(&["keys", "set", &id, "--concurrent", "none"]);
+    assert_eq!(key()["concurrent"], Value::Null);
+    refused(&server, &["keys", "set", "key_none", "--concurrent", "1"], 1, "keys list");
+}
+
+#[test]
 fn wrong_use_is_told() {
     let server = Server::new(None);
     for (arguments, word) in [
@@ -60,7 +85,13 @@ fn wrong_use_is_told() {
         (&["keys", "create", "x", "--permission", "all"], "completions or metrics"),
         (&["keys", "create", "x", "--expires", "soon"], "YYYY-MM-DD"),
         (&["keys", "create", "x", "--expires", "2001-01-01"], "past"),
+        (&["keys", "create", "x", "--concurrent", "0"], "1 to 10000"),
         (&["keys", "rename", "x"], "NAME"),
+        (&["keys", "set"], "ID"),
+        (&["keys", "set", "x"], "--concurrent is missing"),
+        (&["keys", "set", "x", "--concurrent", "10001"], "or none"),
+        (&["keys", "set", "x", "--expires", "2001-01-01"], "past"),
+        (&["keys", "set", "x", "--expires", "soon"], "or never"),
         (&["keys", "list", "--csv"], "--csv"),
         (&["usage", "--by", "week"], "hour, day, month, key or status"),
         (&["usage", "nonsense"], "nonsense"),

@@ -348,8 +348,13 @@ fn a_key_from_its_making_to_its_end() {
     assert!(browser.get("/keys").text().contains("Create the first key"));
     let once = browser.get("/keys/new").text();
     let once = once.split("name=\"once\" value=\"").nth(1).expect("the form's number")[..32].to_owned();
-    let form =
-        [("name", "first"), ("permission", "completions"), ("expires", "90d"), ("once", once.as_str())];
+    let form = [
+        ("name", "first"),
+        ("permission", "completions"),
+        ("expires", "90d"),
+        ("concurrent", "7"),
+        ("once", once.as_str()),
+    ];
     let made = browser.post("/keys", &form).text();
     let secret = made.split("id=\"secret\">").nth(1).expect("the secret")[..52].to_owned();
     assert!(made.contains("curl http://api.test:8080/v1/chat/completions"), "{made}");
@@ -366,7 +371,8 @@ fn a_key_from_its_making_to_its_end() {
     let list: serde_json::Value =
         serde_json::from_str(&server.told(&["keys", "list", "--json"])).expect("JSON");
     let id = list[0]["id"].as_str().expect("an id").to_owned();
-    assert_eq!(list.as_array().map(Vec::len), Some(1));
+    assert_eq!((list.as_array().map(Vec::len), &list[0]["concurrent"]), (Some(1), &7.into()));
+    assert!(page.contains("7 at once"), "{page}");
     let renamed = browser.post(&format!("/keys/{id}/rename"), &[("name", "second")]);
     assert_eq!(renamed.header("location"), Some(format!("/keys?renamed={id}").as_str()));
     assert!(browser.get("/keys").text().contains("second"));
@@ -385,6 +391,7 @@ fn a_key_from_its_making_to_its_end() {
         [("name", "x"), ("permission", "nonsense"), ("expires", "")],
         [("name", "x"), ("permission", "completions"), ("expires", "soon")],
         [("name", "x"), ("permission", "completions"), ("expires", "date")],
+        [("name", "x"), ("permission", "completions"), ("concurrent", "0")],
     ] {
         let reply = browser.post("/keys", &bad);
         assert!(reply.status == 400 && reply.text().contains("role=\"alert\""), "{bad:?}");
