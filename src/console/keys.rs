@@ -1,6 +1,7 @@
 //! API Keys: who may ask.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 
 use maud::{Markup, html};
 
@@ -322,10 +323,13 @@ fn example(console: &Console, visit: &Visit, permissions: &[Permission], secret:
     let authority = visit.request.head.authority();
     let port =
         authority.rfind(':').filter(|at| !authority[*at..].contains(']')).map_or("", |at| &authority[at..]);
-    let host = console.config.api_hosts.first().map_or("localhost", String::as_str);
-    let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
     let scheme = visit.scheme();
+    let https_port = if visit.is_https() { port } else { "" };
     if permissions.contains(&Permission::Completions) {
+        let host = console.config.api_hosts.first().map_or("localhost", String::as_str);
+        // Over a network a key is sent by HTTPS only, however the operator came here.
+        let (scheme, port) = if is_local(host) { (scheme, port) } else { ("https", https_port) };
+        let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
         let command = format!(
             "curl {scheme}://{host}{port}/v1/chat/completions \\\n  -H 'Authorization: Bearer {secret}' \\\n  \
              -H 'Content-Type: application/json' \\\n  -d '{{\"model\": \"adriaticum\", \"messages\": [{{\"role\": \
@@ -338,6 +342,12 @@ fn example(console: &Console, visit: &Visit, permissions: &[Permission], secret:
         "curl",
         &format!("curl {scheme}://{authority}/metrics -H 'Authorization: Bearer {secret}'"),
     )
+}
+
+/// Whether a name or an address leads to this host and nowhere else.
+fn is_local(host: &str) -> bool {
+    let is_loopback = |address: IpAddr| address.is_loopback();
+    host == "localhost" || host.ends_with(".localhost") || host.parse().is_ok_and(is_loopback)
 }
 
 /// A text to be copied; the button is there where a script is.
