@@ -58,13 +58,15 @@ unit: need-unit ## Run the unit and integration tests
 	$(call step,unit and integration tests)
 	cargo test --locked
 
-outside: need-outside build .venv/ready ## Check the contract, the OpenAPI document, Search, Prometheus, slow clients, crashes
+outside: need-outside build .venv/ready ## Check the contract, the OpenAPI document, Search, Prometheus, attacks, crashes
 	$(call step,conformance)
 	$(PYTHON) tests/conformance/run.py
 	$(call step,OpenAPI document)
 	.venv/bin/python tests/outside/openapi.py
 	$(call step,slow clients)
 	$(PYTHON) tests/outside/slow_clients.py
+	$(call step,attacks)
+	$(PYTHON) tests/outside/attacks.py
 	$(call step,Search server)
 	$(PYTHON) tests/outside/search.py
 	$(call step,Prometheus)
@@ -170,6 +172,8 @@ test-install: need-test-install deb ## Install, use, upgrade and purge the packa
 	$(PYTHON) tests/outside/install.py
 	$(call step,proxies)
 	$(PYTHON) tests/outside/proxies.py
+	$(call step,small memory)
+	$(PYTHON) tests/outside/small_memory.py
 	@echo "make test-install: passed"
 
 fuzz: need-fuzz ## Fuzz the parsers of requests, JSON bodies and documents, FUZZ_SECONDS each

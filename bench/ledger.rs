@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use adriaticum::id::RequestId;
-use adriaticum::store::{Digest, KeyName, NewRow, Outcome, Permission, Store, Tokens};
+use adriaticum::store::{Digest, KeyName, NewKey, NewRow, Outcome, Permission, Store, Tokens};
 
 fn row(key_id: &str) -> NewRow {
     NewRow {
@@ -26,7 +26,9 @@ fn key(store: &Store) -> String {
         return key.id;
     }
     let name = KeyName::parse("benchmark").expect("a good name");
-    store.add_key(secret, &name, &[Permission::Completions], 0, None).expect("a new key")
+    let permissions = &[Permission::Completions];
+    let key = NewKey { name: &name, permissions, created: 0, expires: None, concurrent: None };
+    store.add_key(secret, &key).expect("a new key")
 }
 
 fn outcome() -> Outcome {

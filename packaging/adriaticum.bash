@@ -8,7 +8,7 @@ _adriaticum_command() {
             skip=
         else
             case $word in
-                --config | --permission | --expires | --since | --until | --by) skip=yes ;;
+                --config | --permission | --expires | --concurrent | --since | --until | --by) skip=yes ;;
                 -*) ;;
                 *) echo "$word" ;;
             esac
@@ -22,8 +22,8 @@ _adriaticum() {
     options='--config --help --version'
     case "${words[0]} ${words[1]}" in
         ' ') options+=' serve keys usage backup console search check' ;;
-        'keys ') options+=' create list rename revoke' ;;
-        'keys create') options+=' --permission --expires' ;;
+        'keys ') options+=' create list rename revoke set' ;;
+        'keys create' | 'keys set') options+=' --permission --expires --concurrent' ;;
         'keys list') options+=' --json' ;;
         'usage ') options+=' show verify --since --until --by --json --csv' ;;
         'usage show') options+=' --json' ;;
@@ -37,7 +37,8 @@ _adriaticum() {
         --config) options='' files=yes ;;
         --permission) options='completions metrics' files= ;;
         --by) options='hour day month key status' files= ;;
-        --expires) options='30d 90d 365d' files= ;;
+        --expires) options='30d 90d 365d never' files= ;;
+        --concurrent) options='none' files= ;;
         --since | --until) options='24h 7d 30d' files= ;;
     esac
     mapfile -t COMPREPLY < <(compgen -W "$options" -- "$word")

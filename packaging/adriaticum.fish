@@ -10,7 +10,7 @@ function __adriaticum_at
             continue
         end
         switch $word
-            case --config --permission --expires --since --until --by
+            case --config --permission --expires --concurrent --since --until --by
                 set skip yes
             case '-*'
             case '*'
@@ -26,7 +26,7 @@ complete -c adriaticum -l help -d 'Print help'
 complete -c adriaticum -l version -d 'Print the version'
 
 complete -c adriaticum -n '__adriaticum_at' -a serve -d 'Run the service until SIGTERM or SIGINT'
-complete -c adriaticum -n '__adriaticum_at' -a keys -d 'Create, list, rename and revoke API keys'
+complete -c adriaticum -n '__adriaticum_at' -a keys -d 'Create, list, change and revoke API keys'
 complete -c adriaticum -n '__adriaticum_at' -a usage -d 'Sum up requests and tokens'
 complete -c adriaticum -n '__adriaticum_at' -a backup -d 'Copy the database while the service runs'
 complete -c adriaticum -n '__adriaticum_at' -a console -d 'Set the password of the console'
@@ -37,8 +37,13 @@ complete -c adriaticum -n '__adriaticum_at keys' -a create -d 'Create an API key
 complete -c adriaticum -n '__adriaticum_at keys' -a list -d 'List the keys'
 complete -c adriaticum -n '__adriaticum_at keys' -a rename -d 'Rename a key'
 complete -c adriaticum -n '__adriaticum_at keys' -a revoke -d 'Revoke a key permanently'
+complete -c adriaticum -n '__adriaticum_at keys' -a set -d 'Change permissions, expiry or concurrent requests'
 complete -c adriaticum -n '__adriaticum_at keys create' -l permission -x -a 'completions metrics' -d 'What the key may do'
 complete -c adriaticum -n '__adriaticum_at keys create' -l expires -x -a '30d 90d 365d' -d 'When the key expires'
+complete -c adriaticum -n '__adriaticum_at keys create' -l concurrent -x -d 'Requests processed at once'
+complete -c adriaticum -n '__adriaticum_at keys set' -l permission -x -a 'completions metrics' -d 'What the key may do'
+complete -c adriaticum -n '__adriaticum_at keys set' -l expires -x -a '30d 90d 365d never' -d 'When the key expires'
+complete -c adriaticum -n '__adriaticum_at keys set' -l concurrent -x -a none -d 'Requests processed at once'
 complete -c adriaticum -n '__adriaticum_at keys list' -l json -d 'Print JSON'
 
 complete -c adriaticum -n '__adriaticum_at usage' -a show -d 'Show one request'

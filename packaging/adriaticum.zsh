@@ -13,7 +13,7 @@ _adriaticum() {
         command)
             local -a commands=(
                 'serve:run the service until SIGTERM or SIGINT'
-                'keys:create, list, rename and revoke API keys'
+                'keys:create, list, change and revoke API keys'
                 'usage:sum up requests and tokens'
                 'backup:copy the database while the service runs'
                 'console:set the password of the console'
@@ -27,12 +27,19 @@ _adriaticum() {
                 'keys create')
                     _arguments $everywhere '2:name:' \
                         '*--permission[what the key may do]:permission:(completions metrics)' \
-                        '--expires[when the key expires]:when:(30d 90d 365d)'
+                        '--expires[when the key expires]:when:(30d 90d 365d)' \
+                        '--concurrent[requests processed at once]:number:'
                     ;;
                 'keys list') _arguments $everywhere '--json[print JSON]' ;;
                 'keys rename') _arguments $everywhere '2:id:' '3:name:' ;;
+                'keys set')
+                    _arguments $everywhere '2:id:' \
+                        '*--permission[what the key may do]:permission:(completions metrics)' \
+                        '--expires[when the key expires]:when:(30d 90d 365d never)' \
+                        '--concurrent[requests processed at once]:number:(none)'
+                    ;;
                 'keys revoke') _arguments $everywhere '2:id:' ;;
-                'keys '*) _arguments $everywhere '1:command:(create list rename revoke)' ;;
+                'keys '*) _arguments $everywhere '1:command:(create list rename revoke set)' ;;
                 'usage show') _arguments $everywhere '2:id:' '--json[print JSON]' ;;
                 'usage verify') _arguments $everywhere ;;
                 'usage '*)

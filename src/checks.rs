@@ -1,7 +1,9 @@
 //! Tries every part that a completion needs, and says what to do about those that fail.
 
 use std::borrow::Cow;
+use std::fs;
 use std::net::ToSocketAddrs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -84,6 +86,7 @@ pub fn of_a_running_service(config: &Config, store: &Store) -> Vec<Finding> {
 fn parts(config: &Config, store: Option<&Store>, database: Finding) -> Vec<Finding> {
     let mut findings = vec![configuration(config), hosts(config)];
     findings.extend(config.tls.as_ref().map(certificate));
+    findings.extend(exposed(config));
     findings.extend([clock(store), database]);
     findings.extend(store.map(sealing));
     findings.push(search(config));
@@ -105,6 +108,22 @@ fn configuration(config: &Config) -> Finding {
         Verdict::Warn,
         format!("{read}; no such settings: {unknown}. Correct or unset them"),
     )
+}
+
+/// Files with secrets that every user of this host can read.
+fn exposed(config: &Config) -> Option<Finding> {
+    let files = [
+        config.tls.as_ref().map(|files| files.key.as_path()),
+        Some(config.database.as_path()),
+        config.runtime.api_key_file.as_deref(),
+    ];
+    let is_readable =
+        |path: &&Path| fs::metadata(path).is_ok_and(|file| file.is_file() && file.mode() & 0o004 != 0);
+    let names: Vec<String> =
+        files.into_iter().flatten().filter(is_readable).map(|path| path.display().to_string()).collect();
+    let names = names.join(" ");
+    let told = format!("every user of this host can read {names}. Run: chmod o-rwx {names}");
+    (!names.is_empty()).then(|| Finding::new("secrets", Verdict::Warn, told))
 }
 
 fn certificate(files: &TlsFiles) -> Finding {

@@ -44,6 +44,7 @@ pub mod metrics;
 pub mod supervisor;
 
 pub mod error;
+pub mod files;
 pub mod id;
 pub mod text;
 pub mod when;

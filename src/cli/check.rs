@@ -5,7 +5,7 @@ use crate::checks::{self, Finding, Verdict};
 
 const HELP: &str = "\
 Tries every part that a completion needs: configuration, hosts, clock, database, Search, runtime. Says which
-fails and what to do. It leaves no row in the ledger.
+fails and what to do, and warns of secrets in files that every user can read. It leaves no row in the ledger.
 
 Usage: adriaticum check [--json]
 

@@ -3,22 +3,26 @@
 use super::{Args, CliError, Opt, open_store, print, print_json, table};
 use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
 use crate::id::secret_hex;
-use crate::store::{Key, KeyName, Permission};
+use crate::store::{CONCURRENT_TAKES, Key, KeyChange, KeyName, NewKey, Permission, parse_concurrent};
 use crate::when::{self, When};
 
 const HELP: &str = "\
-Makes, lists, renames and revokes API keys. A change holds from the next request on.
+Makes, lists, changes and revokes API keys. A change holds from the next request on.
 
-Usage: adriaticum keys create NAME [--permission P]... [--expires 90d|DATE]
+Usage: adriaticum keys create NAME [--permission P]... [--expires WHEN] [--concurrent N]
        adriaticum keys list [--json]
        adriaticum keys rename ID NAME
        adriaticum keys revoke ID
+       adriaticum keys set ID [--permission P]... [--expires WHEN|never] [--concurrent N|none]
 
 create prints the secret, and nothing else, on standard output. It is not kept and can't be shown again.
+set changes what its options name. Several --permission together replace all that the key had.
 
 Options:
   --permission P   completions (the default) or metrics; may be given for each
   --expires WHEN   from when on the key is refused: 12h, 90d, or a date (YYYY-MM-DD, UTC)
+  --concurrent N   how many of the key's requests a gateway processes at once, 1 to 10000; the others wait. Without
+                   it: any number
   --json           Print JSON
 ";
 
@@ -29,44 +33,84 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
             "list" => list(args),
             "rename" => rename(args),
             "revoke" => revoke(args),
+            "set" => set(args),
             _ => Err(CliError::Usage(format!("there is no command keys {command:?}."))),
         },
         None if args.done => Ok(()),
-        None => Err(CliError::Usage("create, list, rename or revoke is missing.".into())),
+        None => Err(CliError::Usage("create, list, rename, revoke or set is missing.".into())),
+    }
+}
+
+/// The options that create and set share. `None`: not given.
+#[derive(Default)]
+struct Terms {
+    permissions: Vec<Permission>,
+    /// `Some(None)`: never.
+    expires: Option<Option<i64>>,
+    /// `Some(None)`: any number.
+    concurrent: Option<Option<u32>>,
+}
+
+impl Terms {
+    /// Reads the only word of a command, and the options. `None` if help was given.
+    fn read(args: &mut Args, word: &str, now: i64) -> Result<Option<(String, Self)>, CliError> {
+        let mut terms = Self::default();
+        let Self { permissions, expires, concurrent } = &mut terms;
+        let mut add_permission = |word: &str| {
+            let permission = Permission::parse(word).ok_or("completions or metrics")?;
+            if !permissions.contains(&permission) {
+                permissions.push(permission);
+            }
+            Ok(())
+        };
+        let mut set_expires = |text: &str| {
+            *expires = Some(match text {
+                "never" => None,
+                _ => Some(When::parse(text).ok_or(format!("{}, or never", When::TAKES))?.ahead(now)),
+            });
+            Ok(())
+        };
+        let mut set_concurrent = |text: &str| {
+            *concurrent = Some(match text {
+                "none" => None,
+                _ => Some(parse_concurrent(text).ok_or(format!("{CONCURRENT_TAKES}, or none"))?),
+            });
+            Ok(())
+        };
+        let mut options = [
+            Opt::Value("permission", &mut add_permission),
+            Opt::Value("expires", &mut set_expires),
+            Opt::Value("concurrent", &mut set_concurrent),
+        ];
+        let Some([word]) = args.words(HELP, [word], &mut options)? else {
+            return Ok(None);
+        };
+        if terms.expires.flatten().is_some_and(|expires| expires <= now) {
+            return Err(CliError::Usage("--expires lies in the past.".into()));
+        }
+        Ok(Some((word, terms)))
     }
 }
 
 fn create(mut args: Args) -> Result<(), CliError> {
-    let mut permissions = Vec::new();
-    let mut expires = None;
-    let mut add_permission = |word: &str| {
-        let permission = Permission::parse(word).ok_or("completions or metrics")?;
-        if !permissions.contains(&permission) {
-            permissions.push(permission);
-        }
-        Ok(())
-    };
-    let mut set_expires = |text: &str| {
-        expires = Some(When::parse(text).ok_or(When::TAKES)?);
-        Ok(())
-    };
-    let mut options =
-        [Opt::Value("permission", &mut add_permission), Opt::Value("expires", &mut set_expires)];
-    let Some([name]) = args.words(HELP, ["the new key's NAME"], &mut options)? else {
+    let now = when::now();
+    let Some((name, mut terms)) = Terms::read(&mut args, "the new key's NAME", now)? else {
         return Ok(());
     };
     let name = key_name(&name)?;
-    if permissions.is_empty() {
-        permissions.push(Permission::Completions);
-    }
-    let now = when::now();
-    let expires = expires.map(|when: When| when.ahead(now));
-    if expires.is_some_and(|expires| expires <= now) {
-        return Err(CliError::Usage("--expires lies in the past.".into()));
+    if terms.permissions.is_empty() {
+        terms.permissions.push(Permission::Completions);
     }
     let store = open_store(&args.config()?)?;
     let secret = SECRET_PREFIX.to_owned() + &secret_hex::<{ SECRET_DIGITS / 2 }>();
-    let id = store.add_key(&secret, &name, &permissions, now, expires)?;
+    let key = NewKey {
+        name: &name,
+        permissions: &terms.permissions,
+        created: now,
+        expires: terms.expires.flatten(),
+        concurrent: terms.concurrent.flatten(),
+    };
+    let id = store.add_key(&secret, &key)?;
     print(&(secret + "\n"))?;
     eprintln!("The key's id is {id}. The secret above is not kept: store it now.");
     Ok(())
@@ -85,22 +129,22 @@ fn list(mut args: Args) -> Result<(), CliError> {
         eprintln!("There are no keys yet. Make one: adriaticum keys create NAME");
         return Ok(());
     }
-    let heading = ["id", "name", "permissions", "created", "expires", "last used", "revoked"];
+    let heading = ["id", "name", "permissions", "created", "expires", "last used", "revoked", "concurrent"];
     let mut rows = vec![heading.map(String::from).to_vec()];
     rows.extend(keys.iter().map(row));
     print(&table::lay_out(&rows))
 }
 
 fn row(key: &Key) -> Vec<String> {
-    let permissions: Vec<&str> = key.permissions.iter().map(|permission| permission.as_str()).collect();
     vec![
         key.id.clone(),
         key.name.clone(),
-        permissions.join(","),
+        Permission::join(&key.permissions),
         when::shown(Some(key.created)),
         when::shown(key.expires),
         when::shown(key.last_used),
         when::shown(key.revoked),
+        key.concurrent.map_or_else(|| "-".into(), |number| number.to_string()),
     ]
 }
 
@@ -123,6 +167,34 @@ fn revoke(mut args: Args) -> Result<(), CliError> {
         true => Ok(()),
         false => Err(no_such_key(&id)),
     }
+}
+
+fn set(mut args: Args) -> Result<(), CliError> {
+    let Some((id, terms)) = Terms::read(&mut args, "the key's ID", when::now())? else {
+        return Ok(());
+    };
+    let mut changes = Vec::new();
+    let mut told = Vec::new();
+    if !terms.permissions.is_empty() {
+        told.push(format!("permissions {}", Permission::join(&terms.permissions)));
+        changes.push(KeyChange::Permissions(terms.permissions));
+    }
+    if let Some(expires) = terms.expires {
+        told.push(format!("expires {}", expires.map_or("never".into(), |time| when::shown(Some(time)))));
+        changes.push(KeyChange::Expires(expires));
+    }
+    if let Some(concurrent) = terms.concurrent {
+        told.push(format!("concurrent {}", concurrent.map_or("none".into(), |number| number.to_string())));
+        changes.push(KeyChange::Concurrent(concurrent));
+    }
+    if changes.is_empty() {
+        return Err(CliError::Usage("--permission, --expires or --concurrent is missing.".into()));
+    }
+    let config = args.config()?;
+    if !open_store(&config)?.change_key(&id, &changes)? {
+        return Err(no_such_key(&id));
+    }
+    print(&format!("{id} in {}: {}\n", config.database.display(), told.join(", ")))
 }
 
 fn key_name(text: &str) -> Result<KeyName, CliError> {

@@ -34,6 +34,7 @@ Commands:
   keys list             List the keys
   keys rename ID NAME   Give a key another name
   keys revoke ID        Refuse a key from now on, for good
+  keys set ID           Change a key's permissions, its end, or how many requests it may have at once
   usage                 Tell what the ledger holds
   usage show ID         Tell one request's story
   usage verify          Look for rows that were altered, removed or put in

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustls::RootCertStore;
@@ -21,6 +21,8 @@ pub struct RuntimeConfig {
     pub urls: Vec<String>,
     pub model: String,
     pub api_key: Option<Secret>,
+    /// The file that `ADRIATICUM_RUNTIME_API_KEY_FILE` names.
+    pub api_key_file: Option<PathBuf>,
     /// The CAs that are trusted for an `https://` runtime; `None` means those of the system.
     pub ca: Option<RootCertStore>,
     /// For all runtime calls of one request together.
@@ -56,10 +58,12 @@ pub(super) fn read(settings: &mut Settings) -> Result<RuntimeConfig, ConfigError
             })?);
         }
     }
+    let (api_key, api_key_file) = api_key(settings)?;
     Ok(RuntimeConfig {
         urls,
         model: settings.text("runtime.model")?.unwrap_or("adriaticum".into()),
-        api_key: api_key(settings)?,
+        api_key,
+        api_key_file,
         ca: ca(settings.take("runtime.ca"))?,
         timeout: Duration::from_secs(settings.number("runtime.timeout", 1..=86_400, 120)?),
     })
@@ -90,9 +94,10 @@ pub(super) fn base_address(url: &str) -> Option<String> {
     good.then(|| url.trim_end_matches('/').to_owned())
 }
 
-fn api_key(settings: &mut Settings) -> Result<Option<Secret>, ConfigError> {
+fn api_key(settings: &mut Settings) -> Result<(Option<Secret>, Option<PathBuf>), ConfigError> {
     let key = secret(settings.take("runtime.api_key"), |written| Ok(written.text()?.to_owned()))?;
     let file = settings.take_variable("runtime.api_key_file");
+    let path = file.as_ref().and_then(|file| file.text().ok()).map(PathBuf::from);
     let place = file.as_ref().map(|file| file.refuse("nothing while runtime.api_key is set too"));
     let in_file = secret(file, |written| {
         fs::read_to_string(written.text()?)
@@ -101,7 +106,7 @@ fn api_key(settings: &mut Settings) -> Result<Option<Secret>, ConfigError> {
     match (key, in_file, place) {
         (Some(_), Some(_), Some(twice)) => Err(twice),
         // The packaged service always names a file, which is empty if the runtime wants no key.
-        (key, in_file, _) => Ok(key.or(in_file)),
+        (key, in_file, _) => Ok((key.or(in_file), path)),
     }
 }
 

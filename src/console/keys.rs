@@ -1,6 +1,7 @@
 //! API Keys: who may ask.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 
 use maud::{Markup, html};
 
@@ -10,7 +11,9 @@ use super::{Console, Stop};
 use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
 use crate::http::Response;
 use crate::id::secret_hex;
-use crate::store::{Digest, Key, KeyName, Permission, Range, Span};
+use crate::store::{
+    CONCURRENT_TAKES, Digest, Key, KeyName, NewKey, Permission, Range, Span, parse_concurrent,
+};
 use crate::text::grouped;
 use crate::when::{self, When};
 
@@ -123,6 +126,7 @@ fn row(key: &Key, requests: i64, session: &Session, now: i64) -> Markup {
             td role="cell" data-label="Permissions" {
                 @for permission in &key.permissions { span.badge { (permission.as_str()) } " " }
                 @if key.permissions.is_empty() { "none" }
+                @if let Some(number) = key.concurrent { span.muted { (number) " at once" } }
             }
             td role="cell" data-label="Created" { (page::date(key.created)) }
             td role="cell" data-label=(if key.revoked.is_some() { "Revoked" } else { "Expires" }) {
@@ -164,12 +168,16 @@ pub fn new(console: &Console, session: &Session) -> Result<Response, Stop> {
     Ok(form(console, session, &Wanted::default(), None))
 }
 
+/// The name of a field, and what is wrong with its value.
+type WrongField = (&'static str, String);
+
 /// What was filled in.
 struct Wanted {
     name: String,
     permissions: Vec<Permission>,
     expires: String,
     date: String,
+    concurrent: String,
 }
 
 impl Default for Wanted {
@@ -179,6 +187,7 @@ impl Default for Wanted {
             permissions: vec![Permission::Completions],
             expires: String::new(),
             date: String::new(),
+            concurrent: String::new(),
         }
     }
 }
@@ -193,11 +202,12 @@ impl Wanted {
                 .collect(),
             expires: visit.form.get("expires").to_owned(),
             date: visit.form.get("date").to_owned(),
+            concurrent: visit.form.get("concurrent").trim().to_owned(),
         }
     }
 
-    /// The name and the end of the new key, or what is wrong with what was filled in, and where.
-    fn check(&self, now: i64) -> Result<(KeyName, Option<i64>), (&'static str, String)> {
+    /// The name, the end and the limit of the new key.
+    fn check(&self, now: i64) -> Result<(KeyName, Option<i64>, Option<u32>), WrongField> {
         let name = KeyName::parse(&self.name)
             .ok_or_else(|| ("name", format!("The name has {}.", KeyName::TAKES)))?;
         if self.permissions.is_empty() {
@@ -216,7 +226,13 @@ impl Wanted {
         if expires.is_some_and(|expires| expires <= now) {
             return Err(("date", "The date lies in the past.".into()));
         }
-        Ok((name, expires))
+        let concurrent = match self.concurrent.as_str() {
+            "" => None,
+            text => Some(parse_concurrent(text).ok_or_else(|| {
+                ("concurrent", format!("Requests at once: {CONCURRENT_TAKES}, or leave it empty."))
+            })?),
+        };
+        Ok((name, expires, concurrent))
     }
 }
 
@@ -250,6 +266,10 @@ fn form(console: &Console, session: &Session, wanted: &Wanted, wrong: Option<(&s
                     label for="date" { "Date, if it expires on one (UTC)" }
                     input #date type="date" name="date" value=(wanted.date) min=(&when::shown(Some(when::now()))[..10]) aria-invalid=[invalid("date")];
                 }
+                label for="concurrent" { "Requests at once" }
+                input #concurrent name="concurrent" value=(wanted.concurrent) inputmode="numeric" autocomplete="off"
+                    aria-describedby="concurrent-help" aria-invalid=[invalid("concurrent")];
+                p.help #concurrent-help { "More than these wait for their turn. Empty: any number." }
                 div.buttons {
                     button.primary type="submit" { "Create key" }
                     a.button href="/keys" { "Cancel" }
@@ -266,13 +286,15 @@ fn form(console: &Console, session: &Session, wanted: &Wanted, wrong: Option<(&s
 
 pub fn create(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
     let wanted = Wanted::read(visit);
-    let (name, expires) = match wanted.check(visit.now) {
+    let (name, expires, concurrent) = match wanted.check(visit.now) {
         Ok(good) => good,
         Err((field, told)) => return Ok(form(console, session, &wanted, Some((field, &told)))),
     };
     let secret = SECRET_PREFIX.to_owned() + &secret_hex::<{ SECRET_DIGITS / 2 }>();
     let id = id_for(visit.form.get("once")).ok_or(Stop::Stale)?;
-    if !console.store.add_key_as(&id, &secret, &name, &wanted.permissions, visit.now, expires)? {
+    let permissions = &wanted.permissions;
+    let key = NewKey { name: &name, permissions, created: visit.now, expires, concurrent };
+    if !console.store.add_key_as(&id, &secret, &key)? {
         return Ok(page::redirect(&format!("/keys?made={id}")));
     }
     log::info!("console: {id} was created");
@@ -301,10 +323,13 @@ fn example(console: &Console, visit: &Visit, permissions: &[Permission], secret:
     let authority = visit.request.head.authority();
     let port =
         authority.rfind(':').filter(|at| !authority[*at..].contains(']')).map_or("", |at| &authority[at..]);
-    let host = console.config.api_hosts.first().map_or("localhost", String::as_str);
-    let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
     let scheme = visit.scheme();
+    let https_port = if visit.is_https() { port } else { "" };
     if permissions.contains(&Permission::Completions) {
+        let host = console.config.api_hosts.first().map_or("localhost", String::as_str);
+        // Over a network a key is sent by HTTPS only, however the operator came here.
+        let (scheme, port) = if is_local(host) { (scheme, port) } else { ("https", https_port) };
+        let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
         let command = format!(
             "curl {scheme}://{host}{port}/v1/chat/completions \\\n  -H 'Authorization: Bearer {secret}' \\\n  \
              -H 'Content-Type: application/json' \\\n  -d '{{\"model\": \"adriaticum\", \"messages\": [{{\"role\": \
@@ -317,6 +342,12 @@ fn example(console: &Console, visit: &Visit, permissions: &[Permission], secret:
         "curl",
         &format!("curl {scheme}://{authority}/metrics -H 'Authorization: Bearer {secret}'"),
     )
+}
+
+/// Whether a name or an address leads to this host and nowhere else.
+fn is_local(host: &str) -> bool {
+    let is_loopback = |address: IpAddr| address.is_loopback();
+    host == "localhost" || host.ends_with(".localhost") || host.parse().is_ok_and(is_loopback)
 }
 
 /// A text to be copied; the button is there where a script is.

@@ -35,6 +35,9 @@ use self::sign_in::SignIn;
 use self::status::Checks;
 use self::visit::Visit;
 
+/// A browser that came by HTTPS uses nothing else for a year.
+const HTTPS_ONLY: &str = "max-age=31536000";
+
 pub struct Console {
     config: Arc<Config>,
     store: Arc<Store>,
@@ -83,7 +86,10 @@ impl Console {
     /// Answers a request for the console's host.
     pub fn answer(&self, request: &Request) -> Response {
         let answer = panic::catch_unwind(AssertUnwindSafe(|| self.serve(request)));
-        let response = answer.unwrap_or_else(|_| page::broken(&self.assets));
+        let mut response = answer.unwrap_or_else(|_| page::broken(&self.assets));
+        if request.secure {
+            response = response.with("strict-transport-security", HTTPS_ONLY);
+        }
         log::debug!("console {} status={}", request.head.method(), response.status);
         response
     }

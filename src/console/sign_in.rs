@@ -109,7 +109,7 @@ impl SignIn {
         drop(verifying);
         if !is_right {
             slowing().failed(who, Instant::now());
-            log::warn!("console: a sign-in was refused");
+            log::warn!("console: a sign-in was refused, client={}", visit.client());
             return refused(Refused::Wrong);
         }
         slowing().succeeded(who);
@@ -122,7 +122,7 @@ impl SignIn {
             return refused(Refused::Wrong);
         }
         keep(&browser, TokenKind::Browser, BROWSER_TIME)?;
-        log::info!("console: the operator has signed in");
+        log::info!("console: the operator has signed in, client={}", visit.client());
         Ok(page::redirect(place(visit.form.get("next")))
             .with("set-cookie", visit.set_cookie(SESSION, &session, SESSION_TIME))
             .with("set-cookie", visit.set_cookie(BROWSER, &browser, BROWSER_TIME)))

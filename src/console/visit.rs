@@ -77,6 +77,11 @@ impl<'a> Visit<'a> {
             && self.head().header("sec-fetch-site").any(|site| matches!(site, b"cross-site" | b"same-site"))
     }
 
+    /// The address for the log.
+    pub fn client(&self) -> String {
+        self.request.peer.map_or("-".into(), |address| address.to_string())
+    }
+
     /// Whether the browser speaks to us by way of HTTPS, so that its cookies can be kept to that.
     pub fn is_https(&self) -> bool {
         self.request.secure
@@ -89,6 +94,7 @@ impl<'a> Visit<'a> {
 
     /// The first cookie of a name.
     pub fn cookie(&self, name: &str) -> Option<&'a str> {
+        let name = self.cookie_name(name);
         self.request
             .head
             .header("cookie")
@@ -99,8 +105,16 @@ impl<'a> Visit<'a> {
             .map(|(_, value)| value)
     }
 
+    /// With the prefix, a browser takes the cookie over HTTPS and from this very host only: a page of another host, or
+    /// a forged answer by plain HTTP, can't replace it.
+    fn cookie_name(&self, name: &str) -> String {
+        let prefix = if self.is_https() { "__Host-" } else { "" };
+        format!("{prefix}{name}")
+    }
+
     /// A line that sets a cookie for some seconds; none ends it.
     pub fn set_cookie(&self, name: &str, value: &str, seconds: i64) -> String {
+        let name = self.cookie_name(name);
         let secure = if self.is_https() { "; Secure" } else { "" };
         format!("{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}")
     }

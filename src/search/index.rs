@@ -4,8 +4,6 @@
 //! in it now, whoever changed it, and an index that was missing or damaged serves again as soon as it is
 //! back.
 
-use std::fs::OpenOptions;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -15,6 +13,7 @@ use serde::Serialize;
 use super::documents::{Candidate, Text};
 use super::{MAX_QUERY, Passage, Search, SearchError, text};
 use crate::config::SearchConfig;
+use crate::files;
 
 const SCHEMA: &str = include_str!("index.sql");
 
@@ -152,7 +151,7 @@ impl Index {
     /// Does work in a transaction, in an index that is made where there is none.
     fn change<T>(&self, work: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, SearchError> {
         // Made here and not by SQLite, so that only the service's own user and group may read it.
-        OpenOptions::new().append(true).create(true).mode(0o640).open(&self.path).map_err(|error| {
+        files::create(&self.path).map_err(|error| {
             SearchError::new(format!("the index {} can't be written: {error}", self.path.display()))
         })?;
         let change = || {

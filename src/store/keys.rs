@@ -21,6 +21,8 @@ pub struct Key {
     pub expires: Option<i64>,
     pub last_used: Option<i64>,
     pub revoked: Option<i64>,
+    /// How many of its requests a gateway processes at once; `None`: any number.
+    pub concurrent: Option<u32>,
     /// How the secret begins and ends; unknown of a key that an earlier version made.
     #[serde(skip)]
     pub hint: Option<String>,
@@ -49,6 +51,11 @@ impl Permission {
             Self::Metrics => "metrics",
         }
     }
+
+    /// The words, comma separated.
+    pub fn join(permissions: &[Self]) -> String {
+        permissions.iter().map(|permission| permission.as_str()).collect::<Vec<_>>().join(",")
+    }
 }
 
 /// A name that people give a key: 1 to 64 printable characters.
@@ -72,6 +79,29 @@ fn is_unprintable(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
             | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
+/// What a new key has besides its id and its secret.
+pub struct NewKey<'a> {
+    pub name: &'a KeyName,
+    pub permissions: &'a [Permission],
+    pub created: i64,
+    pub expires: Option<i64>,
+    pub concurrent: Option<u32>,
+}
+
+/// A property of a key with its new value.
+pub enum KeyChange {
+    Permissions(Vec<Permission>),
+    Expires(Option<i64>),
+    Concurrent(Option<u32>),
+}
+
+pub const CONCURRENT_TAKES: &str = "a number from 1 to 10000";
+
+/// Parses how many requests of a key may be processed at once.
+pub fn parse_concurrent(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|number| (1..=10_000).contains(number))
 }
 
 /// The SHA-256 of a secret: all that is needed to know it again. A secret has 192 random bits, so there is
@@ -100,41 +130,34 @@ impl fmt::Debug for Digest {
 pub(super) const NOTE_USE: &str =
     "UPDATE keys SET last_used = $2 WHERE id = $1 AND (last_used IS NULL OR last_used < $2)";
 
-const COLUMNS: &str = "id, name, permissions, created, expires, last_used, revoked, hint";
+const COLUMNS: &str = "id, name, permissions, created, expires, last_used, revoked, concurrent, hint";
 
 impl Store {
     /// Stores a new key, and returns its id.
-    pub fn add_key(
-        &self,
-        secret: &str,
-        name: &KeyName,
-        permissions: &[Permission],
-        created: i64,
-        expires: Option<i64>,
-    ) -> Result<String, StoreError> {
+    pub fn add_key(&self, secret: &str, key: &NewKey) -> Result<String, StoreError> {
         loop {
             let id = format!("key_{}", secret_hex::<8>());
-            if self.add_key_as(&id, secret, name, permissions, created, expires)? {
+            if self.add_key_as(&id, secret, key)? {
                 return Ok(id);
             }
         }
     }
 
     /// Keeps a new key with this id. Returns false, and changes nothing, if there is a key with this id.
-    pub fn add_key_as(
-        &self,
-        id: &str,
-        secret: &str,
-        name: &KeyName,
-        permissions: &[Permission],
-        created: i64,
-        expires: Option<i64>,
-    ) -> Result<bool, StoreError> {
-        let words: Vec<&str> = permissions.iter().map(|permission| permission.as_str()).collect();
+    pub fn add_key_as(&self, id: &str, secret: &str, key: &NewKey) -> Result<bool, StoreError> {
         let added = self.write_durable(Statement::new(
-            "INSERT INTO keys (id, digest, name, permissions, created, expires, hint)
-             VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (id) DO NOTHING",
-            values![id, Digest::of(secret).0, &name.0, words.join(","), created, expires, hint(secret)],
+            "INSERT INTO keys (id, digest, name, permissions, created, expires, hint, concurrent)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (id) DO NOTHING",
+            values![
+                id,
+                Digest::of(secret).0,
+                &key.name.0,
+                Permission::join(key.permissions),
+                key.created,
+                key.expires,
+                hint(secret),
+                key.concurrent,
+            ],
         ))?;
         Ok(added == 1)
     }
@@ -155,6 +178,24 @@ impl Store {
     pub fn rename_key(&self, id: &str, name: &KeyName) -> Result<bool, StoreError> {
         let rename = "UPDATE keys SET name = $2 WHERE id = $1";
         Ok(self.write_durable(Statement::new(rename, values![id, &name.0]))? > 0)
+    }
+
+    /// Makes all of these changes, or none. Returns whether there is such a key.
+    pub fn change_key(&self, id: &str, changes: &[KeyChange]) -> Result<bool, StoreError> {
+        let update = |change: &KeyChange| match change {
+            KeyChange::Permissions(permissions) => Statement::new(
+                "UPDATE keys SET permissions = $2 WHERE id = $1",
+                values![id, Permission::join(permissions)],
+            ),
+            KeyChange::Expires(time) => {
+                Statement::new("UPDATE keys SET expires = $2 WHERE id = $1", values![id, *time])
+            }
+            KeyChange::Concurrent(number) => {
+                Statement::new("UPDATE keys SET concurrent = $2 WHERE id = $1", values![id, *number])
+            }
+        };
+        let statements = changes.iter().map(update).collect();
+        Ok(self.engine.write(Write { statements, durable: true })? > 0)
     }
 
     /// Notes a use that leaves no row in the ledger, in memory: `write_uses` writes it.
@@ -196,6 +237,7 @@ fn read_key(mut row: Row) -> Result<Key, StoreError> {
         expires: row.next()?,
         last_used: row.next()?,
         revoked: row.next()?,
+        concurrent: row.next()?,
         hint: row.next()?,
     })
 }
@@ -208,6 +250,10 @@ mod tests {
 
     fn name(text: &str) -> KeyName {
         KeyName::parse(text).expect("a good name")
+    }
+
+    fn new<'a>(name: &'a KeyName, permissions: &'a [Permission], expires: Option<i64>) -> NewKey<'a> {
+        NewKey { name, permissions, created: 5, expires, concurrent: None }
     }
 
     #[test]
@@ -226,9 +272,7 @@ mod tests {
         let store = &temporary.store;
         let digest = Digest::of("secret");
         assert!(store.find_key(&digest).expect("a look-up").is_none());
-        let id = store
-            .add_key("secret", &name("first"), &[Permission::Completions, Permission::Metrics], 5, Some(9))
-            .expect("a new key");
+        let id = store.add_key("secret", &new(&name("first"), &Permission::ALL, Some(9))).expect("a new key");
         let key = store.find_key(&digest).expect("a look-up").expect("the key");
         assert_eq!((key.id.as_str(), key.created, key.expires, key.revoked), (id.as_str(), 5, Some(9), None));
         assert_eq!(key.permissions, Permission::ALL);
@@ -244,12 +288,45 @@ mod tests {
         assert_eq!((key.name.as_str(), key.last_used, key.revoked), ("second", Some(6), Some(7)));
         assert!(!store.rename_key("key_none", &name("x")).expect("no change"));
         assert!(!store.revoke_key("key_none", 1).expect("no change"));
-        assert!(store.add_key("secret", &name("again"), &[], 5, None).is_err(), "a secret has one key");
+        assert!(store.add_key("secret", &new(&name("again"), &[], None)).is_err(), "a secret has one key");
         assert!(
-            !store.add_key_as(&id, "other", &name("again"), &[], 5, None).expect("no change"),
+            !store.add_key_as(&id, "other", &new(&name("again"), &[], None)).expect("no change"),
             "so has an id"
         );
         assert!(store.find_key(&Digest::of("other")).expect("a look-up").is_none());
+    }
+
+    #[test]
+    fn a_keys_terms_are_changed_together() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        let name = name("x");
+        let limited = NewKey { concurrent: Some(3), ..new(&name, &[Permission::Completions], None) };
+        let id = store.add_key("secret", &limited).expect("a new key");
+        let found = || store.find_key(&Digest::of("secret")).expect("a look-up").expect("the key");
+        assert_eq!((found().concurrent, found().expires), (Some(3), None));
+        let changes = [
+            KeyChange::Permissions(vec![Permission::Metrics]),
+            KeyChange::Expires(Some(9)),
+            KeyChange::Concurrent(Some(10_000)),
+        ];
+        assert!(store.change_key(&id, &changes).expect("a change"));
+        assert_eq!((found().concurrent, found().expires), (Some(10_000), Some(9)));
+        assert_eq!(found().permissions, [Permission::Metrics]);
+        let changes = [KeyChange::Concurrent(None), KeyChange::Expires(None)];
+        assert!(store.change_key(&id, &changes).expect("a change"));
+        assert_eq!((found().concurrent, found().expires), (None, None));
+        assert_eq!(found().permissions, [Permission::Metrics], "what is not named stays");
+        assert!(!store.change_key("key_none", &changes).expect("no change"));
+    }
+
+    #[test]
+    fn limits() {
+        for (text, number) in
+            [("1", Some(1)), ("10000", Some(10_000)), ("0", None), ("10001", None), ("-1", None)]
+        {
+            assert_eq!(parse_concurrent(text), number, "{text}");
+        }
     }
 
     #[test]
@@ -274,7 +351,7 @@ mod tests {
         let store = &temporary.store;
         let other = Store::open(&temporary.folder.join("test.db")).expect("the same database");
         let add = |secret: &str, permissions: &[Permission], expires| {
-            store.add_key(secret, &name("x"), permissions, 1, expires).expect("a new key")
+            store.add_key(secret, &new(&name("x"), permissions, expires)).expect("a new key")
         };
         let now = crate::when::now();
         let good = add("good", &Permission::ALL, Some(now + 1000));
@@ -298,7 +375,7 @@ mod tests {
         let temporary = Temporary::new();
         let other = Store::open(&temporary.folder.join("test.db")).expect("the same database");
         let digest = Digest::of("secret");
-        let id = other.add_key("secret", &name("x"), &[], 1, None).expect("a new key");
+        let id = other.add_key("secret", &new(&name("x"), &[], None)).expect("a new key");
         assert!(temporary.store.find_key(&digest).expect("a look-up").is_some());
         other.revoke_key(&id, 2).expect("a change");
         let key = temporary.store.find_key(&digest).expect("a look-up").expect("the key");

@@ -1,4 +1,4 @@
--- The database, version 5, as a new one is made. An older one is brought to the same form by the engine's upgrades.
+-- The database, version 6, as a new one is made. An older one is brought to the same form by the engine's upgrades.
 -- An engine fills in {INT}, {REAL} and {BLOB}, {STRICT} and {CLUSTERED} (stored in the order of its primary key).
 -- Times are Unix seconds, durations milliseconds with fractions, token figures what the runtime measured.
 
@@ -11,7 +11,8 @@ CREATE TABLE keys (
     expires     {INT},                        -- refused from this second on; null: never
     last_used   {INT},                        -- a few seconds behind
     revoked     {INT},                        -- since when; null: active
-    hint        TEXT                          -- the first and last digits of the secret; null: made by an earlier version
+    hint        TEXT,                         -- the first and last digits of the secret; null: made by an earlier version
+    concurrent  {INT}                         -- how many of its requests a gateway processes at once; null: any number
 ) {STRICT};
 
 -- One row for every request that a valid key made, whatever its outcome. begin inserts it before the runtime is called,

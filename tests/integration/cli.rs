@@ -1,5 +1,8 @@
 //! The commands, as a person or a script uses them.
 
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
 use serde_json::{Value, json};
 
 use crate::support::{Runtime, Script, Server, chat};
@@ -44,6 +47,31 @@ fn keys_from_their_making_to_their_end() {
 }
 
 #[test]
+fn keys_set_changes_what_its_options_name() {
+    let server = Server::new(None);
+    server.told(&["keys", "create", "x", "--concurrent", "3"]);
+    let key = || {
+        let json: Value = serde_json::from_str(&server.told(&["keys", "list", "--json"])).expect("JSON");
+        json[0].clone()
+    };
+    let id = key()["id"].as_str().expect("an id").to_owned();
+    assert_eq!(key()["concurrent"], 3);
+    assert!(server.told(&["keys", "list"]).lines().any(|line| line.ends_with(" 3")));
+    let told = server.told(&["keys", "set", &id, "--expires", "2100-01-01", "--permission", "metrics"]);
+    assert!(told.starts_with(&format!("{id} in ")) && told.contains(".db: "), "{told}");
+    assert!(told.ends_with("permissions metrics, expires 2100-01-01 00:00Z\n"), "{told}");
+    assert_eq!((&key()["expires"], &key()["concurrent"]), (&json!(4_102_444_800_i64), &json!(3)));
+    assert_eq!(key()["permissions"], json!(["metrics"]));
+    let told = server.told(&["keys", "set", &id, "--expires", "never", "--concurrent", "10000"]);
+    assert!(told.ends_with("expires never, concurrent 10000\n"), "{told}");
+    assert_eq!((&key()["expires"], &key()["concurrent"]), (&Value::Null, &json!(10_000)));
+    assert_eq!(key()["permissions"], json!(["metrics"]), "what is not named stays");
+    server.told(&["keys", "set", &id, "--concurrent", "none"]);
+    assert_eq!(key()["concurrent"], Value::Null);
+    refused(&server, &["keys", "set", "key_none", "--concurrent", "1"], 1, "keys list");
+}
+
+#[test]
 fn wrong_use_is_told() {
     let server = Server::new(None);
     for (arguments, word) in [
@@ -60,7 +88,13 @@ fn wrong_use_is_told() {
         (&["keys", "create", "x", "--permission", "all"], "completions or metrics"),
         (&["keys", "create", "x", "--expires", "soon"], "YYYY-MM-DD"),
         (&["keys", "create", "x", "--expires", "2001-01-01"], "past"),
+        (&["keys", "create", "x", "--concurrent", "0"], "1 to 10000"),
         (&["keys", "rename", "x"], "NAME"),
+        (&["keys", "set"], "ID"),
+        (&["keys", "set", "x"], "--concurrent is missing"),
+        (&["keys", "set", "x", "--concurrent", "10001"], "or none"),
+        (&["keys", "set", "x", "--expires", "2001-01-01"], "past"),
+        (&["keys", "set", "x", "--expires", "soon"], "or never"),
         (&["keys", "list", "--csv"], "--csv"),
         (&["usage", "--by", "week"], "hour, day, month, key or status"),
         (&["usage", "nonsense"], "nonsense"),
@@ -258,6 +292,55 @@ fn check_tells_what_does_not_work_and_what_to_do() {
     let broken = nowhere.set("ADRIATICUM_QUEUE", "x");
     let told = String::from_utf8_lossy(&broken.run(&["check"]).stdout).into_owned();
     assert!(told.starts_with("FAIL  configuration") && told.contains("ADRIATICUM_QUEUE"), "{told}");
+}
+
+#[test]
+fn check_warns_of_secrets_that_everybody_can_read() {
+    let server = Server::new(None);
+    server.key();
+    let (key_file, database) = (server.folder.path("runtime-key"), server.folder.path("adriaticum.db"));
+    std::fs::write(&key_file, "sesame").expect("a file");
+    crate::tls::certify(&server.folder.path(""));
+    let (certificate, tls_key) = (server.folder.path("cert.pem"), server.folder.path("key.pem"));
+    let server = server
+        .set("ADRIATICUM_RUNTIME_API_KEY_FILE", key_file.display())
+        .set("ADRIATICUM_TLS_CERT", certificate.display())
+        .set("ADRIATICUM_TLS_KEY", tls_key.display());
+    let change = |path: &Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("it is ours");
+    };
+    for path in [&key_file, &database, &tls_key] {
+        change(path, 0o640);
+    }
+    assert!(status_of(&findings(&server, 1).0, "secrets").is_empty());
+    for path in [&key_file, &database, &tls_key] {
+        change(path, 0o644);
+        let (pairs, messages) = findings(&server, 1);
+        assert_eq!(status_of(&pairs, "secrets"), ["warn"]);
+        assert!(messages.contains(&format!("chmod o-rwx {}\n", path.display())), "{messages}");
+        change(path, 0o640);
+    }
+}
+
+/// In the service's folder, root follows no link that the service's user could have put there.
+#[test]
+fn root_follows_no_link_in_the_services_folder() {
+    let server = Server::new(None);
+    let elsewhere = server.folder.path("elsewhere");
+    std::fs::create_dir(server.folder.path("service")).expect("a folder");
+    let database = server.folder.path("service/adriaticum.db");
+    std::os::unix::fs::symlink(&elsewhere, &database).expect("a link");
+    let server = server.set("ADRIATICUM_DATABASE", database.display());
+    assert_eq!(server.run(&["keys", "create", "x"]).status.code(), Some(1));
+    assert!(!elsewhere.exists(), "nothing is created through a link");
+    std::fs::write(&elsewhere, "").expect("a file");
+    if std::os::unix::fs::chown(server.folder.path("service"), Some(12_345), None).is_err() {
+        return; // not root
+    }
+    refused(&server, &["keys", "create", "x"], 1, "symbolic link");
+    assert_eq!(std::fs::metadata(&elsewhere).expect("the file").len(), 0);
+    std::os::unix::fs::chown(server.folder.path("service"), Some(0), None).expect("root may");
+    server.told(&["keys", "create", "x"]);
 }
 
 #[test]

@@ -188,8 +188,11 @@ fn signing_in_and_out() {
     );
     browser.get("/sign-in?next=%2Fusage");
     assert_eq!(browser.post("/sign-in", &[("password", "wrong password")]).status, 401);
+    assert!(server.log().contains("a sign-in was refused, client=127.0.0.1"), "{}", server.log());
     let reply = browser.post("/sign-in", &[("password", PASSWORD), ("next", "/usage?range=7d")]);
     assert_eq!(reply.header("location"), Some("/usage?range=7d"));
+    assert!(server.log().contains("the operator has signed in, client=127.0.0.1"), "{}", server.log());
+    assert_eq!(reply.header("strict-transport-security"), None, "it came by plain HTTP");
     for line in reply.head.lines().filter(|line| line.starts_with("set-cookie: ")) {
         assert!(line.contains("; HttpOnly; SameSite=Strict") && line.contains("Path=/;"), "{line}");
     }
@@ -219,6 +222,33 @@ fn signing_in_and_out() {
     assert_eq!(browser.get("/keys").status, 303, "another password ends every session");
     browser.get("/sign-in");
     assert_eq!(browser.post("/sign-in", &[("password", PASSWORD)]).status, 401);
+}
+
+#[test]
+fn https_has_cookies_of_its_own() {
+    let server = Server::new(None)
+        .set("ADRIATICUM_TRUSTED_PROXIES", "127.0.0.1")
+        .set("ADRIATICUM_CONSOLE_HOST", "console.localhost")
+        .start();
+    assert!(set_password(&server, PASSWORD).status.success());
+    let https = "X-Forwarded-Proto: https\r\nX-Forwarded-For: 203.0.113.7\r\n";
+    let mut browser = Browser::new(&server);
+    assert!(browser.send("GET", "/sign-in", https, "").header("strict-transport-security").is_some());
+    let body = format!("token={}&password={}", browser.token, encode(PASSWORD));
+    let reply = browser.send("POST", "/sign-in", https, &body);
+    assert_eq!(reply.status, 303, "{}", reply.text());
+    assert!(server.log().contains("has signed in, client=203.0.113.7"), "{}", server.log());
+    let lines: Vec<&str> = reply.head.lines().filter_map(|line| line.strip_prefix("set-cookie: ")).collect();
+    assert_eq!(lines.len(), 2);
+    for line in lines {
+        assert!(line.starts_with("__Host-adriaticum_") && line.ends_with("; Secure"), "{line}");
+    }
+    assert_eq!(browser.send("GET", "/keys", https, "").status, 200);
+    assert_eq!(browser.get("/keys").status, 303, "a cookie of HTTPS is none of plain HTTP");
+    for (name, _) in &mut browser.cookies {
+        *name = name.replace("__Host-", "");
+    }
+    assert_eq!(browser.send("GET", "/keys", https, "").status, 303, "nor the other way round");
 }
 
 #[test]
@@ -348,11 +378,16 @@ fn a_key_from_its_making_to_its_end() {
     assert!(browser.get("/keys").text().contains("Create the first key"));
     let once = browser.get("/keys/new").text();
     let once = once.split("name=\"once\" value=\"").nth(1).expect("the form's number")[..32].to_owned();
-    let form =
-        [("name", "first"), ("permission", "completions"), ("expires", "90d"), ("once", once.as_str())];
+    let form = [
+        ("name", "first"),
+        ("permission", "completions"),
+        ("expires", "90d"),
+        ("concurrent", "7"),
+        ("once", once.as_str()),
+    ];
     let made = browser.post("/keys", &form).text();
     let secret = made.split("id=\"secret\">").nth(1).expect("the secret")[..52].to_owned();
-    assert!(made.contains("curl http://api.test:8080/v1/chat/completions"), "{made}");
+    assert!(made.contains("curl https://api.test/v1/chat/completions"), "{made}");
     server.post(&secret, &chat("x")).is_completion();
     let again = browser.post("/keys", &form);
     let again = again.header("location").expect("a page that is loaded again makes no other key");
@@ -366,7 +401,8 @@ fn a_key_from_its_making_to_its_end() {
     let list: serde_json::Value =
         serde_json::from_str(&server.told(&["keys", "list", "--json"])).expect("JSON");
     let id = list[0]["id"].as_str().expect("an id").to_owned();
-    assert_eq!(list.as_array().map(Vec::len), Some(1));
+    assert_eq!((list.as_array().map(Vec::len), &list[0]["concurrent"]), (Some(1), &7.into()));
+    assert!(page.contains("7 at once"), "{page}");
     let renamed = browser.post(&format!("/keys/{id}/rename"), &[("name", "second")]);
     assert_eq!(renamed.header("location"), Some(format!("/keys?renamed={id}").as_str()));
     assert!(browser.get("/keys").text().contains("second"));
@@ -385,6 +421,7 @@ fn a_key_from_its_making_to_its_end() {
         [("name", "x"), ("permission", "nonsense"), ("expires", "")],
         [("name", "x"), ("permission", "completions"), ("expires", "soon")],
         [("name", "x"), ("permission", "completions"), ("expires", "date")],
+        [("name", "x"), ("permission", "completions"), ("concurrent", "0")],
     ] {
         let reply = browser.post("/keys", &bad);
         assert!(reply.status == 400 && reply.text().contains("role=\"alert\""), "{bad:?}");

@@ -303,6 +303,7 @@ fn check(count: i64, removed: i64) {
     }
     let found = store.verify().expect("a walk");
     assert_eq!((found.rows as i64, found.fault, found.head), (count - removed, None, head));
+    assert!(store.list_keys().expect("the keys").iter().all(|key| key.concurrent.is_none()));
     assert_eq!(store.close_interrupted().expect("a start"), 3, "the open rows are still open");
     while store.seal(500, now).expect("a batch") > 0 {}
     let found = store.verify().expect("a walk");

@@ -5,6 +5,7 @@
 Only the ports, the certificate and the socket are replaced.
 """
 
+import contextlib
 import http.client
 import json
 import pathlib
@@ -18,6 +19,7 @@ import time
 from service import ROOT, START_SECONDS, Runtime, Service, ensure, free_port
 
 HOST = "llm.example.org"
+CONSOLE = f"console.{HOST}"
 
 LARGEST_BODY = 262_144
 
@@ -32,11 +34,12 @@ def main():
             own = folder / proxy.__name__
             own.mkdir()
             try_out(proxy, own, runtime)
-            print(f"proxies: {proxy.__name__} as docs/deploy.md has it: a completion, and the service's own 413", flush=True)
+            print(f"proxies: {proxy.__name__} as docs/deploy.md has it: a completion, the service's own 413, the console by HTTPS, "
+                  "no other host", flush=True)
 
 
 def try_out(proxy, folder, runtime):
-    service = Service(folder, runtime, api_hosts=HOST)
+    service = Service(folder, runtime, api_hosts=HOST, console_host=CONSOLE, trusted_proxies="unix,127.0.0.1")
     port, unix = free_port(), folder / "adriaticum.sock"
     if proxy is not haproxy:
         service.environment["ADRIATICUM_LISTEN"] = f"unix:{unix}"
@@ -50,10 +53,23 @@ def try_out(proxy, folder, runtime):
         ensure(status == 200 and "Still there?" in text, f"{proxy.__name__}: {status} {text}\n{log.read_text()}")
         status, text = ask(port, service, "x" * LARGEST_BODY, running, log)
         ensure(status == 413 and "request_id" in text, f"{proxy.__name__} gives {status} of its own: {text[:300]}")
+        page = get(port, CONSOLE)
+        ensure(page.status == 200 and page.headers["strict-transport-security"],
+               f"{proxy.__name__}: the console does not know that the client came by HTTPS: {page.status} {page.headers}")
+        other = get(port, "console.localhost")
+        ensure(other.status in (200, 421) and "Adriaticum" not in other.text, f"{proxy.__name__} passes another host on: {other.status}")
     finally:
         running.terminate()
         running.wait()
         service.kill()
+
+
+def get(port, host):
+    with contextlib.closing(Tls("127.0.0.1", port, timeout=START_SECONDS)) as connection:
+        connection.request("GET", "/sign-in", headers={"Host": host})
+        response = connection.getresponse()
+        response.text = response.read().decode()
+        return response
 
 
 def ask(port, service, content, proxy, log):
@@ -105,7 +121,8 @@ def nginx(folder, port, unix, _):
 def caddy(folder, port, unix, _):
     certificate = f"tls {folder.parent}/cert.pem {folder.parent}/key.pem"
     lines = put_in(documented("# Caddy"), {
-        "llm.example.org {": f"https://llm.example.org:{port} {{\n bind 127.0.0.1\n {certificate}",
+        "llm.example.org, console.llm.example.org {":
+            f"https://llm.example.org:{port}, https://console.llm.example.org:{port} {{\n bind 127.0.0.1\n {certificate}",
         "/run/adriaticum.sock": str(unix),
     })
     config = folder / "Caddyfile"

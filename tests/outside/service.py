@@ -127,6 +127,8 @@ class Service:
     """
 
     binary = BINARY
+    # Where the clients of `connection` come from; None: from the service's own address.
+    client_address = None
 
     def __init__(self, folder, runtime=None, **settings):
         self.folder = folder
@@ -215,7 +217,8 @@ class Service:
 
     def connection(self, timeout=REPLY_SECONDS):
         """An HTTP client for the service, not connected yet."""
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        source = self.client_address and (self.client_address, 0)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout, source_address=source)
 
     def complete(self):
         """Runs a completion on a connection of its own; returns the status and the body's text."""

@@ -12,12 +12,13 @@ def keys_have_their_form():
     assert re.fullmatch(r"adr_[0-9a-f]{48}", KEY), "keys create prints the secret and nothing else"
     keys = SERVER.keys()
     for key in keys.values():
-        assert {"id", "name", "permissions", "created", "expires", "last_used", "revoked"} <= set(key), key
+        members = {"id", "name", "permissions", "created", "expires", "last_used", "revoked", "concurrent"}
+        assert members <= set(key), key
         assert re.fullmatch(r"key_[0-9a-f]{16}", key["id"]), key
         assert isinstance(key["created"], int), key
     assert keys["conformance"]["permissions"] == ["completions"] and keys["conformance"]["revoked"] is None, keys
     assert keys["metrics only"]["permissions"] == ["metrics"], keys
-    for option in ("--permission", "--expires"):
+    for option in ("--permission", "--expires", "--concurrent"):
         assert SERVER.cli("keys", "create", "x", option, "nonsense", check=False).returncode == 2, option
 
 
@@ -28,6 +29,24 @@ def several_permissions_and_a_date():
     assert sorted(key["permissions"]) == ["completions", "metrics"], key
     assert key["expires"] == calendar.timegm((2031, 2, 3, 0, 0, 0)), key
     assert key["id"] in done.stderr, "the id goes to standard error"
+
+
+def a_key_is_changed():
+    SERVER.cli("keys", "create", "changed", "--expires", "90d", "--concurrent", "2")
+    key = SERVER.keys()["changed"]
+    assert key["concurrent"] == 2 and SERVER.keys()["conformance"]["concurrent"] is None, key
+    change = lambda *options: SERVER.cli("keys", "set", key["id"], *options, check=False)  # noqa: E731
+    assert key["id"] in change("--concurrent", "none").stdout
+    assert change("--permission", "metrics", "--expires", "never").returncode == 0
+    changed = SERVER.keys()["changed"]
+    assert changed == key | {"concurrent": None, "expires": None, "permissions": ["metrics"]}, changed
+    assert change("--concurrent", "10000", "--expires", "2031-02-03").returncode == 0
+    changed = SERVER.keys()["changed"]
+    assert changed["concurrent"] == 10000, changed
+    assert changed["expires"] == calendar.timegm((2031, 2, 3, 0, 0, 0)), changed
+    for options in ((), ("--concurrent", "0"), ("--expires", "yesterday"), ("--permission", "all")):
+        assert change(*options).returncode == 2, options
+    assert SERVER.cli("keys", "set", "key_0", "--concurrent", "1", check=False).returncode == 1
 
 
 def only_a_digest_is_stored_and_a_secret_is_shown_once():

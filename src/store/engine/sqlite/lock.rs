@@ -6,10 +6,11 @@
 use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::{fmt, process};
 
-use super::files;
+use crate::files;
 
 /// Held until the value is dropped.
 #[derive(Debug)]
@@ -45,8 +46,13 @@ impl ServeLock {
     pub fn take(database: &Path) -> Result<Self, LockError> {
         let path = path_for(database);
         let failed = |error| LockError::Io(path.clone(), error);
-        files::make(&path).map_err(failed)?;
-        let mut file = File::options().read(true).write(true).open(&path).map_err(failed)?;
+        files::create(&path).map_err(failed)?;
+        let mut file = File::options()
+            .read(true)
+            .write(true)
+            .custom_flags(files::NO_FOLLOW)
+            .open(&path)
+            .map_err(failed)?;
         match file.try_lock() {
             Ok(()) => {
                 // On a full disk this fails. The lock holds without it.

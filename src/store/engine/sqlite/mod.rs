@@ -63,7 +63,8 @@ pub struct Sqlite {
 impl Sqlite {
     /// Opens the database, creates it if there is none, and upgrades it to the present version.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
-        files::make(path)?;
+        crate::files::create(path)?;
+        let path = &crate::files::resolve(path)?;
         let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE, WRITER_CACHE)?;
         connection.busy_timeout(START_PATIENCE)?;
         if path.metadata().is_ok_and(|file| file.len() == 0) {
@@ -142,7 +143,9 @@ impl Sqlite {
 
 fn connect(path: &Path, mode: OpenFlags, cache: i64) -> Result<Connection, StoreError> {
     // One thread at a time uses a connection, so SQLite's own locks around it are not needed.
-    let connection = Connection::open_with_flags(path, mode | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+    // The path has no links. NOFOLLOW is for one that is put there meanwhile.
+    let flags = mode | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+    let connection = Connection::open_with_flags(path, flags)?;
     connection.pragma_update(None, "cache_size", -cache)?;
     // Checkpoints have a task of their own: see checkpoint.rs.
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;

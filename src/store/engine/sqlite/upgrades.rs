@@ -26,6 +26,7 @@ const UPGRADES: &[Change] = &[
     Change::Sql(CONSOLE),
     Change::Sql(SEARCH),
     Change::Code(version_5::upgrade),
+    Change::Sql("ALTER TABLE keys ADD COLUMN concurrent INTEGER"),
 ];
 
 /// The console's own tables.

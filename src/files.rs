@@ -1,0 +1,111 @@
+//! Files in the service's folder, which commands that root runs open too.
+//!
+//! The folder belongs to the service's user, who could put a link there that leads root to any file. So root follows no
+//! link in a folder of another user.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+
+/// For a path that has no links: one may be put there meanwhile.
+pub const NO_FOLLOW: i32 = OFlags::NOFOLLOW.bits() as i32;
+
+/// Creates a file that only the service's own user and group may read. Returns false if there is one already, and an
+/// error if that one can't be written.
+pub fn create(path: &Path) -> io::Result<bool> {
+    let mut options = OpenOptions::new();
+    options.append(true).mode(0o640).custom_flags(NO_FOLLOW);
+    match options.clone().create_new(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            options.open(resolve(path)?).map(|_| false)
+        }
+        Err(error) => Err(error),
+        Ok(file) => give_to_the_folders_owner(&file, path).map(|()| true),
+    }
+}
+
+/// Root may create the first key before the service was ever started. The service could not open a file of root's.
+fn give_to_the_folders_owner(file: &File, path: &Path) -> io::Result<()> {
+    let folder = fs::metadata(folder(path))?;
+    if file.metadata()?.uid() == 0 && folder.uid() != 0 {
+        fchown(file, Some(folder.uid()), Some(folder.gid()))?;
+    }
+    Ok(())
+}
+
+/// The path of an existing file without links. It fails if root would follow one in a folder of another user.
+pub fn resolve(path: &Path) -> io::Result<PathBuf> {
+    let is_link = fs::symlink_metadata(path)?.is_symlink();
+    if is_link && rustix::process::geteuid().is_root() && fs::metadata(folder(path))?.uid() != 0 {
+        return Err(io::Error::other(format!(
+            "{} is a symbolic link in a folder of another user, which root does not follow. Name the file itself, or \
+             run the command as that user",
+            path.display()
+        )));
+    }
+    fs::canonicalize(path)
+}
+
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{chown, symlink};
+
+    use super::*;
+
+    /// A folder that belongs to another user, if the tests run as root; else one of this user.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new() -> Self {
+            let path = std::env::temp_dir().join(format!("adriaticum-{}", crate::id::secret_hex::<8>()));
+            fs::create_dir(&path).expect("the folder for temporary files should take one");
+            if rustix::process::geteuid().is_root() {
+                chown(&path, Some(12_345), Some(54_321)).expect("root may");
+            }
+            Self(path)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            fs::remove_dir_all(&self.0).expect("it should go");
+        }
+    }
+
+    /// Only root can give files away, so as another user this shows that nothing is tried.
+    #[test]
+    fn what_root_makes_belongs_to_the_folder_s_owner() {
+        let folder = Folder::new();
+        let path = folder.0.join("test.db");
+        assert!(create(&path).expect("it should be made"));
+        assert!(!create(&path).expect("it is there already"));
+        let (made, of) = (fs::metadata(&path).expect("a file"), fs::metadata(&folder.0).expect("a folder"));
+        assert_eq!((made.uid(), made.gid()), (of.uid(), of.gid()));
+        assert_eq!(made.mode() & 0o007, 0, "others may not read it");
+    }
+
+    #[test]
+    fn root_follows_no_link_of_another_user() {
+        let (folder, outside) = (Folder::new(), Folder::new());
+        let (link, target) = (folder.0.join("link.db"), outside.0.join("target"));
+        symlink(&target, &link).expect("a link");
+        assert!(create(&link).is_err(), "nothing is created at the end of a link");
+        assert!(!target.exists());
+        fs::write(&target, "").expect("a file");
+        let is_root = rustix::process::geteuid().is_root();
+        assert_eq!(create(&link).is_err(), is_root);
+        assert_eq!(resolve(&link).is_err(), is_root);
+        if is_root {
+            chown(&folder.0, Some(0), Some(0)).expect("root may");
+            let real = fs::canonicalize(&target).expect("it is there");
+            assert_eq!(resolve(&link).expect("root's own link"), real);
+        }
+    }
+}

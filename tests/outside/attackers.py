@@ -1,0 +1,160 @@
+"""The attackers of attacks.py, each in a process of its own until it is killed.
+
+    python3 tests/outside/attackers.py NAME PORT [OPTIONS]
+
+OPTIONS is a JSON object: the arguments of the function called NAME. An attacker prints a line when it is in place.
+Every connection comes from 127.0.0.1.
+"""
+
+import asyncio
+import contextlib
+import json
+import random
+import resource
+import secrets
+import socket
+import ssl
+import sys
+
+COMPLETIONS = "/v1/chat/completions"
+BODY = 262_144
+
+
+def unknown_key():
+    """A key of the right form that does not exist."""
+    return f"adr_{secrets.token_hex(24)}"
+
+
+def head(key=None, framing="Content-Length: 2", method="POST", path=COMPLETIONS, host="localhost"):
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", "Content-Type: application/json", framing]
+    if key:
+        lines.append(f"Authorization: Bearer {key}")
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def in_place():
+    print("in place", flush=True)
+
+
+def connect(port):
+    return asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.1", 0))
+
+
+async def until_closed(reader):
+    while await reader.read(65536):
+        pass
+
+
+async def hold(port, payloads, pause):
+    """Holds a connection for each payload, which it sends first. A connection that ends is opened again after a pause."""
+    async def send(payload):
+        with contextlib.suppress(OSError, TimeoutError):
+            reader, writer = await connect(port)
+            writer.write(payload)
+            await asyncio.wait_for(writer.drain(), 5)
+            return reader, writer
+
+    async def keep(payload, connection):
+        while True:
+            if connection:
+                reader, writer = connection
+                with contextlib.suppress(OSError):
+                    await until_closed(reader)
+                writer.close()
+            await asyncio.sleep(pause * (0.5 + random.random()))
+            connection = await send(payload)
+
+    connections = await asyncio.gather(*map(send, payloads))
+    in_place()
+    await asyncio.gather(*map(keep, payloads, connections))
+
+
+async def one_byte(port, byte, connections):
+    await hold(port, [bytes([byte])] * connections, 1)
+
+
+async def unfinished_bodies(port, with_key):
+    """300 bodies that lack their last byte, more than 64 MiB, and smaller ones for what room is left."""
+    def payload(size):
+        return head(unknown_key() if with_key else None, f"Content-Length: {BODY}") + b" " * size
+
+    await hold(port, [payload(BODY - 1) for _ in range(300)] + [payload(BODY >> n) for n in range(1, 11)], 0.2)
+
+
+async def requests(port, connections, key=None, method="POST", path=COMPLETIONS, host="localhost", body="{}"):
+    """Sends requests as fast as they are answered. The key "unknown" is another one in each request."""
+    async def one():
+        while True:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                reader, writer = await connect(port)
+                with contextlib.closing(writer):
+                    answer = b""
+                    while b"connection: close" not in answer:
+                        secret = unknown_key() if key == "unknown" else key
+                        framing = f"Content-Length: {len(body)}"
+                        writer.write(head(secret, framing, method, path, host) + body.encode())
+                        answer = (await reader.readuntil(b"\r\n\r\n")).lower()
+                        length = answer.partition(b"content-length: ")[2].partition(b"\r\n")[0]
+                        await reader.readexactly(int(length or 0))
+
+    in_place()
+    await asyncio.gather(*(one() for _ in range(connections)))
+
+
+async def abandoned(port, key, body, number):
+    """Sends requests and closes their connections at once, in waves."""
+    async def one():
+        with contextlib.suppress(OSError):
+            _, writer = await connect(port)
+            writer.write(head(key, f"Content-Length: {len(body)}") + body.encode())
+            writer.close()
+            await writer.wait_closed()
+
+    in_place()
+    while True:
+        await asyncio.gather(*(one() for _ in range(number)))
+        await asyncio.sleep(0.2)
+
+
+async def hellos(port, hello, rate):
+    """Begins handshakes and leaves them."""
+    async def one():
+        with contextlib.suppress(OSError, TimeoutError):
+            reader, writer = await connect(port)
+            with contextlib.closing(writer):
+                writer.write(bytes.fromhex(hello))
+                await asyncio.wait_for(until_closed(reader), 2)
+
+    in_place()
+    tasks = set()
+    while True:
+        task = asyncio.create_task(one())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        await asyncio.sleep(1 / rate)
+
+
+async def chunk_extensions(port, tls):
+    """One connection at full speed: chunks of one byte, each with an extension of 16,000. With and without a key."""
+    chunk = b"1;x=" + b"y" * 16_000 + b"\r\n{\r\n"
+    client = ssl.create_default_context()
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    in_place()
+    while True:
+        for key in (None, unknown_key()):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as plain:
+                with client.wrap_socket(plain) if tls else plain as connection:
+                    connection.sendall(head(key, "Transfer-Encoding: chunked"))
+                    while True:
+                        connection.sendall(chunk)
+
+
+def main():
+    name, port, options = sys.argv[1], int(sys.argv[2]), json.loads((sys.argv[3:] or ["{}"])[0])
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    asyncio.run(globals()[name](port, **options))
+
+
+if __name__ == "__main__":
+    main()

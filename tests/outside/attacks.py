@@ -1,0 +1,230 @@
+"""Attacks from one address, while honest clients of another go on working.
+
+    python3 tests/outside/attacks.py [--seconds N] [PART...]
+
+Runs the attacks whose name contains one of the PARTs, by default all, N seconds each, each against a service of its own
+at its default settings. The attackers (attackers.py) come from 127.0.0.1, the honest clients from 127.0.0.2. Prints what
+the honest clients saw, and fails if one of the bounds below was exceeded in any attack.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import functools
+import pathlib
+import resource
+import sqlite3
+import statistics
+import subprocess
+import tempfile
+import time
+
+from service import ensure
+from tls import NAME, hello_of
+from trial import CONNECTIONS, WORKERS, Client, Tally, Trial, chat
+
+# An abandoned request's connection to the runtime is closed within this time: the median of several trials.
+CANCEL_SECONDS = 0.1
+# Contract 13: refused requests of one key that leave a row.
+REFUSALS_BURST, REFUSALS_PER_SECOND = 100, 10
+
+
+async def chunk_extensions(trial):
+    """One connection sends chunks of one byte with long extensions, as fast as it can."""
+    await trial.compare("chunk_extensions", tls=False)
+
+
+async def chunk_extensions_over_tls(trial):
+    await trial.compare("chunk_extensions", tls=True)
+
+
+async def unfinished_bodies_without_a_key(trial):
+    """Requests whose bodies lack their last bytes fill the buffers."""
+    await trial.compare("unfinished_bodies", with_key=False)
+
+
+async def unfinished_bodies_with_unknown_keys(trial):
+    await trial.compare("unfinished_bodies", with_key=True)
+
+
+async def one_byte_each(trial):
+    """As many connections as there may be send one byte. Idle connections of honest clients survive it."""
+    idle, before = [Client(trial) for _ in range(50)], Tally()
+    await asyncio.gather(*(client.ask(before, trial.key, chat("idle 0")) for client in idle))
+    await trial.compare("one_byte", byte=0x16 if trial.client_context else ord("P"), connections=CONNECTIONS)
+    kept = [client.streams for client in idle if client.streams and not client.streams[0].at_eof()]
+    trial.expect(len(kept) == len(idle), f"{len(idle) - len(kept)} of {len(idle)} idle connections were closed")
+    for client in idle:
+        client.close()
+
+
+async def one_byte_each_over_tls(trial):
+    await one_byte_each(trial)
+
+
+async def requests_without_a_key(trial):
+    await trial.compare("requests", {"clients": 24, "pause": 0.05}, connections=100)
+
+
+async def requests_with_unknown_keys(trial):
+    await trial.compare("requests", {"clients": 24, "pause": 0.05}, connections=100, key="unknown")
+
+
+async def sign_in_pages(trial):
+    """Strangers ask for the sign-in page. Prometheus, with a key that it used before, still gets its figures."""
+    key, metrics = trial.service.create_key("prometheus", "--permission", "metrics"), Tally()
+
+    async def scrape():
+        client = Client(trial)
+        while True:
+            await client.ask(metrics, key, path="/metrics", host="console.localhost")
+            await asyncio.sleep(0.1)
+
+    scraping = asyncio.create_task(scrape())
+    await trial.compare("requests", connections=40, method="GET", path="/sign-in", host="console.localhost", body="")
+    scraping.cancel()
+    trial.expect(metrics.success == 1, f"/metrics: {metrics}")
+
+
+async def replayed_hellos(trial):
+    """Handshakes that are begun with a key of 4,096 bits. Health probes need handshakes of their own."""
+    await trial.compare("hellos", hello=hello_of(trial.client_context).hex(), rate=50)
+
+
+async def invalid_requests_of_one_key(trial):
+    """Refused requests do not fill the disk."""
+    began = time.monotonic()
+    await trial.compare("requests", connections=8, key=trial.other_key)
+    with contextlib.closing(sqlite3.connect(f"file:{trial.service.database}?mode=ro", uri=True)) as database:
+        [rows] = database.execute("SELECT count(*) FROM usage WHERE status = 400").fetchone()
+    bound = REFUSALS_BURST + REFUSALS_PER_SECOND * (time.monotonic() - began + 1)
+    trial.expect(rows <= bound, f"{rows} rows of refused requests, at most {bound:.0f} are allowed")
+    trial.expect(rows >= REFUSALS_BURST, f"only {rows} rows of refused requests")
+
+
+async def greedy_key(trial):
+    """150 clients of one key beside 4 of another."""
+    seconds = 0.25
+    honest = {"clients": 4, "pause": 0, "content": f"honest {seconds}"}
+    await trial.compare("requests", honest, connections=150, key=trial.other_key, body=chat(f"greedy {seconds}").decode())
+    trial.expect(trial.attacked.success == 1, f"honest requests were shed: {trial.attacked}")
+    # A worker is free after one call to the runtime at the latest.
+    bound = 2 * trial.quiet.median + seconds
+    trial.expect(trial.attacked.median <= bound,
+                 f"median {trial.attacked.median * 1000:.0f} ms, at most {bound * 1000:.0f} ms are allowed")
+
+
+async def equal_shares(trial):
+    """16 clients of one key get as much as 60 of another."""
+    honest = functools.partial(trial.honest, trial.seconds, pause=0)
+    trial.attacked, others = await asyncio.gather(
+        honest(clients=16, content="few 0.1"), honest(clients=60, content="many 0.1", key=trial.other_key))
+    few, many = trial.runtime.done["few"], trial.runtime.done["many"]
+    share = few / (few + many)
+    trial.expect(0.4 <= share <= 0.6, f"{few} completions of one key, {many} of the other")
+    trial.expect(trial.attacked.success == others.success == 1, f"{trial.attacked}; {others}")
+
+
+async def limited_key(trial):
+    """50 clients of a key with --concurrent 2: two of its requests run at once, and the others use the other workers."""
+    key = trial.service.create_key("limited", "--concurrent", "2")
+    honest = {"clients": WORKERS - 2, "pause": 0, "content": "honest 0.1"}
+    await trial.compare("requests", honest, connections=50, key=key, body=chat("limited 0.1").decode())
+    most = trial.runtime.most
+    trial.expect(most["limited"] == 2, f"{most['limited']} requests of the limited key ran at once")
+    trial.expect(most["honest"] == WORKERS - 2, f"{most['honest']} requests of the other key ran at once")
+    trial.expect(trial.attacked.median <= 2 * trial.quiet.median, "the other key's requests waited for a worker")
+
+
+async def abandoned_requests(trial):
+    """Requests whose clients go away are not run: their workers are free, and the runtime stops."""
+    delays = []
+    for number in range(20):
+        label, client = f"left-{number}", Client(trial)
+        asking = asyncio.create_task(client.ask(Tally(), trial.other_key, chat(f"{label} 5")))
+        while not trial.runtime.running[label]:
+            await asyncio.sleep(0.001)
+        began = time.monotonic()
+        client.close()
+        while trial.runtime.running[label]:
+            await asyncio.sleep(0.001)
+        await asking
+        delays.append(trial.runtime.closed.get(label, time.monotonic()) - began)
+        if delays[-1] > 1:
+            break  # it is not cancelled at all: once is enough
+    trial.expect(statistics.median(delays) <= CANCEL_SECONDS,
+                 f"the runtime sees an abandoned request's end after {statistics.median(delays) * 1000:.0f} ms")
+    trial.note = f"closed after {statistics.median(delays) * 1000:.1f} ms, at most {max(delays) * 1000:.1f} ms"
+    await trial.compare("abandoned", key=trial.other_key, body=chat("left 10").decode(), number=80)
+    crowd = await trial.honest(0, clients=WORKERS, content="after 0.1")
+    trial.expect(crowd.success == 1 and crowd.median < 2, f"after it: {crowd}, median {crowd.median:.1f} s")
+
+
+async def no_http(trial):
+    """Bytes that cannot begin an HTTP request are refused at once."""
+    for data in (b"\x16\x03\x01\x02\x00\x01\x00\x01", b"\0\0\0\0", b"SSH-2.0-x\r\n", b"GET /\r\n"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", trial.service.port, local_addr=("127.0.0.2", 0))
+        with contextlib.closing(writer):
+            began, outcome = time.monotonic(), "no answer"
+            writer.write(data)
+            with contextlib.suppress(OSError, TimeoutError):
+                answer = await asyncio.wait_for(reader.read(), 5)
+                outcome = int(answer.split()[1]) if answer.startswith(b"HTTP/1.1 ") else repr(answer[:40])
+            trial.attacked.add(200 if outcome == 400 else outcome, time.monotonic() - began)
+            trial.expect(outcome == 400, f"{data!r}: {outcome}")
+    trial.expect(trial.attacked.median < 2, f"refused after {trial.attacked.median:.1f} s")
+
+
+ATTACKS = [
+    chunk_extensions, chunk_extensions_over_tls, unfinished_bodies_without_a_key, unfinished_bodies_with_unknown_keys,
+    one_byte_each, one_byte_each_over_tls, greedy_key, equal_shares, limited_key, abandoned_requests,
+    requests_without_a_key, requests_with_unknown_keys, sign_in_pages, replayed_hellos, invalid_requests_of_one_key, no_http,
+]
+OVER_TLS = {chunk_extensions_over_tls, one_byte_each_over_tls, replayed_hellos}
+
+
+def make_certificate(folder):
+    files = folder / "cert.pem", folder / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:4096", "-nodes", "-days", "2", "-subj", f"/CN={NAME}",
+         "-addext", f"subjectAltName=DNS:{NAME}", "-keyout", files[1], "-out", files[0]], check=True, capture_output=True)
+    return files
+
+
+async def run(attacks, seconds, certificate):
+    headings = ["attack", "honest", "success", "quiet", "attacked", "health", "memory", ""]
+    print(LINE.format(*headings), flush=True)
+    faults = []
+    for attack in attacks:
+        trial = Trial(attack.__name__, seconds, certificate if attack in OVER_TLS else None)
+        try:
+            async with trial:
+                await attack(trial)
+        except (Exception, SystemExit) as error:
+            trial.faults.append(repr(error))
+        note = "FAILED" if trial.faults else trial.note
+        print(LINE.format(*trial.row(), note), *trial.faults, sep="\n    ", flush=True)
+        faults += trial.faults
+    return len(faults)
+
+
+LINE = "{:<36} {:>7} {:>8} {:>8} {:>9} {:>8} {:>8}  {}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=4)
+    parser.add_argument("parts", nargs="*", metavar="PART")
+    options = parser.parse_args()
+    # For the service too, which starts with the same limit: all of its connections should fit.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    ensure(hard >= 2 * CONNECTIONS, f"the hard limit on open files is {hard}; {2 * CONNECTIONS} are needed: raise it (ulimit -Hn)")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    attacks = [one for one in ATTACKS if not options.parts or any(part in one.__name__ for part in options.parts)]
+    with tempfile.TemporaryDirectory(prefix="adriaticum-attacks-") as folder:
+        faults = asyncio.run(run(attacks, options.seconds, make_certificate(pathlib.Path(folder))))
+    ensure(not faults, f"{faults} bounds were exceeded")
+
+
+if __name__ == "__main__":
+    main()
