@@ -1,13 +1,13 @@
 //! The request's content: its type, its JSON, and every member of it.
 
+mod json;
 mod members;
-mod slot;
 
 use serde::de::DeserializeSeed;
 use serde_json::error::Category;
 
+use self::json::Fill;
 use self::members::Body;
-use self::slot::Fill;
 use crate::config::Compatibility;
 use crate::error::Failure;
 use crate::http::Head;
