@@ -1,4 +1,14 @@
-//! Figures and cells as people and spreadsheets read them.
+//! Figures, cells and queries as people, spreadsheets and addresses have them.
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+
+/// What can't stand for itself in a query: all but the unreserved characters of RFC 3986.
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+/// A value as it can stand in a query.
+pub fn percent_encoded(text: &str) -> String {
+    utf8_percent_encode(text, RESERVED).to_string()
+}
 
 /// A number with a comma between thousands.
 pub fn grouped(number: i64) -> String {

@@ -2,7 +2,6 @@
 
 use maud::{Markup, html};
 
-use super::form::encode;
 use super::page::{self, Part, took};
 use super::usage::outcome;
 use super::visit::{Session, Visit};
@@ -28,7 +27,7 @@ fn id_in(text: &str) -> Option<&str> {
 pub fn find(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
     let asked = visit.query.get("id");
     match id_in(asked) {
-        Some(id) => Ok(page::redirect(&format!("/usage/{}", encode(id)))),
+        Some(id) => Ok(page::redirect(&format!("/usage/{id}"))),
         None => {
             let told = "A request's id is chatcmpl_ and 32 hexadecimal digits. It stands in the answer, as id or \
                         request_id, and in its header x-request-id.";
@@ -59,7 +58,7 @@ pub fn page(console: &Console, session: &Session, id: &str) -> Result<Response, 
             dl.facts {
                 dt { "Received" } dd { (page::time(row.created, true)) " UTC" }
                 dt { "Key" } dd {
-                    a href=(format!("/usage?range=30d&key={}", encode(&row.key_id))) { span.text { (row.key_name) } } " "
+                    a href=(format!("/usage?range=30d&key={}", row.key_id)) { span.text { (row.key_name) } } " "
                     code.muted { (row.key_id) }
                     @if let Some(name) = name_now.filter(|name| *name != row.key_name) { " – now named " span.text { (name) } }
                 }
