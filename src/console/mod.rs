@@ -29,7 +29,6 @@ use crate::http::{Request, Response};
 use crate::store::{Store, StoreError};
 
 use self::assets::Assets;
-use self::export::Exports;
 pub use self::monitoring::Monitoring;
 use self::sign_in::SignIn;
 use self::status::Checks;
@@ -42,7 +41,8 @@ pub struct Console {
     assets: Assets,
     sign_in: SignIn,
     checks: Arc<Checks>,
-    exports: Exports,
+    /// As many clones as exports are under way.
+    exports: Arc<()>,
     monitoring: Monitoring,
 }
 
@@ -75,7 +75,7 @@ impl Console {
             assets: Assets::new(),
             sign_in: SignIn::new(),
             checks: Arc::default(),
-            exports: Exports::default(),
+            exports: Arc::default(),
             monitoring,
         }
     }
