@@ -48,21 +48,18 @@ impl fmt::Debug for Secret {
 }
 
 pub(super) fn read(settings: &mut Settings) -> Result<RuntimeConfig, ConfigError> {
-    let mut urls = Vec::new();
-    if let Some(written) = settings.take("runtime.url") {
-        for url in written.texts(',')? {
-            urls.push(base_address(&url).ok_or_else(|| {
-                written.refuse("base addresses such as http://127.0.0.1:8081/v1 or https://10.0.0.7/v1")
-            })?);
-        }
-    }
-    Ok(RuntimeConfig {
-        urls,
-        model: settings.text("runtime.model")?.unwrap_or("adriaticum".into()),
+    let takes = "base addresses such as http://127.0.0.1:8081/v1 or https://10.0.0.7/v1";
+    let config = RuntimeConfig {
+        urls: settings.texts("runtime.url", Vec::new(), 0, takes, base_address)?,
+        model: settings.name("runtime.model", "adriaticum")?,
         api_key: api_key(settings)?,
         ca: ca(settings.take("runtime.ca"))?,
         timeout: Duration::from_secs(settings.number("runtime.timeout", 1..=86_400, 120)?),
-    })
+    };
+    // The content of the files counts, not their names.
+    settings.note("runtime.api_key", &config.api_key.as_ref().map(Secret::expose));
+    settings.note("runtime.ca", &config.ca.as_ref().map(|ca| &ca.roots));
+    Ok(config)
 }
 
 /// The certificates of a PEM file; an empty name counts as not set.

@@ -49,16 +49,16 @@ const GROUNDING_MODES: [(&str, GroundingMode); 4] = [
 ];
 
 pub(super) fn read(settings: &mut Settings, database: &Path) -> Result<SearchConfig, ConfigError> {
-    let place = match settings.take("search.url") {
-        None => None,
-        Some(written) => match written.text()? {
-            "" => None,
-            "index:" => Some(SearchPlace::Index),
-            url => Some(SearchPlace::SearXng(base_address(url).ok_or_else(|| {
-                written.refuse("index: or the address of a SearXNG instance, such as http://127.0.0.1:8888")
-            })?)),
+    let place = settings.text(
+        "search.url",
+        None,
+        "index: or the address of a SearXNG instance, such as http://127.0.0.1:8888",
+        |text| match text {
+            "" => Some(None),
+            "index:" => Some(Some(SearchPlace::Index)),
+            url => base_address(url).map(|url| Some(SearchPlace::SearXng(url))),
         },
-    };
+    )?;
     let patterns = match settings.take("search.match") {
         None => Vec::new(),
         Some(written) => patterns(&written)?,

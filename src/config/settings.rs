@@ -9,6 +9,7 @@ use std::fs;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
+use sha2::{Digest, Sha256};
 use toml::Value;
 
 /// A setting that can't be used: its name, where it was read and what it takes.
@@ -26,7 +27,11 @@ const PREFIX: &str = "ADRIATICUM_";
 pub struct Settings {
     file: Option<(PathBuf, toml::Table)>,
     environment: BTreeMap<String, String>,
+    digests: Digests,
 }
+
+/// A digest of every value by its setting's name: enough to tell whether a setting was changed, and no secret.
+pub type Digests = BTreeMap<&'static str, [u8; 32]>;
 
 /// A value as it is written, with the place where it stands.
 pub struct Written {
@@ -42,19 +47,15 @@ impl Settings {
     ) -> Result<Self, ConfigError> {
         let file = file.map(|path| Ok((path.to_owned(), read_file(path)?))).transpose()?;
         let environment = environment.filter(|(name, _)| name.starts_with(PREFIX)).collect();
-        Ok(Self { file, environment })
+        Ok(Self { file, environment, digests: Digests::default() })
     }
 
     /// Takes a setting, from the environment first.
-    pub fn take(&mut self, name: &str) -> Option<Written> {
-        let variable = variable(name);
+    pub fn take(&mut self, name: &'static str) -> Option<Written> {
         let in_file = self.take_from_file(name);
-        match self.environment.remove(&variable) {
-            Some(text) => {
-                Some(Written { value: Value::String(text), place: format!("{variable} in the environment") })
-            }
-            None => in_file,
-        }
+        let written = self.take_variable(name).or(in_file)?;
+        self.note(name, &written.value);
+        Some(written)
     }
 
     /// Takes a variable that has no counterpart in the file.
@@ -62,6 +63,11 @@ impl Settings {
         let variable = variable(name);
         let text = self.environment.remove(&variable)?;
         Some(Written { value: Value::String(text), place: format!("{variable} in the environment") })
+    }
+
+    /// Notes what a setting comes to, in place of the value that was written.
+    pub fn note(&mut self, name: &'static str, value: &impl fmt::Debug) {
+        self.digests.insert(name, Sha256::digest(format!("{value:?}")).into());
     }
 
     fn take_from_file(&mut self, name: &str) -> Option<Written> {
@@ -76,7 +82,7 @@ impl Settings {
 
     pub fn number(
         &mut self,
-        name: &str,
+        name: &'static str,
         range: RangeInclusive<u64>,
         default: u64,
     ) -> Result<u64, ConfigError> {
@@ -88,24 +94,55 @@ impl Settings {
         })
     }
 
-    /// A text; an empty one counts as not set.
-    pub fn text(&mut self, name: &str) -> Result<Option<String>, ConfigError> {
-        let Some(written) = self.take(name) else {
-            return Ok(None);
-        };
-        Ok(Some(written.text()?.to_owned()).filter(|text| !text.is_empty()))
-    }
-
-    /// One of a few words.
-    pub fn word<T: Copy>(&mut self, name: &str, words: &[(&str, T)], default: T) -> Result<T, ConfigError> {
+    /// A text that `read` makes something of.
+    pub fn text<T>(
+        &mut self,
+        name: &'static str,
+        default: T,
+        takes: &str,
+        read: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<T, ConfigError> {
         let Some(written) = self.take(name) else {
             return Ok(default);
         };
-        written.word(words)
+        read(written.text()?).ok_or_else(|| written.refuse(takes))
     }
 
-    /// Refuses a name of the file that was not taken; names of the environment come back, to be warned of.
-    pub fn finish(self) -> Result<Vec<String>, ConfigError> {
+    /// A name, or the default in place of an empty one.
+    pub fn name(&mut self, name: &'static str, default: &str) -> Result<String, ConfigError> {
+        let or_default = |text: &str| Some(if text.is_empty() { default } else { text }.to_owned());
+        self.text(name, default.to_owned(), "", or_default)
+    }
+
+    /// Several texts, of each of which `read` makes something.
+    pub fn texts<T>(
+        &mut self,
+        name: &'static str,
+        default: Vec<T>,
+        fewest: usize,
+        takes: &str,
+        read: impl Fn(&str) -> Option<T>,
+    ) -> Result<Vec<T>, ConfigError> {
+        let Some(written) = self.take(name) else {
+            return Ok(default);
+        };
+        let values: Option<Vec<T>> = written.texts(',')?.iter().map(|text| read(text)).collect();
+        values.filter(|values| values.len() >= fewest).ok_or_else(|| written.refuse(takes))
+    }
+
+    /// One of a few words.
+    pub fn word<T: Copy>(
+        &mut self,
+        name: &'static str,
+        words: &[(&str, T)],
+        default: T,
+    ) -> Result<T, ConfigError> {
+        self.take(name).map_or(Ok(default), |written| written.word(words))
+    }
+
+    /// Refuses a name of the file that was not taken. Returns the names of the environment that were not, to be warned
+    /// of, and the digests.
+    pub fn finish(self) -> Result<(Vec<String>, Digests), ConfigError> {
         if let Some((path, table)) = self.file {
             for (name, value) in table {
                 let name = match value {
@@ -122,7 +159,7 @@ impl Settings {
                 )));
             }
         }
-        Ok(self.environment.into_keys().collect())
+        Ok((self.environment.into_keys().collect(), self.digests))
     }
 }
 
@@ -147,7 +184,6 @@ impl Written {
         self.value.as_str().ok_or_else(|| self.refuse("a text in quotation marks"))
     }
 
-    /// One of a few words.
     pub fn word<T: Copy>(&self, words: &[(&str, T)]) -> Result<T, ConfigError> {
         let text = self.text()?;
         words.iter().find(|(word, _)| *word == text).map(|(_, value)| *value).ok_or_else(|| {

@@ -94,11 +94,10 @@ fn start(console: &Console, visit: &Visit, is_json: bool) -> Result<Response, St
 impl Pieces for Export {
     fn next(&mut self) -> Result<Option<Vec<u8>>, Broken> {
         while !self.is_done {
-            let listing =
-                self.store.oldest(&self.which, self.after.as_deref(), ROWS).map_err(|error| {
-                    log::error!("console, export: {error}");
-                    Broken
-                })?;
+            let listing = self.store.oldest(&self.which, self.after.as_deref(), ROWS).map_err(|error| {
+                log::error!("console, export: {error}");
+                Broken
+            })?;
             let mut piece: String = listing.rows.iter().map(|row| self.text(row)).collect();
             self.is_done = listing.next.is_none();
             self.after = listing.next;
