@@ -54,8 +54,16 @@ pub struct Finding {
 }
 
 impl Finding {
-    pub fn new(part: &'static str, status: Verdict, message: impl Into<String>) -> Self {
-        Self { part, status, message: message.into() }
+    fn ok(part: &'static str, message: impl Into<String>) -> Self {
+        Self { part, status: Verdict::Ok, message: message.into() }
+    }
+
+    fn warn(part: &'static str, message: impl Into<String>) -> Self {
+        Self { part, status: Verdict::Warn, message: message.into() }
+    }
+
+    pub fn fail(part: &'static str, message: impl Into<String>) -> Self {
+        Self { part, status: Verdict::Fail, message: message.into() }
     }
 }
 
@@ -69,7 +77,7 @@ pub fn all(config: &Config) -> Vec<Finding> {
                 "the database {}: {error}. The setting is database (ADRIATICUM_DATABASE).",
                 config.database.display()
             );
-            Finding::new("database", Verdict::Fail, told)
+            Finding::fail("database", told)
         }
         None => no_database(&config.database),
     };
@@ -97,20 +105,16 @@ fn configuration(config: &Config) -> Finding {
         None => "there is no file: defaults and the environment".into(),
     };
     if config.unknown_variables.is_empty() {
-        return Finding::new("configuration", Verdict::Ok, read);
+        return Finding::ok("configuration", read);
     }
     let unknown = config.unknown_variables.join(", ");
-    Finding::new(
-        "configuration",
-        Verdict::Warn,
-        format!("{read}; no such settings: {unknown}. Correct or unset them"),
-    )
+    Finding::warn("configuration", format!("{read}; no such settings: {unknown}. Correct or unset them"))
 }
 
 fn certificate(files: &TlsFiles) -> Finding {
     match read_certificate(files) {
-        Ok(_) => Finding::new("tls", Verdict::Ok, "the certificate and its key go together"),
-        Err(told) => Finding::new("tls", Verdict::Fail, told),
+        Ok(_) => Finding::ok("tls", "the certificate and its key go together"),
+        Err(told) => Finding::fail("tls", told),
     }
 }
 
@@ -138,24 +142,20 @@ fn hosts(config: &Config) -> Finding {
         .collect();
     let names = config.api_hosts.join(", ");
     if unknown.is_empty() {
-        return Finding::new(
-            "hosts",
-            Verdict::Ok,
-            format!("the API answers to {names}, on {}", config.listen),
-        );
+        return Finding::ok("hosts", format!("the API answers to {names}, on {}", config.listen));
     }
     let told = format!(
         "the API answers to {names}, but {} has no address here. See to the name service, or correct api_hosts",
         unknown.join(", ")
     );
-    Finding::new("hosts", Verdict::Warn, told)
+    Finding::warn("hosts", told)
 }
 
 fn clock(store: Option<&Store>) -> Finding {
     let now = when::now();
     if now < NOT_BEFORE {
         let told = format!("it says {}. Set it: keys would not expire", when::shown(Some(now)));
-        return Finding::new("clock", Verdict::Fail, told);
+        return Finding::fail("clock", told);
     }
     match store.and_then(|store| store.newest_row().ok().flatten()) {
         Some(newest) if newest > now + CLOCK_SLACK => {
@@ -164,15 +164,15 @@ fn clock(store: Option<&Store>) -> Finding {
                 when::shown(Some(now)),
                 when::shown(Some(newest))
             );
-            Finding::new("clock", Verdict::Warn, told)
+            Finding::warn("clock", told)
         }
-        _ => Finding::new("clock", Verdict::Ok, format!("it says {}", when::shown(Some(now)))),
+        _ => Finding::ok("clock", format!("it says {}", when::shown(Some(now)))),
     }
 }
 
 fn database(path: &Path, checked: Result<(), StoreError>) -> Finding {
     if let Err(error) = checked {
-        return Finding::new("database", Verdict::Fail, format!("{}: {error}", path.display()));
+        return Finding::fail("database", format!("{}: {error}", path.display()));
     }
     let sound = format!("{}: sound, takes a write", path.display());
     with_room(path, sound)
@@ -181,18 +181,16 @@ fn database(path: &Path, checked: Result<(), StoreError>) -> Finding {
 /// How far the seals are behind. Nothing else waits for them.
 fn sealing(store: &Store) -> Finding {
     match store.unsealed() {
-        Err(error) => Finding::new("sealing", Verdict::Fail, error.to_string()),
-        Ok(Unsealed { rows: 0, .. }) => {
-            Finding::new("sealing", Verdict::Ok, "every finished row has its seal")
-        }
+        Err(error) => Finding::fail("sealing", error.to_string()),
+        Ok(Unsealed { rows: 0, .. }) => Finding::ok("sealing", "every finished row has its seal"),
         Ok(Unsealed { rows, oldest }) => {
             let behind = oldest.map_or(0, |oldest| when::now() - oldest);
             let told = format!("{rows} rows wait for their seal, the oldest for {behind} s");
             if behind <= SEALING_SLACK {
-                return Finding::new("sealing", Verdict::Ok, told);
+                return Finding::ok("sealing", told);
             }
             let next = "The running service seals them; if it does not, its log says why";
-            Finding::new("sealing", Verdict::Warn, format!("{told}. {next}"))
+            Finding::warn("sealing", format!("{told}. {next}"))
         }
     }
 }
@@ -202,20 +200,20 @@ fn no_database(path: &Path) -> Finding {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !folder.is_dir() {
         let told = format!("{}: its folder does not exist. Make it, or change database", path.display());
-        return Finding::new("database", Verdict::Fail, told);
+        return Finding::fail("database", told);
     }
     with_room(folder, format!("{}: not there yet, the first start makes it", path.display()))
 }
 
 fn with_room(path: &Path, told: String) -> Finding {
     let Some(free) = bytes_free(path) else {
-        return Finding::new("database", Verdict::Ok, told);
+        return Finding::ok("database", told);
     };
     let told = format!("{told}, {} MiB free", free / 1024 / 1024);
     if free >= FREE_ENOUGH {
-        Finding::new("database", Verdict::Ok, told)
+        Finding::ok("database", told)
     } else {
-        Finding::new("database", Verdict::Warn, told + ". Make room: on a full disk no completion is run")
+        Finding::warn("database", told + ". Make room: on a full disk no completion is run")
     }
 }
 
@@ -228,7 +226,7 @@ pub fn bytes_free(path: &Path) -> Option<u64> {
 fn search(config: &Config) -> Finding {
     let search = match search::configured(&config.search, 1) {
         Some(search) if config.search.grounding != GroundingMode::Off => search,
-        _ => return Finding::new("search", Verdict::Ok, "off: answers are not grounded"),
+        _ => return Finding::ok("search", "off: answers are not grounded"),
     };
     let place = match &config.search.place {
         Some(SearchPlace::SearXng(url)) => url.clone(),
@@ -239,11 +237,10 @@ fn search(config: &Config) -> Finding {
         Ok(found) => {
             let time = asked.elapsed().as_millis();
             let told = format!("{place}: answers in {time} ms, {} found for a trial query", found.len());
-            Finding::new("search", Verdict::Ok, told)
+            Finding::ok("search", told)
         }
-        Err(error) => Finding::new(
+        Err(error) => Finding::fail(
             "search",
-            Verdict::Fail,
             format!("{error}. Answers that need Search are 503 until it is back. The setting is search.url"),
         ),
     }
@@ -258,7 +255,7 @@ fn runtimes(config: &Config) -> Vec<Finding> {
         .collect();
     if findings.is_empty() {
         let told = "none is configured. Set runtime.url (ADRIATICUM_RUNTIME_URL) to the base address of one";
-        findings.push(Finding::new("runtime", Verdict::Fail, told));
+        findings.push(Finding::fail("runtime", told));
     }
     if findings.iter().any(|finding| finding.status == Verdict::Fail) {
         findings.extend(found_here(config));
@@ -281,12 +278,10 @@ fn try_one(url: &str, runtime: &Runtimes, about: About, model: &str) -> Finding 
                 told += &format!(", has a context of {context} tokens");
             }
             match generated.tokens.total_tokens {
-                Some(_) => Finding::new("runtime", Verdict::Ok, told + ", reports usage"),
-                None => Finding::new(
-                    "runtime",
-                    Verdict::Warn,
-                    told + ", reports no usage: the ledger's figures will be null",
-                ),
+                Some(_) => Finding::ok("runtime", told + ", reports usage"),
+                None => {
+                    Finding::warn("runtime", told + ", reports no usage: the ledger's figures will be null")
+                }
             }
         }
         Err((_, error)) => {
@@ -301,7 +296,7 @@ fn try_one(url: &str, runtime: &Runtimes, about: About, model: &str) -> Finding 
             } else {
                 told += "It lists its models, so its own log should tell why it gives no completion";
             }
-            Finding::new("runtime", Verdict::Fail, told)
+            Finding::fail("runtime", told)
         }
     }
 }
@@ -324,7 +319,7 @@ fn found_here(config: &Config) -> Vec<Finding> {
             let told = format!(
                 "a runtime answers at {url}, where {name} usually listens. To use it: runtime.url = \"{url}\"{model}"
             );
-            findings.push(Finding::new("runtime", Verdict::Warn, told));
+            findings.push(Finding::warn("runtime", told));
         }
     }
     findings

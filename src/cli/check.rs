@@ -20,7 +20,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     }
     let findings = match args.config() {
         Ok(config) => checks::all(&config),
-        Err(error) => vec![Finding::new("configuration", Verdict::Fail, format!("{error:?}"))],
+        Err(error) => vec![Finding::fail("configuration", format!("{error:?}"))],
     };
     if json {
         print_json(&findings)?;
