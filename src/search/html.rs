@@ -35,14 +35,14 @@ pub fn read(html: &str) -> Outline {
             Token::Comment(_) | Token::Doctype(_) | Token::Error(_) => {}
         }
     }
-    page.finish()
+    page.end_section();
+    page.outline
 }
 
 /// A page as far as it was read.
 #[derive(Default)]
 struct Page {
-    title: String,
-    sections: Vec<Section>,
+    outline: Outline,
     heading: String,
     text: String,
     in_title: bool,
@@ -58,8 +58,8 @@ impl Page {
             return;
         }
         if self.in_title {
-            if self.title.is_empty() {
-                self.title = one_line(text);
+            if self.outline.title.is_empty() {
+                self.outline.title = one_line(text);
             }
         } else if self.in_heading {
             self.heading.push_str(text);
@@ -110,14 +110,7 @@ impl Page {
         let heading = one_line(&std::mem::take(&mut self.heading));
         let raw = std::mem::take(&mut self.text);
         let lines: Vec<String> = raw.lines().map(one_line).filter(|line| !line.is_empty()).collect();
-        if !heading.is_empty() || !lines.is_empty() {
-            self.sections.push(Section { heading, text: lines.join("\n") });
-        }
-    }
-
-    fn finish(mut self) -> Outline {
-        self.end_section();
-        Outline { title: self.title, sections: self.sections }
+        self.outline.push(Section { heading, text: lines.join("\n") });
     }
 }
 
