@@ -40,7 +40,7 @@ pub struct Console {
     started: Instant,
     assets: Assets,
     sign_in: SignIn,
-    checks: Arc<Checks>,
+    checks: Checks,
     /// As many clones as exports are under way.
     exports: Arc<()>,
     monitoring: Monitoring,
@@ -74,7 +74,7 @@ impl Console {
             started: Instant::now(),
             assets: Assets::new(),
             sign_in: SignIn::new(),
-            checks: Arc::default(),
+            checks: Checks::default(),
             exports: Arc::default(),
             monitoring,
         }
