@@ -1,6 +1,6 @@
 //! `keys`: who may use the API.
 
-use super::{Args, CliError, Opt, open_store, print, print_json, table};
+use super::{Args, CliError, Opt, no_command, open_store, print, print_json, table};
 use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
 use crate::id::secret_hex;
 use crate::store::{Key, KeyName, Permission};
@@ -23,16 +23,12 @@ Options:
 ";
 
 pub fn run(mut args: Args) -> Result<(), CliError> {
-    match args.next_word(HELP, &mut [])? {
-        Some(command) => match command.as_str() {
-            "create" => create(args),
-            "list" => list(args),
-            "rename" => rename(args),
-            "revoke" => revoke(args),
-            _ => Err(CliError::Usage(format!("there is no command keys {command:?}."))),
-        },
-        None if args.done => Ok(()),
-        None => Err(CliError::Usage("create, list, rename or revoke is missing.".into())),
+    match args.command(HELP, "create, list, rename or revoke")?.as_str() {
+        "create" => create(args),
+        "list" => list(args),
+        "rename" => rename(args),
+        "revoke" => revoke(args),
+        command => Err(no_command("keys ", command)),
     }
 }
 
@@ -52,9 +48,7 @@ fn create(mut args: Args) -> Result<(), CliError> {
     };
     let mut options =
         [Opt::Value("permission", &mut add_permission), Opt::Value("expires", &mut set_expires)];
-    let Some([name]) = args.words(HELP, ["the new key's NAME"], &mut options)? else {
-        return Ok(());
-    };
+    let [name] = args.words(HELP, ["the new key's NAME"], &mut options)?;
     let name = key_name(&name)?;
     if permissions.is_empty() {
         permissions.push(Permission::Completions);
@@ -74,9 +68,7 @@ fn create(mut args: Args) -> Result<(), CliError> {
 
 fn list(mut args: Args) -> Result<(), CliError> {
     let mut json = false;
-    if args.words(HELP, [], &mut [Opt::Flag("json", &mut json)])?.is_none() {
-        return Ok(());
-    }
+    let [] = args.words(HELP, [], &mut [Opt::Flag("json", &mut json)])?;
     let keys = open_store(&args.config()?)?.list_keys()?;
     if json {
         return print_json(&keys);
@@ -105,9 +97,7 @@ fn row(key: &Key) -> Vec<String> {
 }
 
 fn rename(mut args: Args) -> Result<(), CliError> {
-    let Some([id, name]) = args.words(HELP, ["the key's ID", "its new NAME"], &mut [])? else {
-        return Ok(());
-    };
+    let [id, name] = args.words(HELP, ["the key's ID", "its new NAME"], &mut [])?;
     let name = key_name(&name)?;
     match open_store(&args.config()?)?.rename_key(&id, &name)? {
         true => Ok(()),
@@ -116,9 +106,7 @@ fn rename(mut args: Args) -> Result<(), CliError> {
 }
 
 fn revoke(mut args: Args) -> Result<(), CliError> {
-    let Some([id]) = args.words(HELP, ["the key's ID"], &mut [])? else {
-        return Ok(());
-    };
+    let [id] = args.words(HELP, ["the key's ID"], &mut [])?;
     match open_store(&args.config()?)?.revoke_key(&id, when::now())? {
         true => Ok(()),
         false => Err(no_such_key(&id)),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Args, CliError, Opt, print, print_json, table};
+use super::{Args, CliError, Opt, no_command, print, print_json, table};
 use crate::config::{Config, SearchPlace};
 use crate::search::documents::{self, Candidate};
 use crate::search::{Added, Document, Index, Passage, Search, SearchError};
@@ -24,16 +24,12 @@ Options:
 ";
 
 pub fn run(mut args: Args) -> Result<(), CliError> {
-    match args.next_word(HELP, &mut [])? {
-        Some(command) => match command.as_str() {
-            "add" => add(args),
-            "list" => list(args),
-            "remove" => remove(args),
-            "query" => query(args),
-            _ => Err(CliError::Usage(format!("there is no command search {command:?}."))),
-        },
-        None if args.done => Ok(()),
-        None => Err(CliError::Usage("add, list, remove or query is missing.".into())),
+    match args.command(HELP, "add, list, remove or query")?.as_str() {
+        "add" => add(args),
+        "list" => list(args),
+        "remove" => remove(args),
+        "query" => query(args),
+        command => Err(no_command("search ", command)),
     }
 }
 
@@ -47,16 +43,7 @@ struct Tally {
 }
 
 fn add(mut args: Args) -> Result<(), CliError> {
-    let mut paths = Vec::new();
-    while let Some(path) = args.next_word(HELP, &mut [])? {
-        paths.push(path);
-    }
-    if args.done {
-        return Ok(());
-    }
-    if paths.is_empty() {
-        return Err(CliError::Usage("the PATH of a file or folder is missing.".into()));
-    }
+    let paths = args.all_words(HELP, "the PATH of a file or folder is missing.")?;
     let config = args.config()?;
     let index = Index::new(&config.search);
     let mut tally = Tally::default();
@@ -137,9 +124,7 @@ fn tell_of_gone(index: &Index, folder: &Path, files: &[Candidate]) -> Result<(),
 
 fn list(mut args: Args) -> Result<(), CliError> {
     let mut json = false;
-    if args.words(HELP, [], &mut [Opt::Flag("json", &mut json)])?.is_none() {
-        return Ok(());
-    }
+    let [] = args.words(HELP, [], &mut [Opt::Flag("json", &mut json)])?;
     let index = of(&args.config()?);
     // Without an index there are no documents, which is no error here.
     let documents = if index.path().exists() { index.list()? } else { Vec::new() };
@@ -167,9 +152,7 @@ fn row(document: &Document) -> Vec<String> {
 }
 
 fn remove(mut args: Args) -> Result<(), CliError> {
-    let Some([id]) = args.words(HELP, ["the document's ID"], &mut [])? else {
-        return Ok(());
-    };
+    let [id] = args.words(HELP, ["the document's ID"], &mut [])?;
     let removed = match id.parse() {
         Ok(id) => of(&args.config()?).remove(id)?,
         Err(_) => false,
@@ -183,16 +166,7 @@ fn remove(mut args: Args) -> Result<(), CliError> {
 }
 
 fn query(mut args: Args) -> Result<(), CliError> {
-    let mut words = Vec::new();
-    while let Some(word) = args.next_word(HELP, &mut [])? {
-        words.push(word);
-    }
-    if args.done {
-        return Ok(());
-    }
-    if words.is_empty() {
-        return Err(CliError::Usage("the WORDS to look for are missing.".into()));
-    }
+    let words = args.all_words(HELP, "the WORDS to look for are missing.")?;
     let found = of(&args.config()?).find(&words.join(" "))?;
     if found.is_empty() {
         eprintln!("Nothing was found.");

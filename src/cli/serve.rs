@@ -45,9 +45,7 @@ const FEWEST_CONNECTIONS: usize = 16;
 const LEDGER_TIME: Duration = Duration::from_secs(30);
 
 pub fn run(mut args: Args) -> Result<(), CliError> {
-    if args.words(HELP, [], &mut [])?.is_none() {
-        return Ok(());
-    }
+    let [] = args.words(HELP, [], &mut [])?;
     let starting = exit_on_signals().map_err(|error| failed("the signals", &error))?;
     let config = Arc::new(args.config()?);
     logging::start(config.log_level);

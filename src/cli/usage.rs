@@ -1,6 +1,6 @@
 //! `usage`: what the ledger holds.
 
-use super::{Args, CliError, Opt, open_store, print, print_json, table};
+use super::{Args, CliError, Opt, no_command, open_store, print, print_json, table};
 use crate::store::{Grouping, Range, Sums, UsageRow};
 use crate::text::{cells, csv_line, grouped};
 use crate::when::{self, When};
@@ -48,11 +48,10 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         Opt::Value("by", &mut set_by),
     ];
     match args.next_word(HELP, &mut options)?.as_deref() {
-        None if args.done => return Ok(()),
         None => {}
         Some("show") => return show(args),
         Some("verify") => return verify(args),
-        Some(word) => return Err(CliError::Usage(format!("there is no command usage {word:?}."))),
+        Some(word) => return Err(no_command("usage ", word)),
     }
     if json && csv {
         return Err(CliError::Usage("--json and --csv exclude each other.".into()));
@@ -98,9 +97,7 @@ fn as_json(rows: &[UsageRow], sums: &Sums) -> String {
 
 fn show(mut args: Args) -> Result<(), CliError> {
     let mut json = false;
-    let Some([id]) = args.words(HELP, ["the REQUEST_ID"], &mut [Opt::Flag("json", &mut json)])? else {
-        return Ok(());
-    };
+    let [id] = args.words(HELP, ["the REQUEST_ID"], &mut [Opt::Flag("json", &mut json)])?;
     let row = open_store(&args.config()?)?.find_row(&id)?.ok_or_else(|| {
         CliError::Failed(format!(
             "there is no row for {id:?}. A request without a valid key has none, and old ones may have been removed."
@@ -140,9 +137,7 @@ fn show(mut args: Args) -> Result<(), CliError> {
 }
 
 fn verify(mut args: Args) -> Result<(), CliError> {
-    if args.words(HELP, [], &mut [])?.is_none() {
-        return Ok(());
-    }
+    let [] = args.words(HELP, [], &mut [])?;
     let found = open_store(&args.config()?)?.verify()?;
     match found.fault {
         None => {
