@@ -12,8 +12,8 @@ use log::LevelFilter;
 
 pub use runtime::{RuntimeConfig, Secret};
 pub use search::{GroundingMode, SearchConfig, SearchPlace};
-pub use settings::ConfigError;
-use settings::{Digests, Settings, Written};
+pub use settings::{ConfigError, Digests};
+use settings::{Settings, Written};
 
 use crate::listener::{Address, Proxies};
 
@@ -43,7 +43,8 @@ pub struct Config {
     pub file: Option<PathBuf>,
     /// Variables of the environment that look like settings and are none.
     pub unknown_variables: Vec<String>,
-    digests: Digests,
+    /// By which a reload tells what was changed.
+    pub digests: Digests,
 }
 
 /// Where the certificate and its key are, in PEM.
@@ -84,11 +85,15 @@ impl Config {
         let mut settings = Settings::read(file, environment)?;
         // It says where the others are, and was followed already.
         settings.take_variable("config");
-        let api_hosts = api_hosts(&mut settings)?;
+        let local = ["localhost", "127.0.0.1", "::1"].map(String::from).into();
+        let api_hosts = settings.value("api_hosts", local, api_hosts)?;
+        let console_host = settings.value("console_host", Some("console.localhost".into()), |written| {
+            console_host(written, &api_hosts)
+        })?;
         let database: PathBuf = settings.name("database", "adriaticum.db")?.into();
         let mut config = Self {
-            listen: listen(&mut settings)?,
-            console_host: console_host(&mut settings, &api_hosts)?,
+            listen: settings.value("listen", Address::Tcp(([127, 0, 0, 1], 8080).into()), listen)?,
+            console_host,
             api_hosts,
             workers: settings.number("workers", 1..=1024, 16)? as usize,
             queue: settings.number("queue", 0..=65_536, 64)? as usize,
@@ -96,7 +101,7 @@ impl Config {
             compatibility: settings.word("compatibility", &COMPATIBILITIES, Compatibility::Strict)?,
             log_level: settings.word("log_level", &LEVELS, LevelFilter::Info)?,
             tls: tls(&mut settings)?,
-            trusted_proxies: trusted_proxies(&mut settings)?,
+            trusted_proxies: settings.value("trusted_proxies", Proxies::default(), trusted_proxies)?,
             runtime: runtime::read(&mut settings)?,
             search: search::read(&mut settings, &database)?,
             database,
@@ -132,33 +137,31 @@ const LEVELS: [(&str, LevelFilter); 5] = [
     ("trace", LevelFilter::Trace),
 ];
 
-fn listen(settings: &mut Settings) -> Result<Address, ConfigError> {
-    settings.text(
-        "listen",
-        Address::Tcp(([127, 0, 0, 1], 8080).into()),
-        "an address and a port, such as 127.0.0.1:8080 or [::1]:8080, or unix: and a path",
-        |text| match text.strip_prefix("unix:") {
-            Some(path) => (!path.is_empty()).then(|| Address::Unix(path.into())),
-            None => text.parse().ok().map(Address::Tcp),
-        },
-    )
+fn listen(written: &Written) -> Result<Address, ConfigError> {
+    let takes = "an address and a port, such as 127.0.0.1:8080 or [::1]:8080, or unix: and a path";
+    written.parse(takes, |text| match text.strip_prefix("unix:") {
+        Some(path) => (!path.is_empty()).then(|| Address::Unix(path.into())),
+        None => text.parse().ok().map(Address::Tcp),
+    })
 }
 
-fn api_hosts(settings: &mut Settings) -> Result<Vec<String>, ConfigError> {
-    let default = ["localhost", "127.0.0.1", "::1"].map(String::from).into();
-    settings.texts("api_hosts", default, 1, "one or more host names or addresses, without ports", host)
+fn api_hosts(written: &Written) -> Result<Vec<String>, ConfigError> {
+    let takes = "one or more host names or addresses, without ports";
+    let hosts = written.parse_each(takes, host)?;
+    if hosts.is_empty() { Err(written.refuse(takes)) } else { Ok(hosts) }
 }
 
-fn console_host(settings: &mut Settings, api_hosts: &[String]) -> Result<Option<String>, ConfigError> {
-    settings.text(
-        "console_host",
-        Some("console.localhost".into()),
-        "a host name without a port that is not one of api_hosts, or nothing for no console",
-        |text| match text {
-            "" => Some(None),
-            text => host(text).filter(|host| !api_hosts.contains(host)).map(Some),
-        },
-    )
+fn console_host(written: &Written, api_hosts: &[String]) -> Result<Option<String>, ConfigError> {
+    let takes = "a host name without a port that is not one of api_hosts, or nothing for no console";
+    written.parse(takes, |text| match text {
+        "" => Some(None),
+        text => host(text).filter(|host| !api_hosts.contains(host)).map(Some),
+    })
+}
+
+fn trusted_proxies(written: &Written) -> Result<Proxies, ConfigError> {
+    let takes = "addresses such as 10.0.0.7 or fd00::7, networks such as 10.0.0.0/8, or unix";
+    written.parse_each(takes, |text| text.parse().ok()).map(Proxies)
 }
 
 /// A host name or address as requests are compared with it: lower case, an IPv6 address without brackets.
@@ -173,17 +176,13 @@ fn tls(settings: &mut Settings) -> Result<Option<TlsFiles>, ConfigError> {
     let cert = settings.take("tls.cert").filter(is_set);
     let key = settings.take("tls.key").filter(is_set);
     settings.note("tls.cert", &cert.is_some());
+    settings.note("tls.key", &key.is_some());
     match (cert, key) {
         (None, None) => Ok(None),
         (Some(cert), Some(key)) => Ok(Some(TlsFiles { cert: cert.text()?.into(), key: key.text()?.into() })),
         (Some(cert), None) => Err(cert.refuse("a file only together with tls.key")),
         (None, Some(key)) => Err(key.refuse("a file only together with tls.cert")),
     }
-}
-
-fn trusted_proxies(settings: &mut Settings) -> Result<Proxies, ConfigError> {
-    let takes = "addresses such as 10.0.0.7 or fd00::7, networks such as 10.0.0.0/8, or unix";
-    settings.texts("trusted_proxies", Vec::new(), 0, takes, |text| text.parse().ok()).map(Proxies)
 }
 
 fn retention_days(days: u64) -> Option<u32> {

@@ -50,23 +50,20 @@ impl fmt::Debug for Secret {
 pub(super) fn read(settings: &mut Settings) -> Result<RuntimeConfig, ConfigError> {
     let takes = "base addresses such as http://127.0.0.1:8081/v1 or https://10.0.0.7/v1";
     let config = RuntimeConfig {
-        urls: settings.texts("runtime.url", Vec::new(), 0, takes, base_address)?,
+        urls: settings.value("runtime.url", Vec::new(), |written| written.parse_each(takes, base_address))?,
         model: settings.name("runtime.model", "adriaticum")?,
         api_key: api_key(settings)?,
-        ca: ca(settings.take("runtime.ca"))?,
+        ca: settings.value("runtime.ca", None, ca)?,
         timeout: Duration::from_secs(settings.number("runtime.timeout", 1..=86_400, 120)?),
     };
-    // The content of the files counts, not their names.
+    // Not shown by themselves: the key, and the content of the file.
     settings.note("runtime.api_key", &config.api_key.as_ref().map(Secret::expose));
     settings.note("runtime.ca", &config.ca.as_ref().map(|ca| &ca.roots));
     Ok(config)
 }
 
 /// The certificates of a PEM file; an empty name counts as not set.
-fn ca(written: Option<Written>) -> Result<Option<RootCertStore>, ConfigError> {
-    let Some(written) = written else {
-        return Ok(None);
-    };
+fn ca(written: &Written) -> Result<Option<RootCertStore>, ConfigError> {
     match written.text()? {
         "" => Ok(None),
         path => roots::read(Path::new(path)).map(Some).map_err(|error| {

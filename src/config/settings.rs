@@ -51,11 +51,9 @@ impl Settings {
     }
 
     /// Takes a setting, from the environment first.
-    pub fn take(&mut self, name: &'static str) -> Option<Written> {
+    pub fn take(&mut self, name: &str) -> Option<Written> {
         let in_file = self.take_from_file(name);
-        let written = self.take_variable(name).or(in_file)?;
-        self.note(name, &written.value);
-        Some(written)
+        self.take_variable(name).or(in_file)
     }
 
     /// Takes a variable that has no counterpart in the file.
@@ -65,7 +63,19 @@ impl Settings {
         Some(Written { value: Value::String(text), place: format!("{variable} in the environment") })
     }
 
-    /// Notes what a setting comes to, in place of the value that was written.
+    /// Takes a setting and makes a value of it; the default if it is not set.
+    pub fn value<T: fmt::Debug>(
+        &mut self,
+        name: &'static str,
+        default: T,
+        read: impl FnOnce(&Written) -> Result<T, ConfigError>,
+    ) -> Result<T, ConfigError> {
+        let value = self.take(name).map_or(Ok(default), |written| read(&written))?;
+        self.note(name, &value);
+        Ok(value)
+    }
+
+    /// Notes the value of a setting in the digests.
     pub fn note(&mut self, name: &'static str, value: &impl fmt::Debug) {
         self.digests.insert(name, Sha256::digest(format!("{value:?}")).into());
     }
@@ -86,58 +96,29 @@ impl Settings {
         range: RangeInclusive<u64>,
         default: u64,
     ) -> Result<u64, ConfigError> {
-        let Some(written) = self.take(name) else {
-            return Ok(default);
-        };
-        written.number().filter(|number| range.contains(number)).ok_or_else(|| {
-            written.refuse(&format!("a whole number from {} to {}", range.start(), range.end()))
+        self.value(name, default, |written| {
+            written.number().filter(|number| range.contains(number)).ok_or_else(|| {
+                written.refuse(&format!("a whole number from {} to {}", range.start(), range.end()))
+            })
         })
     }
 
-    /// A text that `read` makes something of.
-    pub fn text<T>(
-        &mut self,
-        name: &'static str,
-        default: T,
-        takes: &str,
-        read: impl FnOnce(&str) -> Option<T>,
-    ) -> Result<T, ConfigError> {
-        let Some(written) = self.take(name) else {
-            return Ok(default);
-        };
-        read(written.text()?).ok_or_else(|| written.refuse(takes))
-    }
-
-    /// A name, or the default in place of an empty one.
+    /// A text; the default in place of an empty one.
     pub fn name(&mut self, name: &'static str, default: &str) -> Result<String, ConfigError> {
-        let or_default = |text: &str| Some(if text.is_empty() { default } else { text }.to_owned());
-        self.text(name, default.to_owned(), "", or_default)
-    }
-
-    /// Several texts, of each of which `read` makes something.
-    pub fn texts<T>(
-        &mut self,
-        name: &'static str,
-        default: Vec<T>,
-        fewest: usize,
-        takes: &str,
-        read: impl Fn(&str) -> Option<T>,
-    ) -> Result<Vec<T>, ConfigError> {
-        let Some(written) = self.take(name) else {
-            return Ok(default);
-        };
-        let values: Option<Vec<T>> = written.texts(',')?.iter().map(|text| read(text)).collect();
-        values.filter(|values| values.len() >= fewest).ok_or_else(|| written.refuse(takes))
+        self.value(name, default.to_owned(), |written| {
+            let text = written.text()?;
+            Ok(if text.is_empty() { default } else { text }.to_owned())
+        })
     }
 
     /// One of a few words.
-    pub fn word<T: Copy>(
+    pub fn word<T: Copy + fmt::Debug>(
         &mut self,
         name: &'static str,
         words: &[(&str, T)],
         default: T,
     ) -> Result<T, ConfigError> {
-        self.take(name).map_or(Ok(default), |written| written.word(words))
+        self.value(name, default, |written| written.word(words))
     }
 
     /// Refuses a name of the file that was not taken. Returns the names of the environment that were not, to be warned
@@ -184,12 +165,28 @@ impl Written {
         self.value.as_str().ok_or_else(|| self.refuse("a text in quotation marks"))
     }
 
+    /// One of a few words.
     pub fn word<T: Copy>(&self, words: &[(&str, T)]) -> Result<T, ConfigError> {
         let text = self.text()?;
         words.iter().find(|(word, _)| *word == text).map(|(_, value)| *value).ok_or_else(|| {
             let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
             self.refuse(&format!("one of {}", known.join(", ")))
         })
+    }
+
+    /// What `read` makes of the text.
+    pub fn parse<T>(&self, takes: &str, read: impl FnOnce(&str) -> Option<T>) -> Result<T, ConfigError> {
+        read(self.text()?).ok_or_else(|| self.refuse(takes))
+    }
+
+    /// What `read` makes of each of several texts.
+    pub fn parse_each<T>(
+        &self,
+        takes: &str,
+        read: impl Fn(&str) -> Option<T>,
+    ) -> Result<Vec<T>, ConfigError> {
+        let values: Option<Vec<T>> = self.texts(',')?.iter().map(|text| read(text)).collect();
+        values.ok_or_else(|| self.refuse(takes))
     }
 
     /// Several texts: an array or a single text in the file, parted by `separator` in the environment.
