@@ -80,6 +80,16 @@ pub fn page(console: &Console, session: &Session, id: &str) -> Result<Response, 
     Ok(page::inside(&console.assets, session, Part::Usage, "Request", &content))
 }
 
+pub fn find_form(placeholder: &str) -> Markup {
+    html! {
+        form.find method="get" action="/usage/find" role="search" {
+            label.unseen for="id" { "Find a request by its id" }
+            input #id name="id" type="search" placeholder=(placeholder) required maxlength="200" autocomplete="off" spellcheck="false";
+            button type="submit" { "Find" }
+        }
+    }
+}
+
 fn missing(console: &Console, session: &Session, asked: &str, told: &str) -> Response {
     let content = html! {
         main.narrow {
@@ -87,11 +97,7 @@ fn missing(console: &Console, session: &Session, asked: &str, told: &str) -> Res
             h1 { "No such request" }
             p { code.text { (asked) } }
             p { (told) }
-            form.find method="get" action="/usage/find" role="search" {
-                label.unseen for="id" { "Find a request by its id" }
-                input #id name="id" type="search" placeholder="chatcmpl_…" required maxlength="200" autocomplete="off" spellcheck="false";
-                button type="submit" { "Find" }
-            }
+            (find_form("chatcmpl_…"))
         }
     };
     let mut response = page::inside(&console.assets, session, Part::Usage, "No such request", &content);
