@@ -1,6 +1,7 @@
 //! Tries every part that a completion needs, and says what to do about those that fail.
 
 use std::borrow::Cow;
+use std::fmt::Display;
 use std::net::ToSocketAddrs;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use serde::Serialize;
 
 use crate::config::{Config, GroundingMode, RuntimeConfig, SearchPlace, TlsFiles};
 use crate::listener::{Address, Certificate, TlsError};
-use crate::runtime::{About, Chat, Message, Role, Runtimes, Spent, probe};
+use crate::runtime::{Chat, Message, Role, Runtimes, Spent, probe};
 use crate::search;
 use crate::store::{Store, StoreError, Unsealed};
 use crate::when;
@@ -72,16 +73,15 @@ pub fn all(config: &Config) -> Vec<Finding> {
     let store = config.database.exists().then(|| Store::open(&config.database));
     let found = match &store {
         Some(Ok(store)) => database(&config.database, store.check()),
-        Some(Err(error)) => {
-            let told = format!(
-                "the database {}: {error}. The setting is database (ADRIATICUM_DATABASE).",
-                config.database.display()
-            );
-            Finding::fail("database", told)
-        }
+        Some(Err(error)) => Finding::fail("database", database_failed(config, error)),
         None => no_database(&config.database),
     };
     parts(config, store.as_ref().and_then(|store| store.as_ref().ok()), found)
+}
+
+pub fn database_failed(config: &Config, error: &dyn Display) -> String {
+    let path = config.database.display();
+    format!("the database {path}: {error}. The setting is database (ADRIATICUM_DATABASE).")
 }
 
 /// The same of a service that runs, whose database is too much to be read whole each time.
@@ -247,12 +247,8 @@ fn search(config: &Config) -> Finding {
 }
 
 fn runtimes(config: &Config) -> Vec<Finding> {
-    let mut findings: Vec<Finding> = Runtimes::each(&config.runtime)
-        .map(|(url, runtime)| {
-            let about = probe(url, &config.runtime, PROBE_TIME);
-            try_one(url, &runtime, about.unwrap_or_default(), &config.runtime.model)
-        })
-        .collect();
+    let mut findings: Vec<Finding> =
+        config.runtime.urls.iter().filter_map(|url| try_one(url, config)).collect();
     if findings.is_empty() {
         let told = "none is configured. Set runtime.url (ADRIATICUM_RUNTIME_URL) to the base address of one";
         findings.push(Finding::fail("runtime", told));
@@ -264,14 +260,16 @@ fn runtimes(config: &Config) -> Vec<Finding> {
 }
 
 /// Asks for one token.
-fn try_one(url: &str, runtime: &Runtimes, about: About, model: &str) -> Finding {
+fn try_one(url: &str, config: &Config) -> Option<Finding> {
+    let runtime = Runtimes::new(&RuntimeConfig { urls: vec![url.to_owned()], ..config.runtime.clone() }, 1)?;
+    let about = probe(url, &config.runtime, PROBE_TIME).unwrap_or_default();
     let chat = Chat {
         messages: vec![Message { role: Role::User, content: Cow::Borrowed("Say yes.") }],
         temperature: 0.0,
         max_tokens: 1,
     };
     let asked = Instant::now();
-    match runtime.complete(&chat, &mut Spent::default()) {
+    Some(match runtime.complete(&chat, None, &mut Spent::default()) {
         Ok(generated) => {
             let mut told = format!("{url}: answers in {} ms", asked.elapsed().as_millis());
             if let Some(context) = about.context {
@@ -291,14 +289,14 @@ fn try_one(url: &str, runtime: &Runtimes, about: About, model: &str) -> Finding 
                          of runtime.ca, or without that setting, of the system?";
             } else if about.models.is_empty() {
                 told += "Is it running, and is this its base address? The setting is runtime.url";
-            } else if !about.models.iter().any(|known| known == model) {
+            } else if !about.models.iter().any(|known| *known == config.runtime.model) {
                 told += &format!("It knows {}: set runtime.model", about.models.join(", "));
             } else {
                 told += "It lists its models, so its own log should tell why it gives no completion";
             }
             Finding::fail("runtime", told)
         }
-    }
+    })
 }
 
 /// Runtimes that listen on this host's usual ports and are not used.

@@ -206,14 +206,7 @@ fn missing(name: &str) -> CliError {
 }
 
 fn open_store(config: &Config) -> Result<Store, CliError> {
-    Store::open(&config.database).map_err(|error| database_failed(config, &error))
-}
-
-fn database_failed(config: &Config, error: &dyn fmt::Display) -> CliError {
-    CliError::Failed(format!(
-        "the database {}: {error}. The setting is database (ADRIATICUM_DATABASE).",
-        config.database.display()
-    ))
+    Store::open(&config.database).map_err(|error| CliError::Failed(checks::database_failed(config, &error)))
 }
 
 fn read_certificate(files: &TlsFiles) -> Result<Certificate, CliError> {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{Args, CliError, Opt, no_command, print, print_json, table};
-use crate::config::{Config, SearchPlace};
+use crate::config::SearchPlace;
 use crate::search::documents::{self, Candidate};
 use crate::search::{Added, Document, Index, Passage, Search, SearchError};
 use crate::when;
@@ -125,7 +125,7 @@ fn tell_of_gone(index: &Index, folder: &Path, files: &[Candidate]) -> Result<(),
 fn list(mut args: Args) -> Result<(), CliError> {
     let mut json = false;
     let [] = args.words(HELP, [], &mut [Opt::Flag("json", &mut json)])?;
-    let index = of(&args.config()?);
+    let index = Index::new(&args.config()?.search);
     // Without an index there are no documents, which is no error here.
     let documents = if index.path().exists() { index.list()? } else { Vec::new() };
     if json {
@@ -153,11 +153,8 @@ fn row(document: &Document) -> Vec<String> {
 
 fn remove(mut args: Args) -> Result<(), CliError> {
     let [id] = args.words(HELP, ["the document's ID"], &mut [])?;
-    let removed = match id.parse() {
-        Ok(id) => of(&args.config()?).remove(id)?,
-        Err(_) => false,
-    };
-    match removed {
+    let index = Index::new(&args.config()?.search);
+    match id.parse().map_or(Ok(false), |id| index.remove(id))? {
         true => Ok(()),
         false => Err(CliError::Failed(format!(
             "there is no document {id:?}. adriaticum search list shows those that there are."
@@ -167,20 +164,15 @@ fn remove(mut args: Args) -> Result<(), CliError> {
 
 fn query(mut args: Args) -> Result<(), CliError> {
     let words = args.all_words(HELP, "the WORDS to look for are missing.")?;
-    let found = of(&args.config()?).find(&words.join(" "))?;
+    let found = Index::new(&args.config()?.search).find(&words.join(" "))?;
     if found.is_empty() {
         eprintln!("Nothing was found.");
     }
-    let shown: Vec<String> = found.iter().enumerate().map(|(index, passage)| shown(index, passage)).collect();
+    let shown: Vec<String> = (1..)
+        .zip(&found)
+        .map(|(number, Passage { title, source, text })| format!("[{number}] {title} ({source})\n{text}\n"))
+        .collect();
     print(&shown.join("\n"))
-}
-
-fn shown(index: usize, Passage { title, source, text }: &Passage) -> String {
-    format!("[{}] {title} ({source})\n{text}\n", index + 1)
-}
-
-fn of(config: &Config) -> Index {
-    Index::new(&config.search)
 }
 
 impl From<SearchError> for CliError {

@@ -7,14 +7,13 @@ use super::usage::outcome;
 use super::visit::{Session, Visit};
 use super::{Console, Stop};
 use crate::http::Response;
+use crate::id::has_shape;
 use crate::store::LedgerRow;
 use crate::text::grouped;
 
 /// Whether a text can be the id of a request.
 pub fn is_id(text: &str) -> bool {
-    text.strip_prefix("chatcmpl_").is_some_and(|digits| {
-        digits.len() == 32 && digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
-    })
+    has_shape(text, "chatcmpl_", 32)
 }
 
 /// Finds the id in whatever was pasted: an error message has words around it.

@@ -77,14 +77,9 @@ impl<'a> Visit<'a> {
             && self.head().header("sec-fetch-site").any(|site| matches!(site, b"cross-site" | b"same-site"))
     }
 
-    /// Whether the browser speaks to us by way of HTTPS, so that its cookies can be kept to that.
-    pub fn is_https(&self) -> bool {
-        self.request.secure
-    }
-
     /// The scheme by which the browser came.
     pub fn scheme(&self) -> &'static str {
-        if self.is_https() { "https" } else { "http" }
+        if self.request.secure { "https" } else { "http" }
     }
 
     /// The first cookie of a name.
@@ -101,7 +96,8 @@ impl<'a> Visit<'a> {
 
     /// A line that sets a cookie for some seconds; none ends it.
     pub fn set_cookie(&self, name: &str, value: &str, seconds: i64) -> String {
-        let secure = if self.is_https() { "; Secure" } else { "" };
+        // A cookie that came by HTTPS is kept to that.
+        let secure = if self.request.secure { "; Secure" } else { "" };
         format!("{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}")
     }
 
