@@ -8,6 +8,7 @@ mod chart;
 mod export;
 mod figures;
 mod form;
+mod key_table;
 mod keys;
 mod monitoring;
 mod page;
