@@ -94,20 +94,8 @@ mod tests {
             let head = head(&[&value.replace("KEY", SECRET)]);
             assert_eq!(bearer(&head).expect(value), SECRET);
         }
-        for value in [
-            "",
-            "Bearer",
-            "Bearer ",
-            "KEY",
-            "Basic KEY",
-            "BearerKEY",
-            "Bearer\tKEY",
-            "Bearer KEYx",
-            "Bearer KEY KEY",
-            "Bearer xKEY",
-            "Bearer adr_",
-            "Bearer \"KEY\"",
-        ] {
+        let bad = ",Bearer,Bearer ,KEY,Basic KEY,BearerKEY,Bearer\tKEY,Bearer KEYx,Bearer KEY KEY,Bearer xKEY,Bearer adr_,Bearer \"KEY\"";
+        for value in bad.split(',') {
             let head = head(&[&value.replace("KEY", SECRET)]);
             let failure = bearer(&head).expect_err(value);
             assert_eq!(failure.error, ApiError::InvalidApiKey);

@@ -73,10 +73,10 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     }
     let columns = columns(by);
     let mut lines: Vec<Vec<String>> = vec![columns.iter().map(ToString::to_string).collect()];
-    lines.extend(rows.iter().map(|row| cells(row, &columns)));
+    lines.extend(rows.iter().map(|row| cells(row, columns.iter().copied())));
     if csv {
         // Without groups, one line with the sums.
-        lines.extend(by.is_none().then(|| cells(&sums, &columns)));
+        lines.extend(by.is_none().then(|| cells(&sums, columns.iter().copied())));
         return print(&lines.iter().map(|cells| csv_line(cells)).collect::<String>());
     }
     if by.is_some() {

@@ -8,7 +8,7 @@ use super::visit::Visit;
 use super::{Console, Stop, page};
 use crate::http::Response;
 use crate::http::response::{Broken, Pieces};
-use crate::store::{LedgerRow, Store, Which};
+use crate::store::{LEDGER_COLUMNS, LedgerRow, Store, Which};
 use crate::text::{cells, csv_line};
 
 /// How many rows are looked at for a piece, and how often before one is given up on: where few match, a thread
@@ -17,26 +17,6 @@ const ROWS: usize = 500;
 
 /// How many exports may be under way: each holds a piece.
 const AT_ONCE: usize = 4;
-
-const COLUMNS: [&str; 17] = [
-    "request_id",
-    "key_id",
-    "key_name",
-    "created",
-    "status",
-    "error_code",
-    "prompt_tokens",
-    "completion_tokens",
-    "total_tokens",
-    "duration_ms",
-    "queue_ms",
-    "runtime_ms",
-    "grounded",
-    "search_reason",
-    "search_results",
-    "search_ms",
-    "seq",
-];
 
 struct Export {
     store: Arc<Store>,
@@ -48,6 +28,10 @@ struct Export {
     is_done: bool,
     /// Counts this export among those under way.
     _permit: Arc<()>,
+}
+
+fn columns() -> impl Iterator<Item = &'static str> {
+    LEDGER_COLUMNS.split(',').map(str::trim)
 }
 
 pub fn csv(console: &Console, visit: &Visit) -> Result<Response, Stop> {
@@ -71,7 +55,7 @@ fn start(console: &Console, visit: &Visit, is_json: bool) -> Result<Response, St
     let (extension, content_type, opening) = if is_json {
         ("json", "application/json", "[".into())
     } else {
-        ("csv", "text/csv; charset=utf-8", csv_line(&COLUMNS.map(String::from)))
+        ("csv", "text/csv; charset=utf-8", csv_line(&columns().map(String::from).collect::<Vec<_>>()))
     };
     let view = View::read(&visit.query, visit.now);
     let (from, to) = view.dates();
@@ -115,7 +99,7 @@ impl Pieces for Export {
 impl Export {
     fn text(&mut self, row: &LedgerRow) -> String {
         if !self.is_json {
-            return csv_line(&cells(row, &COLUMNS));
+            return csv_line(&cells(row, columns()));
         }
         let separator = if self.is_first { "" } else { "," };
         self.is_first = false;

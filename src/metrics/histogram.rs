@@ -3,26 +3,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// In microseconds: from what a refusal takes to what a slow runtime may, at most a factor of 3 apart.
-const BOUNDS: [u64; 18] = [
-    500,
-    1_000,
-    2_500,
-    5_000,
-    10_000,
-    25_000,
-    50_000,
-    100_000,
-    250_000,
-    500_000,
-    1_000_000,
-    2_500_000,
-    5_000_000,
-    10_000_000,
-    30_000_000,
-    60_000_000,
-    120_000_000,
-    300_000_000,
+/// In seconds: from what a refusal takes to what a slow runtime may, at most a factor of 3 apart.
+const BOUNDS: [f64; 18] = [
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
+    300.0,
 ];
 
 #[derive(Default)]
@@ -44,8 +28,8 @@ pub struct Observed {
 
 impl Histogram {
     pub fn observe(&self, time: Duration) {
+        let index = BOUNDS.partition_point(|bound| *bound < time.as_secs_f64());
         let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let index = BOUNDS.partition_point(|bound| bound * 1000 < nanoseconds);
         self.buckets[index].fetch_add(1, Ordering::Relaxed);
         self.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
     }
@@ -57,7 +41,7 @@ impl Histogram {
             count += bucket.load(Ordering::Relaxed);
             count
         });
-        let buckets = BOUNDS.iter().map(|bound| *bound as f64 / 1e6).zip(&mut counted).collect();
+        let buckets = BOUNDS.into_iter().zip(&mut counted).collect();
         let count = counted.next_back().unwrap_or_default();
         Observed { buckets, count, sum: self.nanoseconds.load(Ordering::Relaxed) as f64 / 1e9 }
     }
@@ -69,7 +53,7 @@ mod tests {
 
     #[test]
     fn a_time_is_in_the_first_bucket_that_holds_it() {
-        assert!(BOUNDS.is_sorted_by(|one, next| one < next && *next <= one * 3));
+        assert!(BOUNDS.is_sorted_by(|one, next| one < next && *next <= one * 3.0));
         for (time, bound) in [
             (Duration::ZERO, Some(0.0005)),
             (Duration::from_micros(500), Some(0.0005)),

@@ -30,7 +30,7 @@ pub use engine::sqlite::{LockError, ServeLock};
 use engine::{Statement, Write};
 pub use error::StoreError;
 pub use keys::{Digest, Key, KeyName, Permission};
-pub use ledger::{LedgerRow, NewRow, Outcome, Searched, Tokens};
+pub use ledger::{COLUMNS as LEDGER_COLUMNS, LedgerRow, NewRow, Outcome, Searched, Tokens};
 pub use listing::{Listing, Matching, Which};
 pub use rollup::{RollupRow, Span, SpanSums};
 use sealing::Backlog;
