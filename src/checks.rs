@@ -1,6 +1,7 @@
 //! Tries every part that a completion needs, and says what to do about those that fail.
 
 use std::borrow::Cow;
+use std::fmt::Display;
 use std::fs;
 use std::net::ToSocketAddrs;
 use std::os::unix::fs::MetadataExt;
@@ -11,7 +12,7 @@ use serde::Serialize;
 
 use crate::config::{Config, GroundingMode, RuntimeConfig, SearchPlace, TlsFiles};
 use crate::listener::{Address, Certificate, TlsError};
-use crate::runtime::{About, Chat, Message, Role, Runtimes, Spent, probe};
+use crate::runtime::{Chat, Message, Role, Runtimes, Spent, probe};
 use crate::search;
 use crate::store::{Store, StoreError, Unsealed};
 use crate::when;
@@ -56,8 +57,16 @@ pub struct Finding {
 }
 
 impl Finding {
-    pub fn new(part: &'static str, status: Verdict, message: impl Into<String>) -> Self {
-        Self { part, status, message: message.into() }
+    fn ok(part: &'static str, message: impl Into<String>) -> Self {
+        Self { part, status: Verdict::Ok, message: message.into() }
+    }
+
+    fn warn(part: &'static str, message: impl Into<String>) -> Self {
+        Self { part, status: Verdict::Warn, message: message.into() }
+    }
+
+    pub fn fail(part: &'static str, message: impl Into<String>) -> Self {
+        Self { part, status: Verdict::Fail, message: message.into() }
     }
 }
 
@@ -66,16 +75,15 @@ pub fn all(config: &Config) -> Vec<Finding> {
     let store = config.database.exists().then(|| Store::open(&config.database));
     let found = match &store {
         Some(Ok(store)) => database(&config.database, store.check()),
-        Some(Err(error)) => {
-            let told = format!(
-                "the database {}: {error}. The setting is database (ADRIATICUM_DATABASE).",
-                config.database.display()
-            );
-            Finding::new("database", Verdict::Fail, told)
-        }
+        Some(Err(error)) => Finding::fail("database", database_failed(config, error)),
         None => no_database(&config.database),
     };
     parts(config, store.as_ref().and_then(|store| store.as_ref().ok()), found)
+}
+
+pub fn database_failed(config: &Config, error: &dyn Display) -> String {
+    let path = config.database.display();
+    format!("the database {path}: {error}. The setting is database (ADRIATICUM_DATABASE).")
 }
 
 /// The same of a service that runs, whose database is too much to be read whole each time.
@@ -100,14 +108,10 @@ fn configuration(config: &Config) -> Finding {
         None => "there is no file: defaults and the environment".into(),
     };
     if config.unknown_variables.is_empty() {
-        return Finding::new("configuration", Verdict::Ok, read);
+        return Finding::ok("configuration", read);
     }
     let unknown = config.unknown_variables.join(", ");
-    Finding::new(
-        "configuration",
-        Verdict::Warn,
-        format!("{read}; no such settings: {unknown}. Correct or unset them"),
-    )
+    Finding::warn("configuration", format!("{read}; no such settings: {unknown}. Correct or unset them"))
 }
 
 /// Files with secrets that every user of this host can read.
@@ -123,13 +127,13 @@ fn exposed(config: &Config) -> Option<Finding> {
         files.into_iter().flatten().filter(is_readable).map(|path| path.display().to_string()).collect();
     let names = names.join(" ");
     let told = format!("every user of this host can read {names}. Run: chmod o-rwx {names}");
-    (!names.is_empty()).then(|| Finding::new("secrets", Verdict::Warn, told))
+    (!names.is_empty()).then(|| Finding::warn("secrets", told))
 }
 
 fn certificate(files: &TlsFiles) -> Finding {
     match read_certificate(files) {
-        Ok(_) => Finding::new("tls", Verdict::Ok, "the certificate and its key go together"),
-        Err(told) => Finding::new("tls", Verdict::Fail, told),
+        Ok(_) => Finding::ok("tls", "the certificate and its key go together"),
+        Err(told) => Finding::fail("tls", told),
     }
 }
 
@@ -157,24 +161,20 @@ fn hosts(config: &Config) -> Finding {
         .collect();
     let names = config.api_hosts.join(", ");
     if unknown.is_empty() {
-        return Finding::new(
-            "hosts",
-            Verdict::Ok,
-            format!("the API answers to {names}, on {}", config.listen),
-        );
+        return Finding::ok("hosts", format!("the API answers to {names}, on {}", config.listen));
     }
     let told = format!(
         "the API answers to {names}, but {} has no address here. See to the name service, or correct api_hosts",
         unknown.join(", ")
     );
-    Finding::new("hosts", Verdict::Warn, told)
+    Finding::warn("hosts", told)
 }
 
 fn clock(store: Option<&Store>) -> Finding {
     let now = when::now();
     if now < NOT_BEFORE {
         let told = format!("it says {}. Set it: keys would not expire", when::shown(Some(now)));
-        return Finding::new("clock", Verdict::Fail, told);
+        return Finding::fail("clock", told);
     }
     match store.and_then(|store| store.newest_row().ok().flatten()) {
         Some(newest) if newest > now + CLOCK_SLACK => {
@@ -183,15 +183,15 @@ fn clock(store: Option<&Store>) -> Finding {
                 when::shown(Some(now)),
                 when::shown(Some(newest))
             );
-            Finding::new("clock", Verdict::Warn, told)
+            Finding::warn("clock", told)
         }
-        _ => Finding::new("clock", Verdict::Ok, format!("it says {}", when::shown(Some(now)))),
+        _ => Finding::ok("clock", format!("it says {}", when::shown(Some(now)))),
     }
 }
 
 fn database(path: &Path, checked: Result<(), StoreError>) -> Finding {
     if let Err(error) = checked {
-        return Finding::new("database", Verdict::Fail, format!("{}: {error}", path.display()));
+        return Finding::fail("database", format!("{}: {error}", path.display()));
     }
     let sound = format!("{}: sound, takes a write", path.display());
     with_room(path, sound)
@@ -200,18 +200,16 @@ fn database(path: &Path, checked: Result<(), StoreError>) -> Finding {
 /// How far the seals are behind. Nothing else waits for them.
 fn sealing(store: &Store) -> Finding {
     match store.unsealed() {
-        Err(error) => Finding::new("sealing", Verdict::Fail, error.to_string()),
-        Ok(Unsealed { rows: 0, .. }) => {
-            Finding::new("sealing", Verdict::Ok, "every finished row has its seal")
-        }
+        Err(error) => Finding::fail("sealing", error.to_string()),
+        Ok(Unsealed { rows: 0, .. }) => Finding::ok("sealing", "every finished row has its seal"),
         Ok(Unsealed { rows, oldest }) => {
             let behind = oldest.map_or(0, |oldest| when::now() - oldest);
             let told = format!("{rows} rows wait for their seal, the oldest for {behind} s");
             if behind <= SEALING_SLACK {
-                return Finding::new("sealing", Verdict::Ok, told);
+                return Finding::ok("sealing", told);
             }
             let next = "The running service seals them; if it does not, its log says why";
-            Finding::new("sealing", Verdict::Warn, format!("{told}. {next}"))
+            Finding::warn("sealing", format!("{told}. {next}"))
         }
     }
 }
@@ -221,20 +219,20 @@ fn no_database(path: &Path) -> Finding {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !folder.is_dir() {
         let told = format!("{}: its folder does not exist. Make it, or change database", path.display());
-        return Finding::new("database", Verdict::Fail, told);
+        return Finding::fail("database", told);
     }
     with_room(folder, format!("{}: not there yet, the first start makes it", path.display()))
 }
 
 fn with_room(path: &Path, told: String) -> Finding {
     let Some(free) = bytes_free(path) else {
-        return Finding::new("database", Verdict::Ok, told);
+        return Finding::ok("database", told);
     };
     let told = format!("{told}, {} MiB free", free / 1024 / 1024);
     if free >= FREE_ENOUGH {
-        Finding::new("database", Verdict::Ok, told)
+        Finding::ok("database", told)
     } else {
-        Finding::new("database", Verdict::Warn, told + ". Make room: on a full disk no completion is run")
+        Finding::warn("database", told + ". Make room: on a full disk no completion is run")
     }
 }
 
@@ -247,7 +245,7 @@ pub fn bytes_free(path: &Path) -> Option<u64> {
 fn search(config: &Config) -> Finding {
     let search = match search::configured(&config.search, 1) {
         Some(search) if config.search.grounding != GroundingMode::Off => search,
-        _ => return Finding::new("search", Verdict::Ok, "off: answers are not grounded"),
+        _ => return Finding::ok("search", "off: answers are not grounded"),
     };
     let place = match &config.search.place {
         Some(SearchPlace::SearXng(url)) => url.clone(),
@@ -258,26 +256,21 @@ fn search(config: &Config) -> Finding {
         Ok(found) => {
             let time = asked.elapsed().as_millis();
             let told = format!("{place}: answers in {time} ms, {} found for a trial query", found.len());
-            Finding::new("search", Verdict::Ok, told)
+            Finding::ok("search", told)
         }
-        Err(error) => Finding::new(
+        Err(error) => Finding::fail(
             "search",
-            Verdict::Fail,
             format!("{error}. Answers that need Search are 503 until it is back. The setting is search.url"),
         ),
     }
 }
 
 fn runtimes(config: &Config) -> Vec<Finding> {
-    let mut findings: Vec<Finding> = Runtimes::each(&config.runtime)
-        .map(|(url, runtime)| {
-            let about = probe(url, &config.runtime, PROBE_TIME);
-            try_one(url, &runtime, about.unwrap_or_default(), &config.runtime.model)
-        })
-        .collect();
+    let mut findings: Vec<Finding> =
+        config.runtime.urls.iter().filter_map(|url| try_one(url, config)).collect();
     if findings.is_empty() {
         let told = "none is configured. Set runtime.url (ADRIATICUM_RUNTIME_URL) to the base address of one";
-        findings.push(Finding::new("runtime", Verdict::Fail, told));
+        findings.push(Finding::fail("runtime", told));
     }
     if findings.iter().any(|finding| finding.status == Verdict::Fail) {
         findings.extend(found_here(config));
@@ -286,26 +279,26 @@ fn runtimes(config: &Config) -> Vec<Finding> {
 }
 
 /// Asks for one token.
-fn try_one(url: &str, runtime: &Runtimes, about: About, model: &str) -> Finding {
+fn try_one(url: &str, config: &Config) -> Option<Finding> {
+    let runtime = Runtimes::new(&RuntimeConfig { urls: vec![url.to_owned()], ..config.runtime.clone() }, 1)?;
+    let about = probe(url, &config.runtime, PROBE_TIME).unwrap_or_default();
     let chat = Chat {
         messages: vec![Message { role: Role::User, content: Cow::Borrowed("Say yes.") }],
         temperature: 0.0,
         max_tokens: 1,
     };
     let asked = Instant::now();
-    match runtime.complete(&chat, &mut Spent::default()) {
+    Some(match runtime.complete(&chat, None, &mut Spent::default()) {
         Ok(generated) => {
             let mut told = format!("{url}: answers in {} ms", asked.elapsed().as_millis());
             if let Some(context) = about.context {
                 told += &format!(", has a context of {context} tokens");
             }
             match generated.tokens.total_tokens {
-                Some(_) => Finding::new("runtime", Verdict::Ok, told + ", reports usage"),
-                None => Finding::new(
-                    "runtime",
-                    Verdict::Warn,
-                    told + ", reports no usage: the ledger's figures will be null",
-                ),
+                Some(_) => Finding::ok("runtime", told + ", reports usage"),
+                None => {
+                    Finding::warn("runtime", told + ", reports no usage: the ledger's figures will be null")
+                }
             }
         }
         Err((_, error)) => {
@@ -315,14 +308,14 @@ fn try_one(url: &str, runtime: &Runtimes, about: About, model: &str) -> Finding 
                          of runtime.ca, or without that setting, of the system?";
             } else if about.models.is_empty() {
                 told += "Is it running, and is this its base address? The setting is runtime.url";
-            } else if !about.models.iter().any(|known| known == model) {
+            } else if !about.models.iter().any(|known| *known == config.runtime.model) {
                 told += &format!("It knows {}: set runtime.model", about.models.join(", "));
             } else {
                 told += "It lists its models, so its own log should tell why it gives no completion";
             }
-            Finding::new("runtime", Verdict::Fail, told)
+            Finding::fail("runtime", told)
         }
-    }
+    })
 }
 
 /// Runtimes that listen on this host's usual ports and are not used.
@@ -343,7 +336,7 @@ fn found_here(config: &Config) -> Vec<Finding> {
             let told = format!(
                 "a runtime answers at {url}, where {name} usually listens. To use it: runtime.url = \"{url}\"{model}"
             );
-            findings.push(Finding::new("runtime", Verdict::Warn, told));
+            findings.push(Finding::warn("runtime", told));
         }
     }
     findings

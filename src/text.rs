@@ -1,4 +1,16 @@
-//! Figures and cells as people and spreadsheets read them.
+//! Figures, cells and queries as people, spreadsheets and addresses have them.
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::Serialize;
+use serde_json::Value;
+
+/// What can't stand for itself in a query: all but the unreserved characters of RFC 3986.
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+/// A value as it can stand in a query.
+pub fn percent_encoded(text: &str) -> String {
+    utf8_percent_encode(text, RESERVED).to_string()
+}
 
 /// A number with a comma between thousands.
 pub fn grouped(number: i64) -> String {
@@ -11,6 +23,19 @@ pub fn grouped(number: i64) -> String {
         text.push(digit);
     }
     text
+}
+
+/// The members of a row that the columns name, as cells; null is an empty one.
+pub fn cells<'a>(row: &impl Serialize, columns: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+    let row = serde_json::to_value(row).expect("a row should have its JSON");
+    let cell = |name: &str| match &row[name] {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        // JSON would write 7.0.
+        Value::Number(number) if number.is_f64() => number.as_f64().unwrap_or_default().to_string(),
+        other => other.to_string(),
+    };
+    columns.into_iter().map(cell).collect()
 }
 
 /// A line as RFC 4180 has it. A cell that a spreadsheet would take for a formula is told not to be one.
@@ -32,12 +57,15 @@ pub fn csv_line(cells: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
     fn comma_separated_values() {
-        let cells = ["plain", "a,b", "say \"x\"", "=1+1", ""].map(String::from);
-        assert_eq!(csv_line(&cells), "plain,\"a,b\",\"say \"\"x\"\"\",'=1+1,\r\n");
+        let row = json!({"f": "=1+1", "b": "a,b", "c": "say \"x\"", "a": null, "g": 7.0, "h": 1.5, "i": 7, "j": true});
+        let line = csv_line(&cells(&row, ["a", "b", "c", "f", "g", "h", "i", "j"]));
+        assert_eq!(line, ",\"a,b\",\"say \"\"x\"\"\",'=1+1,7,1.5,7,true\r\n");
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub fn run(
     spent: &mut Spent,
 ) -> Result<Generated, Failure> {
     loop {
-        match runtimes.complete(chat, spent) {
+        match runtimes.complete(chat, None, spent) {
             Ok(generated) => return Ok(Generated { tokens: spent.tokens.unwrap_or_default(), ..generated }),
             Err((_, RuntimeError::ContextExceeded(_))) if shorten(chat) => {}
             Err(failure) => return Err(failure.into()),

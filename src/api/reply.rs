@@ -1,6 +1,7 @@
 //! What is sent: the completion object of part 2.2, or the error envelope of part 2.5.
 
 use serde::Serialize;
+use serde_json::json;
 
 use super::MODEL;
 use crate::error::{ApiError, Failure};
@@ -34,7 +35,7 @@ struct Message<'a> {
 
 pub fn completion(id: RequestId, created: i64, generated: &Generated) -> Response {
     let id = id.to_string();
-    let body = json(&Completion {
+    let body = serde_json::to_vec(&Completion {
         id: &id,
         object: "chat.completion",
         created,
@@ -46,26 +47,15 @@ pub fn completion(id: RequestId, created: i64, generated: &Generated) -> Respons
             finish_reason: generated.finish_reason.as_deref().unwrap_or("stop"),
         }],
         usage: generated.tokens,
-    });
+    })
+    .expect("a completion should have its JSON");
     Response::json(200, body).with("x-request-id", id)
-}
-
-#[derive(Serialize)]
-struct Envelope<'a> {
-    error: Error<'a>,
-}
-
-#[derive(Serialize)]
-struct Error<'a> {
-    code: &'static str,
-    message: &'a str,
-    request_id: &'a str,
 }
 
 pub fn error(id: RequestId, failure: &Failure) -> Response {
     let id = id.to_string();
-    let error = Error { code: failure.error.code(), message: &failure.message, request_id: &id };
-    let mut response = Response::json(failure.error.status(), json(&Envelope { error }));
+    let error = json!({"code": failure.error.code(), "message": failure.message, "request_id": id});
+    let mut response = Response::json(failure.error.status(), json!({ "error": error }).to_string().into());
     match failure.error {
         ApiError::InvalidApiKey => response = response.with("www-authenticate", "Bearer"),
         ApiError::ServiceUnavailable | ApiError::SearchUnavailable => {
@@ -77,8 +67,4 @@ pub fn error(id: RequestId, failure: &Failure) -> Response {
         response = response.with("x-should-retry", "false");
     }
     response.with("x-request-id", id)
-}
-
-fn json(value: &impl Serialize) -> Vec<u8> {
-    serde_json::to_vec(value).expect("a response should have its JSON")
 }

@@ -12,9 +12,7 @@ Usage: adriaticum backup FILE
 ";
 
 pub fn run(mut args: Args) -> Result<(), CliError> {
-    let Some([file]) = args.words(HELP, ["the new FILE"], &mut [])? else {
-        return Ok(());
-    };
+    let [file] = args.words(HELP, ["the new FILE"], &mut [])?;
     open_store(&args.config()?)?.backup(Path::new(&file)).map_err(|error| {
         CliError::Failed(format!("{file}: {error}. The copy needs a new file in a folder that exists."))
     })

@@ -15,12 +15,10 @@ Options:
 
 pub fn run(mut args: Args) -> Result<(), CliError> {
     let mut json = false;
-    if args.words(HELP, [], &mut [Opt::Flag("json", &mut json)])?.is_none() {
-        return Ok(());
-    }
+    let [] = args.words(HELP, [], &mut [Opt::Flag("json", &mut json)])?;
     let findings = match args.config() {
         Ok(config) => checks::all(&config),
-        Err(error) => vec![Finding::new("configuration", Verdict::Fail, format!("{error:?}"))],
+        Err(error) => vec![Finding::fail("configuration", format!("{error:?}"))],
     };
     if json {
         print_json(&findings)?;

@@ -4,7 +4,7 @@ use std::io::{self, BufRead, IsTerminal, Write};
 
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
-use super::{Args, CliError, open_store};
+use super::{Args, CliError, no_command, open_store};
 use crate::console::password;
 
 const HELP: &str = "\
@@ -17,18 +17,14 @@ It has at least 12 characters.
 ";
 
 pub fn run(mut args: Args) -> Result<(), CliError> {
-    match args.next_word(HELP, &mut [])? {
-        Some(command) if command == "password" => set_password(args),
-        Some(command) => Err(CliError::Usage(format!("there is no command console {command:?}."))),
-        None if args.done => Ok(()),
-        None => Err(CliError::Usage("password is missing.".into())),
+    match args.command(HELP, "password")?.as_str() {
+        "password" => set_password(args),
+        command => Err(no_command("console ", command)),
     }
 }
 
 fn set_password(mut args: Args) -> Result<(), CliError> {
-    if args.words(HELP, [], &mut [])?.is_none() {
-        return Ok(());
-    }
+    let [] = args.words(HELP, [], &mut [])?;
     let config = args.config()?;
     let store = open_store(&config)?;
     let asked = io::stdin().is_terminal();

@@ -1,6 +1,6 @@
 //! `keys`: who may use the API.
 
-use super::{Args, CliError, Opt, open_store, print, print_json, table};
+use super::{Args, CliError, Opt, no_command, open_store, print, print_json, table};
 use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
 use crate::id::secret_hex;
 use crate::store::{CONCURRENT_TAKES, Key, KeyChange, KeyName, NewKey, Permission, parse_concurrent};
@@ -27,17 +27,13 @@ Options:
 ";
 
 pub fn run(mut args: Args) -> Result<(), CliError> {
-    match args.next_word(HELP, &mut [])? {
-        Some(command) => match command.as_str() {
-            "create" => create(args),
-            "list" => list(args),
-            "rename" => rename(args),
-            "revoke" => revoke(args),
-            "set" => set(args),
-            _ => Err(CliError::Usage(format!("there is no command keys {command:?}."))),
-        },
-        None if args.done => Ok(()),
-        None => Err(CliError::Usage("create, list, rename, revoke or set is missing.".into())),
+    match args.command(HELP, "create, list, rename, revoke or set")?.as_str() {
+        "create" => create(args),
+        "list" => list(args),
+        "rename" => rename(args),
+        "revoke" => revoke(args),
+        "set" => set(args),
+        command => Err(no_command("keys ", command)),
     }
 }
 
@@ -52,8 +48,8 @@ struct Terms {
 }
 
 impl Terms {
-    /// Reads the only word of a command, and the options. `None` if help was given.
-    fn read(args: &mut Args, word: &str, now: i64) -> Result<Option<(String, Self)>, CliError> {
+    /// Reads the only word of a command, and the options.
+    fn read(args: &mut Args, word: &str, now: i64) -> Result<(String, Self), CliError> {
         let mut terms = Self::default();
         let Self { permissions, expires, concurrent } = &mut terms;
         let mut add_permission = |word: &str| {
@@ -82,21 +78,17 @@ impl Terms {
             Opt::Value("expires", &mut set_expires),
             Opt::Value("concurrent", &mut set_concurrent),
         ];
-        let Some([word]) = args.words(HELP, [word], &mut options)? else {
-            return Ok(None);
-        };
+        let [word] = args.words(HELP, [word], &mut options)?;
         if terms.expires.flatten().is_some_and(|expires| expires <= now) {
             return Err(CliError::Usage("--expires lies in the past.".into()));
         }
-        Ok(Some((word, terms)))
+        Ok((word, terms))
     }
 }
 
 fn create(mut args: Args) -> Result<(), CliError> {
     let now = when::now();
-    let Some((name, mut terms)) = Terms::read(&mut args, "the new key's NAME", now)? else {
-        return Ok(());
-    };
+    let (name, mut terms) = Terms::read(&mut args, "the new key's NAME", now)?;
     let name = key_name(&name)?;
     if terms.permissions.is_empty() {
         terms.permissions.push(Permission::Completions);
@@ -118,9 +110,7 @@ fn create(mut args: Args) -> Result<(), CliError> {
 
 fn list(mut args: Args) -> Result<(), CliError> {
     let mut json = false;
-    if args.words(HELP, [], &mut [Opt::Flag("json", &mut json)])?.is_none() {
-        return Ok(());
-    }
+    let [] = args.words(HELP, [], &mut [Opt::Flag("json", &mut json)])?;
     let keys = open_store(&args.config()?)?.list_keys()?;
     if json {
         return print_json(&keys);
@@ -149,9 +139,7 @@ fn row(key: &Key) -> Vec<String> {
 }
 
 fn rename(mut args: Args) -> Result<(), CliError> {
-    let Some([id, name]) = args.words(HELP, ["the key's ID", "its new NAME"], &mut [])? else {
-        return Ok(());
-    };
+    let [id, name] = args.words(HELP, ["the key's ID", "its new NAME"], &mut [])?;
     let name = key_name(&name)?;
     match open_store(&args.config()?)?.rename_key(&id, &name)? {
         true => Ok(()),
@@ -160,9 +148,7 @@ fn rename(mut args: Args) -> Result<(), CliError> {
 }
 
 fn revoke(mut args: Args) -> Result<(), CliError> {
-    let Some([id]) = args.words(HELP, ["the key's ID"], &mut [])? else {
-        return Ok(());
-    };
+    let [id] = args.words(HELP, ["the key's ID"], &mut [])?;
     match open_store(&args.config()?)?.revoke_key(&id, when::now())? {
         true => Ok(()),
         false => Err(no_such_key(&id)),
@@ -170,21 +156,19 @@ fn revoke(mut args: Args) -> Result<(), CliError> {
 }
 
 fn set(mut args: Args) -> Result<(), CliError> {
-    let Some((id, terms)) = Terms::read(&mut args, "the key's ID", when::now())? else {
-        return Ok(());
-    };
+    let (id, terms) = Terms::read(&mut args, "the key's ID", when::now())?;
     let mut changes = Vec::new();
-    let mut told = Vec::new();
+    let mut changed = Vec::new();
     if !terms.permissions.is_empty() {
-        told.push(format!("permissions {}", Permission::join(&terms.permissions)));
+        changed.push(format!("permissions {}", Permission::join(&terms.permissions)));
         changes.push(KeyChange::Permissions(terms.permissions));
     }
     if let Some(expires) = terms.expires {
-        told.push(format!("expires {}", expires.map_or("never".into(), |time| when::shown(Some(time)))));
+        changed.push(format!("expires {}", expires.map_or("never".into(), |time| when::shown(Some(time)))));
         changes.push(KeyChange::Expires(expires));
     }
     if let Some(concurrent) = terms.concurrent {
-        told.push(format!("concurrent {}", concurrent.map_or("none".into(), |number| number.to_string())));
+        changed.push(format!("concurrent {}", concurrent.map_or("none".into(), |number| number.to_string())));
         changes.push(KeyChange::Concurrent(concurrent));
     }
     if changes.is_empty() {
@@ -194,7 +178,7 @@ fn set(mut args: Args) -> Result<(), CliError> {
     if !open_store(&config)?.change_key(&id, &changes)? {
         return Err(no_such_key(&id));
     }
-    print(&format!("{id} in {}: {}\n", config.database.display(), told.join(", ")))
+    print(&format!("{id} in {}: {}\n", config.database.display(), changed.join(", ")))
 }
 
 fn key_name(text: &str) -> Result<KeyName, CliError> {

@@ -12,7 +12,7 @@ mod usage;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{self, ExitCode};
 use std::{env, fmt};
 
 use lexopt::{Arg, Parser, ValueExt};
@@ -83,28 +83,26 @@ pub fn main() -> ExitCode {
 
 fn run() -> Result<(), CliError> {
     let mut args = Args::from_env()?;
-    match args.next_word(HELP, &mut [])? {
-        Some(command) => match command.as_str() {
-            "serve" => serve::run(args),
-            "keys" => keys::run(args),
-            "usage" => usage::run(args),
-            "search" => search::run(args),
-            "backup" => backup::run(args),
-            "check" => check::run(args),
-            "console" => console::run(args),
-            _ => Err(CliError::Usage(format!("there is no command {command:?}."))),
-        },
-        None if args.done => Ok(()),
-        None => Err(CliError::Usage("a command is missing.".into())),
+    match args.command(HELP, "a command")?.as_str() {
+        "serve" => serve::run(args),
+        "keys" => keys::run(args),
+        "usage" => usage::run(args),
+        "search" => search::run(args),
+        "backup" => backup::run(args),
+        "check" => check::run(args),
+        "console" => console::run(args),
+        command => Err(no_command("", command)),
     }
+}
+
+fn no_command(group: &str, word: &str) -> CliError {
+    CliError::Usage(format!("there is no command {group}{word:?}."))
 }
 
 /// The command line, without the global options.
 struct Args {
     parser: Parser,
     config: Option<PathBuf>,
-    /// Help or the version was printed, and that was all that was asked for.
-    done: bool,
 }
 
 /// An option of a command: its name, and what becomes of its value; without one, it is a flag.
@@ -133,24 +131,22 @@ impl Args {
                 rest.push(word);
             }
         }
-        Ok(Self { parser: Parser::from_args(rest), config, done: false })
+        Ok(Self { parser: Parser::from_args(rest), config })
     }
 
-    /// The next word that is no option, after the options before it were taken. None at the end, or where
-    /// help was asked for and given.
+    /// The next word that is no option, after the options before it were taken. Returns `None` at the end. If help
+    /// or the version is asked for, prints it and ends the process.
     fn next_word(&mut self, help: &str, options: &mut [Opt]) -> Result<Option<String>, CliError> {
         while let Some(arg) = self.parser.next()? {
             let name = match arg {
                 Arg::Value(word) => return Ok(Some(word.string()?)),
                 Arg::Long("help") | Arg::Short('h') => {
-                    self.done = true;
                     print(help)?;
-                    return Ok(None);
+                    process::exit(0);
                 }
                 Arg::Long("version") => {
-                    self.done = true;
                     print(concat!("adriaticum ", env!("CARGO_PKG_VERSION"), "\n"))?;
-                    return Ok(None);
+                    process::exit(0);
                 }
                 Arg::Long(name) => name.to_owned(),
                 Arg::Short(letter) => return Err(CliError::Usage(format!("there is no option -{letter}."))),
@@ -170,13 +166,18 @@ impl Args {
         Ok(None)
     }
 
-    /// Takes the options, and exactly as many words as there are names for them. None where help was given.
+    /// The word that says what to do.
+    fn command(&mut self, help: &str, name: &str) -> Result<String, CliError> {
+        self.next_word(help, &mut [])?.ok_or_else(|| missing(name))
+    }
+
+    /// Takes the options, and exactly as many words as there are names for them.
     fn words<const N: usize>(
         &mut self,
         help: &str,
         names: [&str; N],
         options: &mut [Opt],
-    ) -> Result<Option<[String; N]>, CliError> {
+    ) -> Result<[String; N], CliError> {
         let mut words = Vec::new();
         while let Some(word) = self.next_word(help, options)? {
             if words.len() == N {
@@ -184,13 +185,16 @@ impl Args {
             }
             words.push(word);
         }
-        if self.done {
-            return Ok(None);
+        words.try_into().map_err(|words: Vec<String>| missing(names[words.len()]))
+    }
+
+    /// Takes all words; `told` says that there is none.
+    fn all_words(&mut self, help: &str, told: &str) -> Result<Vec<String>, CliError> {
+        let mut words = Vec::new();
+        while let Some(word) = self.next_word(help, &mut [])? {
+            words.push(word);
         }
-        match words.try_into() {
-            Ok(words) => Ok(Some(words)),
-            Err(words) => Err(CliError::Usage(format!("{} is missing.", names[words.len()]))),
-        }
+        if words.is_empty() { Err(CliError::Usage(told.into())) } else { Ok(words) }
     }
 
     fn config(&self) -> Result<Config, CliError> {
@@ -198,15 +202,12 @@ impl Args {
     }
 }
 
-fn open_store(config: &Config) -> Result<Store, CliError> {
-    Store::open(&config.database).map_err(|error| database_failed(config, &error))
+fn missing(name: &str) -> CliError {
+    CliError::Usage(format!("{name} is missing."))
 }
 
-fn database_failed(config: &Config, error: &dyn fmt::Display) -> CliError {
-    CliError::Failed(format!(
-        "the database {}: {error}. The setting is database (ADRIATICUM_DATABASE).",
-        config.database.display()
-    ))
+fn open_store(config: &Config) -> Result<Store, CliError> {
+    Store::open(&config.database).map_err(|error| CliError::Failed(checks::database_failed(config, &error)))
 }
 
 fn read_certificate(files: &TlsFiles) -> Result<Certificate, CliError> {

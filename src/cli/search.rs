@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use super::{Args, CliError, Opt, print, print_json, table};
-use crate::config::{Config, SearchPlace};
+use super::{Args, CliError, Opt, no_command, print, print_json, table};
+use crate::config::SearchPlace;
 use crate::search::documents::{self, Candidate};
 use crate::search::{Added, Document, Index, Passage, Search, SearchError};
 use crate::when;
@@ -24,16 +24,12 @@ Options:
 ";
 
 pub fn run(mut args: Args) -> Result<(), CliError> {
-    match args.next_word(HELP, &mut [])? {
-        Some(command) => match command.as_str() {
-            "add" => add(args),
-            "list" => list(args),
-            "remove" => remove(args),
-            "query" => query(args),
-            _ => Err(CliError::Usage(format!("there is no command search {command:?}."))),
-        },
-        None if args.done => Ok(()),
-        None => Err(CliError::Usage("add, list, remove or query is missing.".into())),
+    match args.command(HELP, "add, list, remove or query")?.as_str() {
+        "add" => add(args),
+        "list" => list(args),
+        "remove" => remove(args),
+        "query" => query(args),
+        command => Err(no_command("search ", command)),
     }
 }
 
@@ -47,16 +43,7 @@ struct Tally {
 }
 
 fn add(mut args: Args) -> Result<(), CliError> {
-    let mut paths = Vec::new();
-    while let Some(path) = args.next_word(HELP, &mut [])? {
-        paths.push(path);
-    }
-    if args.done {
-        return Ok(());
-    }
-    if paths.is_empty() {
-        return Err(CliError::Usage("the PATH of a file or folder is missing.".into()));
-    }
+    let paths = args.all_words(HELP, "the PATH of a file or folder is missing.")?;
     let config = args.config()?;
     let index = Index::new(&config.search);
     let mut tally = Tally::default();
@@ -137,10 +124,8 @@ fn tell_of_gone(index: &Index, folder: &Path, files: &[Candidate]) -> Result<(),
 
 fn list(mut args: Args) -> Result<(), CliError> {
     let mut json = false;
-    if args.words(HELP, [], &mut [Opt::Flag("json", &mut json)])?.is_none() {
-        return Ok(());
-    }
-    let index = of(&args.config()?);
+    let [] = args.words(HELP, [], &mut [Opt::Flag("json", &mut json)])?;
+    let index = Index::new(&args.config()?.search);
     // Without an index there are no documents, which is no error here.
     let documents = if index.path().exists() { index.list()? } else { Vec::new() };
     if json {
@@ -167,14 +152,9 @@ fn row(document: &Document) -> Vec<String> {
 }
 
 fn remove(mut args: Args) -> Result<(), CliError> {
-    let Some([id]) = args.words(HELP, ["the document's ID"], &mut [])? else {
-        return Ok(());
-    };
-    let removed = match id.parse() {
-        Ok(id) => of(&args.config()?).remove(id)?,
-        Err(_) => false,
-    };
-    match removed {
+    let [id] = args.words(HELP, ["the document's ID"], &mut [])?;
+    let index = Index::new(&args.config()?.search);
+    match id.parse().map_or(Ok(false), |id| index.remove(id))? {
         true => Ok(()),
         false => Err(CliError::Failed(format!(
             "there is no document {id:?}. adriaticum search list shows those that there are."
@@ -183,30 +163,16 @@ fn remove(mut args: Args) -> Result<(), CliError> {
 }
 
 fn query(mut args: Args) -> Result<(), CliError> {
-    let mut words = Vec::new();
-    while let Some(word) = args.next_word(HELP, &mut [])? {
-        words.push(word);
-    }
-    if args.done {
-        return Ok(());
-    }
-    if words.is_empty() {
-        return Err(CliError::Usage("the WORDS to look for are missing.".into()));
-    }
-    let found = of(&args.config()?).find(&words.join(" "))?;
+    let words = args.all_words(HELP, "the WORDS to look for are missing.")?;
+    let found = Index::new(&args.config()?.search).find(&words.join(" "))?;
     if found.is_empty() {
         eprintln!("Nothing was found.");
     }
-    let shown: Vec<String> = found.iter().enumerate().map(|(index, passage)| shown(index, passage)).collect();
+    let shown: Vec<String> = (1..)
+        .zip(&found)
+        .map(|(number, Passage { title, source, text })| format!("[{number}] {title} ({source})\n{text}\n"))
+        .collect();
     print(&shown.join("\n"))
-}
-
-fn shown(index: usize, Passage { title, source, text }: &Passage) -> String {
-    format!("[{}] {title} ({source})\n{text}\n", index + 1)
-}
-
-fn of(config: &Config) -> Index {
-    Index::new(&config.search)
 }
 
 impl From<SearchError> for CliError {

@@ -10,9 +10,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{flag, low_level::pipe};
 
-use super::{Args, CliError, database_failed, open_store, read_certificate};
+use super::{Args, CliError, open_store, read_certificate};
 use crate::api::grounding::Grounding;
 use crate::background::Background;
+use crate::checks;
 use crate::config::{Config, GroundingMode, RuntimeConfig, SearchConfig, TlsFiles};
 use crate::console::{Console, Monitoring};
 use crate::dispatch::Dispatcher;
@@ -45,9 +46,7 @@ const FEWEST_CONNECTIONS: usize = 16;
 const LEDGER_TIME: Duration = Duration::from_secs(30);
 
 pub fn run(mut args: Args) -> Result<(), CliError> {
-    if args.words(HELP, [], &mut [])?.is_none() {
-        return Ok(());
-    }
+    let [] = args.words(HELP, [], &mut [])?;
     let starting = exit_on_signals().map_err(|error| failed("the signals", &error))?;
     let config = Arc::new(args.config()?);
     logging::start(config.log_level);
@@ -56,7 +55,8 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     }
     let acceptor = config.tls.as_ref().map(acceptor).transpose()?;
     // Before the sockets and the database, so that a second service ends here and has changed nothing. Dropped last.
-    let _lock = ServeLock::take(&config.database).map_err(|error| database_failed(&config, &error))?;
+    let _lock = ServeLock::take(&config.database)
+        .map_err(|error| CliError::Failed(checks::database_failed(&config, &error)))?;
     let sockets = sockets(&config)?;
     let store = Arc::new(open_store(&config)?);
     match store.close_interrupted()? {

@@ -1,12 +1,8 @@
 //! `usage`: what the ledger holds.
 
-use std::io::{self, Write};
-
-use serde_json::Value;
-
-use super::{Args, CliError, Opt, open_store, print, print_json, table};
-use crate::store::{Grouping, Range, Store, Sums, UsageRow};
-use crate::text::{csv_line, grouped};
+use super::{Args, CliError, Opt, no_command, open_store, print, print_json, table};
+use crate::store::{Grouping, Range, Sums, UsageRow};
+use crate::text::{cells, csv_line, grouped};
 use crate::when::{self, When};
 
 const HELP: &str = "\
@@ -27,14 +23,6 @@ Options:
   --json         Print JSON
   --csv          Print comma-separated values
 ";
-
-/// How the figures are printed.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Form {
-    Table,
-    Json,
-    Csv,
-}
 
 pub fn run(mut args: Args) -> Result<(), CliError> {
     let (mut json, mut csv) = (false, false);
@@ -60,34 +48,56 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         Opt::Value("by", &mut set_by),
     ];
     match args.next_word(HELP, &mut options)?.as_deref() {
-        None if args.done => return Ok(()),
         None => {}
         Some("show") => return show(args),
         Some("verify") => return verify(args),
-        Some(word) => return Err(CliError::Usage(format!("there is no command usage {word:?}."))),
+        Some(word) => return Err(no_command("usage ", word)),
     }
-    let form = match (json, csv) {
-        (true, true) => return Err(CliError::Usage("--json and --csv exclude each other.".into())),
-        (true, false) => Form::Json,
-        (false, true) => Form::Csv,
-        (false, false) => Form::Table,
-    };
+    if json && csv {
+        return Err(CliError::Usage("--json and --csv exclude each other.".into()));
+    }
     let now = when::now();
     let ago = |when: Option<When>, otherwise: i64| when.map_or(otherwise, |when| when.ago(now));
     let range = Range { since: ago(since, i64::MIN), until: ago(until, i64::MAX) };
     let store = open_store(&args.config()?)?;
-    match form {
-        Form::Table => print_table(&store, range, by),
-        Form::Json => stream(&store, range, by, Json::default()),
-        Form::Csv => stream(&store, range, by, Csv),
+    let (mut sums, mut rows) = (Sums::default(), Vec::new());
+    match by {
+        None => sums = store.sums(range)?,
+        Some(by) => store.grouped(range, by, |row| {
+            sums.add(&row.sums);
+            rows.push(row);
+        })?,
     }
+    if json {
+        return print(&as_json(&rows, &sums));
+    }
+    let columns = columns(by);
+    let mut lines: Vec<Vec<String>> = vec![columns.iter().map(ToString::to_string).collect()];
+    lines.extend(rows.iter().map(|row| cells(row, columns.iter().copied())));
+    if csv {
+        // Without groups, one line with the sums.
+        lines.extend(by.is_none().then(|| cells(&sums, columns.iter().copied())));
+        return print(&lines.iter().map(|cells| csv_line(cells)).collect::<String>());
+    }
+    if by.is_some() {
+        print(&table::lay_out(&lines))?;
+    }
+    print(&summary(&sums))
+}
+
+/// An object with a row a line, and with the members of the sums.
+fn as_json(rows: &[UsageRow], sums: &Sums) -> String {
+    let rows: Vec<String> = rows
+        .iter()
+        .map(|row| format!("\n  {}", serde_json::to_string(row).expect("a row should have its JSON")))
+        .collect();
+    let sums = serde_json::to_string(sums).expect("sums should have their JSON");
+    format!("{{\"rows\": [{}],\n{}\n", rows.join(","), sums.trim_start_matches('{'))
 }
 
 fn show(mut args: Args) -> Result<(), CliError> {
     let mut json = false;
-    let Some([id]) = args.words(HELP, ["the REQUEST_ID"], &mut [Opt::Flag("json", &mut json)])? else {
-        return Ok(());
-    };
+    let [id] = args.words(HELP, ["the REQUEST_ID"], &mut [Opt::Flag("json", &mut json)])?;
     let row = open_store(&args.config()?)?.find_row(&id)?.ok_or_else(|| {
         CliError::Failed(format!(
             "there is no row for {id:?}. A request without a valid key has none, and old ones may have been removed."
@@ -127,9 +137,7 @@ fn show(mut args: Args) -> Result<(), CliError> {
 }
 
 fn verify(mut args: Args) -> Result<(), CliError> {
-    if args.words(HELP, [], &mut [])?.is_none() {
-        return Ok(());
-    }
+    let [] = args.words(HELP, [], &mut [])?;
     let found = open_store(&args.config()?)?.verify()?;
     match found.fault {
         None => {
@@ -141,21 +149,6 @@ fn verify(mut args: Args) -> Result<(), CliError> {
         }
         Some(fault) => Err(CliError::Failed(format!("after {} good rows: {fault}.", found.rows))),
     }
-}
-
-fn print_table(store: &Store, range: Range, by: Option<Grouping>) -> Result<(), CliError> {
-    let mut sums = Sums::default();
-    if let Some(by) = by {
-        let mut lines = vec![heading(Some(by))];
-        store.grouped(range, by, |row| {
-            sums.add(&row.sums);
-            lines.push(cells(by, &row));
-        })?;
-        print(&table::lay_out(&lines))?;
-    } else {
-        sums = store.sums(range)?;
-    }
-    print(&summary(&sums))
 }
 
 /// What there is, in a sentence: what was not measured is told beside what was, never as a zero.
@@ -179,110 +172,10 @@ fn summary(sums: &Sums) -> String {
     )
 }
 
-/// A form in which groups are printed as they come, and what they add up to at the end.
-trait Printer {
-    fn start(&mut self, out: &mut dyn Write, by: Option<Grouping>) -> io::Result<()>;
-    fn row(&mut self, out: &mut dyn Write, by: Grouping, row: &UsageRow) -> io::Result<()>;
-    fn end(&mut self, out: &mut dyn Write, by: Option<Grouping>, sums: &Sums) -> io::Result<()>;
-}
-
-/// Prints groups as they come, so that as many as there are need no more memory than one.
-fn stream(
-    store: &Store,
-    range: Range,
-    by: Option<Grouping>,
-    mut printer: impl Printer,
-) -> Result<(), CliError> {
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    let mut sums = Sums::default();
-    let mut result = printer.start(&mut out, by);
-    match by {
-        None => sums = store.sums(range)?,
-        Some(by) => store.grouped(range, by, |row| {
-            sums.add(&row.sums);
-            if result.is_ok() {
-                result = printer.row(&mut out, by, &row);
-            }
-        })?,
-    }
-    match result.and_then(|()| printer.end(&mut out, by, &sums)).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(CliError::Failed(format!("standard output: {error}.")))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// An object with the rows and what they add up to.
-#[derive(Default)]
-struct Json {
-    rows: u64,
-}
-
-impl Printer for Json {
-    fn start(&mut self, out: &mut dyn Write, _: Option<Grouping>) -> io::Result<()> {
-        write!(out, "{{\"rows\": [")
-    }
-
-    fn row(&mut self, out: &mut dyn Write, _: Grouping, row: &UsageRow) -> io::Result<()> {
-        let row = serde_json::to_string(row).expect("a row should have its JSON");
-        self.rows += 1;
-        write!(out, "{}\n  {row}", if self.rows == 1 { "" } else { "," })
-    }
-
-    fn end(&mut self, out: &mut dyn Write, _: Option<Grouping>, sums: &Sums) -> io::Result<()> {
-        // The sums' own members follow the rows in the same object.
-        let sums = serde_json::to_string(sums).expect("sums should have their JSON");
-        writeln!(out, "],\n{}", sums.trim_start_matches('{'))
-    }
-}
-
-/// A line for each group, or one with the sums where there are no groups.
-struct Csv;
-
-impl Printer for Csv {
-    fn start(&mut self, out: &mut dyn Write, by: Option<Grouping>) -> io::Result<()> {
-        out.write_all(csv_line(&heading(by)).as_bytes())
-    }
-
-    fn row(&mut self, out: &mut dyn Write, by: Grouping, row: &UsageRow) -> io::Result<()> {
-        out.write_all(csv_line(&cells(by, row)).as_bytes())
-    }
-
-    fn end(&mut self, out: &mut dyn Write, by: Option<Grouping>, sums: &Sums) -> io::Result<()> {
-        match by {
-            Some(_) => Ok(()),
-            None => out.write_all(csv_line(&figures(sums)).as_bytes()),
-        }
-    }
-}
-
-fn heading(by: Option<Grouping>) -> Vec<String> {
-    let labels = by.map_or(&[][..], Grouping::labels);
+/// What names a group, if there are any, and the figures.
+fn columns(by: Option<Grouping>) -> Vec<&'static str> {
     let figures = ["requests", "errors", "prompt_tokens", "completion_tokens", "total_tokens", "unmeasured"];
-    labels.iter().chain(&figures).map(ToString::to_string).collect()
-}
-
-fn cells(by: Grouping, row: &UsageRow) -> Vec<String> {
-    let text = |name: &&str| match &row.labels[*name] {
-        Value::String(text) => text.clone(),
-        Value::Null => String::new(),
-        other => other.to_string(),
-    };
-    by.labels().iter().map(text).chain(figures(&row.sums)).collect()
-}
-
-fn figures(sums: &Sums) -> Vec<String> {
-    [
-        sums.requests,
-        sums.errors,
-        sums.prompt_tokens,
-        sums.completion_tokens,
-        sums.total_tokens,
-        sums.unmeasured,
-    ]
-    .map(|figure| figure.to_string())
-    .to_vec()
+    by.map_or(&[][..], Grouping::labels).iter().copied().chain(figures).collect()
 }
 
 #[cfg(test)]

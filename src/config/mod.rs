@@ -4,6 +4,7 @@ mod runtime;
 mod search;
 mod settings;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::{env, str};
 
@@ -11,7 +12,7 @@ use log::LevelFilter;
 
 pub use runtime::{RuntimeConfig, Secret};
 pub use search::{GroundingMode, SearchConfig, SearchPlace};
-pub use settings::ConfigError;
+pub use settings::{ConfigError, Digests};
 use settings::{Settings, Written};
 
 use crate::listener::{Address, Proxies};
@@ -42,6 +43,8 @@ pub struct Config {
     pub file: Option<PathBuf>,
     /// Variables of the environment that look like settings and are none.
     pub unknown_variables: Vec<String>,
+    /// By which a reload tells what was changed.
+    pub digests: Digests,
 }
 
 /// Where the certificate and its key are, in PEM.
@@ -82,11 +85,15 @@ impl Config {
         let mut settings = Settings::read(file, environment)?;
         // It says where the others are, and was followed already.
         settings.take_variable("config");
-        let api_hosts = api_hosts(settings.take("api_hosts"))?;
-        let database: PathBuf = settings.text("database")?.unwrap_or("adriaticum.db".into()).into();
+        let local = ["localhost", "127.0.0.1", "::1"].map(String::from).into();
+        let api_hosts = settings.value("api_hosts", local, api_hosts)?;
+        let console_host = settings.value("console_host", Some("console.localhost".into()), |written| {
+            console_host(written, &api_hosts)
+        })?;
+        let database: PathBuf = settings.name("database", "adriaticum.db")?.into();
         let mut config = Self {
-            listen: listen(settings.take("listen"))?,
-            console_host: console_host(settings.take("console_host"), &api_hosts)?,
+            listen: settings.value("listen", Address::Tcp(([127, 0, 0, 1], 8080).into()), listen)?,
+            console_host,
             api_hosts,
             workers: settings.number("workers", 1..=1024, 16)? as usize,
             queue: settings.number("queue", 0..=65_536, 64)? as usize,
@@ -94,74 +101,30 @@ impl Config {
             compatibility: settings.word("compatibility", &COMPATIBILITIES, Compatibility::Strict)?,
             log_level: settings.word("log_level", &LEVELS, LevelFilter::Info)?,
             tls: tls(&mut settings)?,
-            trusted_proxies: trusted_proxies(settings.take("trusted_proxies"))?,
+            trusted_proxies: settings.value("trusted_proxies", Proxies::default(), trusted_proxies)?,
             runtime: runtime::read(&mut settings)?,
             search: search::read(&mut settings, &database)?,
             database,
             retention_days: retention_days(settings.number("usage.retention_days", 0..=36_500, 0)?),
             file: file.map(Path::to_owned),
             unknown_variables: Vec::new(),
+            digests: Digests::default(),
         };
-        config.unknown_variables = settings.finish()?;
+        (config.unknown_variables, config.digests) = settings.finish()?;
         Ok(config)
+    }
+
+    /// The settings in which another one differs, of those that a running service keeps to the end.
+    pub fn differences(&self, other: &Self) -> Vec<&'static str> {
+        let names: BTreeSet<&'static str> =
+            self.digests.keys().chain(other.digests.keys()).copied().collect();
+        let differs = |name: &&str| self.digests.get(name) != other.digests.get(name);
+        names.into_iter().filter(|name| !RELOADED.contains(name)).filter(differs).collect()
     }
 }
 
-impl Config {
-    /// The settings in which another one differs, of those that a running service keeps to the end.
-    pub fn differences(&self, other: &Self) -> Vec<&'static str> {
-        // Each by its name, so that a new one is not forgotten.
-        let Self {
-            listen,
-            api_hosts,
-            console_host,
-            database,
-            workers,
-            queue,
-            max_connections,
-            compatibility,
-            log_level: _,
-            tls,
-            trusted_proxies,
-            runtime,
-            search,
-            retention_days,
-            file: _,
-            unknown_variables: _,
-        } = self;
-        let patterns = |search: &SearchConfig| -> Vec<String> {
-            search.patterns.iter().map(|pattern| pattern.as_str().to_owned()).collect()
-        };
-        let roots = |runtime: &RuntimeConfig| runtime.ca.as_ref().map(|ca| ca.roots.clone());
-        [
-            ("listen", *listen != other.listen),
-            ("api_hosts", *api_hosts != other.api_hosts),
-            ("console_host", *console_host != other.console_host),
-            ("database", *database != other.database),
-            ("workers", *workers != other.workers),
-            ("queue", *queue != other.queue),
-            ("max_connections", *max_connections != other.max_connections),
-            ("compatibility", *compatibility != other.compatibility),
-            // A reload reads the names of these files and their content again.
-            ("tls.cert", tls.is_some() != other.tls.is_some()),
-            ("trusted_proxies", *trusted_proxies != other.trusted_proxies),
-            ("runtime.url", runtime.urls != other.runtime.urls),
-            ("runtime.model", runtime.model != other.runtime.model),
-            ("runtime.api_key", runtime.api_key != other.runtime.api_key),
-            ("runtime.ca", roots(runtime) != roots(&other.runtime)),
-            ("runtime.timeout", runtime.timeout != other.runtime.timeout),
-            ("search.url", search.place != other.search.place),
-            ("search.grounding", search.grounding != other.search.grounding),
-            ("search.match", patterns(search) != patterns(&other.search)),
-            ("search.timeout", search.timeout != other.search.timeout),
-            ("search.results", search.results != other.search.results),
-            ("usage.retention_days", *retention_days != other.retention_days),
-        ]
-        .into_iter()
-        .filter_map(|(name, differs)| differs.then_some(name))
-        .collect()
-    }
-}
+/// The settings that a reload applies. Of TLS, these are the files and their content, but not whether it is spoken.
+const RELOADED: [&str; 2] = ["log_level", "tls.key"];
 
 const COMPATIBILITIES: [(&str, Compatibility); 2] =
     [("strict", Compatibility::Strict), ("openai", Compatibility::OpenAi)];
@@ -174,41 +137,31 @@ const LEVELS: [(&str, LevelFilter); 5] = [
     ("trace", LevelFilter::Trace),
 ];
 
-fn listen(written: Option<Written>) -> Result<Address, ConfigError> {
-    let Some(written) = written else {
-        return Ok(Address::Tcp(([127, 0, 0, 1], 8080).into()));
-    };
-    let text = written.text()?;
-    let address = match text.strip_prefix("unix:") {
+fn listen(written: &Written) -> Result<Address, ConfigError> {
+    let takes = "an address and a port, such as 127.0.0.1:8080 or [::1]:8080, or unix: and a path";
+    written.parse(takes, |text| match text.strip_prefix("unix:") {
         Some(path) => (!path.is_empty()).then(|| Address::Unix(path.into())),
         None => text.parse().ok().map(Address::Tcp),
-    };
-    address.ok_or_else(|| {
-        written.refuse("an address and a port, such as 127.0.0.1:8080 or [::1]:8080, or unix: and a path")
     })
 }
 
-fn api_hosts(written: Option<Written>) -> Result<Vec<String>, ConfigError> {
-    let Some(written) = written else {
-        return Ok(["localhost", "127.0.0.1", "::1"].map(String::from).into());
-    };
-    let hosts: Option<Vec<String>> = written.texts(',')?.iter().map(|text| host(text)).collect();
-    hosts
-        .filter(|hosts| !hosts.is_empty())
-        .ok_or_else(|| written.refuse("one or more host names or addresses, without ports"))
+fn api_hosts(written: &Written) -> Result<Vec<String>, ConfigError> {
+    let takes = "one or more host names or addresses, without ports";
+    let hosts = written.parse_each(takes, host)?;
+    if hosts.is_empty() { Err(written.refuse(takes)) } else { Ok(hosts) }
 }
 
-fn console_host(written: Option<Written>, api_hosts: &[String]) -> Result<Option<String>, ConfigError> {
-    let Some(written) = written else {
-        return Ok(Some("console.localhost".into()));
-    };
-    match written.text()? {
-        "" => Ok(None),
-        text => host(text).filter(|host| !api_hosts.contains(host)).map(Some).ok_or_else(|| {
-            written
-                .refuse("a host name without a port that is not one of api_hosts, or nothing for no console")
-        }),
-    }
+fn console_host(written: &Written, api_hosts: &[String]) -> Result<Option<String>, ConfigError> {
+    let takes = "a host name without a port that is not one of api_hosts, or nothing for no console";
+    written.parse(takes, |text| match text {
+        "" => Some(None),
+        text => host(text).filter(|host| !api_hosts.contains(host)).map(Some),
+    })
+}
+
+fn trusted_proxies(written: &Written) -> Result<Proxies, ConfigError> {
+    let takes = "addresses such as 10.0.0.7 or fd00::7, networks such as 10.0.0.0/8, or unix";
+    written.parse_each(takes, |text| text.parse().ok()).map(Proxies)
 }
 
 /// A host name or address as requests are compared with it: lower case, an IPv6 address without brackets.
@@ -222,22 +175,14 @@ fn tls(settings: &mut Settings) -> Result<Option<TlsFiles>, ConfigError> {
     let is_set = |written: &Written| !written.text().is_ok_and(str::is_empty);
     let cert = settings.take("tls.cert").filter(is_set);
     let key = settings.take("tls.key").filter(is_set);
+    settings.note("tls.cert", &cert.is_some());
+    settings.note("tls.key", &key.is_some());
     match (cert, key) {
         (None, None) => Ok(None),
         (Some(cert), Some(key)) => Ok(Some(TlsFiles { cert: cert.text()?.into(), key: key.text()?.into() })),
         (Some(cert), None) => Err(cert.refuse("a file only together with tls.key")),
         (None, Some(key)) => Err(key.refuse("a file only together with tls.cert")),
     }
-}
-
-fn trusted_proxies(written: Option<Written>) -> Result<Proxies, ConfigError> {
-    let Some(written) = written else {
-        return Ok(Proxies::default());
-    };
-    let proxies: Result<_, _> = written.texts(',')?.iter().map(|text| text.parse()).collect();
-    proxies.map(Proxies).map_err(|_| {
-        written.refuse("addresses such as 10.0.0.7 or fd00::7, networks such as 10.0.0.0/8, or unix")
-    })
 }
 
 fn retention_days(days: u64) -> Option<u32> {
@@ -296,16 +241,11 @@ mod tests {
             ("ADRIATICUM_RUNTIME_TIMEOUT", "9"),
         ])
         .expect("the environment should be good");
-        assert_eq!(Config { file: None, ..written }.shown(), set.shown());
+        let shown = |config| format!("{:?}", Config { file: None, digests: Digests::default(), ..config });
+        assert_eq!(shown(written), shown(set.clone()));
         assert_eq!(set.runtime.urls, ["http://a/v1", "http://b:1/v1"]);
         assert_eq!(set.api_hosts, ["api.test", "::1"]);
         assert_eq!(set.console_host, None);
-    }
-
-    impl Config {
-        fn shown(&self) -> String {
-            format!("{self:?}")
-        }
     }
 
     #[test]

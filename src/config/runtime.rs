@@ -50,30 +50,24 @@ impl fmt::Debug for Secret {
 }
 
 pub(super) fn read(settings: &mut Settings) -> Result<RuntimeConfig, ConfigError> {
-    let mut urls = Vec::new();
-    if let Some(written) = settings.take("runtime.url") {
-        for url in written.texts(',')? {
-            urls.push(base_address(&url).ok_or_else(|| {
-                written.refuse("base addresses such as http://127.0.0.1:8081/v1 or https://10.0.0.7/v1")
-            })?);
-        }
-    }
+    let takes = "base addresses such as http://127.0.0.1:8081/v1 or https://10.0.0.7/v1";
     let (api_key, api_key_file) = api_key(settings)?;
-    Ok(RuntimeConfig {
-        urls,
-        model: settings.text("runtime.model")?.unwrap_or("adriaticum".into()),
+    let config = RuntimeConfig {
+        urls: settings.value("runtime.url", Vec::new(), |written| written.parse_each(takes, base_address))?,
+        model: settings.name("runtime.model", "adriaticum")?,
         api_key,
         api_key_file,
-        ca: ca(settings.take("runtime.ca"))?,
+        ca: settings.value("runtime.ca", None, ca)?,
         timeout: Duration::from_secs(settings.number("runtime.timeout", 1..=86_400, 120)?),
-    })
+    };
+    // Not shown by themselves: the key, and the content of the file.
+    settings.note("runtime.api_key", &config.api_key.as_ref().map(Secret::expose));
+    settings.note("runtime.ca", &config.ca.as_ref().map(|ca| &ca.roots));
+    Ok(config)
 }
 
 /// The certificates of a PEM file; an empty name counts as not set.
-fn ca(written: Option<Written>) -> Result<Option<RootCertStore>, ConfigError> {
-    let Some(written) = written else {
-        return Ok(None);
-    };
+fn ca(written: &Written) -> Result<Option<RootCertStore>, ConfigError> {
     match written.text()? {
         "" => Ok(None),
         path => roots::read(Path::new(path)).map(Some).map_err(|error| {

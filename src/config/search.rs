@@ -49,21 +49,11 @@ const GROUNDING_MODES: [(&str, GroundingMode); 4] = [
 ];
 
 pub(super) fn read(settings: &mut Settings, database: &Path) -> Result<SearchConfig, ConfigError> {
-    let place = match settings.take("search.url") {
-        None => None,
-        Some(written) => match written.text()? {
-            "" => None,
-            "index:" => Some(SearchPlace::Index),
-            url => Some(SearchPlace::SearXng(base_address(url).ok_or_else(|| {
-                written.refuse("index: or the address of a SearXNG instance, such as http://127.0.0.1:8888")
-            })?)),
-        },
-    };
-    let patterns = match settings.take("search.match") {
-        None => Vec::new(),
-        Some(written) => patterns(&written)?,
-    };
-    let grounding = grounding(settings.take("search.grounding"), place.is_some(), !patterns.is_empty())?;
+    let place = settings.value("search.url", None, place)?;
+    let patterns = settings.value("search.match", Vec::new(), patterns)?;
+    let grounding = settings.value("search.grounding", GroundingMode::Off, |written| {
+        grounding(written, place.is_some(), !patterns.is_empty())
+    })?;
     Ok(SearchConfig {
         place,
         index: beside(database),
@@ -74,15 +64,17 @@ pub(super) fn read(settings: &mut Settings, database: &Path) -> Result<SearchCon
     })
 }
 
-/// The mode, where what it needs is set too: a service that could not ask Search would refuse every request.
-fn grounding(
-    written: Option<Written>,
-    has_place: bool,
-    has_patterns: bool,
-) -> Result<GroundingMode, ConfigError> {
-    let Some(written) = written else {
-        return Ok(GroundingMode::Off);
-    };
+fn place(written: &Written) -> Result<Option<SearchPlace>, ConfigError> {
+    let takes = "index: or the address of a SearXNG instance, such as http://127.0.0.1:8888";
+    written.parse(takes, |text| match text {
+        "" => Some(None),
+        "index:" => Some(Some(SearchPlace::Index)),
+        url => base_address(url).map(|url| Some(SearchPlace::SearXng(url))),
+    })
+}
+
+/// The mode, if what it needs is set too: a service that could not ask Search would refuse every request.
+fn grounding(written: &Written, has_place: bool, has_patterns: bool) -> Result<GroundingMode, ConfigError> {
     let mode = written.word(&GROUNDING_MODES)?;
     if mode != GroundingMode::Off && !has_place {
         return Err(written.refuse(

@@ -9,6 +9,7 @@ use std::fs;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
+use sha2::{Digest, Sha256};
 use toml::Value;
 
 /// A setting that can't be used: its name, where it was read and what it takes.
@@ -26,7 +27,11 @@ const PREFIX: &str = "ADRIATICUM_";
 pub struct Settings {
     file: Option<(PathBuf, toml::Table)>,
     environment: BTreeMap<String, String>,
+    digests: Digests,
 }
+
+/// A digest of every value by its setting's name: enough to tell whether a setting was changed, and no secret.
+pub type Digests = BTreeMap<&'static str, [u8; 32]>;
 
 /// A value as it is written, with the place where it stands.
 pub struct Written {
@@ -42,19 +47,13 @@ impl Settings {
     ) -> Result<Self, ConfigError> {
         let file = file.map(|path| Ok((path.to_owned(), read_file(path)?))).transpose()?;
         let environment = environment.filter(|(name, _)| name.starts_with(PREFIX)).collect();
-        Ok(Self { file, environment })
+        Ok(Self { file, environment, digests: Digests::default() })
     }
 
     /// Takes a setting, from the environment first.
     pub fn take(&mut self, name: &str) -> Option<Written> {
-        let variable = variable(name);
         let in_file = self.take_from_file(name);
-        match self.environment.remove(&variable) {
-            Some(text) => {
-                Some(Written { value: Value::String(text), place: format!("{variable} in the environment") })
-            }
-            None => in_file,
-        }
+        self.take_variable(name).or(in_file)
     }
 
     /// Takes a variable that has no counterpart in the file.
@@ -62,6 +61,23 @@ impl Settings {
         let variable = variable(name);
         let text = self.environment.remove(&variable)?;
         Some(Written { value: Value::String(text), place: format!("{variable} in the environment") })
+    }
+
+    /// Takes a setting and makes a value of it; the default if it is not set.
+    pub fn value<T: fmt::Debug>(
+        &mut self,
+        name: &'static str,
+        default: T,
+        read: impl FnOnce(&Written) -> Result<T, ConfigError>,
+    ) -> Result<T, ConfigError> {
+        let value = self.take(name).map_or(Ok(default), |written| read(&written))?;
+        self.note(name, &value);
+        Ok(value)
+    }
+
+    /// Notes the value of a setting in the digests.
+    pub fn note(&mut self, name: &'static str, value: &impl fmt::Debug) {
+        self.digests.insert(name, Sha256::digest(format!("{value:?}")).into());
     }
 
     fn take_from_file(&mut self, name: &str) -> Option<Written> {
@@ -76,36 +92,38 @@ impl Settings {
 
     pub fn number(
         &mut self,
-        name: &str,
+        name: &'static str,
         range: RangeInclusive<u64>,
         default: u64,
     ) -> Result<u64, ConfigError> {
-        let Some(written) = self.take(name) else {
-            return Ok(default);
-        };
-        written.number().filter(|number| range.contains(number)).ok_or_else(|| {
-            written.refuse(&format!("a whole number from {} to {}", range.start(), range.end()))
+        self.value(name, default, |written| {
+            written.number().filter(|number| range.contains(number)).ok_or_else(|| {
+                written.refuse(&format!("a whole number from {} to {}", range.start(), range.end()))
+            })
         })
     }
 
-    /// A text; an empty one counts as not set.
-    pub fn text(&mut self, name: &str) -> Result<Option<String>, ConfigError> {
-        let Some(written) = self.take(name) else {
-            return Ok(None);
-        };
-        Ok(Some(written.text()?.to_owned()).filter(|text| !text.is_empty()))
+    /// A text; the default in place of an empty one.
+    pub fn name(&mut self, name: &'static str, default: &str) -> Result<String, ConfigError> {
+        self.value(name, default.to_owned(), |written| {
+            let text = written.text()?;
+            Ok(if text.is_empty() { default } else { text }.to_owned())
+        })
     }
 
     /// One of a few words.
-    pub fn word<T: Copy>(&mut self, name: &str, words: &[(&str, T)], default: T) -> Result<T, ConfigError> {
-        let Some(written) = self.take(name) else {
-            return Ok(default);
-        };
-        written.word(words)
+    pub fn word<T: Copy + fmt::Debug>(
+        &mut self,
+        name: &'static str,
+        words: &[(&str, T)],
+        default: T,
+    ) -> Result<T, ConfigError> {
+        self.value(name, default, |written| written.word(words))
     }
 
-    /// Refuses a name of the file that was not taken; names of the environment come back, to be warned of.
-    pub fn finish(self) -> Result<Vec<String>, ConfigError> {
+    /// Refuses a name of the file that was not taken. Returns the names of the environment that were not, to be warned
+    /// of, and the digests.
+    pub fn finish(self) -> Result<(Vec<String>, Digests), ConfigError> {
         if let Some((path, table)) = self.file {
             for (name, value) in table {
                 let name = match value {
@@ -122,7 +140,7 @@ impl Settings {
                 )));
             }
         }
-        Ok(self.environment.into_keys().collect())
+        Ok((self.environment.into_keys().collect(), self.digests))
     }
 }
 
@@ -154,6 +172,21 @@ impl Written {
             let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
             self.refuse(&format!("one of {}", known.join(", ")))
         })
+    }
+
+    /// What `read` makes of the text.
+    pub fn parse<T>(&self, takes: &str, read: impl FnOnce(&str) -> Option<T>) -> Result<T, ConfigError> {
+        read(self.text()?).ok_or_else(|| self.refuse(takes))
+    }
+
+    /// What `read` makes of each of several texts.
+    pub fn parse_each<T>(
+        &self,
+        takes: &str,
+        read: impl Fn(&str) -> Option<T>,
+    ) -> Result<Vec<T>, ConfigError> {
+        let values: Option<Vec<T>> = self.texts(',')?.iter().map(|text| read(text)).collect();
+        values.ok_or_else(|| self.refuse(takes))
     }
 
     /// Several texts: an array or a single text in the file, parted by `separator` in the environment.

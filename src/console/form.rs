@@ -1,11 +1,15 @@
 //! Names and values as forms and addresses write them.
 
+use percent_encoding::percent_decode_str;
+
 /// The parts of a query or of a form: `a=b&c=d`, in the WHATWG's encoding.
 #[derive(Clone, Debug, Default)]
 pub struct Form(Vec<(String, String)>);
 
 impl Form {
     pub fn parse(text: &str) -> Self {
+        let decode =
+            |text: &str| percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned();
         let pairs = text.split('&').filter(|pair| !pair.is_empty());
         let pairs = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
         Self(pairs.map(|(name, value)| (decode(name), decode(value))).collect())
@@ -25,42 +29,10 @@ impl Form {
     }
 }
 
-/// A percent sign that is followed by no two digits stands for itself; what is no UTF-8 is replaced.
-fn decode(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, after @ ..] = rest {
-        rest = after;
-        match first {
-            b'+' => bytes.push(b' '),
-            b'%' => match after.get(..2).and_then(|digits| hex::decode(digits).ok()) {
-                Some(byte) => {
-                    bytes.extend(byte);
-                    rest = &after[2..];
-                }
-                None => bytes.push(b'%'),
-            },
-            other => bytes.push(*other),
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// A value as it can stand in an address.
-pub fn encode(text: &str) -> String {
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => encoded.push(byte.into()),
-            _ => encoded += &format!("%{byte:02X}"),
-        }
-    }
-    encoded
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::text::percent_encoded;
 
     #[test]
     fn values_and_back() {
@@ -69,7 +41,7 @@ mod tests {
         assert_eq!(form.all("a").collect::<Vec<_>>(), ["1", "2"]);
         assert_eq!((form.get("e"), form.get("f"), form.get("nothing")), ("%zz%4", "é\u{fffd}", ""));
         for text in ["", "plain", "a b&c=d+e%", "é☂\"<>\r\n\0"] {
-            assert_eq!(Form::parse(&format!("x={}", encode(text))).get("x"), text);
+            assert_eq!(Form::parse(&format!("x={}", percent_encoded(text))).get("x"), text);
         }
     }
 }

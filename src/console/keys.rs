@@ -5,20 +5,15 @@ use std::net::IpAddr;
 
 use maud::{Markup, html};
 
+use super::key_table::{counts, table};
 use super::page::{self, Part, form_token};
 use super::visit::{Session, Visit};
 use super::{Console, Stop};
 use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
 use crate::http::Response;
 use crate::id::secret_hex;
-use crate::store::{
-    CONCURRENT_TAKES, Digest, Key, KeyName, NewKey, Permission, Range, Span, parse_concurrent,
-};
-use crate::text::grouped;
+use crate::store::{CONCURRENT_TAKES, Digest, Key, KeyName, NewKey, Permission, parse_concurrent};
 use crate::when::{self, When};
-
-/// The time over which requests are counted in the table, in days.
-const COUNTED_DAYS: i64 = 30;
 
 /// The terms that are offered for a new key.
 const TERMS: [(&str, &str); 6] = [
@@ -74,94 +69,6 @@ pub fn list(console: &Console, visit: &Visit, session: &Session) -> Result<Respo
         }
     };
     Ok(page::inside(&console.assets, session, Part::Keys, "API Keys", &content))
-}
-
-/// How many requests each key made lately.
-fn counts(console: &Console, now: i64) -> Result<HashMap<String, i64>, Stop> {
-    let day = Span::Day.seconds();
-    let until = (now.div_euclid(day) + 1) * day;
-    let mut counts = HashMap::new();
-    let range = Range { since: until - COUNTED_DAYS * day, until };
-    console.store.figures(Span::Day, range, None, |figures| {
-        *counts.entry(figures.key_id).or_default() += figures.sums.requests;
-    })?;
-    Ok(counts)
-}
-
-fn table(keys: &[&Key], counts: &HashMap<String, i64>, session: &Session, now: i64) -> Markup {
-    let is_revoked = keys.iter().all(|key| key.revoked.is_some());
-    html! {
-        table.cards role="table" {
-            thead role="rowgroup" {
-                tr role="row" {
-                    th role="columnheader" scope="col" { "Name" }
-                    th role="columnheader" scope="col" { "Key" }
-                    th role="columnheader" scope="col" { "Permissions" }
-                    th role="columnheader" scope="col" { "Created" }
-                    th role="columnheader" scope="col" { @if is_revoked { "Revoked" } @else { "Expires" } }
-                    th role="columnheader" scope="col" { "Last used" }
-                    th.number role="columnheader" scope="col" { "Requests, " (COUNTED_DAYS) " days" }
-                    @if !is_revoked { th role="columnheader" scope="col" { span.unseen { "Actions" } } }
-                }
-            }
-            tbody role="rowgroup" {
-                @for key in keys { (row(key, counts.get(&key.id).copied().unwrap_or(0), session, now)) }
-            }
-        }
-    }
-}
-
-fn row(key: &Key, requests: i64, session: &Session, now: i64) -> Markup {
-    let has_expired = key.expires.is_some_and(|expires| expires <= now);
-    html! {
-        tr role="row" #(key.id) {
-            th.name role="rowheader" scope="row" {
-                span.text { (key.name) }
-                @if has_expired && key.revoked.is_none() { " " span.badge.bad { "expired" } }
-            }
-            td role="cell" data-label="Key" {
-                @if let Some(hint) = &key.hint { code { (hint) } br; }
-                code.muted { (key.id) }
-            }
-            td role="cell" data-label="Permissions" {
-                @for permission in &key.permissions { span.badge { (permission.as_str()) } " " }
-                @if key.permissions.is_empty() { "none" }
-                @if let Some(number) = key.concurrent { span.muted { (number) " at once" } }
-            }
-            td role="cell" data-label="Created" { (page::date(key.created)) }
-            td role="cell" data-label=(if key.revoked.is_some() { "Revoked" } else { "Expires" }) {
-                @match key.revoked.or(key.expires) {
-                    Some(time) => (page::date(time)),
-                    None => "never",
-                }
-            }
-            td role="cell" data-label="Last used" {
-                @match key.last_used {
-                    Some(time) => (page::time(time, false)),
-                    None => "never",
-                }
-            }
-            td.number role="cell" data-label=(format!("Requests, {COUNTED_DAYS} days")) {
-                a href=(format!("/usage?range=30d&key={}", key.id)) aria-label=(format!("{} by {}", page::count(requests, "request"), key.name)) {
-                    (grouped(requests))
-                }
-            }
-            @if key.revoked.is_none() {
-                td.actions role="cell" {
-                    details.menu {
-                        summary aria-label=(format!("Rename {}", key.name)) { "Rename" }
-                        form method="post" action=(format!("/keys/{}/rename", key.id)) {
-                            (form_token(session))
-                            label for=(format!("name-{}", key.id)) { "New name" }
-                            input #(format!("name-{}", key.id)) name="name" value=(key.name) required maxlength="64" autocomplete="off";
-                            button.primary type="submit" { "Save" }
-                        }
-                    }
-                    a.danger href=(format!("/keys/{}/revoke", key.id)) aria-label=(format!("Revoke {}", key.name)) { "Revoke" }
-                }
-            }
-        }
-    }
 }
 
 pub fn new(console: &Console, session: &Session) -> Result<Response, Stop> {
@@ -324,7 +231,7 @@ fn example(console: &Console, visit: &Visit, permissions: &[Permission], secret:
     let port =
         authority.rfind(':').filter(|at| !authority[*at..].contains(']')).map_or("", |at| &authority[at..]);
     let scheme = visit.scheme();
-    let https_port = if visit.is_https() { port } else { "" };
+    let https_port = if visit.request.secure { port } else { "" };
     if permissions.contains(&Permission::Completions) {
         let host = console.config.api_hosts.first().map_or("localhost", String::as_str);
         // Over a network a key is sent by HTTPS only, however the operator came here.

@@ -8,6 +8,7 @@ mod chart;
 mod export;
 mod figures;
 mod form;
+mod key_table;
 mod keys;
 mod monitoring;
 mod page;
@@ -29,7 +30,6 @@ use crate::http::{Request, Response};
 use crate::store::{Store, StoreError};
 
 use self::assets::Assets;
-use self::export::Exports;
 pub use self::monitoring::Monitoring;
 use self::sign_in::SignIn;
 use self::status::Checks;
@@ -44,8 +44,9 @@ pub struct Console {
     started: Instant,
     assets: Assets,
     sign_in: SignIn,
-    checks: Arc<Checks>,
-    exports: Exports,
+    checks: Checks,
+    /// As many clones as exports are under way.
+    exports: Arc<()>,
     monitoring: Monitoring,
 }
 
@@ -77,8 +78,8 @@ impl Console {
             started: Instant::now(),
             assets: Assets::new(),
             sign_in: SignIn::new(),
-            checks: Arc::default(),
-            exports: Exports::default(),
+            checks: Checks::default(),
+            exports: Arc::default(),
             monitoring,
         }
     }

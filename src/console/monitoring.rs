@@ -1,6 +1,6 @@
 //! `/metrics`, `/healthz` and `/readyz` on the console's host, for programs.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::api::{key, reply};
@@ -92,10 +92,10 @@ impl Monitoring {
         let reason = if !self.has_runtime {
             "No runtime is configured: set runtime.url."
         } else {
-            match self.ledger.state(&self.store) {
-                LedgerState::Accepts => return plain(200, "ready"),
-                LedgerState::Refuses => "The ledger takes no write. The log tells why.",
-                LedgerState::Unknown => "It is being tried whether the ledger takes a write.",
+            match self.ledger.takes_a_write(&self.store) {
+                Some(true) => return plain(200, "ready"),
+                Some(false) => "The ledger takes no write. The log tells why.",
+                None => "It is being tried whether the ledger takes a write.",
             }
         };
         plain(503, reason).with("retry-after", STATE_HOLDS.as_secs().to_string())
@@ -106,53 +106,35 @@ fn plain(status: u16, line: &str) -> Response {
     Response::new(status, TEXT, format!("{line}\n").into_bytes())
 }
 
-/// Whether the ledger takes a write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LedgerState {
-    Unknown,
-    Accepts,
-    Refuses,
-}
-
-/// What came of the last try. Only one thread tries at a time, and nobody waits for it: a locked database holds
-/// up one thread for some seconds, not all that ask.
+/// What came of the last trial write, and when it was made. Only one thread tries at a time, and nobody waits for it: a
+/// locked database holds up one thread for some seconds, not all that ask.
+#[derive(Default)]
 struct Trial {
-    last: Mutex<(LedgerState, Option<Instant>)>,
+    last: Mutex<Option<(bool, Instant)>>,
     trying: Mutex<()>,
 }
 
-impl Default for Trial {
-    fn default() -> Self {
-        Self { last: Mutex::new((LedgerState::Unknown, None)), trying: Mutex::default() }
-    }
-}
-
 impl Trial {
-    fn state(&self, store: &Store) -> LedgerState {
-        let (last, tried) = *self.last();
-        if tried.is_some_and(|tried| tried.elapsed() < STATE_HOLDS) {
-            return last;
+    /// Whether the ledger takes a write. Returns `None` until that was tried once.
+    fn takes_a_write(&self, store: &Store) -> Option<bool> {
+        let last = || self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = *last();
+        let before_took = before.map(|(took, _)| took);
+        if before.is_some_and(|(_, tried)| tried.elapsed() < STATE_HOLDS) {
+            return before_took;
         }
         let Ok(_trying) = self.trying.try_lock() else {
-            return last;
+            return before_took;
         };
-        let state = match store.try_write() {
-            Ok(()) => LedgerState::Accepts,
-            Err(error) => {
-                if last != LedgerState::Refuses {
-                    log::error!("not ready: the ledger takes no write: {error}");
-                }
-                LedgerState::Refuses
+        let written = store.try_write();
+        match &written {
+            Err(error) if before_took != Some(false) => {
+                log::error!("not ready: the ledger takes no write: {error}");
             }
-        };
-        if last == LedgerState::Refuses && state == LedgerState::Accepts {
-            log::info!("ready again: the ledger takes a write");
+            Ok(()) if before_took == Some(false) => log::info!("ready again: the ledger takes a write"),
+            _ => {}
         }
-        *self.last() = (state, Some(Instant::now()));
-        state
-    }
-
-    fn last(&self) -> MutexGuard<'_, (LedgerState, Option<Instant>)> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+        *last() = Some((written.is_ok(), Instant::now()));
+        Some(written.is_ok())
     }
 }

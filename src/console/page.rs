@@ -134,46 +134,39 @@ pub fn busy(assets: &Assets) -> Response {
 }
 
 pub fn broken(assets: &Assets) -> Response {
-    message(
-        assets,
-        503,
-        "Something went wrong",
-        "The service's log tells where. Completions go on meanwhile.",
-    )
-    .with("retry-after", "5")
+    let told = "The service's log tells where. Completions go on meanwhile.";
+    message(assets, 503, "Something went wrong", told).with("retry-after", "5")
 }
 
 pub fn stopped(assets: &Assets, stop: &Stop) -> Response {
-    match stop {
-        Stop::NotFound => {
-            message(assets, 404, "There is nothing here", "Check the address, or begin at the top.")
-        }
-        Stop::Method => {
-            message(assets, 405, "That can't be done here", "Begin at the top.").with("allow", "GET, POST")
-        }
-        Stop::TooLarge => {
-            message(assets, 413, "That is too much", "A form of the console has at most 16 KiB.")
-        }
-        Stop::Stale => message(
-            assets,
+    let (status, title, told) = match stop {
+        Stop::NotFound => (404, "There is nothing here", "Check the address, or begin at the top."),
+        Stop::Method => (405, "That can't be done here", "Begin at the top."),
+        Stop::TooLarge => (413, "That is too much", "A form of the console has at most 16 KiB."),
+        Stop::Stale => (
             403,
             "The form was too old",
             "You have signed in again since it was shown. Nothing was changed. Go back, load the page again and \
              repeat what you did.",
         ),
-        Stop::Foreign => message(
-            assets,
+        Stop::Foreign => (
             403,
             "The form came from elsewhere",
             "Another site's page sent it. Nothing was changed. If that was not your wish, tell whoever runs that site.",
         ),
-        Stop::Wait(time) => message(assets, 429, "Too much at once", "Try again in a moment.")
-            .with("retry-after", time.as_secs().max(1).to_string()),
+        Stop::Wait(_) => (429, "Too much at once", "Try again in a moment."),
         Stop::Store(error) => {
             log::error!("console: {error}");
             let told = "The database can't be read or written at the moment. The service's log tells why.";
-            message(assets, 503, "The database does not answer", told).with("retry-after", "5")
+            (503, "The database does not answer", told)
         }
+    };
+    let response = message(assets, status, title, told);
+    match stop {
+        Stop::Method => response.with("allow", "GET, POST"),
+        Stop::Wait(time) => response.with("retry-after", time.as_secs().max(1).to_string()),
+        Stop::Store(_) => response.with("retry-after", "5"),
+        _ => response,
     }
 }
 

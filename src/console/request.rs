@@ -2,20 +2,18 @@
 
 use maud::{Markup, html};
 
-use super::form::encode;
 use super::page::{self, Part, took};
 use super::usage::outcome;
 use super::visit::{Session, Visit};
 use super::{Console, Stop};
 use crate::http::Response;
+use crate::id::has_shape;
 use crate::store::LedgerRow;
 use crate::text::grouped;
 
 /// Whether a text can be the id of a request.
 pub fn is_id(text: &str) -> bool {
-    text.strip_prefix("chatcmpl_").is_some_and(|digits| {
-        digits.len() == 32 && digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
-    })
+    has_shape(text, "chatcmpl_", 32)
 }
 
 /// Finds the id in whatever was pasted: an error message has words around it.
@@ -28,7 +26,7 @@ fn id_in(text: &str) -> Option<&str> {
 pub fn find(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
     let asked = visit.query.get("id");
     match id_in(asked) {
-        Some(id) => Ok(page::redirect(&format!("/usage/{}", encode(id)))),
+        Some(id) => Ok(page::redirect(&format!("/usage/{id}"))),
         None => {
             let told = "A request's id is chatcmpl_ and 32 hexadecimal digits. It stands in the answer, as id or \
                         request_id, and in its header x-request-id.";
@@ -59,7 +57,7 @@ pub fn page(console: &Console, session: &Session, id: &str) -> Result<Response, 
             dl.facts {
                 dt { "Received" } dd { (page::time(row.created, true)) " UTC" }
                 dt { "Key" } dd {
-                    a href=(format!("/usage?range=30d&key={}", encode(&row.key_id))) { span.text { (row.key_name) } } " "
+                    a href=(format!("/usage?range=30d&key={}", row.key_id)) { span.text { (row.key_name) } } " "
                     code.muted { (row.key_id) }
                     @if let Some(name) = name_now.filter(|name| *name != row.key_name) { " – now named " span.text { (name) } }
                 }
@@ -81,6 +79,16 @@ pub fn page(console: &Console, session: &Session, id: &str) -> Result<Response, 
     Ok(page::inside(&console.assets, session, Part::Usage, "Request", &content))
 }
 
+pub fn find_form(placeholder: &str) -> Markup {
+    html! {
+        form.find method="get" action="/usage/find" role="search" {
+            label.unseen for="id" { "Find a request by its id" }
+            input #id name="id" type="search" placeholder=(placeholder) required maxlength="200" autocomplete="off" spellcheck="false";
+            button type="submit" { "Find" }
+        }
+    }
+}
+
 fn missing(console: &Console, session: &Session, asked: &str, told: &str) -> Response {
     let content = html! {
         main.narrow {
@@ -88,11 +96,7 @@ fn missing(console: &Console, session: &Session, asked: &str, told: &str) -> Res
             h1 { "No such request" }
             p { code.text { (asked) } }
             p { (told) }
-            form.find method="get" action="/usage/find" role="search" {
-                label.unseen for="id" { "Find a request by its id" }
-                input #id name="id" type="search" placeholder="chatcmpl_…" required maxlength="200" autocomplete="off" spellcheck="false";
-                button type="submit" { "Find" }
-            }
+            (find_form("chatcmpl_…"))
         }
     };
     let mut response = page::inside(&console.assets, session, Part::Usage, "No such request", &content);

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use maud::html;
 
-use super::form::encode;
 use super::slowing::{Slowing, Who};
 use super::visit::{BROWSER, SESSION, Session, VISITOR, Visit, form_token};
 use super::{Console, Stop, page, password};
 use crate::http::Response;
 use crate::id::secret_hex;
 use crate::store::{Digest, PasswordHash, TokenKind};
+use crate::text::percent_encoded;
 
 /// How long a session lasts, in seconds.
 const SESSION_TIME: i64 = 12 * 3600;
@@ -149,7 +149,7 @@ pub fn ask(console: &Console, visit: &Visit) -> Response {
     if visit.method == "POST" || matches!(address.as_str(), "/" | "/keys") {
         return page::redirect("/sign-in");
     }
-    page::redirect(&format!("/sign-in?next={}", encode(&address)))
+    page::redirect(&format!("/sign-in?next={}", percent_encoded(&address)))
 }
 
 /// Where to go next: an address of the console, never another's.

@@ -1,7 +1,7 @@
 //! Status: what the checks say, and how the service is doing.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use maud::{Markup, html};
@@ -24,47 +24,35 @@ pub struct Checks(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    is_running: bool,
     found: Option<Arc<Found>>,
+    running: Option<JoinHandle<Found>>,
 }
 
 struct Found {
+    findings: Vec<Finding>,
     at: Instant,
     time: i64,
-    findings: Vec<Finding>,
 }
 
 impl Checks {
-    /// What was found last, and whether more is being found now: begun here where it is old.
-    fn latest(self: &Arc<Self>, console: &Console, good_for: Duration) -> (Option<Arc<Found>>, bool) {
+    /// Returns what was found last, and whether checks run now. Starts them if that is too old.
+    fn latest(&self, console: &Console, good_for: Duration) -> (Option<Arc<Found>>, bool) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_good = state.found.as_ref().is_some_and(|found| found.at.elapsed() < good_for);
-        if !is_good && !state.is_running {
-            let (checks, config, store) =
-                (Arc::clone(self), Arc::clone(&console.config), Arc::clone(&console.store));
-            let running = Running(checks);
-            state.is_running = thread::Builder::new()
-                .name("checks".into())
-                .spawn(move || running.finish(checks::of_a_running_service(&config, &store)))
-                .is_ok();
+        if let Some(ended) = state.running.take_if(|running| running.is_finished()) {
+            // Checks that panicked have found nothing.
+            state.found = ended.join().ok().map(Arc::new).or(state.found.take());
         }
-        (state.found.clone(), state.is_running)
-    }
-}
-
-/// The checks under way; if they panic, others may still be begun.
-struct Running(Arc<Checks>);
-
-impl Running {
-    fn finish(self, findings: Vec<Finding>) {
-        let found = Found { at: Instant::now(), time: when::now(), findings };
-        self.0.0.lock().unwrap_or_else(PoisonError::into_inner).found = Some(Arc::new(found));
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.0.0.lock().unwrap_or_else(PoisonError::into_inner).is_running = false;
+        let is_good = state.found.as_ref().is_some_and(|found| found.at.elapsed() < good_for);
+        if !is_good && state.running.is_none() {
+            let (config, store) = (Arc::clone(&console.config), Arc::clone(&console.store));
+            let run = move || Found {
+                findings: checks::of_a_running_service(&config, &store),
+                at: Instant::now(),
+                time: when::now(),
+            };
+            state.running = thread::Builder::new().name("checks".into()).spawn(run).ok();
+        }
+        (state.found.clone(), state.running.is_some())
     }
 }
 

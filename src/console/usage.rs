@@ -6,7 +6,7 @@ use time::format_description::BorrowedFormatItem;
 use time::macros::format_description;
 
 use super::chart::{Chart, Series, short};
-use super::figures::Figures;
+use super::figures::{Bar, Figures, Kind};
 use super::page::{self, Part, count, took};
 use super::view::{CHOICES, CODES, View};
 use super::visit::{Session, Visit};
@@ -27,11 +27,7 @@ pub fn page(console: &Console, visit: &Visit, session: &Session) -> Result<Respo
         main {
             div.head {
                 h1 { "Usage" }
-                form.find method="get" action="/usage/find" role="search" {
-                    label.unseen for="id" { "Find a request by its id" }
-                    input #id name="id" type="search" placeholder="Find a request: chatcmpl_…" required maxlength="200" autocomplete="off" spellcheck="false";
-                    button type="submit" { "Find" }
-                }
+                (super::request::find_form("Find a request: chatcmpl_…"))
             }
             (filters(&view, &keys))
             @match before {
@@ -88,7 +84,6 @@ fn filters(view: &View, keys: &[Key]) -> Markup {
 
 fn overview(console: &Console, visit: &Visit, view: &View, keys: &[Key]) -> Result<Markup, Stop> {
     let figures = Figures::read(&console.store, view, keys)?;
-    let is_empty = figures.all.requests == 0;
     Ok(html! {
         p.muted.range {
             (page::time(view.range.since, false)) " to "
@@ -100,7 +95,7 @@ fn overview(console: &Console, visit: &Visit, view: &View, keys: &[Key]) -> Resu
                 The status page shows by how much." }
         }
         (cards(&figures))
-        @if is_empty {
+        @if figures.all.requests == 0 {
             section.empty {
                 h2 { "No requests here" }
                 p {
@@ -122,30 +117,28 @@ fn overview(console: &Console, visit: &Visit, view: &View, keys: &[Key]) -> Resu
 
 fn cards(figures: &Figures) -> Markup {
     let all = &figures.all;
-    let failed = all.requests - figures.succeeded;
     let unmeasured = html! { @if all.unmeasured > 0 { (count(all.unmeasured, "request")) " unmeasured" } };
     // What was not measured is unknown, and no zero.
     let tokens = |sum: i64, is_known: bool| if is_known { grouped(sum) } else { "–".into() };
     let is_measured = figures.measured() > 0;
     let times = |times: &crate::store::Durations| match (times.percentile(0.5), times.percentile(0.95)) {
-        (Some(half), Some(most)) => (took(half), format!("95 % within {}", took(most))),
-        _ => ("–".to_owned(), "nothing measured".to_owned()),
+        (Some(half), Some(most)) => (took(half), html! { "95 % within " (took(most)) }),
+        _ => ("–".to_owned(), html! { "nothing measured" }),
     };
     let (runtime, own) = (times(&all.runtime), times(&all.own));
+    let succeeded = html! { (grouped(figures.succeeded)) " succeeded" };
+    let not = html! { @if all.requests > 0 { (grouped(all.requests - figures.succeeded)) " did not succeed" } @else { "no requests" } };
+    let (prompt, completion) = (all.prompt_tokens, all.completion_tokens);
     html! {
         dl.cards-row {
-            div { dt { "Requests" } dd { strong { (grouped(all.requests)) } span { (grouped(figures.succeeded)) " succeeded" } } }
-            div { dt { "Success rate" } dd {
-                strong { (rate(figures.succeeded, all.requests)) }
-                span { @if all.requests > 0 { (grouped(failed)) " did not succeed" } @else { "no requests" } }
-            } }
-            div { dt { "Tokens in" } dd {
-                strong { (tokens(all.prompt_tokens, is_measured && all.prompt_tokens > 0)) }
-                span { (unmeasured) }
-            } }
-            div { dt { "Tokens out" } dd { strong { (tokens(all.completion_tokens, is_measured)) } span { (unmeasured) } } }
-            div { dt { "Runtime, median" } dd { strong { (runtime.0) } span { (runtime.1) } } }
-            div { dt { "Our own time, median" } dd { strong { (own.0) } span { (own.1) } } }
+            @for (title, figure, told) in [
+                ("Requests", grouped(all.requests), &succeeded),
+                ("Success rate", rate(figures.succeeded, all.requests), &not),
+                ("Tokens in", tokens(prompt, is_measured && prompt > 0), &unmeasured),
+                ("Tokens out", tokens(completion, is_measured), &unmeasured),
+                ("Runtime, median", runtime.0, &runtime.1),
+                ("Our own time, median", own.0, &own.1),
+            ] { div { dt { (title) } dd { strong { (figure) } span { (told) } } } }
         }
     }
 }
@@ -193,39 +186,35 @@ fn labels(view: &View) -> (Vec<String>, Vec<String>) {
     ((0..bars).map(label).collect(), (0..ticks).map(tick).collect())
 }
 
-fn whole(value: f64) -> String {
-    grouped(value as i64)
+fn series(figures: &Figures, name: &str, class: &str, value: impl Fn(&Bar) -> Option<f64>) -> Series {
+    Series { name: name.into(), class: class.into(), values: figures.bars.iter().map(value).collect() }
 }
 
-fn requests_chart<'a>(view: &View, figures: &Figures) -> Chart<'a> {
+fn requests_chart(view: &View, figures: &Figures) -> Chart<'static> {
     let (labels, ticks) = labels(view);
-    let series = [("Succeeded", "ok"), ("Refused (4xx)", "refused"), ("Failed (5xx, interrupted)", "failed")];
-    let series = series.iter().enumerate().map(|(kind, (name, class))| Series {
-        name: (*name).into(),
-        class: (*class).into(),
-        values: figures.bars.iter().map(|bar| Some(bar.requests[kind] as f64)).collect(),
-    });
+    let kind = |name, class, kind: Kind| {
+        series(figures, name, class, move |bar| Some(bar.requests[kind as usize] as f64))
+    };
+    let (all, succeeded) = (count(figures.all.requests, "request"), grouped(figures.succeeded));
     Chart {
         title: "Requests by outcome",
-        summary: format!(
-            "Bars: {}, {} of them succeeded",
-            count(figures.all.requests, "request"),
-            grouped(figures.succeeded)
-        ),
-        series: series.collect(),
+        summary: format!("Bars: {all}, {succeeded} of them succeeded"),
+        series: vec![
+            kind("Succeeded", "ok", Kind::Succeeded),
+            kind("Refused (4xx)", "refused", Kind::Refused),
+            kind("Failed (5xx, interrupted)", "failed", Kind::Failed),
+        ],
         labels,
         ticks,
-        told: whole,
+        told: |value| grouped(value as i64),
         axis: short,
     }
 }
 
-fn tokens_chart<'a>(view: &View, figures: &Figures) -> Chart<'a> {
+fn tokens_chart(view: &View, figures: &Figures) -> Chart<'static> {
     let (labels, ticks) = labels(view);
-    let series = figures.keys.iter().enumerate().map(|(number, name)| Series {
-        name: name.clone(),
-        class: format!("k{number}"),
-        values: figures.bars.iter().map(|bar| Some(bar.tokens[number] as f64)).collect(),
+    let by_key = figures.keys.iter().enumerate().map(|(number, name)| {
+        series(figures, name, &format!("k{number}"), |bar| Some(bar.tokens[number] as f64))
     });
     let missing = match figures.all.unmeasured {
         0 => String::new(),
@@ -234,34 +223,28 @@ fn tokens_chart<'a>(view: &View, figures: &Figures) -> Chart<'a> {
     Chart {
         title: "Tokens by key",
         summary: format!("Bars: {}{missing}", count(figures.all.total_tokens, "token")),
-        series: series.collect(),
+        series: by_key.collect(),
         labels,
         ticks,
-        told: whole,
+        told: |value| grouped(value as i64),
         axis: short,
     }
 }
 
-fn times_chart<'a>(view: &View, figures: &Figures) -> Chart<'a> {
+fn times_chart(view: &View, figures: &Figures) -> Chart<'static> {
     let (labels, ticks) = labels(view);
-    let series = |name: &str, class: &str, share: f64, is_runtime: bool| Series {
-        name: name.into(),
-        class: class.into(),
-        values: figures
-            .bars
-            .iter()
-            .map(|bar| if is_runtime { &bar.sums.runtime } else { &bar.sums.own }.percentile(share))
-            .collect(),
-    };
+    let runtime =
+        |name, class, share| series(figures, name, class, move |bar| bar.sums.runtime.percentile(share));
+    let own = |name, class, share| series(figures, name, class, move |bar| bar.sums.own.percentile(share));
     Chart {
         title: "Time taken",
         summary: "Lines: the median, and what 95 % did not exceed, of the runtime's time and of our own"
             .into(),
         series: vec![
-            series("Runtime, 95 %", "k1", 0.95, true),
-            series("Runtime, median", "k0", 0.5, true),
-            series("Our own, 95 %", "k3", 0.95, false),
-            series("Our own, median", "k2", 0.5, false),
+            runtime("Runtime, 95 %", "k1", 0.95),
+            runtime("Runtime, median", "k0", 0.5),
+            own("Our own, 95 %", "k3", 0.95),
+            own("Our own, median", "k2", 0.5),
         ],
         labels,
         ticks,

@@ -1,7 +1,8 @@
 //! What the usage page shows, as its address says it: a range of time and filters.
 
-use super::form::{Form, encode};
+use super::form::Form;
 use crate::store::{Matching, Range, Span, Which};
+use crate::text::percent_encoded;
 use crate::when::{self, When};
 
 /// The ranges that are offered beside two dates.
@@ -131,10 +132,10 @@ impl View {
             choice => format!("range={choice}"),
         };
         if let Some(key) = &self.key {
-            query += &format!("&key={}", encode(key));
+            query += &format!("&key={}", percent_encoded(key));
         }
         if !self.outcome.is_empty() {
-            query += &format!("&outcome={}", encode(&self.outcome));
+            query += &format!("&outcome={}", percent_encoded(&self.outcome));
         }
         query
     }

@@ -82,14 +82,9 @@ impl<'a> Visit<'a> {
         self.request.peer.map_or("-".into(), |address| address.to_string())
     }
 
-    /// Whether the browser speaks to us by way of HTTPS, so that its cookies can be kept to that.
-    pub fn is_https(&self) -> bool {
-        self.request.secure
-    }
-
     /// The scheme by which the browser came.
     pub fn scheme(&self) -> &'static str {
-        if self.is_https() { "https" } else { "http" }
+        if self.request.secure { "https" } else { "http" }
     }
 
     /// The first cookie of a name.
@@ -108,14 +103,15 @@ impl<'a> Visit<'a> {
     /// With the prefix, a browser takes the cookie over HTTPS and from this very host only: a page of another host, or
     /// a forged answer by plain HTTP, can't replace it.
     fn cookie_name(&self, name: &str) -> String {
-        let prefix = if self.is_https() { "__Host-" } else { "" };
+        let prefix = if self.request.secure { "__Host-" } else { "" };
         format!("{prefix}{name}")
     }
 
     /// A line that sets a cookie for some seconds; none ends it.
     pub fn set_cookie(&self, name: &str, value: &str, seconds: i64) -> String {
         let name = self.cookie_name(name);
-        let secure = if self.is_https() { "; Secure" } else { "" };
+        // A cookie that came by HTTPS is kept to that.
+        let secure = if self.request.secure { "; Secure" } else { "" };
         format!("{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}")
     }
 

@@ -8,7 +8,8 @@ mod wire;
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -25,7 +26,7 @@ use crate::store::Tokens;
 const MAX_ANSWER: u64 = 4 * 1024 * 1024;
 
 /// The time for which a runtime that could not be reached is asked last.
-const BACKOFF_MS: u64 = 5_000;
+const BACKOFF: Duration = Duration::from_secs(5);
 
 /// A conversation that is to be continued.
 #[derive(Debug)]
@@ -135,8 +136,6 @@ pub struct Runtimes {
     model: String,
     authorization: Option<String>,
     timeout: Duration,
-    /// From which `Member::backoff_until` counts.
-    started: Instant,
 }
 
 struct Member {
@@ -144,8 +143,8 @@ struct Member {
     /// Of its completions, parsed once.
     uri: Uri,
     under_way: AtomicUsize,
-    /// In milliseconds; before then it is asked last, because a connection could not be made.
-    backoff_until: AtomicU64,
+    /// Before then it is asked last, because a connection could not be made.
+    backoff_until: Mutex<Instant>,
 }
 
 impl Runtimes {
@@ -160,18 +159,12 @@ impl Runtimes {
             model: config.model.clone(),
             authorization: config.api_key.as_ref().map(|key| format!("Bearer {}", key.expose())),
             timeout: config.timeout,
-            started: Instant::now(),
         })
     }
 
     /// Runs a completion on the runtime with the fewest calls under way that can be reached, within what is left of
-    /// the request's time, and adds its cost to `spent`.
-    pub fn complete(&self, chat: &Chat, spent: &mut Spent) -> Outcome {
-        self.complete_as(chat, None, spent)
-    }
-
-    /// Runs a completion whose text is to have a form: OpenAI's `response_format`.
-    pub fn complete_as(
+    /// the request's time, and adds its cost to `spent`. `response_format` is OpenAI's: the form of the text.
+    pub fn complete(
         &self,
         chat: &Chat,
         response_format: Option<&serde_json::Value>,
@@ -194,7 +187,7 @@ impl Runtimes {
         for member in self.in_order() {
             match self.ask(member, body, deadline) {
                 Err(error @ RuntimeError::Unreachable(_)) => {
-                    member.backoff_until.store(self.now_ms() + BACKOFF_MS, Ordering::Relaxed);
+                    *member.backoff_until() = Instant::now() + BACKOFF;
                     failure = Some((member.url.clone(), error));
                 }
                 result => return result.map_err(|error| (member.url.clone(), error)),
@@ -203,21 +196,12 @@ impl Runtimes {
         Err(failure.expect("there should be at least one runtime"))
     }
 
-    /// The addresses, each to be tried by itself.
-    pub fn each(config: &RuntimeConfig) -> impl Iterator<Item = (&str, Self)> {
-        config.urls.iter().filter_map(|url| {
-            let alone = RuntimeConfig { urls: vec![url.clone()], ..config.clone() };
-            Some((url.as_str(), Self::new(&alone, 1)?))
-        })
-    }
-
     /// Those that can be reached first, and of these the one with the fewest calls first.
     fn in_order(&self) -> Vec<&Member> {
-        let now = self.now_ms();
+        let now = Instant::now();
         let mut members: Vec<&Member> = self.members.iter().collect();
         members.sort_by_cached_key(|member| {
-            let backs_off = member.backoff_until.load(Ordering::Relaxed) > now;
-            (backs_off, member.under_way.load(Ordering::Relaxed))
+            (*member.backoff_until() > now, member.under_way.load(Ordering::Relaxed))
         });
         members
     }
@@ -240,10 +224,6 @@ impl Runtimes {
             status => Err(RuntimeError::Status(status)),
         }
     }
-
-    fn now_ms(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
-    }
 }
 
 impl Member {
@@ -254,8 +234,12 @@ impl Member {
                 .parse()
                 .expect("the configuration has checked the address"),
             under_way: AtomicUsize::new(0),
-            backoff_until: AtomicU64::new(0),
+            backoff_until: Mutex::new(Instant::now()),
         }
+    }
+
+    fn backoff_until(&self) -> MutexGuard<'_, Instant> {
+        self.backoff_until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts a call as under way until the result is dropped, by a panic too.
@@ -317,7 +301,7 @@ mod tests {
         assert_eq!(order(), ["a", "b", "c"]);
         let first = runtimes.members[0].count();
         assert_eq!(order(), ["b", "c", "a"]);
-        runtimes.members[1].backoff_until.store(u64::MAX, Ordering::Relaxed);
+        *runtimes.members[1].backoff_until() += Duration::from_secs(999);
         assert_eq!(order(), ["c", "a", "b"]);
         drop(first);
         assert_eq!(order(), ["a", "c", "b"]);

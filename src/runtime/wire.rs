@@ -107,9 +107,6 @@ mod tests {
             ),
             (r#"{"choices":[{"message":{"content":""},"finish_reason":null}]}"#, "", None, None),
             (r#"{"choices":[{"message":{"content":"x"}},{"message":{}}],"usage":null}"#, "x", None, None),
-            (r#"{"choices":[{"message":{"content":"x"}}],"usage":{"total_tokens":-1}}"#, "x", None, None),
-            (r#"{"choices":[{"message":{"content":"x"}}],"usage":{"total_tokens":1.5}}"#, "x", None, None),
-            (r#"{"choices":[{"message":{"content":"x"}}],"usage":{"total_tokens":"7"}}"#, "x", None, None),
             (r#"{"choices":[{"message":{"content":"x"}}],"usage":7}"#, "x", None, None),
             (r#"{"choices":[{"message":{"content":"x"},"finish_reason":7}]}"#, "x", None, None),
         ] {
@@ -133,22 +130,8 @@ mod tests {
             assert_eq!(read(figure), Some(measured));
         }
         let long = "9".repeat(400);
-        for figure in [
-            "-1",
-            "-0",
-            "1.5",
-            "1.0",
-            "1e3",
-            "1000000001",
-            "18446744073709551615",
-            "1e400",
-            &long,
-            "null",
-            "\"7\"",
-            "true",
-            "[]",
-            "{}",
-        ] {
+        let bad = r#"-1 -0 1.5 1.0 1e3 1000000001 18446744073709551615 1e400 null "7" true [] {}"#;
+        for figure in bad.split(' ').chain([long.as_str()]) {
             assert_eq!(read(figure), None, "{figure}");
         }
         // Nor does such a number elsewhere lose the answer.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::passages::{self, Piece};
+use super::passages::{self, Section};
 use super::text;
 
 /// The largest file that is read: a thick book has less text.
@@ -32,7 +32,7 @@ pub struct Candidate {
 /// A file's text, ready for the index.
 pub struct Text {
     pub title: String,
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<Section>,
     pub digest: [u8; 32],
     pub size: u64,
 }

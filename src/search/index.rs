@@ -282,7 +282,7 @@ fn add(connection: &Connection, file: &Candidate, text: &Text, now: i64) -> rusq
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::search::passages::Piece;
+    use crate::search::passages::Section;
 
     fn index() -> Connection {
         let connection = Connection::open_in_memory().expect("memory should be there");
@@ -292,7 +292,7 @@ mod tests {
 
     fn put(connection: &Connection, name: &str, title: &str, text: &str) -> Added {
         let file = Candidate { path: format!("/{name}").into(), source: name.into() };
-        let pieces = vec![Piece { heading: String::new(), text: text.into() }];
+        let pieces = vec![Section { heading: String::new(), text: text.into() }];
         let digest = std::array::from_fn(|place| text.as_bytes().get(place).copied().unwrap_or_default());
         let text = Text { title: title.into(), pieces, digest, size: text.len() as u64 };
         add(connection, &file, &text, 7).expect("it should be taken")

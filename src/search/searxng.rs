@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::{MAX_QUERY, Passage, Search, SearchError, html, text};
 use crate::client::{Call, CallError, CallSocket, Client};
 use crate::config::SearchConfig;
+use crate::text::percent_encoded;
 
 /// The largest answer that is read.
 const MAX_ANSWER: u64 = 1024 * 1024;
@@ -89,17 +90,6 @@ fn query(words: &str) -> String {
     text::cut(&plain.join(" "), MAX_QUERY).to_owned()
 }
 
-fn percent_encoded(text: &str) -> String {
-    let mut encoded = String::with_capacity(text.len() * 3);
-    for byte in text.bytes() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => encoded.push(byte.into()),
-            _ => encoded.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    encoded
-}
-
 /// What is read of an answer.
 #[derive(Deserialize)]
 struct Answer {
@@ -153,11 +143,6 @@ mod tests {
         }
         assert_eq!(query(&"é".repeat(10_000)).chars().count(), MAX_QUERY);
         assert_eq!(query(&"word ".repeat(10_000)).len(), MAX_QUERY - 2, "up to the end of a word");
-    }
-
-    #[test]
-    fn a_query_in_an_address() {
-        assert_eq!(percent_encoded("a b&c=d/é?#%+"), "a%20b%26c%3Dd%2F%C3%A9%3F%23%25%2B");
     }
 
     #[test]

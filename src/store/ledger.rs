@@ -81,7 +81,7 @@ pub struct LedgerRow {
     pub seq: Option<i64>,
 }
 
-pub(super) const COLUMNS: &str = "request_id, key_id, key_name, created, status, error_code, prompt_tokens,
+pub const COLUMNS: &str = "request_id, key_id, key_name, created, status, error_code, prompt_tokens,
     completion_tokens, total_tokens, duration_ms, queue_ms, runtime_ms, grounded, search_reason,
     search_results, search_ms, seq";
 

@@ -30,7 +30,7 @@ pub use engine::sqlite::{LockError, ServeLock};
 use engine::{Statement, Write, values};
 pub use error::StoreError;
 pub use keys::{CONCURRENT_TAKES, Digest, Key, KeyChange, KeyName, NewKey, Permission, parse_concurrent};
-pub use ledger::{LedgerRow, NewRow, Outcome, Searched, Tokens};
+pub use ledger::{COLUMNS as LEDGER_COLUMNS, LedgerRow, NewRow, Outcome, Searched, Tokens};
 pub use listing::{Listing, Matching, Which};
 pub use rollup::{RollupRow, Span, SpanSums};
 use sealing::Backlog;

@@ -194,22 +194,13 @@ fn zsh_completes_every_command_and_option() {
     assert_eq!(options_in(&script), expected);
 }
 
-/// The settings that the program takes, from its source.
+/// The settings that the program takes.
 fn settings() -> Words {
-    let mut found = Words::new();
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/config");
-    for file in fs::read_dir(folder).expect("the folder should be there").flatten() {
-        let source = fs::read_to_string(file.path()).expect("the source should be text");
-        let source = source.split("#[cfg(test)]").next().unwrap_or_default();
-        for call in [".take(\"", ".text(\"", ".number(\"", ".word(\""] {
-            for (at, _) in source.match_indices(call) {
-                let name = source[at + call.len()..].split('"').next().unwrap_or_default();
-                found.insert(name.to_owned());
-            }
-        }
-    }
-    assert!(found.contains("runtime.url") && found.contains("workers"), "{found:?}");
-    found
+    let folder = Folder::new();
+    let nothing = folder.path("nothing.toml");
+    fs::write(&nothing, "").expect("a file");
+    let config = Config::load(Some(&nothing)).expect("the defaults should be good");
+    config.digests.into_keys().map(String::from).collect()
 }
 
 /// The names and values of the example configuration, those that are commented out too.
@@ -268,8 +259,8 @@ fn the_example_shows_the_defaults() {
         let config = Config::load(Some(&path)).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(config.database, Path::new("/var/lib/adriaticum/adriaticum.db"));
         let search = SearchConfig { index: defaults.search.index.clone(), ..config.search };
-        let (file, database) = (defaults.file.clone(), defaults.database.clone());
-        let config = Config { file, database, search, ..config };
+        let Config { file, database, digests, .. } = defaults.clone();
+        let config = Config { file, database, search, digests, ..config };
         assert_eq!(format!("{config:?}"), format!("{defaults:?}"));
     }
     Server::new(None).set("ADRIATICUM_CONFIG", packaged("adriaticum.toml").display()).start();

@@ -82,7 +82,7 @@ fn the_manager_is_told_of_the_start_the_reload_and_the_stop() {
     manager.waits_for("RELOADING=1");
     assert_eq!(manager.hears(), "READY=1");
     assert!(server.log().contains("[INFO] configuration reloaded"), "{}", server.log());
-    assert!(server.log().contains("restart: workers, usage.retention_days\n"), "{}", server.log());
+    assert!(server.log().contains("restart: usage.retention_days, workers\n"), "{}", server.log());
 
     fs::write(&config, "log_level = 'error'\nworkers = 0\n").expect("a file");
     server.signal("HUP");

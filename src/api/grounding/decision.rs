@@ -50,7 +50,7 @@ pub fn ask(runtimes: &Runtimes, chat: &Chat, spent: &mut Spent) -> Result<Option
         temperature: 0.0,
         max_tokens: MAX_TOKENS,
     };
-    match runtimes.complete_as(&question, Some(&FORM), spent) {
+    match runtimes.complete(&question, Some(&FORM), spent) {
         Ok(generated) => Ok(read(&generated.content)),
         // The request's time for the runtime is used up.
         Err(failure @ (_, RuntimeError::TimedOut)) => Err(failure.into()),

@@ -24,24 +24,6 @@ pub struct Grounding {
     patterns: Vec<Regex>,
 }
 
-/// Why Search is asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reason {
-    Always,
-    Match,
-    Model,
-}
-
-impl Reason {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Always => "always",
-            Self::Match => "match",
-            Self::Model => "model",
-        }
-    }
-}
-
 impl Grounding {
     pub fn new(config: &SearchConfig, workers: usize) -> Option<Self> {
         if config.grounding == GroundingMode::Off {
@@ -66,7 +48,7 @@ impl Grounding {
         let asked = Instant::now();
         let found = self.search.find(&words);
         *searched = Some(Searched {
-            reason: reason.name(),
+            reason,
             results: found.as_ref().ok().map(|passages| passages.len() as i64),
             time_ms: milliseconds(asked.elapsed()),
         });
@@ -83,27 +65,27 @@ impl Grounding {
         }
     }
 
-    /// Why Search is needed, and what it is to be asked; nothing where it is not needed.
+    /// Why Search is needed, as the ledger has it, and what it is to be asked. Returns `None` if it is not needed.
     fn need(
         &self,
         runtimes: &Runtimes,
         chat: &Chat,
         spent: &mut Spent,
-    ) -> Result<Option<(Reason, String)>, Failure> {
+    ) -> Result<Option<(&'static str, String)>, Failure> {
         let Some(asked) = chat.messages.iter().rfind(|message| message.role == Role::User) else {
             return Ok(None);
         };
         let words = &asked.content;
         if self.mode == GroundingMode::Always {
-            return Ok(Some((Reason::Always, words.to_string())));
+            return Ok(Some(("always", words.to_string())));
         }
         if self.patterns.iter().any(|pattern| pattern.is_match(words)) {
-            return Ok(Some((Reason::Match, words.to_string())));
+            return Ok(Some(("match", words.to_string())));
         }
         if self.mode == GroundingMode::Match {
             return Ok(None);
         }
         let query = decision::ask(runtimes, chat, spent)?;
-        Ok(query.map(|query| (Reason::Model, query.unwrap_or_else(|| words.to_string()))))
+        Ok(query.map(|query| ("model", query.unwrap_or_else(|| words.to_string()))))
     }
 }

@@ -159,14 +159,9 @@ mod tests {
             }
         }
         assert_eq!(left, [7, 3, 1]);
-    }
-
-    #[test]
-    fn nothing_found_is_told() {
-        let mut chat = chat(&[Role::User]);
         let mut quoted = Quoted::put(Vec::new(), &mut chat);
-        assert_eq!(chat.messages[0].content, NOTHING);
-        assert!(!quoted.shorten(&mut chat));
+        assert_eq!(chat.messages[1].content, NOTHING);
+        assert!(!quoted.shorten(&mut chat), "that nothing was found is told");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::fmt::Display;
 
 use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess};
 
-use super::slot::{Fill, Name, Number, Slot};
+use super::json::{Fill, Json, Slot};
 use crate::api::MODEL;
 use crate::config::Compatibility;
 use crate::runtime::{Chat, Message, Role};
@@ -28,8 +28,8 @@ pub struct Body(pub Compatibility);
 impl<'de> Slot<'de> for Body {
     type Value = Chat<'de>;
 
-    fn refusal(&self, sent: &dyn Display) -> String {
-        format!("The body must be a JSON object, not {sent}.")
+    fn take(self, sent: Json) -> Result<Chat<'de>, String> {
+        Err(format!("The body must be a JSON object, not {sent}."))
     }
 
     fn object<A: MapAccess<'de>>(self, mut members: A) -> Result<Chat<'de>, A::Error> {
@@ -37,31 +37,31 @@ impl<'de> Slot<'de> for Body {
         let mut seen = BTreeSet::new();
         let (mut model, mut messages) = (None, None);
         let (mut temperature, mut max_tokens) = (None, None);
-        while let Some(name) = members.next_key_seed(Fill(Name))? {
-            if !seen.insert(name.clone()) {
-                return Err(A::Error::custom(twice(shown(&name))));
-            }
+        while let Some(name) = members.next_key::<String>()? {
             match &*name {
-                "model" => model = Some(members.next_value_seed(Fill(Model))?),
+                _ if seen.contains(&name) => return Err(A::Error::custom(twice(shown(&name)))),
+                "model" => model = Some(members.next_value_seed(Fill(check_model))?),
                 "messages" => messages = Some(members.next_value_seed(Fill(Messages { lenient }))?),
-                "temperature" => temperature = members.next_value_seed(Fill(Temperature { lenient }))?,
+                "temperature" => {
+                    temperature = members.next_value_seed(Fill(|sent| read_temperature(sent, lenient)))?;
+                }
                 "max_tokens" | "max_completion_tokens" if lenient || name == "max_tokens" => {
-                    let place = if name == "max_tokens" { "max_tokens" } else { "max_completion_tokens" };
-                    let given = members.next_value_seed(Fill(Limit { place, lenient }))?;
+                    let given = members.next_value_seed(Fill(|sent| read_limit(&name, sent, lenient)))?;
                     if given.is_some() && max_tokens.is_some() {
                         let told = "max_tokens and max_completion_tokens say the same: send one of them.";
                         return Err(A::Error::custom(told));
                     }
                     max_tokens = max_tokens.or(given);
                 }
-                "stream" if lenient => members.next_value_seed(Fill(Stream))?,
-                "n" if lenient => members.next_value_seed(Fill(Count))?,
+                "stream" if lenient => members.next_value_seed(Fill(check_stream))?,
+                "n" if lenient => members.next_value_seed(Fill(check_count))?,
                 unknown => members.next_value_seed(Fill(Unknown {
                     place: shown(unknown),
                     takes: "model, messages, temperature and max_tokens",
                     lenient,
                 }))?,
             }
+            seen.insert(name);
         }
         let missing = |name| A::Error::custom(format!("{name} is missing: a request needs it."));
         model.ok_or_else(|| missing("model"))?;
@@ -73,17 +73,55 @@ impl<'de> Slot<'de> for Body {
     }
 }
 
-struct Model;
-
-impl<'de> Slot<'de> for Model {
-    type Value = ();
-
-    fn refusal(&self, sent: &dyn Display) -> String {
-        format!("model must be \"{MODEL}\", not {sent}.")
+fn check_model(sent: Json) -> Result<(), String> {
+    match sent {
+        Json::Text(text) if text == MODEL => Ok(()),
+        Json::Text(_) => Err(format!("model must be \"{MODEL}\", not another name.")),
+        sent => Err(format!("model must be \"{MODEL}\", not {sent}.")),
     }
+}
 
-    fn text(self, text: Cow<'de, str>) -> Result<(), String> {
-        if text == MODEL { Ok(()) } else { Err(self.refusal(&"another name")) }
+fn read_temperature(sent: Json, lenient: bool) -> Result<Option<f64>, String> {
+    match &sent {
+        Json::Null if lenient => return Ok(None),
+        Json::Number(number) => {
+            let value = number.as_f64().filter(|value| (0.0..=MAX_TEMPERATURE).contains(value));
+            // The sum turns a negative zero into the plain one.
+            value.map(|value| Some(value + 0.0))
+        }
+        _ => None,
+    }
+    .ok_or_else(|| format!("temperature must be a number from 0 to {MAX_TEMPERATURE}, not {sent}."))
+}
+
+fn read_limit(place: &str, sent: Json, lenient: bool) -> Result<Option<u16>, String> {
+    match &sent {
+        Json::Null if lenient => return Ok(None),
+        Json::Number(number) => {
+            let value = number.as_u64().filter(|value| (1..=MAX_TOKENS.into()).contains(value));
+            value.map(|value| Some(value as u16))
+        }
+        _ => None,
+    }
+    .ok_or_else(|| {
+        format!("{place} must be an integer from 1 to {MAX_TOKENS}, written without a fraction, not {sent}.")
+    })
+}
+
+/// `stream`, of the clients that always say that they want no stream.
+fn check_stream(sent: Json) -> Result<(), String> {
+    match sent {
+        Json::Null | Json::Boolean(false) => Ok(()),
+        sent => Err(format!("stream must be false or left out, not {sent}: this service does not stream.")),
+    }
+}
+
+/// `n`, of the clients that always say that they want one choice.
+fn check_count(sent: Json) -> Result<(), String> {
+    match sent {
+        Json::Null => Ok(()),
+        Json::Number(number) if number.as_u64() == Some(1) => Ok(()),
+        sent => Err(format!("n must be 1 or left out, not {sent}: a completion has one choice.")),
     }
 }
 
@@ -94,8 +132,8 @@ struct Messages {
 impl<'de> Slot<'de> for Messages {
     type Value = Vec<Message<'de>>;
 
-    fn refusal(&self, sent: &dyn Display) -> String {
-        format!("messages must be an array of 1 to {MAX_MESSAGES} messages, not {sent}.")
+    fn take(self, sent: Json) -> Result<Self::Value, String> {
+        Err(wrong_messages(sent))
     }
 
     fn array<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
@@ -114,7 +152,7 @@ impl<'de> Slot<'de> for Messages {
             count += 1;
         }
         if count == 0 || count > MAX_MESSAGES {
-            return Err(A::Error::custom(self.refusal(&count)));
+            return Err(A::Error::custom(wrong_messages(count)));
         }
         if together > MAX_CONTENT_TOGETHER {
             return Err(A::Error::custom(format!(
@@ -123,6 +161,10 @@ impl<'de> Slot<'de> for Messages {
         }
         Ok(messages)
     }
+}
+
+fn wrong_messages(sent: impl Display) -> String {
+    format!("messages must be an array of 1 to {MAX_MESSAGES} messages, not {sent}.")
 }
 
 struct OneMessage {
@@ -134,27 +176,25 @@ impl<'de> Slot<'de> for OneMessage {
     /// The message, and how many characters its content has.
     type Value = (Message<'de>, usize);
 
-    fn refusal(&self, sent: &dyn Display) -> String {
-        format!("messages[{}] must be an object with role and content, not {sent}.", self.index)
+    fn take(self, sent: Json) -> Result<Self::Value, String> {
+        Err(format!("messages[{}] must be an object with role and content, not {sent}.", self.index))
     }
 
     fn object<A: MapAccess<'de>>(self, mut members: A) -> Result<Self::Value, A::Error> {
         let Self { index, lenient } = self;
         let mut seen = BTreeSet::new();
         let (mut role, mut content) = (None, None);
-        while let Some(name) = members.next_key_seed(Fill(Name))? {
-            if !seen.insert(name.clone()) {
-                return Err(A::Error::custom(twice(format!("messages[{index}].{}", shown(&name)))));
-            }
+        while let Some(name) = members.next_key::<String>()? {
+            let place = format!("messages[{index}].{}", shown(&name));
             match &*name {
-                "role" => role = Some(members.next_value_seed(Fill(RoleOf(index)))?),
-                "content" => content = Some(members.next_value_seed(Fill(ContentOf(index)))?),
-                unknown => members.next_value_seed(Fill(Unknown {
-                    place: format!("messages[{index}].{}", shown(unknown)),
-                    takes: "role and content",
-                    lenient,
-                }))?,
+                _ if seen.contains(&name) => return Err(A::Error::custom(twice(place))),
+                "role" => role = Some(members.next_value_seed(Fill(|sent| read_role(&place, sent)))?),
+                "content" => {
+                    content = Some(members.next_value_seed(Fill(|sent| read_content(&place, sent)))?);
+                }
+                _ => members.next_value_seed(Fill(Unknown { place, takes: "role and content", lenient }))?,
             }
+            seen.insert(name);
         }
         let missing =
             |name| A::Error::custom(format!("messages[{index}].{name} is missing: a message needs it."));
@@ -164,135 +204,32 @@ impl<'de> Slot<'de> for OneMessage {
     }
 }
 
-struct RoleOf(usize);
-
-impl<'de> Slot<'de> for RoleOf {
-    type Value = Role;
-
-    fn refusal(&self, sent: &dyn Display) -> String {
-        format!("messages[{}].role must be \"system\", \"user\" or \"assistant\", not {sent}.", self.0)
-    }
-
-    fn text(self, text: Cow<'de, str>) -> Result<Role, String> {
-        match &*text {
+fn read_role(place: &str, sent: Json) -> Result<Role, String> {
+    let refuse = |sent: &dyn Display| {
+        Err(format!("{place} must be \"system\", \"user\" or \"assistant\", not {sent}."))
+    };
+    match sent {
+        Json::Text(text) => match &*text {
             "system" => Ok(Role::System),
             "user" => Ok(Role::User),
             "assistant" => Ok(Role::Assistant),
-            _ => Err(self.refusal(&"another role")),
-        }
+            _ => refuse(&"another role"),
+        },
+        sent => refuse(&sent),
     }
 }
 
-struct ContentOf(usize);
-
-impl<'de> Slot<'de> for ContentOf {
-    /// The text, and how many characters it has.
-    type Value = (Cow<'de, str>, usize);
-
-    fn refusal(&self, sent: &dyn Display) -> String {
-        format!(
-            "messages[{}].content must be a string of at most {MAX_CONTENT} characters, not {sent}.",
-            self.0
-        )
-    }
-
-    fn text(self, text: Cow<'de, str>) -> Result<Self::Value, String> {
-        match text.chars().count() {
-            length if length > MAX_CONTENT => Err(self.refusal(&length)),
+/// The text, and how many characters it has.
+fn read_content<'de>(place: &str, sent: Json<'de>) -> Result<(Cow<'de, str>, usize), String> {
+    let refuse = |sent: &dyn Display| {
+        Err(format!("{place} must be a string of at most {MAX_CONTENT} characters, not {sent}."))
+    };
+    match sent {
+        Json::Text(text) => match text.chars().count() {
+            length if length > MAX_CONTENT => refuse(&length),
             length => Ok((text, length)),
-        }
-    }
-}
-
-struct Temperature {
-    lenient: bool,
-}
-
-impl<'de> Slot<'de> for Temperature {
-    type Value = Option<f64>;
-
-    fn refusal(&self, sent: &dyn Display) -> String {
-        format!("temperature must be a number from 0 to {MAX_TEMPERATURE}, not {sent}.")
-    }
-
-    fn null(self) -> Result<Self::Value, String> {
-        if self.lenient { Ok(None) } else { Err(self.refusal(&"null")) }
-    }
-
-    fn number(self, number: Number) -> Result<Self::Value, String> {
-        match number.as_f64() {
-            // The sum turns a negative zero into the plain one.
-            value if (0.0..=MAX_TEMPERATURE).contains(&value) => Ok(Some(value + 0.0)),
-            _ => Err(self.refusal(&number)),
-        }
-    }
-}
-
-struct Limit {
-    place: &'static str,
-    lenient: bool,
-}
-
-impl<'de> Slot<'de> for Limit {
-    type Value = Option<u16>;
-
-    fn refusal(&self, sent: &dyn Display) -> String {
-        format!(
-            "{} must be an integer from 1 to {MAX_TOKENS}, written without a fraction, not {sent}.",
-            self.place
-        )
-    }
-
-    fn null(self) -> Result<Self::Value, String> {
-        if self.lenient { Ok(None) } else { Err(self.refusal(&"null")) }
-    }
-
-    fn number(self, number: Number) -> Result<Self::Value, String> {
-        match number {
-            Number::Integer(value) if (1..=MAX_TOKENS.into()).contains(&value) => Ok(Some(value as u16)),
-            _ => Err(self.refusal(&number)),
-        }
-    }
-}
-
-/// `stream`, of the clients that always say that they want no stream.
-struct Stream;
-
-impl<'de> Slot<'de> for Stream {
-    type Value = ();
-
-    fn refusal(&self, sent: &dyn Display) -> String {
-        format!("stream must be false or left out, not {sent}: this service does not stream.")
-    }
-
-    fn null(self) -> Result<(), String> {
-        Ok(())
-    }
-
-    fn boolean(self, value: bool) -> Result<(), String> {
-        if value { Err(self.refusal(&value)) } else { Ok(()) }
-    }
-}
-
-/// `n`, of the clients that always say that they want one choice.
-struct Count;
-
-impl<'de> Slot<'de> for Count {
-    type Value = ();
-
-    fn refusal(&self, sent: &dyn Display) -> String {
-        format!("n must be 1 or left out, not {sent}: a completion has one choice.")
-    }
-
-    fn null(self) -> Result<(), String> {
-        Ok(())
-    }
-
-    fn number(self, number: Number) -> Result<(), String> {
-        match number {
-            Number::Integer(1) => Ok(()),
-            _ => Err(self.refusal(&number)),
-        }
+        },
+        sent => refuse(&sent),
     }
 }
 
@@ -307,20 +244,19 @@ struct Unknown {
 impl<'de> Slot<'de> for Unknown {
     type Value = ();
 
-    fn refusal(&self, _: &dyn Display) -> String {
+    fn take(self, sent: Json) -> Result<(), String> {
+        if self.lenient && matches!(sent, Json::Null) {
+            return Ok(());
+        }
         let hint = if self.place == "stream" { " This service does not stream." } else { "" };
-        format!("{} is not recognized: only {} are.{hint}", self.place, self.takes)
-    }
-
-    fn null(self) -> Result<(), String> {
-        if self.lenient { Ok(()) } else { Err(self.refusal(&"null")) }
+        Err(format!("{} is not recognized: only {} are.{hint}", self.place, self.takes))
     }
 
     fn object<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
         if !self.lenient {
-            return Err(A::Error::custom(self.refusal(&"an object")));
+            return self.take(Json::Object).map_err(A::Error::custom);
         }
-        while let Some(name) = members.next_key_seed(Fill(Name))? {
+        while let Some(name) = members.next_key::<String>()? {
             let place = format!("{}.{}", self.place, shown(&name));
             members.next_value_seed(Fill(Unknown { place, ..self }))?;
         }

@@ -1,0 +1,114 @@
+//! Reads JSON into what a place in the document takes, and refuses everything else in words of our own.
+//!
+//! `serde`'s words for a wrong type repeat the text that was sent; these name its kind only. Nothing is
+//! allocated for a value that is not wanted.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde_json::Number;
+
+/// A value that was sent. Of an array or an object, only the kind is known.
+pub enum Json<'de> {
+    Null,
+    Boolean(bool),
+    Number(Number),
+    Text(Cow<'de, str>),
+    Array,
+    Object,
+}
+
+/// What a refusal calls it: the value, unless that is long.
+impl fmt::Display for Json<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Null => f.write_str("null"),
+            Self::Boolean(value) => value.fmt(f),
+            Self::Number(number) => number.fmt(f),
+            Self::Text(_) => f.write_str("a string"),
+            Self::Array => f.write_str("an array"),
+            Self::Object => f.write_str("an object"),
+        }
+    }
+}
+
+/// A place in the document. A function of a [`Json`] is one that takes neither array nor object.
+pub trait Slot<'de>: Sized {
+    type Value;
+
+    /// Takes a value, or says what the place takes in its stead.
+    fn take(self, sent: Json<'de>) -> Result<Self::Value, String>;
+
+    fn array<A: SeqAccess<'de>>(self, _: A) -> Result<Self::Value, A::Error> {
+        self.take(Json::Array).map_err(A::Error::custom)
+    }
+
+    fn object<A: MapAccess<'de>>(self, _: A) -> Result<Self::Value, A::Error> {
+        self.take(Json::Object).map_err(A::Error::custom)
+    }
+}
+
+impl<'de, T, F: FnOnce(Json<'de>) -> Result<T, String>> Slot<'de> for F {
+    type Value = T;
+
+    fn take(self, sent: Json<'de>) -> Result<T, String> {
+        self(sent)
+    }
+}
+
+/// Makes `serde` fill a slot.
+pub struct Fill<S>(pub S);
+
+impl<'de, S: Slot<'de>> DeserializeSeed<'de> for Fill<S> {
+    type Value = S::Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<S::Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de, S: Slot<'de>> Visitor<'de> for Fill<S> {
+    type Value = S::Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<S::Value, E> {
+        self.0.take(Json::Null).map_err(E::custom)
+    }
+
+    fn visit_bool<E: Error>(self, value: bool) -> Result<S::Value, E> {
+        self.0.take(Json::Boolean(value)).map_err(E::custom)
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<S::Value, E> {
+        self.0.take(Json::Number(number.into())).map_err(E::custom)
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<S::Value, E> {
+        self.0.take(Json::Number(number.into())).map_err(E::custom)
+    }
+
+    fn visit_f64<E: Error>(self, number: f64) -> Result<S::Value, E> {
+        let number = Number::from_f64(number).ok_or_else(|| E::custom("A number must be finite."))?;
+        self.0.take(Json::Number(number)).map_err(E::custom)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<S::Value, E> {
+        self.0.take(Json::Text(Cow::Owned(text.to_owned()))).map_err(E::custom)
+    }
+
+    fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<S::Value, E> {
+        self.0.take(Json::Text(Cow::Borrowed(text))).map_err(E::custom)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<S::Value, A::Error> {
+        self.0.array(items)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, members: A) -> Result<S::Value, A::Error> {
+        self.0.object(members)
+    }
+}
