@@ -308,7 +308,7 @@ fn try_one(url: &str, config: &Config) -> Option<Finding> {
                          of runtime.ca, or without that setting, of the system?";
             } else if about.models.is_empty() {
                 told += "Is it running, and is this its base address? The setting is runtime.url";
-            } else if !about.models.iter().any(|known| *known == config.runtime.model) {
+            } else if !about.models.contains(&config.runtime.model) {
                 told += &format!("It knows {}: set runtime.model", about.models.join(", "));
             } else {
                 told += "It lists its models, so its own log should tell why it gives no completion";

@@ -355,6 +355,12 @@ mod tests {
         .expect("good settings");
         assert_eq!(running.differences(&now), ["listen", "runtime.api_key"]);
         assert!(running.differences(&running).is_empty());
+        let with = |set: &[(&str, &str)]| environment(set).expect("good settings");
+        let default = with(&[("ADRIATICUM_WORKERS", "16"), ("ADRIATICUM_RUNTIME_MODEL", "adriaticum")]);
+        assert!(with(&[]).differences(&default).is_empty(), "a default that is written down is no change");
+        let tls = |cert| with(&[("ADRIATICUM_TLS_CERT", cert), ("ADRIATICUM_TLS_KEY", "k")]);
+        assert_eq!(with(&[]).differences(&tls("a")), ["tls.cert"]);
+        assert!(tls("a").differences(&tls("b")).is_empty(), "a reload reads the new file");
     }
 
     #[test]
