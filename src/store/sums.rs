@@ -1,5 +1,7 @@
 //! Usage reports: whole days from the rollup, the rest of a range from its rows.
 
+use std::sync::LazyLock;
+
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -147,8 +149,9 @@ impl Store {
             return Ok(());
         }
         let statement = format!(
-            "SELECT {}, {SUMS} FROM ({PIECES}) AS pieces GROUP BY 1, 2 HAVING sum(requests) <> 0 ORDER BY {}",
+            "SELECT {}, {SUMS} FROM ({}) AS pieces GROUP BY 1, 2 HAVING sum(requests) <> 0 ORDER BY {}",
             by.expressions(),
+            *PIECES,
             by.order()
         );
         // Days become months here.
@@ -188,20 +191,24 @@ const SUMS: &str = "CAST(sum(requests) AS BIGINT), CAST(sum(errors) AS BIGINT), 
     CAST(sum(completion_tokens) AS BIGINT), CAST(sum(total_tokens) AS BIGINT), CAST(sum(unmeasured) AS BIGINT)";
 
 /// Whole days from the rollup, the sealed rows before and after them, and all rows that are not sealed. An open row is a
-/// request and no error yet.
-pub(super) const PIECES: &str = "
-    SELECT start AS time, key_id, key_name, nullif(status, 0) AS status, nullif(error_code, '') AS error_code,
-        requests, CASE WHEN status = 200 THEN 0 ELSE requests END AS errors,
-        prompt_tokens, completion_tokens, total_tokens, unmeasured
-    FROM usage_rollup WHERE span = 86400 AND start >= $1 AND start < $2
-    UNION ALL
-    SELECT created, key_id, key_name, status, error_code, 1,
+/// request and no error yet. The three parts are not one condition with OR: SQLite would keep the id of every row it has
+/// read, to return none twice.
+pub(super) static PIECES: LazyLock<String> = LazyLock::new(|| {
+    let rows = "UNION ALL SELECT created, key_id, key_name, status, error_code, 1,
         CASE WHEN status = 200 OR (status IS NULL AND error_code IS NULL) THEN 0 ELSE 1 END,
         prompt_tokens, completion_tokens, total_tokens,
         CASE WHEN status = 200 AND total_tokens IS NULL THEN 1 ELSE 0 END
-    FROM usage WHERE (seq IS NOT NULL AND request_id >= $3 AND request_id < $4)
-        OR (seq IS NOT NULL AND request_id >= $5 AND request_id < $6)
-        OR (seq IS NULL AND request_id >= $3 AND request_id < $6)";
+    FROM usage WHERE";
+    format!(
+        "SELECT start AS time, key_id, key_name, nullif(status, 0) AS status, nullif(error_code, '') AS error_code,
+            requests, CASE WHEN status = 200 THEN 0 ELSE requests END AS errors,
+            prompt_tokens, completion_tokens, total_tokens, unmeasured
+        FROM usage_rollup WHERE span = 86400 AND start >= $1 AND start < $2
+        {rows} seq IS NOT NULL AND request_id >= $3 AND request_id < $4
+        {rows} seq IS NOT NULL AND request_id >= $5 AND request_id < $6
+        {rows} seq IS NULL AND request_id >= $3 AND request_id < $6"
+    )
+});
 
 /// The days of a range that are read from the rollup; if there are none, it ends before it begins. A day that is only
 /// partly in the range counts completely if retention may have removed rows of it.

@@ -84,7 +84,7 @@ fn add_rows(session: &dyn Session, whole_since: i64, now: i64) -> Result<(), Sto
     let (mut done, mut reported) = (0_i64, Instant::now());
     let (mut batch, mut hour) = (Batch::default(), i64::MIN);
     session.query(
-        &format!("SELECT {COLUMNS} FROM usage WHERE seq > $1 OR (seq IS NOT NULL AND created >= $2) ORDER BY request_id"),
+        &format!("SELECT {COLUMNS} FROM usage WHERE seq IS NOT NULL AND (seq > $1 OR created >= $2) ORDER BY request_id"),
         &values![folded, whole_since],
         &mut |row| {
             done += 1;
