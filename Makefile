@@ -176,8 +176,8 @@ test-install: need-test-install deb ## Install, use, upgrade and purge the packa
 	$(PYTHON) tests/outside/small_memory.py
 	@echo "make test-install: passed"
 
-fuzz: need-fuzz ## Fuzz the parsers of requests, JSON bodies and documents, FUZZ_SECONDS each
-	@for target in reader validator documents; do \
+fuzz: need-fuzz ## Fuzz the parsers of requests, JSON bodies, answers and documents, FUZZ_SECONDS each
+	@for target in head chunked reader validator answer documents; do \
 		mkdir -p fuzz/corpus/$$target; \
 		RUSTC_BOOTSTRAP=1 ASAN_OPTIONS=detect_odr_violation=0 cargo fuzz run $$target fuzz/corpus/$$target fuzz/seeds/$$target -- \
 			-max_total_time=$(FUZZ_SECONDS) || exit 1; \

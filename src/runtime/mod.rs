@@ -17,6 +17,7 @@ use ureq::http::Uri;
 
 pub use probe::{About, probe};
 use wire::Question;
+pub use wire::{context_exceeded, read_answer};
 
 use crate::client::{Call, CallError, CallSocket, Client};
 use crate::config::RuntimeConfig;
@@ -217,9 +218,9 @@ impl Runtimes {
             socket: CallSocket::default(),
         })?;
         match answer.status().as_u16() {
-            200 => wire::read_answer(answer.body()),
+            200 => read_answer(answer.body()),
             status @ 400..500 => {
-                Err(wire::context_exceeded(answer.body()).unwrap_or(RuntimeError::Status(status)))
+                Err(context_exceeded(answer.body()).unwrap_or(RuntimeError::Status(status)))
             }
             status => Err(RuntimeError::Status(status)),
         }

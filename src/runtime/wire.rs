@@ -58,7 +58,7 @@ struct AnswerUsage<'a> {
     total_tokens: Option<&'a RawValue>,
 }
 
-pub(super) fn read_answer(bytes: &[u8]) -> Result<Generated, RuntimeError> {
+pub fn read_answer(bytes: &[u8]) -> Result<Generated, RuntimeError> {
     let answer: Answer =
         serde_json::from_slice(bytes).map_err(|_| RuntimeError::Unreadable("it is not the JSON of one"))?;
     let choice = answer.choices.into_iter().next().ok_or(RuntimeError::Unreadable("it has no choice"))?;
@@ -81,7 +81,7 @@ fn figure(raw: Option<&RawValue>) -> Option<i64> {
 
 /// Whether a refusal says that the prompt is too long: in the words of llama.cpp, of OpenAI, or of those that
 /// have no code of their own for it, as vLLM, which does not always wrap its errors either.
-pub(super) fn context_exceeded(bytes: &[u8]) -> Option<RuntimeError> {
+pub fn context_exceeded(bytes: &[u8]) -> Option<RuntimeError> {
     let answer: serde_json::Value = serde_json::from_slice(bytes).ok()?;
     let error = answer.get("error").unwrap_or(&answer);
     let is = |member: &str, word: &str| error.get(member).and_then(|value| value.as_str()) == Some(word);

@@ -1,0 +1,40 @@
+//! The parser of heads: what it accepts can be framed in one way only, by another reading of the same bytes.
+
+#![no_main]
+
+use adriaticum::http::{Head, MAX_HEAD};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    if bytes.len() > MAX_HEAD {
+        return;
+    }
+    let Ok(head) = Head::parse(bytes) else {
+        return;
+    };
+    let text = String::from_utf8_lossy(bytes);
+    let token = |name: &str| {
+        !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b))
+    };
+    assert!(token(head.method()));
+    assert!(!head.host().bytes().any(|b| b.is_ascii_control() || b" /?#@".contains(&b)), "{:?}", head.host());
+    assert!(
+        !head.path().bytes().any(|b| b <= b' ' || b == b'?' || b == b'#' || b > b'~'),
+        "{:?}",
+        head.path()
+    );
+    assert!(!head.query().bytes().any(|b| b <= b' ' || b == b'#' || b > b'~'), "{:?}", head.query());
+    let count = |name: &str| head.header(name).count();
+    assert!(count("content-length") + count("transfer-encoding") <= 1, "it can be framed in two ways");
+    assert!(count("host") <= 1);
+    assert!(head.weight() <= 16 * MAX_HEAD, "it holds {}", head.weight());
+    // Another reading: a line for each header, whose name is a token and whose value has no control characters.
+    for line in text.split("\r\n").skip(1).take_while(|line| !line.is_empty()) {
+        let (name, value) = line.split_once(':').expect("a header has a name");
+        assert!(token(name), "{name:?}");
+        assert!(!value.bytes().any(|b| b == 0 || b == b'\r' || b == b'\n'), "{value:?}");
+        let value = value.trim_matches([' ', '\t']);
+        let is_kept = head.header(name).any(|known| String::from_utf8_lossy(known) == value);
+        assert!(is_kept, "{name}: {value:?} is lost");
+    }
+});
