@@ -219,9 +219,7 @@ impl Runtimes {
         })?;
         match answer.status().as_u16() {
             200 => read_answer(answer.body()),
-            status @ 400..500 => {
-                Err(context_exceeded(answer.body()).unwrap_or(RuntimeError::Status(status)))
-            }
+            status @ 400..500 => Err(context_exceeded(answer.body()).unwrap_or(RuntimeError::Status(status))),
             status => Err(RuntimeError::Status(status)),
         }
     }
