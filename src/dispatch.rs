@@ -13,6 +13,8 @@ use crate::pipeline::Pipeline;
 pub struct Dispatcher {
     /// The console and its host; `None` if there is no console.
     pub console: Option<(String, Console)>,
+    /// The console is for clients on this host.
+    pub console_is_local: bool,
     pub api: Pipeline,
 }
 
@@ -28,8 +30,11 @@ impl Dispatcher {
 impl Service for Dispatcher {
     fn answer(&self, request: &Request, received: Instant) -> Response {
         match self.console(&request.head) {
-            Some(console) => console.answer(request),
-            None => self.api.answer(request, received),
+            Some(console) if !self.console_is_local || request.is_local() || is_probe(&request.head) => {
+                console.answer(request)
+            }
+            // Any client can name the default host. From elsewhere it is a host like any other.
+            _ => self.api.answer(request, received),
         }
     }
 
@@ -43,4 +48,9 @@ impl Service for Dispatcher {
     fn is_for_console(&self, head: &Head) -> bool {
         self.console(head).is_some()
     }
+}
+
+/// Load balancers probe the health from other hosts.
+fn is_probe(head: &Head) -> bool {
+    matches!(head.path(), "/healthz" | "/readyz")
 }

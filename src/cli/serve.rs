@@ -121,7 +121,8 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     stop_on_signals(&listener).map_err(|error| failed("the signals", &error))?;
     starting.store(false, Ordering::Release);
     supervisor.ready();
-    listener.run(Arc::new(Dispatcher { console, api })).map_err(|error| failed("the listener", &error))?;
+    let dispatcher = Dispatcher { console, console_is_local: config.console_is_local, api };
+    listener.run(Arc::new(dispatcher)).map_err(|error| failed("the listener", &error))?;
     drop((background, supervisor));
     log::info!("stopped");
     Ok(())

@@ -25,6 +25,8 @@ pub struct Config {
     pub listen: Address,
     pub api_hosts: Vec<String>,
     pub console_host: Option<String>,
+    /// `console_host` is not set: the console is served to clients on this host only.
+    pub console_is_local: bool,
     pub database: PathBuf,
     pub workers: usize,
     pub queue: usize,
@@ -87,13 +89,14 @@ impl Config {
         settings.take_variable("config");
         let local = ["localhost", "127.0.0.1", "::1"].map(String::from).into();
         let api_hosts = settings.value("api_hosts", local, api_hosts)?;
-        let console_host = settings.value("console_host", Some("console.localhost".into()), |written| {
-            console_host(written, &api_hosts)
-        })?;
+        let default = (Some("console.localhost".into()), true);
+        let (console_host, console_is_local) = settings
+            .value("console_host", default, |written| Ok((console_host(written, &api_hosts)?, false)))?;
         let database: PathBuf = settings.name("database", "adriaticum.db")?.into();
         let mut config = Self {
             listen: settings.value("listen", Address::Tcp(([127, 0, 0, 1], 8080).into()), listen)?,
             console_host,
+            console_is_local,
             api_hosts,
             workers: settings.number("workers", 1..=1024, 16)? as usize,
             queue: settings.number("queue", 0..=65_536, 64)? as usize,

@@ -27,11 +27,18 @@ pub struct Request {
     pub body: Option<Vec<u8>>,
     /// The address that the request came from, past the proxies that are trusted; None on a Unix socket.
     pub peer: Option<IpAddr>,
+    /// A trusted proxy passed it on.
+    pub proxied: bool,
     /// It came over TLS, or a trusted proxy says that it did.
     pub secure: bool,
 }
 
 impl Request {
+    /// Whether it was sent on this host.
+    pub fn is_local(&self) -> bool {
+        !self.proxied && self.peer.is_none_or(|address| address.is_loopback())
+    }
+
     /// The memory that it holds.
     pub fn weight(&self) -> usize {
         self.head.weight() + self.body.as_ref().map_or(0, Vec::capacity)
@@ -41,3 +48,27 @@ impl Request {
 /// HTTP that can't be parsed or framed safely; the text tells a person what is wrong with it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Malformed(pub &'static str);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_local() {
+        let check = |peer: Option<&str>, proxied, local| {
+            let head = Head::parse(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n").expect("a good head");
+            let peer = peer.map(|address| address.parse().expect("an address"));
+            let request = Request { head, body: None, peer, proxied, secure: false };
+            assert_eq!(request.is_local(), local, "{peer:?}");
+        };
+        check(None, false, true);
+        check(Some("127.0.0.2"), false, true);
+        check(Some("::1"), false, true);
+        for address in [None, Some("127.0.0.1"), Some("::1")] {
+            check(address, true, false);
+        }
+        for address in ["10.0.0.1", "203.0.113.7", "fe80::1"] {
+            check(Some(address), false, false);
+        }
+    }
+}

@@ -35,7 +35,7 @@ impl Reader {
             };
             let Some(body) = Body::new(head.framing) else {
                 self.state = State::default();
-                return Ok(Some(Request { head, body: None, peer: None, secure: false }));
+                return Ok(Some(Request { head, body: None, peer: None, proxied: false, secure: false }));
             };
             self.continue_due = head.expects_continue;
             self.state = State::Body(head, body);
@@ -53,7 +53,7 @@ impl Reader {
             unreachable!("the state was a body a moment ago");
         };
         let body = (progress == Progress::Complete).then(|| body.into_content());
-        Ok(Some(Request { head, body, peer: None, secure: false }))
+        Ok(Some(Request { head, body, peer: None, proxied: false, secure: false }))
     }
 
     /// Whether no byte of a next request has come.

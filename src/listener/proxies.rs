@@ -77,6 +77,7 @@ impl Proxies {
     /// Puts the client's address and its way of coming in the place of a trusted proxy's.
     pub(super) fn see_through(&self, request: &mut Request) {
         if self.trust(request.peer) {
+            request.proxied = true;
             request.peer = self.client(request.peer, &request.head);
             request.secure |= last(&request.head, "x-forwarded-proto")
                 .is_some_and(|scheme| scheme.eq_ignore_ascii_case("https"));
@@ -125,7 +126,8 @@ mod tests {
             Proxies(trusted.split_whitespace().map(|text| text.parse().expect("a good proxy")).collect());
         let head = format!("GET / HTTP/1.1\r\nHost: h\r\n{headers}\r\n");
         let head = Head::parse(head.as_bytes()).expect("a good head");
-        let mut request = Request { head, body: None, peer: peer.parse().ok(), secure: false };
+        let mut request =
+            Request { head, body: None, peer: peer.parse().ok(), proxied: false, secure: false };
         proxies.see_through(&mut request);
         let found = request.peer.map_or("unix".into(), |address| address.to_string());
         assert_eq!((found.as_str(), request.secure), (client, secure), "{trusted} {peer} {headers}");

@@ -224,6 +224,29 @@ fn signing_in_and_out() {
     assert_eq!(browser.post("/sign-in", &[("password", PASSWORD)]).status, 401);
 }
 
+/// Any client can send `Host: console.localhost`.
+#[test]
+fn the_default_host_is_not_reached_through_a_proxy() {
+    let server = Server::new(None).set("ADRIATICUM_TRUSTED_PROXIES", "127.0.0.1").start();
+    for headers in ["", "X-Forwarded-For: 203.0.113.7\r\n", "X-Forwarded-For: 127.0.0.1\r\n"] {
+        for path in ["/", "/sign-in", "/metrics", "/assets/"] {
+            let reply = Browser::new(&server).send("GET", path, headers, "");
+            reply.is_error(404, "not_found");
+        }
+        assert_eq!(Browser::new(&server).send("GET", "/healthz", headers, "").status, 200);
+        assert_eq!(
+            Browser::new(&server).send("GET", "/readyz", headers, "").status,
+            503,
+            "without a runtime"
+        );
+    }
+    let named = Server::new(None)
+        .set("ADRIATICUM_TRUSTED_PROXIES", "127.0.0.1")
+        .set("ADRIATICUM_CONSOLE_HOST", "console.localhost")
+        .start();
+    assert_eq!(Browser::new(&named).get("/").status, 200, "it is set, so it is meant");
+}
+
 #[test]
 fn https_has_cookies_of_its_own() {
     let server = Server::new(None)
