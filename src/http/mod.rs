@@ -38,6 +38,11 @@ impl Request {
     }
 }
 
+/// The bytes of a token, such as a method or a header's name (RFC 9110, 5.6.2).
+fn is_token_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
+}
+
 /// HTTP that can't be parsed or framed safely; the text tells a person what is wrong with it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Malformed(pub &'static str);

@@ -3,10 +3,13 @@
 use std::mem;
 
 use super::body::{Body, Progress};
-use super::{Head, MAX_HEAD, Malformed, Request};
+use super::{Head, MAX_HEAD, Malformed, Request, head};
 
-/// The reader of one connection. It knows of no socket, so whom a request comes from is for others to say. After an error, or a request whose body was too large, where the next
-/// request begins is unknown: the connection has to end.
+/// Empty lines that may come before a request (RFC 9112, 2.2).
+const MAX_EMPTY_LINES: u8 = 2;
+
+/// The reader of one connection. It knows of no socket, so the caller adds the address that a request comes from. After an
+/// error, or a request whose body is too large, the beginning of the next request is unknown: the connection has to end.
 #[derive(Default)]
 pub struct Reader {
     state: State,
@@ -15,14 +18,24 @@ pub struct Reader {
 }
 
 enum State {
-    /// The bytes of a head that has not ended yet; none between two requests.
-    Head(Vec<u8>),
+    Head(HeadStart),
     Body(Head, Body),
+}
+
+/// A head that is not complete.
+#[derive(Default)]
+struct HeadStart {
+    /// None between two requests.
+    bytes: Vec<u8>,
+    /// Bytes of the empty lines before it: a CR is next after an even number.
+    empty_lines: u8,
+    /// The request line is complete and checked.
+    line_checked: bool,
 }
 
 impl Default for State {
     fn default() -> Self {
-        Self::Head(Vec::new())
+        Self::Head(HeadStart::default())
     }
 }
 
@@ -30,7 +43,7 @@ impl Reader {
     /// Takes bytes off the front of `input` until a request is complete or the input is used up.
     pub fn push(&mut self, input: &mut &[u8]) -> Result<Option<Request>, Malformed> {
         if let State::Head(start) = &mut self.state {
-            let Some(head) = read_head(start, input)? else {
+            let Some(head) = start.push(input)? else {
                 return Ok(None);
             };
             let Some(body) = Body::new(head.framing) else {
@@ -58,7 +71,7 @@ impl Reader {
 
     /// Whether no byte of a next request has come.
     pub fn is_between_requests(&self) -> bool {
-        matches!(&self.state, State::Head(start) if start.is_empty())
+        matches!(&self.state, State::Head(start) if start.bytes.is_empty())
     }
 
     /// Whether `100 Continue` has to be sent now; it is asked once.
@@ -69,38 +82,54 @@ impl Reader {
     /// The memory that an incomplete request holds.
     pub fn weight(&self) -> usize {
         match &self.state {
-            State::Head(start) => start.capacity(),
+            State::Head(start) => start.bytes.capacity(),
             State::Body(head, body) => head.weight() + body.weight(),
         }
     }
 }
 
-/// Takes a head off the front of `input`; what is left of an incomplete one is kept in `start`.
-fn read_head(start: &mut Vec<u8>, input: &mut &[u8]) -> Result<Option<Head>, Malformed> {
-    if start.is_empty() {
-        // RFC 9112, 2.2: empty lines before a request line are passed over.
-        let blank = input.iter().take_while(|b| matches!(b, b'\r' | b'\n')).count();
-        *input = &input[blank..];
-        // Most heads come whole: they are parsed where they lie.
-        if let Some(end) = head_end(input, 0) {
-            return cut_head(input, end);
+impl HeadStart {
+    /// Takes a head off the front of `input`, and keeps what is there of an incomplete one.
+    fn push(&mut self, input: &mut &[u8]) -> Result<Option<Head>, Malformed> {
+        if self.bytes.is_empty() {
+            self.pass_empty_lines(input)?;
+            // Most heads come whole: they are parsed in place.
+            if let Some(end) = head_end(input, 0) {
+                return cut_head(input, end);
+            }
         }
-    }
-    // Only what is new is searched, so that a head sent byte by byte costs no more than one sent whole.
-    let searched = start.len();
-    let taken = input.len().min(MAX_HEAD + 1 - searched);
-    start.extend_from_slice(&input[..taken]);
-    match head_end(start, searched) {
-        Some(end) => {
+        // Only what is new is searched, so that a head sent byte by byte costs no more than one sent whole.
+        let searched = self.bytes.len();
+        let taken = input.len().min(MAX_HEAD + 1 - searched);
+        self.bytes.extend_from_slice(&input[..taken]);
+        if let Some(end) = head_end(&self.bytes, searched) {
             *input = &input[end - searched..];
-            let whole = mem::take(start);
-            cut_head(&mut whole.as_slice(), end)
+            return cut_head(&mut self.bytes.as_slice(), end);
         }
-        None if start.len() > MAX_HEAD => Err(TOO_LONG),
-        None => {
-            *input = &input[taken..];
-            Ok(None)
+        let has_news = searched <= head::MAX_METHOD || self.bytes[searched..].contains(&b'\n');
+        if has_news && !self.line_checked {
+            self.line_checked = head::check_beginning(&self.bytes)?;
         }
+        if self.bytes.len() > MAX_HEAD {
+            return Err(TOO_LONG);
+        }
+        *input = &input[taken..];
+        Ok(None)
+    }
+
+    fn pass_empty_lines(&mut self, input: &mut &[u8]) -> Result<(), Malformed> {
+        while let Some((&byte, rest)) = input.split_first() {
+            match (byte, self.empty_lines % 2) {
+                (b'\r', 0) | (b'\n', 1) if self.empty_lines < 2 * MAX_EMPTY_LINES => self.empty_lines += 1,
+                (b'\r', 0) => return Err(Malformed("More than two empty lines come before the request.")),
+                (b'\n', 0) | (_, 1) => {
+                    return Err(Malformed("A line before the request does not end in CR and LF."));
+                }
+                _ => break,
+            }
+            *input = rest;
+        }
+        Ok(())
     }
 }
 
@@ -108,6 +137,8 @@ const TOO_LONG: Malformed = Malformed("The head of the request is larger than 16
 
 fn cut_head(input: &mut &[u8], end: usize) -> Result<Option<Head>, Malformed> {
     if end > MAX_HEAD {
+        // As when it comes in pieces.
+        head::check_beginning(&input[..=MAX_HEAD])?;
         return Err(TOO_LONG);
     }
     let (head, rest) = input.split_at(end);
@@ -180,8 +211,8 @@ mod tests {
             assert_eq!(read(with(room + 1).as_bytes(), size), Err(TOO_LONG));
         }
         let mut reader = Reader::default();
-        let endless = vec![b'a'; MAX_HEAD * 4];
-        assert!(reader.push(&mut endless.as_slice()).is_err_and(|e| e == TOO_LONG));
+        let endless = with(MAX_HEAD * 4);
+        assert!(reader.push(&mut &endless.as_bytes()[..MAX_HEAD * 2]).is_err_and(|e| e == TOO_LONG));
         assert!(reader.weight() <= MAX_HEAD * 2, "an endless head should not be kept");
     }
 
@@ -211,8 +242,46 @@ mod tests {
 
     #[test]
     fn a_lone_line_feed_is_refused_at_once() {
-        for wire in ["GET / HTTP/1.1\nHost: h\n\n", "GET / HTTP/1.1\r\nHost: h\r\n\n", "GET /\n\r\n"] {
-            assert!(Reader::default().push(&mut wire.as_bytes()).is_err(), "{wire:?}");
+        for wire in [
+            "GET / HTTP/1.1\nHost: h\n\n",
+            "GET / HTTP/1.1\r\nHost: h\r\n\n",
+            "GET /\n\r\n",
+            "\n",
+            "\r\n\n",
+            "\rG",
+            "\r\r\n",
+        ] {
+            for size in [1, wire.len()] {
+                let mut reader = Reader::default();
+                let refused = wire.as_bytes().chunks(size).any(|mut piece| reader.push(&mut piece).is_err());
+                assert!(refused, "{wire:?}");
+            }
         }
+    }
+
+    #[test]
+    fn two_empty_lines_may_come_before_each_request() {
+        for size in [1, 2, 3, 1000] {
+            assert_eq!(
+                read(format!("\r\n\r\n{THREE}\r\n\r\n{THREE}").as_bytes(), size).map(|r| r.len()),
+                Ok(2)
+            );
+            assert!(read(format!("{THREE}\r\n\r\n\r\n{THREE}").as_bytes(), size).is_err());
+        }
+    }
+
+    #[test]
+    fn a_beginning_is_refused_before_the_head_is_complete() {
+        for wire in ["\u{16}\u{3}\u{1}", "SSH-2.0-x\r\n", "GET /\r\n", "GET / HTTP/1.1 x\r\nHost: h\r\n"] {
+            for size in [1, wire.len()] {
+                let mut reader = Reader::default();
+                let refused = wire.as_bytes().chunks(size).any(|mut piece| reader.push(&mut piece).is_err());
+                assert!(refused, "{wire:?}");
+            }
+        }
+        let long = format!("GET /{} ", "x".repeat(5000));
+        let mut reader = Reader::default();
+        assert!(long.as_bytes().chunks(7).all(|mut piece| matches!(reader.push(&mut piece), Ok(None))));
+        assert!(reader.push(&mut &b"\r\n"[..]).is_err(), "a long request line is checked at its end too");
     }
 }
