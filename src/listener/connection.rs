@@ -47,9 +47,25 @@ pub(super) enum Then {
     Close,
 }
 
+/// What a connection may do before the others have their turn.
+pub(super) struct Turn<'a> {
+    /// For the bytes of one read.
+    pub scratch: &'a mut [u8],
+    pub limits: &'a Limits,
+    /// Bytes that may still be read.
+    pub left: usize,
+    /// Whether the next step of a TLS handshake may be taken: it may cost milliseconds.
+    pub may_shake_hands: bool,
+}
+
 /// Where a connection stopped.
 pub(super) enum Outcome {
+    /// For the client.
     Waiting,
+    /// For its next turn.
+    TurnOver,
+    /// For a turn in which it may take the next step of its handshake.
+    Handshake,
     Request(Request),
     /// A piece of a long response is sent; the next one has to be made.
     Next(Box<dyn Pieces>, Then),
@@ -99,24 +115,19 @@ impl Connection {
         self.read_closed |= read_closed;
     }
 
-    /// Sends and reads until there is a request to answer or nothing to do but wait.
-    pub fn advance(&mut self, scratch: &mut [u8], limits: &Limits) -> Outcome {
+    /// Sends and reads until there is a request to answer, nothing to do but wait, or the turn is over.
+    pub fn advance(&mut self, turn: &mut Turn) -> Outcome {
         loop {
-            let blocked = match self.phase {
+            match self.phase {
                 Phase::Working => return Outcome::Waiting,
-                Phase::Reading => return self.receive(scratch, limits),
-                Phase::Sending(_) => match self.send(limits) {
+                Phase::Reading => return self.receive(turn),
+                Phase::Sending(_) => match self.send(turn.limits) {
                     Ok(Progress::Next(rest, then)) => return Outcome::Next(rest, then),
-                    Ok(Progress::Blocked) => Ok(true),
-                    Ok(Progress::Done) => Ok(false),
-                    Err(error) => Err(error),
+                    Ok(Progress::Blocked) => return Outcome::Waiting,
+                    Ok(Progress::Done) => {}
+                    Err(_) => return Outcome::Gone,
                 },
-                Phase::Draining { .. } => self.drain(scratch),
-            };
-            match blocked {
-                Ok(true) => return Outcome::Waiting,
-                Ok(false) => {}
-                Err(_) => return Outcome::Gone,
+                Phase::Draining { .. } => return self.drain(turn),
             }
         }
     }
@@ -193,14 +204,16 @@ impl Connection {
         }
     }
 
-    fn receive(&mut self, scratch: &mut [u8], limits: &Limits) -> Outcome {
+    fn receive(&mut self, turn: &mut Turn) -> Outcome {
         loop {
             let earlier = mem::take(&mut self.unread);
             let mut input = if earlier.is_empty() {
-                match self.fill(scratch, limits) {
-                    Ok(Some(0)) | Err(_) => return Outcome::Gone,
-                    Ok(Some(count)) => &scratch[..count],
-                    Ok(None) => return Outcome::Waiting,
+                match self.fill(turn) {
+                    Ok(Filled::Bytes(count)) => &turn.scratch[..count],
+                    Ok(Filled::End) | Err(_) => return Outcome::Gone,
+                    Ok(Filled::Nothing) => return Outcome::Waiting,
+                    Ok(Filled::TurnOver) => return Outcome::TurnOver,
+                    Ok(Filled::Handshake) => return Outcome::Handshake,
                 }
             } else {
                 &earlier[..]
@@ -218,7 +231,7 @@ impl Connection {
                 }
                 Ok(None) => {
                     if was_between && !self.reader.is_between_requests() {
-                        self.deadline = Some(Instant::now() + limits.request_time);
+                        self.deadline = Some(Instant::now() + turn.limits.request_time);
                     }
                     if self.reader.take_continue() {
                         // It is a courtesy: a client that can't take it now will send its body anyway.
@@ -270,68 +283,138 @@ impl Connection {
         Ok(Progress::Done)
     }
 
-    /// Whether it has to wait for the client; an error once there is nothing more to wait for.
-    fn drain(&mut self, scratch: &mut [u8]) -> io::Result<bool> {
-        // It is discarded, so it is not decrypted.
-        let Some(count) = self.fill_raw(scratch)? else {
-            return Ok(true);
-        };
-        let Phase::Draining { left } = &mut self.phase else {
-            unreachable!("only after the last answer is there anything to drain");
-        };
-        *left = left.saturating_sub(count);
-        if count == 0 || *left == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+    /// Discards what the client still sends, until it ends or the limit is reached.
+    fn drain(&mut self, turn: &mut Turn) -> Outcome {
+        loop {
+            // It is discarded, so it is not decrypted.
+            let count = match self.fill_raw(turn) {
+                Ok(Filled::Bytes(count)) => count,
+                Ok(Filled::Nothing) => return Outcome::Waiting,
+                Ok(Filled::TurnOver) => return Outcome::TurnOver,
+                Ok(Filled::Handshake | Filled::End) | Err(_) => return Outcome::Gone,
+            };
+            let Phase::Draining { left } = &mut self.phase else {
+                unreachable!("only after the last answer is there anything to drain");
+            };
+            *left = left.saturating_sub(count);
+            if *left == 0 {
+                return Outcome::Gone;
+            }
         }
-        Ok(false)
     }
 
-    /// Reads decrypted bytes. `None` if there are none yet, 0 at the end.
-    fn fill(&mut self, scratch: &mut [u8], limits: &Limits) -> io::Result<Option<usize>> {
+    /// Reads decrypted bytes.
+    fn fill(&mut self, turn: &mut Turn) -> io::Result<Filled> {
         let Some(session) = &mut self.tls else {
-            return self.fill_raw(scratch);
+            return self.fill_raw(turn);
         };
         session.flush(&self.stream)?;
         loop {
-            if let Some(count) = session.read(scratch)? {
-                return Ok(Some(count));
+            if let Some(count) = session.read(turn.scratch)? {
+                return Ok(if count == 0 { Filled::End } else { Filled::Bytes(count) });
             }
             if !self.readable {
                 session.rest();
-                return Ok(None);
+                return Ok(Filled::Nothing);
+            }
+            if turn.left == 0 {
+                return Ok(Filled::TurnOver);
             }
             let (was_begun, was_handshaking) = (session.is_half_shaken(), session.is_handshaking());
+            if was_handshaking && !mem::take(&mut turn.may_shake_hands) {
+                return Ok(Filled::Handshake);
+            }
             match session.receive(&self.stream) {
-                Ok(Received::End) => return Ok(Some(0)),
-                Ok(Received::Some { is_all }) => self.readable = !is_all || self.read_closed,
+                Ok(Received::End) => return Ok(Filled::End),
+                Ok(Received::Some { count, is_all }) => {
+                    turn.left = turn.left.saturating_sub(count);
+                    self.readable = !is_all || self.read_closed;
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
                 Err(error) => return Err(error),
             }
             // A handshake has the time of a request, from its first byte on.
             if session.is_half_shaken() && !was_begun {
-                self.deadline = Some(Instant::now() + limits.request_time);
+                self.deadline = Some(Instant::now() + turn.limits.request_time);
             } else if was_handshaking && !session.is_handshaking() {
-                self.deadline = Some(Instant::now() + limits.idle_time);
+                self.deadline = Some(Instant::now() + turn.limits.idle_time);
             }
         }
     }
 
     /// Reads bytes as they are on the wire.
-    fn fill_raw(&mut self, scratch: &mut [u8]) -> io::Result<Option<usize>> {
+    fn fill_raw(&mut self, turn: &mut Turn) -> io::Result<Filled> {
         if !self.readable {
-            return Ok(None);
+            return Ok(Filled::Nothing);
         }
-        match self.stream.read(scratch) {
+        let most = turn.left.min(turn.scratch.len());
+        if most == 0 {
+            return Ok(Filled::TurnOver);
+        }
+        match self.stream.read(&mut turn.scratch[..most]) {
+            Ok(0) => Ok(Filled::End),
             Ok(count) => {
+                turn.left -= count;
                 // A short read has emptied the socket.
-                self.readable = count == scratch.len() || self.read_closed;
-                Ok(Some(count))
+                self.readable = count == most || self.read_closed;
+                Ok(Filled::Bytes(count))
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.readable = false;
-                Ok(None)
+                Ok(Filled::Nothing)
             }
             Err(error) => Err(error),
         }
+    }
+}
+
+/// What came of reading.
+enum Filled {
+    Bytes(usize),
+    /// Nothing has come yet.
+    Nothing,
+    TurnOver,
+    /// The next step of the handshake has to wait.
+    Handshake,
+    End,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use mio::net::UnixStream;
+
+    use super::*;
+
+    const TURN: usize = 10_000;
+
+    /// Takes a turn, and returns what came of it and how much was not read.
+    fn take_turn(connection: &mut Connection, limits: &Limits) -> (Outcome, usize) {
+        let mut turn = Turn { scratch: &mut [0; 4096], limits, left: TURN, may_shake_hands: false };
+        let outcome = connection.advance(&mut turn);
+        (outcome, turn.left)
+    }
+
+    #[test]
+    fn a_turn_ends_although_more_has_come() {
+        let limits = Limits::default();
+        let (stream, mut client) = UnixStream::pair().expect("two sockets");
+        let mut connection = Connection::new(Stream::Unix(stream), None, None, Instant::now(), &limits);
+        client
+            .write_all(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n")
+            .expect("it should be taken");
+        client.write_all(&[b'x'; 3 * TURN]).expect("it should be taken");
+        connection.note_readable(false);
+        for _ in 0..3 {
+            assert!(matches!(take_turn(&mut connection, &limits), (Outcome::TurnOver, 0)));
+        }
+        assert!(matches!(take_turn(&mut connection, &limits), (Outcome::Waiting, 1..)));
+        // What is discarded after the last response costs turns too.
+        connection.send_response(Outgoing::new(b"bye".to_vec(), Then::Close), &limits);
+        client.write_all(&[b'x'; TURN + 1]).expect("it should be taken");
+        connection.note_readable(false);
+        assert!(matches!(take_turn(&mut connection, &limits), (Outcome::TurnOver, 0)));
+        assert!(matches!(take_turn(&mut connection, &limits), (Outcome::Waiting, 1..)));
     }
 }

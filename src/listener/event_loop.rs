@@ -2,7 +2,9 @@
 
 mod accept;
 
+use std::collections::VecDeque;
 use std::io;
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -11,7 +13,7 @@ use mio::event::Event;
 use mio::{Events, Interest, Poll, Token};
 use slab::Slab;
 
-use super::connection::{Connection, Expired, Outcome, Then};
+use super::connection::{Connection, Expired, Outcome, Then, Turn};
 use super::shed::ShedLog;
 use super::workers::{Outgoing, Workers};
 use super::{Acceptor, Limits, Listener, Load, Proxies, Pulse, Service, Socket};
@@ -23,8 +25,11 @@ const STOP: Token = Token(usize::MAX - 1);
 /// Tokens from here on belong to the listening sockets.
 const FIRST_SOCKET: usize = usize::MAX - 1024;
 
-/// The bytes of one read.
-const SCRATCH: usize = 64 * 1024;
+/// The bytes that a connection may read before the others have their turn.
+const TURN: usize = 64 * 1024;
+
+/// The time for the turns of one round. Then responses, new connections and deadlines are looked at, and the others continue.
+const ROUND: Duration = Duration::from_millis(10);
 
 const TOO_MUCH_BUFFERED: &str = "the bound on buffered bytes is reached";
 
@@ -42,6 +47,11 @@ pub(super) struct EventLoop<S> {
     proxies: Proxies,
     service: Arc<S>,
     connections: Slab<Entry>,
+    /// The connections that have something to do, each once, in the order of their turns.
+    ready: VecDeque<usize>,
+    /// Those that wait for the next step of their TLS handshake. One step is taken in a round, after all who are ready: with
+    /// an RSA key it costs milliseconds.
+    handshakes: VecDeque<usize>,
     scratch: Vec<u8>,
     /// The memory of all connections together, without the requests that the workers have.
     buffered: usize,
@@ -55,6 +65,8 @@ pub(super) struct EventLoop<S> {
 
 struct Entry {
     connection: Connection,
+    /// It is in `ready` or in `handshakes`.
+    in_line: bool,
     /// What `buffered` counts for it.
     weight: usize,
 }
@@ -81,7 +93,9 @@ impl<S: Service> EventLoop<S> {
             poll,
             pulse,
             connections: Slab::new(),
-            scratch: vec![0; SCRATCH],
+            ready: VecDeque::new(),
+            handshakes: VecDeque::new(),
+            scratch: vec![0; TURN],
             buffered: 0,
             next_sweep: now,
             shed_log: ShedLog::default(),
@@ -94,14 +108,14 @@ impl<S: Service> EventLoop<S> {
     pub fn run(mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(1024);
         while !(self.stopping && self.connections.is_empty()) {
-            self.turn(&mut events)?;
+            self.round(&mut events)?;
         }
         self.workers.join();
         self.shed_log.finish(Instant::now());
         Ok(())
     }
 
-    fn turn(&mut self, events: &mut Events) -> io::Result<()> {
+    fn round(&mut self, events: &mut Events) -> io::Result<()> {
         match self.poll.poll(events, self.patience()) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
             result => result?,
@@ -116,6 +130,7 @@ impl<S: Service> EventLoop<S> {
                 Token(index) => self.note_ready(index, event),
             }
         }
+        self.take_turns();
         self.accept();
         let now = Instant::now();
         if now >= self.next_sweep {
@@ -137,13 +152,38 @@ impl<S: Service> EventLoop<S> {
                     outgoing.then = Then::Close;
                 }
                 entry.connection.send_response(outgoing, &self.limits);
-                self.advance(completed.connection);
+                self.advance(completed.connection, false);
             }
+        }
+    }
+
+    /// Gives each connection in line its turn, until the round is over.
+    fn take_turns(&mut self) {
+        let began = Instant::now();
+        while let Some(index) = self.ready.pop_front() {
+            self.take_turn(index, false);
+            if began.elapsed() > ROUND {
+                break;
+            }
+        }
+        if let Some(index) = self.handshakes.pop_front() {
+            self.take_turn(index, true);
+        }
+    }
+
+    fn take_turn(&mut self, index: usize, may_shake_hands: bool) {
+        // It may have been closed meanwhile.
+        if let Some(entry) = self.connections.get_mut(index) {
+            entry.in_line = false;
+            self.advance(index, may_shake_hands);
         }
     }
 
     /// How long the loop can wait for events.
     fn patience(&self) -> Option<Duration> {
+        if !(self.ready.is_empty() && self.handshakes.is_empty()) {
+            return Some(Duration::ZERO);
+        }
         let now = Instant::now();
         let sweep = (!self.connections.is_empty()).then_some(self.next_sweep);
         let accept = self.accepting.contains(&true).then_some(self.accept_after);
@@ -164,7 +204,9 @@ impl<S: Service> EventLoop<S> {
         if event.is_readable() || event.is_read_closed() || event.is_error() {
             entry.connection.note_readable(event.is_read_closed() || event.is_error());
         }
-        self.advance(index);
+        if !mem::replace(&mut entry.in_line, true) {
+            self.ready.push_back(index);
+        }
     }
 
     /// Closes the longest idle connection among those that `is_meant` accepts.
@@ -193,15 +235,27 @@ impl<S: Service> EventLoop<S> {
         true
     }
 
-    /// Advances a connection as far as it can go without waiting.
-    fn advance(&mut self, index: usize) {
+    /// Advances a connection as far as it can go in one turn without waiting.
+    fn advance(&mut self, index: usize, may_shake_hands: bool) {
+        let mut left = TURN;
         loop {
             let Some(entry) = self.connections.get_mut(index) else {
                 return;
             };
-            let outcome = entry.connection.advance(&mut self.scratch, &self.limits);
+            let (scratch, limits) = (&mut self.scratch, &self.limits);
+            let mut turn = Turn { scratch, limits, left, may_shake_hands };
+            let outcome = entry.connection.advance(&mut turn);
+            left = turn.left;
             match outcome {
-                Outcome::Waiting => {
+                Outcome::Waiting | Outcome::TurnOver | Outcome::Handshake => {
+                    let line = match outcome {
+                        Outcome::TurnOver => Some(&mut self.ready),
+                        Outcome::Handshake => Some(&mut self.handshakes),
+                        _ => None,
+                    };
+                    if let Some(line) = line.filter(|_| !mem::replace(&mut entry.in_line, true)) {
+                        line.push_back(index);
+                    }
                     self.weigh(index);
                     return self.bound(index);
                 }
@@ -269,7 +323,7 @@ impl<S: Service> EventLoop<S> {
         } else if entry.connection.holds_half_a_request() {
             count(&self.load.buffers_full);
             self.refuse(index, None, Failure::shed(TOO_MUCH_BUFFERED));
-            self.advance(index);
+            self.advance(index, false);
         }
     }
 
@@ -294,7 +348,7 @@ impl<S: Service> EventLoop<S> {
                 Some(Expired::Silence) => self.close(index),
                 Some(Expired::Request) => {
                     self.refuse(index, None, Failure::invalid("The request was not complete in time."));
-                    self.advance(index);
+                    self.advance(index, false);
                 }
                 None => {}
             }
@@ -322,7 +376,7 @@ impl<S: Service> EventLoop<S> {
             let Some(entry) = self.connections.get_mut(index) else { continue };
             // What has arrived by now is still read: it may be a request.
             entry.connection.note_readable(false);
-            self.advance(index);
+            self.advance(index, false);
             match self.connections.get_mut(index) {
                 Some(entry) if entry.connection.is_idle() => {
                     entry.connection.hurry(now + self.limits.farewell_time);

@@ -464,6 +464,33 @@ fn what_is_sent_after_the_end_is_taken_up_to_a_bound() {
 }
 
 #[test]
+fn clients_that_never_stop_sending_delay_nobody() {
+    let running = serve(Limits { drain_bytes: usize::MAX, drain_time: PATIENCE, ..Limits::default() });
+    let sent = Arc::new(AtomicUsize::new(0));
+    let flood: Vec<_> = (0..4)
+        .map(|_| {
+            let (mut client, sent) = (running.connect(), Arc::clone(&sent));
+            client.send(post(usize::MAX, 0));
+            assert_eq!(client.reply().status, 413);
+            thread::spawn(move || {
+                while client.stream.write_all(&[b'x'; 65536]).is_ok() {
+                    sent.fetch_add(65536, Ordering::AcqRel);
+                }
+            })
+        })
+        .collect();
+    for _ in 0..50 {
+        let before = sent.load(Ordering::Acquire);
+        assert_eq!(running.get("/"), 200);
+        until("they still send", || sent.load(Ordering::Acquire) > before);
+    }
+    drop(running);
+    for sender in flood {
+        sender.join().expect("it ends with the listener");
+    }
+}
+
+#[test]
 fn a_full_queue_sheds_at_once_and_every_place_is_used() {
     let running = serve(Limits { workers: 1, queue: 2, ..Limits::default() });
     let mut held: Vec<Client> = (0..3).map(|_| running.connect()).collect();

@@ -77,6 +77,29 @@ fn an_early_answer_reaches_a_client_that_is_still_sending() {
     }
 }
 
+/// At once: the test would end before the 20 s that half a request has.
+#[test]
+fn what_cannot_begin_a_request_is_refused_at_once() {
+    let server = Server::new(None).start();
+    let began = std::time::Instant::now();
+    for bytes in [
+        &b"\x16\x03\x01\x00\xf8\x01"[..],
+        b"\0",
+        b"SSH-2.0-x\r\n",
+        b"GET /\r\n",
+        b"\n",
+        b"\r\n\r\n\r\n",
+        b"GET /\xc3\xa9 HTTP/1.1\r\n",
+        b"GET /# HTTP/1.1\r\n",
+    ] {
+        let mut client = server.connect();
+        client.send(bytes);
+        client.reply().is_error(400, "invalid_request");
+        assert!(client.ends());
+    }
+    assert!(began.elapsed() < std::time::Duration::from_secs(15), "{:?}", began.elapsed());
+}
+
 #[test]
 fn a_client_that_has_said_all_is_answered() {
     let runtime = Runtime::start();

@@ -65,7 +65,7 @@ impl<S: Service> EventLoop<S> {
         }
         let connection = Connection::new(stream, tls, peer, Instant::now(), &self.limits);
         let index = slot.key();
-        slot.insert(Entry { connection, weight: 0 });
+        slot.insert(Entry { connection, in_line: false, weight: 0 });
         self.weigh(index);
         self.bound(index);
     }
