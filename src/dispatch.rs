@@ -7,7 +7,7 @@ use std::time::Instant;
 use crate::console::Console;
 use crate::error::Failure;
 use crate::http::{Head, Request, Response};
-use crate::listener::Service;
+use crate::listener::{Admission, Destination, Service};
 use crate::pipeline::Pipeline;
 
 pub struct Dispatcher {
@@ -26,6 +26,16 @@ impl Dispatcher {
 }
 
 impl Service for Dispatcher {
+    fn admit(&self, client: Option<IpAddr>, head: &Head) -> Admission {
+        if let Some(console) = self.console(head) {
+            return Admission::Read(Destination::Console(console.credential(head)));
+        }
+        match self.api.check_head(head) {
+            Ok(digest) => Admission::Read(Destination::Api(digest)),
+            Err(failure) => Admission::Answer(self.api.refuse(client, failure)),
+        }
+    }
+
     fn answer(&self, request: &Request, received: Instant) -> Response {
         match self.console(&request.head) {
             Some(console) => console.answer(request),
@@ -38,9 +48,5 @@ impl Service for Dispatcher {
             Some(console) => console.refuse(),
             None => self.api.refuse(client, failure),
         }
-    }
-
-    fn is_for_console(&self, head: &Head) -> bool {
-        self.console(head).is_some()
     }
 }

@@ -12,11 +12,11 @@ use crate::api::key::{self, Caller};
 use crate::api::{host, inference, ledger, permission, reply, route, size, validation};
 use crate::config::Compatibility;
 use crate::error::{ApiError, Failure};
-use crate::http::{Request, Response};
+use crate::http::{Head, Request, Response};
 use crate::id::RequestId;
 use crate::metrics::{Metrics, Times};
 use crate::runtime::{Chat, Generated, Runtimes, Spent};
-use crate::store::{NewRow, Outcome, Searched, Store, StoreError};
+use crate::store::{Digest, NewRow, Outcome, Searched, Store, StoreError};
 use crate::when::milliseconds;
 
 /// Everything that the steps use.
@@ -47,6 +47,14 @@ struct Record {
 }
 
 impl Pipeline {
+    /// The steps that the head decides, before any of the body is read. They look nothing up.
+    pub fn check_head(&self, head: &Head) -> Result<Digest, Failure> {
+        host::check(head, &self.api_hosts)?;
+        route::check(head)?;
+        size::check_declared(head)?;
+        key::digest(head)
+    }
+
     /// Answers a complete request.
     pub fn answer(&self, request: &Request, received: Instant) -> Response {
         let mut record = Record::new(request.peer, received);
@@ -65,8 +73,7 @@ impl Pipeline {
 
     /// The steps. The first that fails ends the request.
     fn complete(&self, request: &Request, record: &mut Record) -> Result<Generated, Failure> {
-        host::check(&request.head, &self.api_hosts)?;
-        route::check(&request.head)?;
+        self.check_head(&request.head)?;
         let body = size::check(request)?;
         let caller = key::authenticate(&request.head, &self.store, record.created)?;
         record.key_id = Some(caller.key_id.clone());

@@ -25,7 +25,7 @@ pub struct Caller {
 /// Looks up the key of a request. Any process may change it meanwhile, so the ledger checks it again when it inserts
 /// the open row.
 pub fn authenticate(head: &Head, store: &Store, now: i64) -> Result<Caller, Failure> {
-    let key = store.find_key(&Digest::of(bearer(head)?)).map_err(|error| {
+    let key = store.find_key(&digest(head)?).map_err(|error| {
         Failure::unavailable(
             "The API keys can't be read at the moment. Try again later.",
             format!("keys: {error}"),
@@ -49,6 +49,11 @@ pub fn authenticate(head: &Head, store: &Store, now: i64) -> Result<Caller, Fail
 /// The failure of a request whose key was changed after [`authenticate`].
 pub fn changed() -> Failure {
     refused("This API key was revoked or changed a moment ago. Ask for a new one.")
+}
+
+/// The digest of the key that a request presents. It may be no key's.
+pub fn digest(head: &Head) -> Result<Digest, Failure> {
+    bearer(head).map(Digest::of)
 }
 
 /// The secret of the one `Authorization` header there has to be.

@@ -25,9 +25,10 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::api::key;
 use crate::config::Config;
-use crate::http::{Request, Response};
-use crate::store::{Store, StoreError};
+use crate::http::{Head, Request, Response};
+use crate::store::{Digest, Store, StoreError};
 
 use self::assets::Assets;
 pub use self::monitoring::Monitoring;
@@ -93,6 +94,14 @@ impl Console {
         }
         log::debug!("console {} status={}", request.head.method(), response.status);
         response
+    }
+
+    /// The digest of the session that a request presents, or of the key if it asks for the metrics.
+    pub fn credential(&self, head: &Head) -> Option<Digest> {
+        if Monitoring::takes_key(head) {
+            return key::digest(head).ok();
+        }
+        visit::presented_session(head)
     }
 
     /// Answers a request for which there is no room.

@@ -33,6 +33,11 @@ impl Monitoring {
         Self { store, metrics, load, has_runtime, ledger: Trial::default() }
     }
 
+    /// Whether a request presents a key, and not a session.
+    pub fn takes_key(head: &Head) -> bool {
+        head.path() == "/metrics"
+    }
+
     /// How busy the service is.
     pub fn load(&self) -> Snapshot {
         self.load.snapshot()

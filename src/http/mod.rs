@@ -8,7 +8,7 @@ pub mod response;
 use std::net::IpAddr;
 
 pub use head::Head;
-pub use reader::Reader;
+pub use reader::{Reader, Step};
 pub use response::Response;
 
 /// The most bytes of a head, from its request line to its empty line.

@@ -19,7 +19,17 @@ pub struct Reader {
 
 enum State {
     Head(HeadStart),
-    Body(Head, Body),
+    /// Without a body if its declared length is too large.
+    Body(Head, Option<Body>),
+}
+
+/// How far a request has come.
+pub enum Step {
+    /// More bytes are needed.
+    More,
+    /// The head is complete. The next step reads the body, unless [`Reader::refuse`] ends the request.
+    Head,
+    Request(Request),
 }
 
 /// A head that is not complete.
@@ -40,33 +50,53 @@ impl Default for State {
 }
 
 impl Reader {
-    /// Takes bytes off the front of `input` until a request is complete or the input is used up.
-    pub fn push(&mut self, input: &mut &[u8]) -> Result<Option<Request>, Malformed> {
-        if let State::Head(start) = &mut self.state {
-            let Some(head) = start.push(input)? else {
-                return Ok(None);
-            };
-            let Some(body) = Body::new(head.framing) else {
-                self.state = State::default();
-                return Ok(Some(Request { head, body: None, peer: None, secure: false }));
-            };
-            self.continue_due = head.expects_continue;
-            self.state = State::Body(head, body);
-        }
-        let State::Body(_, body) = &mut self.state else {
-            unreachable!("the head was just replaced");
+    /// Takes bytes off the front of `input` until a head or a request is complete or the input is used up.
+    pub fn push(&mut self, input: &mut &[u8]) -> Result<Step, Malformed> {
+        let body = match &mut self.state {
+            State::Head(start) => {
+                let Some(head) = start.push(input)? else {
+                    return Ok(Step::More);
+                };
+                let body = Body::new(head.framing);
+                self.continue_due = head.expects_continue && body.is_some();
+                self.state = State::Body(head, body);
+                return Ok(Step::Head);
+            }
+            State::Body(_, body) => body,
         };
-        let progress = body.push(input)?;
+        let progress = body.as_mut().map_or(Ok(Progress::TooLarge), |body| body.push(input))?;
         if progress == Progress::Incomplete {
-            return Ok(None);
+            return Ok(Step::More);
         }
-        // Whoever has sent the whole body does not wait for leave to send it.
+        // A client that has sent the whole body does not wait for leave to send it.
         self.continue_due = false;
-        let State::Body(head, body) = mem::take(&mut self.state) else {
-            unreachable!("the state was a body a moment ago");
-        };
-        let body = (progress == Progress::Complete).then(|| body.into_content());
-        Ok(Some(Request { head, body, peer: None, secure: false }))
+        let (head, body) = self.take();
+        let body = body.filter(|_| progress == Progress::Complete).map(Body::into_content);
+        Ok(Step::Request(Request { head, body, peer: None, secure: false }))
+    }
+
+    /// The head that was read last, until its request is complete.
+    pub fn head(&self) -> &Head {
+        match &self.state {
+            State::Body(head, _) => head,
+            State::Head(_) => unreachable!("only a complete head is asked for"),
+        }
+    }
+
+    /// Ends the request whose head was just read. Returns the head, and whether all of the body was in `input` and is
+    /// skipped. If not, the connection has to end.
+    pub fn refuse(&mut self, input: &mut &[u8]) -> (Head, bool) {
+        self.continue_due = false;
+        let (head, body) = self.take();
+        let is_skipped = body.is_some_and(|mut body| body.push(input) == Ok(Progress::Complete));
+        (head, is_skipped)
+    }
+
+    fn take(&mut self) -> (Head, Option<Body>) {
+        match mem::take(&mut self.state) {
+            State::Body(head, body) => (head, body),
+            State::Head(_) => unreachable!("only a complete head is taken"),
+        }
     }
 
     /// Whether no byte of a next request has come.
@@ -83,7 +113,7 @@ impl Reader {
     pub fn weight(&self) -> usize {
         match &self.state {
             State::Head(start) => start.bytes.capacity(),
-            State::Body(head, body) => head.weight() + body.weight(),
+            State::Body(head, body) => head.weight() + body.as_ref().map_or(0, Body::weight),
         }
     }
 }
@@ -173,16 +203,25 @@ mod tests {
     /// A request's path and body.
     type Found = (String, Option<Vec<u8>>);
 
+    /// The next complete request in the input.
+    fn next(reader: &mut Reader, input: &mut &[u8]) -> Result<Option<Request>, Malformed> {
+        loop {
+            match reader.push(input)? {
+                Step::More => return Ok(None),
+                Step::Head => {}
+                Step::Request(request) => return Ok(Some(request)),
+            }
+        }
+    }
+
     /// Reads everything that `wire` holds, in pieces of a size.
     fn read(wire: &[u8], size: usize) -> Result<Vec<Found>, Malformed> {
         let mut reader = Reader::default();
         let mut found = Vec::new();
         for piece in wire.chunks(size) {
             let mut input = piece;
-            while !input.is_empty() {
-                if let Some(request) = reader.push(&mut input)? {
-                    found.push((request.head.path().to_owned(), request.body));
-                }
+            while let Some(request) = next(&mut reader, &mut input)? {
+                found.push((request.head.path().to_owned(), request.body));
             }
         }
         assert!(reader.is_between_requests());
@@ -220,7 +259,7 @@ mod tests {
     fn a_body_too_large_needs_no_byte_of_it() {
         let mut reader = Reader::default();
         let mut input = &b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 10000000000000\r\n\r\nabc"[..];
-        let request = reader.push(&mut input).expect("well framed").expect("complete");
+        let request = next(&mut reader, &mut input).expect("well framed").expect("complete");
         assert!(request.body.is_none());
     }
 
@@ -228,16 +267,43 @@ mod tests {
     fn leave_to_send_is_asked_for_once_and_only_while_waiting() {
         let head = "POST / HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n";
         let mut reader = Reader::default();
-        assert!(reader.push(&mut head.as_bytes()).expect("well framed").is_none());
+        assert!(next(&mut reader, &mut head.as_bytes()).expect("well framed").is_none());
         assert!(reader.take_continue());
         assert!(!reader.take_continue());
-        assert!(reader.push(&mut &b"{}"[..]).expect("well framed").is_some());
+        assert!(next(&mut reader, &mut &b"{}"[..]).expect("well framed").is_some());
         let mut whole = head.to_owned() + "{}";
-        assert!(reader.push(&mut whole.as_bytes()).expect("well framed").is_some());
+        assert!(next(&mut reader, &mut whole.as_bytes()).expect("well framed").is_some());
         assert!(!reader.take_continue());
         whole = head.replace("Length: 2", "Length: 2000000");
-        assert!(reader.push(&mut whole.as_bytes()).expect("well framed").is_some());
+        assert!(next(&mut reader, &mut whole.as_bytes()).expect("well framed").is_some());
         assert!(!reader.take_continue());
+    }
+
+    #[test]
+    fn the_body_of_a_refused_request_is_skipped_if_it_is_there() {
+        let length = "POST /a HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n";
+        let chunked = TWO.split_inclusive("\r\n\r\n").next().expect("a head");
+        for (head, body, is_skipped) in [
+            (THREE, "", true),
+            (length, "first", true),
+            (length, "firs", false),
+            (length, "", false),
+            (chunked, "6\r\nsecond\r\n0\r\nX: y\r\n\r\n", true),
+            (chunked, "6\r\nsecond\r\n0\r\nX: y\r\n", false),
+            (chunked, "nonsense", false),
+            (&length.replace("Length: 5", "Length: 262145"), "first", false),
+        ] {
+            let wire = format!("{head}{body}{}", if is_skipped { THREE } else { "" });
+            let (mut reader, mut input) = (Reader::default(), wire.as_bytes());
+            assert!(matches!(reader.push(&mut input), Ok(Step::Head)), "{wire:?}");
+            let (_, skipped) = reader.refuse(&mut input);
+            assert_eq!(skipped, is_skipped, "{wire:?}");
+            assert!(reader.is_between_requests() && !reader.take_continue());
+            if is_skipped {
+                let next = next(&mut reader, &mut input).expect("well framed").expect("complete");
+                assert_eq!(next.head.path(), "/c", "{wire:?}");
+            }
+        }
     }
 
     #[test]
@@ -281,7 +347,7 @@ mod tests {
         }
         let long = format!("GET /{} ", "x".repeat(5000));
         let mut reader = Reader::default();
-        assert!(long.as_bytes().chunks(7).all(|mut piece| matches!(reader.push(&mut piece), Ok(None))));
+        assert!(long.as_bytes().chunks(7).all(|mut piece| matches!(reader.push(&mut piece), Ok(Step::More))));
         assert!(reader.push(&mut &b"\r\n"[..]).is_err(), "a long request line is checked at its end too");
     }
 }

@@ -9,8 +9,9 @@ use super::limits::Limits;
 use super::socket::Stream;
 use super::tls::{Received, Session};
 use super::workers::Outgoing;
+use super::{Admission, Admitted, Destination};
 use crate::http::response::{CONTINUE, Pieces};
-use crate::http::{Malformed, Reader, Request};
+use crate::http::{Head, Malformed, Reader, Request, Response, Step};
 
 pub(super) struct Connection {
     stream: Stream,
@@ -21,12 +22,23 @@ pub(super) struct Connection {
     /// When the phase ends. `None` while a worker has the request, which has a deadline of its own.
     deadline: Option<Instant>,
     reader: Reader,
+    /// What the head of the request decided whose body is read.
+    admitted: Option<(Client, Destination)>,
     /// Bytes after a complete request: the beginning of the next.
     unread: Vec<u8>,
     /// The socket may hold bytes. Events are edge-triggered, so this has to be remembered.
     readable: bool,
     /// The client has shut its side: after a short read the end is still to be read.
     read_closed: bool,
+}
+
+/// The client of a request, as far as the connection and trusted proxies tell.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Client {
+    /// `None` on a Unix socket.
+    pub peer: Option<IpAddr>,
+    /// It came over TLS, or a trusted proxy says so.
+    pub secure: bool,
 }
 
 enum Phase {
@@ -56,6 +68,8 @@ pub(super) struct Turn<'a> {
     pub left: usize,
     /// Whether the next step of a TLS handshake may be taken: it may cost milliseconds.
     pub may_shake_hands: bool,
+    /// Decides from the head of a request what happens to it.
+    pub admit: &'a dyn Fn(&mut Client, &Head) -> Admission,
 }
 
 /// Where a connection stopped.
@@ -66,11 +80,21 @@ pub(super) enum Outcome {
     TurnOver,
     /// For a turn in which it may take the next step of its handshake.
     Handshake,
-    Request(Request),
+    Request(Admitted),
+    /// The head was enough for a response.
+    Answered(Answered),
     /// A piece of a long response is sent; the next one has to be made.
     Next(Box<dyn Pieces>, Then),
     Malformed(Malformed),
     Gone,
+}
+
+/// A response to a request whose head was enough for it.
+pub(super) struct Answered {
+    pub response: Response,
+    pub head: Head,
+    /// The next request begins after the body. If the body has not come whole, the connection has to end.
+    pub is_body_skipped: bool,
 }
 
 /// How far a response was sent.
@@ -104,6 +128,7 @@ impl Connection {
             phase: Phase::Reading,
             deadline: Some(now + limits.idle_time),
             reader: Reader::default(),
+            admitted: None,
             unread: Vec::new(),
             readable: false,
             read_closed: false,
@@ -205,6 +230,9 @@ impl Connection {
     }
 
     fn receive(&mut self, turn: &mut Turn) -> Outcome {
+        if turn.left == 0 {
+            return Outcome::TurnOver;
+        }
         loop {
             let earlier = mem::take(&mut self.unread);
             let mut input = if earlier.is_empty() {
@@ -219,17 +247,34 @@ impl Connection {
                 &earlier[..]
             };
             let was_between = self.reader.is_between_requests();
-            match self.reader.push(&mut input) {
+            let mut client = Client { peer: self.peer, secure: self.tls.is_some() };
+            let mut step = self.reader.push(&mut input);
+            if let Ok(Step::Head) = step {
+                match (turn.admit)(&mut client, self.reader.head()) {
+                    Admission::Read(destination) => self.admitted = Some((client, destination)),
+                    Admission::Answer(response) => {
+                        let (head, is_body_skipped) = self.reader.refuse(&mut input);
+                        if is_body_skipped {
+                            self.unread = input.to_vec();
+                        }
+                        return Outcome::Answered(Answered { response, head, is_body_skipped });
+                    }
+                }
+                step = self.reader.push(&mut input);
+            }
+            match step {
                 Err(malformed) => return Outcome::Malformed(malformed),
-                Ok(Some(request)) => {
+                Ok(Step::Head) => unreachable!("a body or its end follows a head"),
+                Ok(Step::Request(request)) => {
                     self.unread = input.to_vec();
-                    return Outcome::Request(Request {
-                        peer: self.peer,
-                        secure: self.tls.is_some(),
-                        ..request
+                    let (Client { peer, secure }, destination) =
+                        self.admitted.take().expect("the head comes before the request");
+                    return Outcome::Request(Admitted {
+                        request: Request { peer, secure, ..request },
+                        destination,
                     });
                 }
-                Ok(None) => {
+                Ok(Step::More) => {
                     if was_between && !self.reader.is_between_requests() {
                         self.deadline = Some(Instant::now() + turn.limits.request_time);
                     }
@@ -271,7 +316,8 @@ impl Connection {
                 self.deadline = Some(Instant::now() + limits.idle_time);
             }
             Then::Close => {
-                if let Some(session) = &mut self.tls {
+                // What still comes is not decrypted.
+                if let Some(mut session) = self.tls.take() {
                     session.finish(&self.stream);
                 }
                 self.stream.finish();
@@ -286,7 +332,6 @@ impl Connection {
     /// Discards what the client still sends, until it ends or the limit is reached.
     fn drain(&mut self, turn: &mut Turn) -> Outcome {
         loop {
-            // It is discarded, so it is not decrypted.
             let count = match self.fill_raw(turn) {
                 Ok(Filled::Bytes(count)) => count,
                 Ok(Filled::Nothing) => return Outcome::Waiting,
@@ -391,7 +436,9 @@ mod tests {
 
     /// Takes a turn, and returns what came of it and how much was not read.
     fn take_turn(connection: &mut Connection, limits: &Limits) -> (Outcome, usize) {
-        let mut turn = Turn { scratch: &mut [0; 4096], limits, left: TURN, may_shake_hands: false };
+        let admit = |_: &mut Client, _: &Head| Admission::Read(Destination::Console(None));
+        let mut turn =
+            Turn { scratch: &mut [0; 4096], limits, left: TURN, may_shake_hands: false, admit: &admit };
         let outcome = connection.advance(&mut turn);
         (outcome, turn.left)
     }

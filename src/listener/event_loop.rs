@@ -13,12 +13,12 @@ use mio::event::Event;
 use mio::{Events, Interest, Poll, Token};
 use slab::Slab;
 
-use super::connection::{Connection, Expired, Outcome, Then, Turn};
+use super::connection::{Answered, Client, Connection, Expired, Outcome, Then, Turn};
 use super::shed::ShedLog;
-use super::workers::{Outgoing, Workers};
-use super::{Acceptor, Limits, Listener, Load, Proxies, Pulse, Service, Socket};
+use super::workers::{Outgoing, Workers, connection_after};
+use super::{Acceptor, Admitted, Destination, Limits, Listener, Load, Proxies, Pulse, Service, Socket};
 use crate::error::Failure;
-use crate::http::{Request, response};
+use crate::http::{Head, Request, response};
 
 pub(super) const WAKE: Token = Token(usize::MAX);
 const STOP: Token = Token(usize::MAX - 1);
@@ -242,8 +242,13 @@ impl<S: Service> EventLoop<S> {
             let Some(entry) = self.connections.get_mut(index) else {
                 return;
             };
+            let (proxies, service) = (&self.proxies, &self.service);
+            let admit = |client: &mut Client, head: &Head| {
+                proxies.see_through(client, head);
+                service.admit(client.peer, head)
+            };
             let (scratch, limits) = (&mut self.scratch, &self.limits);
-            let mut turn = Turn { scratch, limits, left, may_shake_hands };
+            let mut turn = Turn { scratch, limits, left, may_shake_hands, admit: &admit };
             let outcome = entry.connection.advance(&mut turn);
             left = turn.left;
             match outcome {
@@ -267,30 +272,42 @@ impl<S: Service> EventLoop<S> {
                     entry.connection.hand_over();
                     self.workers.make_next_piece(index, rest, then);
                 }
-                Outcome::Request(mut request) => {
-                    self.proxies.see_through(&mut request);
-                    self.hand_over(index, request);
+                Outcome::Answered(answered) => {
+                    // One answer a turn: a client that pipelines such requests gets no more of the loop than others.
+                    left = 0;
+                    self.answer(index, answered);
                 }
+                Outcome::Request(admitted) => self.hand_over(index, admitted),
             }
         }
     }
 
     /// Gives a complete request to the workers, or sheds it if there is no room.
-    fn hand_over(&mut self, index: usize, request: Request) {
+    fn hand_over(&mut self, index: usize, admitted: Admitted) {
         self.connections[index].connection.hand_over();
         // Its memory counts as the workers' now.
         self.weigh(index);
-        if !self.workers.have_room(&request) {
-            let is_for_console = self.service.is_for_console(&request.head);
-            count(if is_for_console { &self.load.console_full } else { &self.load.queue_full });
+        if !self.workers.have_room(admitted.destination) {
+            count(match admitted.destination {
+                Destination::Api(_) => &self.load.queue_full,
+                Destination::Console(_) => &self.load.console_full,
+            });
             let taken = "every worker and every place in the queue is taken";
-            self.refuse(index, Some(&request), Failure::shed(taken));
-        } else if !self.make_room(request.weight()) {
+            self.refuse(index, Some(&admitted.request), Failure::shed(taken));
+        } else if !self.make_room(admitted.request.weight()) {
             count(&self.load.buffers_full);
-            self.refuse(index, Some(&request), Failure::shed(TOO_MUCH_BUFFERED));
+            self.refuse(index, Some(&admitted.request), Failure::shed(TOO_MUCH_BUFFERED));
         } else {
-            self.workers.answer(index, request);
+            self.workers.answer(index, admitted);
         }
+    }
+
+    /// Sends the response to a request whose head was enough for it. The connection stays open if the body was skipped.
+    fn answer(&mut self, index: usize, answered: Answered) {
+        let Answered { response, head, is_body_skipped } = answered;
+        let (header, then) = connection_after(&head, is_body_skipped, self.stopping);
+        let bytes = response.encode(header, head.method() == "HEAD");
+        self.connections[index].connection.send_response(Outgoing::new(bytes, then), &self.limits);
     }
 
     /// Answers without a worker, and closes the connection: a client that keeps sending such requests gets one response,

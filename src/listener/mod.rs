@@ -32,19 +32,39 @@ pub use tls::{Acceptor, Certificate, TlsError};
 use self::event_loop::{EventLoop, WAKE};
 use crate::error::Failure;
 use crate::http::{Head, Request, Response};
+use crate::store::Digest;
 
 /// Answers requests.
 pub trait Service: Send + Sync + 'static {
+    /// Decides from its head what happens to a request. The loop calls this, so nothing is looked up.
+    fn admit(&self, client: Option<IpAddr>, head: &Head) -> Admission;
+
     /// Answers a complete request, on a worker.
     fn answer(&self, request: &Request, received: Instant) -> Response;
 
     /// Answers a request that gets no worker: broken HTTP, or one that is shed, whose head is known.
     fn refuse(&self, client: Option<IpAddr>, head: Option<&Head>, failure: Failure) -> Response;
+}
 
-    /// Whether the console's threads answer a request, and not the workers.
-    fn is_for_console(&self, _: &Head) -> bool {
-        false
-    }
+/// What the head of a request decides.
+pub enum Admission {
+    /// The response: none of the body is needed for it.
+    Answer(Response),
+    /// The body is read, and then a thread answers the request.
+    Read(Destination),
+}
+
+/// Whose threads answer a request, and the digest of the key or session that it presents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Destination {
+    Api(Digest),
+    Console(Option<Digest>),
+}
+
+/// A complete request and what its head decided.
+pub struct Admitted {
+    pub request: Request,
+    pub destination: Destination,
 }
 
 /// The sockets and the limits, before it serves.

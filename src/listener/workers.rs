@@ -12,8 +12,8 @@ use threadpool::ThreadPool;
 use super::connection::Then;
 use super::limits::Limits;
 use super::load::Load;
-use super::{Pulse, Service};
-use crate::http::Request;
+use super::{Admitted, Destination, Pulse, Service};
+use crate::http::Head;
 use crate::http::response::{self, Pieces, chunk};
 
 /// The console has two threads of its own, so that no page delays a completion. More would only use more memory.
@@ -107,9 +107,11 @@ impl<S: Service> Workers<S> {
         }
     }
 
-    pub fn have_room(&self, request: &Request) -> bool {
-        let group = if self.service.is_for_console(&request.head) { &self.console } else { &self.api };
-        group.has_room()
+    pub fn have_room(&self, destination: Destination) -> bool {
+        match destination {
+            Destination::Api(_) => self.api.has_room(),
+            Destination::Console(_) => self.console.has_room(),
+        }
     }
 
     /// The memory that the running and waiting requests hold.
@@ -118,8 +120,9 @@ impl<S: Service> Workers<S> {
     }
 
     /// Queues a complete request for a thread.
-    pub fn answer(&self, connection: usize, request: Request) {
-        let is_for_console = self.service.is_for_console(&request.head);
+    pub fn answer(&self, connection: usize, admitted: Admitted) {
+        let Admitted { request, destination } = admitted;
+        let is_for_console = matches!(destination, Destination::Console(_));
         let group = if is_for_console { &self.console } else { &self.api };
         let assignment = self.assign(group, connection, request.weight());
         let service = Arc::clone(&self.service);
@@ -131,7 +134,8 @@ impl<S: Service> Workers<S> {
                 completions.pulse.work_started();
             }
             let response = service.answer(&request, received);
-            let (header, then) = connection_after(&request, completions.stopping.load(Ordering::Acquire));
+            let stopping = completions.stopping.load(Ordering::Acquire);
+            let (header, then) = connection_after(&request.head, request.body.is_some(), stopping);
             let is_head = request.head.method() == "HEAD";
             let bytes = response.encode(header, is_head);
             let rest = response.rest.filter(|_| !is_head);
@@ -199,10 +203,14 @@ impl Completions {
 
 /// Whether the connection stays open after the response, and the header that says so. If the body was not read, the
 /// beginning of the next request is unknown.
-fn connection_after(request: &Request, stopping: bool) -> (response::Connection, Then) {
-    if stopping || !request.head.keep_alive || request.body.is_none() {
+pub(super) fn connection_after(
+    head: &Head,
+    is_body_read: bool,
+    stopping: bool,
+) -> (response::Connection, Then) {
+    if stopping || !head.keep_alive || !is_body_read {
         (response::Connection::Close, Then::Close)
-    } else if request.head.tells_keep_alive {
+    } else if head.tells_keep_alive {
         (response::Connection::KeepTold, Then::Keep)
     } else {
         (response::Connection::Keep, Then::Keep)

@@ -11,7 +11,11 @@ use std::time::{Duration, Instant};
 use adriaticum::error::Failure;
 use adriaticum::http::response::{Broken, Pieces};
 use adriaticum::http::{Head, Request, Response};
-use adriaticum::listener::{Acceptor, Address, Certificate, Level, Limits, Listener, Load, Service, Socket};
+use adriaticum::listener::{
+    Acceptor, Address, Admission, Certificate, Destination, Level, Limits, Listener, Load, Service, Socket,
+};
+
+use adriaticum::store::Digest;
 
 use crate::support::{Client, Folder, PATIENCE, until};
 use crate::tls;
@@ -32,6 +36,13 @@ struct Echo {
 }
 
 impl Service for Echo {
+    fn admit(&self, _: Option<IpAddr>, head: &Head) -> Admission {
+        match head.path() {
+            "/head" => Admission::Answer(Response::json(404, b"from the head".to_vec())),
+            _ => Admission::Read(Destination::Api(Digest::of("key"))),
+        }
+    }
+
     fn answer(&self, request: &Request, _: Instant) -> Response {
         self.response(request)
     }
@@ -461,6 +472,32 @@ fn what_is_sent_after_the_end_is_taken_up_to_a_bound() {
     assert_eq!(silent.reply().status, 413);
     assert!(silent.ends());
     until("the connection is closed for good", || silent.stream.write_all(b"x").is_err());
+}
+
+#[test]
+fn a_request_answered_from_its_head_costs_no_body() {
+    let running = serve(Limits::default());
+    let head = |length: usize| post(length, 0).replace("POST /", "POST /head");
+    let mut client = running.connect();
+    // The body has come: the connection stays, and what follows is answered in order.
+    let whole = head(5) + "12345";
+    client.send(whole.repeat(300) + &get("/after"));
+    for _ in 0..300 {
+        let reply = client.reply();
+        assert_eq!((reply.status, reply.header("connection")), (404, None));
+    }
+    assert_eq!(client.reply().body, b"/after");
+    // Not whole: none of it is kept, and the connection ends after the response.
+    let expecting = head(200_000).replace("Host", "Expect: 100-continue\r\nHost");
+    for (wire, more) in [(head(200_000), 100_000), (expecting, 0)] {
+        let mut client = running.connect();
+        client.send(wire);
+        client.send(vec![b'x'; more]);
+        let reply = client.reply();
+        assert_eq!((reply.status, reply.header("connection")), (404, Some("close")), "no 100 Continue");
+        assert!(client.ends());
+        assert!(running.load.snapshot().buffered_bytes.now < 10_000);
+    }
 }
 
 #[test]

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use adriaticum::error::Failure;
 use adriaticum::http::{Head, Request, Response};
-use adriaticum::listener::{Address, Limits, Listener, Service, Socket};
-use adriaticum::store::Store;
+use adriaticum::listener::{Address, Admission, Destination, Limits, Listener, Service, Socket};
+use adriaticum::store::{Digest, Store};
 use adriaticum::supervisor::{Notify, Supervisor, Watched};
 
 use crate::support::{Client, Folder, PATIENCE, Runtime, Script, Server, chat, completion, request, until};
@@ -175,6 +175,10 @@ struct Stuck {
 }
 
 impl Service for Stuck {
+    fn admit(&self, _: Option<IpAddr>, _: &Head) -> Admission {
+        Admission::Read(Destination::Api(Digest::of("key")))
+    }
+
     fn answer(&self, _: &Request, _: Instant) -> Response {
         until("the worker may go on", || !self.worker.load(Ordering::Acquire));
         Response::json(200, Vec::new())

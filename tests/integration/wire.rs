@@ -100,6 +100,45 @@ fn what_cannot_begin_a_request_is_refused_at_once() {
     assert!(began.elapsed() < std::time::Duration::from_secs(15), "{:?}", began.elapsed());
 }
 
+/// Contract 1: the head decides, in the order of precedence, and no client is asked for a body that is not read.
+#[test]
+fn a_request_is_refused_from_its_head() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let key = server.key();
+    let good =
+        raw_request(&key, "Expect: 100-continue\r\n", "").replace("Content-Length: 0", "Content-Length: 10");
+    let chunked = good.replace("Content-Length: 10", "Transfer-Encoding: chunked");
+    let unkeyed = |head: &str| head.replace(&format!("Authorization: Bearer {key}\r\n"), "");
+    for (head, status, code) in [
+        (unkeyed(&good), 401, "invalid_api_key"),
+        (unkeyed(&chunked), 401, "invalid_api_key"),
+        (good.replace("Expect", "Authorization: Bearer x\r\nExpect"), 401, "invalid_api_key"),
+        (unkeyed(&good).replace("Length: 10", "Length: 262145"), 413, "payload_too_large"),
+        (unkeyed(&good).replace("POST", "PUT").replace("Length: 10", "Length: 262145"), 404, "not_found"),
+        (unkeyed(&chunked).replace("api.test", "other.test"), 404, "not_found"),
+    ] {
+        let mut client = server.connect();
+        client.send(&head);
+        let reply = client.reply();
+        reply.is_error(status, code);
+        assert_eq!(reply.header("connection"), Some("close"), "{head}");
+        assert_eq!(reply.header("x-request-id"), reply.json()["error"]["request_id"].as_str());
+        assert!(server.log().contains(reply.header("x-request-id").expect("an id")));
+        assert!(client.ends());
+    }
+    // With its body, or without one, the connection stays.
+    let mut client = server.connect();
+    client.send("GET / HTTP/1.1\r\nHost: api.test\r\n\r\n".repeat(3));
+    client.send(unkeyed(&request(&key, &chat("x"))) + &request(&key, &chat("x")));
+    for _ in 0..3 {
+        client.reply().is_error(404, "not_found");
+    }
+    client.reply().is_error(401, "invalid_api_key");
+    client.reply().is_completion();
+    assert_eq!(runtime.count(), 1);
+}
+
 #[test]
 fn a_client_that_has_said_all_is_answered() {
     let runtime = Runtime::start();
