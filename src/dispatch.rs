@@ -28,6 +28,9 @@ impl Dispatcher {
 impl Service for Dispatcher {
     fn admit(&self, client: Option<IpAddr>, head: &Head) -> Admission {
         if let Some(console) = self.console(head) {
+            if let Some(response) = console.probe(head) {
+                return Admission::Answer(response);
+            }
             return Admission::Read(Destination::Console(console.credential(head)));
         }
         match self.api.check_head(head) {

@@ -12,7 +12,7 @@ use signal_hook::{flag, low_level::pipe};
 
 use super::{Args, CliError, open_store, read_certificate};
 use crate::api::grounding::Grounding;
-use crate::background::Background;
+use crate::background::{Background, Readiness};
 use crate::checks;
 use crate::config::{Config, GroundingMode, RuntimeConfig, SearchConfig, TlsFiles};
 use crate::console::{Console, Monitoring};
@@ -88,7 +88,8 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         listener.speak_tls(Arc::clone(acceptor));
     }
     listener.trust(config.trusted_proxies.clone());
-    let background = Background::start(&store, config.retention_days);
+    let readiness = Arc::new(Readiness::new(&store));
+    let background = Background::start(&store, &readiness, config.retention_days);
     let metrics = Arc::new(Metrics::default());
     let supervisor = Supervisor::start(Watched {
         notify,
@@ -106,8 +107,13 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     })
     .and_then(|supervisor| supervisor.heed_signals().map(|()| supervisor))
     .map_err(|error| failed("the supervisor", &error))?;
-    let monitoring =
-        Monitoring::new(Arc::clone(&store), Arc::clone(&metrics), listener.load(), runtimes.is_some());
+    let monitoring = Monitoring::new(
+        Arc::clone(&store),
+        Arc::clone(&metrics),
+        listener.load(),
+        readiness,
+        runtimes.is_some(),
+    );
     let console = |host| (host, Console::new(Arc::clone(&config), Arc::clone(&store), monitoring));
     let console = config.console_host.clone().map(console);
     let api = Pipeline {

@@ -96,6 +96,11 @@ impl Console {
         response
     }
 
+    /// Answers a probe of the service's health; `None` for any other request. It waits for nothing.
+    pub fn probe(&self, head: &Head) -> Option<Response> {
+        self.monitoring.probe(head)
+    }
+
     /// The digest of the session that a request presents, or of the key if it asks for the metrics.
     pub fn credential(&self, head: &Head) -> Option<Digest> {
         if Monitoring::takes_key(head) {
@@ -113,7 +118,7 @@ impl Console {
         if let Some(file) = self.assets.find(&request.head) {
             return file;
         }
-        if let Some(answer) = self.monitoring.answer(request) {
+        if let Some(answer) = self.monitoring.answer(&request.head) {
             return answer;
         }
         self.page(request).unwrap_or_else(|stop| page::stopped(&self.assets, &stop))
