@@ -74,8 +74,10 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         workers: config.workers,
         queue: config.queue,
         max_connections: connections_that_fit(config.max_connections, config.workers),
+        buffered_bytes: config.buffer_limit,
         ..Limits::default()
     };
+    log::info!("at most {} bytes are buffered for all requests (buffer_limit)", config.buffer_limit);
     for socket in &sockets {
         let address = socket.address().map_err(|error| failed("the socket", &error))?;
         match address {

@@ -11,7 +11,7 @@ use super::visit::Session;
 use super::{Console, Stop};
 use crate::checks::{self, Finding, Verdict};
 use crate::http::Response;
-use crate::listener::Level;
+use crate::listener::{Cause, Level};
 use crate::text::grouped;
 use crate::when;
 
@@ -134,7 +134,7 @@ fn facts(console: &Console) -> Markup {
             dt { "Waiting for a worker" } dd { (level(load.queue)) }
             dt { "Connections" } dd { (level(load.connections)) }
             dt { "Held in buffers" } dd { (bytes(load.buffered_bytes.now as u64)) " of " (bytes(load.buffered_bytes.most as u64)) }
-            dt { "Turned away for want of room" } dd { (count((load.queue_full + load.buffers_full) as i64, "request")) " since the start" }
+            dt { "Turned away for want of room" } dd { (count((load.of(Cause::QueueFull) + load.of(Cause::BuffersFull)) as i64, "request")) " since the start" }
             dt { "Rows without a seal" } dd { (grouped(ledger.unsealed_rows)) @if ledger.unsealed_rows > 0 { ", for " (count(ledger.unsealed_seconds, "second")) } }
             dt { "WAL" } dd { (bytes(ledger.wal_bytes)) }
             dt { "Database" } dd { @match size { Some(size) => (bytes(size)), None => "not known" } }

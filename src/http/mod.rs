@@ -31,10 +31,14 @@ pub struct Request {
     pub secure: bool,
 }
 
+/// What a request costs beside its bytes while it is answered: the buffers of the call to the runtime, and the answer.
+const ANSWER_WEIGHT: usize = 32 * 1024;
+
 impl Request {
-    /// The memory that it holds.
+    /// The memory that it needs until it is answered. The JSON for the runtime takes at most twice the bytes of the body: the
+    /// same text, in a buffer that doubles.
     pub fn weight(&self) -> usize {
-        self.head.weight() + self.body.as_ref().map_or(0, Vec::capacity)
+        self.head.weight() + 3 * self.body.as_ref().map_or(0, Vec::capacity) + ANSWER_WEIGHT
     }
 }
 

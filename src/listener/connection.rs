@@ -201,6 +201,17 @@ impl Connection {
         Some(if self.holds_half_a_request() { Expired::Request } else { Expired::Silence })
     }
 
+    /// Whether it may give way to another although it is not idle: in the middle of a request or a handshake, or answered for
+    /// the last time.
+    pub fn is_unfinished(&self) -> bool {
+        self.holds_half_a_request() || self.is_half_shaken() || matches!(self.phase, Phase::Draining { .. })
+    }
+
+    /// The socket, unless what is sent on it has to be encrypted.
+    pub fn plain_stream(&self) -> Option<&Stream> {
+        self.tls.is_none().then_some(&self.stream)
+    }
+
     pub fn holds_half_a_request(&self) -> bool {
         matches!(self.phase, Phase::Reading) && !self.is_idle() && !self.is_half_shaken()
     }

@@ -1,12 +1,12 @@
 //! The event loop: accepts connections, reads requests, enforces the limits and sends responses, on one thread.
 
 mod accept;
+mod room;
 
 use std::collections::VecDeque;
 use std::io;
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mio::event::Event;
@@ -14,7 +14,9 @@ use mio::{Events, Interest, Poll, Token};
 use slab::Slab;
 
 use super::connection::{Answered, Client, Connection, Expired, Outcome, Then, Turn};
-use super::shed::ShedLog;
+use super::load::Cause;
+use super::pressure::PressureLog;
+use super::room::{Held, Holdings, Origin};
 use super::workers::{Outgoing, Workers, connection_after};
 use super::{Acceptor, Admitted, Destination, Limits, Listener, Load, Proxies, Pulse, Service, Socket};
 use crate::error::Failure;
@@ -30,8 +32,6 @@ const TURN: usize = 64 * 1024;
 
 /// The time for the turns of one round. Then responses, new connections and deadlines are looked at, and the others continue.
 const ROUND: Duration = Duration::from_millis(10);
-
-const TOO_MUCH_BUFFERED: &str = "the bound on buffered bytes is reached";
 
 pub(super) struct EventLoop<S> {
     poll: Poll,
@@ -52,11 +52,15 @@ pub(super) struct EventLoop<S> {
     /// Those that wait for the next step of their TLS handshake. One step is taken in a round, after all who are ready: with
     /// an RSA key it costs milliseconds.
     handshakes: VecDeque<usize>,
+    /// Whose step was the last.
+    last_handshake: Option<Origin>,
+    /// What the connections hold, by their origin.
+    holdings: Holdings,
     scratch: Vec<u8>,
     /// The memory of all connections together, without the requests that the workers have.
     buffered: usize,
     next_sweep: Instant,
-    shed_log: ShedLog,
+    pressure_log: PressureLog,
     stopping: bool,
     limits: Limits,
     /// Readable after a signal.
@@ -67,8 +71,18 @@ struct Entry {
     connection: Connection,
     /// It is in `ready` or in `handshakes`.
     in_line: bool,
+    origin: Origin,
     /// What `buffered` counts for it.
     weight: usize,
+    is_unfinished: bool,
+}
+
+impl Entry {
+    /// What `holdings` counts for it.
+    fn held(&self) -> Held {
+        let unfinished = usize::from(self.is_unfinished);
+        Held { connections: 1, unfinished, unfinished_bytes: unfinished * self.weight }
+    }
 }
 
 impl<S: Service> EventLoop<S> {
@@ -95,10 +109,12 @@ impl<S: Service> EventLoop<S> {
             connections: Slab::new(),
             ready: VecDeque::new(),
             handshakes: VecDeque::new(),
+            last_handshake: None,
+            holdings: Holdings::default(),
             scratch: vec![0; TURN],
             buffered: 0,
             next_sweep: now,
-            shed_log: ShedLog::default(),
+            pressure_log: PressureLog::default(),
             stopping: false,
             limits,
             _stop: stop,
@@ -111,7 +127,7 @@ impl<S: Service> EventLoop<S> {
             self.round(&mut events)?;
         }
         self.workers.join();
-        self.shed_log.finish(Instant::now());
+        self.pressure_log.finish(&self.load, Instant::now());
         Ok(())
     }
 
@@ -137,7 +153,7 @@ impl<S: Service> EventLoop<S> {
             self.next_sweep = now + self.limits.tick();
             self.sweep(now);
         }
-        self.shed_log.write(now);
+        self.pressure_log.write(&self.load, now);
         self.pulse.answer();
         self.load.publish(self.connections.len(), self.buffered);
         Ok(())
@@ -166,7 +182,12 @@ impl<S: Service> EventLoop<S> {
                 break;
             }
         }
-        if let Some(index) = self.handshakes.pop_front() {
+        // Another origin than the last one's comes first, so that a flood of handshakes from one does not delay the others.
+        let origin = |&index: &usize| self.connections.get(index).map(|entry| entry.origin);
+        let place =
+            self.handshakes.iter().position(|index| origin(index) != self.last_handshake).unwrap_or(0);
+        if let Some(index) = self.handshakes.remove(place) {
+            self.last_handshake = origin(&index);
             self.take_turn(index, true);
         }
     }
@@ -187,7 +208,7 @@ impl<S: Service> EventLoop<S> {
         let now = Instant::now();
         let sweep = (!self.connections.is_empty()).then_some(self.next_sweep);
         let accept = self.accepting.contains(&true).then_some(self.accept_after);
-        let next = [sweep, accept, self.shed_log.due(now)].into_iter().flatten().min()?;
+        let next = [sweep, accept, self.pressure_log.due(&self.load, now)].into_iter().flatten().min()?;
         Some(next.saturating_duration_since(now))
     }
 
@@ -204,35 +225,13 @@ impl<S: Service> EventLoop<S> {
         if event.is_readable() || event.is_read_closed() || event.is_error() {
             entry.connection.note_readable(event.is_read_closed() || event.is_error());
         }
-        if !mem::replace(&mut entry.in_line, true) {
+        self.line_up(index);
+    }
+
+    fn line_up(&mut self, index: usize) {
+        if !mem::replace(&mut self.connections[index].in_line, true) {
             self.ready.push_back(index);
         }
-    }
-
-    /// Closes the longest idle connection among those that `is_meant` accepts.
-    fn close_longest_idle(&mut self, is_meant: impl Fn(&Entry) -> bool) -> bool {
-        let longest = self
-            .connections
-            .iter()
-            .filter(|(_, entry)| entry.connection.is_idle() && is_meant(entry))
-            .min_by_key(|(_, entry)| entry.connection.deadline())
-            .map(|(index, _)| index);
-        if let Some(index) = longest {
-            self.close(index);
-            count(&self.load.made_way);
-        }
-        longest.is_some()
-    }
-
-    /// Whether there is room for so many more bytes. If not, idle TLS sessions are closed; an idle connection without TLS
-    /// holds no buffer and stays.
-    fn make_room(&mut self, wanted: usize) -> bool {
-        while self.buffered + self.workers.weight() + wanted > self.limits.buffered_bytes {
-            if !self.close_longest_idle(|entry| entry.weight > 0) {
-                return false;
-            }
-        }
-        true
     }
 
     /// Advances a connection as far as it can go in one turn without waiting.
@@ -261,8 +260,10 @@ impl<S: Service> EventLoop<S> {
                     if let Some(line) = line.filter(|_| !mem::replace(&mut entry.in_line, true)) {
                         line.push_back(index);
                     }
-                    self.weigh(index);
-                    return self.bound(index);
+                    self.account(index);
+                    // It may be this one that gives way.
+                    self.make_room_for_bytes(0);
+                    return;
                 }
                 Outcome::Gone => return self.close(index),
                 Outcome::Malformed(malformed) => self.refuse(index, None, Failure::invalid(malformed.0)),
@@ -286,17 +287,18 @@ impl<S: Service> EventLoop<S> {
     fn hand_over(&mut self, index: usize, admitted: Admitted) {
         self.connections[index].connection.hand_over();
         // Its memory counts as the workers' now.
-        self.weigh(index);
+        self.account(index);
         if !self.workers.have_room(admitted.destination) {
-            count(match admitted.destination {
-                Destination::Api(_) => &self.load.queue_full,
-                Destination::Console(_) => &self.load.console_full,
+            self.load.count(match admitted.destination {
+                Destination::Api(_) => Cause::QueueFull,
+                Destination::Console(_) => Cause::ConsoleFull,
             });
             let taken = "every worker and every place in the queue is taken";
             self.refuse(index, Some(&admitted.request), Failure::shed(taken));
-        } else if !self.make_room(admitted.request.weight()) {
-            count(&self.load.buffers_full);
-            self.refuse(index, Some(&admitted.request), Failure::shed(TOO_MUCH_BUFFERED));
+        } else if !self.make_room_for_bytes(admitted.request.weight()) {
+            self.load.count(Cause::BuffersFull);
+            let reached = "the limit on buffered bytes is reached";
+            self.refuse(index, Some(&admitted.request), Failure::shed(reached));
         } else {
             self.workers.answer(index, admitted);
         }
@@ -305,6 +307,9 @@ impl<S: Service> EventLoop<S> {
     /// Sends the response to a request whose head was enough for it. The connection stays open if the body was skipped.
     fn answer(&mut self, index: usize, answered: Answered) {
         let Answered { response, head, is_body_skipped } = answered;
+        if response.status >= 400 {
+            self.load.count(Cause::HeadRefused);
+        }
         let (header, then) = connection_after(&head, is_body_skipped, self.stopping);
         let bytes = response.encode(header, head.method() == "HEAD");
         self.connections[index].connection.send_response(Outgoing::new(bytes, then), &self.limits);
@@ -317,44 +322,27 @@ impl<S: Service> EventLoop<S> {
         let client = request.map_or(connection.peer(), |request| request.peer);
         let head = request.map(|request| &request.head);
         let without_body = head.is_some_and(|head| head.method() == "HEAD");
-        if failure.is_shed {
-            self.shed_log.add(failure.cause.as_deref());
-        }
         let response = self.service.refuse(client, head, failure);
         let answer = response.encode(response::Connection::Close, without_body);
         connection.forget_request();
         connection.send_response(Outgoing::new(answer, Then::Close), &self.limits);
     }
 
-    /// Sheds the request that has just grown past the limit on buffered bytes.
-    fn bound(&mut self, index: usize) {
-        if self.make_room(0) {
-            return;
-        }
-        let Some(entry) = self.connections.get(index) else {
-            return;
-        };
-        if entry.connection.is_half_shaken() {
-            count(&self.load.buffers_full);
-            self.close(index);
-        } else if entry.connection.holds_half_a_request() {
-            count(&self.load.buffers_full);
-            self.refuse(index, None, Failure::shed(TOO_MUCH_BUFFERED));
-            self.advance(index, false);
-        }
-    }
-
-    fn weigh(&mut self, index: usize) {
+    /// Counts what a connection holds now.
+    fn account(&mut self, index: usize) {
         let entry = &mut self.connections[index];
-        let weight = entry.connection.weight();
-        self.buffered = self.buffered - entry.weight + weight;
-        entry.weight = weight;
+        let (held, weight) = (entry.held(), entry.weight);
+        entry.weight = entry.connection.weight();
+        entry.is_unfinished = entry.connection.is_unfinished();
+        self.buffered = self.buffered - weight + entry.weight;
+        self.holdings.change(entry.origin, held, entry.held());
     }
 
     fn close(&mut self, index: usize) {
         let mut entry = self.connections.remove(index);
         entry.connection.leave();
         self.buffered -= entry.weight;
+        self.holdings.change(entry.origin, entry.held(), Held::default());
     }
 
     /// Closes the connections whose deadline has passed.
@@ -403,8 +391,4 @@ impl<S: Service> EventLoop<S> {
             }
         }
     }
-}
-
-fn count(events: &AtomicU64) {
-    events.fetch_add(1, Ordering::Relaxed);
 }

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::net::{AddressFamily, SocketType};
 use serde_json::{Value, json};
 
 pub const BINARY: &str = env!("CARGO_BIN_EXE_adriaticum");
@@ -356,6 +357,14 @@ pub fn raw_request(key: &str, headers: &str, body: &str) -> String {
          Authorization: Bearer {key}\r\n{headers}Content-Length: {}\r\n\r\n{body}",
         body.len()
     )
+}
+
+/// Connects from another address of this host than 127.0.0.1.
+pub fn connect_from(source: [u8; 4], address: SocketAddr) -> TcpStream {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+    rustix::net::bind(&socket, &SocketAddr::from((source, 0))).expect("an address of the loopback network");
+    rustix::net::connect(&socket, &address).expect("a connection");
+    socket.into()
 }
 
 /// A stream to a server, with what came after the last reply.
