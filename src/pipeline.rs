@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::net::IpAddr;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::api::grounding::Grounding;
@@ -28,6 +29,7 @@ pub struct Pipeline {
     /// `None` if no answer is grounded.
     pub grounding: Option<Grounding>,
     pub metrics: Arc<Metrics>,
+    pub refusal_lines: RefusalLines,
 }
 
 /// What is known about a request while it goes through the steps.
@@ -62,13 +64,23 @@ impl Pipeline {
         let outcome = result.as_ref().map(|generated| generated.tokens).map_err(|failure| failure.error);
         self.metrics.answered(outcome, &record.times());
         record.searched.iter().for_each(|searched| self.metrics.searched(searched));
-        respond(&record, result)
+        record.log(&result);
+        respond(&record, &result)
     }
 
-    /// Answers a request that gets no worker.
+    /// Answers a request that gets no worker. The listener counts these in the log; each of them has a line of its own only
+    /// while they are few: a stranger could fill the disk with them.
     pub fn refuse(&self, client: Option<IpAddr>, failure: Failure) -> Response {
         self.metrics.refused(failure.error);
-        respond(&Record::new(client, Instant::now()), Err(failure))
+        let record = Record::new(client, Instant::now());
+        let result = Err(failure);
+        if result.as_ref().is_err_and(|failure| failure.is_shed) || !self.refusal_lines.allow(record.created)
+        {
+            log::debug!("{} client={} refused", record.id, shown(client));
+        } else {
+            record.log(&result);
+        }
+        respond(&record, &result)
     }
 
     /// The steps. The first that fails ends the request.
@@ -166,15 +178,29 @@ fn timed<T>(time: &mut Option<Duration>, step: impl FnOnce() -> T) -> T {
     result
 }
 
-fn respond(record: &Record, result: Result<Generated, Failure>) -> Response {
-    let response = match &result {
+/// Bounds the lines about refused requests in one second of the clock.
+#[derive(Default)]
+pub struct RefusalLines {
+    second: AtomicI64,
+    lines: AtomicUsize,
+}
+
+impl RefusalLines {
+    const MOST: usize = 100;
+
+    fn allow(&self, now: i64) -> bool {
+        if self.second.swap(now, Ordering::Relaxed) != now {
+            self.lines.store(0, Ordering::Relaxed);
+        }
+        self.lines.fetch_add(1, Ordering::Relaxed) < Self::MOST
+    }
+}
+
+fn respond(record: &Record, result: &Result<Generated, Failure>) -> Response {
+    let response = match result {
         Ok(generated) => reply::completion(record.id, record.created, generated),
         Err(failure) => reply::error(record.id, failure),
     };
-    match &result {
-        Err(failure) if failure.is_shed => log::debug!("{} client={} shed", record.id, shown(record.client)),
-        _ => record.log(&result),
-    }
     response.with("server-timing", record.server_timing())
 }
 
@@ -285,6 +311,15 @@ fn shown(value: Option<impl ToString>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_about_refusals_are_bounded() {
+        let lines = RefusalLines::default();
+        for second in [7, 8] {
+            let allowed = (0..1_000).filter(|_| lines.allow(second)).count();
+            assert_eq!(allowed, RefusalLines::MOST);
+        }
+    }
 
     #[test]
     fn a_panic_is_one_requests_failure() {

@@ -20,7 +20,7 @@ use crate::dispatch::Dispatcher;
 use crate::listener::{Acceptor, Address, Limits, Listener, Snapshot, Socket};
 use crate::logging;
 use crate::metrics::Metrics;
-use crate::pipeline::Pipeline;
+use crate::pipeline::{Pipeline, RefusalLines};
 use crate::runtime::Runtimes;
 use crate::store::ServeLock;
 use crate::supervisor::{Notify, Supervisor, Watched};
@@ -125,6 +125,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         runtimes,
         grounding,
         metrics,
+        refusal_lines: RefusalLines::default(),
     };
     stop_on_signals(&listener).map_err(|error| failed("the signals", &error))?;
     starting.store(false, Ordering::Release);
