@@ -32,6 +32,9 @@ struct Echo {
     /// Refusals begun. The loop stays in one for as long as it is held.
     refusals: AtomicUsize,
     hold_loop: AtomicBool,
+    /// The loop stays with a request for /head for as long as it is held.
+    hold_head: AtomicBool,
+    is_head_held: AtomicBool,
     /// Refusals have at least so many bytes.
     refusal_bytes: AtomicUsize,
 }
@@ -39,7 +42,13 @@ struct Echo {
 impl Service for Echo {
     fn admit(&self, _: Option<IpAddr>, head: &Head) -> Admission {
         match head.path() {
-            "/head" => Admission::Answer(Response::json(404, b"from the head".to_vec())),
+            "/head" => {
+                if self.hold_head.load(Ordering::Acquire) {
+                    self.is_head_held.store(true, Ordering::Release);
+                    until("the loop may go on", || !self.hold_head.load(Ordering::Acquire));
+                }
+                Admission::Answer(Response::json(404, b"from the head".to_vec()))
+            }
             _ => Admission::Read(Destination::Api(Digest::of("key"))),
         }
     }
@@ -157,6 +166,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.echo.gate.store(true, Ordering::Release);
         self.echo.hold_loop.store(false, Ordering::Release);
+        self.echo.hold_head.store(false, Ordering::Release);
         let _ = self.stopper.write_all(b"x");
         if let Some(thread) = self.thread.take() {
             let ended = thread.join();
@@ -347,6 +357,32 @@ fn hold_the_loop(running: &Running, connect: impl Fn() -> tls::Secured, sent: &s
     broken.send("nonsense\n\n");
     until("the loop is held", || running.echo.refusals.load(Ordering::Acquire) == 1);
     [growing, idle, broken]
+}
+
+/// A handshake with an RSA key of 4,096 bits costs milliseconds.
+#[test]
+fn established_sessions_come_before_handshakes() {
+    let (running, connect) = serve_tls(Limits::default());
+    let strangers: Vec<TcpStream> = (0..50).map(|_| running.connect().stream).collect();
+    let [mut established, _idle, mut broken] = hold_the_loop(&running, connect, "");
+    assert_eq!(running.load.snapshot().accepted, 53);
+    for stranger in &strangers {
+        (&*stranger).write_all(&tls::client_hello()).expect("the system takes it");
+    }
+    established.send(get("/head"));
+    running.echo.hold_head.store(true, Ordering::Release);
+    running.echo.hold_loop.store(false, Ordering::Release);
+    until("it has its turn", || running.echo.is_head_held.load(Ordering::Acquire));
+    for stranger in &strangers {
+        stranger.set_nonblocking(true).expect("an option of the socket");
+        assert!(stranger.peek(&mut [0]).is_err(), "a handshake was answered first");
+        stranger.set_nonblocking(false).expect("an option of the socket");
+    }
+    running.echo.hold_head.store(false, Ordering::Release);
+    assert_eq!((established.reply().status, broken.reply().status), (404, 400));
+    for stranger in &strangers {
+        assert_eq!(stranger.peek(&mut [0]).expect("the server's part of the handshake"), 1);
+    }
 }
 
 /// A stop reads what has arrived on every connection. What it reads on the first may evict the second.

@@ -52,6 +52,18 @@ pub fn client_config(
     Arc::new(config)
 }
 
+/// The first bytes of a handshake.
+pub fn client_hello() -> Vec<u8> {
+    let config = client_config(
+        &rcgen::generate_simple_self_signed([]).expect("a certificate").cert.der().clone(),
+        rustls::ALL_VERSIONS,
+    );
+    let name = ServerName::try_from("api.test").expect("a good name");
+    let mut hello = Vec::new();
+    ClientConnection::new(config, name).expect("a session").write_tls(&mut hello).expect("a Vec takes it");
+    hello
+}
+
 pub fn shake_hands(address: impl ToSocketAddrs, config: &Arc<ClientConfig>) -> std::io::Result<Secured> {
     let name = ServerName::try_from("api.test").expect("a good name");
     let mut session = ClientConnection::new(Arc::clone(config), name).expect("a session");
