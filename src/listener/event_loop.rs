@@ -2,10 +2,10 @@
 
 mod accept;
 mod room;
+mod turns;
 
 use std::collections::VecDeque;
 use std::io;
-use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,25 +13,19 @@ use mio::event::Event;
 use mio::{Events, Interest, Poll, Token};
 use slab::Slab;
 
-use super::connection::{Answered, Client, Connection, Expired, Outcome, Then, Turn};
+use super::connection::{Answered, Connection, Expired, Then};
 use super::load::Cause;
 use super::pressure::PressureLog;
 use super::room::{Held, Holdings, Origin};
 use super::workers::{Outgoing, Workers, connection_after};
 use super::{Acceptor, Admitted, Destination, Limits, Listener, Load, Proxies, Pulse, Service, Socket};
 use crate::error::Failure;
-use crate::http::{Head, Request, response};
+use crate::http::{Request, response};
 
 pub(super) const WAKE: Token = Token(usize::MAX);
 const STOP: Token = Token(usize::MAX - 1);
 /// Tokens from here on belong to the listening sockets.
 const FIRST_SOCKET: usize = usize::MAX - 1024;
-
-/// The bytes that a connection may read before the others have their turn.
-const TURN: usize = 64 * 1024;
-
-/// The time for the turns of one round. Then responses, new connections and deadlines are looked at, and the others continue.
-const ROUND: Duration = Duration::from_millis(10);
 
 pub(super) struct EventLoop<S> {
     poll: Poll,
@@ -111,7 +105,7 @@ impl<S: Service> EventLoop<S> {
             handshakes: VecDeque::new(),
             last_handshake: None,
             holdings: Holdings::default(),
-            scratch: vec![0; TURN],
+            scratch: vec![0; turns::TURN],
             buffered: 0,
             next_sweep: now,
             pressure_log: PressureLog::default(),
@@ -173,33 +167,6 @@ impl<S: Service> EventLoop<S> {
         }
     }
 
-    /// Gives each connection in line its turn, until the round is over.
-    fn take_turns(&mut self) {
-        let began = Instant::now();
-        while let Some(index) = self.ready.pop_front() {
-            self.take_turn(index, false);
-            if began.elapsed() > ROUND {
-                break;
-            }
-        }
-        // Another origin than the last one's comes first, so that a flood of handshakes from one does not delay the others.
-        let origin = |&index: &usize| self.connections.get(index).map(|entry| entry.origin);
-        let place =
-            self.handshakes.iter().position(|index| origin(index) != self.last_handshake).unwrap_or(0);
-        if let Some(index) = self.handshakes.remove(place) {
-            self.last_handshake = origin(&index);
-            self.take_turn(index, true);
-        }
-    }
-
-    fn take_turn(&mut self, index: usize, may_shake_hands: bool) {
-        // It may have been closed meanwhile.
-        if let Some(entry) = self.connections.get_mut(index) {
-            entry.in_line = false;
-            self.advance(index, may_shake_hands);
-        }
-    }
-
     /// How long the loop can wait for events.
     fn patience(&self) -> Option<Duration> {
         if !(self.ready.is_empty() && self.handshakes.is_empty()) {
@@ -226,61 +193,6 @@ impl<S: Service> EventLoop<S> {
             entry.connection.note_readable(event.is_read_closed() || event.is_error());
         }
         self.line_up(index);
-    }
-
-    fn line_up(&mut self, index: usize) {
-        if !mem::replace(&mut self.connections[index].in_line, true) {
-            self.ready.push_back(index);
-        }
-    }
-
-    /// Advances a connection as far as it can go in one turn without waiting.
-    fn advance(&mut self, index: usize, may_shake_hands: bool) {
-        let mut left = TURN;
-        loop {
-            let Some(entry) = self.connections.get_mut(index) else {
-                return;
-            };
-            let (proxies, service) = (&self.proxies, &self.service);
-            let admit = |client: &mut Client, head: &Head| {
-                proxies.see_through(client, head);
-                service.admit(client.peer, head)
-            };
-            let (scratch, limits) = (&mut self.scratch, &self.limits);
-            let mut turn = Turn { scratch, limits, left, may_shake_hands, admit: &admit };
-            let outcome = entry.connection.advance(&mut turn);
-            left = turn.left;
-            match outcome {
-                Outcome::Waiting | Outcome::TurnOver | Outcome::Handshake => {
-                    let line = match outcome {
-                        Outcome::TurnOver => Some(&mut self.ready),
-                        Outcome::Handshake => Some(&mut self.handshakes),
-                        _ => None,
-                    };
-                    if let Some(line) = line.filter(|_| !mem::replace(&mut entry.in_line, true)) {
-                        line.push_back(index);
-                    }
-                    self.account(index);
-                    // It may be this one that gives way.
-                    self.make_room_for_bytes(0);
-                    return;
-                }
-                Outcome::Gone => return self.close(index),
-                Outcome::Malformed(malformed) => self.refuse(index, None, Failure::invalid(malformed.0)),
-                // A stop does not wait for downloads: one may take hours.
-                Outcome::Next(..) if self.stopping => return self.close(index),
-                Outcome::Next(rest, then) => {
-                    entry.connection.hand_over();
-                    self.workers.make_next_piece(index, rest, then);
-                }
-                Outcome::Answered(answered) => {
-                    // One answer a turn: a client that pipelines such requests gets no more of the loop than others.
-                    left = 0;
-                    self.answer(index, answered);
-                }
-                Outcome::Request(admitted) => self.hand_over(index, admitted),
-            }
-        }
     }
 
     /// Gives a complete request to the workers, or sheds it if there is no room.
@@ -315,8 +227,7 @@ impl<S: Service> EventLoop<S> {
         self.connections[index].connection.send_response(Outgoing::new(bytes, then), &self.limits);
     }
 
-    /// Answers without a worker, and closes the connection: a client that keeps sending such requests gets one response,
-    /// not all of the loop's time.
+    /// Answers a broken or shed request without a worker, and closes the connection.
     fn refuse(&mut self, index: usize, request: Option<&Request>, failure: Failure) {
         let connection = &mut self.connections[index].connection;
         let client = request.map_or(connection.peer(), |request| request.peer);
