@@ -34,6 +34,8 @@ struct Echo {
     hold_loop: AtomicBool,
     /// The loop stays with a request for /head for as long as it is held.
     hold_head: AtomicBool,
+    /// Requests for /head so far; one for /heads asks how many.
+    heads: AtomicUsize,
     is_head_held: AtomicBool,
     /// Refusals have at least so many bytes.
     refusal_bytes: AtomicUsize,
@@ -42,7 +44,12 @@ struct Echo {
 impl Service for Echo {
     fn admit(&self, _: Option<IpAddr>, head: &Head) -> Admission {
         match head.path() {
+            "/heads" => {
+                let count = self.heads.load(Ordering::Acquire);
+                Admission::Answer(Response::json(200, count.to_string().into_bytes()))
+            }
             "/head" => {
+                self.heads.fetch_add(1, Ordering::AcqRel);
                 if self.hold_head.load(Ordering::Acquire) {
                     self.is_head_held.store(true, Ordering::Release);
                     until("the loop may go on", || !self.hold_head.load(Ordering::Acquire));
@@ -604,6 +611,24 @@ fn a_request_answered_from_its_head_costs_no_body() {
         assert_eq!((reply.status, reply.header("connection")), (404, Some("close")), "no 100 Continue");
         assert!(client.ends());
         assert!(running.load.snapshot().buffered_bytes.now < 10_000);
+    }
+}
+
+#[test]
+fn pipelined_requests_that_are_refused_take_turns() {
+    let running = serve(Limits::default());
+    let (mut flood, mut other, mut broken) = (running.connect(), running.connect(), running.connect());
+    until("all are accepted", || running.load.snapshot().accepted == 3);
+    running.echo.hold_loop.store(true, Ordering::Release);
+    broken.send("nonsense\n\n");
+    until("the loop is held", || running.echo.refusals.load(Ordering::Acquire) == 1);
+    flood.send(get("/head").repeat(1_000));
+    other.send(get("/heads"));
+    running.echo.hold_loop.store(false, Ordering::Release);
+    let before: usize = String::from_utf8_lossy(&other.reply().body).parse().expect("a number");
+    assert!(before <= 2, "{before} were answered before the other's");
+    for _ in 0..1_000 {
+        assert_eq!(flood.reply().status, 404);
     }
 }
 
