@@ -4,10 +4,11 @@
 use std::net::IpAddr;
 use std::time::Instant;
 
+use crate::api::key::Caller;
 use crate::console::Console;
 use crate::error::Failure;
 use crate::http::{Head, Request, Response};
-use crate::listener::{Admission, Destination, Service};
+use crate::listener::{Admission, Destination, Lane, Service};
 use crate::pipeline::Pipeline;
 
 pub struct Dispatcher {
@@ -26,6 +27,9 @@ impl Dispatcher {
 }
 
 impl Service for Dispatcher {
+    /// `None` for the console, whose pages look up their session themselves.
+    type Caller = Option<Result<Caller, Failure>>;
+
     fn admit(&self, client: Option<IpAddr>, head: &Head) -> Admission {
         if let Some(console) = self.console(head) {
             if let Some(response) = console.probe(head) {
@@ -39,10 +43,25 @@ impl Service for Dispatcher {
         }
     }
 
-    fn answer(&self, request: &Request, received: Instant) -> Response {
+    fn identify(&self, request: &Request) -> (Self::Caller, Option<Lane>) {
+        if let Some(console) = self.console(&request.head) {
+            return (None, console.lane(request));
+        }
+        let caller = self.api.identify(request);
+        let lane = caller.as_ref().ok().map(|caller| Lane {
+            name: caller.key_id.clone(),
+            limit: caller.concurrent.map(|limit| limit as usize),
+        });
+        (Some(caller), lane)
+    }
+
+    fn answer(&self, request: &Request, caller: Self::Caller, received: Instant) -> Response {
         match self.console(&request.head) {
             Some(console) => console.answer(request),
-            None => self.api.answer(request, received),
+            None => {
+                let caller = caller.unwrap_or_else(|| self.api.identify(request));
+                self.api.answer(request, caller, received)
+            }
         }
     }
 

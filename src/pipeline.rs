@@ -18,7 +18,7 @@ use crate::id::RequestId;
 use crate::metrics::{Metrics, Times};
 use crate::runtime::{Chat, Generated, Runtimes, Spent};
 use crate::store::{Digest, NewRow, Outcome, Searched, Store, StoreError};
-use crate::when::milliseconds;
+use crate::when::{self, milliseconds};
 
 /// Everything that the steps use.
 pub struct Pipeline {
@@ -57,10 +57,15 @@ impl Pipeline {
         key::digest(head)
     }
 
-    /// Answers a complete request.
-    pub fn answer(&self, request: &Request, received: Instant) -> Response {
+    /// Looks up the key of a request: which lane it is in depends on it.
+    pub fn identify(&self, request: &Request) -> Result<Caller, Failure> {
+        catch_panic(|| key::authenticate(&request.head, &self.store, when::now()))
+    }
+
+    /// Answers a complete request of this caller.
+    pub fn answer(&self, request: &Request, caller: Result<Caller, Failure>, received: Instant) -> Response {
         let mut record = Record::new(request.peer, received);
-        let result = catch_panic(|| self.complete(request, &mut record));
+        let result = catch_panic(|| self.complete(request, caller, &mut record));
         let outcome = result.as_ref().map(|generated| generated.tokens).map_err(|failure| failure.error);
         self.metrics.answered(outcome, &record.times());
         record.searched.iter().for_each(|searched| self.metrics.searched(searched));
@@ -84,10 +89,15 @@ impl Pipeline {
     }
 
     /// The steps. The first that fails ends the request.
-    fn complete(&self, request: &Request, record: &mut Record) -> Result<Generated, Failure> {
+    fn complete(
+        &self,
+        request: &Request,
+        caller: Result<Caller, Failure>,
+        record: &mut Record,
+    ) -> Result<Generated, Failure> {
         self.check_head(&request.head)?;
         let body = size::check(request)?;
-        let caller = key::authenticate(&request.head, &self.store, record.created)?;
+        let caller = caller?;
         record.key_id = Some(caller.key_id.clone());
         // From here on the request has a row, whatever its outcome.
         let (runtimes, chat) = catch_panic(|| self.admit(request, body, &caller))

@@ -18,6 +18,8 @@ pub struct Caller {
     pub key_id: String,
     pub key_name: String,
     pub permissions: Vec<Permission>,
+    /// How many of the key's requests run at once.
+    pub concurrent: Option<u32>,
     /// Whether `last_used` has to be written for this use.
     pub note_use: bool,
 }
@@ -42,6 +44,7 @@ pub fn authenticate(head: &Head, store: &Store, now: i64) -> Result<Caller, Fail
         key_id: key.id,
         key_name: key.name,
         permissions: key.permissions,
+        concurrent: key.concurrent,
         note_use: key.last_used.is_none_or(|last| (now - last).abs() >= LAST_USE_PRECISION),
     })
 }

@@ -28,7 +28,9 @@ use std::time::{Duration, Instant};
 use crate::api::key;
 use crate::config::Config;
 use crate::http::{Head, Request, Response};
-use crate::store::{Digest, Store, StoreError};
+use crate::listener::Lane;
+use crate::store::{Digest, Store, StoreError, TokenKind};
+use crate::when;
 
 use self::assets::Assets;
 pub use self::monitoring::Monitoring;
@@ -107,6 +109,20 @@ impl Console {
             return key::digest(head).ok();
         }
         visit::presented_session(head)
+    }
+
+    /// The lane of a request: one for each session that is signed in, and for each key that may read the metrics.
+    pub fn lane(&self, request: &Request) -> Option<Lane> {
+        let find = || {
+            if Monitoring::takes_key(&request.head) {
+                return self.monitoring.admit(&request.head, when::now()).ok().map(|caller| caller.key_id);
+            }
+            let session = self.credential(&request.head)?;
+            let is_valid = self.store.has_token(&session, TokenKind::Session, when::now()).ok()?;
+            is_valid.then(|| hex::encode(session.bytes()))
+        };
+        let name = panic::catch_unwind(AssertUnwindSafe(find)).ok()??;
+        Some(Lane { name, limit: None })
     }
 
     /// Answers a request for which there is no room.

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::api::{key, reply};
+use crate::api::key::{self, Caller};
+use crate::api::reply;
 use crate::background::Readiness;
 use crate::error::{ApiError, Failure};
 use crate::http::{Head, Response};
 use crate::id::RequestId;
-use crate::listener::{Load, Snapshot};
+use crate::listener::{LaneLoad, Load, Snapshot};
 use crate::metrics::Metrics;
 use crate::store::{Permission, Store};
 
@@ -49,6 +50,11 @@ impl Monitoring {
         head.path() == "/metrics"
     }
 
+    /// The API's requests by key.
+    pub fn lanes(&self) -> Vec<LaneLoad> {
+        self.load.lanes()
+    }
+
     /// How busy the service is.
     pub fn load(&self) -> Snapshot {
         self.load.snapshot()
@@ -62,7 +68,7 @@ impl Monitoring {
     fn metrics(&self, head: &Head) -> Response {
         let id = RequestId::new();
         match self.admit(head, id.created()) {
-            Ok(()) => {
+            Ok(_) => {
                 let text = self.metrics.render(&self.load(), &self.store.state(id.created()));
                 Response::new(200, METRICS_TEXT, text.into_bytes())
             }
@@ -76,7 +82,7 @@ impl Monitoring {
     }
 
     /// Lets a key with the permission through. A scrape is no request of the API: it leaves no row.
-    fn admit(&self, head: &Head, now: i64) -> Result<(), Failure> {
+    pub fn admit(&self, head: &Head, now: i64) -> Result<Caller, Failure> {
         let caller = key::authenticate(head, &self.store, now)?;
         if !caller.permissions.contains(&Permission::Metrics) {
             return Err(Failure::new(
@@ -89,7 +95,7 @@ impl Monitoring {
             // Not written here: the metrics are wanted most when something is wrong with the database.
             self.store.note_use(&caller.key_id, now);
         }
-        Ok(())
+        Ok(caller)
     }
 
     /// Whether a completion could be run now, as far as this service can say by itself.

@@ -1,5 +1,6 @@
 //! Status: what the checks say, and how the service is doing.
 
+use std::cmp::Reverse;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -71,6 +72,7 @@ pub fn page(console: &Console, session: &Session) -> Result<Response, Stop> {
             @if let Some(found) = &found { (findings(&found.findings)) }
             h2 { "The service" }
             (facts(console))
+            (queue_by_key(console)?)
         }
     };
     let response = page::inside(&console.assets, session, Part::Status, "Status", &content);
@@ -141,6 +143,38 @@ fn facts(console: &Console) -> Markup {
             dt { "Left on its disk" } dd { @match checks::bytes_free(&console.config.database) { Some(free) => (bytes(free)), None => "not known" } }
         }
     }
+}
+
+/// Which keys' requests run and wait; nothing if there are none.
+fn queue_by_key(console: &Console) -> Result<Markup, Stop> {
+    let mut lanes = console.monitoring.lanes();
+    if lanes.is_empty() {
+        return Ok(html! {});
+    }
+    let keys = console.store.list_keys()?;
+    lanes.sort_by_key(|lane| Reverse((lane.waiting, lane.running, lane.shed)));
+    Ok(html! {
+        h2 { "Queue by key" }
+        table {
+            thead { tr {
+                th scope="col" { "Key" }
+                @for figure in ["Waiting", "Longest wait", "Running", "Limit", "Shed"] { th.number scope="col" { (figure) } }
+            } }
+            tbody {
+                @for lane in lanes {
+                    tr {
+                        th scope="row" { (keys.iter().find(|key| key.id == *lane.name).map_or(&*lane.name, |key| &key.name)) }
+                        td.number { (lane.waiting) }
+                        td.number { @match lane.longest_wait { Some(time) => (lasted(time)), None => "–" } }
+                        td.number { (lane.running) }
+                        td.number { @match lane.limit { Some(limit) => (limit), None => "–" } }
+                        td.number { (lane.shed) }
+                    }
+                }
+            }
+        }
+        p.muted { "Shed requests are counted since the start." }
+    })
 }
 
 fn level(level: Level) -> String {

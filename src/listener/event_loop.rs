@@ -17,7 +17,7 @@ use super::connection::{Answered, Connection, Expired, Then};
 use super::load::Cause;
 use super::pressure::PressureLog;
 use super::room::{Held, Holdings, Origin};
-use super::workers::{Outgoing, Workers, connection_after};
+use super::workers::{Job, Outgoing, Workers, connection_after};
 use super::{Acceptor, Admitted, Destination, Limits, Listener, Load, Proxies, Pulse, Service, Socket};
 use crate::error::Failure;
 use crate::http::{Request, response};
@@ -195,24 +195,27 @@ impl<S: Service> EventLoop<S> {
         self.line_up(index);
     }
 
-    /// Gives a complete request to the workers, or sheds it if there is no room.
+    /// Gives a complete request to the workers. If there is no room, one is shed: this one, or one that waits.
     fn hand_over(&mut self, index: usize, admitted: Admitted) {
         self.connections[index].connection.hand_over();
         // Its memory counts as the workers' now.
         self.account(index);
-        if !self.workers.have_room(admitted.destination) {
-            self.load.count(match admitted.destination {
-                Destination::Api(_) => Cause::QueueFull,
-                Destination::Console(_) => Cause::ConsoleFull,
-            });
-            let taken = "every worker and every place in the queue is taken";
-            self.refuse(index, Some(&admitted.request), Failure::shed(taken));
-        } else if !self.make_room_for_bytes(admitted.request.weight()) {
+        if !self.make_room_for_bytes(admitted.request.weight()) {
             self.load.count(Cause::BuffersFull);
             let reached = "the limit on buffered bytes is reached";
-            self.refuse(index, Some(&admitted.request), Failure::shed(reached));
-        } else {
-            self.workers.answer(index, admitted);
+            return self.refuse(index, Some(&admitted.request), Failure::shed(reached));
+        }
+        let full = match admitted.destination {
+            Destination::Api(_) => Cause::QueueFull,
+            Destination::Console(_) => Cause::ConsoleFull,
+        };
+        for Job { connection, request, .. } in self.workers.answer(index, admitted) {
+            self.load.count(full);
+            let taken = "every worker and every place in the queue is taken";
+            self.refuse(connection, Some(&request), Failure::shed(taken));
+            if connection != index {
+                self.line_up(connection);
+            }
         }
     }
 

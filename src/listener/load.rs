@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::limits::Limits;
+use super::queue::{FairQueue, LaneLoad};
+use super::workers::Job;
 
 /// The listener and its workers write here; others take a [`Snapshot`].
 pub struct Load {
     limits: Limits,
-    /// Requests of the API, running and waiting together.
-    pub(super) requests: Arc<AtomicUsize>,
+    /// The requests of the API.
+    pub(super) queue: Arc<FairQueue<Job>>,
     /// The memory that all running and waiting requests hold, the console's too.
     pub(super) weight: AtomicUsize,
     connections: AtomicUsize,
@@ -112,7 +114,7 @@ impl Load {
     pub(super) fn new(limits: &Limits) -> Self {
         Self {
             limits: limits.clone(),
-            requests: Arc::default(),
+            queue: Arc::new(FairQueue::new(limits.workers, limits.queue)),
             weight: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
             buffered: AtomicUsize::new(0),
@@ -136,18 +138,22 @@ impl Load {
     }
 
     pub(super) fn all_workers_busy(&self) -> bool {
-        self.requests.load(Ordering::Acquire) >= self.limits.workers
+        self.queue.load().0 >= self.limits.workers
+    }
+
+    /// The API's requests by key.
+    pub fn lanes(&self) -> Vec<LaneLoad> {
+        self.queue.lanes()
     }
 
     /// The numbers are read one after another, so they may differ by a request that comes or goes meanwhile.
     pub fn snapshot(&self) -> Snapshot {
         let Limits { workers, queue, max_connections, buffered_bytes, .. } = self.limits;
-        let requests = self.requests.load(Ordering::Relaxed);
+        let (running, waiting) = self.queue.load();
         let buffered = self.buffered.load(Ordering::Relaxed) + self.weight.load(Ordering::Relaxed);
         Snapshot {
-            // A worker takes the next request as soon as it is free: nothing waits while one is.
-            workers: Level { now: requests.min(workers), most: workers },
-            queue: Level { now: requests.saturating_sub(workers), most: queue },
+            workers: Level { now: running, most: workers },
+            queue: Level { now: waiting, most: queue },
             connections: Level { now: self.connections.load(Ordering::Relaxed), most: max_connections },
             buffered_bytes: Level { now: buffered, most: buffered_bytes },
             accepted: self.accepted.load(Ordering::Relaxed),

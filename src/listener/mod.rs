@@ -10,6 +10,7 @@ mod load;
 mod pressure;
 mod proxies;
 mod pulse;
+mod queue;
 mod room;
 mod socket;
 mod tls;
@@ -27,6 +28,7 @@ pub use limits::Limits;
 pub use load::{Cause, Level, Load, Snapshot};
 pub use proxies::{Proxies, Proxy};
 pub use pulse::Pulse;
+pub use queue::{Lane, LaneLoad};
 pub use socket::{Address, Socket};
 pub use tls::{Acceptor, Certificate, TlsError};
 
@@ -37,11 +39,17 @@ use crate::store::Digest;
 
 /// Answers requests.
 pub trait Service: Send + Sync + 'static {
+    /// What was found out about the client of a request.
+    type Caller;
+
     /// Decides from its head what happens to a request. The loop calls this, so nothing is looked up.
     fn admit(&self, client: Option<IpAddr>, head: &Head) -> Admission;
 
+    /// Looks up who sent a request, on the worker that has taken it, and returns its lane; `None` for a stranger.
+    fn identify(&self, request: &Request) -> (Self::Caller, Option<Lane>);
+
     /// Answers a complete request, on a worker.
-    fn answer(&self, request: &Request, received: Instant) -> Response;
+    fn answer(&self, request: &Request, caller: Self::Caller, received: Instant) -> Response;
 
     /// Answers a request that gets no worker: broken HTTP, or one that is shed, whose head is known.
     fn refuse(&self, client: Option<IpAddr>, head: Option<&Head>, failure: Failure) -> Response;

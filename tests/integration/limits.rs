@@ -12,8 +12,8 @@ use adriaticum::error::Failure;
 use adriaticum::http::response::{Broken, Pieces};
 use adriaticum::http::{Head, Request, Response};
 use adriaticum::listener::{
-    Acceptor, Address, Admission, Cause, Certificate, Destination, Level, Limits, Listener, Load, Service,
-    Socket,
+    Acceptor, Address, Admission, Cause, Certificate, Destination, Lane, Level, Limits, Listener, Load,
+    Service, Socket,
 };
 
 use adriaticum::store::Digest;
@@ -42,6 +42,8 @@ struct Echo {
 }
 
 impl Service for Echo {
+    type Caller = ();
+
     fn admit(&self, _: Option<IpAddr>, head: &Head) -> Admission {
         match head.path() {
             "/heads" => {
@@ -60,7 +62,12 @@ impl Service for Echo {
         }
     }
 
-    fn answer(&self, request: &Request, _: Instant) -> Response {
+    /// All clients have the same key.
+    fn identify(&self, _: &Request) -> ((), Option<Lane>) {
+        ((), Some(Lane { name: "key".into(), limit: None }))
+    }
+
+    fn answer(&self, request: &Request, _: (), _: Instant) -> Response {
         self.response(request)
     }
 
@@ -662,6 +669,8 @@ fn clients_that_never_stop_sending_delay_nobody() {
 #[test]
 fn a_full_queue_sheds_at_once_and_every_place_is_used() {
     let running = serve(Limits { workers: 1, queue: 2, ..Limits::default() });
+    // A key that was accepted before may use every place.
+    assert_eq!(running.get("/"), 200);
     let mut held: Vec<Client> = (0..3).map(|_| running.connect()).collect();
     for client in &mut held {
         client.send(get("/hold"));

@@ -7,6 +7,7 @@ mod cli;
 mod client;
 mod console;
 mod crowd;
+mod fairness;
 mod faults;
 mod ledger;
 mod lifecycle;

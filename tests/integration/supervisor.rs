@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use adriaticum::error::Failure;
 use adriaticum::http::{Head, Request, Response};
-use adriaticum::listener::{Address, Admission, Destination, Limits, Listener, Service, Socket};
+use adriaticum::listener::{Address, Admission, Destination, Lane, Limits, Listener, Service, Socket};
 use adriaticum::store::{Digest, Store};
 use adriaticum::supervisor::{Notify, Supervisor, Watched};
 
@@ -175,11 +175,17 @@ struct Stuck {
 }
 
 impl Service for Stuck {
+    type Caller = ();
+
     fn admit(&self, _: Option<IpAddr>, _: &Head) -> Admission {
         Admission::Read(Destination::Api(Digest::of("key")))
     }
 
-    fn answer(&self, _: &Request, _: Instant) -> Response {
+    fn identify(&self, _: &Request) -> ((), Option<Lane>) {
+        ((), None)
+    }
+
+    fn answer(&self, _: &Request, (): (), _: Instant) -> Response {
         until("the worker may go on", || !self.worker.load(Ordering::Acquire));
         Response::json(200, Vec::new())
     }
