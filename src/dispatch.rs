@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use crate::api::key::Caller;
+use crate::client::Cancellation;
 use crate::console::Console;
 use crate::error::Failure;
 use crate::http::{Head, Request, Response};
@@ -55,12 +56,18 @@ impl Service for Dispatcher {
         (Some(caller), lane)
     }
 
-    fn answer(&self, request: &Request, caller: Self::Caller, received: Instant) -> Response {
+    fn answer(
+        &self,
+        request: &Request,
+        caller: Self::Caller,
+        received: Instant,
+        cancellation: &Cancellation,
+    ) -> Response {
         match self.console(&request.head) {
             Some(console) => console.answer(request),
             None => {
                 let caller = caller.unwrap_or_else(|| self.api.identify(request));
-                self.api.answer(request, caller, received)
+                self.api.answer(request, caller, received, cancellation)
             }
         }
     }

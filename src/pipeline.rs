@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::api::grounding::Grounding;
 use crate::api::key::{self, Caller};
 use crate::api::{host, inference, ledger, permission, reply, route, size, validation};
+use crate::client::Cancellation;
 use crate::config::Compatibility;
 use crate::error::{ApiError, Failure};
 use crate::http::{Head, Request, Response};
@@ -46,7 +47,12 @@ struct Record {
     spent: Spent,
     /// All writes to the ledger together.
     ledger: Option<Duration>,
+    /// The client went away before there was an outcome.
+    is_abandoned: bool,
 }
+
+/// The `error_code` of a row whose client went away.
+const ABANDONED: &str = "abandoned";
 
 impl Pipeline {
     /// The steps that the head decides, before any of the body is read. They look nothing up.
@@ -63,12 +69,21 @@ impl Pipeline {
     }
 
     /// Answers a complete request of this caller.
-    pub fn answer(&self, request: &Request, caller: Result<Caller, Failure>, received: Instant) -> Response {
+    pub fn answer(
+        &self,
+        request: &Request,
+        caller: Result<Caller, Failure>,
+        received: Instant,
+        cancellation: &Cancellation,
+    ) -> Response {
         let mut record = Record::new(request.peer, received);
+        record.spent.cancellation = cancellation.clone();
         let result = catch_panic(|| self.complete(request, caller, &mut record));
         let outcome = result.as_ref().map(|generated| generated.tokens).map_err(|failure| failure.error);
-        self.metrics.answered(outcome, &record.times());
-        record.searched.iter().for_each(|searched| self.metrics.searched(searched));
+        if !record.is_abandoned {
+            self.metrics.answered(outcome, &record.times());
+        }
+        record.searched().iter().for_each(|searched| self.metrics.searched(searched));
         record.log(&result);
         respond(&record, &result)
     }
@@ -145,8 +160,10 @@ impl Pipeline {
         })
     }
 
-    /// Makes the outcome durable. A completion whose outcome is not durable is not sent; an error stays what it is.
+    /// Makes the outcome durable. A completion whose outcome is not durable is not sent; an error stays what it is. If the
+    /// client has gone by now, that is the outcome, and nothing is sent.
     fn finish(&self, record: &mut Record, result: Result<Generated, Failure>) -> Result<Generated, Failure> {
+        record.is_abandoned = record.spent.cancellation.is_cancelled();
         let (id, outcome) = (record.id.to_string(), record.outcome(result.as_ref().map(drop)));
         let Err(error) = timed(&mut record.ledger, || self.store.finish(&id, &outcome)) else {
             return result;
@@ -228,7 +245,13 @@ impl Record {
             searched: None,
             spent: Spent::default(),
             ledger: None,
+            is_abandoned: false,
         }
+    }
+
+    /// What came of Search, unless it was cancelled.
+    fn searched(&self) -> Option<&Searched> {
+        self.searched.as_ref().filter(|searched| !self.is_abandoned || searched.results.is_some())
     }
 
     fn new_row(&self, caller: &Caller) -> NewRow {
@@ -242,8 +265,9 @@ impl Record {
 
     fn outcome(&self, result: Result<(), &Failure>) -> Outcome {
         let (status, error_code) = match result {
-            Ok(_) => (200, None),
-            Err(failure) => (failure.error.status(), Some(failure.error.code())),
+            _ if self.is_abandoned => (None, Some(ABANDONED)),
+            Ok(_) => (Some(200), None),
+            Err(failure) => (Some(failure.error.status()), Some(failure.error.code())),
         };
         let found = self.searched.as_ref().and_then(|searched| searched.results).unwrap_or(0);
         Outcome {
@@ -253,8 +277,8 @@ impl Record {
             duration_ms: milliseconds(self.received.elapsed()),
             queue_ms: milliseconds(self.queue),
             runtime_ms: self.spent.time.map(milliseconds),
-            grounded: result.is_ok() && found > 0,
-            search: self.searched.clone(),
+            grounded: status == Some(200) && found > 0,
+            search: self.searched().cloned(),
         }
     }
 
@@ -292,9 +316,10 @@ impl Record {
         let key = self.key_id.as_deref().unwrap_or("-");
         let id = self.id;
         log::info!(
-            "{id} client={} status={status} error={} key={key} total_ms={duration_ms} queue_ms={queue_ms} runtime_ms={} prompt_tokens={} \
+            "{id} client={} status={} error={} key={key} total_ms={duration_ms} queue_ms={queue_ms} runtime_ms={} prompt_tokens={} \
              completion_tokens={} total_tokens={}{}",
             shown(self.client),
+            shown(status),
             error_code.unwrap_or("-"),
             shown(runtime_ms),
             shown(tokens.prompt_tokens),
@@ -305,7 +330,9 @@ impl Record {
                 shown(results)
             )),
         );
-        if let Err(failure @ Failure { cause: Some(cause), .. }) = result {
+        if let Err(failure @ Failure { cause: Some(cause), .. }) = result
+            && !self.is_abandoned
+        {
             match failure.error {
                 ApiError::InferenceError | ApiError::SearchUnavailable => log::warn!("{id} {cause}"),
                 _ => log::error!("{id} {cause}"),

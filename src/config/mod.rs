@@ -102,8 +102,11 @@ impl Config {
             queue: settings.number("queue", 0..=65_536, 64)? as usize,
             max_connections: settings.number("max_connections", 1..=1_000_000, 4096)? as usize,
             // At least a megabyte, so that a request of the largest size fits.
-            buffer_limit: settings.number("buffer_limit", 1 << 20..=1 << 40, memory::default_buffer_limit())?
-                as usize,
+            buffer_limit: settings.number(
+                "buffer_limit",
+                1 << 20..=1 << 40,
+                memory::default_buffer_limit(),
+            )? as usize,
             compatibility: settings.word("compatibility", &COMPATIBILITIES, Compatibility::Strict)?,
             log_level: settings.word("log_level", &LEVELS, LevelFilter::Info)?,
             tls: tls(&mut settings)?,

@@ -141,6 +141,11 @@ impl Connection {
         self.read_closed |= read_closed;
     }
 
+    /// Whether the client has shut its side, or the connection is broken.
+    pub fn is_read_closed(&self) -> bool {
+        self.read_closed
+    }
+
     /// Sends and reads until there is a request to answer, nothing to do but wait, or the turn is over.
     pub fn advance(&mut self, turn: &mut Turn) -> Outcome {
         loop {

@@ -1,5 +1,6 @@
 //! The event loop: accepts connections, reads requests, enforces the limits and sends responses, on one thread.
 
+mod abandon;
 mod accept;
 mod room;
 mod turns;
@@ -19,6 +20,7 @@ use super::pressure::PressureLog;
 use super::room::{Held, Holdings, Origin};
 use super::workers::{Job, Outgoing, Workers, connection_after};
 use super::{Acceptor, Admitted, Destination, Limits, Listener, Load, Proxies, Pulse, Service, Socket};
+use crate::client::Cancellation;
 use crate::error::Failure;
 use crate::http::{Request, response};
 
@@ -69,6 +71,8 @@ struct Entry {
     /// What `buffered` counts for it.
     weight: usize,
     is_unfinished: bool,
+    /// Of the request that a worker has or will get. It is cancelled if the client goes away.
+    call: Option<Cancellation>,
 }
 
 impl Entry {
@@ -157,6 +161,10 @@ impl<S: Service> EventLoop<S> {
     fn send_completed(&mut self) {
         for completed in self.workers.take_completed() {
             if let Some(entry) = self.connections.get_mut(completed.connection) {
+                if entry.call.take().is_some_and(|call| call.is_cancelled()) {
+                    self.close(completed.connection);
+                    continue;
+                }
                 let mut outgoing = completed.outgoing;
                 if self.stopping {
                     outgoing.then = Then::Close;
@@ -192,7 +200,9 @@ impl<S: Service> EventLoop<S> {
         if event.is_readable() || event.is_read_closed() || event.is_error() {
             entry.connection.note_readable(event.is_read_closed() || event.is_error());
         }
-        self.line_up(index);
+        if !self.abandon_if_gone(index) {
+            self.line_up(index);
+        }
     }
 
     /// Gives a complete request to the workers. If there is no room, one is shed: this one, or one that waits.
@@ -200,6 +210,10 @@ impl<S: Service> EventLoop<S> {
         self.connections[index].connection.hand_over();
         // Its memory counts as the workers' now.
         self.account(index);
+        // The end came with the request.
+        if self.connections[index].connection.is_read_closed() {
+            return self.drop_abandoned(index);
+        }
         if !self.make_room_for_bytes(admitted.request.weight()) {
             self.load.count(Cause::BuffersFull);
             let reached = "the limit on buffered bytes is reached";
@@ -209,7 +223,9 @@ impl<S: Service> EventLoop<S> {
             Destination::Api(_) => Cause::QueueFull,
             Destination::Console(_) => Cause::ConsoleFull,
         };
-        for Job { connection, request, .. } in self.workers.answer(index, admitted) {
+        let call = Cancellation::default();
+        self.connections[index].call = Some(call.clone());
+        for Job { connection, request, .. } in self.workers.answer(index, admitted, call) {
             self.load.count(full);
             let taken = "every worker and every place in the queue is taken";
             self.refuse(connection, Some(&request), Failure::shed(taken));
@@ -232,6 +248,7 @@ impl<S: Service> EventLoop<S> {
 
     /// Answers a broken or shed request without a worker, and closes the connection.
     fn refuse(&mut self, index: usize, request: Option<&Request>, failure: Failure) {
+        self.connections[index].call = None;
         let connection = &mut self.connections[index].connection;
         let client = request.map_or(connection.peer(), |request| request.peer);
         let head = request.map(|request| &request.head);

@@ -39,11 +39,15 @@ pub enum Cause {
     IdleEvicted,
     /// A request was refused from its head.
     HeadRefused,
+    /// A client went away while its request waited.
+    AbandonedWaiting,
+    /// A client went away while its request ran.
+    AbandonedRunning,
 }
 
 impl Cause {
     /// In the order of the variants.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::QueueFull,
         Self::ConsoleFull,
         Self::BuffersFull,
@@ -51,6 +55,8 @@ impl Cause {
         Self::UnfinishedEvicted,
         Self::IdleEvicted,
         Self::HeadRefused,
+        Self::AbandonedWaiting,
+        Self::AbandonedRunning,
     ];
 
     /// The line about so many of them.
@@ -63,6 +69,8 @@ impl Cause {
             Self::UnfinishedEvicted => ("unfinished requests closed", "they gave way to others"),
             Self::IdleEvicted => ("idle connections closed", "they gave way to others"),
             Self::HeadRefused => ("requests refused from their head", "host, route, length or key"),
+            Self::AbandonedWaiting => ("requests dropped", "their client went away while they waited"),
+            Self::AbandonedRunning => ("requests cancelled", "their client went away while they ran"),
         };
         format!("{what} since the last such line: {count} ({why})")
     }
@@ -75,7 +83,9 @@ impl Cause {
             | Self::BuffersFull
             | Self::TurnedAway
             | Self::UnfinishedEvicted => log::Level::Warn,
-            Self::IdleEvicted | Self::HeadRefused => log::Level::Info,
+            Self::IdleEvicted | Self::HeadRefused | Self::AbandonedWaiting | Self::AbandonedRunning => {
+                log::Level::Info
+            }
         }
     }
 }
@@ -169,6 +179,6 @@ mod tests {
     #[test]
     fn the_list_is_whole_and_in_the_order_of_the_variants() {
         assert!(Cause::ALL.iter().enumerate().all(|(place, &cause)| cause as usize == place));
-        assert_eq!(Cause::HeadRefused as usize + 1, Cause::ALL.len(), "the last variant");
+        assert_eq!(Cause::AbandonedRunning as usize + 1, Cause::ALL.len(), "the last variant");
     }
 }

@@ -33,6 +33,7 @@ pub use socket::{Address, Socket};
 pub use tls::{Acceptor, Certificate, TlsError};
 
 use self::event_loop::{EventLoop, WAKE};
+use crate::client::Cancellation;
 use crate::error::Failure;
 use crate::http::{Head, Request, Response};
 use crate::store::Digest;
@@ -48,8 +49,14 @@ pub trait Service: Send + Sync + 'static {
     /// Looks up who sent a request, on the worker that has taken it, and returns its lane; `None` for a stranger.
     fn identify(&self, request: &Request) -> (Self::Caller, Option<Lane>);
 
-    /// Answers a complete request, on a worker.
-    fn answer(&self, request: &Request, caller: Self::Caller, received: Instant) -> Response;
+    /// Answers a complete request, on a worker. If the client goes away, the loop cancels the calls that this makes.
+    fn answer(
+        &self,
+        request: &Request,
+        caller: Self::Caller,
+        received: Instant,
+        cancellation: &Cancellation,
+    ) -> Response;
 
     /// Answers a request that gets no worker: broken HTTP, or one that is shed, whose head is known.
     fn refuse(&self, client: Option<IpAddr>, head: Option<&Head>, failure: Failure) -> Response;

@@ -14,6 +14,7 @@ use super::limits::Limits;
 use super::load::Load;
 use super::queue::{FairQueue, Taken};
 use super::{Admitted, Destination, Pulse, Service};
+use crate::client::Cancellation;
 use crate::http::response::{self, Pieces, chunk};
 use crate::http::{Head, Request};
 
@@ -51,6 +52,7 @@ pub(super) struct Job {
     pub connection: usize,
     pub request: Request,
     received: Instant,
+    cancellation: Cancellation,
     weight: Weight,
 }
 
@@ -141,17 +143,22 @@ impl<S: Service> Workers<S> {
     }
 
     /// Queues a complete request for a thread. Returns those for which there is no room; this may be one of them.
-    pub fn answer(&self, connection: usize, admitted: Admitted) -> Vec<Job> {
+    pub fn answer(&self, connection: usize, admitted: Admitted, cancellation: Cancellation) -> Vec<Job> {
         let Admitted { request, destination } = admitted;
         let (group, credential) = match destination {
             Destination::Api(digest) => (&self.api, Some(digest)),
             Destination::Console(digest) => (&self.console, digest),
         };
         let weight = Weight::new(&self.completions.load, request.weight());
-        let shed =
-            group.queue.push(credential, Job { connection, request, received: Instant::now(), weight });
+        let job = Job { connection, request, received: Instant::now(), cancellation, weight };
+        let shed = group.queue.push(credential, job);
         group.submit_tokens();
         shed
+    }
+
+    /// Removes the request of a connection if it waits. Returns whether it did.
+    pub fn remove(&self, connection: usize) -> bool {
+        [&self.api, &self.console].iter().any(|group| group.remove(connection))
     }
 
     /// Makes the next piece of a long response. Each connection has at most one in the pool.
@@ -199,25 +206,37 @@ impl<S: Service> ThreadGroup<S> {
     /// Serves the request whose turn it is, if there is one.
     fn serve_next(self: &Arc<Self>) {
         while let Some(taken) = self.queue.take() {
+            let (connection, cancellation) = (taken.item.connection, taken.item.cancellation.clone());
             let (caller, lane) = self.service.identify(&taken.item.request);
             let started = self.queue.start(taken, lane);
             self.submit_tokens();
             if let Some(taken) = started {
                 return self.serve(taken, caller);
             }
+            // While this thread had it, the loop could not find it. Without a response, the loop closes the connection.
+            if cancellation.is_cancelled() && self.remove(connection) {
+                drop(Assignment::new(&self.completions, connection));
+            }
         }
+    }
+
+    fn remove(&self, connection: usize) -> bool {
+        self.queue.remove(|job| job.connection == connection).is_some()
     }
 
     fn serve(self: &Arc<Self>, taken: Taken<Job>, caller: S::Caller) {
         // Its response goes out last, after a panic too: the client's next request must find room.
         let assignment = Assignment::new(&self.completions, taken.item.connection);
         let running = Running { group: Arc::clone(self), lane: taken.lane().clone() };
-        let Job { request, received, weight, .. } = taken.item;
+        let Job { request, received, cancellation, weight, .. } = taken.item;
+        if cancellation.is_cancelled() {
+            return;
+        }
         let started = Instant::now();
         if !self.is_for_console {
             self.completions.pulse.work_started();
         }
-        let response = self.service.answer(&request, caller, received);
+        let response = self.service.answer(&request, caller, received, &cancellation);
         let stopping = self.completions.stopping.load(Ordering::Acquire);
         let (header, then) = connection_after(&request.head, request.body.is_some(), stopping);
         let is_head = request.head.method() == "HEAD";
@@ -303,6 +322,12 @@ impl Job {
     pub fn of(request: &str, load: &Arc<Load>) -> Self {
         let head = crate::http::Head::parse(request.as_bytes()).expect("a good head");
         let request = Request { head, body: None, peer: None, secure: false };
-        Self { connection: 0, request, received: Instant::now(), weight: Weight::new(load, 0) }
+        Self {
+            connection: 0,
+            request,
+            received: Instant::now(),
+            cancellation: Cancellation::default(),
+            weight: Weight::new(load, 0),
+        }
     }
 }

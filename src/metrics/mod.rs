@@ -224,6 +224,10 @@ fn shed(text: &mut Text, load: &Snapshot) {
         .with("reason=\"buffer\"", load.of(Cause::BuffersFull));
     let help = "Requests refused from their head: host, route, declared length or the form of the key.";
     text.counter("adriaticum_requests_head_refused_total", help).with("", load.of(Cause::HeadRefused));
+    let help = "Requests whose client went away before their answer.";
+    text.counter("adriaticum_requests_abandoned_total", help)
+        .with("phase=\"waiting\"", load.of(Cause::AbandonedWaiting))
+        .with("phase=\"running\"", load.of(Cause::AbandonedRunning));
 }
 
 fn measured(figure: Option<i64>) -> u64 {
@@ -242,7 +246,7 @@ mod tests {
             connections: Level { now: 7, most: 4096 },
             buffered_bytes: Level { now: 1024, most: 65536 },
             accepted: 9,
-            causes: [4, 0, 5, 1, 3, 2, 6],
+            causes: [4, 0, 5, 1, 3, 2, 6, 7, 8],
         }
     }
 
@@ -261,40 +265,40 @@ mod tests {
         metrics.refused(ApiError::ServiceUnavailable);
         metrics.ledger_settle_errors.add(1);
         let text = metrics.render(&load(), &LedgerState::default());
-        for line in [
-            "adriaticum_requests_total{status=\"200\",code=\"ok\"} 2",
-            "adriaticum_requests_total{status=\"502\",code=\"inference_error\"} 1",
-            "adriaticum_requests_total{status=\"503\",code=\"service_unavailable\"} 1",
-            "adriaticum_tokens_total{kind=\"prompt\"} 22",
-            "adriaticum_tokens_total{kind=\"completion\"} 6",
-            "adriaticum_completions_unmeasured_total 1",
-            "# TYPE adriaticum_request_duration_seconds histogram",
-            "adriaticum_request_duration_seconds_bucket{outcome=\"completion\",le=\"0.0025\"} 0",
-            "adriaticum_request_duration_seconds_bucket{outcome=\"completion\",le=\"0.005\"} 1",
-            "adriaticum_request_duration_seconds_bucket{outcome=\"completion\",le=\"0.05\"} 2",
-            "adriaticum_request_duration_seconds_bucket{outcome=\"error\",le=\"300\"} 0",
-            "adriaticum_request_duration_seconds_bucket{outcome=\"error\",le=\"+Inf\"} 1",
-            "adriaticum_request_duration_seconds_sum{outcome=\"completion\"} 0.043",
-            "adriaticum_request_duration_seconds_count{outcome=\"error\"} 1",
-            "adriaticum_queue_duration_seconds_bucket{le=\"0.0005\"} 3",
-            "adriaticum_runtime_duration_seconds_count 3",
-            "adriaticum_ledger_duration_seconds_count 0",
-            "adriaticum_ledger_errors_total{operation=\"open\"} 0",
-            "adriaticum_ledger_errors_total{operation=\"settle\"} 1",
-            "adriaticum_workers_busy 3",
-            "adriaticum_workers 16",
-            "adriaticum_connections_shed_total{which=\"new\"} 1",
-            "adriaticum_connections_shed_total{which=\"unfinished\"} 3",
-            "adriaticum_connections_shed_total{which=\"idle\"} 2",
-            "adriaticum_requests_head_refused_total 6",
-            "adriaticum_requests_shed_total{reason=\"buffer\"} 5",
-            "adriaticum_buffered_limit_bytes 65536",
-        ] {
-            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
-        }
-        for error in ApiError::ALL {
-            assert!(text.contains(&format!("status=\"{}\",code=\"{}\"}} ", error.status(), error.code())));
-        }
+        check(
+            &text,
+            &[
+                "adriaticum_requests_total{status=\"200\",code=\"ok\"} 2",
+                "adriaticum_requests_total{status=\"502\",code=\"inference_error\"} 1",
+                "adriaticum_requests_total{status=\"503\",code=\"service_unavailable\"} 1",
+                "adriaticum_tokens_total{kind=\"prompt\"} 22",
+                "adriaticum_tokens_total{kind=\"completion\"} 6",
+                "adriaticum_completions_unmeasured_total 1",
+                "# TYPE adriaticum_request_duration_seconds histogram",
+                "adriaticum_request_duration_seconds_bucket{outcome=\"completion\",le=\"0.0025\"} 0",
+                "adriaticum_request_duration_seconds_bucket{outcome=\"completion\",le=\"0.005\"} 1",
+                "adriaticum_request_duration_seconds_bucket{outcome=\"completion\",le=\"0.05\"} 2",
+                "adriaticum_request_duration_seconds_bucket{outcome=\"error\",le=\"300\"} 0",
+                "adriaticum_request_duration_seconds_bucket{outcome=\"error\",le=\"+Inf\"} 1",
+                "adriaticum_request_duration_seconds_sum{outcome=\"completion\"} 0.043",
+                "adriaticum_request_duration_seconds_count{outcome=\"error\"} 1",
+                "adriaticum_queue_duration_seconds_bucket{le=\"0.0005\"} 3",
+                "adriaticum_runtime_duration_seconds_count 3",
+                "adriaticum_ledger_duration_seconds_count 0",
+                "adriaticum_ledger_errors_total{operation=\"open\"} 0",
+                "adriaticum_ledger_errors_total{operation=\"settle\"} 1",
+                "adriaticum_workers_busy 3",
+                "adriaticum_workers 16",
+                "adriaticum_connections_shed_total{which=\"new\"} 1",
+                "adriaticum_connections_shed_total{which=\"unfinished\"} 3",
+                "adriaticum_connections_shed_total{which=\"idle\"} 2",
+                "adriaticum_requests_head_refused_total 6",
+                "adriaticum_requests_shed_total{reason=\"buffer\"} 5",
+                "adriaticum_buffered_limit_bytes 65536",
+                "adriaticum_requests_abandoned_total{phase=\"waiting\"} 7",
+                "adriaticum_requests_abandoned_total{phase=\"running\"} 8",
+            ],
+        );
     }
 
     /// The rules of the format that no line shows by itself.

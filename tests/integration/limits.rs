@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use adriaticum::client::Cancellation;
 use adriaticum::error::Failure;
 use adriaticum::http::response::{Broken, Pieces};
 use adriaticum::http::{Head, Request, Response};
@@ -67,7 +68,7 @@ impl Service for Echo {
         ((), Some(Lane { name: "key".into(), limit: None }))
     }
 
-    fn answer(&self, request: &Request, _: (), _: Instant) -> Response {
+    fn answer(&self, request: &Request, _: (), _: Instant, _: &Cancellation) -> Response {
         self.response(request)
     }
 

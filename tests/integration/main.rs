@@ -3,6 +3,7 @@
 
 mod support;
 
+mod abandonment;
 mod cli;
 mod client;
 mod console;

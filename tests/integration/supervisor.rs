@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use adriaticum::client::Cancellation;
 use adriaticum::error::Failure;
 use adriaticum::http::{Head, Request, Response};
 use adriaticum::listener::{Address, Admission, Destination, Lane, Limits, Listener, Service, Socket};
@@ -185,7 +186,7 @@ impl Service for Stuck {
         ((), None)
     }
 
-    fn answer(&self, _: &Request, (): (), _: Instant) -> Response {
+    fn answer(&self, _: &Request, (): (), _: Instant, _: &Cancellation) -> Response {
         until("the worker may go on", || !self.worker.load(Ordering::Acquire));
         Response::json(200, Vec::new())
     }

@@ -69,7 +69,7 @@ impl<S: Service> EventLoop<S> {
         }
         let connection = Connection::new(stream, tls, peer, Instant::now(), &self.limits);
         let index = slot.key();
-        let entry = Entry { connection, in_line: false, origin, weight: 0, is_unfinished: false };
+        let entry = Entry { connection, in_line: false, origin, weight: 0, is_unfinished: false, call: None };
         self.holdings.change(origin, Held::default(), entry.held());
         slot.insert(entry);
         self.account(index);
