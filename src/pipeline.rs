@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::api::grounding::Grounding;
 use crate::api::key::{self, Caller};
+use crate::api::refusals::Refusals;
 use crate::api::{host, inference, ledger, permission, reply, route, size, validation};
 use crate::client::Cancellation;
 use crate::config::Compatibility;
@@ -31,6 +32,7 @@ pub struct Pipeline {
     pub grounding: Option<Grounding>,
     pub metrics: Arc<Metrics>,
     pub refusal_lines: RefusalLines,
+    pub refusals: Refusals,
 }
 
 /// What is known about a request while it goes through the steps.
@@ -49,6 +51,8 @@ struct Record {
     ledger: Option<Duration>,
     /// The client went away before there was an outcome.
     is_abandoned: bool,
+    /// It was refused, and its key has had too many rows of that kind.
+    is_unrecorded: bool,
 }
 
 /// The `error_code` of a row whose client went away.
@@ -84,7 +88,10 @@ impl Pipeline {
             self.metrics.answered(outcome, &record.times());
         }
         record.searched().iter().for_each(|searched| self.metrics.searched(searched));
-        record.log(&result);
+        // A key whose refusals leave no row must not fill the log either.
+        if !record.is_unrecorded {
+            record.log(&result);
+        }
         respond(&record, &result)
     }
 
@@ -114,7 +121,7 @@ impl Pipeline {
         let body = size::check(request)?;
         let caller = caller?;
         record.key_id = Some(caller.key_id.clone());
-        // From here on the request has a row, whatever its outcome.
+        // From here on the request has a row, whatever its outcome, unless too many of the key's were refused.
         let (runtimes, chat) = catch_panic(|| self.admit(request, body, &caller))
             .inspect_err(|failure| self.record(record, &caller, failure))?;
         self.begin(record, &caller)?;
@@ -178,8 +185,13 @@ impl Pipeline {
         }
     }
 
-    /// Writes the row of a refused request. The client gets its error even if that fails.
+    /// Writes the row of a refused request, unless its key has had too many. The client gets its error even if that fails.
     fn record(&self, record: &mut Record, caller: &Caller, failure: &Failure) {
+        let is_clients_fault = (400..500).contains(&failure.error.status());
+        if is_clients_fault && !self.refusals.have_row(&caller.key_id, Instant::now()) {
+            record.is_unrecorded = true;
+            return self.metrics.unrecorded.add(1);
+        }
         let (row, outcome) = (record.new_row(caller), record.outcome(Err(failure)));
         if let Err(error) = timed(&mut record.ledger, || self.store.record(&row, &outcome)) {
             self.metrics.ledger_settle_errors.add(1);
@@ -246,6 +258,7 @@ impl Record {
             spent: Spent::default(),
             ledger: None,
             is_abandoned: false,
+            is_unrecorded: false,
         }
     }
 

@@ -12,6 +12,7 @@ use signal_hook::{flag, low_level::pipe};
 
 use super::{Args, CliError, open_store, read_certificate};
 use crate::api::grounding::Grounding;
+use crate::api::refusals::Refusals;
 use crate::background::{Background, Readiness};
 use crate::checks;
 use crate::config::{Config, GroundingMode, RuntimeConfig, SearchConfig, TlsFiles};
@@ -126,6 +127,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         grounding,
         metrics,
         refusal_lines: RefusalLines::default(),
+        refusals: Refusals::default(),
     };
     stop_on_signals(&listener).map_err(|error| failed("the signals", &error))?;
     starting.store(false, Ordering::Release);

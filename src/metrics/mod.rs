@@ -42,6 +42,8 @@ pub struct Metrics {
     pub ledger_open_errors: Counter,
     /// Outcomes that could not be written.
     pub ledger_settle_errors: Counter,
+    /// Refused requests that left no row, because their key sends too many.
+    pub unrecorded: Counter,
 }
 
 /// How often something happened, or how much of it there was.
@@ -167,6 +169,8 @@ impl Metrics {
         text.counter("adriaticum_ledger_errors_total", "Writes to the ledger that failed.")
             .with("operation=\"open\"", self.ledger_open_errors.get())
             .with("operation=\"settle\"", self.ledger_settle_errors.get());
+        let help = "Refused requests that left no row, because their key sends too many.";
+        text.counter("adriaticum_refusals_unrecorded_total", help).with("", self.unrecorded.get());
     }
 
     fn times(&self, text: &mut Text) {
@@ -264,41 +268,45 @@ mod tests {
         metrics.answered(Err(ApiError::InferenceError), &times(400_000));
         metrics.refused(ApiError::ServiceUnavailable);
         metrics.ledger_settle_errors.add(1);
+        metrics.unrecorded.add(1);
         let text = metrics.render(&load(), &LedgerState::default());
-        check(
-            &text,
-            &[
-                "adriaticum_requests_total{status=\"200\",code=\"ok\"} 2",
-                "adriaticum_requests_total{status=\"502\",code=\"inference_error\"} 1",
-                "adriaticum_requests_total{status=\"503\",code=\"service_unavailable\"} 1",
-                "adriaticum_tokens_total{kind=\"prompt\"} 22",
-                "adriaticum_tokens_total{kind=\"completion\"} 6",
-                "adriaticum_completions_unmeasured_total 1",
-                "# TYPE adriaticum_request_duration_seconds histogram",
-                "adriaticum_request_duration_seconds_bucket{outcome=\"completion\",le=\"0.0025\"} 0",
-                "adriaticum_request_duration_seconds_bucket{outcome=\"completion\",le=\"0.005\"} 1",
-                "adriaticum_request_duration_seconds_bucket{outcome=\"completion\",le=\"0.05\"} 2",
-                "adriaticum_request_duration_seconds_bucket{outcome=\"error\",le=\"300\"} 0",
-                "adriaticum_request_duration_seconds_bucket{outcome=\"error\",le=\"+Inf\"} 1",
-                "adriaticum_request_duration_seconds_sum{outcome=\"completion\"} 0.043",
-                "adriaticum_request_duration_seconds_count{outcome=\"error\"} 1",
-                "adriaticum_queue_duration_seconds_bucket{le=\"0.0005\"} 3",
-                "adriaticum_runtime_duration_seconds_count 3",
-                "adriaticum_ledger_duration_seconds_count 0",
-                "adriaticum_ledger_errors_total{operation=\"open\"} 0",
-                "adriaticum_ledger_errors_total{operation=\"settle\"} 1",
-                "adriaticum_workers_busy 3",
-                "adriaticum_workers 16",
-                "adriaticum_connections_shed_total{which=\"new\"} 1",
-                "adriaticum_connections_shed_total{which=\"unfinished\"} 3",
-                "adriaticum_connections_shed_total{which=\"idle\"} 2",
-                "adriaticum_requests_head_refused_total 6",
-                "adriaticum_requests_shed_total{reason=\"buffer\"} 5",
-                "adriaticum_buffered_limit_bytes 65536",
-                "adriaticum_requests_abandoned_total{phase=\"waiting\"} 7",
-                "adriaticum_requests_abandoned_total{phase=\"running\"} 8",
-            ],
-        );
+        for line in [
+            "adriaticum_requests_total{status=\"200\",code=\"ok\"} 2",
+            "adriaticum_requests_total{status=\"502\",code=\"inference_error\"} 1",
+            "adriaticum_requests_total{status=\"503\",code=\"service_unavailable\"} 1",
+            "adriaticum_tokens_total{kind=\"prompt\"} 22",
+            "adriaticum_tokens_total{kind=\"completion\"} 6",
+            "adriaticum_completions_unmeasured_total 1",
+            "# TYPE adriaticum_request_duration_seconds histogram",
+            "adriaticum_request_duration_seconds_bucket{outcome=\"completion\",le=\"0.0025\"} 0",
+            "adriaticum_request_duration_seconds_bucket{outcome=\"completion\",le=\"0.005\"} 1",
+            "adriaticum_request_duration_seconds_bucket{outcome=\"completion\",le=\"0.05\"} 2",
+            "adriaticum_request_duration_seconds_bucket{outcome=\"error\",le=\"300\"} 0",
+            "adriaticum_request_duration_seconds_bucket{outcome=\"error\",le=\"+Inf\"} 1",
+            "adriaticum_request_duration_seconds_sum{outcome=\"completion\"} 0.043",
+            "adriaticum_request_duration_seconds_count{outcome=\"error\"} 1",
+            "adriaticum_queue_duration_seconds_bucket{le=\"0.0005\"} 3",
+            "adriaticum_runtime_duration_seconds_count 3",
+            "adriaticum_ledger_duration_seconds_count 0",
+            "adriaticum_ledger_errors_total{operation=\"open\"} 0",
+            "adriaticum_ledger_errors_total{operation=\"settle\"} 1",
+            "adriaticum_workers_busy 3",
+            "adriaticum_workers 16",
+            "adriaticum_connections_shed_total{which=\"new\"} 1",
+            "adriaticum_connections_shed_total{which=\"unfinished\"} 3",
+            "adriaticum_connections_shed_total{which=\"idle\"} 2",
+            "adriaticum_requests_head_refused_total 6",
+            "adriaticum_requests_shed_total{reason=\"buffer\"} 5",
+            "adriaticum_buffered_limit_bytes 65536",
+            "adriaticum_requests_abandoned_total{phase=\"waiting\"} 7",
+            "adriaticum_requests_abandoned_total{phase=\"running\"} 8",
+            "adriaticum_refusals_unrecorded_total 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
+        for error in ApiError::ALL {
+            assert!(text.contains(&format!("status=\"{}\",code=\"{}\"}} ", error.status(), error.code())));
+        }
     }
 
     /// The rules of the format that no line shows by itself.

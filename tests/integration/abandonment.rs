@@ -70,7 +70,8 @@ fn a_running_request_is_cancelled() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).set("ADRIATICUM_WORKERS", 1).start();
     let (key, watcher) = (server.key(), metrics_key(&server));
-    let ways: [(&str, fn(Client)); 4] = [
+    type Leave = fn(Client);
+    let ways: [(&str, Leave); 4] = [
         ("it closes", drop),
         ("it shuts its side", |mut client| {
             client.stream.shutdown(Shutdown::Write).expect("one side can be shut");

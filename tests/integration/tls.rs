@@ -112,6 +112,33 @@ fn both_versions_kept_connections_pipelining_and_close_notify() {
     }
 }
 
+/// The end of the session alone is none: a client may have no more to send. That of the connection is.
+#[test]
+fn a_client_has_gone_when_its_connection_ends() {
+    let runtime = Runtime::start();
+    let (server, certificate) = secured(&runtime);
+    let server = server.start();
+    let key = server.key();
+    let gate = Arc::new(AtomicBool::new(false));
+    runtime.next(Script::Held(Arc::clone(&gate), completion("held")));
+    let mut client = connect(&server, &certificate);
+    client.send(request(&key, &chat("x")));
+    until("it runs", || runtime.count() == 1);
+    client.stream.conn.send_close_notify();
+    client.stream.flush().expect("the end of the session is sent");
+    // The listener has read it by the time that a later connection is answered.
+    let mut later = connect(&server, &certificate);
+    later.send(request(&key, &chat("x")));
+    later.reply().is_completion();
+    gate.store(true, Ordering::Release);
+    assert_eq!(client.reply().is_completion(), "held");
+    runtime.next(Script::Silent);
+    later.send(request(&key, &chat("x")));
+    until("it runs", || runtime.count() == 3);
+    drop(later);
+    until("it is cancelled", || runtime.ended.load(Ordering::Acquire) == 1);
+}
+
 #[test]
 fn large_bodies_and_large_answers() {
     let runtime = Runtime::start();
