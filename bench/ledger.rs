@@ -33,7 +33,7 @@ fn key(store: &Store) -> String {
 
 fn outcome() -> Outcome {
     Outcome {
-        status: 200,
+        status: Some(200),
         error_code: None,
         tokens: Tokens { prompt_tokens: Some(11), completion_tokens: Some(3), total_tokens: Some(14) },
         duration_ms: 1.5,

@@ -120,7 +120,7 @@ def main():
 def measure_kind(kind, sizes, prepare, folder, upstream, disturbances):
     prepared = {}
     for size in sizes:
-        settings = {"workers": size} if kind == "workers" else {"max_connections": 5000}
+        settings = {"workers": size} if kind == "workers" else {"max_connections": 10_000}
         subject = prepared[size] = Ours(f"{size} {kind}", folder / f"{kind[:4].strip()}{size}", upstream, **settings)
         if prepare:
             prepare(subject, size)

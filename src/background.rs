@@ -1,9 +1,10 @@
-//! Tasks beside the requests, each on a thread of its own: sealing, checkpoints and retention. If one fails, requests
-//! continue, and the next round tries again.
+//! Tasks beside the requests, each on a thread of its own: sealing, checkpoints, readiness and retention. If one fails,
+//! requests continue, and the next round tries again.
 
 use std::mem;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -21,6 +22,12 @@ const SEALED_AT_ONCE: i64 = 500;
 /// enough to affect less than one in a hundred of them.
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How often it is tried whether the ledger takes a write, while probes come or while it does not.
+const READINESS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often it is tried otherwise: every try writes to the disk.
+const UNPROBED_INTERVAL: Duration = Duration::from_secs(10);
+
 /// The pause between two looks for old rows.
 const RETENTION_INTERVAL: Duration = Duration::from_secs(3600);
 
@@ -37,8 +44,12 @@ const AFTER_PANIC: Duration = Duration::from_secs(5);
 pub struct Background(#[expect(dead_code, reason = "they are stopped when they are dropped")] Vec<Task>);
 
 impl Background {
-    pub fn start(store: &Arc<Store>, retention_days: Option<u32>) -> Self {
-        let mut tasks = vec![sealing(Arc::clone(store)), checkpoints(Arc::clone(store))];
+    pub fn start(store: &Arc<Store>, readiness: &Arc<Readiness>, retention_days: Option<u32>) -> Self {
+        let mut tasks = vec![
+            sealing(Arc::clone(store)),
+            checkpoints(Arc::clone(store)),
+            try_ledger(Arc::clone(store), Arc::clone(readiness)),
+        ];
         tasks.extend(retention_days.map(|days| retention(Arc::clone(store), days)));
         Self(tasks)
     }
@@ -68,6 +79,53 @@ fn seal_all(store: &Store, stop: &Stop) -> Result<(), StoreError> {
 /// Runs checkpoints, so that no request has to.
 fn checkpoints(store: Arc<Store>) -> Task {
     Task::start("checkpoints", move |stop| stop.repeat(CHECKPOINT_INTERVAL, || store.checkpoint()))
+}
+
+/// Whether the ledger takes a write: the result of the last try. No probe waits for the database.
+pub struct Readiness {
+    accepts_writes: AtomicBool,
+    /// A probe came since the last try.
+    probed: AtomicBool,
+}
+
+impl Readiness {
+    /// Tries the ledger once, so that the state is known from the start.
+    pub fn new(store: &Store) -> Self {
+        let readiness = Self { accepts_writes: AtomicBool::new(true), probed: AtomicBool::new(false) };
+        readiness.try_ledger(store);
+        readiness
+    }
+
+    /// Whether the ledger takes a write, for a probe.
+    pub fn accepts_writes(&self) -> bool {
+        self.probed.store(true, Ordering::Relaxed);
+        self.accepts_writes.load(Ordering::Relaxed)
+    }
+
+    fn try_ledger(&self, store: &Store) {
+        let result = store.try_write();
+        let did_accept = self.accepts_writes.swap(result.is_ok(), Ordering::Relaxed);
+        match result {
+            Err(error) if did_accept => log::error!("not ready: the ledger takes no write: {error}"),
+            Ok(()) if !did_accept => log::info!("ready again: the ledger takes a write"),
+            Ok(()) | Err(_) => {}
+        }
+    }
+}
+
+fn try_ledger(store: Arc<Store>, readiness: Arc<Readiness>) -> Task {
+    Task::start("readiness", move |stop| {
+        let mut tried = Instant::now();
+        stop.repeat(READINESS_INTERVAL, || {
+            let is_urgent = readiness.probed.swap(false, Ordering::Relaxed)
+                || !readiness.accepts_writes.load(Ordering::Relaxed);
+            if is_urgent || tried.elapsed() >= UNPROBED_INTERVAL {
+                readiness.try_ledger(&store);
+                tried = Instant::now();
+            }
+            Ok(())
+        });
+    })
 }
 
 /// Removes old rows from the ledger.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use crate::client::Cancellation;
 use crate::config::{Config, GroundingMode, RuntimeConfig, SearchPlace, TlsFiles};
 use crate::listener::{Address, Certificate, TlsError};
 use crate::runtime::{Chat, Message, Role, Runtimes, Spent, probe};
@@ -252,7 +253,7 @@ fn search(config: &Config) -> Finding {
         _ => config.search.index.display().to_string(),
     };
     let asked = Instant::now();
-    match search.find(TRIAL_QUERY) {
+    match search.find(TRIAL_QUERY, &Cancellation::default()) {
         Ok(found) => {
             let time = asked.elapsed().as_millis();
             let told = format!("{place}: answers in {time} ms, {} found for a trial query", found.len());

@@ -4,10 +4,12 @@
 use std::net::IpAddr;
 use std::time::Instant;
 
+use crate::api::key::Caller;
+use crate::client::Cancellation;
 use crate::console::Console;
 use crate::error::Failure;
-use crate::http::{Head, Request, Response};
-use crate::listener::Service;
+use crate::http::{Client, Head, Request, Response};
+use crate::listener::{Admission, Destination, Lane, Service};
 use crate::pipeline::Pipeline;
 
 pub struct Dispatcher {
@@ -19,38 +21,65 @@ pub struct Dispatcher {
 }
 
 impl Dispatcher {
-    /// The console, if the request is for it. A program that asks there for the API gets the API's own 404.
-    fn console(&self, head: &Head) -> Option<&Console> {
+    /// The console, if the request is for it. A program that asks there for the API gets the API's own 404. Any client can
+    /// name the default host: from elsewhere only its health is answered there, which load balancers probe.
+    fn console(&self, client: Client, head: &Head) -> Option<&Console> {
         let (host, console) = self.console.as_ref()?;
         let is_meant = host.eq_ignore_ascii_case(head.host()) && !head.path().starts_with("/v1/");
-        is_meant.then_some(console)
+        let is_admitted = !self.console_is_local || client.is_local() || console.probe(head).is_some();
+        (is_meant && is_admitted).then_some(console)
     }
 }
 
 impl Service for Dispatcher {
-    fn answer(&self, request: &Request, received: Instant) -> Response {
-        match self.console(&request.head) {
-            Some(console) if !self.console_is_local || request.is_local() || is_probe(&request.head) => {
-                console.answer(request)
+    /// `None` for the console, whose pages look up their session themselves.
+    type Caller = Option<Result<Caller, Failure>>;
+
+    fn admit(&self, client: Client, head: &Head) -> Admission {
+        if let Some(console) = self.console(client, head) {
+            if let Some(response) = console.probe(head) {
+                return Admission::Answer(response);
             }
-            // Any client can name the default host. From elsewhere it is a host like any other.
-            _ => self.api.answer(request, received),
+            return Admission::Read(Destination::Console(console.credential(head)));
+        }
+        match self.api.check_head(head) {
+            Ok(digest) => Admission::Read(Destination::Api(digest)),
+            Err(failure) => Admission::Answer(self.api.refuse(client.peer, failure)),
         }
     }
 
-    fn refuse(&self, client: Option<IpAddr>, head: Option<&Head>, failure: Failure) -> Response {
-        match head.and_then(|head| self.console(head)) {
+    fn identify(&self, request: &Request) -> (Self::Caller, Option<Lane>) {
+        if let Some(console) = self.console(request.client, &request.head) {
+            return (None, console.lane(request));
+        }
+        let caller = self.api.identify(request);
+        let lane = caller.as_ref().ok().map(|caller| Lane {
+            name: caller.key_id.clone(),
+            limit: caller.concurrent.map(|limit| limit as usize),
+        });
+        (Some(caller), lane)
+    }
+
+    fn answer(
+        &self,
+        request: &Request,
+        caller: Self::Caller,
+        received: Instant,
+        cancellation: &Cancellation,
+    ) -> Response {
+        match self.console(request.client, &request.head) {
+            Some(console) => console.answer(request),
+            None => {
+                let caller = caller.unwrap_or_else(|| self.api.identify(request));
+                self.api.answer(request, caller, received, cancellation)
+            }
+        }
+    }
+
+    fn refuse(&self, peer: Option<IpAddr>, request: Option<&Request>, failure: Failure) -> Response {
+        match request.and_then(|request| self.console(request.client, &request.head)) {
             Some(console) => console.refuse(),
-            None => self.api.refuse(client, failure),
+            None => self.api.refuse(peer, failure),
         }
     }
-
-    fn is_for_console(&self, head: &Head) -> bool {
-        self.console(head).is_some()
-    }
-}
-
-/// Load balancers probe the health from other hosts.
-fn is_probe(head: &Head) -> bool {
-    matches!(head.path(), "/healthz" | "/readyz")
 }

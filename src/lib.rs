@@ -3,13 +3,14 @@
 //! A request's way through the files, top to bottom:
 //!
 //! - [`cli`] reads the command line, [`config`] the settings.
-//! - [`listener`] reads requests off the sockets on one thread and gives the complete ones to a fixed pool;
+//! - [`listener`] reads requests off the sockets on one thread, in turns, and gives the complete ones to a fixed pool;
 //!   [`http`] knows the bytes.
-//! - [`dispatch`] sends a request to the API or to the console by its host; [`console`] answers the operator's.
+//! - [`dispatch`] decides from its head what happens to a request, and sends it to the API or to the console by its host;
+//!   [`console`] answers the operator's.
 //! - [`pipeline`] takes a request through the steps of [`api`], in the order in which their errors win.
 //! - [`search`] finds what an answer is to rest on, [`runtime`] asks the inference runtime, both through
 //!   [`client`]; [`store`] keeps the keys and the ledger.
-//! - [`background`] seals the ledger's rows, runs checkpoints and removes old rows.
+//! - [`background`] seals the ledger's rows, runs checkpoints, tries the ledger and removes old rows.
 //! - [`metrics`] counts what came of it.
 //! - [`supervisor`] stands beside all of them, for the service manager and its signals.
 //!

@@ -5,19 +5,22 @@ use std::fmt::Write;
 use std::net::IpAddr;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::api::grounding::Grounding;
 use crate::api::key::{self, Caller};
+use crate::api::refusals::Refusals;
 use crate::api::{host, inference, ledger, permission, reply, route, size, validation};
+use crate::client::Cancellation;
 use crate::config::Compatibility;
 use crate::error::{ApiError, Failure};
-use crate::http::{Request, Response};
+use crate::http::{Head, Request, Response};
 use crate::id::RequestId;
 use crate::metrics::{Metrics, Times};
 use crate::runtime::{Chat, Generated, Runtimes, Spent};
-use crate::store::{NewRow, Outcome, Searched, Store, StoreError};
-use crate::when::milliseconds;
+use crate::store::{Digest, NewRow, Outcome, Searched, Store, StoreError};
+use crate::when::{self, milliseconds};
 
 /// Everything that the steps use.
 pub struct Pipeline {
@@ -28,6 +31,8 @@ pub struct Pipeline {
     /// `None` if no answer is grounded.
     pub grounding: Option<Grounding>,
     pub metrics: Arc<Metrics>,
+    pub refusal_lines: RefusalLines,
+    pub refusals: Refusals,
 }
 
 /// What is known about a request while it goes through the steps.
@@ -44,33 +49,79 @@ struct Record {
     spent: Spent,
     /// All writes to the ledger together.
     ledger: Option<Duration>,
+    /// The client went away before there was an outcome.
+    is_abandoned: bool,
+    /// It was refused, and its key has had too many rows of that kind.
+    is_unrecorded: bool,
 }
 
+/// The `error_code` of a row whose client went away.
+const ABANDONED: &str = "abandoned";
+
 impl Pipeline {
-    /// Answers a complete request.
-    pub fn answer(&self, request: &Request, received: Instant) -> Response {
-        let mut record = Record::new(request.peer, received);
-        let result = catch_panic(|| self.complete(request, &mut record));
-        let outcome = result.as_ref().map(|generated| generated.tokens).map_err(|failure| failure.error);
-        self.metrics.answered(outcome, &record.times());
-        record.searched.iter().for_each(|searched| self.metrics.searched(searched));
-        respond(&record, result)
+    /// The steps that the head decides, before any of the body is read. They look nothing up.
+    pub fn check_head(&self, head: &Head) -> Result<Digest, Failure> {
+        host::check(head, &self.api_hosts)?;
+        route::check(head)?;
+        size::check_declared(head)?;
+        key::digest(head)
     }
 
-    /// Answers a request that gets no worker.
+    /// Looks up the key of a request: which lane it is in depends on it.
+    pub fn identify(&self, request: &Request) -> Result<Caller, Failure> {
+        catch_panic(|| key::authenticate(&request.head, &self.store, when::now()))
+    }
+
+    /// Answers a complete request of this caller.
+    pub fn answer(
+        &self,
+        request: &Request,
+        caller: Result<Caller, Failure>,
+        received: Instant,
+        cancellation: &Cancellation,
+    ) -> Response {
+        let mut record = Record::new(request.client.peer, received);
+        record.spent.cancellation = cancellation.clone();
+        let result = catch_panic(|| self.complete(request, caller, &mut record));
+        let outcome = result.as_ref().map(|generated| generated.tokens).map_err(|failure| failure.error);
+        if !record.is_abandoned {
+            self.metrics.answered(outcome, &record.times());
+        }
+        record.searched().iter().for_each(|searched| self.metrics.searched(searched));
+        // A key whose refusals leave no row must not fill the log either.
+        if !record.is_unrecorded {
+            record.log(&result);
+        }
+        respond(&record, &result)
+    }
+
+    /// Answers a request that gets no worker. The listener counts these in the log; each of them has a line of its own only
+    /// while they are few: a stranger could fill the disk with them.
     pub fn refuse(&self, client: Option<IpAddr>, failure: Failure) -> Response {
         self.metrics.refused(failure.error);
-        respond(&Record::new(client, Instant::now()), Err(failure))
+        let record = Record::new(client, Instant::now());
+        let result = Err(failure);
+        if result.as_ref().is_err_and(|failure| failure.is_shed) || !self.refusal_lines.allow(record.created)
+        {
+            log::debug!("{} client={} refused", record.id, shown(client));
+        } else {
+            record.log(&result);
+        }
+        respond(&record, &result)
     }
 
     /// The steps. The first that fails ends the request.
-    fn complete(&self, request: &Request, record: &mut Record) -> Result<Generated, Failure> {
-        host::check(&request.head, &self.api_hosts)?;
-        route::check(&request.head)?;
+    fn complete(
+        &self,
+        request: &Request,
+        caller: Result<Caller, Failure>,
+        record: &mut Record,
+    ) -> Result<Generated, Failure> {
+        self.check_head(&request.head)?;
         let body = size::check(request)?;
-        let caller = key::authenticate(&request.head, &self.store, record.created)?;
+        let caller = caller?;
         record.key_id = Some(caller.key_id.clone());
-        // From here on the request has a row, whatever its outcome.
+        // From here on the request has a row, whatever its outcome, unless too many of the key's were refused.
         let (runtimes, chat) = catch_panic(|| self.admit(request, body, &caller))
             .inspect_err(|failure| self.record(record, &caller, failure))?;
         self.begin(record, &caller)?;
@@ -116,8 +167,10 @@ impl Pipeline {
         })
     }
 
-    /// Makes the outcome durable. A completion whose outcome is not durable is not sent; an error stays what it is.
+    /// Makes the outcome durable. A completion whose outcome is not durable is not sent; an error stays what it is. If the
+    /// client has gone by now, that is the outcome, and nothing is sent.
     fn finish(&self, record: &mut Record, result: Result<Generated, Failure>) -> Result<Generated, Failure> {
+        record.is_abandoned = record.spent.cancellation.is_cancelled();
         let (id, outcome) = (record.id.to_string(), record.outcome(result.as_ref().map(drop)));
         let Err(error) = timed(&mut record.ledger, || self.store.finish(&id, &outcome)) else {
             return result;
@@ -132,8 +185,13 @@ impl Pipeline {
         }
     }
 
-    /// Writes the row of a refused request. The client gets its error even if that fails.
+    /// Writes the row of a refused request, unless its key has had too many. The client gets its error even if that fails.
     fn record(&self, record: &mut Record, caller: &Caller, failure: &Failure) {
+        let is_clients_fault = (400..500).contains(&failure.error.status());
+        if is_clients_fault && !self.refusals.have_row(&caller.key_id, Instant::now()) {
+            record.is_unrecorded = true;
+            return self.metrics.unrecorded.add(1);
+        }
         let (row, outcome) = (record.new_row(caller), record.outcome(Err(failure)));
         if let Err(error) = timed(&mut record.ledger, || self.store.record(&row, &outcome)) {
             self.metrics.ledger_settle_errors.add(1);
@@ -159,15 +217,29 @@ fn timed<T>(time: &mut Option<Duration>, step: impl FnOnce() -> T) -> T {
     result
 }
 
-fn respond(record: &Record, result: Result<Generated, Failure>) -> Response {
-    let response = match &result {
+/// Bounds the lines about refused requests in one second of the clock.
+#[derive(Default)]
+pub struct RefusalLines {
+    second: AtomicI64,
+    lines: AtomicUsize,
+}
+
+impl RefusalLines {
+    const MOST: usize = 100;
+
+    fn allow(&self, now: i64) -> bool {
+        if self.second.swap(now, Ordering::Relaxed) != now {
+            self.lines.store(0, Ordering::Relaxed);
+        }
+        self.lines.fetch_add(1, Ordering::Relaxed) < Self::MOST
+    }
+}
+
+fn respond(record: &Record, result: &Result<Generated, Failure>) -> Response {
+    let response = match result {
         Ok(generated) => reply::completion(record.id, record.created, generated),
         Err(failure) => reply::error(record.id, failure),
     };
-    match &result {
-        Err(failure) if failure.is_shed => log::debug!("{} client={} shed", record.id, shown(record.client)),
-        _ => record.log(&result),
-    }
     response.with("server-timing", record.server_timing())
 }
 
@@ -185,7 +257,14 @@ impl Record {
             searched: None,
             spent: Spent::default(),
             ledger: None,
+            is_abandoned: false,
+            is_unrecorded: false,
         }
+    }
+
+    /// What came of Search, unless it was cancelled.
+    fn searched(&self) -> Option<&Searched> {
+        self.searched.as_ref().filter(|searched| !self.is_abandoned || searched.results.is_some())
     }
 
     fn new_row(&self, caller: &Caller) -> NewRow {
@@ -199,8 +278,9 @@ impl Record {
 
     fn outcome(&self, result: Result<(), &Failure>) -> Outcome {
         let (status, error_code) = match result {
-            Ok(_) => (200, None),
-            Err(failure) => (failure.error.status(), Some(failure.error.code())),
+            _ if self.is_abandoned => (None, Some(ABANDONED)),
+            Ok(_) => (Some(200), None),
+            Err(failure) => (Some(failure.error.status()), Some(failure.error.code())),
         };
         let found = self.searched.as_ref().and_then(|searched| searched.results).unwrap_or(0);
         Outcome {
@@ -210,8 +290,8 @@ impl Record {
             duration_ms: milliseconds(self.received.elapsed()),
             queue_ms: milliseconds(self.queue),
             runtime_ms: self.spent.time.map(milliseconds),
-            grounded: result.is_ok() && found > 0,
-            search: self.searched.clone(),
+            grounded: status == Some(200) && found > 0,
+            search: self.searched().cloned(),
         }
     }
 
@@ -249,9 +329,10 @@ impl Record {
         let key = self.key_id.as_deref().unwrap_or("-");
         let id = self.id;
         log::info!(
-            "{id} client={} status={status} error={} key={key} total_ms={duration_ms} queue_ms={queue_ms} runtime_ms={} prompt_tokens={} \
+            "{id} client={} status={} error={} key={key} total_ms={duration_ms} queue_ms={queue_ms} runtime_ms={} prompt_tokens={} \
              completion_tokens={} total_tokens={}{}",
             shown(self.client),
+            shown(status),
             error_code.unwrap_or("-"),
             shown(runtime_ms),
             shown(tokens.prompt_tokens),
@@ -262,7 +343,9 @@ impl Record {
                 shown(results)
             )),
         );
-        if let Err(failure @ Failure { cause: Some(cause), .. }) = result {
+        if let Err(failure @ Failure { cause: Some(cause), .. }) = result
+            && !self.is_abandoned
+        {
             match failure.error {
                 ApiError::InferenceError | ApiError::SearchUnavailable => log::warn!("{id} {cause}"),
                 _ => log::error!("{id} {cause}"),
@@ -278,6 +361,15 @@ fn shown(value: Option<impl ToString>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_about_refusals_are_bounded() {
+        let lines = RefusalLines::default();
+        for second in [7, 8] {
+            let allowed = (0..1_000).filter(|_| lines.allow(second)).count();
+            assert_eq!(allowed, RefusalLines::MOST);
+        }
+    }
 
     #[test]
     fn a_panic_is_one_requests_failure() {

@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use adriaticum::http::{MAX_BODY, MAX_HEAD, Malformed, Reader};
+use adriaticum::http::{MAX_BODY, MAX_HEAD, Malformed, Reader, Step};
 use libfuzzer_sys::fuzz_target;
 
 /// What a connection came to: its requests, and how it ended.
@@ -16,10 +16,16 @@ fn read<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Story {
     let mut reader = Reader::default();
     let mut story = Story { requests: Vec::new(), end: None };
     for mut input in pieces {
-        while !input.is_empty() {
-            match reader.push(&mut input) {
-                Ok(None) => assert!(input.is_empty(), "it stopped before the end and has no request"),
-                Ok(Some(request)) => {
+        loop {
+            let step = reader.push(&mut input);
+            assert!(reader.weight() <= MAX_BODY + 2 * MAX_HEAD + 4096, "it holds {}", reader.weight());
+            match step {
+                Ok(Step::More) => {
+                    assert!(input.is_empty(), "it stopped before the end and has no request");
+                    break;
+                }
+                Ok(Step::Head) => {}
+                Ok(Step::Request(request)) => {
                     let parts = [request.head.method(), request.head.host(), request.head.path()];
                     let [method, host, path] = parts.map(str::to_owned);
                     let cut = request.body.is_none();
@@ -35,7 +41,6 @@ fn read<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Story {
                     return story;
                 }
             }
-            assert!(reader.weight() <= 2 * (MAX_BODY + MAX_HEAD) + 4096, "it holds {}", reader.weight());
         }
     }
     story

@@ -38,6 +38,7 @@ impl From<(String, RuntimeError)> for Failure {
             RuntimeError::TimedOut => {
                 "The inference service did not answer in time. Try again, or ask for fewer tokens."
             }
+            RuntimeError::Cancelled => "The client has gone.",
             RuntimeError::Broken(_) => "The connection to the inference service broke off. Try again.",
             RuntimeError::Status(_) => "The inference service reported an error. Try again later.",
             RuntimeError::Unreadable(_) => "The inference service gave no usable answer. Try again later.",

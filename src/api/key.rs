@@ -18,6 +18,8 @@ pub struct Caller {
     pub key_id: String,
     pub key_name: String,
     pub permissions: Vec<Permission>,
+    /// How many of the key's requests run at once.
+    pub concurrent: Option<u32>,
     /// Whether `last_used` has to be written for this use.
     pub note_use: bool,
 }
@@ -25,7 +27,7 @@ pub struct Caller {
 /// Looks up the key of a request. Any process may change it meanwhile, so the ledger checks it again when it inserts
 /// the open row.
 pub fn authenticate(head: &Head, store: &Store, now: i64) -> Result<Caller, Failure> {
-    let key = store.find_key(&Digest::of(bearer(head)?)).map_err(|error| {
+    let key = store.find_key(&digest(head)?).map_err(|error| {
         Failure::unavailable(
             "The API keys can't be read at the moment. Try again later.",
             format!("keys: {error}"),
@@ -42,6 +44,7 @@ pub fn authenticate(head: &Head, store: &Store, now: i64) -> Result<Caller, Fail
         key_id: key.id,
         key_name: key.name,
         permissions: key.permissions,
+        concurrent: key.concurrent,
         note_use: key.last_used.is_none_or(|last| (now - last).abs() >= LAST_USE_PRECISION),
     })
 }
@@ -49,6 +52,11 @@ pub fn authenticate(head: &Head, store: &Store, now: i64) -> Result<Caller, Fail
 /// The failure of a request whose key was changed after [`authenticate`].
 pub fn changed() -> Failure {
     refused("This API key was revoked or changed a moment ago. Ask for a new one.")
+}
+
+/// The digest of the key that a request presents. It may be no key's.
+pub fn digest(head: &Head) -> Result<Digest, Failure> {
+    bearer(head).map(Digest::of)
 }
 
 /// The secret of the one `Authorization` header there has to be.

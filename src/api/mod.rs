@@ -13,6 +13,7 @@ pub mod validation;
 pub mod grounding;
 pub mod inference;
 pub mod ledger;
+pub mod refusals;
 pub mod reply;
 
 /// The one model.

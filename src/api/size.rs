@@ -1,14 +1,25 @@
 //! A body has at most 256 KB.
 
 use crate::error::{ApiError, Failure};
-use crate::http::{MAX_BODY, Request};
+use crate::http::body::Framing;
+use crate::http::{Head, MAX_BODY, Request};
 
-/// The body, where it is not too large.
+/// Refuses a body whose declared length is too large.
+pub fn check_declared(head: &Head) -> Result<(), Failure> {
+    match head.framing {
+        Framing::Length(length) if length > MAX_BODY as u64 => Err(too_large()),
+        Framing::Length(_) | Framing::Chunked => Ok(()),
+    }
+}
+
+/// The body, if it is not too large.
 pub fn check(request: &Request) -> Result<&[u8], Failure> {
-    request.body.as_deref().ok_or_else(|| {
-        Failure::new(
-            ApiError::PayloadTooLarge,
-            format!("The request body is larger than {MAX_BODY} bytes. Send fewer or shorter messages."),
-        )
-    })
+    request.body.as_deref().ok_or_else(too_large)
+}
+
+fn too_large() -> Failure {
+    Failure::new(
+        ApiError::PayloadTooLarge,
+        format!("The request body is larger than {MAX_BODY} bytes. Send fewer or shorter messages."),
+    )
 }

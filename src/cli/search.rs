@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::{Args, CliError, Opt, no_command, print, print_json, table};
+use crate::client::Cancellation;
 use crate::config::SearchPlace;
 use crate::search::documents::{self, Candidate};
 use crate::search::{Added, Document, Index, Passage, Search, SearchError};
@@ -164,7 +165,7 @@ fn remove(mut args: Args) -> Result<(), CliError> {
 
 fn query(mut args: Args) -> Result<(), CliError> {
     let words = args.all_words(HELP, "the WORDS to look for are missing.")?;
-    let found = Index::new(&args.config()?.search).find(&words.join(" "))?;
+    let found = Index::new(&args.config()?.search).find(&words.join(" "), &Cancellation::default())?;
     if found.is_empty() {
         eprintln!("Nothing was found.");
     }

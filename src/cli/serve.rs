@@ -12,7 +12,8 @@ use signal_hook::{flag, low_level::pipe};
 
 use super::{Args, CliError, open_store, read_certificate};
 use crate::api::grounding::Grounding;
-use crate::background::Background;
+use crate::api::refusals::Refusals;
+use crate::background::{Background, Readiness};
 use crate::checks;
 use crate::config::{Config, GroundingMode, RuntimeConfig, SearchConfig, TlsFiles};
 use crate::console::{Console, Monitoring};
@@ -20,7 +21,7 @@ use crate::dispatch::Dispatcher;
 use crate::listener::{Acceptor, Address, Limits, Listener, Snapshot, Socket};
 use crate::logging;
 use crate::metrics::Metrics;
-use crate::pipeline::Pipeline;
+use crate::pipeline::{Pipeline, RefusalLines};
 use crate::runtime::Runtimes;
 use crate::store::ServeLock;
 use crate::supervisor::{Notify, Supervisor, Watched};
@@ -74,8 +75,10 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         workers: config.workers,
         queue: config.queue,
         max_connections: connections_that_fit(config.max_connections, config.workers),
+        buffered_bytes: config.buffer_limit,
         ..Limits::default()
     };
+    log::info!("at most {} bytes are buffered for all requests (buffer_limit)", config.buffer_limit);
     for socket in &sockets {
         let address = socket.address().map_err(|error| failed("the socket", &error))?;
         match address {
@@ -88,7 +91,8 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         listener.speak_tls(Arc::clone(acceptor));
     }
     listener.trust(config.trusted_proxies.clone());
-    let background = Background::start(&store, config.retention_days);
+    let readiness = Arc::new(Readiness::new(&store));
+    let background = Background::start(&store, &readiness, config.retention_days);
     let metrics = Arc::new(Metrics::default());
     let supervisor = Supervisor::start(Watched {
         notify,
@@ -106,8 +110,13 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     })
     .and_then(|supervisor| supervisor.heed_signals().map(|()| supervisor))
     .map_err(|error| failed("the supervisor", &error))?;
-    let monitoring =
-        Monitoring::new(Arc::clone(&store), Arc::clone(&metrics), listener.load(), runtimes.is_some());
+    let monitoring = Monitoring::new(
+        Arc::clone(&store),
+        Arc::clone(&metrics),
+        listener.load(),
+        readiness,
+        runtimes.is_some(),
+    );
     let console = |host| (host, Console::new(Arc::clone(&config), Arc::clone(&store), monitoring));
     let console = config.console_host.clone().map(console);
     let api = Pipeline {
@@ -117,6 +126,8 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         runtimes,
         grounding,
         metrics,
+        refusal_lines: RefusalLines::default(),
+        refusals: Refusals::default(),
     };
     stop_on_signals(&listener).map_err(|error| failed("the signals", &error))?;
     starting.store(false, Ordering::Release);

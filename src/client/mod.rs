@@ -14,7 +14,7 @@ use rustls::RootCertStore;
 use ureq::http::{Response, Uri, header};
 use ureq::{Agent, Error};
 
-pub use self::socket::CallSocket;
+pub use self::socket::Cancellation;
 
 use self::connector::{Connector, NotSent, ResolveLater};
 use crate::http::MAX_HEAD;
@@ -39,7 +39,7 @@ pub struct Call<'a> {
     pub deadline: Instant,
     /// The largest answer that is read, in bytes.
     pub limit: u64,
-    pub socket: CallSocket,
+    pub cancellation: &'a Cancellation,
 }
 
 /// Why a call failed. The texts hold nothing of what the server wrote.
@@ -48,6 +48,8 @@ pub enum CallError {
     /// Nothing was sent, so the call can be made to another server.
     Unreachable(String),
     TimedOut,
+    /// Another thread has ended it.
+    Cancelled,
     /// The answer is larger than the call's limit.
     TooLarge,
     /// The connection ended early, or the answer is not valid HTTP.
@@ -78,7 +80,15 @@ impl Client {
 
     /// Makes a call. It is sent once: if the connection is lost, the server may have run it all the same.
     pub fn call(&self, call: &Call) -> Result<Response<Vec<u8>>, CallError> {
-        let _exposed = socket::expose_as(&call.socket);
+        if call.cancellation.is_cancelled() {
+            return Err(CallError::Cancelled);
+        }
+        self.make(call)
+            .map_err(|error| if call.cancellation.is_cancelled() { CallError::Cancelled } else { error })
+    }
+
+    fn make(&self, call: &Call) -> Result<Response<Vec<u8>>, CallError> {
+        let _exposed = socket::expose_as(call.cancellation);
         let left = call.deadline.saturating_duration_since(Instant::now());
         let answer = match call.body {
             Some(body) => {

@@ -1,4 +1,4 @@
-//! The socket of a connection: its timeouts, and the handle by which another thread can end a call.
+//! The socket of a connection: its timeouts, and the handle by which another thread can end the calls of a request.
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice, Read, Write};
@@ -15,30 +15,49 @@ const TIMEOUT_STEP: Duration = Duration::from_millis(125);
 thread_local! {
     /// Where the call of this thread exposes its socket. `ureq` hands nothing of a call to the transport, and a call
     /// stays on its thread.
-    static EXPOSED_AS: RefCell<Option<CallSocket>> = const { RefCell::new(None) };
+    static EXPOSED_AS: RefCell<Option<Cancellation>> = const { RefCell::new(None) };
 }
 
-/// The socket of a call while it is made, for another thread. It is empty before, afterwards, and while connecting.
+/// Ends the calls of a request from another thread.
 #[derive(Clone, Debug, Default)]
-pub struct CallSocket(Arc<Mutex<Option<Arc<TcpStream>>>>);
+pub struct Cancellation(Arc<Mutex<CallState>>);
 
-impl CallSocket {
-    /// Ends the call, if there is one: it fails at once.
-    pub fn shut_down(&self) {
+#[derive(Debug, Default)]
+struct CallState {
+    is_cancelled: bool,
+    /// Of the call that is made. It is empty before, afterwards, and while connecting.
+    socket: Option<Arc<TcpStream>>,
+}
+
+impl Cancellation {
+    /// Ends the call that is made, if there is one: it fails at once. So does every later one.
+    pub fn cancel(&self) {
         // The lock is held: a socket that was cleared may serve another call already.
-        if let Some(stream) = &*self.lock() {
-            // An error means that the connection has ended by itself.
-            let _ = stream.shutdown(Shutdown::Both);
-        }
+        let mut state = self.lock();
+        state.is_cancelled = true;
+        state.shut_down();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Arc<TcpStream>>> {
+    pub fn is_cancelled(&self) -> bool {
+        self.lock().is_cancelled
+    }
+
+    fn lock(&self) -> MutexGuard<'_, CallState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+impl CallState {
+    fn shut_down(&self) {
+        if let Some(stream) = &self.socket {
+            // An error means that the connection has ended by itself.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
 /// Has the calls of this thread expose their socket, until the result is dropped.
-pub(super) fn expose_as(handle: &CallSocket) -> impl Drop {
+pub(super) fn expose_as(handle: &Cancellation) -> impl Drop {
     struct Guard;
     impl Drop for Guard {
         fn drop(&mut self) {
@@ -58,7 +77,7 @@ pub(super) struct Socket {
     timeout: Duration,
     /// Whether the system took any byte of the call.
     has_sent: bool,
-    exposed_as: Option<CallSocket>,
+    exposed_as: Option<Cancellation>,
 }
 
 impl Socket {
@@ -67,12 +86,16 @@ impl Socket {
         Self { stream, deadline, timeout: Duration::ZERO, has_sent: false, exposed_as: None }
     }
 
-    /// Makes the socket that of this thread's call.
+    /// Makes the socket that of this thread's call. If the call was cancelled while it connected, it fails now.
     pub fn expose(&mut self) {
         if self.exposed_as.is_none() {
             self.exposed_as = EXPOSED_AS.with_borrow(Clone::clone);
             if let Some(handle) = &self.exposed_as {
-                *handle.lock() = Some(Arc::clone(&self.stream));
+                let mut state = handle.lock();
+                state.socket = Some(Arc::clone(&self.stream));
+                if state.is_cancelled {
+                    state.shut_down();
+                }
             }
         }
     }
@@ -81,7 +104,7 @@ impl Socket {
     pub fn clear(&mut self) {
         self.forget_sent();
         if let Some(handle) = self.exposed_as.take() {
-            *handle.lock() = None;
+            handle.lock().socket = None;
         }
     }
 

@@ -1,5 +1,6 @@
 //! The configuration: every setting checked once, at start.
 
+mod memory;
 mod runtime;
 mod search;
 mod settings;
@@ -31,6 +32,8 @@ pub struct Config {
     pub workers: usize,
     pub queue: usize,
     pub max_connections: usize,
+    /// In bytes.
+    pub buffer_limit: usize,
     pub compatibility: Compatibility,
     pub log_level: LevelFilter,
     /// The certificate and its key; nothing means plain HTTP.
@@ -101,6 +104,12 @@ impl Config {
             workers: settings.number("workers", 1..=1024, 16)? as usize,
             queue: settings.number("queue", 0..=65_536, 64)? as usize,
             max_connections: settings.number("max_connections", 1..=1_000_000, 4096)? as usize,
+            // At least a megabyte, so that a request of the largest size fits.
+            buffer_limit: settings.number(
+                "buffer_limit",
+                1 << 20..=1 << 40,
+                memory::default_buffer_limit(),
+            )? as usize,
             compatibility: settings.word("compatibility", &COMPATIBILITIES, Compatibility::Strict)?,
             log_level: settings.word("log_level", &LEVELS, LevelFilter::Info)?,
             tls: tls(&mut settings)?,

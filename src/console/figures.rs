@@ -14,7 +14,7 @@ pub enum Kind {
     Succeeded,
     /// The client's fault: 4xx.
     Refused,
-    /// Ours or the runtime's: 5xx, or interrupted.
+    /// Ours or the runtime's: 5xx, or interrupted; or the client went away.
     Failed,
 }
 

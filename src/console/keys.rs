@@ -231,7 +231,7 @@ fn example(console: &Console, visit: &Visit, permissions: &[Permission], secret:
     let port =
         authority.rfind(':').filter(|at| !authority[*at..].contains(']')).map_or("", |at| &authority[at..]);
     let scheme = visit.scheme();
-    let https_port = if visit.request.secure { port } else { "" };
+    let https_port = if visit.request.client.secure { port } else { "" };
     if permissions.contains(&Permission::Completions) {
         let host = console.config.api_hosts.first().map_or("localhost", String::as_str);
         // Over a network a key is sent by HTTPS only, however the operator came here.

@@ -25,9 +25,12 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::api::key;
 use crate::config::Config;
-use crate::http::{Request, Response};
-use crate::store::{Store, StoreError};
+use crate::http::{Head, Request, Response};
+use crate::listener::Lane;
+use crate::store::{Digest, Store, StoreError, TokenKind};
+use crate::when;
 
 use self::assets::Assets;
 pub use self::monitoring::Monitoring;
@@ -88,11 +91,38 @@ impl Console {
     pub fn answer(&self, request: &Request) -> Response {
         let answer = panic::catch_unwind(AssertUnwindSafe(|| self.serve(request)));
         let mut response = answer.unwrap_or_else(|_| page::broken(&self.assets));
-        if request.secure {
+        if request.client.secure {
             response = response.with("strict-transport-security", HTTPS_ONLY);
         }
         log::debug!("console {} status={}", request.head.method(), response.status);
         response
+    }
+
+    /// Answers a probe of the service's health; `None` for any other request. It waits for nothing.
+    pub fn probe(&self, head: &Head) -> Option<Response> {
+        self.monitoring.probe(head)
+    }
+
+    /// The digest of the session that a request presents, or of the key if it asks for the metrics.
+    pub fn credential(&self, head: &Head) -> Option<Digest> {
+        if Monitoring::takes_key(head) {
+            return key::digest(head).ok();
+        }
+        visit::presented_session(head)
+    }
+
+    /// The lane of a request: one for each session that is signed in, and for each key that may read the metrics.
+    pub fn lane(&self, request: &Request) -> Option<Lane> {
+        let find = || {
+            if Monitoring::takes_key(&request.head) {
+                return self.monitoring.admit(&request.head, when::now()).ok().map(|caller| caller.key_id);
+            }
+            let session = self.credential(&request.head)?;
+            let is_valid = self.store.has_token(&session, TokenKind::Session, when::now()).ok()?;
+            is_valid.then(|| hex::encode(session.bytes()))
+        };
+        let name = panic::catch_unwind(AssertUnwindSafe(find)).ok()??;
+        Some(Lane { name, limit: None })
     }
 
     /// Answers a request for which there is no room.
@@ -104,7 +134,7 @@ impl Console {
         if let Some(file) = self.assets.find(&request.head) {
             return file;
         }
-        if let Some(answer) = self.monitoring.answer(request) {
+        if let Some(answer) = self.monitoring.answer(&request.head) {
             return answer;
         }
         self.page(request).unwrap_or_else(|stop| page::stopped(&self.assets, &stop))

@@ -108,6 +108,9 @@ fn missing(console: &Console, session: &Session, asked: &str, told: &str) -> Res
 fn story(row: &LedgerRow) -> String {
     match (row.status, row.error_code.as_deref(), row.duration_ms) {
         (None, None, _) => "It is under way: the runtime has been asked and has not answered yet.".into(),
+        (None, Some("abandoned"), _) => {
+            "The client went away before there was an answer. Nothing was sent.".into()
+        }
         (None, _, _) => "The service ended while it was under way. Nothing was sent.".into(),
         (Some(200), _, Some(ms)) => format!("Answered in {}.", took(ms)),
         (Some(status), _, Some(ms)) if row.runtime_ms.is_none() => {
@@ -141,6 +144,10 @@ fn advice(row: &LedgerRow) -> Option<&'static str> {
         }
         "interrupted" => {
             "The service was killed or lost power. The runtime may have done the work; what it used is not known."
+        }
+        "abandoned" => {
+            "The client closed its connection, often because its own timeout was shorter than the answer took. The \
+             runtime’s work was cancelled; what it had used by then is not known."
         }
         _ => return None,
     })

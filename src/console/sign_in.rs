@@ -95,7 +95,7 @@ impl SignIn {
             Some(digest) if console.store.has_token(&digest, TokenKind::Browser, visit.now)? => Some(digest),
             _ => None,
         };
-        let who = Who::new(visit.request.peer, browser);
+        let who = Who::new(visit.request.client.peer, browser);
         let slowing = || self.slowing.lock().unwrap_or_else(PoisonError::into_inner);
         let verifying = match self.verifying.try_lock() {
             Ok(verifying) => verifying,

@@ -1,5 +1,6 @@
 //! Status: what the checks say, and how the service is doing.
 
+use std::cmp::Reverse;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -11,7 +12,7 @@ use super::visit::Session;
 use super::{Console, Stop};
 use crate::checks::{self, Finding, Verdict};
 use crate::http::Response;
-use crate::listener::Level;
+use crate::listener::{Cause, Level};
 use crate::text::grouped;
 use crate::when;
 
@@ -71,6 +72,7 @@ pub fn page(console: &Console, session: &Session) -> Result<Response, Stop> {
             @if let Some(found) = &found { (findings(&found.findings)) }
             h2 { "The service" }
             (facts(console))
+            (queue_by_key(console)?)
         }
     };
     let response = page::inside(&console.assets, session, Part::Status, "Status", &content);
@@ -134,13 +136,45 @@ fn facts(console: &Console) -> Markup {
             dt { "Waiting for a worker" } dd { (level(load.queue)) }
             dt { "Connections" } dd { (level(load.connections)) }
             dt { "Held in buffers" } dd { (bytes(load.buffered_bytes.now as u64)) " of " (bytes(load.buffered_bytes.most as u64)) }
-            dt { "Turned away for want of room" } dd { (count((load.queue_full + load.buffers_full) as i64, "request")) " since the start" }
+            dt { "Turned away for want of room" } dd { (count((load.of(Cause::QueueFull) + load.of(Cause::BuffersFull)) as i64, "request")) " since the start" }
             dt { "Rows without a seal" } dd { (grouped(ledger.unsealed_rows)) @if ledger.unsealed_rows > 0 { ", for " (count(ledger.unsealed_seconds, "second")) } }
             dt { "WAL" } dd { (bytes(ledger.wal_bytes)) }
             dt { "Database" } dd { @match size { Some(size) => (bytes(size)), None => "not known" } }
             dt { "Left on its disk" } dd { @match checks::bytes_free(&console.config.database) { Some(free) => (bytes(free)), None => "not known" } }
         }
     }
+}
+
+/// Which keys' requests run and wait; nothing if there are none.
+fn queue_by_key(console: &Console) -> Result<Markup, Stop> {
+    let mut lanes = console.monitoring.lanes();
+    if lanes.is_empty() {
+        return Ok(html! {});
+    }
+    let keys = console.store.list_keys()?;
+    lanes.sort_by_key(|lane| Reverse((lane.waiting, lane.running, lane.shed)));
+    Ok(html! {
+        h2 { "Queue by key" }
+        table {
+            thead { tr {
+                th scope="col" { "Key" }
+                @for figure in ["Waiting", "Longest wait", "Running", "Limit", "Shed"] { th.number scope="col" { (figure) } }
+            } }
+            tbody {
+                @for lane in lanes {
+                    tr {
+                        th scope="row" { (keys.iter().find(|key| key.id == *lane.name).map_or(&*lane.name, |key| &key.name)) }
+                        td.number { (lane.waiting) }
+                        td.number { @match lane.longest_wait { Some(time) => (lasted(time)), None => "–" } }
+                        td.number { (lane.running) }
+                        td.number { @match lane.limit { Some(limit) => (limit), None => "–" } }
+                        td.number { (lane.shed) }
+                    }
+                }
+            }
+        }
+        p.muted { "Shed requests are counted since the start." }
+    })
 }
 
 fn level(level: Level) -> String {

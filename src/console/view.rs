@@ -10,13 +10,14 @@ pub const CHOICES: [(&str, &str); 5] =
     [("1h", "Hour"), ("24h", "24 hours"), ("7d", "7 days"), ("30d", "30 days"), ("90d", "90 days")];
 
 /// The codes that a row of the ledger can have.
-pub const CODES: [&str; 6] = [
+pub const CODES: [&str; 7] = [
     "invalid_request",
     "insufficient_permission",
     "inference_error",
     "search_unavailable",
     "service_unavailable",
     "interrupted",
+    "abandoned",
 ];
 
 /// The most bars of a chart: a phone has room for them, and a page for their titles.

@@ -14,6 +14,10 @@ pub const SESSION: &str = "adriaticum_session";
 pub const BROWSER: &str = "adriaticum_browser";
 pub const VISITOR: &str = "adriaticum_visitor";
 
+/// With the prefix, a browser takes the cookie over HTTPS and from this very host only: a page of another host, or a forged
+/// answer by plain HTTP, can't replace it.
+const HOST_PREFIX: &str = "__Host-";
+
 pub struct Visit<'a> {
     pub request: &'a Request,
     /// HEAD is GET without the body, which the listener leaves out.
@@ -79,31 +83,21 @@ impl<'a> Visit<'a> {
 
     /// The address for the log.
     pub fn client(&self) -> String {
-        self.request.peer.map_or("-".into(), |address| address.to_string())
+        self.request.client.peer.map_or("-".into(), |address| address.to_string())
     }
 
     /// The scheme by which the browser came.
     pub fn scheme(&self) -> &'static str {
-        if self.request.secure { "https" } else { "http" }
+        if self.request.client.secure { "https" } else { "http" }
     }
 
     /// The first cookie of a name.
     pub fn cookie(&self, name: &str) -> Option<&'a str> {
-        let name = self.cookie_name(name);
-        self.request
-            .head
-            .header("cookie")
-            .filter_map(|line| str::from_utf8(line).ok())
-            .flat_map(|line| line.split(';'))
-            .filter_map(|pair| pair.trim().split_once('='))
-            .find(|(known, _)| *known == name)
-            .map(|(_, value)| value)
+        cookie(&self.request.head, &self.cookie_name(name))
     }
 
-    /// With the prefix, a browser takes the cookie over HTTPS and from this very host only: a page of another host, or
-    /// a forged answer by plain HTTP, can't replace it.
     fn cookie_name(&self, name: &str) -> String {
-        let prefix = if self.request.secure { "__Host-" } else { "" };
+        let prefix = if self.request.client.secure { HOST_PREFIX } else { "" };
         format!("{prefix}{name}")
     }
 
@@ -111,7 +105,7 @@ impl<'a> Visit<'a> {
     pub fn set_cookie(&self, name: &str, value: &str, seconds: i64) -> String {
         let name = self.cookie_name(name);
         // A cookie that came by HTTPS is kept to that.
-        let secure = if self.request.secure { "; Secure" } else { "" };
+        let secure = if self.request.client.secure { "; Secure" } else { "" };
         format!("{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}")
     }
 
@@ -138,6 +132,22 @@ impl Session {
     pub fn check_form(&self, visit: &Visit) -> Result<(), Stop> {
         if visit.form.get("token") == self.form_token() { Ok(()) } else { Err(Stop::Stale) }
     }
+}
+
+/// The digest of the session that a request presents, by HTTPS or not. It may be nobody's.
+pub fn presented_session(head: &Head) -> Option<Digest> {
+    let names = [format!("{HOST_PREFIX}{SESSION}"), SESSION.to_owned()];
+    names.iter().find_map(|name| cookie(head, name)).map(Digest::of)
+}
+
+/// The first cookie of a name.
+fn cookie<'a>(head: &'a Head, name: &str) -> Option<&'a str> {
+    head.header("cookie")
+        .filter_map(|line| str::from_utf8(line).ok())
+        .flat_map(|line| line.split(';'))
+        .filter_map(|pair| pair.trim().split_once('='))
+        .find(|(known, _)| *known == name)
+        .map(|(_, value)| value)
 }
 
 /// What a form carries for the holder of a cookie. The cookie can't be found from it.

@@ -1,7 +1,10 @@
 //! A request's head: the request line and the headers, checked for everything that makes framing unsafe.
 
 use super::body::Framing;
-use super::{MAX_HEADERS, Malformed};
+use super::{MAX_HEADERS, Malformed, is_token_byte};
+
+/// The longest method: the longest registered one has 17 letters.
+pub(super) const MAX_METHOD: usize = 32;
 
 /// A parsed head. It owns its bytes; everything else is a place in them.
 #[derive(Debug)]
@@ -32,6 +35,7 @@ struct Span {
 impl Head {
     /// Parses the bytes of a head, its empty line included.
     pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
+        check_beginning(bytes)?;
         refuse_bare_line_feeds(bytes)?;
         let mut slots = [httparse::EMPTY_HEADER; MAX_HEADERS];
         let mut parsed = httparse::Request::new(&mut slots);
@@ -190,6 +194,44 @@ impl<'a> Wire<'a> {
     }
 }
 
+/// Refuses bytes that can't begin a request before the head is complete: a client that speaks another protocol may wait for
+/// an answer. Returns whether the request line is complete.
+pub(super) fn check_beginning(bytes: &[u8]) -> Result<bool, Malformed> {
+    let method = bytes.iter().take(MAX_METHOD + 1).take_while(|&&byte| is_token_byte(byte)).count();
+    match bytes.get(method) {
+        _ if method > MAX_METHOD => {
+            return Err(Malformed("The request's method is longer than 32 characters."));
+        }
+        None => return Ok(false),
+        Some(b' ') if method > 0 => {}
+        // The first byte of a TLS handshake.
+        Some(0x16) if method == 0 => {
+            return Err(Malformed(
+                "This port speaks plain HTTP and not TLS: use http:// in the base address.",
+            ));
+        }
+        Some(_) => {
+            return Err(Malformed("The first bytes are not the method of an HTTP request and a space."));
+        }
+    }
+    let Some(end) = bytes.iter().position(|&byte| byte == b'\n') else {
+        return Ok(false);
+    };
+    let line = &bytes[..=end];
+    refuse_bare_line_feeds(line)?;
+    let mut parsed = httparse::Request::new(&mut []);
+    parsed.parse(line).map_err(|error| Malformed(told(error)))?;
+    parsed.path.map_or(Ok(()), check_target)?;
+    Ok(true)
+}
+
+fn check_target(target: &str) -> Result<(), Malformed> {
+    if target.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#') {
+        return Ok(());
+    }
+    Err(Malformed("The request's target has a fragment or a character that is not ASCII."))
+}
+
 /// `httparse` takes a lone line feed for the end of a line. Other parsers do not, and two parsers that
 /// disagree on where a request ends are how requests are smuggled past a proxy.
 fn refuse_bare_line_feeds(bytes: &[u8]) -> Result<(), Malformed> {
@@ -326,6 +368,9 @@ mod tests {
             let head = good(&format!("GET {target} HTTP/1.1\nHost: h"));
             assert_eq!((head.host(), head.path()), (host, path), "{target}");
         }
+        for target in ["/#", "/x?y#z", "http://other.test/#x", "/é", "/?é", "é", "/\u{7f}"] {
+            refused(&format!("GET {target} HTTP/1.1\nHost: h"), "");
+        }
         refused("GET http:///x HTTP/1.1\nHost: h", "no host");
         refused("GET http://user@h/x HTTP/1.1\nHost: h", "host");
         refused("GET http://h/x HTTP/1.1", "no Host");
@@ -375,13 +420,13 @@ mod tests {
     #[test]
     fn lines() {
         for (lines, word) in [
-            ("GARBAGE", "malformed"),
+            ("GARBAGE", "first bytes"),
             ("GET /", "malformed"),
             ("GET  / HTTP/1.1\nHost: h", "malformed"),
             ("GET / HTTP/1.1 \nHost: h", "malformed"),
             ("GET / HTTP/2.0\nHost: h", "version"),
             ("GET / http/1.1\nHost: h", "version"),
-            ("G(T / HTTP/1.1\nHost: h", "malformed"),
+            ("G(T / HTTP/1.1\nHost: h", "first bytes"),
             ("GET / HTTP/1.1\nHost: h\nno colon", "header"),
             ("GET / HTTP/1.1\nHost: h\nX : y", "header"),
             ("GET / HTTP/1.1\nHost: h\n: y", "header"),
@@ -402,6 +447,41 @@ mod tests {
         let many = |count: usize| format!("GET / HTTP/1.1\nHost: h{}", "\nX: y".repeat(count - 1));
         good(&many(100));
         refused(&many(101), "100 headers");
+    }
+
+    #[test]
+    fn what_cannot_begin_a_request_is_refused_at_once() {
+        for (bytes, word) in [
+            (&b"\x16"[..], "TLS"),
+            (b"\x16\x03\x01\x02", "TLS"),
+            (b"\0\0\0", "first bytes"),
+            (b" GET", "first bytes"),
+            (b"SSH-2.0-x\r", "first bytes"),
+            (b"SSH-2.0-x\r\n", "first bytes"),
+            (b"GE\xc3", "first bytes"),
+            (b"GET\t/", "first bytes"),
+            (b"GET /\r\n", "malformed"),
+            (b"GET / HTTP/0.9\r\n", "version"),
+            (b"PRI * HTTP/2.0\r\n", "version"),
+            (b"GET / HTTP/1.1\n", "line feed"),
+            (b"GET /#x HTTP/1.1\r\n", "fragment"),
+            (&[b'A'; 33], "method"),
+        ] {
+            let found = check_beginning(bytes);
+            assert!(found.is_err_and(|error| error.0.contains(word)), "{bytes:?}");
+        }
+        for (bytes, complete) in [
+            ("G", false),
+            ("GET", false),
+            ("GET ", false),
+            ("GET /a b", false),
+            (&"A".repeat(32), false),
+            ("GET / HTTP/1.1\r", false),
+            ("GET / HTTP/1.1\r\n", true),
+            ("GET / HTTP/1.1\r\nHo st", true),
+        ] {
+            assert_eq!(check_beginning(bytes.as_bytes()), Ok(complete), "{bytes:?}");
+        }
     }
 
     #[test]

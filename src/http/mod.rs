@@ -8,7 +8,7 @@ pub mod response;
 use std::net::IpAddr;
 
 pub use head::Head;
-pub use reader::Reader;
+pub use reader::{Reader, Step};
 pub use response::Response;
 
 /// The most bytes of a head, from its request line to its empty line.
@@ -25,24 +25,41 @@ pub struct Request {
     pub head: Head,
     /// None where the body is larger than `MAX_BODY`: the rest of it was not read.
     pub body: Option<Vec<u8>>,
-    /// The address that the request came from, past the proxies that are trusted; None on a Unix socket.
+    pub client: Client,
+}
+
+/// The client of a request, as far as the connection and trusted proxies tell.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Client {
+    /// Behind a trusted proxy, the address that the proxy names; `None` on a Unix socket.
     pub peer: Option<IpAddr>,
-    /// A trusted proxy passed it on.
+    /// A trusted proxy passed the request on.
     pub proxied: bool,
-    /// It came over TLS, or a trusted proxy says that it did.
+    /// The request came over TLS, or a trusted proxy says so.
     pub secure: bool,
 }
 
-impl Request {
-    /// Whether it was sent on this host.
+impl Client {
+    /// Whether the request was sent on this host.
     pub fn is_local(&self) -> bool {
         !self.proxied && self.peer.is_none_or(|address| address.is_loopback())
     }
+}
 
-    /// The memory that it holds.
+/// What a request costs beside its bytes while it is answered: the buffers of the call to the runtime, and the answer.
+const ANSWER_WEIGHT: usize = 32 * 1024;
+
+impl Request {
+    /// The memory that it needs until it is answered. The JSON for the runtime takes at most twice the bytes of the body: the
+    /// same text, in a buffer that doubles.
     pub fn weight(&self) -> usize {
-        self.head.weight() + self.body.as_ref().map_or(0, Vec::capacity)
+        self.head.weight() + 3 * self.body.as_ref().map_or(0, Vec::capacity) + ANSWER_WEIGHT
     }
+}
+
+/// The bytes of a token, such as a method or a header's name (RFC 9110, 5.6.2).
+fn is_token_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
 /// HTTP that can't be parsed or framed safely; the text tells a person what is wrong with it.
@@ -56,10 +73,8 @@ mod tests {
     #[test]
     fn what_is_local() {
         let check = |peer: Option<&str>, proxied, local| {
-            let head = Head::parse(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n").expect("a good head");
             let peer = peer.map(|address| address.parse().expect("an address"));
-            let request = Request { head, body: None, peer, proxied, secure: false };
-            assert_eq!(request.is_local(), local, "{peer:?}");
+            assert_eq!(Client { peer, proxied, secure: false }.is_local(), local, "{peer:?}");
         };
         check(None, false, true);
         check(Some("127.0.0.2"), false, true);

@@ -3,10 +3,13 @@
 use std::mem;
 
 use super::body::{Body, Progress};
-use super::{Head, MAX_HEAD, Malformed, Request};
+use super::{Client, Head, MAX_HEAD, Malformed, Request, head};
 
-/// The reader of one connection. It knows of no socket, so whom a request comes from is for others to say. After an error, or a request whose body was too large, where the next
-/// request begins is unknown: the connection has to end.
+/// Empty lines that may come before a request (RFC 9112, 2.2).
+const MAX_EMPTY_LINES: u8 = 2;
+
+/// The reader of one connection. It knows of no socket, so the caller adds the address that a request comes from. After an
+/// error, or a request whose body is too large, the beginning of the next request is unknown: the connection has to end.
 #[derive(Default)]
 pub struct Reader {
     state: State,
@@ -15,50 +18,90 @@ pub struct Reader {
 }
 
 enum State {
-    /// The bytes of a head that has not ended yet; none between two requests.
-    Head(Vec<u8>),
-    Body(Head, Body),
+    Head(HeadStart),
+    /// Without a body if its declared length is too large.
+    Body(Head, Option<Body>),
+}
+
+/// How far a request has come.
+pub enum Step {
+    /// More bytes are needed.
+    More,
+    /// The head is complete. The next step reads the body, unless [`Reader::refuse`] ends the request.
+    Head,
+    Request(Request),
+}
+
+/// A head that is not complete.
+#[derive(Default)]
+struct HeadStart {
+    /// None between two requests.
+    bytes: Vec<u8>,
+    /// Bytes of the empty lines before it: a CR is next after an even number.
+    empty_lines: u8,
+    /// The request line is complete and checked.
+    line_checked: bool,
 }
 
 impl Default for State {
     fn default() -> Self {
-        Self::Head(Vec::new())
+        Self::Head(HeadStart::default())
     }
 }
 
 impl Reader {
-    /// Takes bytes off the front of `input` until a request is complete or the input is used up.
-    pub fn push(&mut self, input: &mut &[u8]) -> Result<Option<Request>, Malformed> {
-        if let State::Head(start) = &mut self.state {
-            let Some(head) = read_head(start, input)? else {
-                return Ok(None);
-            };
-            let Some(body) = Body::new(head.framing) else {
-                self.state = State::default();
-                return Ok(Some(Request { head, body: None, peer: None, proxied: false, secure: false }));
-            };
-            self.continue_due = head.expects_continue;
-            self.state = State::Body(head, body);
-        }
-        let State::Body(_, body) = &mut self.state else {
-            unreachable!("the head was just replaced");
+    /// Takes bytes off the front of `input` until a head or a request is complete or the input is used up.
+    pub fn push(&mut self, input: &mut &[u8]) -> Result<Step, Malformed> {
+        let body = match &mut self.state {
+            State::Head(start) => {
+                let Some(head) = start.push(input)? else {
+                    return Ok(Step::More);
+                };
+                let body = Body::new(head.framing);
+                self.continue_due = head.expects_continue && body.is_some();
+                self.state = State::Body(head, body);
+                return Ok(Step::Head);
+            }
+            State::Body(_, body) => body,
         };
-        let progress = body.push(input)?;
+        let progress = body.as_mut().map_or(Ok(Progress::TooLarge), |body| body.push(input))?;
         if progress == Progress::Incomplete {
-            return Ok(None);
+            return Ok(Step::More);
         }
-        // Whoever has sent the whole body does not wait for leave to send it.
+        // A client that has sent the whole body does not wait for leave to send it.
         self.continue_due = false;
-        let State::Body(head, body) = mem::take(&mut self.state) else {
-            unreachable!("the state was a body a moment ago");
-        };
-        let body = (progress == Progress::Complete).then(|| body.into_content());
-        Ok(Some(Request { head, body, peer: None, proxied: false, secure: false }))
+        let (head, body) = self.take();
+        let body = body.filter(|_| progress == Progress::Complete).map(Body::into_content);
+        Ok(Step::Request(Request { head, body, client: Client::default() }))
+    }
+
+    /// The head that was read last, until its request is complete.
+    pub fn head(&self) -> &Head {
+        match &self.state {
+            State::Body(head, _) => head,
+            State::Head(_) => unreachable!("only a complete head is asked for"),
+        }
+    }
+
+    /// Ends the request whose head was just read. Returns the head, and whether all of the body was in `input` and is
+    /// skipped. If not, the connection has to end.
+    pub fn refuse(&mut self, input: &mut &[u8]) -> (Head, bool) {
+        self.continue_due = false;
+        let (head, body) = self.take();
+        let is_skipped = body.is_some_and(|mut body| body.push(input) == Ok(Progress::Complete));
+        (head, is_skipped)
+    }
+
+    fn take(&mut self) -> (Head, Option<Body>) {
+        match mem::take(&mut self.state) {
+            State::Body(head, body) => (head, body),
+            State::Head(_) => unreachable!("only a complete head is taken"),
+        }
     }
 
     /// Whether no byte of a next request has come.
     pub fn is_between_requests(&self) -> bool {
-        matches!(&self.state, State::Head(start) if start.is_empty())
+        matches!(&self.state, State::Head(start) if start.bytes.is_empty())
     }
 
     /// Whether `100 Continue` has to be sent now; it is asked once.
@@ -69,38 +112,54 @@ impl Reader {
     /// The memory that an incomplete request holds.
     pub fn weight(&self) -> usize {
         match &self.state {
-            State::Head(start) => start.capacity(),
-            State::Body(head, body) => head.weight() + body.weight(),
+            State::Head(start) => start.bytes.capacity(),
+            State::Body(head, body) => head.weight() + body.as_ref().map_or(0, Body::weight),
         }
     }
 }
 
-/// Takes a head off the front of `input`; what is left of an incomplete one is kept in `start`.
-fn read_head(start: &mut Vec<u8>, input: &mut &[u8]) -> Result<Option<Head>, Malformed> {
-    if start.is_empty() {
-        // RFC 9112, 2.2: empty lines before a request line are passed over.
-        let blank = input.iter().take_while(|b| matches!(b, b'\r' | b'\n')).count();
-        *input = &input[blank..];
-        // Most heads come whole: they are parsed where they lie.
-        if let Some(end) = head_end(input, 0) {
-            return cut_head(input, end);
+impl HeadStart {
+    /// Takes a head off the front of `input`, and keeps what is there of an incomplete one.
+    fn push(&mut self, input: &mut &[u8]) -> Result<Option<Head>, Malformed> {
+        if self.bytes.is_empty() {
+            self.pass_empty_lines(input)?;
+            // Most heads come whole: they are parsed in place.
+            if let Some(end) = head_end(input, 0) {
+                return cut_head(input, end);
+            }
         }
-    }
-    // Only what is new is searched, so that a head sent byte by byte costs no more than one sent whole.
-    let searched = start.len();
-    let taken = input.len().min(MAX_HEAD + 1 - searched);
-    start.extend_from_slice(&input[..taken]);
-    match head_end(start, searched) {
-        Some(end) => {
+        // Only what is new is searched, so that a head sent byte by byte costs no more than one sent whole.
+        let searched = self.bytes.len();
+        let taken = input.len().min(MAX_HEAD + 1 - searched);
+        self.bytes.extend_from_slice(&input[..taken]);
+        if let Some(end) = head_end(&self.bytes, searched) {
             *input = &input[end - searched..];
-            let whole = mem::take(start);
-            cut_head(&mut whole.as_slice(), end)
+            return cut_head(&mut self.bytes.as_slice(), end);
         }
-        None if start.len() > MAX_HEAD => Err(TOO_LONG),
-        None => {
-            *input = &input[taken..];
-            Ok(None)
+        let has_news = searched <= head::MAX_METHOD || self.bytes[searched..].contains(&b'\n');
+        if has_news && !self.line_checked {
+            self.line_checked = head::check_beginning(&self.bytes)?;
         }
+        if self.bytes.len() > MAX_HEAD {
+            return Err(TOO_LONG);
+        }
+        *input = &input[taken..];
+        Ok(None)
+    }
+
+    fn pass_empty_lines(&mut self, input: &mut &[u8]) -> Result<(), Malformed> {
+        while let Some((&byte, rest)) = input.split_first() {
+            match (byte, self.empty_lines % 2) {
+                (b'\r', 0) | (b'\n', 1) if self.empty_lines < 2 * MAX_EMPTY_LINES => self.empty_lines += 1,
+                (b'\r', 0) => return Err(Malformed("More than two empty lines come before the request.")),
+                (b'\n', 0) | (_, 1) => {
+                    return Err(Malformed("A line before the request does not end in CR and LF."));
+                }
+                _ => break,
+            }
+            *input = rest;
+        }
+        Ok(())
     }
 }
 
@@ -108,6 +167,8 @@ const TOO_LONG: Malformed = Malformed("The head of the request is larger than 16
 
 fn cut_head(input: &mut &[u8], end: usize) -> Result<Option<Head>, Malformed> {
     if end > MAX_HEAD {
+        // As when it comes in pieces.
+        head::check_beginning(&input[..=MAX_HEAD])?;
         return Err(TOO_LONG);
     }
     let (head, rest) = input.split_at(end);
@@ -142,16 +203,25 @@ mod tests {
     /// A request's path and body.
     type Found = (String, Option<Vec<u8>>);
 
+    /// The next complete request in the input.
+    fn next(reader: &mut Reader, input: &mut &[u8]) -> Result<Option<Request>, Malformed> {
+        loop {
+            match reader.push(input)? {
+                Step::More => return Ok(None),
+                Step::Head => {}
+                Step::Request(request) => return Ok(Some(request)),
+            }
+        }
+    }
+
     /// Reads everything that `wire` holds, in pieces of a size.
     fn read(wire: &[u8], size: usize) -> Result<Vec<Found>, Malformed> {
         let mut reader = Reader::default();
         let mut found = Vec::new();
         for piece in wire.chunks(size) {
             let mut input = piece;
-            while !input.is_empty() {
-                if let Some(request) = reader.push(&mut input)? {
-                    found.push((request.head.path().to_owned(), request.body));
-                }
+            while let Some(request) = next(&mut reader, &mut input)? {
+                found.push((request.head.path().to_owned(), request.body));
             }
         }
         assert!(reader.is_between_requests());
@@ -180,8 +250,8 @@ mod tests {
             assert_eq!(read(with(room + 1).as_bytes(), size), Err(TOO_LONG));
         }
         let mut reader = Reader::default();
-        let endless = vec![b'a'; MAX_HEAD * 4];
-        assert!(reader.push(&mut endless.as_slice()).is_err_and(|e| e == TOO_LONG));
+        let endless = with(MAX_HEAD * 4);
+        assert!(reader.push(&mut &endless.as_bytes()[..MAX_HEAD * 2]).is_err_and(|e| e == TOO_LONG));
         assert!(reader.weight() <= MAX_HEAD * 2, "an endless head should not be kept");
     }
 
@@ -189,7 +259,7 @@ mod tests {
     fn a_body_too_large_needs_no_byte_of_it() {
         let mut reader = Reader::default();
         let mut input = &b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 10000000000000\r\n\r\nabc"[..];
-        let request = reader.push(&mut input).expect("well framed").expect("complete");
+        let request = next(&mut reader, &mut input).expect("well framed").expect("complete");
         assert!(request.body.is_none());
     }
 
@@ -197,22 +267,87 @@ mod tests {
     fn leave_to_send_is_asked_for_once_and_only_while_waiting() {
         let head = "POST / HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n";
         let mut reader = Reader::default();
-        assert!(reader.push(&mut head.as_bytes()).expect("well framed").is_none());
+        assert!(next(&mut reader, &mut head.as_bytes()).expect("well framed").is_none());
         assert!(reader.take_continue());
         assert!(!reader.take_continue());
-        assert!(reader.push(&mut &b"{}"[..]).expect("well framed").is_some());
+        assert!(next(&mut reader, &mut &b"{}"[..]).expect("well framed").is_some());
         let mut whole = head.to_owned() + "{}";
-        assert!(reader.push(&mut whole.as_bytes()).expect("well framed").is_some());
+        assert!(next(&mut reader, &mut whole.as_bytes()).expect("well framed").is_some());
         assert!(!reader.take_continue());
         whole = head.replace("Length: 2", "Length: 2000000");
-        assert!(reader.push(&mut whole.as_bytes()).expect("well framed").is_some());
+        assert!(next(&mut reader, &mut whole.as_bytes()).expect("well framed").is_some());
         assert!(!reader.take_continue());
     }
 
     #[test]
-    fn a_lone_line_feed_is_refused_at_once() {
-        for wire in ["GET / HTTP/1.1\nHost: h\n\n", "GET / HTTP/1.1\r\nHost: h\r\n\n", "GET /\n\r\n"] {
-            assert!(Reader::default().push(&mut wire.as_bytes()).is_err(), "{wire:?}");
+    fn the_body_of_a_refused_request_is_skipped_if_it_is_there() {
+        let length = "POST /a HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n";
+        let chunked = TWO.split_inclusive("\r\n\r\n").next().expect("a head");
+        for (head, body, is_skipped) in [
+            (THREE, "", true),
+            (length, "first", true),
+            (length, "firs", false),
+            (length, "", false),
+            (chunked, "6\r\nsecond\r\n0\r\nX: y\r\n\r\n", true),
+            (chunked, "6\r\nsecond\r\n0\r\nX: y\r\n", false),
+            (chunked, "nonsense", false),
+            (&length.replace("Length: 5", "Length: 262145"), "first", false),
+        ] {
+            let wire = format!("{head}{body}{}", if is_skipped { THREE } else { "" });
+            let (mut reader, mut input) = (Reader::default(), wire.as_bytes());
+            assert!(matches!(reader.push(&mut input), Ok(Step::Head)), "{wire:?}");
+            let (_, skipped) = reader.refuse(&mut input);
+            assert_eq!(skipped, is_skipped, "{wire:?}");
+            assert!(reader.is_between_requests() && !reader.take_continue());
+            if is_skipped {
+                let next = next(&mut reader, &mut input).expect("well framed").expect("complete");
+                assert_eq!(next.head.path(), "/c", "{wire:?}");
+            }
         }
+    }
+
+    #[test]
+    fn a_lone_line_feed_is_refused_at_once() {
+        for wire in [
+            "GET / HTTP/1.1\nHost: h\n\n",
+            "GET / HTTP/1.1\r\nHost: h\r\n\n",
+            "GET /\n\r\n",
+            "\n",
+            "\r\n\n",
+            "\rG",
+            "\r\r\n",
+        ] {
+            for size in [1, wire.len()] {
+                let mut reader = Reader::default();
+                let refused = wire.as_bytes().chunks(size).any(|mut piece| reader.push(&mut piece).is_err());
+                assert!(refused, "{wire:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn two_empty_lines_may_come_before_each_request() {
+        for size in [1, 2, 3, 1000] {
+            assert_eq!(
+                read(format!("\r\n\r\n{THREE}\r\n\r\n{THREE}").as_bytes(), size).map(|r| r.len()),
+                Ok(2)
+            );
+            assert!(read(format!("{THREE}\r\n\r\n\r\n{THREE}").as_bytes(), size).is_err());
+        }
+    }
+
+    #[test]
+    fn a_beginning_is_refused_before_the_head_is_complete() {
+        for wire in ["\u{16}\u{3}\u{1}", "SSH-2.0-x\r\n", "GET /\r\n", "GET / HTTP/1.1 x\r\nHost: h\r\n"] {
+            for size in [1, wire.len()] {
+                let mut reader = Reader::default();
+                let refused = wire.as_bytes().chunks(size).any(|mut piece| reader.push(&mut piece).is_err());
+                assert!(refused, "{wire:?}");
+            }
+        }
+        let long = format!("GET /{} ", "x".repeat(5000));
+        let mut reader = Reader::default();
+        assert!(long.as_bytes().chunks(7).all(|mut piece| matches!(reader.push(&mut piece), Ok(Step::More))));
+        assert!(reader.push(&mut &b"\r\n"[..]).is_err(), "a long request line is checked at its end too");
     }
 }

@@ -1,16 +1,18 @@
 //! One client's connection: the bytes of its next request, and the bytes still to be sent.
 
+mod receiving;
+
 use std::io;
-use std::mem;
 use std::net::IpAddr;
 use std::time::Instant;
 
 use super::limits::Limits;
 use super::socket::Stream;
-use super::tls::{Received, Session};
+use super::tls::Session;
 use super::workers::Outgoing;
-use crate::http::response::{CONTINUE, Pieces};
-use crate::http::{Malformed, Reader, Request};
+use super::{Admission, Admitted, Destination};
+use crate::http::response::Pieces;
+use crate::http::{Client, Head, Malformed, Reader, Response};
 
 pub(super) struct Connection {
     stream: Stream,
@@ -21,6 +23,8 @@ pub(super) struct Connection {
     /// When the phase ends. `None` while a worker has the request, which has a deadline of its own.
     deadline: Option<Instant>,
     reader: Reader,
+    /// What the head of the request decided whose body is read.
+    admitted: Option<(Client, Destination)>,
     /// Bytes after a complete request: the beginning of the next.
     unread: Vec<u8>,
     /// The socket may hold bytes. Events are edge-triggered, so this has to be remembered.
@@ -47,14 +51,42 @@ pub(super) enum Then {
     Close,
 }
 
+/// What a connection may do before the others have their turn.
+pub(super) struct Turn<'a> {
+    /// For the bytes of one read.
+    pub scratch: &'a mut [u8],
+    pub limits: &'a Limits,
+    /// Bytes that may still be read.
+    pub left: usize,
+    /// Whether the next step of a TLS handshake may be taken: it may cost milliseconds.
+    pub may_shake_hands: bool,
+    /// Decides from the head of a request what happens to it.
+    pub admit: &'a dyn Fn(&mut Client, &Head) -> Admission,
+}
+
 /// Where a connection stopped.
 pub(super) enum Outcome {
+    /// For the client.
     Waiting,
-    Request(Request),
+    /// For its next turn.
+    TurnOver,
+    /// For a turn in which it may take the next step of its handshake.
+    Handshake,
+    Request(Admitted),
+    /// The head was enough for a response.
+    Answered(Answered),
     /// A piece of a long response is sent; the next one has to be made.
     Next(Box<dyn Pieces>, Then),
     Malformed(Malformed),
     Gone,
+}
+
+/// A response to a request whose head was enough for it.
+pub(super) struct Answered {
+    pub response: Response,
+    pub head: Head,
+    /// The next request begins after the body. If the body has not come whole, the connection has to end.
+    pub is_body_skipped: bool,
 }
 
 /// How far a response was sent.
@@ -88,6 +120,7 @@ impl Connection {
             phase: Phase::Reading,
             deadline: Some(now + limits.idle_time),
             reader: Reader::default(),
+            admitted: None,
             unread: Vec::new(),
             readable: false,
             read_closed: false,
@@ -99,24 +132,24 @@ impl Connection {
         self.read_closed |= read_closed;
     }
 
-    /// Sends and reads until there is a request to answer or nothing to do but wait.
-    pub fn advance(&mut self, scratch: &mut [u8], limits: &Limits) -> Outcome {
+    /// Whether the client has shut its side, or the connection is broken.
+    pub fn is_read_closed(&self) -> bool {
+        self.read_closed
+    }
+
+    /// Sends and reads until there is a request to answer, nothing to do but wait, or the turn is over.
+    pub fn advance(&mut self, turn: &mut Turn) -> Outcome {
         loop {
-            let blocked = match self.phase {
+            match self.phase {
                 Phase::Working => return Outcome::Waiting,
-                Phase::Reading => return self.receive(scratch, limits),
-                Phase::Sending(_) => match self.send(limits) {
+                Phase::Reading => return self.receive(turn),
+                Phase::Sending(_) => match self.send(turn.limits) {
                     Ok(Progress::Next(rest, then)) => return Outcome::Next(rest, then),
-                    Ok(Progress::Blocked) => Ok(true),
-                    Ok(Progress::Done) => Ok(false),
-                    Err(error) => Err(error),
+                    Ok(Progress::Blocked) => return Outcome::Waiting,
+                    Ok(Progress::Done) => {}
+                    Err(_) => return Outcome::Gone,
                 },
-                Phase::Draining { .. } => self.drain(scratch),
-            };
-            match blocked {
-                Ok(true) => return Outcome::Waiting,
-                Ok(false) => {}
-                Err(_) => return Outcome::Gone,
+                Phase::Draining { .. } => return self.drain(turn),
             }
         }
     }
@@ -165,6 +198,17 @@ impl Connection {
         Some(if self.holds_half_a_request() { Expired::Request } else { Expired::Silence })
     }
 
+    /// Whether it may give way to another although it is not idle: in the middle of a request or a handshake, or answered for
+    /// the last time.
+    pub fn is_unfinished(&self) -> bool {
+        self.holds_half_a_request() || self.is_half_shaken() || matches!(self.phase, Phase::Draining { .. })
+    }
+
+    /// The socket, unless what is sent on it has to be encrypted.
+    pub fn plain_stream(&self) -> Option<&Stream> {
+        self.tls.is_none().then_some(&self.stream)
+    }
+
     pub fn holds_half_a_request(&self) -> bool {
         matches!(self.phase, Phase::Reading) && !self.is_idle() && !self.is_half_shaken()
     }
@@ -190,42 +234,6 @@ impl Connection {
             && !session.is_handshaking()
         {
             session.finish(&self.stream);
-        }
-    }
-
-    fn receive(&mut self, scratch: &mut [u8], limits: &Limits) -> Outcome {
-        loop {
-            let earlier = mem::take(&mut self.unread);
-            let mut input = if earlier.is_empty() {
-                match self.fill(scratch, limits) {
-                    Ok(Some(0)) | Err(_) => return Outcome::Gone,
-                    Ok(Some(count)) => &scratch[..count],
-                    Ok(None) => return Outcome::Waiting,
-                }
-            } else {
-                &earlier[..]
-            };
-            let was_between = self.reader.is_between_requests();
-            match self.reader.push(&mut input) {
-                Err(malformed) => return Outcome::Malformed(malformed),
-                Ok(Some(request)) => {
-                    self.unread = input.to_vec();
-                    return Outcome::Request(Request {
-                        peer: self.peer,
-                        secure: self.tls.is_some(),
-                        ..request
-                    });
-                }
-                Ok(None) => {
-                    if was_between && !self.reader.is_between_requests() {
-                        self.deadline = Some(Instant::now() + limits.request_time);
-                    }
-                    if self.reader.take_continue() {
-                        // It is a courtesy: a client that can't take it now will send its body anyway.
-                        let _ = self.write(CONTINUE);
-                    }
-                }
-            }
         }
     }
 
@@ -258,7 +266,8 @@ impl Connection {
                 self.deadline = Some(Instant::now() + limits.idle_time);
             }
             Then::Close => {
-                if let Some(session) = &mut self.tls {
+                // What still comes is not decrypted.
+                if let Some(mut session) = self.tls.take() {
                     session.finish(&self.stream);
                 }
                 self.stream.finish();
@@ -269,69 +278,46 @@ impl Connection {
         }
         Ok(Progress::Done)
     }
+}
 
-    /// Whether it has to wait for the client; an error once there is nothing more to wait for.
-    fn drain(&mut self, scratch: &mut [u8]) -> io::Result<bool> {
-        // It is discarded, so it is not decrypted.
-        let Some(count) = self.fill_raw(scratch)? else {
-            return Ok(true);
-        };
-        let Phase::Draining { left } = &mut self.phase else {
-            unreachable!("only after the last answer is there anything to drain");
-        };
-        *left = left.saturating_sub(count);
-        if count == 0 || *left == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        Ok(false)
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use mio::net::UnixStream;
+
+    use super::*;
+
+    const TURN: usize = 10_000;
+
+    /// Takes a turn, and returns what came of it and how much was not read.
+    fn take_turn(connection: &mut Connection, limits: &Limits) -> (Outcome, usize) {
+        let admit = |_: &mut Client, _: &Head| Admission::Read(Destination::Console(None));
+        let mut turn =
+            Turn { scratch: &mut [0; 4096], limits, left: TURN, may_shake_hands: false, admit: &admit };
+        let outcome = connection.advance(&mut turn);
+        (outcome, turn.left)
     }
 
-    /// Reads decrypted bytes. `None` if there are none yet, 0 at the end.
-    fn fill(&mut self, scratch: &mut [u8], limits: &Limits) -> io::Result<Option<usize>> {
-        let Some(session) = &mut self.tls else {
-            return self.fill_raw(scratch);
-        };
-        session.flush(&self.stream)?;
-        loop {
-            if let Some(count) = session.read(scratch)? {
-                return Ok(Some(count));
-            }
-            if !self.readable {
-                session.rest();
-                return Ok(None);
-            }
-            let (was_begun, was_handshaking) = (session.is_half_shaken(), session.is_handshaking());
-            match session.receive(&self.stream) {
-                Ok(Received::End) => return Ok(Some(0)),
-                Ok(Received::Some { is_all }) => self.readable = !is_all || self.read_closed,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
-                Err(error) => return Err(error),
-            }
-            // A handshake has the time of a request, from its first byte on.
-            if session.is_half_shaken() && !was_begun {
-                self.deadline = Some(Instant::now() + limits.request_time);
-            } else if was_handshaking && !session.is_handshaking() {
-                self.deadline = Some(Instant::now() + limits.idle_time);
-            }
+    #[test]
+    fn a_turn_ends_although_more_has_come() {
+        let limits = Limits::default();
+        let (stream, mut client) = UnixStream::pair().expect("two sockets");
+        let mut connection = Connection::new(Stream::Unix(stream), None, None, Instant::now(), &limits);
+        client
+            .write_all(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n")
+            .expect("it should be taken");
+        client.write_all(&[b'x'; 3 * TURN]).expect("it should be taken");
+        connection.note_readable(false);
+        for _ in 0..3 {
+            assert!(matches!(take_turn(&mut connection, &limits), (Outcome::TurnOver, 0)));
         }
-    }
-
-    /// Reads bytes as they are on the wire.
-    fn fill_raw(&mut self, scratch: &mut [u8]) -> io::Result<Option<usize>> {
-        if !self.readable {
-            return Ok(None);
-        }
-        match self.stream.read(scratch) {
-            Ok(count) => {
-                // A short read has emptied the socket.
-                self.readable = count == scratch.len() || self.read_closed;
-                Ok(Some(count))
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                self.readable = false;
-                Ok(None)
-            }
-            Err(error) => Err(error),
-        }
+        assert!(matches!(take_turn(&mut connection, &limits), (Outcome::Waiting, 1..)));
+        // What is discarded after the last response costs turns too.
+        connection.send_response(Outgoing::new(b"bye".to_vec(), Then::Close), &limits);
+        client.write_all(&[b'x'; TURN + 1]).expect("it should be taken");
+        connection.note_readable(false);
+        assert!(matches!(take_turn(&mut connection, &limits), (Outcome::TurnOver, 0)));
+        assert!(matches!(take_turn(&mut connection, &limits), (Outcome::Waiting, 1..)));
     }
 }

@@ -1,20 +1,26 @@
 //! The event loop: accepts connections, reads requests, enforces the limits and sends responses, on one thread.
 
+mod abandon;
 mod accept;
+mod room;
+mod turns;
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mio::event::Event;
 use mio::{Events, Interest, Poll, Token};
 use slab::Slab;
 
-use super::connection::{Connection, Expired, Outcome, Then};
-use super::shed::ShedLog;
-use super::workers::{Outgoing, Workers};
-use super::{Acceptor, Limits, Listener, Load, Proxies, Pulse, Service, Socket};
+use super::connection::{Answered, Connection, Expired, Then};
+use super::load::Cause;
+use super::pressure::PressureLog;
+use super::room::{Held, Holdings, Origin};
+use super::workers::{Job, Outgoing, Workers, connection_after};
+use super::{Acceptor, Admitted, Destination, Limits, Listener, Load, Proxies, Pulse, Service, Socket};
+use crate::client::Cancellation;
 use crate::error::Failure;
 use crate::http::{Request, response};
 
@@ -22,11 +28,6 @@ pub(super) const WAKE: Token = Token(usize::MAX);
 const STOP: Token = Token(usize::MAX - 1);
 /// Tokens from here on belong to the listening sockets.
 const FIRST_SOCKET: usize = usize::MAX - 1024;
-
-/// The bytes of one read.
-const SCRATCH: usize = 64 * 1024;
-
-const TOO_MUCH_BUFFERED: &str = "the bound on buffered bytes is reached";
 
 pub(super) struct EventLoop<S> {
     poll: Poll,
@@ -42,11 +43,20 @@ pub(super) struct EventLoop<S> {
     proxies: Proxies,
     service: Arc<S>,
     connections: Slab<Entry>,
+    /// The connections that have something to do, each once, in the order of their turns.
+    ready: VecDeque<usize>,
+    /// Those that wait for the next step of their TLS handshake. One step is taken in a round, after all who are ready: with
+    /// an RSA key it costs milliseconds.
+    handshakes: VecDeque<usize>,
+    /// Whose step was the last.
+    last_handshake: Option<Origin>,
+    /// What the connections hold, by their origin.
+    holdings: Holdings,
     scratch: Vec<u8>,
     /// The memory of all connections together, without the requests that the workers have.
     buffered: usize,
     next_sweep: Instant,
-    shed_log: ShedLog,
+    pressure_log: PressureLog,
     stopping: bool,
     limits: Limits,
     /// Readable after a signal.
@@ -55,8 +65,22 @@ pub(super) struct EventLoop<S> {
 
 struct Entry {
     connection: Connection,
+    /// It is in `ready` or in `handshakes`.
+    in_line: bool,
+    origin: Origin,
     /// What `buffered` counts for it.
     weight: usize,
+    is_unfinished: bool,
+    /// Of the request that a worker has or will get. It is cancelled if the client goes away.
+    call: Option<Cancellation>,
+}
+
+impl Entry {
+    /// What `holdings` counts for it.
+    fn held(&self) -> Held {
+        let unfinished = usize::from(self.is_unfinished);
+        Held { connections: 1, unfinished, unfinished_bytes: unfinished * self.weight }
+    }
 }
 
 impl<S: Service> EventLoop<S> {
@@ -81,10 +105,14 @@ impl<S: Service> EventLoop<S> {
             poll,
             pulse,
             connections: Slab::new(),
-            scratch: vec![0; SCRATCH],
+            ready: VecDeque::new(),
+            handshakes: VecDeque::new(),
+            last_handshake: None,
+            holdings: Holdings::default(),
+            scratch: vec![0; turns::TURN],
             buffered: 0,
             next_sweep: now,
-            shed_log: ShedLog::default(),
+            pressure_log: PressureLog::default(),
             stopping: false,
             limits,
             _stop: stop,
@@ -94,14 +122,14 @@ impl<S: Service> EventLoop<S> {
     pub fn run(mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(1024);
         while !(self.stopping && self.connections.is_empty()) {
-            self.turn(&mut events)?;
+            self.round(&mut events)?;
         }
         self.workers.join();
-        self.shed_log.finish(Instant::now());
+        self.pressure_log.finish(&self.load, Instant::now());
         Ok(())
     }
 
-    fn turn(&mut self, events: &mut Events) -> io::Result<()> {
+    fn round(&mut self, events: &mut Events) -> io::Result<()> {
         match self.poll.poll(events, self.patience()) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
             result => result?,
@@ -116,13 +144,14 @@ impl<S: Service> EventLoop<S> {
                 Token(index) => self.note_ready(index, event),
             }
         }
+        self.take_turns();
         self.accept();
         let now = Instant::now();
         if now >= self.next_sweep {
             self.next_sweep = now + self.limits.tick();
             self.sweep(now);
         }
-        self.shed_log.write(now);
+        self.pressure_log.write(&self.load, now);
         self.pulse.answer();
         self.load.publish(self.connections.len(), self.buffered);
         Ok(())
@@ -132,22 +161,29 @@ impl<S: Service> EventLoop<S> {
     fn send_completed(&mut self) {
         for completed in self.workers.take_completed() {
             if let Some(entry) = self.connections.get_mut(completed.connection) {
+                if entry.call.take().is_some_and(|call| call.is_cancelled()) {
+                    self.close(completed.connection);
+                    continue;
+                }
                 let mut outgoing = completed.outgoing;
                 if self.stopping {
                     outgoing.then = Then::Close;
                 }
                 entry.connection.send_response(outgoing, &self.limits);
-                self.advance(completed.connection);
+                self.advance(completed.connection, false);
             }
         }
     }
 
     /// How long the loop can wait for events.
     fn patience(&self) -> Option<Duration> {
+        if !(self.ready.is_empty() && self.handshakes.is_empty()) {
+            return Some(Duration::ZERO);
+        }
         let now = Instant::now();
         let sweep = (!self.connections.is_empty()).then_some(self.next_sweep);
         let accept = self.accepting.contains(&true).then_some(self.accept_after);
-        let next = [sweep, accept, self.shed_log.due(now)].into_iter().flatten().min()?;
+        let next = [sweep, accept, self.pressure_log.due(&self.load, now)].into_iter().flatten().min()?;
         Some(next.saturating_duration_since(now))
     }
 
@@ -164,126 +200,79 @@ impl<S: Service> EventLoop<S> {
         if event.is_readable() || event.is_read_closed() || event.is_error() {
             entry.connection.note_readable(event.is_read_closed() || event.is_error());
         }
-        self.advance(index);
-    }
-
-    /// Closes the longest idle connection among those that `is_meant` accepts.
-    fn close_longest_idle(&mut self, is_meant: impl Fn(&Entry) -> bool) -> bool {
-        let longest = self
-            .connections
-            .iter()
-            .filter(|(_, entry)| entry.connection.is_idle() && is_meant(entry))
-            .min_by_key(|(_, entry)| entry.connection.deadline())
-            .map(|(index, _)| index);
-        if let Some(index) = longest {
-            self.close(index);
-            count(&self.load.made_way);
-        }
-        longest.is_some()
-    }
-
-    /// Whether there is room for so many more bytes. If not, idle TLS sessions are closed; an idle connection without TLS
-    /// holds no buffer and stays.
-    fn make_room(&mut self, wanted: usize) -> bool {
-        while self.buffered + self.workers.weight() + wanted > self.limits.buffered_bytes {
-            if !self.close_longest_idle(|entry| entry.weight > 0) {
-                return false;
-            }
-        }
-        true
-    }
-
-    /// Advances a connection as far as it can go without waiting.
-    fn advance(&mut self, index: usize) {
-        loop {
-            let Some(entry) = self.connections.get_mut(index) else {
-                return;
-            };
-            let outcome = entry.connection.advance(&mut self.scratch, &self.limits);
-            match outcome {
-                Outcome::Waiting => {
-                    self.weigh(index);
-                    return self.bound(index);
-                }
-                Outcome::Gone => return self.close(index),
-                Outcome::Malformed(malformed) => self.refuse(index, None, Failure::invalid(malformed.0)),
-                // A stop does not wait for downloads: one may take hours.
-                Outcome::Next(..) if self.stopping => return self.close(index),
-                Outcome::Next(rest, then) => {
-                    entry.connection.hand_over();
-                    self.workers.make_next_piece(index, rest, then);
-                }
-                Outcome::Request(mut request) => {
-                    self.proxies.see_through(&mut request);
-                    self.hand_over(index, request);
-                }
-            }
+        if !self.abandon_if_gone(index) {
+            self.line_up(index);
         }
     }
 
-    /// Gives a complete request to the workers, or sheds it if there is no room.
-    fn hand_over(&mut self, index: usize, request: Request) {
+    /// Gives a complete request to the workers. If there is no room, one is shed: this one, or one that waits.
+    fn hand_over(&mut self, index: usize, admitted: Admitted) {
         self.connections[index].connection.hand_over();
         // Its memory counts as the workers' now.
-        self.weigh(index);
-        if !self.workers.have_room(&request) {
-            let is_for_console = self.service.is_for_console(&request.head);
-            count(if is_for_console { &self.load.console_full } else { &self.load.queue_full });
+        self.account(index);
+        // The end came with the request.
+        if self.connections[index].connection.is_read_closed() {
+            return self.drop_abandoned(index);
+        }
+        if !self.make_room_for_bytes(admitted.request.weight()) {
+            self.load.count(Cause::BuffersFull);
+            let reached = "the limit on buffered bytes is reached";
+            return self.refuse(index, Some(&admitted.request), Failure::shed(reached));
+        }
+        let full = match admitted.destination {
+            Destination::Api(_) => Cause::QueueFull,
+            Destination::Console(_) => Cause::ConsoleFull,
+        };
+        let call = Cancellation::default();
+        self.connections[index].call = Some(call.clone());
+        for Job { connection, request, .. } in self.workers.answer(index, admitted, call) {
+            self.load.count(full);
             let taken = "every worker and every place in the queue is taken";
-            self.refuse(index, Some(&request), Failure::shed(taken));
-        } else if !self.make_room(request.weight()) {
-            count(&self.load.buffers_full);
-            self.refuse(index, Some(&request), Failure::shed(TOO_MUCH_BUFFERED));
-        } else {
-            self.workers.answer(index, request);
+            self.refuse(connection, Some(&request), Failure::shed(taken));
+            if connection != index {
+                self.line_up(connection);
+            }
         }
     }
 
-    /// Answers without a worker, and closes the connection: a client that keeps sending such requests gets one response,
-    /// not all of the loop's time.
-    fn refuse(&mut self, index: usize, request: Option<&Request>, failure: Failure) {
-        let connection = &mut self.connections[index].connection;
-        let client = request.map_or(connection.peer(), |request| request.peer);
-        let head = request.map(|request| &request.head);
-        let without_body = head.is_some_and(|head| head.method() == "HEAD");
-        if failure.is_shed {
-            self.shed_log.add(failure.cause.as_deref());
+    /// Sends the response to a request whose head was enough for it. The connection stays open if the body was skipped.
+    fn answer(&mut self, index: usize, answered: Answered) {
+        let Answered { response, head, is_body_skipped } = answered;
+        if response.status >= 400 {
+            self.load.count(Cause::HeadRefused);
         }
-        let response = self.service.refuse(client, head, failure);
+        let (header, then) = connection_after(&head, is_body_skipped, self.stopping);
+        let bytes = response.encode(header, head.method() == "HEAD");
+        self.connections[index].connection.send_response(Outgoing::new(bytes, then), &self.limits);
+    }
+
+    /// Answers a broken or shed request without a worker, and closes the connection.
+    fn refuse(&mut self, index: usize, request: Option<&Request>, failure: Failure) {
+        self.connections[index].call = None;
+        let connection = &mut self.connections[index].connection;
+        let peer = request.map_or(connection.peer(), |request| request.client.peer);
+        let without_body = request.is_some_and(|request| request.head.method() == "HEAD");
+        let response = self.service.refuse(peer, request, failure);
         let answer = response.encode(response::Connection::Close, without_body);
         connection.forget_request();
         connection.send_response(Outgoing::new(answer, Then::Close), &self.limits);
     }
 
-    /// Sheds the request that has just grown past the limit on buffered bytes.
-    fn bound(&mut self, index: usize) {
-        if self.make_room(0) {
-            return;
-        }
-        let Some(entry) = self.connections.get(index) else {
-            return;
-        };
-        if entry.connection.is_half_shaken() {
-            count(&self.load.buffers_full);
-            self.close(index);
-        } else if entry.connection.holds_half_a_request() {
-            count(&self.load.buffers_full);
-            self.refuse(index, None, Failure::shed(TOO_MUCH_BUFFERED));
-            self.advance(index);
-        }
-    }
-
-    fn weigh(&mut self, index: usize) {
+    /// Counts what a connection holds now.
+    fn account(&mut self, index: usize) {
         let entry = &mut self.connections[index];
-        let weight = entry.connection.weight();
-        self.buffered = self.buffered - entry.weight + weight;
-        entry.weight = weight;
+        let (held, weight) = (entry.held(), entry.weight);
+        entry.weight = entry.connection.weight();
+        entry.is_unfinished = entry.connection.is_unfinished();
+        self.buffered = self.buffered - weight + entry.weight;
+        self.holdings.change(entry.origin, held, entry.held());
     }
 
     fn close(&mut self, index: usize) {
         let mut entry = self.connections.remove(index);
         entry.connection.leave();
         self.buffered -= entry.weight;
+        self.holdings.change(entry.origin, entry.held(), Held::default());
     }
 
     /// Closes the connections whose deadline has passed.
@@ -294,7 +283,7 @@ impl<S: Service> EventLoop<S> {
                 Some(Expired::Silence) => self.close(index),
                 Some(Expired::Request) => {
                     self.refuse(index, None, Failure::invalid("The request was not complete in time."));
-                    self.advance(index);
+                    self.advance(index, false);
                 }
                 None => {}
             }
@@ -322,7 +311,7 @@ impl<S: Service> EventLoop<S> {
             let Some(entry) = self.connections.get_mut(index) else { continue };
             // What has arrived by now is still read: it may be a request.
             entry.connection.note_readable(false);
-            self.advance(index);
+            self.advance(index, false);
             match self.connections.get_mut(index) {
                 Some(entry) if entry.connection.is_idle() => {
                     entry.connection.hurry(now + self.limits.farewell_time);
@@ -332,8 +321,4 @@ impl<S: Service> EventLoop<S> {
             }
         }
     }
-}
-
-fn count(events: &AtomicU64) {
-    events.fetch_add(1, Ordering::Relaxed);
 }

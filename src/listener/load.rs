@@ -4,23 +4,90 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::limits::Limits;
+use super::queue::{FairQueue, LaneLoad};
+use super::workers::Job;
 
 /// The listener and its workers write here; others take a [`Snapshot`].
 pub struct Load {
     limits: Limits,
-    /// Requests of the API, running and waiting together.
-    pub(super) requests: Arc<AtomicUsize>,
+    /// The requests of the API.
+    pub(super) queue: Arc<FairQueue<Job>>,
     /// The memory that all running and waiting requests hold, the console's too.
     pub(super) weight: AtomicUsize,
     connections: AtomicUsize,
     /// The memory that the connections hold.
     buffered: AtomicUsize,
     pub(super) accepted: AtomicU64,
-    pub(super) turned_away: AtomicU64,
-    pub(super) made_way: AtomicU64,
-    pub(super) queue_full: AtomicU64,
-    pub(super) console_full: AtomicU64,
-    pub(super) buffers_full: AtomicU64,
+    /// In the order of [`Cause::ALL`].
+    causes: [AtomicU64; Cause::ALL.len()],
+}
+
+/// Why a request got no worker, or a connection no room. Each is a count, and a line in the log once a minute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// A request was shed: every worker and every place in the queue was taken.
+    QueueFull,
+    /// A console request was shed: too many were waiting.
+    ConsoleFull,
+    /// A request was shed: too much was buffered.
+    BuffersFull,
+    /// A new connection found no room.
+    TurnedAway,
+    /// An unfinished request or handshake made room for another.
+    UnfinishedEvicted,
+    /// An idle connection made room for another.
+    IdleEvicted,
+    /// A request was refused from its head.
+    HeadRefused,
+    /// A client went away while its request waited.
+    AbandonedWaiting,
+    /// A client went away while its request ran.
+    AbandonedRunning,
+}
+
+impl Cause {
+    /// In the order of the variants.
+    pub const ALL: [Self; 9] = [
+        Self::QueueFull,
+        Self::ConsoleFull,
+        Self::BuffersFull,
+        Self::TurnedAway,
+        Self::UnfinishedEvicted,
+        Self::IdleEvicted,
+        Self::HeadRefused,
+        Self::AbandonedWaiting,
+        Self::AbandonedRunning,
+    ];
+
+    /// The line about so many of them.
+    pub(super) fn line(self, count: u64) -> String {
+        let (what, why) = match self {
+            Self::QueueFull => ("requests shed", "every worker and every place in the queue was taken"),
+            Self::ConsoleFull => ("console requests shed", "too many were waiting"),
+            Self::BuffersFull => ("requests shed", "buffer_limit was reached"),
+            Self::TurnedAway => ("connections turned away", "none could give way to them"),
+            Self::UnfinishedEvicted => ("unfinished requests closed", "they gave way to others"),
+            Self::IdleEvicted => ("idle connections closed", "they gave way to others"),
+            Self::HeadRefused => ("requests refused from their head", "host, route, length or key"),
+            Self::AbandonedWaiting => ("requests dropped", "their client went away while they waited"),
+            Self::AbandonedRunning => ("requests cancelled", "their client went away while they ran"),
+        };
+        format!("{what} since the last such line: {count} ({why})")
+    }
+
+    /// The level of its line: a warning if a client that does nothing wrong may be hurt.
+    pub(super) fn level(self) -> log::Level {
+        match self {
+            Self::QueueFull
+            | Self::ConsoleFull
+            | Self::BuffersFull
+            | Self::TurnedAway
+            | Self::UnfinishedEvicted => log::Level::Warn,
+            Self::IdleEvicted | Self::HeadRefused | Self::AbandonedWaiting | Self::AbandonedRunning => {
+                log::Level::Info
+            }
+        }
+    }
 }
 
 /// The levels of one moment, and counts since the start.
@@ -36,16 +103,14 @@ pub struct Snapshot {
     pub buffered_bytes: Level,
     /// Connections that were taken.
     pub accepted: u64,
-    /// Connections that found no room and were closed at once.
-    pub turned_away: u64,
-    /// Idle connections that were closed to make room for another.
-    pub made_way: u64,
-    /// Requests shed because every worker and every place in the queue was taken.
-    pub queue_full: u64,
-    /// Console requests shed because too many were waiting.
-    pub console_full: u64,
-    /// Requests shed because too much was buffered.
-    pub buffers_full: u64,
+    /// In the order of [`Cause::ALL`].
+    pub causes: [u64; Cause::ALL.len()],
+}
+
+impl Snapshot {
+    pub fn of(&self, cause: Cause) -> u64 {
+        self.causes[cause as usize]
+    }
 }
 
 /// A count and its limit.
@@ -59,17 +124,21 @@ impl Load {
     pub(super) fn new(limits: &Limits) -> Self {
         Self {
             limits: limits.clone(),
-            requests: Arc::default(),
+            queue: Arc::new(FairQueue::new(limits.workers, limits.queue)),
             weight: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
             buffered: AtomicUsize::new(0),
             accepted: AtomicU64::new(0),
-            turned_away: AtomicU64::new(0),
-            made_way: AtomicU64::new(0),
-            queue_full: AtomicU64::new(0),
-            console_full: AtomicU64::new(0),
-            buffers_full: AtomicU64::new(0),
+            causes: Default::default(),
         }
+    }
+
+    pub(super) fn count(&self, cause: Cause) {
+        self.causes[cause as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn of(&self, cause: Cause) -> u64 {
+        self.causes[cause as usize].load(Ordering::Relaxed)
     }
 
     /// Publishes what only the loop knows.
@@ -79,27 +148,37 @@ impl Load {
     }
 
     pub(super) fn all_workers_busy(&self) -> bool {
-        self.requests.load(Ordering::Acquire) >= self.limits.workers
+        self.queue.load().0 >= self.limits.workers
+    }
+
+    /// The API's requests by key.
+    pub fn lanes(&self) -> Vec<LaneLoad> {
+        self.queue.lanes()
     }
 
     /// The numbers are read one after another, so they may differ by a request that comes or goes meanwhile.
     pub fn snapshot(&self) -> Snapshot {
-        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let Limits { workers, queue, max_connections, buffered_bytes, .. } = self.limits;
-        let requests = self.requests.load(Ordering::Relaxed);
+        let (running, waiting) = self.queue.load();
         let buffered = self.buffered.load(Ordering::Relaxed) + self.weight.load(Ordering::Relaxed);
         Snapshot {
-            // A worker takes the next request as soon as it is free: nothing waits while one is.
-            workers: Level { now: requests.min(workers), most: workers },
-            queue: Level { now: requests.saturating_sub(workers), most: queue },
+            workers: Level { now: running, most: workers },
+            queue: Level { now: waiting, most: queue },
             connections: Level { now: self.connections.load(Ordering::Relaxed), most: max_connections },
             buffered_bytes: Level { now: buffered, most: buffered_bytes },
-            accepted: of(&self.accepted),
-            turned_away: of(&self.turned_away),
-            made_way: of(&self.made_way),
-            queue_full: of(&self.queue_full),
-            console_full: of(&self.console_full),
-            buffers_full: of(&self.buffers_full),
+            accepted: self.accepted.load(Ordering::Relaxed),
+            causes: Cause::ALL.map(|cause| self.of(cause)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_is_whole_and_in_the_order_of_the_variants() {
+        assert!(Cause::ALL.iter().enumerate().all(|(place, &cause)| cause as usize == place));
+        assert_eq!(Cause::AbandonedRunning as usize + 1, Cause::ALL.len(), "the last variant");
     }
 }

@@ -7,9 +7,11 @@ mod connection;
 mod event_loop;
 mod limits;
 mod load;
+mod pressure;
 mod proxies;
 mod pulse;
-mod shed;
+mod queue;
+mod room;
 mod socket;
 mod tls;
 mod workers;
@@ -23,28 +25,62 @@ use std::time::Instant;
 use mio::{Poll, Waker};
 
 pub use limits::Limits;
-pub use load::{Level, Load, Snapshot};
+pub use load::{Cause, Level, Load, Snapshot};
 pub use proxies::{Proxies, Proxy};
 pub use pulse::Pulse;
+pub use queue::{Lane, LaneLoad};
 pub use socket::{Address, Socket};
 pub use tls::{Acceptor, Certificate, TlsError};
 
 use self::event_loop::{EventLoop, WAKE};
+use crate::client::Cancellation;
 use crate::error::Failure;
-use crate::http::{Head, Request, Response};
+use crate::http::{Client, Head, Request, Response};
+use crate::store::Digest;
 
 /// Answers requests.
 pub trait Service: Send + Sync + 'static {
-    /// Answers a complete request, on a worker.
-    fn answer(&self, request: &Request, received: Instant) -> Response;
+    /// What was found out about the client of a request.
+    type Caller;
+
+    /// Decides from its head what happens to a request. The loop calls this, so nothing is looked up.
+    fn admit(&self, client: Client, head: &Head) -> Admission;
+
+    /// Looks up who sent a request, on the worker that has taken it, and returns its lane; `None` for a stranger.
+    fn identify(&self, request: &Request) -> (Self::Caller, Option<Lane>);
+
+    /// Answers a complete request, on a worker. If the client goes away, the loop cancels the calls that this makes.
+    fn answer(
+        &self,
+        request: &Request,
+        caller: Self::Caller,
+        received: Instant,
+        cancellation: &Cancellation,
+    ) -> Response;
 
     /// Answers a request that gets no worker: broken HTTP, or one that is shed, whose head is known.
-    fn refuse(&self, client: Option<IpAddr>, head: Option<&Head>, failure: Failure) -> Response;
+    fn refuse(&self, peer: Option<IpAddr>, request: Option<&Request>, failure: Failure) -> Response;
+}
 
-    /// Whether the console's threads answer a request, and not the workers.
-    fn is_for_console(&self, _: &Head) -> bool {
-        false
-    }
+/// What the head of a request decides.
+pub enum Admission {
+    /// The response: none of the body is needed for it.
+    Answer(Response),
+    /// The body is read, and then a thread answers the request.
+    Read(Destination),
+}
+
+/// Whose threads answer a request, and the digest of the key or session that it presents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Destination {
+    Api(Digest),
+    Console(Option<Digest>),
+}
+
+/// A complete request and what its head decided.
+pub struct Admitted {
+    pub request: Request,
+    pub destination: Destination,
 }
 
 /// The sockets and the limits, before it serves.

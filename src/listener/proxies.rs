@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::{self, FromStr};
 
-use crate::http::{Head, Request};
+use crate::http::{Client, Head};
 
 /// The proxies whose forwarding headers are trusted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -74,17 +74,17 @@ fn agree(one: u128, other: u128, last: u32) -> bool {
 }
 
 impl Proxies {
-    /// Puts the client's address and its way of coming in the place of a trusted proxy's.
-    pub(super) fn see_through(&self, request: &mut Request) {
-        if self.trust(request.peer) {
-            request.proxied = true;
-            request.peer = self.client(request.peer, &request.head);
-            request.secure |= last(&request.head, "x-forwarded-proto")
-                .is_some_and(|scheme| scheme.eq_ignore_ascii_case("https"));
+    /// Replaces the address and the scheme of a trusted proxy by those of the client behind it.
+    pub(super) fn see_through(&self, client: &mut Client, head: &Head) {
+        if self.trust(client.peer) {
+            client.proxied = true;
+            client.peer = self.client(client.peer, head);
+            client.secure |=
+                last(head, "x-forwarded-proto").is_some_and(|scheme| scheme.eq_ignore_ascii_case("https"));
         }
     }
 
-    fn trust(&self, peer: Option<IpAddr>) -> bool {
+    pub(super) fn trust(&self, peer: Option<IpAddr>) -> bool {
         self.0.iter().any(|proxy| proxy.is(peer))
     }
 
@@ -126,11 +126,10 @@ mod tests {
             Proxies(trusted.split_whitespace().map(|text| text.parse().expect("a good proxy")).collect());
         let head = format!("GET / HTTP/1.1\r\nHost: h\r\n{headers}\r\n");
         let head = Head::parse(head.as_bytes()).expect("a good head");
-        let mut request =
-            Request { head, body: None, peer: peer.parse().ok(), proxied: false, secure: false };
-        proxies.see_through(&mut request);
-        let found = request.peer.map_or("unix".into(), |address| address.to_string());
-        assert_eq!((found.as_str(), request.secure), (client, secure), "{trusted} {peer} {headers}");
+        let mut found = Client { peer: peer.parse().ok(), ..Client::default() };
+        proxies.see_through(&mut found, &head);
+        let address = found.peer.map_or("unix".into(), |address| address.to_string());
+        assert_eq!((address.as_str(), found.secure), (client, secure), "{trusted} {peer} {headers}");
     }
 
     #[test]

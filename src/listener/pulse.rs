@@ -64,6 +64,7 @@ mod tests {
     use mio::{Poll, Token};
 
     use super::super::Limits;
+    use super::super::workers::Job;
     use super::*;
 
     #[test]
@@ -79,9 +80,15 @@ mod tests {
         pulse.answer();
         assert!(pulse.loop_answered());
         std::thread::sleep(Duration::from_millis(2));
-        load.requests.store(1, Ordering::Release);
+        let start = || {
+            load.queue.push(None, Job::of("GET / HTTP/1.1\r\nHost: h\r\n\r\n", &load));
+            load.queue.claim_tokens();
+            let taken = load.queue.take().expect("the request");
+            load.queue.start(taken, None).expect("a stranger has no limit");
+        };
+        start();
         assert!(!pulse.workers_stuck(none), "one worker is free");
-        load.requests.store(2, Ordering::Release);
+        start();
         assert!(pulse.workers_stuck(none) && !pulse.workers_stuck(long));
         pulse.work_started();
         assert!(!pulse.workers_stuck(Duration::from_millis(500)), "a worker has just started a request");

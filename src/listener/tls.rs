@@ -129,8 +129,9 @@ pub(super) struct Session {
 
 /// What came of reading the socket.
 pub(super) enum Received {
-    /// Something, and whether that was all.
+    /// So many bytes, and whether that was all.
     Some {
+        count: usize,
         is_all: bool,
     },
     End,
@@ -175,7 +176,7 @@ impl Session {
         if was_handshaking && !self.connection.is_handshaking() {
             self.unread = 0;
         }
-        Ok(Received::Some { is_all })
+        Ok(Received::Some { count, is_all })
     }
 
     /// Gives back the memory that the last of what came has needed: a large body leaves 32 KiB, and it may be long

@@ -1,7 +1,7 @@
 //! The threads that answer requests, and the queue through which their responses go back to the loop.
 
 use std::mem;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,12 +12,17 @@ use threadpool::ThreadPool;
 use super::connection::Then;
 use super::limits::Limits;
 use super::load::Load;
-use super::{Pulse, Service};
-use crate::http::Request;
+use super::queue::{FairQueue, Taken};
+use super::{Admitted, Destination, Pulse, Service};
+use crate::client::Cancellation;
 use crate::http::response::{self, Pieces, chunk};
+use crate::http::{Head, Request};
 
 /// The console has two threads of its own, so that no page delays a completion. More would only use more memory.
 const CONSOLE_THREADS: usize = 2;
+
+/// The name of these threads.
+const CONSOLE: &str = "console";
 
 /// Console requests that may wait for a thread.
 const CONSOLE_QUEUE: usize = 16;
@@ -28,29 +33,45 @@ const CONSOLE_PAUSE: u32 = 19;
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 pub(super) struct Workers<S> {
-    service: Arc<S>,
-    api: ThreadGroup,
-    console: ThreadGroup,
+    api: Arc<ThreadGroup<S>>,
+    console: Arc<ThreadGroup<S>>,
     completions: Arc<Completions>,
 }
 
-/// A fixed number of threads with a bounded number of requests.
-struct ThreadGroup {
+/// A fixed number of threads, and the requests that wait for them.
+struct ThreadGroup<S> {
+    service: Arc<S>,
     threads: ThreadPool,
-    /// How many requests it accepts, running and waiting together.
-    limit: usize,
-    requests: Arc<AtomicUsize>,
+    queue: Arc<FairQueue<Job>>,
+    completions: Arc<Completions>,
+    is_for_console: bool,
 }
 
-impl ThreadGroup {
-    fn new(name: &str, threads: usize, queue: usize, requests: Arc<AtomicUsize>) -> Self {
-        let limit = threads + queue;
-        let threads = threadpool::Builder::new().num_threads(threads).thread_name(name.into()).build();
-        Self { threads, limit, requests }
-    }
+/// A complete request.
+pub(super) struct Job {
+    pub connection: usize,
+    pub request: Request,
+    received: Instant,
+    cancellation: Cancellation,
+    weight: Weight,
+}
 
-    fn has_room(&self) -> bool {
-        self.requests.load(Ordering::Acquire) < self.limit
+/// The memory of a request, as long as it is counted.
+struct Weight {
+    load: Arc<Load>,
+    bytes: usize,
+}
+
+impl Weight {
+    fn new(load: &Arc<Load>, bytes: usize) -> Self {
+        load.weight.fetch_add(bytes, Ordering::AcqRel);
+        Self { load: Arc::clone(load), bytes }
+    }
+}
+
+impl Drop for Weight {
+    fn drop(&mut self) {
+        self.load.weight.fetch_sub(self.bytes, Ordering::AcqRel);
     }
 }
 
@@ -92,24 +113,28 @@ impl<S: Service> Workers<S> {
         pulse: &Arc<Pulse>,
         load: &Arc<Load>,
     ) -> Self {
-        let (pulse, load) = (Arc::clone(pulse), Arc::clone(load));
+        let completions = Arc::new(Completions {
+            queue: Mutex::default(),
+            waker,
+            pulse: Arc::clone(pulse),
+            load: Arc::clone(load),
+            stopping: AtomicBool::new(false),
+        });
+        let group = |name: &str, threads: usize, queue: Arc<FairQueue<Job>>| {
+            Arc::new(ThreadGroup {
+                service: Arc::clone(&service),
+                threads: threadpool::Builder::new().num_threads(threads).thread_name(name.into()).build(),
+                queue,
+                completions: Arc::clone(&completions),
+                is_for_console: name == CONSOLE,
+            })
+        };
+        let console = Arc::new(FairQueue::new(CONSOLE_THREADS, CONSOLE_QUEUE));
         Self {
-            service,
-            api: ThreadGroup::new("worker", limits.workers, limits.queue, Arc::clone(&load.requests)),
-            console: ThreadGroup::new("console", CONSOLE_THREADS, CONSOLE_QUEUE, Arc::default()),
-            completions: Arc::new(Completions {
-                queue: Mutex::default(),
-                waker,
-                pulse,
-                load,
-                stopping: AtomicBool::new(false),
-            }),
+            api: group("worker", limits.workers, Arc::clone(&load.queue)),
+            console: group(CONSOLE, CONSOLE_THREADS, console),
+            completions,
         }
-    }
-
-    pub fn have_room(&self, request: &Request) -> bool {
-        let group = if self.service.is_for_console(&request.head) { &self.console } else { &self.api };
-        group.has_room()
     }
 
     /// The memory that the running and waiting requests hold.
@@ -117,35 +142,28 @@ impl<S: Service> Workers<S> {
         self.completions.load.weight.load(Ordering::Acquire)
     }
 
-    /// Queues a complete request for a thread.
-    pub fn answer(&self, connection: usize, request: Request) {
-        let is_for_console = self.service.is_for_console(&request.head);
-        let group = if is_for_console { &self.console } else { &self.api };
-        let assignment = self.assign(group, connection, request.weight());
-        let service = Arc::clone(&self.service);
-        let received = Instant::now();
-        group.threads.execute(move || {
-            let completions = Arc::clone(&assignment.completions);
-            let started = Instant::now();
-            if !is_for_console {
-                completions.pulse.work_started();
-            }
-            let response = service.answer(&request, received);
-            let (header, then) = connection_after(&request, completions.stopping.load(Ordering::Acquire));
-            let is_head = request.head.method() == "HEAD";
-            let bytes = response.encode(header, is_head);
-            let rest = response.rest.filter(|_| !is_head);
-            drop(request);
-            assignment.finish(Outgoing { rest, ..Outgoing::new(bytes, then) });
-            if is_for_console {
-                completions.throttle(started);
-            }
-        });
+    /// Queues a complete request for a thread. Returns those for which there is no room; this may be one of them.
+    pub fn answer(&self, connection: usize, admitted: Admitted, cancellation: Cancellation) -> Vec<Job> {
+        let Admitted { request, destination } = admitted;
+        let (group, credential) = match destination {
+            Destination::Api(digest) => (&self.api, Some(digest)),
+            Destination::Console(digest) => (&self.console, digest),
+        };
+        let weight = Weight::new(&self.completions.load, request.weight());
+        let job = Job { connection, request, received: Instant::now(), cancellation, weight };
+        let shed = group.queue.push(credential, job);
+        group.submit_tokens();
+        shed
     }
 
-    /// Makes the next piece of a long response. Each connection has at most one in the queue.
+    /// Removes the request of a connection if it waits. Returns whether it did.
+    pub fn remove(&self, connection: usize) -> bool {
+        [&self.api, &self.console].iter().any(|group| group.remove(connection))
+    }
+
+    /// Makes the next piece of a long response. Each connection has at most one in the pool.
     pub fn make_next_piece(&self, connection: usize, mut rest: Box<dyn Pieces>, then: Then) {
-        let assignment = self.assign(&self.console, connection, 0);
+        let assignment = Assignment::new(&self.completions, connection);
         self.console.threads.execute(move || {
             let (completions, started) = (Arc::clone(&assignment.completions), Instant::now());
             match rest.next() {
@@ -158,18 +176,6 @@ impl<S: Service> Workers<S> {
             }
             completions.throttle(started);
         });
-    }
-
-    fn assign(&self, group: &ThreadGroup, connection: usize, weight: usize) -> Assignment {
-        group.requests.fetch_add(1, Ordering::AcqRel);
-        self.completions.load.weight.fetch_add(weight, Ordering::AcqRel);
-        Assignment {
-            completions: Arc::clone(&self.completions),
-            connection,
-            weight,
-            requests: Arc::clone(&group.requests),
-            outgoing: None,
-        }
     }
 
     pub fn take_completed(&self) -> Vec<Completed> {
@@ -188,10 +194,79 @@ impl<S: Service> Workers<S> {
     }
 }
 
+impl<S: Service> ThreadGroup<S> {
+    /// Submits the tokens that the pool lacks. It has to follow every change of the queue.
+    fn submit_tokens(self: &Arc<Self>) {
+        for _ in 0..self.queue.claim_tokens() {
+            let group = Arc::clone(self);
+            self.threads.execute(move || group.serve_next());
+        }
+    }
+
+    /// Serves the request whose turn it is, if there is one.
+    fn serve_next(self: &Arc<Self>) {
+        while let Some(taken) = self.queue.take() {
+            let (connection, cancellation) = (taken.item.connection, taken.item.cancellation.clone());
+            let (caller, lane) = self.service.identify(&taken.item.request);
+            let started = self.queue.start(taken, lane);
+            self.submit_tokens();
+            if let Some(taken) = started {
+                return self.serve(taken, caller);
+            }
+            // While this thread had it, the loop could not find it. Without a response, the loop closes the connection.
+            if cancellation.is_cancelled() && self.remove(connection) {
+                drop(Assignment::new(&self.completions, connection));
+            }
+        }
+    }
+
+    fn remove(&self, connection: usize) -> bool {
+        self.queue.remove(|job| job.connection == connection).is_some()
+    }
+
+    fn serve(self: &Arc<Self>, taken: Taken<Job>, caller: S::Caller) {
+        // Its response goes out last, after a panic too: the client's next request must find room.
+        let assignment = Assignment::new(&self.completions, taken.item.connection);
+        let running = Running { group: Arc::clone(self), lane: taken.lane().clone() };
+        let Job { request, received, cancellation, weight, .. } = taken.item;
+        if cancellation.is_cancelled() {
+            return;
+        }
+        let started = Instant::now();
+        if !self.is_for_console {
+            self.completions.pulse.work_started();
+        }
+        let response = self.service.answer(&request, caller, received, &cancellation);
+        let stopping = self.completions.stopping.load(Ordering::Acquire);
+        let (header, then) = connection_after(&request.head, request.body.is_some(), stopping);
+        let is_head = request.head.method() == "HEAD";
+        let bytes = response.encode(header, is_head);
+        let rest = response.rest.filter(|_| !is_head);
+        drop((request, weight, running));
+        assignment.finish(Outgoing { rest, ..Outgoing::new(bytes, then) });
+        if self.is_for_console {
+            self.completions.throttle(started);
+        }
+    }
+}
+
+/// Counts a request as running until it is dropped, by a panic too.
+struct Running<S: Service> {
+    group: Arc<ThreadGroup<S>>,
+    lane: Option<Arc<str>>,
+}
+
+impl<S: Service> Drop for Running<S> {
+    fn drop(&mut self) {
+        self.group.queue.finish(&self.lane);
+        self.group.submit_tokens();
+    }
+}
+
 impl Completions {
     /// Pauses after a console job that has begun at `started`, if the API is busy.
     fn throttle(&self, started: Instant) {
-        if self.load.requests.load(Ordering::Acquire) > 0 {
+        if self.load.queue.load() != (0, 0) {
             thread::sleep((started.elapsed() * CONSOLE_PAUSE).min(LONGEST_PAUSE));
         }
     }
@@ -199,26 +274,33 @@ impl Completions {
 
 /// Whether the connection stays open after the response, and the header that says so. If the body was not read, the
 /// beginning of the next request is unknown.
-fn connection_after(request: &Request, stopping: bool) -> (response::Connection, Then) {
-    if stopping || !request.head.keep_alive || request.body.is_none() {
+pub(super) fn connection_after(
+    head: &Head,
+    is_body_read: bool,
+    stopping: bool,
+) -> (response::Connection, Then) {
+    if stopping || !head.keep_alive || !is_body_read {
         (response::Connection::Close, Then::Close)
-    } else if request.head.tells_keep_alive {
+    } else if head.tells_keep_alive {
         (response::Connection::KeepTold, Then::Keep)
     } else {
         (response::Connection::Keep, Then::Keep)
     }
 }
 
-/// One request with a thread. Dropping it gives the connection back, after a panic too: without a response it closes.
+/// What a thread does for one connection. Dropping it gives the connection back, after a panic too: without a response it
+/// closes.
 struct Assignment {
     completions: Arc<Completions>,
     connection: usize,
-    weight: usize,
-    requests: Arc<AtomicUsize>,
     outgoing: Option<Outgoing>,
 }
 
 impl Assignment {
+    fn new(completions: &Arc<Completions>, connection: usize) -> Self {
+        Self { completions: Arc::clone(completions), connection, outgoing: None }
+    }
+
     fn finish(mut self, outgoing: Outgoing) {
         self.outgoing = Some(outgoing);
     }
@@ -226,14 +308,26 @@ impl Assignment {
 
 impl Drop for Assignment {
     fn drop(&mut self) {
-        // Before the client can see the response: its next request must find room.
-        self.completions.load.weight.fetch_sub(self.weight, Ordering::AcqRel);
-        self.requests.fetch_sub(1, Ordering::AcqRel);
         let outgoing = self.outgoing.take().unwrap_or_else(|| Outgoing::new(Vec::new(), Then::Close));
         let completed = Completed { connection: self.connection, outgoing };
         self.completions.queue.lock().unwrap_or_else(PoisonError::into_inner).push(completed);
         if let Err(error) = self.completions.waker.wake() {
             log::error!("could not wake the listener: {error}");
+        }
+    }
+}
+
+#[cfg(test)]
+impl Job {
+    pub fn of(request: &str, load: &Arc<Load>) -> Self {
+        let head = crate::http::Head::parse(request.as_bytes()).expect("a good head");
+        let request = Request { head, body: None, client: crate::http::Client::default() };
+        Self {
+            connection: 0,
+            request,
+            received: Instant::now(),
+            cancellation: Cancellation::default(),
+            weight: Weight::new(load, 0),
         }
     }
 }

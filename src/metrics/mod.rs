@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use self::histogram::Histogram;
 use self::text::Text;
 use crate::error::ApiError;
-use crate::listener::Snapshot;
+use crate::listener::{Cause, Snapshot};
 use crate::store::{LedgerState, Searched, Tokens};
 
 /// Why Search is asked, as the ledger has it.
@@ -42,6 +42,8 @@ pub struct Metrics {
     pub ledger_open_errors: Counter,
     /// Outcomes that could not be written.
     pub ledger_settle_errors: Counter,
+    /// Refused requests that left no row, because their key sends too many.
+    pub unrecorded: Counter,
 }
 
 /// How often something happened, or how much of it there was.
@@ -167,6 +169,8 @@ impl Metrics {
         text.counter("adriaticum_ledger_errors_total", "Writes to the ledger that failed.")
             .with("operation=\"open\"", self.ledger_open_errors.get())
             .with("operation=\"settle\"", self.ledger_settle_errors.get());
+        let help = "Refused requests that left no row, because their key sends too many.";
+        text.counter("adriaticum_refusals_unrecorded_total", help).with("", self.unrecorded.get());
     }
 
     fn times(&self, text: &mut Text) {
@@ -213,14 +217,21 @@ fn gauges(text: &mut Text, load: &Snapshot, ledger: &LedgerState) {
 fn shed(text: &mut Text, load: &Snapshot) {
     text.counter("adriaticum_connections_accepted_total", "Connections that were taken.")
         .with("", load.accepted);
-    let help = "Connections closed for want of room: new ones, and idle ones that made way.";
+    let help = "Connections closed for want of room: new ones, and unfinished or idle ones that gave way.";
     text.counter("adriaticum_connections_shed_total", help)
-        .with("which=\"new\"", load.turned_away)
-        .with("which=\"idle\"", load.made_way);
+        .with("which=\"new\"", load.of(Cause::TurnedAway))
+        .with("which=\"unfinished\"", load.of(Cause::UnfinishedEvicted))
+        .with("which=\"idle\"", load.of(Cause::IdleEvicted));
     text.counter("adriaticum_requests_shed_total", "Requests answered 503 for want of room.")
-        .with("reason=\"queue\"", load.queue_full)
-        .with("reason=\"console\"", load.console_full)
-        .with("reason=\"buffer\"", load.buffers_full);
+        .with("reason=\"queue\"", load.of(Cause::QueueFull))
+        .with("reason=\"console\"", load.of(Cause::ConsoleFull))
+        .with("reason=\"buffer\"", load.of(Cause::BuffersFull));
+    let help = "Requests refused from their head: host, route, declared length or the form of the key.";
+    text.counter("adriaticum_requests_head_refused_total", help).with("", load.of(Cause::HeadRefused));
+    let help = "Requests whose client went away before their answer.";
+    text.counter("adriaticum_requests_abandoned_total", help)
+        .with("phase=\"waiting\"", load.of(Cause::AbandonedWaiting))
+        .with("phase=\"running\"", load.of(Cause::AbandonedRunning));
 }
 
 fn measured(figure: Option<i64>) -> u64 {
@@ -239,11 +250,7 @@ mod tests {
             connections: Level { now: 7, most: 4096 },
             buffered_bytes: Level { now: 1024, most: 65536 },
             accepted: 9,
-            turned_away: 1,
-            made_way: 2,
-            queue_full: 4,
-            console_full: 0,
-            buffers_full: 5,
+            causes: [4, 0, 5, 1, 3, 2, 6, 7, 8],
         }
     }
 
@@ -261,6 +268,7 @@ mod tests {
         metrics.answered(Err(ApiError::InferenceError), &times(400_000));
         metrics.refused(ApiError::ServiceUnavailable);
         metrics.ledger_settle_errors.add(1);
+        metrics.unrecorded.add(1);
         let text = metrics.render(&load(), &LedgerState::default());
         for line in [
             "adriaticum_requests_total{status=\"200\",code=\"ok\"} 2",
@@ -284,9 +292,15 @@ mod tests {
             "adriaticum_ledger_errors_total{operation=\"settle\"} 1",
             "adriaticum_workers_busy 3",
             "adriaticum_workers 16",
+            "adriaticum_connections_shed_total{which=\"new\"} 1",
+            "adriaticum_connections_shed_total{which=\"unfinished\"} 3",
             "adriaticum_connections_shed_total{which=\"idle\"} 2",
+            "adriaticum_requests_head_refused_total 6",
             "adriaticum_requests_shed_total{reason=\"buffer\"} 5",
             "adriaticum_buffered_limit_bytes 65536",
+            "adriaticum_requests_abandoned_total{phase=\"waiting\"} 7",
+            "adriaticum_requests_abandoned_total{phase=\"running\"} 8",
+            "adriaticum_refusals_unrecorded_total 1",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
         }

@@ -19,7 +19,7 @@ pub use probe::{About, probe};
 use wire::Question;
 pub use wire::{context_exceeded, read_answer};
 
-use crate::client::{Call, CallError, CallSocket, Client};
+use crate::client::{Call, CallError, Cancellation, Client};
 use crate::config::RuntimeConfig;
 use crate::store::Tokens;
 
@@ -59,21 +59,22 @@ pub struct Generated {
     pub tokens: Tokens,
 }
 
-/// What the runtime calls of one request have cost so far. They share `runtime.timeout`.
+/// What the runtime calls of one request have cost so far. They share `runtime.timeout`, and are cancelled together.
 #[derive(Debug, Default)]
 pub struct Spent {
     /// `None` if no call was made.
     pub time: Option<Duration>,
     /// The sums of what was measured; `None` if no call cost anything.
     pub tokens: Option<Tokens>,
+    pub cancellation: Cancellation,
 }
 
 impl Spent {
     /// Makes a call that ends when the request's time for the runtime does, and adds what it took.
-    fn add(&mut self, timeout: Duration, call: impl FnOnce(Instant) -> Outcome) -> Outcome {
+    fn add(&mut self, timeout: Duration, call: impl FnOnce(Instant, &Cancellation) -> Outcome) -> Outcome {
         let started = Instant::now();
         let deadline = started + timeout.saturating_sub(self.time.unwrap_or_default());
-        let outcome = call(deadline);
+        let outcome = call(deadline, &self.cancellation);
         *self.time.get_or_insert_default() += started.elapsed();
         let measured = match &outcome {
             Ok(generated) => Some(generated.tokens),
@@ -97,6 +98,8 @@ pub enum RuntimeError {
     /// Nothing was sent.
     Unreachable(String),
     TimedOut,
+    /// The client has gone.
+    Cancelled,
     /// The connection ended early, or the answer is not valid HTTP.
     Broken(String),
     Status(u16),
@@ -112,7 +115,7 @@ impl RuntimeError {
         match self {
             Self::Unreachable(_) | Self::ContextExceeded(_) => true,
             Self::Status(status) => (400..500).contains(status),
-            Self::TimedOut | Self::Broken(_) | Self::Unreadable(_) => false,
+            Self::TimedOut | Self::Cancelled | Self::Broken(_) | Self::Unreadable(_) => false,
         }
     }
 }
@@ -122,6 +125,7 @@ impl fmt::Display for RuntimeError {
         match self {
             Self::Unreachable(cause) => write!(f, "no connection: {cause}"),
             Self::TimedOut => f.write_str("no complete answer in time"),
+            Self::Cancelled => f.write_str("the client has gone"),
             Self::Broken(cause) => write!(f, "the call broke off: {cause}"),
             Self::Status(status) => write!(f, "it answered with HTTP status {status}"),
             Self::Unreadable(what) => write!(f, "its answer is no completion: {what}"),
@@ -180,13 +184,13 @@ impl Runtimes {
             response_format,
         })
         .expect("a chat should have its JSON");
-        spent.add(self.timeout, |deadline| self.ask_in_order(&body, deadline))
+        spent.add(self.timeout, |deadline, cancellation| self.ask_in_order(&body, deadline, cancellation))
     }
 
-    fn ask_in_order(&self, body: &[u8], deadline: Instant) -> Outcome {
+    fn ask_in_order(&self, body: &[u8], deadline: Instant, cancellation: &Cancellation) -> Outcome {
         let mut failure = None;
         for member in self.in_order() {
-            match self.ask(member, body, deadline) {
+            match self.ask(member, body, deadline, cancellation) {
                 Err(error @ RuntimeError::Unreachable(_)) => {
                     *member.backoff_until() = Instant::now() + BACKOFF;
                     failure = Some((member.url.clone(), error));
@@ -207,7 +211,13 @@ impl Runtimes {
         members
     }
 
-    fn ask(&self, member: &Member, body: &[u8], deadline: Instant) -> Result<Generated, RuntimeError> {
+    fn ask(
+        &self,
+        member: &Member,
+        body: &[u8],
+        deadline: Instant,
+        cancellation: &Cancellation,
+    ) -> Result<Generated, RuntimeError> {
         let _counted = member.count();
         let answer = self.client.call(&Call {
             uri: &member.uri,
@@ -215,7 +225,7 @@ impl Runtimes {
             body: Some(body),
             deadline,
             limit: MAX_ANSWER,
-            socket: CallSocket::default(),
+            cancellation,
         })?;
         match answer.status().as_u16() {
             200 => read_answer(answer.body()),
@@ -259,6 +269,7 @@ impl From<CallError> for RuntimeError {
         match error {
             CallError::Unreachable(cause) => Self::Unreachable(cause),
             CallError::TimedOut => Self::TimedOut,
+            CallError::Cancelled => Self::Cancelled,
             CallError::TooLarge => Self::Unreadable("it is larger than 4 MiB"),
             CallError::Broken(cause) => Self::Broken(cause),
         }
@@ -274,8 +285,8 @@ mod tests {
         let timeout = Duration::from_secs(100);
         for (used, least, most) in [(None, 99, 100), (Some(30), 69, 70), (Some(100), 0, 0), (Some(130), 0, 0)]
         {
-            let mut spent = Spent { time: used.map(Duration::from_secs), tokens: None };
-            let outcome = spent.add(timeout, |deadline| {
+            let mut spent = Spent { time: used.map(Duration::from_secs), ..Spent::default() };
+            let outcome = spent.add(timeout, |deadline, _| {
                 let left = deadline.saturating_duration_since(Instant::now());
                 assert!(left >= Duration::from_secs(least) && left <= Duration::from_secs(most), "{left:?}");
                 Err((String::new(), RuntimeError::TimedOut))

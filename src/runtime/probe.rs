@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::client::{Call, CallSocket, Client};
+use crate::client::{Call, Cancellation, Client};
 use crate::config::RuntimeConfig;
 
 /// The largest answer that is read: a list of models, or a description of one.
@@ -30,7 +30,7 @@ pub fn probe(url: &str, config: &RuntimeConfig, time: Duration) -> Option<About>
             body: None,
             deadline: Instant::now() + time,
             limit: MAX_ANSWER,
-            socket: CallSocket::default(),
+            cancellation: &Cancellation::default(),
         };
         let answer = client.call(&call).ok()?;
         (answer.status() == 200).then(|| serde_json::from_slice(answer.body()).ok())?

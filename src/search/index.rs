@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::documents::{Candidate, Text};
 use super::{MAX_QUERY, Passage, Search, SearchError, text};
+use crate::client::Cancellation;
 use crate::config::SearchConfig;
 use crate::files;
 
@@ -68,7 +69,8 @@ pub struct Document {
 }
 
 impl Search for Index {
-    fn find(&self, words: &str) -> Result<Vec<Passage>, SearchError> {
+    /// It is short, so it is not cancelled.
+    fn find(&self, words: &str, _: &Cancellation) -> Result<Vec<Passage>, SearchError> {
         let connection = self.open()?;
         let expression = expression(words);
         if expression.is_empty() {

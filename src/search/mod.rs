@@ -14,6 +14,7 @@ use std::fmt;
 pub use index::{Added, Document, Index};
 use searxng::SearXng;
 
+use crate::client::Cancellation;
 use crate::config::{SearchConfig, SearchPlace};
 
 /// The most characters that a query has.
@@ -22,7 +23,7 @@ const MAX_QUERY: usize = 256;
 pub trait Search: Send + Sync {
     /// What fits the words best, the best first; nothing where nothing was found. The words are a person's or
     /// a model's, and mean nothing but themselves.
-    fn find(&self, words: &str) -> Result<Vec<Passage>, SearchError>;
+    fn find(&self, words: &str, cancellation: &Cancellation) -> Result<Vec<Passage>, SearchError>;
 }
 
 /// A piece of somebody's text, as it was found: it may hold anything.

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{MAX_QUERY, Passage, Search, SearchError, html, text};
-use crate::client::{Call, CallError, CallSocket, Client};
+use crate::client::{Call, CallError, Cancellation, Client};
 use crate::config::SearchConfig;
 use crate::text::percent_encoded;
 
@@ -36,7 +36,7 @@ impl SearXng {
         }
     }
 
-    fn ask(&self, query: &str) -> Result<Vec<Passage>, SearchError> {
+    fn ask(&self, query: &str, cancellation: &Cancellation) -> Result<Vec<Passage>, SearchError> {
         let address = format!("{}/search?q={}&format=json", self.url, percent_encoded(query));
         let uri = address.parse().map_err(|_| SearchError::new("its address is too long"))?;
         let call = Call {
@@ -45,12 +45,13 @@ impl SearXng {
             body: None,
             deadline: Instant::now() + self.timeout,
             limit: MAX_ANSWER,
-            socket: CallSocket::default(),
+            cancellation,
         };
         let answer = self.client.call(&call).map_err(|error| {
             SearchError::new(match error {
                 CallError::Unreachable(cause) => format!("no connection: {cause}. Is it running?"),
                 CallError::TimedOut => "no complete answer in time".into(),
+                CallError::Cancelled => "the client has gone".into(),
                 CallError::TooLarge => "its answer is larger than 1 MiB".into(),
                 CallError::Broken(cause) => format!("the call broke off: {cause}"),
             })
@@ -70,12 +71,12 @@ impl SearXng {
 }
 
 impl Search for SearXng {
-    fn find(&self, words: &str) -> Result<Vec<Passage>, SearchError> {
+    fn find(&self, words: &str, cancellation: &Cancellation) -> Result<Vec<Passage>, SearchError> {
         let query = query(words);
         if query.is_empty() {
             return Ok(Vec::new());
         }
-        self.ask(&query).map_err(|error| SearchError::new(format!("{}: {error}", self.url)))
+        self.ask(&query, cancellation).map_err(|error| SearchError::new(format!("{}: {error}", self.url)))
     }
 }
 

@@ -106,7 +106,7 @@ pub fn parse_concurrent(text: &str) -> Option<u32> {
 
 /// The SHA-256 of a secret: all that is needed to know it again. A secret has 192 random bits, so there is
 /// nothing to guess and no need for a slow hash.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest(pub(super) [u8; 32]);
 
 impl Digest {

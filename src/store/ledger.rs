@@ -19,8 +19,8 @@ pub struct NewRow {
 /// The outcome of a request.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// The HTTP status that is sent.
-    pub status: u16,
+    /// The HTTP status that is sent; `None` if the client has gone.
+    pub status: Option<u16>,
     pub error_code: Option<&'static str>,
     pub tokens: Tokens,
     pub duration_ms: f64,
@@ -220,7 +220,7 @@ pub(super) mod tests {
 
     pub fn outcome(status: u16, total_tokens: Option<i64>) -> Outcome {
         Outcome {
-            status,
+            status: Some(status),
             error_code: (status != 200).then_some("inference_error"),
             tokens: Tokens { prompt_tokens: None, completion_tokens: Some(1), total_tokens },
             duration_ms: 2.5,

@@ -24,8 +24,8 @@ CREATE TABLE usage (
     key_id            TEXT   NOT NULL,           -- keys.id
     key_name          TEXT   NOT NULL,           -- the key's name at the time: a later one does not change the past
     created           {INT}  NOT NULL,           -- when the request was complete
-    status            {INT},                     -- the HTTP status that was sent; null: running or interrupted
-    error_code        TEXT,                      -- error.code that was sent, or 'interrupted'; null: none
+    status            {INT},                     -- the HTTP status that was sent; null: running, interrupted or abandoned
+    error_code        TEXT,                      -- error.code that was sent, 'interrupted' or 'abandoned'; null: none
     prompt_tokens     {INT},                     -- as measured by the runtime; null: not measured
     completion_tokens {INT},
     total_tokens      {INT},

@@ -11,7 +11,7 @@ import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "outside"))
-from service import REPLY_SECONDS, STOP_SECONDS, Runtime, Service, until  # noqa: E402, F401
+from service import REPLY_SECONDS, SILENT, STOP_SECONDS, Runtime, Service, until  # noqa: E402, F401
 from tls import NAME, Secured  # noqa: E402, F401
 
 ID = re.compile(r"^chatcmpl_[0-9a-fA-F]{32}$")

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use adriaticum::client::{Call, CallError, CallSocket, Client};
+use adriaticum::client::{Call, CallError, Cancellation, Client};
 use adriaticum::http::MAX_HEAD;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustls::crypto::ring;
@@ -74,7 +74,7 @@ fn call(
         body,
         deadline: Instant::now() + time,
         limit: LIMIT,
-        socket: CallSocket::default(),
+        cancellation: &Cancellation::default(),
     })?;
     Ok((answer.status().as_u16(), String::from_utf8_lossy(answer.body()).into_owned()))
 }
@@ -274,19 +274,19 @@ fn a_call_ends_at_its_deadline() {
 
 #[test]
 fn a_call_is_ended_by_another_thread() {
-    let (first, second) = (CallSocket::default(), CallSocket::default());
+    let (first, second) = (Cancellation::default(), Cancellation::default());
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
     let uri: Uri =
         format!("http://{}/", listener.local_addr().expect("it listens")).parse().expect("an address");
     let client = client();
-    let call = |socket: &CallSocket| {
+    let call = |cancellation: &Cancellation| {
         client.call(&Call {
             uri: &uri,
             authorization: None,
             body: None,
             deadline: Instant::now() + Duration::from_secs(10),
             limit: LIMIT,
-            socket: socket.clone(),
+            cancellation,
         })
     };
     thread::scope(|scope| {
@@ -297,16 +297,20 @@ fn a_call_is_ended_by_another_thread() {
             stream.write_all(SHORT.as_bytes()).expect("an answer");
             assert!(stream.read(&mut bytes).expect("another request") > 0);
             // The handle of a call that is over must not reach the next one on the same connection.
-            first.shut_down();
+            first.cancel();
             stream.write_all(SHORT.as_bytes()).expect("an answer");
             assert!(stream.read(&mut bytes).expect("a third request") > 0);
-            second.shut_down();
+            second.cancel();
             assert_eq!(stream.read(&mut bytes).expect("the end"), 0);
         });
         call(&first).expect("an answer");
         call(&second).expect("an answer on the same connection");
-        assert!(matches!(call(&second), Err(CallError::Broken(_))));
+        assert!(matches!(call(&second), Err(CallError::Cancelled)));
     });
+    // What would be called next is not, although somebody listens.
+    assert!(matches!(call(&second), Err(CallError::Cancelled)));
+    listener.set_nonblocking(true).expect("an option of the socket");
+    assert!(listener.accept().is_err(), "no connection was made");
 }
 
 /// A CA of this name, and a server on 127.0.0.1 with a certificate of it.

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::support::{Reply, Runtime, Script, Server, chat, completion, until};
+use crate::support::{Reply, Runtime, Script, Server, chat, completion, request, until};
 
 const PASSWORD: &str = "correct horse battery staple";
 
@@ -585,4 +585,36 @@ fn status_says_what_the_checks_say() {
     assert_eq!(runtime.count(), asked, "the runtime is not asked for every look");
     assert_eq!(browser.post("/status", &[]).header("location"), Some("/status"));
     until("it is asked again", || runtime.count() > asked);
+}
+
+#[test]
+fn the_status_page_shows_the_queue_by_key() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).set("ADRIATICUM_WORKERS", 1).start();
+    assert!(set_password(&server, PASSWORD).status.success());
+    let key = server.told(&["keys", "create", "Crawler <1>", "--concurrent", "7"]).trim().to_owned();
+    let mut browser = Browser::signed_in(&server);
+    assert!(!browser.get("/status").text().contains("Queue by key"), "there is nothing to show");
+    runtime.next(Script::Silent);
+    let send = || {
+        let mut client = server.connect();
+        client.send(request(&key, &chat("x")));
+        client
+    };
+    let running = send();
+    until("it runs", || runtime.count() == 1);
+    let waiting = send();
+    let row = |figures: [&str; 5]| {
+        let cells: String =
+            figures.iter().map(|figure| format!("<td class=\"number\">{figure}</td>")).collect();
+        format!("<th scope=\"row\">Crawler &lt;1&gt;</th>{cells}")
+    };
+    let expected = row(["1", "0 seconds", "1", "7", "0"]);
+    until("one runs and one waits", || {
+        // The wait may have grown on a slow machine.
+        let text = browser.get("/status").text();
+        text.contains(&expected) || text.contains(&expected.replace("0 seconds", "1 second"))
+    });
+    drop((running, waiting));
+    until("nothing is left", || !browser.get("/status").text().contains("Queue by key"));
 }

@@ -177,3 +177,35 @@ fn the_database_is_let_go_at_the_end() {
         !crate::support::exists(&server.folder.path("adriaticum.db-wal"))
     });
 }
+
+#[test]
+fn refusals_of_one_key_do_not_fill_the_ledger() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let (key, other, watcher) = (server.key(), server.key(), metrics_key(&server));
+    let unrecorded = || value(&server, &watcher, "adriaticum_refusals_unrecorded_total") as usize;
+    let rows = |status: u16| server.query(&format!("SELECT 1 FROM usage WHERE status = {status}")).len();
+    let mut client = server.connect();
+    let mut refused = 0;
+    // Even a slow machine refuses more than ten per second, so the burst is used up at some time.
+    until("some leave no row", || {
+        for _ in 0..100 {
+            client.send(request(&key, &serde_json::json!({})));
+            client.reply().is_error(400, "invalid_request");
+        }
+        refused += 100;
+        unrecorded() > 0
+    });
+    assert!(rows(400) >= 100);
+    assert_eq!(rows(400) + unrecorded(), refused, "each is counted once");
+    // Neither this key's completions nor another key's refusals are concerned.
+    server.post(&key, &chat("x")).is_completion();
+    let before = rows(400);
+    server.post(&other, &serde_json::json!({})).is_error(400, "invalid_request");
+    assert_eq!((rows(200), rows(400)), (1, before + 1));
+    assert!(
+        server.log().contains("refused requests without a row since the last such line: 1"),
+        "{}",
+        server.log()
+    );
+}

@@ -8,12 +8,18 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use adriaticum::client::Cancellation;
 use adriaticum::error::Failure;
 use adriaticum::http::response::{Broken, Pieces};
-use adriaticum::http::{Head, Request, Response};
-use adriaticum::listener::{Acceptor, Address, Certificate, Level, Limits, Listener, Load, Service, Socket};
+use adriaticum::http::{self, Head, Request, Response};
+use adriaticum::listener::{
+    Acceptor, Address, Admission, Cause, Certificate, Destination, Lane, Level, Limits, Listener, Load,
+    Service, Socket,
+};
 
-use crate::support::{Client, Folder, PATIENCE, until};
+use adriaticum::store::Digest;
+
+use crate::support::{Client, Folder, PATIENCE, connect_from, until};
 use crate::tls;
 
 const SHORT: Duration = Duration::from_millis(300);
@@ -27,16 +33,46 @@ struct Echo {
     /// Refusals begun. The loop stays in one for as long as it is held.
     refusals: AtomicUsize,
     hold_loop: AtomicBool,
+    /// The loop stays with a request for /head for as long as it is held.
+    hold_head: AtomicBool,
+    /// Requests for /head so far; one for /heads asks how many.
+    heads: AtomicUsize,
+    is_head_held: AtomicBool,
     /// Refusals have at least so many bytes.
     refusal_bytes: AtomicUsize,
 }
 
 impl Service for Echo {
-    fn answer(&self, request: &Request, _: Instant) -> Response {
+    type Caller = ();
+
+    fn admit(&self, _: http::Client, head: &Head) -> Admission {
+        match head.path() {
+            "/heads" => {
+                let count = self.heads.load(Ordering::Acquire);
+                Admission::Answer(Response::json(200, count.to_string().into_bytes()))
+            }
+            "/head" => {
+                self.heads.fetch_add(1, Ordering::AcqRel);
+                if self.hold_head.load(Ordering::Acquire) {
+                    self.is_head_held.store(true, Ordering::Release);
+                    until("the loop may go on", || !self.hold_head.load(Ordering::Acquire));
+                }
+                Admission::Answer(Response::json(404, b"from the head".to_vec()))
+            }
+            _ => Admission::Read(Destination::Api(Digest::of("key"))),
+        }
+    }
+
+    /// All clients have the same key.
+    fn identify(&self, _: &Request) -> ((), Option<Lane>) {
+        ((), Some(Lane { name: "key".into(), limit: None }))
+    }
+
+    fn answer(&self, request: &Request, _: (), _: Instant, _: &Cancellation) -> Response {
         self.response(request)
     }
 
-    fn refuse(&self, _: Option<IpAddr>, _: Option<&Head>, failure: Failure) -> Response {
+    fn refuse(&self, _: Option<IpAddr>, _: Option<&Request>, failure: Failure) -> Response {
         let mut body = failure.message.as_bytes().to_vec();
         body.resize(body.len().max(self.refusal_bytes.load(Ordering::Acquire)), b' ');
         self.refusals.fetch_add(1, Ordering::AcqRel);
@@ -124,6 +160,15 @@ impl Running {
         Client::new(TcpStream::connect(self.address).expect("a connection"))
     }
 
+    /// From another address than all others.
+    fn connect_elsewhere(&self) -> Client {
+        Client::new(connect_from([127, 0, 0, 2], self.address))
+    }
+
+    fn counted(&self, cause: Cause) -> u64 {
+        self.load.snapshot().of(cause)
+    }
+
     #[track_caller]
     fn get(&self, path: &str) -> u16 {
         let mut client = self.connect();
@@ -136,6 +181,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.echo.gate.store(true, Ordering::Release);
         self.echo.hold_loop.store(false, Ordering::Release);
+        self.echo.hold_head.store(false, Ordering::Release);
         let _ = self.stopper.write_all(b"x");
         if let Some(thread) = self.thread.take() {
             let ended = thread.join();
@@ -276,19 +322,18 @@ fn all_buffers_together_have_a_bound() {
     until("both are buffered", || running.load.snapshot().buffered_bytes.now >= 449_998);
     let mut third = running.connect();
     third.send(post(250_000, 249_999));
-    // It grew past the bound and is refused; the others go on.
-    let shed = third.reply();
-    assert_eq!((shed.status, third.ends()), (503, true));
-    let told = running.load.snapshot();
-    assert_eq!((told.buffers_full, told.queue_full), (1, 0));
-    // The loop tells how much there is at the end of its turn, after the answer.
-    until("the rest is counted", || (449_998..600_000).contains(&running.load.snapshot().buffered_bytes.now));
-    first.send("x");
-    assert_eq!(first.reply().status, 200);
+    // It grew past the limit: the oldest of the address gives way, and the others go on.
+    let shed = first.reply();
+    assert_eq!((shed.status, first.ends()), (503, true));
+    assert_eq!((running.counted(Cause::UnfinishedEvicted), running.counted(Cause::BuffersFull)), (1, 0));
+    // The loop tells how much there is at the end of its round, after the answer.
+    until("the rest is counted", || (499_998..600_000).contains(&running.load.snapshot().buffered_bytes.now));
+    // When the body is complete, all that the request costs is counted. The other gives way to it.
     second.send("x");
-    assert_eq!(second.reply().status, 200);
+    assert_eq!((second.reply().status, third.reply().status), (503, 503));
+    assert_eq!(running.counted(Cause::BuffersFull), 1, "a request that is too large for the limit is shed");
     let mut fourth = running.connect();
-    fourth.send(post(250_000, 250_000));
+    fourth.send(post(150_000, 150_000));
     assert_eq!(fourth.reply().status, 200, "what was buffered is free again");
     until("and told to be", || running.load.snapshot().buffered_bytes.now < 100_000);
 }
@@ -306,14 +351,13 @@ fn serve_tls(limits: Limits) -> (Running, impl Fn() -> tls::Secured) {
 
 #[test]
 fn an_idle_session_gives_way_to_a_request() {
-    let (running, connect) = serve_tls(Limits { buffered_bytes: 600_000, ..Limits::default() });
+    let (running, connect) = serve_tls(Limits { buffered_bytes: 1_200_000, ..Limits::default() });
     let mut idle: Vec<tls::Secured> = (0..50).map(|_| connect()).collect();
     let mut client = connect();
     client.send(post(250_000, 250_000));
     assert_eq!(client.reply().status, 200);
-    let told = running.load.snapshot();
-    assert_eq!((told.buffers_full, told.turned_away), (0, 0));
-    assert!((1..50).contains(&told.made_way), "{told:?}");
+    assert_eq!((running.counted(Cause::BuffersFull), running.counted(Cause::TurnedAway)), (0, 0));
+    assert!((1..50).contains(&running.counted(Cause::IdleEvicted)), "{:?}", running.load.snapshot());
     assert!(idle[0].ends(), "the longest idle is the first to go");
     idle[49].send(get("/"));
     assert_eq!(idle[49].reply().status, 200);
@@ -330,6 +374,32 @@ fn hold_the_loop(running: &Running, connect: impl Fn() -> tls::Secured, sent: &s
     [growing, idle, broken]
 }
 
+/// A handshake with an RSA key of 4,096 bits costs milliseconds.
+#[test]
+fn established_sessions_come_before_handshakes() {
+    let (running, connect) = serve_tls(Limits::default());
+    let strangers: Vec<TcpStream> = (0..50).map(|_| running.connect().stream).collect();
+    let [mut established, _idle, mut broken] = hold_the_loop(&running, connect, "");
+    assert_eq!(running.load.snapshot().accepted, 53);
+    for stranger in &strangers {
+        (&*stranger).write_all(&tls::client_hello()).expect("the system takes it");
+    }
+    established.send(get("/head"));
+    running.echo.hold_head.store(true, Ordering::Release);
+    running.echo.hold_loop.store(false, Ordering::Release);
+    until("it has its turn", || running.echo.is_head_held.load(Ordering::Acquire));
+    for stranger in &strangers {
+        stranger.set_nonblocking(true).expect("an option of the socket");
+        assert!(stranger.peek(&mut [0]).is_err(), "a handshake was answered first");
+        stranger.set_nonblocking(false).expect("an option of the socket");
+    }
+    running.echo.hold_head.store(false, Ordering::Release);
+    assert_eq!((established.reply().status, broken.reply().status), (404, 400));
+    for stranger in &strangers {
+        assert_eq!(stranger.peek(&mut [0]).expect("the server's part of the handshake"), 1);
+    }
+}
+
 /// A stop reads what has arrived on every connection. What it reads on the first may evict the second.
 #[test]
 fn a_session_is_evicted_during_a_stop() {
@@ -342,7 +412,7 @@ fn a_session_is_evicted_during_a_stop() {
     assert_eq!(broken.reply().status, 400);
     assert_eq!(growing.reply().status, 503);
     assert!(idle.ends());
-    assert_eq!(running.load.snapshot().made_way, 1);
+    assert_eq!(running.counted(Cause::UnfinishedEvicted), 1);
 }
 
 /// Two connections expire at the same time. The refusal of the first may evict the second.
@@ -363,40 +433,103 @@ fn a_session_is_evicted_when_it_has_expired() {
 
 #[test]
 fn the_longest_idle_connection_makes_room() {
-    let running = serve(Limits { max_connections: 3, ..Limits::default() });
-    let mut half = running.connect();
-    half.send("GET /");
-    let mut idle: Vec<Client> = (0..2)
-        .map(|_| {
-            let mut client = running.connect();
+    let running = serve(Limits { max_connections: 4, ..Limits::default() });
+    let mut idle: Vec<Client> = [false, true, false, true]
+        .map(|elsewhere| {
+            let mut client = if elsewhere { running.connect_elsewhere() } else { running.connect() };
             client.send(get("/"));
             assert_eq!(client.reply().status, 200);
             client
         })
-        .collect();
-    let mut new = running.connect();
+        .into();
+    // The address has its half, so its own longest idle gives way and not the other's.
+    let mut new = running.connect_elsewhere();
     new.send(get("/"));
     assert_eq!(new.reply().status, 200);
-    assert!(idle[0].ends(), "the one that was idle longest");
-    idle[1].send(get("/"));
-    assert_eq!(idle[1].reply().status, 200);
-    half.send(" HTTP/1.1\r\nHost: h\r\n\r\n");
-    assert_eq!(half.reply().status, 200, "one in the middle of a request is not idle");
+    assert!(idle[1].ends(), "the one that was idle longest, of its address");
+    let mut third = Client::new(connect_from([127, 0, 0, 3], running.address));
+    third.send(get("/"));
+    assert_eq!(third.reply().status, 200);
+    assert!(idle[0].ends(), "the one that was idle longest of all");
+    for client in [2, 3] {
+        idle[client].send(get("/"));
+        assert_eq!(idle[client].reply().status, 200);
+    }
     let told = running.load.snapshot();
-    assert_eq!((told.connections, told.accepted, told.made_way), (Level { now: 3, most: 3 }, 4, 1));
+    assert_eq!((told.connections, told.accepted), (Level { now: 4, most: 4 }, 6));
+    assert_eq!((told.of(Cause::IdleEvicted), told.of(Cause::UnfinishedEvicted)), (2, 0));
 }
 
 #[test]
-fn where_nobody_is_idle_a_new_connection_is_closed() {
+fn unfinished_requests_of_the_busiest_address_make_room() {
+    let running = serve(Limits { max_connections: 8, ..Limits::default() });
+    let mut honest = running.connect_elsewhere();
+    honest.send("GET /");
+    let mut kept = running.connect_elsewhere();
+    kept.send(get("/"));
+    assert_eq!(kept.reply().status, 200);
+    let mut flood: Vec<Client> = (0..40)
+        .map(|_| {
+            let mut client = running.connect();
+            client.send("P");
+            // When a later request is answered, the byte is read before the next connection is accepted.
+            kept.send(get("/"));
+            assert_eq!(kept.reply().status, 200);
+            client
+        })
+        .collect();
+    assert_eq!(running.counted(Cause::UnfinishedEvicted), 36, "they have half of the connections");
+    for source in 3..20 {
+        let mut other = Client::new(connect_from([127, 0, 0, source], running.address));
+        other.send(get("/"));
+        assert_eq!(other.reply().status, 200);
+    }
+    kept.send(get("/"));
+    assert_eq!(kept.reply().status, 200, "an idle connection of another address stays");
+    honest.send(" HTTP/1.1\r\nHost: h\r\n\r\n");
+    assert_eq!(honest.reply().status, 200, "so does half a request of another address");
+    let reply = flood[0].reply();
+    assert_eq!(reply.status, 503, "a victim is answered if it can be");
+    assert!(flood[0].ends());
+}
+
+/// 20 large bodies that are never finished fill the memory. Another address's requests get through.
+#[test]
+fn unfinished_bodies_of_the_busiest_address_make_room() {
+    let running = serve(Limits { buffered_bytes: 2_000_000, ..Limits::default() });
+    let mut flood: Vec<Client> = (0..20)
+        .map(|_| {
+            let mut client = running.connect();
+            client.send(post(250_000, 249_999));
+            client
+        })
+        .collect();
+    for _ in 0..10 {
+        let mut honest = running.connect_elsewhere();
+        honest.send(post(200_000, 200_000));
+        assert_eq!(honest.reply().status, 200);
+    }
+    assert_eq!(running.counted(Cause::BuffersFull), 0);
+    assert_eq!(flood[0].reply().status, 503);
+    assert!(running.counted(Cause::UnfinishedEvicted) >= 12);
+}
+
+#[test]
+fn without_a_victim_a_new_connection_is_turned_away_with_a_response() {
     let running = serve(Limits { max_connections: 2, ..Limits::default() });
-    let mut busy: Vec<Client> = (0..2).map(|_| running.connect()).collect();
+    let mut busy = [running.connect(), running.connect_elsewhere()];
     for client in &mut busy {
         client.send(get("/hold"));
     }
     until("both are under way", || running.echo.under_way.load(Ordering::Acquire) == 2);
-    let mut new = running.connect();
-    assert!(new.ends());
-    assert_eq!(running.load.snapshot().turned_away, 1);
+    for number in 1..=2 {
+        let mut new = Client::new(connect_from([127, 0, 0, number], running.address));
+        new.send(get("/"));
+        let reply = new.reply();
+        assert_eq!((reply.status, reply.header("connection")), (503, Some("close")));
+        assert!(new.ends());
+        assert_eq!(running.counted(Cause::TurnedAway), u64::from(number));
+    }
     running.echo.gate.store(true, Ordering::Release);
     for client in &mut busy {
         assert_eq!(client.reply().status, 200);
@@ -464,8 +597,81 @@ fn what_is_sent_after_the_end_is_taken_up_to_a_bound() {
 }
 
 #[test]
+fn a_request_answered_from_its_head_costs_no_body() {
+    let running = serve(Limits::default());
+    let head = |length: usize| post(length, 0).replace("POST /", "POST /head");
+    let mut client = running.connect();
+    // The body has come: the connection stays, and what follows is answered in order.
+    let whole = head(5) + "12345";
+    client.send(whole.repeat(300) + &get("/after"));
+    for _ in 0..300 {
+        let reply = client.reply();
+        assert_eq!((reply.status, reply.header("connection")), (404, None));
+    }
+    assert_eq!(client.reply().body, b"/after");
+    // Not whole: none of it is kept, and the connection ends after the response.
+    let expecting = head(200_000).replace("Host", "Expect: 100-continue\r\nHost");
+    for (wire, more) in [(head(200_000), 100_000), (expecting, 0)] {
+        let mut client = running.connect();
+        client.send(wire);
+        client.send(vec![b'x'; more]);
+        let reply = client.reply();
+        assert_eq!((reply.status, reply.header("connection")), (404, Some("close")), "no 100 Continue");
+        assert!(client.ends());
+        assert!(running.load.snapshot().buffered_bytes.now < 10_000);
+    }
+}
+
+#[test]
+fn pipelined_requests_that_are_refused_take_turns() {
+    let running = serve(Limits::default());
+    let (mut flood, mut other, mut broken) = (running.connect(), running.connect(), running.connect());
+    until("all are accepted", || running.load.snapshot().accepted == 3);
+    running.echo.hold_loop.store(true, Ordering::Release);
+    broken.send("nonsense\n\n");
+    until("the loop is held", || running.echo.refusals.load(Ordering::Acquire) == 1);
+    flood.send(get("/head").repeat(1_000));
+    other.send(get("/heads"));
+    running.echo.hold_loop.store(false, Ordering::Release);
+    let before: usize = String::from_utf8_lossy(&other.reply().body).parse().expect("a number");
+    assert!(before <= 2, "{before} were answered before the other's");
+    for _ in 0..1_000 {
+        assert_eq!(flood.reply().status, 404);
+    }
+}
+
+#[test]
+fn clients_that_never_stop_sending_delay_nobody() {
+    let running = serve(Limits { drain_bytes: usize::MAX, drain_time: PATIENCE, ..Limits::default() });
+    let sent = Arc::new(AtomicUsize::new(0));
+    let flood: Vec<_> = (0..4)
+        .map(|_| {
+            let (mut client, sent) = (running.connect(), Arc::clone(&sent));
+            client.send(post(usize::MAX, 0));
+            assert_eq!(client.reply().status, 413);
+            thread::spawn(move || {
+                while client.stream.write_all(&[b'x'; 65536]).is_ok() {
+                    sent.fetch_add(65536, Ordering::AcqRel);
+                }
+            })
+        })
+        .collect();
+    for _ in 0..50 {
+        let before = sent.load(Ordering::Acquire);
+        assert_eq!(running.get("/"), 200);
+        until("they still send", || sent.load(Ordering::Acquire) > before);
+    }
+    drop(running);
+    for sender in flood {
+        sender.join().expect("it ends with the listener");
+    }
+}
+
+#[test]
 fn a_full_queue_sheds_at_once_and_every_place_is_used() {
     let running = serve(Limits { workers: 1, queue: 2, ..Limits::default() });
+    // A key that was accepted before may use every place.
+    assert_eq!(running.get("/"), 200);
     let mut held: Vec<Client> = (0..3).map(|_| running.connect()).collect();
     for client in &mut held {
         client.send(get("/hold"));
@@ -474,7 +680,7 @@ fn a_full_queue_sheds_at_once_and_every_place_is_used() {
     until("a fourth is shed", || running.get("/hold") == 503);
     let told = running.load.snapshot();
     assert_eq!((told.workers, told.queue), (Level { now: 1, most: 1 }, Level { now: 2, most: 2 }));
-    assert_eq!((told.queue_full, told.buffers_full), (1, 0));
+    assert_eq!((told.of(Cause::QueueFull), told.of(Cause::BuffersFull)), (1, 0));
     // To HEAD an answer has no body, whoever gives it.
     let mut head = running.connect();
     head.send(get("/").replace("GET", "HEAD"));

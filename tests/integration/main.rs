@@ -3,10 +3,12 @@
 
 mod support;
 
+mod abandonment;
 mod cli;
 mod client;
 mod console;
 mod crowd;
+mod fairness;
 mod faults;
 mod ledger;
 mod lifecycle;

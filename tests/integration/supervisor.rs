@@ -12,10 +12,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use adriaticum::client::Cancellation;
 use adriaticum::error::Failure;
-use adriaticum::http::{Head, Request, Response};
-use adriaticum::listener::{Address, Limits, Listener, Service, Socket};
-use adriaticum::store::Store;
+use adriaticum::http::{self, Head, Request, Response};
+use adriaticum::listener::{Address, Admission, Destination, Lane, Limits, Listener, Service, Socket};
+use adriaticum::store::{Digest, Store};
 use adriaticum::supervisor::{Notify, Supervisor, Watched};
 
 use crate::support::{Client, Folder, PATIENCE, Runtime, Script, Server, chat, completion, request, until};
@@ -175,12 +176,22 @@ struct Stuck {
 }
 
 impl Service for Stuck {
-    fn answer(&self, _: &Request, _: Instant) -> Response {
+    type Caller = ();
+
+    fn admit(&self, _: http::Client, _: &Head) -> Admission {
+        Admission::Read(Destination::Api(Digest::of("key")))
+    }
+
+    fn identify(&self, _: &Request) -> ((), Option<Lane>) {
+        ((), None)
+    }
+
+    fn answer(&self, _: &Request, (): (), _: Instant, _: &Cancellation) -> Response {
         until("the worker may go on", || !self.worker.load(Ordering::Acquire));
         Response::json(200, Vec::new())
     }
 
-    fn refuse(&self, _: Option<IpAddr>, _: Option<&Head>, _: Failure) -> Response {
+    fn refuse(&self, _: Option<IpAddr>, _: Option<&Request>, _: Failure) -> Response {
         until("the loop may go on", || !self.turn.load(Ordering::Acquire));
         Response::json(400, Vec::new())
     }

@@ -3,14 +3,15 @@
 use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use rustix::net::{AddressFamily, SocketType};
 use serde_json::{Value, json};
 
 pub const BINARY: &str = env!("CARGO_BIN_EXE_adriaticum");
@@ -58,6 +59,8 @@ pub enum Script {
     /// The answer waits until the gate is open.
     Held(Arc<AtomicBool>, Value),
     Redirect(String),
+    /// There is no answer; that the caller closes the connection is counted.
+    Silent,
 }
 
 pub fn completion(content: &str) -> Value {
@@ -78,31 +81,50 @@ pub struct Call {
 
 /// A runtime that does what it is told: what is next in the script, and at its end a good completion.
 pub struct Runtime {
-    server: Arc<tiny_http::Server>,
+    address: SocketAddr,
     pub calls: Arc<Mutex<Vec<Call>>>,
     pub script: Arc<Mutex<VecDeque<Script>>>,
-    threads: usize,
+    /// How many calls were ended by the caller.
+    pub ended: Arc<AtomicU64>,
+    is_over: Arc<AtomicBool>,
+    accepting: Option<JoinHandle<()>>,
 }
 
 impl Runtime {
     pub fn start() -> Self {
-        let server = Arc::new(tiny_http::Server::http("127.0.0.1:0").expect("a port should be free"));
-        let calls: Arc<Mutex<Vec<Call>>> = Arc::default();
-        let script: Arc<Mutex<VecDeque<Script>>> = Arc::default();
-        let threads = 20;
-        for _ in 0..threads {
-            let (server, calls, script) = (Arc::clone(&server), Arc::clone(&calls), Arc::clone(&script));
-            thread::spawn(move || {
-                while let Ok(request) = server.recv() {
-                    serve_call(request, &calls, &script);
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
+        let mut runtime = Self {
+            address: listener.local_addr().expect("it listens"),
+            calls: Arc::default(),
+            script: Arc::default(),
+            ended: Arc::default(),
+            is_over: Arc::default(),
+            accepting: None,
+        };
+        let (calls, script, ended) =
+            (Arc::clone(&runtime.calls), Arc::clone(&runtime.script), Arc::clone(&runtime.ended));
+        let is_over = Arc::clone(&runtime.is_over);
+        runtime.accepting = Some(thread::spawn(move || {
+            let mut streams = Vec::new();
+            for stream in listener.incoming().map_while(Result::ok) {
+                if is_over.load(Ordering::Acquire) {
+                    break;
                 }
-            });
-        }
-        Self { server, calls, script, threads }
+                streams.push(stream.try_clone().expect("a second handle"));
+                let (calls, script, ended) = (Arc::clone(&calls), Arc::clone(&script), Arc::clone(&ended));
+                thread::spawn(move || {
+                    let mut client = Client::of(stream);
+                    while serve_call(&mut client, &calls, &script, &ended).is_some() {}
+                    let _ = client.stream.shutdown(Shutdown::Both);
+                });
+            }
+            streams.iter().for_each(|stream| _ = stream.shutdown(Shutdown::Both));
+        }));
+        runtime
     }
 
     pub fn url(&self) -> String {
-        format!("http://{}/v1", self.server.server_addr())
+        format!("http://{}/v1", self.address)
     }
 
     pub fn next(&self, script: Script) {
@@ -116,45 +138,54 @@ impl Runtime {
 
 impl Drop for Runtime {
     fn drop(&mut self) {
-        // Each call ends the wait of one thread, and not of a particular one.
-        for _ in 0..self.threads {
-            self.server.unblock();
+        self.is_over.store(true, Ordering::Release);
+        // It ends the wait for a connection.
+        let _ = TcpStream::connect(self.address);
+        if let Some(accepting) = self.accepting.take() {
+            let _ = accepting.join();
         }
     }
 }
 
-fn serve_call(mut request: tiny_http::Request, calls: &Mutex<Vec<Call>>, script: &Mutex<VecDeque<Script>>) {
-    let mut text = String::new();
-    if request.as_reader().read_to_string(&mut text).is_err() {
-        return;
-    }
+/// Answers the next call of a connection; `None` if it is the last.
+fn serve_call(
+    client: &mut Client,
+    calls: &Mutex<Vec<Call>>,
+    script: &Mutex<VecDeque<Script>>,
+    ended: &AtomicU64,
+) -> Option<()> {
+    let (head, body) = client.request()?;
     let next = script.lock().expect("the script").pop_front();
     calls.lock().expect("the calls").push(Call {
-        url: request.url().to_owned(),
-        headers: request
-            .headers()
-            .iter()
-            .map(|h| (h.field.as_str().to_string().to_lowercase(), h.value.to_string()))
+        url: head.split(' ').nth(1).unwrap_or_default().to_owned(),
+        headers: head
+            .lines()
+            .filter_map(|line| line.split_once(": "))
+            .map(|(name, value)| (name.to_lowercase(), value.to_owned()))
             .collect(),
-        body: serde_json::from_str(&text).unwrap_or_default(),
-        from: request.remote_addr().copied(),
+        body: serde_json::from_slice(&body).unwrap_or_default(),
+        from: client.stream.peer_addr().ok(),
     });
     let (status, text, location) = match next {
-        None => (200, completion("Zagreb.").to_string(), None),
-        Some(Script::Answer(status, answer)) => (status, answer.to_string(), None),
-        Some(Script::Text(status, text)) => (status, text, None),
-        Some(Script::Redirect(to)) => (307, String::new(), Some(to)),
+        None => (200, completion("Zagreb.").to_string(), String::new()),
+        Some(Script::Answer(status, answer)) => (status, answer.to_string(), String::new()),
+        Some(Script::Text(status, text)) => (status, text, String::new()),
+        Some(Script::Redirect(to)) => (307, String::new(), format!("Location: {to}\r\n")),
         Some(Script::Held(gate, answer)) => {
             until("the gate opens", || gate.load(Ordering::Acquire));
-            (200, answer.to_string(), None)
+            (200, answer.to_string(), String::new())
+        }
+        Some(Script::Silent) => {
+            if client.ends() {
+                ended.fetch_add(1, Ordering::AcqRel);
+            }
+            return None;
         }
     };
-    let mut response = tiny_http::Response::from_string(text).with_status_code(status);
-    if let Some(to) = location {
-        response.add_header(tiny_http::Header::from_bytes("Location", to).expect("a good header"));
-    }
+    let length = text.len();
+    let answer = format!("HTTP/1.1 {status} X\r\n{location}Content-Length: {length}\r\n\r\n{text}");
     // The service may have given up on it.
-    let _ = request.respond(response);
+    client.stream.write_all(answer.as_bytes()).ok()
 }
 
 /// The binary with an environment of its own.
@@ -358,6 +389,14 @@ pub fn raw_request(key: &str, headers: &str, body: &str) -> String {
     )
 }
 
+/// Connects from another address of this host than 127.0.0.1.
+pub fn connect_from(source: [u8; 4], address: SocketAddr) -> TcpStream {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+    rustix::net::bind(&socket, &SocketAddr::from((source, 0))).expect("an address of the loopback network");
+    rustix::net::connect(&socket, &address).expect("a connection");
+    socket.into()
+}
+
 /// A stream to a server, with what came after the last reply.
 pub struct Client<S = TcpStream> {
     pub stream: S,
@@ -368,6 +407,29 @@ impl Client<TcpStream> {
     pub fn new(stream: TcpStream) -> Self {
         stream.set_read_timeout(Some(PATIENCE)).expect("a time-out can be set");
         Self { stream, rest: Vec::new() }
+    }
+}
+
+impl Client<TcpStream> {
+    /// The next request, as a server reads it: its head and its body. `None` at the end.
+    fn request(&mut self) -> Option<(String, Vec<u8>)> {
+        let end = loop {
+            if let Some(end) = self.rest.windows(4).position(|w| w == b"\r\n\r\n") {
+                break end + 4;
+            }
+            if self.fill() == 0 {
+                return None;
+            }
+        };
+        let head = String::from_utf8(self.rest[..end].to_vec()).expect("a head should be text");
+        let length: usize = value_of(&head, "content-length").and_then(|v| v.parse().ok()).unwrap_or(0);
+        while self.rest.len() < end + length {
+            if self.fill() == 0 {
+                return None;
+            }
+        }
+        let body = self.rest.drain(..end + length).skip(end).collect();
+        Some((head, body))
     }
 }
 

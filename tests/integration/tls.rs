@@ -52,6 +52,18 @@ pub fn client_config(
     Arc::new(config)
 }
 
+/// The first bytes of a handshake.
+pub fn client_hello() -> Vec<u8> {
+    let config = client_config(
+        &rcgen::generate_simple_self_signed([]).expect("a certificate").cert.der().clone(),
+        rustls::ALL_VERSIONS,
+    );
+    let name = ServerName::try_from("api.test").expect("a good name");
+    let mut hello = Vec::new();
+    ClientConnection::new(config, name).expect("a session").write_tls(&mut hello).expect("a Vec takes it");
+    hello
+}
+
 pub fn shake_hands(address: impl ToSocketAddrs, config: &Arc<ClientConfig>) -> std::io::Result<Secured> {
     let name = ServerName::try_from("api.test").expect("a good name");
     let mut session = ClientConnection::new(Arc::clone(config), name).expect("a session");
@@ -98,6 +110,33 @@ fn both_versions_kept_connections_pipelining_and_close_notify() {
         again.send(request(&key, &chat("x")));
         again.reply().is_completion();
     }
+}
+
+/// The end of the session alone is none: a client may have no more to send. That of the connection is.
+#[test]
+fn a_client_has_gone_when_its_connection_ends() {
+    let runtime = Runtime::start();
+    let (server, certificate) = secured(&runtime);
+    let server = server.start();
+    let key = server.key();
+    let gate = Arc::new(AtomicBool::new(false));
+    runtime.next(Script::Held(Arc::clone(&gate), completion("held")));
+    let mut client = connect(&server, &certificate);
+    client.send(request(&key, &chat("x")));
+    until("it runs", || runtime.count() == 1);
+    client.stream.conn.send_close_notify();
+    client.stream.flush().expect("the end of the session is sent");
+    // The listener has read it by the time that a later connection is answered.
+    let mut later = connect(&server, &certificate);
+    later.send(request(&key, &chat("x")));
+    later.reply().is_completion();
+    gate.store(true, Ordering::Release);
+    assert_eq!(client.reply().is_completion(), "held");
+    runtime.next(Script::Silent);
+    later.send(request(&key, &chat("x")));
+    until("it runs", || runtime.count() == 3);
+    drop(later);
+    until("it is cancelled", || runtime.ended.load(Ordering::Acquire) == 1);
 }
 
 #[test]
@@ -264,7 +303,8 @@ fn an_idle_session_holds_little() {
     let runtime = Runtime::start();
     let (server, certificate) = secured(&runtime);
     let server = server.start();
-    let large = raw_request("none", "", &" ".repeat(200_000));
+    // A key that does not exist: its form is good, so the body is read.
+    let large = raw_request(&format!("adr_{:048}", 0), "", &" ".repeat(200_000));
     let ask = || {
         let mut client = connect(&server, &certificate);
         client.send(&large);

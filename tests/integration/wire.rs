@@ -1,6 +1,6 @@
 //! HTTP as a client sees it, beyond what the conformance run looks at.
 
-use crate::support::{Runtime, Script, Server, chat, completion, raw_request, request};
+use crate::support::{Runtime, Script, Server, chat, completion, raw_request, request, until};
 
 #[test]
 fn pipelined_requests_are_answered_in_order() {
@@ -77,14 +77,78 @@ fn an_early_answer_reaches_a_client_that_is_still_sending() {
     }
 }
 
+/// At once: the test would end before the 20 s that half a request has.
 #[test]
-fn a_client_that_has_said_all_is_answered() {
+fn what_cannot_begin_a_request_is_refused_at_once() {
+    let server = Server::new(None).start();
+    let began = std::time::Instant::now();
+    for bytes in [
+        &b"\x16\x03\x01\x00\xf8\x01"[..],
+        b"\0",
+        b"SSH-2.0-x\r\n",
+        b"GET /\r\n",
+        b"\n",
+        b"\r\n\r\n\r\n",
+        b"GET /\xc3\xa9 HTTP/1.1\r\n",
+        b"GET /# HTTP/1.1\r\n",
+    ] {
+        let mut client = server.connect();
+        client.send(bytes);
+        client.reply().is_error(400, "invalid_request");
+        assert!(client.ends());
+    }
+    assert!(began.elapsed() < std::time::Duration::from_secs(15), "{:?}", began.elapsed());
+}
+
+/// Contract 1: the head decides, in the order of precedence, and no client is asked for a body that is not read.
+#[test]
+fn a_request_is_refused_from_its_head() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).start();
+    let key = server.key();
+    let good =
+        raw_request(&key, "Expect: 100-continue\r\n", "").replace("Content-Length: 0", "Content-Length: 10");
+    let chunked = good.replace("Content-Length: 10", "Transfer-Encoding: chunked");
+    let unkeyed = |head: &str| head.replace(&format!("Authorization: Bearer {key}\r\n"), "");
+    for (head, status, code) in [
+        (unkeyed(&good), 401, "invalid_api_key"),
+        (unkeyed(&chunked), 401, "invalid_api_key"),
+        (good.replace("Expect", "Authorization: Bearer x\r\nExpect"), 401, "invalid_api_key"),
+        (unkeyed(&good).replace("Length: 10", "Length: 262145"), 413, "payload_too_large"),
+        (unkeyed(&good).replace("POST", "PUT").replace("Length: 10", "Length: 262145"), 404, "not_found"),
+        (unkeyed(&chunked).replace("api.test", "other.test"), 404, "not_found"),
+    ] {
+        let mut client = server.connect();
+        client.send(&head);
+        let reply = client.reply();
+        reply.is_error(status, code);
+        assert_eq!(reply.header("connection"), Some("close"), "{head}");
+        assert_eq!(reply.header("x-request-id"), reply.json()["error"]["request_id"].as_str());
+        assert!(server.log().contains(reply.header("x-request-id").expect("an id")));
+        assert!(client.ends());
+    }
+    // With its body, or without one, the connection stays.
     let mut client = server.connect();
-    client.send(request(&server.key(), &chat("x")));
-    client.stream.shutdown(std::net::Shutdown::Write).expect("one side can be shut");
+    client.send("GET / HTTP/1.1\r\nHost: api.test\r\n\r\n".repeat(3));
+    client.send(unkeyed(&request(&key, &chat("x"))) + &request(&key, &chat("x")));
+    for _ in 0..3 {
+        client.reply().is_error(404, "not_found");
+    }
+    client.reply().is_error(401, "invalid_api_key");
     client.reply().is_completion();
+    assert_eq!(runtime.count(), 1);
+}
+
+#[test]
+fn a_client_that_has_shut_its_side_has_gone() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let key = server.key();
+    runtime.next(Script::Silent);
+    let mut client = server.connect();
+    client.send(request(&key, &chat("x")));
+    until("it runs", || runtime.count() == 1);
+    client.stream.shutdown(std::net::Shutdown::Write).expect("one side can be shut");
     assert!(client.ends());
 }
 

@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import time
 
-from service import ROOT, START_SECONDS, Runtime, Service, ensure, free_port
+from service import ROOT, SILENT, START_SECONDS, Runtime, Service, ensure, free_port, until
 
 HOST = "llm.example.org"
 CONSOLE = f"console.{HOST}"
@@ -58,6 +58,10 @@ def try_out(proxy, folder, runtime):
                f"{proxy.__name__}: the console does not know that the client came by HTTPS: {page.status} {page.headers}")
         other = get(port, "console.localhost")
         ensure(other.status in (200, 421) and "Adriaticum" not in other.text, f"{proxy.__name__} passes another host on: {other.status}")
+        seconds = leave(port, service, runtime, proxy.__name__)
+        status, _ = ask(port, service, "The next one", running, log)
+        ensure(status == 200, f"{proxy.__name__}: after a client has left, the next one gets {status}")
+        print(f"proxies: {proxy.__name__}: the runtime's call ended {1000 * seconds:.0f} ms after the client left", flush=True)
     finally:
         running.terminate()
         running.wait()
@@ -88,6 +92,22 @@ def ask(port, service, content, proxy, log):
             time.sleep(0.05)
         finally:
             connection.close()
+
+
+def leave(port, service, runtime, name):
+    """Closes a connection whose request runs, and returns the time until the runtime sees the end of its call."""
+    runtime.answer = lambda _body: (SILENT, None)
+    calls, ended = len(runtime.calls), len(runtime.ended)
+    connection = Tls("127.0.0.1", port, timeout=START_SECONDS)
+    body = json.dumps({"model": "adriaticum", "messages": [{"role": "user", "content": "Nobody waits for it"}]})
+    headers = {"Authorization": service.authorization, "Content-Type": "application/json", "Host": HOST}
+    connection.request("POST", "/v1/chat/completions", body, headers)
+    ensure(until(lambda: len(runtime.calls) > calls), f"{name}: the request does not reach the runtime")
+    left = time.monotonic()
+    connection.close()
+    ensure(until(lambda: len(runtime.ended) > ended), f"{name} does not pass on that the client has left")
+    runtime.answer = runtime.echo
+    return runtime.ended[-1] - left
 
 
 class Tls(http.client.HTTPConnection):

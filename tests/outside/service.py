@@ -24,6 +24,10 @@ STOP_SECONDS = 60
 REPLY_SECONDS = 60
 
 
+# See Runtime.
+SILENT = object()
+
+
 class Call(typing.NamedTuple):
     """A request as the runtime received it. Header names are in lower case."""
 
@@ -36,7 +40,8 @@ class Runtime(http.server.ThreadingHTTPServer):
     """A scripted inference runtime.
 
     `answer` maps a request body to a status and a reply. Assign a function to it, or override it. A reply is JSON, or
-    bytes, or a list of bytes that are sent half a second apart. The status None hangs up without a reply.
+    bytes, or a list of bytes that are sent half a second apart. The status None hangs up without a reply; SILENT waits
+    until the caller does, and notes in `ended` when that was.
     """
 
     daemon_threads = True
@@ -53,7 +58,12 @@ class Runtime(http.server.ThreadingHTTPServer):
             headers = {name.lower(): value for name, value in self.headers.items()}
             self.server.calls.append(Call(self.path, headers, body))
             status, reply = self.server.answer(body)
-            if status is None:
+            if status is SILENT:
+                self.close_connection = True
+                with contextlib.suppress(OSError):
+                    self.connection.recv(1)  # returns at the caller's end
+                self.server.ended.append(time.monotonic())
+            elif status is None:
                 self.close_connection = True
                 self.connection.shutdown(socket.SHUT_RDWR)
             else:
@@ -82,6 +92,7 @@ class Runtime(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), self.Handler)
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
         self.calls = []
+        self.ended = []
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def __exit__(self, *_):

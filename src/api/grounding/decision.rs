@@ -52,8 +52,8 @@ pub fn ask(runtimes: &Runtimes, chat: &Chat, spent: &mut Spent) -> Result<Option
     };
     match runtimes.complete(&question, Some(&FORM), spent) {
         Ok(generated) => Ok(read(&generated.content)),
-        // The request's time for the runtime is used up.
-        Err(failure @ (_, RuntimeError::TimedOut)) => Err(failure.into()),
+        // The request's time for the runtime is used up, or nobody waits for an answer.
+        Err(failure @ (_, RuntimeError::TimedOut | RuntimeError::Cancelled)) => Err(failure.into()),
         Err(_) => Ok(Some(None)),
     }
 }

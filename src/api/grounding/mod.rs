@@ -46,7 +46,7 @@ impl Grounding {
             return Ok(None);
         };
         let asked = Instant::now();
-        let found = self.search.find(&words);
+        let found = self.search.find(&words, &spent.cancellation);
         *searched = Some(Searched {
             reason,
             results: found.as_ref().ok().map(|passages| passages.len() as i64),

@@ -2,13 +2,15 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use mio::Token;
 
 use super::super::connection::Connection;
+use super::super::room::{Held, Origin, Scarce};
 use super::super::{Service, socket};
-use super::{Entry, EventLoop, count};
+use super::{Entry, EventLoop};
 
 /// How many connections are accepted before the ones that are there have their turn again.
 const ACCEPT_BATCH: usize = 64;
@@ -34,11 +36,11 @@ impl<S: Service> EventLoop<S> {
             io::ErrorKind::WouldBlock => self.accepting[socket] = false,
             // The client gave up before it was its turn.
             io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted => {}
-            // No file descriptor or no memory: the longest idle connection is closed, but not one that has just come and
-            // had no time to send anything. If no other is idle, accepting pauses until some connection ends.
+            // No file descriptor or no memory: a connection gives way, but not one that has just come and had no time to
+            // send anything. If there is none, accepting pauses until some connection ends.
             _ => {
                 let latest = began + self.limits.idle_time;
-                if !self.close_longest_idle(|entry| entry.connection.deadline() < Some(latest)) {
+                if !self.evict(Scarce::Connections, |entry| entry.connection.deadline() < Some(latest)) {
                     log::warn!("no connection can be accepted for now: {error}");
                     self.accept_after = Instant::now() + self.limits.accept_pause;
                 }
@@ -47,8 +49,10 @@ impl<S: Service> EventLoop<S> {
     }
 
     fn welcome(&mut self, mut stream: socket::Stream, peer: Option<IpAddr>) {
-        if self.connections.len() >= self.limits.max_connections && !self.close_longest_idle(|_| true) {
-            return count(&self.load.turned_away);
+        let origin = Origin::of(peer, &self.proxies);
+        let is_plain = self.acceptor.is_none() || matches!(stream, socket::Stream::Unix(_));
+        if !self.make_room_for_connection(origin) {
+            return self.turn_away(&stream, peer, is_plain);
         }
         let tls = match (&self.acceptor, &stream) {
             (Some(acceptor), socket::Stream::Tcp(_)) => match acceptor.accept() {
@@ -57,7 +61,7 @@ impl<S: Service> EventLoop<S> {
             },
             _ => None,
         };
-        count(&self.load.accepted);
+        self.load.accepted.fetch_add(1, Ordering::Relaxed);
         let slot = self.connections.vacant_entry();
         if let Err(error) = stream.register(self.poll.registry(), Token(slot.key())) {
             log::warn!("a connection could not be watched: {error}");
@@ -65,8 +69,10 @@ impl<S: Service> EventLoop<S> {
         }
         let connection = Connection::new(stream, tls, peer, Instant::now(), &self.limits);
         let index = slot.key();
-        slot.insert(Entry { connection, weight: 0 });
-        self.weigh(index);
-        self.bound(index);
+        let entry = Entry { connection, in_line: false, origin, weight: 0, is_unfinished: false, call: None };
+        self.holdings.change(origin, Held::default(), entry.held());
+        slot.insert(entry);
+        self.account(index);
+        self.make_room_for_bytes(0);
     }
 }

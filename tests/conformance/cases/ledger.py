@@ -1,12 +1,15 @@
 """The usage ledger: which requests have a row, what it contains, and when it is durable."""
 
 import contextlib
+import functools
+import json
 import signal
+import socket
 import sqlite3
 import threading
 import time
 
-from harness import MAX_BODY, Runtime, Server, chat, is_completion, is_error, padded, request, until
+from harness import MAX_BODY, SILENT, Runtime, Server, chat, is_completion, is_error, padded, read_reply, request, until
 from shared import KEY, METRICS_KEY, RUNTIME, SERVER, bad, ok
 
 FIGURES = "prompt_tokens, completion_tokens, total_tokens"
@@ -129,12 +132,61 @@ def _running_request():
                 gate.set()
 
 
-def a_client_that_leaves_has_its_row():
-    with _running_request() as (server, connection, gate):
-        connection.close()
+def a_running_request_whose_client_leaves_is_abandoned():
+    """The runtime sees the end of its call, and the row says why there is no status."""
+    runtime = Runtime()
+    runtime.answer = lambda _body: (SILENT, None)
+    with Server(runtime, workers=1) as server:
+        key, sql = server.create_key(), "SELECT status, error_code, total_tokens FROM usage ORDER BY request_id"
+        for count, leave in enumerate((socket.socket.close, lambda connection: connection.shutdown(socket.SHUT_WR)), 1):
+            with server.connect() as connection:
+                connection.sendall(request(chat(), key))
+                assert until(lambda: len(runtime.calls) == count), "the worker is not free"
+                leave(connection)
+                assert until(lambda: len(runtime.ended) == count), "the runtime's call goes on"
+        assert until(lambda: server.rows(sql) == [(None, "abandoned", None)] * 2), server.rows(sql)
+        runtime.answer = runtime.good
+        is_completion(server.post(chat(), key))
+        usage = json.loads(server.cli("usage", "--json").stdout)
+        assert (usage["requests"], usage["errors"]) == (3, 2), usage
+        server.cli("usage", "verify")
+
+
+def a_waiting_request_whose_client_leaves_has_no_row():
+    runtime, gate = Runtime(), threading.Event()
+    runtime.answer = runtime.held(gate)
+    with Server(runtime, workers=1) as server, server.connect() as running:
+        key, metrics_key = server.create_key(), server.create_key("watch", "--permission", "metrics")
+        running.sendall(request(chat(), key))
+        assert until(lambda: runtime.calls)
+        waits = functools.partial(_has_metric, server, metrics_key, "adriaticum_queue_length")
+        with server.connect() as waiting:
+            waiting.sendall(request(chat(), key))
+            assert until(lambda: waits(1)), "the second request does not wait"
+        assert until(lambda: waits(0)), "a request without a client waits for a worker"
         gate.set()
-        closed = "SELECT count(*) FROM usage WHERE status IS NOT NULL OR error_code = 'abandoned'"
-        assert until(lambda: server.rows(closed) == [(1,)]), "a request without an outcome in its row"
+        is_completion(read_reply(running))
+        assert _count(server) == len(runtime.calls) == 1, "a waiting request that was dropped left a row"
+        assert _has_metric(server, metrics_key, 'adriaticum_requests_abandoned_total{phase="waiting"}', 1)
+
+
+def refused_requests_of_one_key_leave_a_bounded_number_of_rows():
+    """A burst of 100 and ten per second; the others are counted in a metric and in the log."""
+    with Server(RUNTIME) as server, server.connect() as connection:
+        key, metrics_key = server.create_key(), server.create_key("watch", "--permission", "metrics")
+        invalid, began = request({}, key), time.monotonic()
+        for _ in range(400):
+            connection.sendall(invalid)
+            is_error(read_reply(connection), "invalid_request")
+        seconds, rows = time.monotonic() - began, _count(server)
+        # A machine that needs 30 s for them has not exceeded the rate.
+        assert 100 <= rows <= min(400, 101 + 10 * seconds), f"{rows} rows in {seconds} s"
+        assert _has_metric(server, metrics_key, "adriaticum_refusals_unrecorded_total", 400 - rows)
+        assert rows == 400 or "refused requests without a row" in server.logged()
+
+
+def _has_metric(server, key, name, value):
+    return f"\n{name} {value}\n".encode() in server.get("/metrics", key).body
 
 
 def requests_interrupted_by_a_crash_are_marked_at_the_next_start():

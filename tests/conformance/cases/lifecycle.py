@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 
-from harness import STOP_SECONDS, Runtime, Server, chat, is_completion, is_error, read_reply, request, until
+from harness import REPLY_SECONDS, STOP_SECONDS, Runtime, Server, chat, is_completion, is_error, read_reply, request, until
 from shared import RUNTIME
 
 
@@ -25,12 +25,14 @@ def slow_clients_hold_no_worker():
 def a_full_queue_sheds_at_once():
     """Two requests are processed and two wait: of ten more than the first two, eight are shed, and leave no row."""
     runtime, gate, replies = Runtime(), threading.Event(), []
-    runtime.answer = runtime.held(gate)
     with Server(runtime, workers=2, queue=2) as server:
         key = server.create_key()
+        # A key that was accepted before may use every place.
+        is_completion(server.post(chat(), key), "What is the capital of Croatia?")
+        runtime.answer = runtime.held(gate)
         threads = [threading.Thread(target=lambda: replies.append(server.post(chat(), key))) for _ in range(12)]
         [thread.start() for thread in threads[:2]]
-        are_running = until(lambda: len(runtime.calls) == 2)
+        are_running = until(lambda: len(runtime.calls) == 3)
         [thread.start() for thread in threads[2:]]
         until(lambda: len(replies) == 8)
         shed = list(replies)
@@ -41,7 +43,95 @@ def a_full_queue_sheds_at_once():
             is_error(reply, "service_unavailable")
         for reply in replies[8:]:
             is_completion(reply)
-        assert server.rows("SELECT count(*) FROM usage") == [(4,)], "a shed request left a row"
+        assert server.rows("SELECT count(*) FROM usage") == [(5,)], "a shed request left a row"
+
+
+def _waits(server, metrics_key, count):
+    return f"\nadriaticum_queue_length {count}\n".encode() in server.get("/metrics", metrics_key).body
+
+
+@contextlib.contextmanager
+def _held_server(**settings):
+    """Yields a server, its runtime, and a function that sends a request. The runtime holds those that say so."""
+    runtime, gate = Runtime(), threading.Event()
+
+    def answer(body):
+        content = body["messages"][-1]["content"]
+        assert "held" not in content or gate.wait(REPLY_SECONDS)
+        return runtime.echo(body)
+
+    runtime.answer = answer
+    with Server(runtime, **settings) as server, contextlib.ExitStack() as connections:
+        def send(key, content):
+            connection = connections.enter_context(server.connect())
+            connection.sendall(request(chat(content), key))
+            return connection
+
+        yield server, runtime, gate, send
+
+
+def _asked(runtime):
+    return [call.body["messages"][-1]["content"] for call in runtime.calls]
+
+
+def keys_take_turns():
+    """A key with many requests delays another by one request, and loses its newest when the queue is full."""
+    with _held_server(workers=1, queue=8) as (server, runtime, gate, send):
+        many, few = server.create_key("many"), server.create_key("few")
+        metrics_key = server.create_key("watch", "--permission", "metrics")
+        for key in (many, few):
+            is_completion(server.post(chat("first"), key), "first")
+        running = send(many, "held")
+        assert until(lambda: len(runtime.calls) == 3)
+        waiting = [send(many, f"many {number}") for number in range(8)]
+        assert until(lambda: _waits(server, metrics_key, 8))
+        others = [send(few, f"few {number}") for number in range(2)]
+        for connection in waiting[6:]:
+            is_error(read_reply(connection), "service_unavailable")
+        gate.set()
+        is_completion(read_reply(running), "held")
+        for number, connection in enumerate(waiting[:6]):
+            is_completion(read_reply(connection), f"many {number}")
+        for number, connection in enumerate(others):
+            is_completion(read_reply(connection), f"few {number}")
+        turns = ["many 0", "few 0", "many 1", "few 1", "many 2", "many 3", "many 4", "many 5"]
+        assert _asked(runtime)[3:] == turns, _asked(runtime)
+
+
+def a_limit_on_a_key_holds():
+    """From its first request on, and after a change. The other keys use the other workers."""
+    with _held_server(workers=8) as (server, runtime, gate, send):
+        limited, free = server.create_key("limited", "--concurrent", "2"), server.create_key("free")
+        metrics_key, identifier = server.create_key("watch", "--permission", "metrics"), server.keys()["limited"]["id"]
+        for limit in (2, 1):
+            if limit == 1:
+                server.cli("keys", "set", identifier, "--concurrent", "1")
+            gate.clear()
+            connections = [send(limited, f"held {limit}") for _ in range(6)]
+            assert until(lambda: _waits(server, metrics_key, 6 - limit)), f"not {limit} at once"
+            is_completion(server.post(chat("other"), free), "other")
+            assert _asked(runtime).count(f"held {limit}") == limit, _asked(runtime)
+            gate.set()
+            for connection in connections:
+                is_completion(read_reply(connection), f"held {limit}")
+
+
+def strangers_leave_room_in_the_queue():
+    with _held_server(workers=1, queue=8) as (server, runtime, gate, send):
+        key, metrics_key = server.create_key(), server.create_key("watch", "--permission", "metrics")
+        is_completion(server.post(chat("first"), key), "first")
+        running = [send(key, "held")]
+        assert until(lambda: len(runtime.calls) == 2)
+        strangers = [send("adr_" + 48 * "0", "stranger") for _ in range(10)]
+        for connection in strangers[2:]:
+            is_error(read_reply(connection), "service_unavailable")
+        running += [send(key, "held") for _ in range(6)]
+        assert until(lambda: _waits(server, metrics_key, 8)), "a known key has no place"
+        gate.set()
+        for connection in running:
+            is_completion(read_reply(connection), "held")
+        for connection in strangers[:2]:
+            is_error(read_reply(connection), "invalid_api_key")
 
 
 def a_stop_completes_requests_in_progress_and_waiting():

@@ -34,7 +34,8 @@ def _write(server, text):
 
 def a_wrong_variable_is_named():
     for name, value in (("listen", "nonsense"), ("workers", "0"), ("workers", "many"), ("queue", "-1"),
-                        ("max_connections", "0"), ("compatibility", "loose"), ("log_level", "loud"),
+                        ("max_connections", "0"), ("buffer_limit", "1048575"), ("buffer_limit", "64 MB"),
+                        ("compatibility", "loose"), ("log_level", "loud"),
                         ("trusted_proxies", "nobody"), ("runtime_url", "ftp://x"), ("runtime_timeout", "soon"), ("runtime_ca", "/nonexistent.pem"),
                         ("search_url", "ftp://x"), ("search_grounding", "sometimes"), ("search_results", "0"),
                         ("usage_retention_days", "-1")):

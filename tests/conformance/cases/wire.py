@@ -71,6 +71,27 @@ def expect_continue():
         is_completion(read_reply(connection))
 
 
+def a_request_that_its_head_refuses_is_not_asked_for_its_body():
+    for parts, code in (({"key": None}, "invalid_api_key"), ({"path": "/v1/nope"}, "not_found"),
+                        ({"framing": "Content-Length: 262145"}, "payload_too_large"),
+                        ({"key": None, "framing": "Transfer-Encoding: chunked"}, "invalid_api_key")):
+        whole = request(**{"body": chat(), "key": KEY, "headers": [("Expect", "100-continue")]} | parts)
+        with SERVER.connect() as connection:
+            connection.sendall(whole.partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
+            is_error(read_reply(connection), code)
+            assert ends(connection), "the connection stays open although the body has not come"
+
+
+def a_refused_request_with_its_body_keeps_the_connection():
+    RUNTIME.answer = RUNTIME.good
+    with SERVER.connect() as connection:
+        for _ in range(3):
+            connection.sendall(request(chat(), None))
+            is_error(read_reply(connection), "invalid_api_key")
+        connection.sendall(request(chat(), KEY))
+        is_completion(read_reply(connection))
+
+
 def names_and_schemes_in_any_case():
     RUNTIME.answer = RUNTIME.good
     for scheme in ("bearer", "BEARER", "BeArEr"):
@@ -100,6 +121,15 @@ def http_that_cannot_be_parsed():
                 line + host + b"X: " + b"a" * 16_500 + b"\r\n\r\n"):
         is_error(SERVER.raw(raw, closes=True), "invalid_request")
     ok(chat(), headers=[("X", "a" * 15_900)])
+
+
+def bytes_that_cannot_begin_a_request_are_refused_at_once():
+    for raw in (b"\0\0\0", b"SSH-2.0-x\r\n", b"GET /\r\n", b"\n", b"\r\n\r\n\r\n", b" GET / HTTP/1.1\r\n",
+                b"POST /v1/chat/completions# HTTP/1.1\r\n", b"POST /\xc3\xa9 HTTP/1.1\r\n"):
+        with SERVER.connect(timeout=15) as connection:
+            connection.sendall(raw)
+            is_error(read_reply(connection), "invalid_request")
+            assert ends(connection)
 
 
 def framing_that_is_not_safe():

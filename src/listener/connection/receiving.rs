@@ -1,0 +1,166 @@
+//! Reading from a client, within the limits of a turn.
+
+use std::io;
+use std::mem;
+use std::time::Instant;
+
+use super::super::tls::Received;
+use super::super::{Admission, Admitted};
+use super::{Answered, Connection, Outcome, Phase, Turn};
+use crate::http::response::CONTINUE;
+use crate::http::{Client, Request, Step};
+
+impl Connection {
+    /// Reads until a request is complete or its head was enough for a response.
+    pub(super) fn receive(&mut self, turn: &mut Turn) -> Outcome {
+        if turn.left == 0 {
+            return Outcome::TurnOver;
+        }
+        loop {
+            let earlier = mem::take(&mut self.unread);
+            let mut input = if earlier.is_empty() {
+                match self.fill(turn) {
+                    Ok(Filled::Bytes(count)) => &turn.scratch[..count],
+                    Ok(Filled::End) | Err(_) => return Outcome::Gone,
+                    Ok(Filled::Nothing) => return Outcome::Waiting,
+                    Ok(Filled::TurnOver) => return Outcome::TurnOver,
+                    Ok(Filled::Handshake) => return Outcome::Handshake,
+                }
+            } else {
+                &earlier[..]
+            };
+            let was_between = self.reader.is_between_requests();
+            let mut client = Client { peer: self.peer, proxied: false, secure: self.tls.is_some() };
+            let mut step = self.reader.push(&mut input);
+            if let Ok(Step::Head) = step {
+                match (turn.admit)(&mut client, self.reader.head()) {
+                    Admission::Read(destination) => self.admitted = Some((client, destination)),
+                    Admission::Answer(response) => {
+                        let (head, is_body_skipped) = self.reader.refuse(&mut input);
+                        if is_body_skipped {
+                            self.unread = input.to_vec();
+                        }
+                        return Outcome::Answered(Answered { response, head, is_body_skipped });
+                    }
+                }
+                step = self.reader.push(&mut input);
+            }
+            match step {
+                Err(malformed) => return Outcome::Malformed(malformed),
+                Ok(Step::Head) => unreachable!("a body or its end follows a head"),
+                Ok(Step::Request(request)) => {
+                    self.unread = input.to_vec();
+                    let (client, destination) =
+                        self.admitted.take().expect("the head comes before the request");
+                    return Outcome::Request(Admitted {
+                        request: Request { client, ..request },
+                        destination,
+                    });
+                }
+                Ok(Step::More) => {
+                    if was_between && !self.reader.is_between_requests() {
+                        self.deadline = Some(Instant::now() + turn.limits.request_time);
+                    }
+                    if self.reader.take_continue() {
+                        // It is a courtesy: a client that can't take it now will send its body anyway.
+                        let _ = self.write(CONTINUE);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Discards what the client still sends, until it ends or the limit is reached.
+    pub(super) fn drain(&mut self, turn: &mut Turn) -> Outcome {
+        loop {
+            let count = match self.fill_raw(turn) {
+                Ok(Filled::Bytes(count)) => count,
+                Ok(Filled::Nothing) => return Outcome::Waiting,
+                Ok(Filled::TurnOver) => return Outcome::TurnOver,
+                Ok(Filled::Handshake | Filled::End) | Err(_) => return Outcome::Gone,
+            };
+            let Phase::Draining { left } = &mut self.phase else {
+                unreachable!("only after the last answer is there anything to drain");
+            };
+            *left = left.saturating_sub(count);
+            if *left == 0 {
+                return Outcome::Gone;
+            }
+        }
+    }
+
+    /// Reads decrypted bytes.
+    fn fill(&mut self, turn: &mut Turn) -> io::Result<Filled> {
+        let Some(session) = &mut self.tls else {
+            return self.fill_raw(turn);
+        };
+        session.flush(&self.stream)?;
+        loop {
+            if let Some(count) = session.read(turn.scratch)? {
+                return Ok(if count == 0 { Filled::End } else { Filled::Bytes(count) });
+            }
+            if !self.readable {
+                session.rest();
+                return Ok(Filled::Nothing);
+            }
+            if turn.left == 0 {
+                return Ok(Filled::TurnOver);
+            }
+            let (was_begun, was_handshaking) = (session.is_half_shaken(), session.is_handshaking());
+            if was_handshaking && !mem::take(&mut turn.may_shake_hands) {
+                return Ok(Filled::Handshake);
+            }
+            match session.receive(&self.stream) {
+                Ok(Received::End) => return Ok(Filled::End),
+                Ok(Received::Some { count, is_all }) => {
+                    turn.left = turn.left.saturating_sub(count);
+                    self.readable = !is_all || self.read_closed;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
+                Err(error) => return Err(error),
+            }
+            // A handshake has the time of a request, from its first byte on.
+            if session.is_half_shaken() && !was_begun {
+                self.deadline = Some(Instant::now() + turn.limits.request_time);
+            } else if was_handshaking && !session.is_handshaking() {
+                self.deadline = Some(Instant::now() + turn.limits.idle_time);
+            }
+        }
+    }
+
+    /// Reads bytes as they are on the wire.
+    fn fill_raw(&mut self, turn: &mut Turn) -> io::Result<Filled> {
+        if !self.readable {
+            return Ok(Filled::Nothing);
+        }
+        let most = turn.left.min(turn.scratch.len());
+        if most == 0 {
+            return Ok(Filled::TurnOver);
+        }
+        match self.stream.read(&mut turn.scratch[..most]) {
+            Ok(0) => Ok(Filled::End),
+            Ok(count) => {
+                turn.left -= count;
+                // A short read has emptied the socket.
+                self.readable = count == most || self.read_closed;
+                Ok(Filled::Bytes(count))
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.readable = false;
+                Ok(Filled::Nothing)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// What came of reading.
+enum Filled {
+    Bytes(usize),
+    /// Nothing has come yet.
+    Nothing,
+    TurnOver,
+    /// The next step of the handshake has to wait.
+    Handshake,
+    End,
+}

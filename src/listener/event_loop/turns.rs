@@ -1,0 +1,101 @@
+//! Turns: each connection with something to do gets one, then the others do.
+
+use std::mem;
+use std::time::{Duration, Instant};
+
+use super::super::Service;
+use super::super::connection::{Outcome, Turn};
+use super::EventLoop;
+use crate::error::Failure;
+use crate::http::{Client, Head};
+
+/// The bytes that a connection may read before the others have their turn.
+pub(super) const TURN: usize = 64 * 1024;
+
+/// The time for the turns of one round. Then responses, new connections and deadlines are looked at, and the others continue.
+const ROUND: Duration = Duration::from_millis(10);
+
+impl<S: Service> EventLoop<S> {
+    /// Gives each connection in line its turn, until the round is over.
+    pub(super) fn take_turns(&mut self) {
+        let began = Instant::now();
+        while let Some(index) = self.ready.pop_front() {
+            self.take_turn(index, false);
+            if began.elapsed() > ROUND {
+                break;
+            }
+        }
+        // Another origin than the last one's comes first, so that a flood of handshakes from one does not delay the others.
+        let origin = |&index: &usize| self.connections.get(index).map(|entry| entry.origin);
+        let place =
+            self.handshakes.iter().position(|index| origin(index) != self.last_handshake).unwrap_or(0);
+        if let Some(index) = self.handshakes.remove(place) {
+            self.last_handshake = origin(&index);
+            self.take_turn(index, true);
+        }
+    }
+
+    fn take_turn(&mut self, index: usize, may_shake_hands: bool) {
+        // It may have been closed meanwhile.
+        if let Some(entry) = self.connections.get_mut(index) {
+            entry.in_line = false;
+            self.advance(index, may_shake_hands);
+        }
+    }
+
+    /// Puts a connection at the end of the line, if it is not in line.
+    pub(super) fn line_up(&mut self, index: usize) {
+        if !mem::replace(&mut self.connections[index].in_line, true) {
+            self.ready.push_back(index);
+        }
+    }
+
+    /// Advances a connection as far as it can go in one turn without waiting.
+    pub(super) fn advance(&mut self, index: usize, may_shake_hands: bool) {
+        let mut left = TURN;
+        loop {
+            let Some(entry) = self.connections.get_mut(index) else {
+                return;
+            };
+            let (proxies, service) = (&self.proxies, &self.service);
+            let admit = |client: &mut Client, head: &Head| {
+                proxies.see_through(client, head);
+                service.admit(*client, head)
+            };
+            let (scratch, limits) = (&mut self.scratch, &self.limits);
+            let mut turn = Turn { scratch, limits, left, may_shake_hands, admit: &admit };
+            let outcome = entry.connection.advance(&mut turn);
+            left = turn.left;
+            match outcome {
+                Outcome::Waiting | Outcome::TurnOver | Outcome::Handshake => {
+                    let line = match outcome {
+                        Outcome::TurnOver => Some(&mut self.ready),
+                        Outcome::Handshake => Some(&mut self.handshakes),
+                        _ => None,
+                    };
+                    if let Some(line) = line.filter(|_| !mem::replace(&mut entry.in_line, true)) {
+                        line.push_back(index);
+                    }
+                    self.account(index);
+                    // It may be this one that gives way.
+                    self.make_room_for_bytes(0);
+                    return;
+                }
+                Outcome::Gone => return self.close(index),
+                Outcome::Malformed(malformed) => self.refuse(index, None, Failure::invalid(malformed.0)),
+                // A stop does not wait for downloads: one may take hours.
+                Outcome::Next(..) if self.stopping => return self.close(index),
+                Outcome::Next(rest, then) => {
+                    entry.connection.hand_over();
+                    self.workers.make_next_piece(index, rest, then);
+                }
+                Outcome::Answered(answered) => {
+                    // One answer a turn: a client that pipelines such requests gets no more of the loop than others.
+                    left = 0;
+                    self.answer(index, answered);
+                }
+                Outcome::Request(admitted) => self.hand_over(index, admitted),
+            }
+        }
+    }
+}

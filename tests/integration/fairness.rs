@@ -1,0 +1,173 @@
+//! The queue: keys take turns, a limit on a key holds, and strangers leave room for the others.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use crate::metrics::{metrics_key, value};
+use crate::support::{Client, Runtime, Script, Server, chat, completion, request, until};
+
+/// Holds the next calls of the runtime until the result is true.
+fn hold(runtime: &Runtime, calls: usize) -> Arc<AtomicBool> {
+    let gate = Arc::new(AtomicBool::new(false));
+    (0..calls).for_each(|_| runtime.next(Script::Held(Arc::clone(&gate), completion("held"))));
+    gate
+}
+
+/// Sends so many requests at once, each on a connection of its own.
+fn burst(server: &Server, key: &str, text: &str, count: usize) -> Vec<Client> {
+    let send = |_| {
+        let mut client = server.connect();
+        client.send(request(key, &chat(text)));
+        client
+    };
+    (0..count).map(send).collect()
+}
+
+fn statuses(clients: &mut [Client]) -> Vec<u16> {
+    let mut statuses: Vec<u16> = clients.iter_mut().map(|client| client.reply().status).collect();
+    statuses.sort_unstable();
+    statuses
+}
+
+/// What the runtime was asked, in its order.
+fn asked(runtime: &Runtime) -> Vec<String> {
+    let calls = runtime.calls.lock().expect("the calls");
+    calls.iter().map(|call| call.body["messages"][0]["content"].as_str().unwrap_or_default().into()).collect()
+}
+
+fn count(runtime: &Runtime, text: &str) -> usize {
+    asked(runtime).iter().filter(|asked| *asked == text).count()
+}
+
+#[track_caller]
+fn until_waiting(server: &Server, watcher: &str, count: usize) {
+    until("they wait", || value(server, watcher, "adriaticum_queue_length") == count as f64);
+}
+
+#[test]
+fn keys_take_turns() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).set("ADRIATICUM_WORKERS", 1).start();
+    let (one, other, watcher) = (server.key(), server.key(), metrics_key(&server));
+    for key in [&one, &other] {
+        server.post(key, &chat("first")).is_completion();
+    }
+    let gate = hold(&runtime, 1);
+    let mut clients = burst(&server, &one, "held", 1);
+    until("the worker is busy", || runtime.count() == 3);
+    clients.extend(burst(&server, &one, "one", 8));
+    until_waiting(&server, &watcher, 8);
+    clients.extend(burst(&server, &other, "other", 3));
+    until_waiting(&server, &watcher, 11);
+    gate.store(true, Ordering::Release);
+    assert_eq!(statuses(&mut clients), [200; 12]);
+    let order = ["one", "other", "one", "other", "one", "other", "one", "one", "one", "one", "one"];
+    assert_eq!(asked(&runtime)[3..], order);
+}
+
+#[test]
+fn a_key_with_many_clients_sheds_none_of_another() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).set("ADRIATICUM_WORKERS", 2).set("ADRIATICUM_QUEUE", 16).start();
+    let (many, few, watcher) = (server.key(), server.key(), metrics_key(&server));
+    for key in [&many, &few] {
+        server.post(key, &chat("first")).is_completion();
+    }
+    let gate = hold(&runtime, 2);
+    let mut crowd = burst(&server, &many, "many", 150);
+    until("both workers are busy", || runtime.count() == 4);
+    until_waiting(&server, &watcher, 16);
+    let shed = "adriaticum_requests_shed_total{reason=\"queue\"}";
+    until("the rest is shed", || value(&server, &watcher, shed) == 132.0);
+    let mut clients = burst(&server, &few, "few", 4);
+    until("four more of the crowd are shed", || value(&server, &watcher, shed) == 136.0);
+    gate.store(true, Ordering::Release);
+    assert_eq!(statuses(&mut clients), [200; 4]);
+    let crowd = statuses(&mut crowd);
+    assert_eq!(crowd.iter().filter(|status| **status == 200).count(), 14);
+    assert_eq!(crowd.iter().filter(|status| **status == 503).count(), 136);
+}
+
+#[test]
+fn a_limit_on_a_key_holds() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).set("ADRIATICUM_WORKERS", 8).start();
+    let limited = server.told(&["keys", "create", "limited", "--concurrent", "2"]).trim().to_owned();
+    let (free, watcher) = (server.key(), metrics_key(&server));
+    let id = {
+        let keys: serde_json::Value =
+            serde_json::from_str(&server.told(&["keys", "list", "--json"])).expect("a list");
+        let keys = keys.as_array().expect("a list").clone();
+        let key = keys.into_iter().find(|key| key["name"] == "limited").expect("the key");
+        key["id"].as_str().expect("an id").to_owned()
+    };
+    // Nothing is known of the key before its first burst; then its limit is changed.
+    for (text, limit) in [("first", 2), ("lower", 1), ("none", 5)] {
+        match text {
+            "lower" => _ = server.told(&["keys", "set", &id, "--concurrent", "1"]),
+            "none" => _ = server.told(&["keys", "set", &id, "--concurrent", "none"]),
+            _ => {}
+        }
+        let gate = hold(&runtime, limit);
+        let mut clients = burst(&server, &limited, text, 20);
+        until("as many run as may", || count(&runtime, text) >= limit);
+        if text != "none" {
+            until_waiting(&server, &watcher, 20 - limit);
+            for _ in 0..5 {
+                server.post(&free, &chat("free")).is_completion();
+            }
+            assert_eq!(count(&runtime, text), limit, "the others wait");
+            assert_eq!(value(&server, &watcher, "adriaticum_workers_busy"), limit as f64);
+        }
+        gate.store(true, Ordering::Release);
+        assert_eq!(statuses(&mut clients), [200; 20]);
+    }
+}
+
+#[test]
+fn strangers_leave_room_for_the_others() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).set("ADRIATICUM_WORKERS", 1).set("ADRIATICUM_QUEUE", 8).start();
+    let (key, watcher) = (server.key(), metrics_key(&server));
+    server.post(&key, &chat("first")).is_completion();
+    let gate = hold(&runtime, 1);
+    let mut clients = burst(&server, &key, "held", 1);
+    until("the worker is busy", || runtime.count() == 2);
+    let nobody = format!("adr_{}", "0".repeat(48));
+    let mut strangers = burst(&server, &nobody, "stranger", 40);
+    let shed = "adriaticum_requests_shed_total{reason=\"queue\"}";
+    until("most of them are shed", || value(&server, &watcher, shed) == 38.0);
+    clients.extend(burst(&server, &key, "known", 6));
+    until_waiting(&server, &watcher, 8);
+    gate.store(true, Ordering::Release);
+    assert_eq!(statuses(&mut clients), [200; 7]);
+    let strangers = statuses(&mut strangers);
+    assert_eq!((&strangers[..2], &strangers[2..]), (&[401; 2][..], &[503; 38][..]));
+}
+
+/// A page that needs no session is not to keep a scrape from being answered.
+#[test]
+fn strangers_leave_room_on_the_console() {
+    let server = Server::new(None).start();
+    let watcher = metrics_key(&server);
+    value(&server, &watcher, "adriaticum_workers");
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..30 {
+            scope.spawn(|| {
+                while !done.load(Ordering::Acquire) {
+                    let mut client = server.connect();
+                    client.send("GET /sign-in HTTP/1.1\r\nHost: console.localhost\r\n\r\n");
+                    client.reply();
+                }
+            });
+        }
+        // Each of these fails the test if it is answered 503.
+        let shed = "adriaticum_requests_shed_total{reason=\"console\"}";
+        let scraped = || (0..50).map(|_| value(&server, &watcher, shed)).fold(0.0, f64::max);
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(scraped));
+        done.store(true, Ordering::Release);
+        assert!(result.expect("every scrape is answered") > 0.0, "there was not enough to do");
+    });
+}
