@@ -594,7 +594,7 @@ fn the_status_page_shows_the_queue_by_key() {
     assert!(set_password(&server, PASSWORD).status.success());
     let key = server.told(&["keys", "create", "Crawler <1>", "--concurrent", "7"]).trim().to_owned();
     let mut browser = Browser::signed_in(&server);
-    assert!(!browser.get("/status").text().contains("Queue by key"), "there is nothing to show");
+    // Before the page is asked for: its checks ask the runtime, too.
     runtime.next(Script::Silent);
     let send = || {
         let mut client = server.connect();
