@@ -1,0 +1,151 @@
+//! What is known about a request while it goes through the steps: its row, its log line and its times.
+
+use std::fmt::Write;
+use std::net::IpAddr;
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::api::key::Caller;
+use crate::error::{ApiError, Failure};
+use crate::id::RequestId;
+use crate::metrics::Times;
+use crate::runtime::{Generated, Spent};
+use crate::store::{NewRow, Outcome, Searched};
+use crate::when::milliseconds;
+
+/// What is known about a request while it goes through the steps.
+pub(super) struct Record {
+    pub id: RequestId,
+    /// When the request was complete, in Unix seconds.
+    pub created: i64,
+    pub received: Instant,
+    pub queue: Duration,
+    pub client: Option<IpAddr>,
+    pub key_id: Option<String>,
+    pub searched: Option<Searched>,
+    /// What the calls to the runtime have cost.
+    pub spent: Spent,
+    /// All writes to the ledger together.
+    pub ledger: Option<Duration>,
+    /// The client went away before there was an outcome.
+    pub is_abandoned: bool,
+    /// It was refused, and its key has had too many rows of that kind.
+    pub is_unrecorded: bool,
+}
+
+/// The `error_code` of a row whose client went away.
+const ABANDONED: &str = "abandoned";
+
+impl Record {
+    pub fn new(client: Option<IpAddr>, received: Instant) -> Self {
+        let queue = received.elapsed();
+        let id = RequestId::at(SystemTime::now() - queue);
+        Self {
+            id,
+            created: id.created(),
+            received,
+            queue,
+            client,
+            key_id: None,
+            searched: None,
+            spent: Spent::default(),
+            ledger: None,
+            is_abandoned: false,
+            is_unrecorded: false,
+        }
+    }
+
+    /// What came of Search, unless it was cancelled.
+    pub fn searched(&self) -> Option<&Searched> {
+        self.searched.as_ref().filter(|searched| !self.is_abandoned || searched.results.is_some())
+    }
+
+    pub fn new_row(&self, caller: &Caller) -> NewRow {
+        NewRow {
+            request_id: self.id.to_string(),
+            key_id: caller.key_id.clone(),
+            key_name: caller.key_name.clone(),
+            created: self.created,
+        }
+    }
+
+    pub fn outcome(&self, result: Result<(), &Failure>) -> Outcome {
+        let (status, error_code) = match result {
+            _ if self.is_abandoned => (None, Some(ABANDONED)),
+            Ok(_) => (Some(200), None),
+            Err(failure) => (Some(failure.error.status()), Some(failure.error.code())),
+        };
+        let found = self.searched.as_ref().and_then(|searched| searched.results).unwrap_or(0);
+        Outcome {
+            status,
+            error_code,
+            tokens: self.spent.tokens.unwrap_or_default(),
+            duration_ms: milliseconds(self.received.elapsed()),
+            queue_ms: milliseconds(self.queue),
+            runtime_ms: self.spent.time.map(milliseconds),
+            grounded: status == Some(200) && found > 0,
+            search: self.searched().cloned(),
+        }
+    }
+
+    pub fn times(&self) -> Times {
+        let Self { queue, ledger, .. } = *self;
+        Times { whole: self.received.elapsed(), queue, runtime: self.spent.time, ledger }
+    }
+
+    pub fn server_timing(&self) -> String {
+        let parts = [
+            ("queue", Some(self.queue)),
+            (
+                "search",
+                self.searched.as_ref().map(|searched| Duration::from_secs_f64(searched.time_ms / 1000.0)),
+            ),
+            ("runtime", self.spent.time),
+            ("ledger", self.ledger),
+            ("total", Some(self.received.elapsed())),
+        ];
+        let mut text = String::with_capacity(128);
+        for (name, time) in parts {
+            let Some(time) = time else { continue };
+            let separator = if text.is_empty() { "" } else { ", " };
+            // In milliseconds. Whole numbers are written in a fraction of the time that a floating one takes.
+            let (whole, fraction) = (time.as_millis(), time.subsec_micros() % 1000);
+            let _ = write!(text, "{separator}{name};dur={whole}.{fraction:03}");
+        }
+        text
+    }
+
+    /// One line a request, with nothing in it that the client wrote; and the cause of every 5xx.
+    pub fn log(&self, result: &Result<Generated, Failure>) {
+        let Outcome { status, error_code, tokens, duration_ms, queue_ms, runtime_ms, search, .. } =
+            self.outcome(result.as_ref().map(drop));
+        let key = self.key_id.as_deref().unwrap_or("-");
+        let id = self.id;
+        log::info!(
+            "{id} client={} status={} error={} key={key} total_ms={duration_ms} queue_ms={queue_ms} runtime_ms={} prompt_tokens={} \
+             completion_tokens={} total_tokens={}{}",
+            shown(self.client),
+            shown(status),
+            error_code.unwrap_or("-"),
+            shown(runtime_ms),
+            shown(tokens.prompt_tokens),
+            shown(tokens.completion_tokens),
+            shown(tokens.total_tokens),
+            search.map_or(String::new(), |Searched { reason, results, time_ms }| format!(
+                " search={reason} search_results={} search_ms={time_ms}",
+                shown(results)
+            )),
+        );
+        if let Err(failure @ Failure { cause: Some(cause), .. }) = result
+            && !self.is_abandoned
+        {
+            match failure.error {
+                ApiError::InferenceError | ApiError::SearchUnavailable => log::warn!("{id} {cause}"),
+                _ => log::error!("{id} {cause}"),
+            }
+        }
+    }
+}
+
+pub(super) fn shown(value: Option<impl ToString>) -> String {
+    value.map_or("-".into(), |value| value.to_string())
+}
