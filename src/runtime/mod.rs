@@ -23,9 +23,8 @@ use crate::client::{Call, CallError, Cancellation, Client};
 use crate::config::RuntimeConfig;
 use crate::store::Tokens;
 
-/// The largest answer that is read: a completion has at most 512 tokens, the rest is for what a runtime adds. Each worker
-/// may hold one, and `buffer_limit` does not count it.
-const MAX_ANSWER: u64 = 1024 * 1024;
+/// The largest answer that is read.
+const MAX_ANSWER: u64 = 4 * 1024 * 1024;
 
 /// The time for which a runtime that could not be reached is asked last.
 const BACKOFF: Duration = Duration::from_secs(5);
