@@ -51,7 +51,7 @@ lint: need-lint .venv/ready ## Check format, lints, documentation and spelling
 	cargo clippy --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --document-private-items --locked
 	@# The words are a function of SQL, a part of a split "hello", and German.
-	.venv/bin/codespell --ignore-words-list=iif,hel,als --skip='*/requirements.txt,*/package-lock.json,*/node_modules,*.png' \
+	.venv/bin/codespell --ignore-words-list=iif,hel,als,firs --skip='*/requirements.txt,*/package-lock.json,*/node_modules,*.png' \
 		*.md Makefile bench docs packaging runtime src systemd tests
 
 unit: need-unit ## Run the unit and integration tests
