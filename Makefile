@@ -57,10 +57,15 @@ lint: need-lint .venv/ready ## Check format, lints, documentation and spelling
 unit: need-unit ## Run the unit and integration tests
 	$(call step,unit and integration tests)
 	cargo test --locked
+	$(call step,the same of the store on PostgreSQL)
+	TEST_DATABASE=postgres cargo test --locked --lib store::
+	TEST_DATABASE=postgres cargo test --locked --test integration -- ledger:: cli:: console:: metrics::
 
 outside: need-outside build .venv/ready ## Check the contract, the OpenAPI document, Search, Prometheus, attacks, crashes
 	$(call step,conformance)
 	$(PYTHON) tests/conformance/run.py
+	$(call step,conformance on PostgreSQL)
+	$(PYTHON) tests/conformance/run.py --postgres
 	$(call step,OpenAPI document)
 	.venv/bin/python tests/outside/openapi.py
 	$(call step,slow clients)

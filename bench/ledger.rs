@@ -2,13 +2,12 @@
 //!
 //!     ledger DATABASE [SECONDS [THREADS]...]
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use adriaticum::id::RequestId;
-use adriaticum::store::{Digest, KeyName, NewKey, NewRow, Outcome, Permission, Store, Tokens};
+use adriaticum::store::{Database, Digest, KeyName, NewKey, NewRow, Outcome, Permission, Store, Tokens};
 
 fn row(key_id: &str) -> NewRow {
     NewRow {
@@ -62,13 +61,14 @@ fn write(store: &Store, key_id: &str, end: Instant) -> (u64, Duration, Duration)
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
-    let path = PathBuf::from(arguments.next().expect("the database should be named"));
+    let database =
+        Database::parse(&arguments.next().expect("the database should be named")).expect("a database");
     let seconds: u64 = arguments.next().map_or(2, |text| text.parse().expect("a number of seconds"));
     let mut counts: Vec<usize> = arguments.map(|text| text.parse().expect("a number of threads")).collect();
     if counts.is_empty() {
         counts = vec![1, 2, 4, 8, 16, 32];
     }
-    let store = Arc::new(Store::open(&path).expect("a database"));
+    let store = Arc::new(Store::open(&database, 32).expect("a database"));
     let key_id = key(&store);
     println!("threads     rows/s   making one   completing one");
     for threads in counts {

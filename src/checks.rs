@@ -15,7 +15,7 @@ use crate::config::{Config, GroundingMode, RuntimeConfig, SearchPlace, TlsFiles}
 use crate::listener::{Address, Certificate, TlsError};
 use crate::runtime::{Chat, Message, Role, Runtimes, Spent, probe};
 use crate::search;
-use crate::store::{Store, StoreError, Unsealed};
+use crate::store::{Database, Store, StoreError, Unsealed};
 use crate::when;
 
 /// Where runtimes listen unless they are told otherwise.
@@ -73,18 +73,18 @@ impl Finding {
 
 /// All of it, the whole database included.
 pub fn all(config: &Config) -> Vec<Finding> {
-    let store = config.database.exists().then(|| Store::open(&config.database));
+    let is_there = config.database.file().is_none_or(Path::exists);
+    let store = is_there.then(|| Store::open(&config.database, config.workers));
     let found = match &store {
         Some(Ok(store)) => database(&config.database, store.check()),
         Some(Err(error)) => Finding::fail("database", database_failed(config, error)),
-        None => no_database(&config.database),
+        None => no_database(config.database.file().unwrap_or(Path::new("."))),
     };
     parts(config, store.as_ref().and_then(|store| store.as_ref().ok()), found)
 }
 
 pub fn database_failed(config: &Config, error: &dyn Display) -> String {
-    let path = config.database.display();
-    format!("the database {path}: {error}. The setting is database (ADRIATICUM_DATABASE).")
+    format!("the database {}: {error}. The setting is database (ADRIATICUM_DATABASE).", config.database)
 }
 
 /// The same of a service that runs, whose database is too much to be read whole each time.
@@ -119,7 +119,7 @@ fn configuration(config: &Config) -> Finding {
 fn exposed(config: &Config) -> Option<Finding> {
     let files = [
         config.tls.as_ref().map(|files| files.key.as_path()),
-        Some(config.database.as_path()),
+        config.database.file(),
         config.runtime.api_key_file.as_deref(),
     ];
     let is_readable =
@@ -190,12 +190,12 @@ fn clock(store: Option<&Store>) -> Finding {
     }
 }
 
-fn database(path: &Path, checked: Result<(), StoreError>) -> Finding {
-    if let Err(error) = checked {
-        return Finding::fail("database", format!("{}: {error}", path.display()));
+fn database(database: &Database, checked: Result<(), StoreError>) -> Finding {
+    match (checked, database.file()) {
+        (Err(error), _) => Finding::fail("database", format!("{database}: {error}")),
+        (Ok(()), Some(path)) => with_room(path, format!("{database}: sound, takes a write")),
+        (Ok(()), None) => Finding::ok("database", format!("{database}: takes a write")),
     }
-    let sound = format!("{}: sound, takes a write", path.display());
-    with_room(path, sound)
 }
 
 /// How far the seals are behind. Nothing else waits for them.

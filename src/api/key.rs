@@ -27,10 +27,11 @@ pub struct Caller {
 /// Looks up the key of a request. Any process may change it meanwhile, so the ledger checks it again when it inserts
 /// the open row.
 pub fn authenticate(head: &Head, store: &Store, now: i64) -> Result<Caller, Failure> {
-    let key = store.find_key(&digest(head)?).map_err(|error| {
-        Failure::unavailable(
+    let key = store.find_key(&digest(head)?).map_err(|error| Failure {
+        cause: error.for_log("keys"),
+        ..Failure::new(
+            ApiError::ServiceUnavailable,
             "The API keys can't be read at the moment. Try again later.",
-            format!("keys: {error}"),
         )
     })?;
     let key = key.ok_or_else(|| refused("There is no such API key. Check that it was copied whole."))?;

@@ -1,14 +1,17 @@
 //! What a client gets if its request's row can't be written.
 
-use crate::error::Failure;
+use crate::error::{ApiError, Failure};
 use crate::store::StoreError;
 
 /// The open row could not be inserted. The runtime was not asked.
 pub fn not_opened(error: &StoreError) -> Failure {
-    Failure::unavailable(
-        "Usage can't be recorded at the moment, so the request was not run. Try again later.",
-        format!("ledger, before the call: {error}"),
-    )
+    Failure {
+        cause: error.for_log("ledger, before the call"),
+        ..Failure::new(
+            ApiError::ServiceUnavailable,
+            "Usage can't be recorded at the moment, so the request was not run. Try again later.",
+        )
+    }
 }
 
 /// The outcome of a completion could not be made durable, so it is not sent. An automatic retry would only spend another
@@ -16,9 +19,10 @@ pub fn not_opened(error: &StoreError) -> Failure {
 pub fn not_kept(error: &StoreError) -> Failure {
     Failure {
         no_retry: true,
-        ..Failure::unavailable(
+        cause: error.for_log("ledger, after the call"),
+        ..Failure::new(
+            ApiError::ServiceUnavailable,
             "The usage of this completion could not be recorded, so it can't be handed out. Try again later.",
-            format!("ledger, after the call: {error}"),
         )
     }
 }

@@ -178,7 +178,7 @@ fn set(mut args: Args) -> Result<(), CliError> {
     if !open_store(&config)?.change_key(&id, &changes)? {
         return Err(no_such_key(&id));
     }
-    print(&format!("{id} in {}: {}\n", config.database.display(), changed.join(", ")))
+    print(&format!("{id} in {}: {}\n", config.database, changed.join(", ")))
 }
 
 fn key_name(text: &str) -> Result<KeyName, CliError> {

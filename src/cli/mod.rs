@@ -207,7 +207,8 @@ fn missing(name: &str) -> CliError {
 }
 
 fn open_store(config: &Config) -> Result<Store, CliError> {
-    Store::open(&config.database).map_err(|error| CliError::Failed(checks::database_failed(config, &error)))
+    Store::open(&config.database, config.workers)
+        .map_err(|error| CliError::Failed(checks::database_failed(config, &error)))
 }
 
 fn read_certificate(files: &TlsFiles) -> Result<Certificate, CliError> {

@@ -1,5 +1,6 @@
 //! The configuration: every setting checked once, at start.
 
+mod database;
 mod memory;
 mod runtime;
 mod search;
@@ -17,6 +18,7 @@ pub use settings::{ConfigError, Digests};
 use settings::{Settings, Written};
 
 use crate::listener::{Address, Proxies};
+use crate::store::Database;
 
 /// The file that is read where none is named.
 const DEFAULT_FILE: &str = "/etc/adriaticum/adriaticum.toml";
@@ -28,7 +30,7 @@ pub struct Config {
     pub console_host: Option<String>,
     /// `console_host` is not set: the console is served to clients on this host only.
     pub console_is_local: bool,
-    pub database: PathBuf,
+    pub database: Database,
     pub workers: usize,
     pub queue: usize,
     pub max_connections: usize,
@@ -95,7 +97,7 @@ impl Config {
         let default = (Some("console.localhost".into()), true);
         let (console_host, console_is_local) = settings
             .value("console_host", default, |written| Ok((console_host(written, &api_hosts)?, false)))?;
-        let database: PathBuf = settings.name("database", "adriaticum.db")?.into();
+        let database = database::read(&mut settings)?;
         let mut config = Self {
             listen: settings.value("listen", Address::Tcp(([127, 0, 0, 1], 8080).into()), listen)?,
             console_host,
@@ -261,6 +263,30 @@ mod tests {
     }
 
     #[test]
+    fn the_database_is_a_file_or_a_uri_and_its_password_may_be_in_a_file() {
+        let path = env::temp_dir().join(format!("adriaticum-{}", crate::id::secret_hex::<8>()));
+        fs::write(&path, "sesame \n").expect("the folder for temporary files should take one");
+        let database = |uri: &str| {
+            let file = path.display().to_string();
+            environment(&[("ADRIATICUM_DATABASE", uri), ("ADRIATICUM_DATABASE_PASSWORD_FILE", &file)])
+        };
+        let config = database("postgresql://user@db.test/").expect("a good URI");
+        let Database::Postgres(uri) = &config.database else {
+            panic!("it is a URI");
+        };
+        assert_eq!(uri.password.as_ref().map(Secret::expose), Some("sesame "), "without the line's end");
+        assert!(!format!("{config:?}").contains("sesame") && !config.database.to_string().contains("sesame"));
+        let twice = database("postgresql://user:x@db.test/").expect_err("two passwords").to_string();
+        assert!(
+            twice.starts_with("ADRIATICUM_DATABASE_PASSWORD_FILE") && twice.contains("nothing"),
+            "{twice}"
+        );
+        let config = database("some.db").expect("the packaged service always names a file");
+        assert_eq!(config.database, Database::Sqlite("some.db".into()));
+        fs::remove_file(&path).expect("the file should still be there");
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         for (name, value) in [
             ("LISTEN", "8080"),
@@ -270,6 +296,8 @@ mod tests {
             ("API_HOSTS", "a b"),
             ("CONSOLE_HOST", "c:1"),
             ("CONSOLE_HOST", "localhost"),
+            ("DATABASE", "postgresql://user:sesame@db.test:x/"),
+            ("DATABASE_PASSWORD_FILE", "/nowhere/at/all"),
             ("WORKERS", "0"),
             ("WORKERS", "1.5"),
             ("QUEUE", "-1"),

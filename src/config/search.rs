@@ -8,6 +8,7 @@ use regex_lite::Regex;
 use super::ConfigError;
 use super::runtime::base_address;
 use super::settings::{Settings, Written};
+use crate::store::Database;
 
 #[derive(Clone, Debug)]
 pub struct SearchConfig {
@@ -48,7 +49,7 @@ const GROUNDING_MODES: [(&str, GroundingMode); 4] = [
     ("auto", GroundingMode::Auto),
 ];
 
-pub(super) fn read(settings: &mut Settings, database: &Path) -> Result<SearchConfig, ConfigError> {
+pub(super) fn read(settings: &mut Settings, database: &Database) -> Result<SearchConfig, ConfigError> {
     let place = settings.value("search.url", None, place)?;
     let patterns = settings.value("search.match", Vec::new(), patterns)?;
     let grounding = settings.value("search.grounding", GroundingMode::Off, |written| {
@@ -56,7 +57,8 @@ pub(super) fn read(settings: &mut Settings, database: &Path) -> Result<SearchCon
     })?;
     Ok(SearchConfig {
         place,
-        index: beside(database),
+        // Each gateway has an index of its own.
+        index: beside(database.file().unwrap_or(Path::new("adriaticum.db"))),
         grounding,
         patterns,
         timeout: Duration::from_secs(settings.number("search.timeout", 1..=600, 5)?),

@@ -127,7 +127,8 @@ fn findings(findings: &[Finding]) -> Markup {
 fn facts(console: &Console) -> Markup {
     let load = console.monitoring.load();
     let ledger = console.store.state(when::now());
-    let size = std::fs::metadata(&console.config.database).map(|file| file.len()).ok();
+    let file = console.config.database.file();
+    let size = file.and_then(|file| file.metadata().ok()).map(|file| file.len());
     html! {
         dl.facts {
             dt { "Version" } dd { (env!("CARGO_PKG_VERSION")) }
@@ -138,9 +139,14 @@ fn facts(console: &Console) -> Markup {
             dt { "Held in buffers" } dd { (bytes(load.buffered_bytes.now as u64)) " of " (bytes(load.buffered_bytes.most as u64)) }
             dt { "Turned away for want of room" } dd { (count((load.of(Cause::QueueFull) + load.of(Cause::BuffersFull)) as i64, "request")) " since the start" }
             dt { "Rows without a seal" } dd { (grouped(ledger.unsealed_rows)) @if ledger.unsealed_rows > 0 { ", for " (count(ledger.unsealed_seconds, "second")) } }
-            dt { "WAL" } dd { (bytes(ledger.wal_bytes)) }
-            dt { "Database" } dd { @match size { Some(size) => (bytes(size)), None => "not known" } }
-            dt { "Left on its disk" } dd { @match checks::bytes_free(&console.config.database) { Some(free) => (bytes(free)), None => "not known" } }
+            @match file {
+                None => { dt { "Database" } dd { (console.config.database) } }
+                Some(file) => {
+                    dt { "WAL" } dd { (bytes(ledger.wal_bytes)) }
+                    dt { "Database" } dd { @match size { Some(size) => (bytes(size)), None => "not known" } }
+                    dt { "Left on its disk" } dd { @match checks::bytes_free(file) { Some(free) => (bytes(free)), None => "not known" } }
+                }
+            }
         }
     }
 }

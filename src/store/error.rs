@@ -29,6 +29,10 @@ pub enum StoreError {
     NoRow,
     /// The key was revoked, has expired or has lost its permission since it was looked up.
     KeyRefused,
+    /// No host of the database can be used. The engine logs this once, and once when it is over.
+    Unavailable(String),
+    /// No answer came to what was sent: it may have been done or not.
+    Unknown(String),
     /// Anything else, in the engine's words.
     Other(String),
 }
@@ -65,8 +69,17 @@ impl fmt::Display for StoreError {
             Self::Panicked => f.write_str("a write panicked"),
             Self::NoRow => f.write_str("the row is not there, or has its outcome already"),
             Self::KeyRefused => f.write_str("the key is not valid any more"),
+            Self::Unavailable(cause) => write!(f, "the database can't be used: {cause}"),
+            Self::Unknown(cause) => write!(f, "the database did not confirm the write: {cause}"),
             Self::Other(cause) => f.write_str(cause),
         }
+    }
+}
+
+impl StoreError {
+    /// What the log says of a request that failed at a step; `None` if the log has the cause already.
+    pub fn for_log(&self, step: &str) -> Option<String> {
+        (!matches!(self, Self::Unavailable(_))).then(|| format!("{step}: {self}"))
     }
 }
 

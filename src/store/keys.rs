@@ -145,12 +145,13 @@ impl Store {
 
     /// Keeps a new key with this id. Returns false, and changes nothing, if there is a key with this id.
     pub fn add_key_as(&self, id: &str, secret: &str, key: &NewKey) -> Result<bool, StoreError> {
-        let added = self.write_durable(Statement::new(
+        let digest = Digest::of(secret).0;
+        let insert = Statement::new(
             "INSERT INTO keys (id, digest, name, permissions, created, expires, hint, concurrent)
              VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (id) DO NOTHING",
             values![
                 id,
-                Digest::of(secret).0,
+                digest,
                 &key.name.0,
                 Permission::join(key.permissions),
                 key.created,
@@ -158,8 +159,10 @@ impl Store {
                 hint(secret),
                 key.concurrent,
             ],
-        ))?;
-        Ok(added == 1)
+        );
+        let insert =
+            insert.settled_by("SELECT 1 FROM keys WHERE id = $1 AND digest = $2", values![id, digest]);
+        Ok(self.write_durable(insert)? == 1)
     }
 
     /// The key whose secret has this digest, as the last commit of any process left it.
@@ -349,7 +352,7 @@ mod tests {
     fn begin_checks_the_key_again() {
         let temporary = Temporary::new();
         let store = &temporary.store;
-        let other = Store::open(&temporary.folder.join("test.db")).expect("the same database");
+        let other = temporary.open_again();
         let add = |secret: &str, permissions: &[Permission], expires| {
             store.add_key(secret, &new(&name("x"), permissions, expires)).expect("a new key")
         };
@@ -373,7 +376,7 @@ mod tests {
     #[test]
     fn a_change_by_another_process_is_seen_at_once() {
         let temporary = Temporary::new();
-        let other = Store::open(&temporary.folder.join("test.db")).expect("the same database");
+        let other = temporary.open_again();
         let digest = Digest::of("secret");
         let id = other.add_key("secret", &new(&name("x"), &[], None)).expect("a new key");
         assert!(temporary.store.find_key(&digest).expect("a look-up").is_some());

@@ -100,6 +100,11 @@ const RECORD: &str = "INSERT INTO usage (request_id, status, error_code, prompt_
     duration_ms, queue_ms, runtime_ms, grounded, search_reason, search_results, search_ms, key_id, key_name, created)
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)";
 
+/// Whether a row was inserted, and whether it has its outcome: asked if the answer to a write was lost.
+const IS_BEGUN: &str = "SELECT 1 FROM usage WHERE request_id = $1";
+const IS_FINISHED: &str = "SELECT 1 FROM usage WHERE request_id = $1 AND status IS NOT DISTINCT FROM $2
+    AND error_code IS NOT DISTINCT FROM $3";
+
 pub(super) const INTERRUPT: &str = "UPDATE usage SET error_code = 'interrupted'
     WHERE seq IS NULL AND status IS NULL AND error_code IS NULL";
 
@@ -108,13 +113,17 @@ impl Store {
     /// nothing is acknowledged yet, so it is not synced.
     pub fn begin(&self, row: &NewRow) -> Result<(), StoreError> {
         let parameters = values![&row.request_id, row.created, &row.key_id, when::now()];
-        let inserted = self.write(Statement::new(BEGIN, parameters))?;
+        let begin = Statement::new(BEGIN, parameters).settled_by(IS_BEGUN, values![&row.request_id]);
+        let inserted = self.write(begin)?;
         if inserted == 0 { Err(StoreError::KeyRefused) } else { Ok(()) }
     }
 
     /// Writes the outcome into an open row. It is durable when this returns.
     pub fn finish(&self, request_id: &str, outcome: &Outcome) -> Result<(), StoreError> {
-        let changed = self.write_durable(Statement::new(FINISH, outcome.values(request_id)))?;
+        let finish = Statement::new(FINISH, outcome.values(request_id));
+        let changed = self.write_durable(
+            finish.settled_by(IS_FINISHED, values![request_id, outcome.status, outcome.error_code]),
+        )?;
         if changed != 1 {
             return Err(StoreError::NoRow);
         }
@@ -126,7 +135,8 @@ impl Store {
     pub fn record(&self, row: &NewRow, outcome: &Outcome) -> Result<(), StoreError> {
         let mut parameters = outcome.values(&row.request_id);
         parameters.extend(values![&row.key_id, &row.key_name, row.created]);
-        self.write(Statement::new(RECORD, parameters))?;
+        let record = Statement::new(RECORD, parameters);
+        self.write(record.settled_by(IS_BEGUN, values![&row.request_id]))?;
         self.backlog.add(1);
         Ok(())
     }

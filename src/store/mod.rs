@@ -18,6 +18,9 @@ mod rollup;
 mod sealing;
 mod sessions;
 mod sums;
+#[cfg(test)]
+#[path = "../../tests/postgres.rs"]
+mod test_server;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -25,9 +28,10 @@ use std::sync::Mutex;
 
 pub use chain::{Fault, Verification};
 pub use durations::Durations;
+pub use engine::postgres::DatabaseUri;
 use engine::sqlite::Sqlite;
-pub use engine::sqlite::{LockError, ServeLock};
-use engine::{Statement, Write, values};
+pub use engine::{Database, ServeLock};
+use engine::{Engine, Statement, Write};
 pub use error::StoreError;
 pub use keys::{CONCURRENT_TAKES, Digest, Key, KeyChange, KeyName, NewKey, Permission, parse_concurrent};
 pub use ledger::{COLUMNS as LEDGER_COLUMNS, LedgerRow, NewRow, Outcome, Searched, Tokens};
@@ -42,7 +46,7 @@ pub use sums::{Grouping, Range, Sums, UsageRow};
 const DAY: i64 = 86_400;
 
 pub struct Store {
-    engine: Sqlite,
+    engine: Engine,
     backlog: Backlog,
     /// The last uses of keys that leave no row, by id, until `write_uses`.
     uses: Mutex<HashMap<String, i64>>,
@@ -62,9 +66,10 @@ pub struct LedgerState {
 }
 
 impl Store {
-    /// Opens the database, creates it if there is none, and upgrades it to the present version.
-    pub fn open(path: &Path) -> Result<Self, StoreError> {
-        let store = Self { engine: Sqlite::open(path)?, backlog: Backlog::new(), uses: Mutex::default() };
+    /// Opens the database for this many workers, creates it if there is none, and upgrades it to the present version.
+    pub fn open(database: &Database, workers: usize) -> Result<Self, StoreError> {
+        let engine = Engine::open(database, workers)?;
+        let store = Self { engine, backlog: Backlog::new(), uses: Mutex::default() };
         store.look_for_damage()?;
         Ok(store)
     }
@@ -77,9 +82,7 @@ impl Store {
 
     /// Whether the database accepts a write: a small one that is durable, as a completion's is, and changes nothing.
     pub fn try_write(&self) -> Result<(), StoreError> {
-        // There and back, because SQLite does not write a page that stays the same.
-        let shift = |by: i64| Statement::new("UPDATE chain SET kept_since = kept_since + $1", values![by]);
-        self.engine.write(Write { statements: vec![shift(1), shift(-1)], durable: true }).map(drop)
+        self.engine.try_write()
     }
 
     /// Whether a write hangs, for which only a restart helps. A full disk or a locked database does not count: that
@@ -93,9 +96,9 @@ impl Store {
         self.engine.backup(to)
     }
 
-    /// Runs a checkpoint if one is due.
+    /// Runs a checkpoint if one is due. PostgreSQL has its own.
     pub fn checkpoint(&self) -> Result<(), StoreError> {
-        self.engine.checkpoint()
+        self.engine.sqlite().map_or(Ok(()), Sqlite::checkpoint)
     }
 
     /// How the background jobs are doing, without a look into the database.
@@ -104,8 +107,8 @@ impl Store {
         LedgerState {
             unsealed_rows,
             unsealed_seconds,
-            wal_bytes: self.engine.wal_bytes(),
-            wal_restarts: self.engine.wal_restarts(),
+            wal_bytes: self.engine.sqlite().map_or(0, Sqlite::wal_bytes),
+            wal_restarts: self.engine.sqlite().map_or(0, Sqlite::wal_restarts),
         }
     }
 
@@ -148,21 +151,43 @@ mod tests {
     use std::path::PathBuf;
     use std::time::Duration;
 
-    use super::engine::{FromValue, Value};
+    use super::engine::{FromValue, Value, values};
+    use super::test_server::PostgresServer;
     use super::*;
 
-    /// A store in a folder of its own, which is removed with it. It has the keys `key_1` and `key_2`.
+    /// A store of its own, which is removed with it. It has the keys `key_1` and `key_2`.
     pub struct Temporary {
         pub store: Store,
         pub folder: PathBuf,
+        pub database: Database,
     }
 
     impl Temporary {
+        /// On the engine that `TEST_DATABASE` names: `postgres`, or by default `sqlite`.
         pub fn new() -> Self {
+            match std::env::var("TEST_DATABASE").as_deref() {
+                Ok("postgres") => {
+                    let uri = PostgresServer::shared().database();
+                    Self::with(|_| Database::parse(&uri).expect("a good URI"))
+                }
+                Ok("sqlite") | Err(_) => Self::sqlite(),
+                Ok(other) => panic!("TEST_DATABASE is {other}"),
+            }
+        }
+
+        /// For what only SQLite has.
+        pub fn sqlite() -> Self {
+            Self::with(|folder| Database::Sqlite(folder.join("test.db")))
+        }
+
+        fn with(database: impl FnOnce(&Path) -> Database) -> Self {
             let folder = std::env::temp_dir().join(format!("adriaticum-{}", crate::id::secret_hex::<8>()));
             std::fs::create_dir(&folder).expect("a folder");
-            let mut store = Store::open(&folder.join("test.db")).expect("a new database should open");
-            store.engine.set_patience(Duration::from_secs(1));
+            let database = database(&folder);
+            let mut store = Store::open(&database, 4).expect("a new database should open");
+            if let Engine::Sqlite(sqlite) = &mut store.engine {
+                sqlite.set_patience(Duration::from_secs(1));
+            }
             for key in ["key_1", "key_2"] {
                 let insert = Statement::new(
                     "INSERT INTO keys (id, digest, name, permissions, created)
@@ -171,7 +196,12 @@ mod tests {
                 );
                 store.write(insert).expect("a key");
             }
-            Self { store, folder }
+            Self { store, folder, database }
+        }
+
+        /// The same database, as another process opens it.
+        pub fn open_again(&self) -> Store {
+            Store::open(&self.database, 1).expect("the same database")
         }
     }
 
@@ -201,32 +231,34 @@ mod tests {
 
     #[test]
     fn a_trial_reaches_the_disk_and_changes_nothing() {
-        let temporary = Temporary::new();
+        let temporary = Temporary::sqlite();
         let size = || temporary.folder.join("test.db-wal").metadata().expect("the WAL").len();
         let before = size();
         temporary.store.try_write().expect("it should be taken");
         assert!(size() > before, "nothing was written");
         temporary.store.check().expect("it should be sound");
-        Store::open(&temporary.folder.join("test.db")).expect("its version should be known");
+        temporary.open_again();
     }
 
     #[test]
     fn what_is_no_database_is_refused_and_left_alone() {
-        let temporary = Temporary::new();
+        let temporary = Temporary::sqlite();
         let path = temporary.folder.join("other");
         std::fs::write(&path, "something else, and long enough to have a header of its own".repeat(9))
             .expect("the folder should take a file");
-        let error = Store::open(&path).err().expect("it is no database").to_string();
+        let error =
+            Store::open(&Database::Sqlite(path.clone()), 1).err().expect("it is no database").to_string();
         assert!(error.contains("damaged or no database"), "{error}");
         assert!(std::fs::read_to_string(&path).is_ok_and(|text| text.starts_with("something else")));
-        let error = Store::open(Path::new("/dev/null/x.db")).err().expect("there is no such folder");
+        let nowhere = Database::Sqlite("/dev/null/x.db".into());
+        let error = Store::open(&nowhere, 1).err().expect("there is no such folder");
         assert!(matches!(error, StoreError::Io(_)), "{error}");
     }
 
     /// Each of these statements runs for every request or every page, and the ledger may have ten million rows.
     #[test]
     fn the_hot_statements_use_their_index() {
-        let temporary = Temporary::new();
+        let temporary = Temporary::sqlite();
         let plan = |statement: &str| {
             let explain = format!("EXPLAIN QUERY PLAN {statement}");
             let read = |mut row: engine::Row| {

@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn the_space_is_given_back() {
-        let temporary = Temporary::new();
+        let temporary = Temporary::sqlite();
         let store = &temporary.store;
         for number in 0..3000_i64 {
             write(store, &format!("{number:020}"), "key_1", number, 200, Some(1));

@@ -73,7 +73,8 @@ impl Store {
             Statement::new(
                 "INSERT INTO console_tokens SELECT $1, $2, $3 FROM console_password WHERE hash = $4",
                 values![digest.bytes(), kind.as_str(), expires, password.hash.as_slice()],
-            ),
+            )
+            .settled_by("SELECT 1 FROM console_tokens WHERE digest = $1", values![digest.bytes()]),
         ];
         Ok(self.engine.write(Write { statements, durable: true })? == 1)
     }

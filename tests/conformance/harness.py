@@ -10,6 +10,8 @@ import sys
 import tempfile
 import time
 
+import postgres
+
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "outside"))
 from service import REPLY_SECONDS, SILENT, STOP_SECONDS, Runtime, Service, until  # noqa: E402, F401
 from tls import NAME, Secured  # noqa: E402, F401
@@ -51,13 +53,18 @@ class Server(Service):
     # A certificate and clients that trust it: with it, every server and every connection uses TLS.
     secured = None
     tls_versions = []
+    # A PostgreSQL server: with it, every service has its database there.
+    postgres = None
 
     def __init__(self, runtime=None, **settings):
         self.temporary = tempfile.TemporaryDirectory(prefix="adriaticum-")
         settings = {"api_hosts": "api.test,127.0.0.1", "console_host": "console.test"} | settings
         if self.secured:
             settings = self.secured.settings | settings
+        if self.postgres and "database" not in settings:
+            settings["database"] = self.postgres.new_database()
         super().__init__(pathlib.Path(self.temporary.name), runtime, **settings)
+        self.database = self.environment["ADRIATICUM_DATABASE"]
 
     def __exit__(self, kind, *_):
         """A server that runs to the end of its case must also stop cleanly."""
@@ -77,8 +84,18 @@ class Server(Service):
         return {key["name"]: key for key in json.loads(self.cli("keys", "list", "--json").stdout)}
 
     def rows(self, sql, *arguments):
+        if self.postgres:
+            return postgres.query(self.database, sql, *arguments)
         with contextlib.closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True)) as database:
             return database.execute(sql, arguments).fetchall()
+
+    def change(self, sql):
+        """Does something to the tables that the program itself would not do."""
+        if self.postgres:
+            postgres.psql(self.database, sql)
+        else:
+            with contextlib.closing(sqlite3.connect(self.database)) as database, database:
+                database.execute(sql)
 
     def files_with(self, text):
         """Returns the files of the server's folder (database, log) that contain a text."""

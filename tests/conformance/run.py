@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Checks the release binary against the API specification and the documented choices, from outside.
 
-    python3 tests/conformance/run.py [--tls] [PART...]
+    python3 tests/conformance/run.py [--tls] [--postgres] [PART...]
 
 Runs the cases whose name contains one of the PARTs, by default all. A PART with a leading minus leaves cases out:
-run.py -- -search. With --tls every connection uses TLS. ADRIATICUM names another binary than
+run.py -- -search. With --tls every connection uses TLS. With --postgres the databases are on PostgreSQL, which the run
+starts, and the cases about files, triggers and locks of SQLite are left out. ADRIATICUM names another binary than
 target/release/adriaticum.
 """
 
 import argparse
+import contextlib
 import importlib
 import pathlib
 import sys
@@ -19,6 +21,7 @@ import traceback
 FOLDER = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(FOLDER), str(FOLDER / "cases")]
 from harness import Secured, Server  # noqa: E402
+from postgres import LEFT_OUT, Postgres  # noqa: E402
 
 MODULES = ("completions", "refusals", "wire", "runtimes", "grounding", "keys", "ledger", "console", "commands", "settings",
            "lifecycle", "secrecy")
@@ -27,12 +30,17 @@ MODULES = ("completions", "refusals", "wire", "runtimes", "grounding", "keys", "
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tls", action="store_true")
+    parser.add_argument("--postgres", action="store_true")
     parser.add_argument("parts", nargs="*", metavar="PART")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="adriaticum-conformance-") as folder:
+    parts = options.parts + [f"-{case}" for case in LEFT_OUT if options.postgres]
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="adriaticum-conformance-"))
         if options.tls:
             Server.secured = Secured(pathlib.Path(folder))
-        passed, failed = run(list(chosen(options.parts)))
+        if options.postgres:
+            Server.postgres = stack.enter_context(Postgres())
+        passed, failed = run(list(chosen(parts)))
     if options.tls:
         versions = set(Server.tls_versions)
         print(f"{len(Server.tls_versions)} connections with {', '.join(sorted(versions))}")

@@ -58,7 +58,7 @@ fn keys_set_changes_what_its_options_name() {
     assert_eq!(key()["concurrent"], 3);
     assert!(server.told(&["keys", "list"]).lines().any(|line| line.ends_with(" 3")));
     let told = server.told(&["keys", "set", &id, "--expires", "2100-01-01", "--permission", "metrics"]);
-    assert!(told.starts_with(&format!("{id} in ")) && told.contains(".db: "), "{told}");
+    assert!(told.starts_with(&format!("{id} in ")) && told.contains(": permissions "), "{told}");
     assert!(told.ends_with("permissions metrics, expires 2100-01-01 00:00Z\n"), "{told}");
     assert_eq!((&key()["expires"], &key()["concurrent"]), (&json!(4_102_444_800_i64), &json!(3)));
     assert_eq!(key()["permissions"], json!(["metrics"]));
@@ -200,7 +200,7 @@ fn a_ledger_that_was_touched_is_found_out() {
 #[test]
 fn a_backup_is_made_while_the_service_goes_on() {
     let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).start();
+    let server = Server::new(Some(&runtime)).sqlite().start();
     let key = server.key();
     server.post(&key, &chat("x")).is_completion();
     let copy = server.folder.path("copy.db");
@@ -216,7 +216,7 @@ fn a_backup_is_made_while_the_service_goes_on() {
 
 #[test]
 fn a_backup_that_fails_leaves_no_file() {
-    let server = Server::new(None).start();
+    let server = Server::new(None).sqlite().start();
     let copy = server.folder.path("copy.db");
     let path = copy.to_str().expect("text");
     // The copy may not grow to its size, as on a full disk.
@@ -253,7 +253,7 @@ fn status_of(pairs: &[(String, String)], part: &str) -> Vec<String> {
 #[test]
 fn check_tells_what_works() {
     let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).set("ADRIATICUM_API_HOSTS", "localhost");
+    let server = Server::new(Some(&runtime)).sqlite().set("ADRIATICUM_API_HOSTS", "localhost");
     let told = server.told(&["check"]);
     assert!(told.contains("first start makes it") && told.contains("reports usage"), "{told}");
     assert!(told.contains("MiB free"), "{told}");
@@ -296,7 +296,7 @@ fn check_tells_what_does_not_work_and_what_to_do() {
 
 #[test]
 fn check_warns_of_secrets_that_everybody_can_read() {
-    let server = Server::new(None);
+    let server = Server::new(None).sqlite();
     server.key();
     let (key_file, database) = (server.folder.path("runtime-key"), server.folder.path("adriaticum.db"));
     std::fs::write(&key_file, "sesame").expect("a file");

@@ -180,7 +180,8 @@ fn every_page_has_its_headers() {
 
 #[test]
 fn signing_in_and_out() {
-    let server = with_console(None);
+    let server = Server::new(None).sqlite().start();
+    assert!(set_password(&server, PASSWORD).status.success());
     let mut browser = Browser::new(&server);
     assert_eq!(
         browser.get("/usage?range=7d").header("location"),
@@ -278,11 +279,13 @@ fn https_has_cookies_of_its_own() {
 fn a_session_ends_after_twelve_hours() {
     let server = with_console(None);
     let mut browser = Browser::signed_in(&server);
-    let left = server.query("SELECT expires - unixepoch() FROM console_tokens WHERE kind = 'session'");
-    let rusqlite::types::Value::Integer(left) = left[0][0] else { panic!("a number of seconds") };
+    let expires = server.query("SELECT expires FROM console_tokens WHERE kind = 'session'");
+    let rusqlite::types::Value::Integer(expires) = expires[0][0] else { panic!("a time in seconds") };
+    let now = std::time::UNIX_EPOCH.elapsed().expect("a time after 1970").as_secs() as i64;
+    let left = expires - now;
     assert!((12 * 3600 - 60..=12 * 3600).contains(&left), "{left}");
     assert_eq!(browser.get("/keys").status, 200);
-    server.query("UPDATE console_tokens SET expires = unixepoch() RETURNING 1");
+    server.query(&format!("UPDATE console_tokens SET expires = {now} RETURNING 1"));
     assert_eq!(browser.get("/keys").status, 303);
 }
 

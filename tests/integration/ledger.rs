@@ -86,7 +86,8 @@ fn the_last_use_follows_the_rows() {
     let key = server.key();
     server.post(&key, &chat("x")).is_completion();
     server.wait_for_seals();
-    assert_eq!(server.query("SELECT last_used >= strftime('%s') - 60 FROM keys"), [[Integer(1)]]);
+    let recently = format!("SELECT last_used >= {} FROM keys", seconds() - 60);
+    assert_eq!(server.query(&recently), [[Integer(1)]]);
     assert_eq!(
         server.query("SELECT k.last_used - u.created FROM keys k, usage u"),
         [[Integer(0)]],
@@ -142,7 +143,7 @@ fn an_open_row_is_a_request_and_no_error() {
 
 #[test]
 fn a_database_of_a_later_version_is_refused_and_left_alone() {
-    let server = Server::new(None);
+    let server = Server::new(None).sqlite();
     server.key();
     server.query("PRAGMA user_version = 99");
     let output = server.run(&["serve"]);
@@ -154,7 +155,7 @@ fn a_database_of_a_later_version_is_refused_and_left_alone() {
 
 #[test]
 fn a_damaged_database_is_refused_with_what_to_do() {
-    let server = Server::new(None);
+    let server = Server::new(None).sqlite();
     std::fs::write(server.folder.path("adriaticum.db"), "not a database at all".repeat(100)).expect("a file");
     for command in ["serve", "check"] {
         let output = server.run(&[command]);
@@ -167,7 +168,7 @@ fn a_damaged_database_is_refused_with_what_to_do() {
 #[test]
 fn the_database_is_let_go_at_the_end() {
     let runtime = Runtime::start();
-    let mut server = Server::new(Some(&runtime)).start();
+    let mut server = Server::new(Some(&runtime)).sqlite().start();
     let key = server.key();
     server.post(&key, &chat("x")).is_completion();
     assert!(crate::support::exists(&server.folder.path("adriaticum.db-wal")));

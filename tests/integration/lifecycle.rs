@@ -166,7 +166,7 @@ fn caught(pid: u32) -> u64 {
 fn a_signal_during_the_start_ends_it_with_0() {
     // The database is locked, so that the start takes 5 s. It has its own lock by then.
     for signal in ["TERM", "INT"] {
-        let server = Server::new(None);
+        let server = Server::new(None).sqlite();
         let other = rusqlite::Connection::open(server.folder.path("adriaticum.db")).expect("a database");
         other.execute_batch("CREATE TABLE t (x); BEGIN EXCLUSIVE").expect("a lock");
         let mut server = server.spawn(&[]);
@@ -200,7 +200,7 @@ fn an_unknown_variable_is_warned_of() {
 #[test]
 fn a_second_service_on_the_same_database_is_refused() {
     let runtime = Runtime::start();
-    let mut first = Server::new(Some(&runtime)).start();
+    let mut first = Server::new(Some(&runtime)).sqlite().start();
     let key = first.key();
     let gate = Arc::new(AtomicBool::new(false));
     runtime.next(Script::Held(Arc::clone(&gate), completion("under way")));

@@ -1,6 +1,8 @@
 //! The real binary, started as an operator would; and the listener and the HTTP client by themselves, if a test needs
 //! bounds that no operator can set. The conformance run checks what a client can see of the specification.
 
+#[path = "../postgres.rs"]
+mod postgres_server;
 mod support;
 
 mod abandonment;
@@ -15,6 +17,7 @@ mod lifecycle;
 mod limits;
 mod metrics;
 mod packaging;
+mod postgres;
 mod runtime;
 mod search;
 mod supervisor;

@@ -161,7 +161,7 @@ fn how_busy_it_is_is_told() {
 #[test]
 fn what_the_ledger_did_not_take_is_counted() {
     let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).start();
+    let server = Server::new(Some(&runtime)).sqlite().start();
     let (key, watcher) = (server.key(), metrics_key(&server));
     let told = |operation: &str| {
         value(&server, &watcher, &format!("adriaticum_ledger_errors_total{{operation=\"{operation}\"}}"))
@@ -207,8 +207,9 @@ fn a_scrape_needs_its_permission_and_leaves_no_row() {
     assert_eq!(used(&server), [false, true], "a refusal is no use");
     server.query("UPDATE keys SET last_used = last_used - 3600");
     ask(&server, "GET", CONSOLE, "/metrics", Some(&watcher));
-    let used_lately = "SELECT id FROM keys WHERE last_used > unixepoch() - 1800";
-    until("a use an hour later is noted again", || server.query(used_lately).len() == 1);
+    let now = std::time::UNIX_EPOCH.elapsed().expect("a time after 1970").as_secs();
+    let used_lately = format!("SELECT id FROM keys WHERE last_used > {}", now - 1800);
+    until("a use an hour later is noted again", || server.query(&used_lately).len() == 1);
 }
 
 /// Whether each key has a last use, those for completions first.
@@ -222,7 +223,7 @@ fn used(server: &Server) -> Vec<bool> {
 
 #[test]
 fn a_scrape_does_not_wait_for_a_locked_database() {
-    let server = Server::new(None).start();
+    let server = Server::new(None).sqlite().start();
     let watcher = metrics_key(&server);
     let database =
         rusqlite::Connection::open(server.folder.path("adriaticum.db")).expect("the database should open");
@@ -250,7 +251,7 @@ fn ready_is_with_a_runtime_and_a_ledger_that_takes_a_write() {
     assert_eq!(status, 503);
     assert!(reason.contains("runtime.url"), "{reason}");
 
-    let server = Server::new(Some(&runtime)).start();
+    let server = Server::new(Some(&runtime)).sqlite().start();
     assert_eq!(get(&server, "/readyz"), (200, "ready\n".into()));
     let refused = ask(&server, "POST", CONSOLE, "/readyz", None);
     assert_eq!((refused.status, refused.header("allow")), (405, Some("GET, HEAD")));
@@ -315,7 +316,7 @@ fn probes_are_answered_whatever_else_is_asked() {
 #[test]
 fn requests_go_on_while_sealing_fails_and_it_shows() {
     let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).start();
+    let server = Server::new(Some(&runtime)).sqlite().start();
     let key = server.key();
     let watcher = metrics_key(&server);
     let metric = |name| value(&server, &watcher, name);

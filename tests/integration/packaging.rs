@@ -261,7 +261,7 @@ fn the_example_shows_the_defaults() {
     fs::write(&everything, uncommented).expect("a file");
     for path in [packaged("adriaticum.toml"), everything] {
         let config = Config::load(Some(&path)).unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(config.database, Path::new("/var/lib/adriaticum/adriaticum.db"));
+        assert_eq!(config.database.file(), Some(Path::new("/var/lib/adriaticum/adriaticum.db")));
         let search = SearchConfig { index: defaults.search.index.clone(), ..config.search };
         let Config { file, database, buffer_limit, digests, .. } = defaults.clone();
         // The default host is set here, which is more than the same name by default.

@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, SocketType};
 use serde_json::{Value, json};
 
+use crate::postgres_server::{self, PostgresServer};
+
 pub const BINARY: &str = env!("CARGO_BIN_EXE_adriaticum");
 
 /// As long as anything on a busy machine may take.
@@ -207,8 +209,12 @@ impl Server {
             ("ADRIATICUM_CONFIG".into(), config.display().to_string()),
             ("ADRIATICUM_LISTEN".into(), "127.0.0.1:0".into()),
             ("ADRIATICUM_API_HOSTS".into(), "api.test".into()),
-            ("ADRIATICUM_DATABASE".into(), folder.path("adriaticum.db").display().to_string()),
         ];
+        let database = match std::env::var("TEST_DATABASE").as_deref() {
+            Ok("postgres") => PostgresServer::shared().database(),
+            _ => folder.path("adriaticum.db").display().to_string(),
+        };
+        environment.push(("ADRIATICUM_DATABASE".into(), database));
         if let Some(runtime) = runtime {
             environment.push(("ADRIATICUM_RUNTIME_URL".into(), runtime.url()));
         }
@@ -219,6 +225,17 @@ impl Server {
         self.environment.retain(|(known, _)| known != name);
         self.environment.push((name.into(), value.to_string()));
         self
+    }
+
+    /// For what only SQLite has, whichever engine the tests run on.
+    pub fn sqlite(self) -> Self {
+        let path = self.folder.path("adriaticum.db");
+        self.set("ADRIATICUM_DATABASE", path.display())
+    }
+
+    fn database(&self) -> &str {
+        let setting = self.environment.iter().find(|(name, _)| name == "ADRIATICUM_DATABASE");
+        &setting.expect("the database is always set").1
     }
 
     /// A command of the binary, with this server's environment and nothing of the tests' own.
@@ -232,6 +249,8 @@ impl Server {
         let mut command = Command::new(words.next().expect("the binary is always there"));
         command
             .args(words)
+            // The search index of a service on PostgreSQL is in the current folder.
+            .current_dir(self.folder.path(""))
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .envs(self.environment.clone())
@@ -352,14 +371,33 @@ impl Server {
     }
 
     pub fn query(&self, sql: &str) -> Vec<Vec<rusqlite::types::Value>> {
-        let path = self.folder.path("adriaticum.db");
-        let database = rusqlite::Connection::open(path).expect("the database should open");
+        if self.database().starts_with("postgresql:") {
+            return query_postgres(self.database(), sql);
+        }
+        let database = rusqlite::Connection::open(self.database()).expect("the database should open");
         let mut statement = database.prepare(sql).expect("the query should be good");
         let width = statement.column_count();
         let rows =
             statement.query_map([], |row| (0..width).map(|i| row.get(i)).collect()).expect("it should run");
         rows.collect::<rusqlite::Result<_>>().expect("its rows should be read")
     }
+}
+
+/// The same on PostgreSQL. A text that looks like a number becomes one.
+fn query_postgres(uri: &str, sql: &str) -> Vec<Vec<rusqlite::types::Value>> {
+    use rusqlite::types::Value::{Integer, Null, Real, Text};
+    let read = |text: &str| match text {
+        "<null>" => Null,
+        // Truth is a number in SQLite.
+        "t" | "f" => Integer((text == "t").into()),
+        _ => match (text.parse(), text.parse()) {
+            (Ok(number), _) => Integer(number),
+            (_, Ok(number)) => Real(number),
+            _ => Text(text.into()),
+        },
+    };
+    let printed = postgres_server::psql(uri, &["-F", "\u{1f}", "-P", "null=<null>", "-c", sql]);
+    printed.lines().map(|line| line.split('\u{1f}').map(read).collect()).collect()
 }
 
 impl Drop for Server {

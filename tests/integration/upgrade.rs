@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use adriaticum::store::{Durations, Grouping, Range, RollupRow, Span, SpanSums, Store, UsageRow};
+use adriaticum::store::{Database, Durations, Grouping, Range, RollupRow, Span, SpanSums, Store, UsageRow};
 use rusqlite::{Connection, params};
 use sha2::{Digest, Sha256};
 
@@ -279,7 +279,7 @@ fn check(count: i64, removed: i64) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock").as_secs() as i64;
     let rows: Vec<Row> = (1..=count).map(|number| row(number, count, now)).collect();
     let (path, head) = make(&folder, &rows, removed, now);
-    let store = Store::open(&path).expect("an upgrade");
+    let store = Store::open(&Database::Sqlite(path.clone()), 1).expect("an upgrade");
     let date = |row: &Row| {
         time::OffsetDateTime::from_unix_timestamp(row.created).expect("a time").date().to_string()
     };
@@ -329,11 +329,11 @@ fn an_upgrade_that_breaks_off_leaves_version_4() {
     let (path, _) = make(&folder, &rows, 0, 100 * DAY);
     let old = Connection::open(&path).expect("the old database");
     old.execute_batch("CREATE TABLE usage_failed (x)").expect("a table in the way of the last step");
-    assert!(Store::open(&path).is_err());
+    assert!(Store::open(&Database::Sqlite(path.clone()), 1).is_err());
     let number = |query: &str| old.query_row(query, [], |row| row.get::<_, i64>(0)).expect("a number");
     assert_eq!(number("PRAGMA user_version"), 4);
     assert_eq!(number("SELECT sum(requests) FROM usage_daily"), 1_000);
     assert!(number("SELECT count(*) FROM usage_spans") > 0);
     old.execute_batch("DROP TABLE usage_failed").expect("out of the way");
-    Store::open(&path).expect("the next start upgrades it");
+    Store::open(&Database::Sqlite(path.clone()), 1).expect("the next start upgrades it");
 }

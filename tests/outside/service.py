@@ -176,11 +176,13 @@ class Service:
     def run(self, *arguments, **options):
         """Runs another command of the program with the service's settings."""
         command = [str(part) for part in (self.binary, *arguments)]
-        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=REPLY_SECONDS, **options)
+        return subprocess.run(
+            command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=REPLY_SECONDS, **options)
 
     def start(self):
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen([self.binary, "serve"], env=self.environment, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                [self.binary, "serve"], env=self.environment, cwd=self.folder, stdout=log, stderr=log)
 
     def __enter__(self):
         self.start()

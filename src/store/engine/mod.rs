@@ -8,12 +8,138 @@
 //! - `transaction`: statements that have a transaction to themselves;
 //! - what is its own: opening, durability, checkpoints, backup, and the mapping of its errors to `StoreError`.
 
+mod database;
+pub mod postgres;
 pub mod sqlite;
 mod value;
 
+use std::path::Path;
+
+pub use database::{Database, ServeLock};
+use postgres::Postgres;
+use sqlite::Sqlite;
 pub use value::{FromValue, Row, Value};
 
 use super::StoreError;
+
+/// Parameters of different types.
+macro_rules! values {
+    ($($value:expr),* $(,)?) => { [$($crate::store::engine::Value::from($value)),*] };
+}
+pub(in crate::store) use values;
+
+/// The tables and their version, for a new database. An engine fills in its types.
+const SCHEMA: &str = include_str!("../schema.sql");
+const SCHEMA_VERSION: i64 = 6;
+
+/// The connections to PostgreSQL besides those of the workers: two for the console, sealing, and one to spare.
+const OTHER_CONNECTIONS: usize = 4;
+
+pub enum Engine {
+    Sqlite(Box<Sqlite>),
+    Postgres(Postgres),
+}
+
+impl Engine {
+    pub fn open(database: &Database, workers: usize) -> Result<Self, StoreError> {
+        Ok(match database {
+            Database::Sqlite(path) => Self::Sqlite(Box::new(Sqlite::open(path)?)),
+            Database::Postgres(uri) => Self::Postgres(Postgres::open(uri, workers + OTHER_CONNECTIONS)?),
+        })
+    }
+
+    /// Runs `work` on one state of the database.
+    pub fn read<T>(&self, work: impl FnOnce(&dyn Session) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        match self {
+            Self::Sqlite(sqlite) => sqlite.read(work),
+            Self::Postgres(postgres) => postgres.read(work),
+        }
+    }
+
+    /// The same for work that may take minutes.
+    pub fn report<T>(
+        &self,
+        work: impl FnOnce(&dyn Session) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        match self {
+            Self::Sqlite(sqlite) => sqlite.read(work),
+            Self::Postgres(postgres) => postgres.report(work),
+        }
+    }
+
+    /// Writes in a transaction that other threads may share. Returns how many rows the last statement changed.
+    pub fn write(&self, write: Write) -> Result<usize, StoreError> {
+        match self {
+            Self::Sqlite(sqlite) => sqlite.write(write),
+            Self::Postgres(postgres) => postgres.write(&write),
+        }
+    }
+
+    /// Runs `work` in a transaction of its own, again if another one got in its way; if `durable`, it is on the disk when
+    /// this returns.
+    pub fn transaction<T>(
+        &self,
+        durable: bool,
+        work: impl Fn(&dyn Session) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        match self {
+            Self::Sqlite(sqlite) => sqlite.transaction(durable, work),
+            Self::Postgres(postgres) => postgres.transaction(work),
+        }
+    }
+
+    /// Whether a write hangs. On PostgreSQL every statement has a deadline.
+    pub fn is_stuck(&self) -> bool {
+        matches!(self, Self::Sqlite(sqlite) if sqlite.is_stuck())
+    }
+
+    /// Whether the files are sound. PostgreSQL looks after its own.
+    pub fn check(&self) -> Result<(), StoreError> {
+        match self {
+            Self::Sqlite(sqlite) => sqlite.check(),
+            Self::Postgres(_) => Ok(()),
+        }
+    }
+
+    /// A small durable write that changes nothing.
+    pub fn try_write(&self) -> Result<(), StoreError> {
+        match self {
+            Self::Sqlite(sqlite) => {
+                // There and back, because SQLite does not write a page that stays the same.
+                let shift =
+                    |by: i64| Statement::new("UPDATE chain SET kept_since = kept_since + $1", values![by]);
+                sqlite.write(Write { statements: vec![shift(1), shift(-1)], durable: true }).map(drop)
+            }
+            Self::Postgres(postgres) => postgres.try_write(),
+        }
+    }
+
+    pub fn backup(&self, to: &Path) -> Result<(), StoreError> {
+        match self {
+            Self::Sqlite(sqlite) => sqlite.backup(to),
+            Self::Postgres(_) => Err(StoreError::Other(
+                "the database is PostgreSQL, which has its own backups: use pg_dump, or those of the cluster"
+                    .into(),
+            )),
+        }
+    }
+
+    /// Gives space back to the file system.
+    pub fn shrink(&self) -> Result<(), StoreError> {
+        match self {
+            Self::Sqlite(sqlite) => sqlite.shrink(),
+            Self::Postgres(_) => Ok(()),
+        }
+    }
+
+    /// The engine, for what only SQLite has: checkpoints and their WAL.
+    pub fn sqlite(&self) -> Option<&Sqlite> {
+        match self {
+            Self::Sqlite(sqlite) => Some(sqlite),
+            Self::Postgres(_) => None,
+        }
+    }
+}
 
 /// Runs statements, in a transaction or on one state of the database.
 pub trait Session {
@@ -70,16 +196,18 @@ pub struct Write {
 pub struct Statement {
     pub text: &'static str,
     pub parameters: Vec<Value>,
+    /// A query that finds a row if the statement was done.
+    pub done: Option<Box<Statement>>,
 }
 
 impl Statement {
     pub fn new(text: &'static str, parameters: impl Into<Vec<Value>>) -> Self {
-        Self { text, parameters: parameters.into() }
+        Self { text, parameters: parameters.into(), done: None }
+    }
+
+    /// With a query that tells whether it was done, if the answer was lost and a repetition changes nothing. A statement
+    /// without one can be repeated with the same result.
+    pub fn settled_by(self, query: &'static str, parameters: impl Into<Vec<Value>>) -> Self {
+        Self { done: Some(Box::new(Self::new(query, parameters))), ..self }
     }
 }
-
-/// Parameters of different types.
-macro_rules! values {
-    ($($value:expr),* $(,)?) => { [$($crate::store::engine::Value::from($value)),*] };
-}
-pub(in crate::store) use values;

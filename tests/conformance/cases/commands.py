@@ -84,8 +84,8 @@ def usage_verify_finds_changed_deleted_and_inserted_rows():
         "UPDATE usage SET total_tokens = 1 WHERE request_id = (SELECT min(request_id) FROM usage)",
         "DELETE FROM usage WHERE request_id = (SELECT min(request_id) FROM usage)",
         "INSERT INTO usage (request_id, key_id, key_name, created, status, seq, hash)"
-        " SELECT 'chatcmpl_' || substr(hex(randomblob(16)), 1, 32), key_id, key_name, created, 200,"
-        " max(seq) + 1, randomblob(32) FROM usage",
+        " SELECT 'chatcmpl_ffffffffffffffffffffffffffffffff', key_id, key_name, created, 200, seq + 1, hash"
+        " FROM usage WHERE seq = (SELECT max(seq) FROM usage)",
     )
     for change in changes:
         with Server(RUNTIME) as server:
@@ -94,8 +94,7 @@ def usage_verify_finds_changed_deleted_and_inserted_rows():
                 is_completion(server.post(chat(), key))
             server.stop()
             assert server.cli("usage", "verify").stdout.startswith("3 rows"), change
-            with contextlib.closing(sqlite3.connect(server.database)) as database, database:
-                database.execute(change)
+            server.change(change)
             done = server.cli("usage", "verify", check=False)
             assert done.returncode == 1, (change, done)
 

@@ -217,8 +217,7 @@ def old_rows_are_removed_and_their_sums_stay():
         for _ in range(3):
             is_completion(server.post(chat(), key))
         server.stop()
-        with contextlib.closing(sqlite3.connect(server.database)) as database, database:
-            database.execute("UPDATE usage SET created = created - 10 * 86400")
+        server.change("UPDATE usage SET created = created - 10 * 86400")
         server.environment["ADRIATICUM_USAGE_RETENTION_DAYS"] = "7"
         server.start()
         assert until(lambda: _count(server) == 0), "rows of ten days ago are still there"

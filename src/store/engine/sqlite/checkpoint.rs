@@ -100,7 +100,7 @@ mod tests {
     }
 
     fn engine() -> (Temporary, Sqlite) {
-        let temporary = Temporary::new();
+        let temporary = Temporary::sqlite();
         let engine = Sqlite::open(&temporary.folder.join("wal.db")).expect("a database");
         engine
             .transaction(false, |session| session.execute("CREATE TABLE t (x BLOB)", &[]))

@@ -269,7 +269,7 @@ mod tests {
     use super::*;
 
     fn engine(patience: Duration) -> (Temporary, Sqlite) {
-        let temporary = Temporary::new();
+        let temporary = Temporary::sqlite();
         let mut engine = Sqlite::open(&temporary.folder.join("group.db")).expect("a database");
         engine.set_patience(patience);
         engine

@@ -10,11 +10,12 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::{fmt, process};
 
+use super::super::super::StoreError;
 use crate::files;
 
 /// Held until the value is dropped.
 #[derive(Debug)]
-pub struct ServeLock {
+pub struct FileLock {
     _file: File,
 }
 
@@ -24,6 +25,7 @@ pub enum LockError {
     /// Another process holds it. Its pid is unknown for the moment before it has written it.
     Held(Option<u32>),
     Io(PathBuf, io::Error),
+    Database(StoreError),
 }
 
 impl fmt::Display for LockError {
@@ -37,11 +39,12 @@ impl fmt::Display for LockError {
                 )
             }
             Self::Io(path, error) => write!(f, "{}: {error}", path.display()),
+            Self::Database(error) => error.fmt(f),
         }
     }
 }
 
-impl ServeLock {
+impl FileLock {
     /// Does not wait: the holder may serve for years.
     pub fn take(database: &Path) -> Result<Self, LockError> {
         let path = path_for(database);
@@ -86,30 +89,30 @@ mod tests {
 
     #[test]
     fn one_at_a_time_by_whichever_path() {
-        let temporary = Temporary::new();
+        let temporary = Temporary::sqlite();
         let (path, link) = (temporary.folder.join("test.db"), temporary.folder.join("link.db"));
         symlink("test.db", &link).expect("a link");
         // What a crash left behind.
         fs::write(temporary.folder.join("test.db.lock"), "4194304\nmore than a pid").expect("a file");
-        let first = ServeLock::take(&path).expect("nobody holds it");
+        let first = FileLock::take(&path).expect("nobody holds it");
         for path in [&path, &link] {
-            let error = ServeLock::take(path).expect_err("it is held");
+            let error = FileLock::take(path).expect_err("it is held");
             assert!(matches!(error, LockError::Held(Some(pid)) if pid == process::id()), "{error}");
         }
         drop(first);
-        ServeLock::take(&link).expect("it was released");
+        FileLock::take(&link).expect("it was released");
         assert!(!temporary.folder.join("link.db.lock").exists());
     }
 
     #[test]
     fn its_file_is_for_the_owner_of_the_database() {
-        let temporary = Temporary::new();
+        let temporary = Temporary::sqlite();
         let path = temporary.folder.join("new.db");
-        let _lock = ServeLock::take(&path).expect("nobody holds it");
+        let _lock = FileLock::take(&path).expect("nobody holds it");
         assert!(!path.exists(), "the database is not touched");
         let mode = temporary.folder.join("new.db.lock").metadata().expect("a file").mode();
         assert_eq!(mode & 0o007, 0, "others may not lock it");
-        let error = ServeLock::take(Path::new("/dev/null/x.db")).expect_err("there is no such folder");
+        let error = FileLock::take(Path::new("/dev/null/x.db")).expect_err("there is no such folder");
         assert!(error.to_string().starts_with("/dev/null/x.db.lock: "), "{error}");
     }
 }

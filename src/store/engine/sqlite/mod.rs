@@ -19,7 +19,7 @@ use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{Connection, ErrorCode, OpenFlags, ToSql, params_from_iter};
 
 use self::files::Files;
-pub use self::lock::{LockError, ServeLock};
+pub use self::lock::{FileLock, LockError};
 use super::super::StoreError;
 use super::{Row, Session, Value};
 
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn a_check_reads_every_page() {
-        let temporary = Temporary::new();
+        let temporary = Temporary::sqlite();
         let path = temporary.folder.join("test.db");
         temporary.store.check().expect("it is sound");
         let connection =

@@ -1,0 +1,236 @@
+//! The connections of a process: at most as many as it has threads that need one, all to the host that was good last.
+//!
+//! After an outcome that is not known, all of them are dropped and the next host is tried: the server may be a primary
+//! that was replaced, which accepts statements whose commit never ends. If no host can be used the database is lost:
+//! callers fail at once, or wait if they have something to lose, and one thread tries until a commit succeeds.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustls::ClientConfig;
+
+use super::super::super::StoreError;
+use super::TRY_WRITE;
+use super::connection::Connection;
+use super::tls;
+use super::uri::{DatabaseUri, SslMode};
+
+/// The pause between two looks for the database while it is lost.
+const PROBE_PAUSE: Duration = Duration::from_millis(200);
+
+/// What the commit of a probe may take.
+const PROBE_TIME: Duration = Duration::from_secs(2);
+
+pub(super) struct Pool {
+    uri: DatabaseUri,
+    tls: Option<Arc<ClientConfig>>,
+    most: usize,
+    state: Mutex<State>,
+    /// Signalled when a connection is free, and when the database is lost or back.
+    changed: Condvar,
+}
+
+struct State {
+    idle: Vec<Member>,
+    /// How many connections there are, those that are in use included.
+    open: usize,
+    /// Connections of an earlier generation are dropped.
+    generation: u64,
+    /// The host to begin with.
+    first: usize,
+    /// Why the database can't be used; `None` if it can.
+    lost: Option<String>,
+}
+
+struct Member {
+    connection: Connection,
+    host: usize,
+    generation: u64,
+}
+
+/// A connection while one thread has it. Dropping it gives it back, unless it is in a transaction or broken.
+pub(super) struct Pooled {
+    pool: Arc<Pool>,
+    /// `None` only while it is dropped.
+    member: Option<Member>,
+}
+
+/// What a caller does while the database is lost.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum WhileLost {
+    Fail,
+    Wait,
+}
+
+impl Pool {
+    pub fn new(uri: &DatabaseUri, most: usize) -> Result<Arc<Self>, StoreError> {
+        // Hosts of the same machine may be plain; the others have one mode.
+        let mode = uri.hosts.iter().map(|host| uri.sslmode_for(host)).find(|mode| *mode != SslMode::Disable);
+        let tls = mode.map(|mode| tls::config(mode, uri.sslrootcert.as_deref())).transpose();
+        Ok(Arc::new(Self {
+            uri: uri.clone(),
+            tls: tls.map_err(StoreError::Unavailable)?,
+            most,
+            state: Mutex::new(State { idle: Vec::new(), open: 0, generation: 0, first: 0, lost: None }),
+            changed: Condvar::new(),
+        }))
+    }
+
+    pub fn get(self: &Arc<Self>, deadline: Instant, while_lost: WhileLost) -> Result<Pooled, StoreError> {
+        let mut state = self.lock();
+        loop {
+            if let Some(cause) = &state.lost {
+                if while_lost == WhileLost::Fail || deadline <= Instant::now() {
+                    return Err(StoreError::Unavailable(cause.clone()));
+                }
+            } else if let Some(mut member) = state.idle.pop() {
+                if member.connection.is_usable() {
+                    return Ok(Pooled { pool: Arc::clone(self), member: Some(member) });
+                }
+                state.open -= 1;
+                continue;
+            } else if state.open < self.most {
+                state.open += 1;
+                let (first, generation) = (state.first, state.generation);
+                drop(state);
+                let opened = self.connect(first, deadline);
+                state = self.lock();
+                match opened {
+                    Ok((connection, host)) => {
+                        if state.generation == generation {
+                            state.first = host;
+                        }
+                        let member = Member { connection, host, generation };
+                        return Ok(Pooled { pool: Arc::clone(self), member: Some(member) });
+                    }
+                    Err(cause) => {
+                        state.open -= 1;
+                        self.lose_with(&mut state, cause);
+                        continue;
+                    }
+                }
+            } else if deadline <= Instant::now() {
+                return Err(StoreError::Busy);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Connects to the first host that can be used. The error says of each why it can't.
+    pub fn connect(&self, first: usize, deadline: Instant) -> Result<(Connection, usize), String> {
+        let mut causes = Vec::new();
+        for host in (0..self.uri.hosts.len()).map(|offset| (first + offset) % self.uri.hosts.len()) {
+            let address = &self.uri.hosts[host];
+            let until = deadline.min(Instant::now() + self.uri.connect_timeout);
+            match Connection::open(&self.uri, address, self.tls.as_ref(), until) {
+                Ok(connection) => return Ok((connection, host)),
+                Err(cause) => causes.push(format!("{address}: {cause}")),
+            }
+        }
+        Err(causes.join("; "))
+    }
+
+    /// Drops every connection and looks for a host on which a commit succeeds.
+    pub fn lose(self: &Arc<Self>, cause: String) {
+        self.lose_with(&mut self.lock(), cause);
+    }
+
+    fn lose_with(self: &Arc<Self>, state: &mut State, cause: String) {
+        if state.lost.is_some() {
+            return;
+        }
+        log::error!("the database can't be used: {cause}. Requests get 503 until it is back");
+        state.forget_connections();
+        state.lost = Some(cause);
+        self.changed.notify_all();
+        let pool = Arc::downgrade(self);
+        let probe = thread::Builder::new().name("database probe".into()).spawn(move || Self::probe(&pool));
+        if probe.is_err() {
+            // Without a thread the next caller tries by itself.
+            state.lost = None;
+        }
+    }
+
+    /// Tries until the database is back, or nobody needs it any more.
+    fn probe(pool: &Weak<Self>) {
+        loop {
+            thread::sleep(PROBE_PAUSE);
+            let Some(pool) = pool.upgrade() else {
+                return;
+            };
+            let first = pool.lock().first;
+            let tried =
+                pool.connect(first, Instant::now() + pool.uri.connect_timeout * pool.uri.hosts.len() as u32);
+            let tried = tried.and_then(|(mut connection, host)| {
+                match connection.run(None, &[(TRY_WRITE, &[])], Instant::now() + PROBE_TIME, &mut |_| ()) {
+                    Ok(_) => Ok(host),
+                    Err(error) => {
+                        pool.lock().first = (host + 1) % pool.uri.hosts.len();
+                        Err(format!("{}: {error}", pool.uri.hosts[host]))
+                    }
+                }
+            });
+            let mut state = pool.lock();
+            match tried {
+                Ok(host) => {
+                    log::info!("the database is back: {}", pool.uri.hosts[host]);
+                    (state.first, state.lost) = (host, None);
+                    pool.changed.notify_all();
+                    return;
+                }
+                Err(cause) => state.lost = Some(cause),
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn forget_connections(&mut self) {
+        self.generation += 1;
+        self.open -= self.idle.len();
+        self.idle.clear();
+    }
+}
+
+impl Pooled {
+    pub fn connection(&mut self) -> &mut Connection {
+        &mut self.member.as_mut().expect("only a drop takes it").connection
+    }
+
+    /// After an outcome that is not known: drops every connection of this generation, and begins with the next host.
+    pub fn distrust(mut self) {
+        let Some(Member { host, generation, .. }) = self.member.take() else {
+            return;
+        };
+        let mut state = self.pool.lock();
+        state.open -= 1;
+        // Another thread may have done so already.
+        if state.generation == generation {
+            state.first = (host + 1) % self.pool.uri.hosts.len();
+            state.forget_connections();
+        }
+        drop(state);
+        self.pool.changed.notify_all();
+    }
+}
+
+impl Drop for Pooled {
+    fn drop(&mut self) {
+        let Some(member) = self.member.take() else {
+            return;
+        };
+        let mut state = self.pool.lock();
+        if member.connection.is_idle && member.generation == state.generation {
+            state.idle.push(member);
+        } else {
+            state.open -= 1;
+        }
+        self.pool.changed.notify_one();
+    }
+}

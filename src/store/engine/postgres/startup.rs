@@ -1,0 +1,162 @@
+//! The start of a connection: TLS, the password exchange, and whether the server is one that writes.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::BytesMut;
+use fallible_iterator::FallibleIterator;
+use postgres_protocol::message::backend::Message;
+use postgres_protocol::message::frontend;
+use rustix::io::Errno;
+use rustls::ClientConfig;
+
+use super::auth::{self, Channel};
+use super::connection::Connection;
+use super::link::Link;
+use super::tls;
+use super::uri::{DatabaseUri, Host, SslMode};
+use super::wire::Fields;
+use crate::config::Secret;
+
+impl Connection {
+    /// Connects to one host. The error says why that failed.
+    pub fn open(
+        uri: &DatabaseUri,
+        host: &Host,
+        tls: Option<&Arc<ClientConfig>>,
+        deadline: Instant,
+    ) -> Result<Self, String> {
+        let mut link = Link::connect(host, deadline).map_err(|error| explain_connect(&error))?;
+        let mode = uri.sslmode_for(host);
+        if mode != SslMode::Disable
+            && let Some(config) = tls
+        {
+            link = encrypt(link, config, host)?;
+        }
+        let mut connection = Self {
+            link,
+            input: BytesMut::new(),
+            output: BytesMut::new(),
+            prepared: HashMap::new(),
+            names: 0,
+            is_idle: false,
+        };
+        connection.start(uri, mode)?;
+        Ok(connection)
+    }
+
+    /// Signs in, and waits until the server takes statements.
+    fn start(&mut self, uri: &DatabaseUri, mode: SslMode) -> Result<(), String> {
+        let told = |error: io::Error| error.to_string();
+        let parameters = [
+            ("user", uri.user.as_str()),
+            ("database", &uri.database),
+            ("client_encoding", "UTF8"),
+            ("application_name", "adriaticum"),
+        ];
+        frontend::startup_message(parameters, &mut self.output).map_err(told)?;
+        let password = uri.password.as_ref().map_or("", Secret::expose).as_bytes();
+        let (mut scram, mut is_finished, mut is_signed_in) = (None, false, false);
+        loop {
+            self.send().map_err(told)?;
+            match self.message().map_err(told)? {
+                Message::AuthenticationSasl(body) => {
+                    if password.is_empty() {
+                        return Err("it asks for a password: set one in the URI, or in the file that \
+                                    ADRIATICUM_DATABASE_PASSWORD_FILE names"
+                            .into());
+                    }
+                    let offered: Vec<String> =
+                        body.mechanisms().map(|name| Ok(name.to_owned())).collect().map_err(told)?;
+                    let (mechanism, exchange) = auth::begin(&offered, self.channel(mode), password)?;
+                    frontend::sasl_initial_response(mechanism, exchange.message(), &mut self.output)
+                        .map_err(told)?;
+                    scram = Some(exchange);
+                }
+                Message::AuthenticationSaslContinue(body) => {
+                    let exchange = scram.as_mut().ok_or("it answers what was not asked")?;
+                    exchange.update(body.data()).map_err(told)?;
+                    frontend::sasl_response(exchange.message(), &mut self.output).map_err(told)?;
+                }
+                Message::AuthenticationSaslFinal(body) => {
+                    let exchange = scram.as_mut().ok_or("it answers what was not asked")?;
+                    exchange
+                        .finish(body.data())
+                        .map_err(|_| "it does not know the password itself".to_owned())?;
+                    is_finished = true;
+                }
+                Message::AuthenticationOk
+                    if !is_finished && (scram.is_some() || mode == SslMode::Require) =>
+                {
+                    return Err("it does not prove who it is, and sslmode=require does not check its certificate: use \
+                                sslmode=verify-full"
+                        .into());
+                }
+                Message::AuthenticationOk => is_signed_in = true,
+                Message::ParameterStatus(parameter) => {
+                    let is_on = parameter.value().map_err(told)? == "on";
+                    let name = parameter.name().map_err(told)?;
+                    let says_read_only = matches!(name, "in_hot_standby" | "default_transaction_read_only");
+                    if says_read_only && is_on && uri.needs_writable {
+                        return Err("it only reads: it is a standby, or set to read-only".into());
+                    }
+                }
+                Message::BackendKeyData(_) | Message::NoticeResponse(_) => {}
+                Message::ErrorResponse(body) => {
+                    return Err(Fields::read(body.fields()).map_err(told)?.refusal().to_string());
+                }
+                Message::ReadyForQuery(_) if is_signed_in => {
+                    self.is_idle = true;
+                    return Ok(());
+                }
+                _ => {
+                    return Err(
+                        "it asks for another way to sign in than SCRAM-SHA-256: set password_encryption to \
+                                scram-sha-256 and the password again"
+                            .into(),
+                    );
+                }
+            }
+        }
+    }
+
+    fn channel(&self, mode: SslMode) -> Channel {
+        match self.link.certificate() {
+            None => Channel::Plain,
+            Some(certificate) => Channel::Tls {
+                end_point: tls::end_point(certificate),
+                is_unverified: mode == SslMode::Require,
+            },
+        }
+    }
+}
+
+fn encrypt(mut link: Link, config: &Arc<ClientConfig>, host: &Host) -> Result<Link, String> {
+    let told = |error: io::Error| error.to_string();
+    let mut request = BytesMut::new();
+    frontend::ssl_request(&mut request);
+    link.send(&request).map_err(told)?;
+    // One byte and no more: what follows it before the handshake could have been put there by anybody.
+    let mut answer = [0; 1];
+    link.receive(&mut answer).map_err(told)?;
+    if answer != [b'S'] {
+        return Err(
+            "it has no TLS: set ssl = on there, or add sslmode=disable if the network can be trusted".into(),
+        );
+    }
+    let name = tls::server_name(host).map_err(told)?;
+    link.encrypt(Arc::clone(config), name).map_err(|error| tls::explain(&error))
+}
+
+/// A connection that the system refuses to make is the sandbox's doing, which an operator would not guess.
+fn explain_connect(error: &io::Error) -> String {
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::PERM | Errno::ACCESS | Errno::AFNOSUPPORT) => format!(
+            "{error}. If systemd runs the service, its unit may not allow this: see IPAddressAllow and \
+             RestrictAddressFamilies"
+        ),
+        _ => error.to_string(),
+    }
+}

@@ -1,0 +1,276 @@
+//! The engine against a real server, with connections that break at the worst moment.
+
+use std::io::{Read, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+
+use super::super::super::ledger::tests::{id, outcome, row};
+use super::super::super::test_server::PostgresServer;
+use super::super::super::{
+    Digest, KeyName, NewKey, Outcome, PasswordHash, Permission, Range, Store, TokenKind,
+};
+use super::super::{Database, Statement, values};
+use super::*;
+
+/// What a proxy does. The losses happen once.
+const PASS: u8 = 0;
+const REFUSE: u8 = 1;
+const LOSE_REQUEST: u8 = 2;
+const LOSE_ANSWER: u8 = 3;
+
+/// Stands between the engine and its server.
+#[derive(Clone)]
+struct Proxy {
+    address: SocketAddr,
+    mode: Arc<AtomicU8>,
+    accepted: Arc<AtomicUsize>,
+    open: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl Proxy {
+    fn start(server: &str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let proxy = Self {
+            address: listener.local_addr().expect("its address"),
+            mode: Arc::default(),
+            accepted: Arc::default(),
+            open: Arc::default(),
+        };
+        let (accepting, server) = (proxy.clone(), server.to_owned());
+        thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                accepting.accepted.fetch_add(1, Ordering::SeqCst);
+                if accepting.mode.load(Ordering::SeqCst) != REFUSE {
+                    let server = TcpStream::connect(&server).expect("the server");
+                    accepting.forward(&client, &server, LOSE_REQUEST);
+                    accepting.forward(&server, &client, LOSE_ANSWER);
+                    accepting.open().push(client);
+                }
+            }
+        });
+        proxy
+    }
+
+    /// Copies what comes, until it has to be lost.
+    fn forward(&self, from: &TcpStream, to: &TcpStream, loss: u8) {
+        let (proxy, mut from, mut to) =
+            (self.clone(), from.try_clone().expect("a handle"), to.try_clone().expect("a handle"));
+        thread::spawn(move || {
+            let mut buffer = [0; 8192];
+            while let Ok(count @ 1..) = from.read(&mut buffer) {
+                let lost =
+                    proxy.mode.compare_exchange(loss, PASS, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+                if lost || to.write_all(&buffer[..count]).is_err() {
+                    break;
+                }
+            }
+            let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+        });
+    }
+
+    fn open(&self) -> MutexGuard<'_, Vec<TcpStream>> {
+        self.open.lock().expect("no panic")
+    }
+
+    fn set(&self, mode: u8) {
+        self.mode.store(mode, Ordering::SeqCst);
+        if mode == REFUSE {
+            self.open().drain(..).for_each(|client| drop(client.shutdown(Shutdown::Both)));
+        }
+    }
+}
+
+/// The URI of a new database, by way of as many proxies as there are hosts.
+fn proxies(hosts: usize) -> (Vec<Proxy>, DatabaseUri) {
+    let uri = PostgresServer::shared().database();
+    let server = uri.split_once('@').and_then(|(_, rest)| rest.split_once('/')).expect("a host").0;
+    let proxies: Vec<Proxy> = (0..hosts).map(|_| Proxy::start(server)).collect();
+    let addresses: Vec<String> = proxies.iter().map(|proxy| proxy.address.to_string()).collect();
+    (proxies, DatabaseUri::parse(&uri.replace(server, &addresses.join(","))).expect("a good URI"))
+}
+
+/// An engine with a table `t`.
+fn engine(hosts: usize, connections: usize) -> (Vec<Proxy>, Postgres) {
+    let (proxies, uri) = proxies(hosts);
+    let engine = Postgres::open(&uri, connections).expect("a new database");
+    let table = "CREATE TABLE t (id BIGINT PRIMARY KEY, x BIGINT)";
+    engine.transaction(|session| session.execute(table, &[])).expect("a table");
+    (proxies, engine)
+}
+
+fn insert(id: i64, durable: bool) -> Write {
+    let statement = Statement::new("INSERT INTO t SELECT $1, 0 WHERE $1 <> 13", values![id])
+        .settled_by("SELECT 1 FROM t WHERE id = $1", values![id]);
+    Write { statements: vec![statement], durable }
+}
+
+fn count(engine: &Postgres) -> i64 {
+    engine.read(|session| session.value("SELECT count(*) FROM t", &[])).expect("a count")
+}
+
+#[test]
+fn a_write_whose_answer_is_lost_is_settled() {
+    let (proxies, engine) = engine(1, 4);
+    for (id, loss) in [(1, LOSE_ANSWER), (2, LOSE_REQUEST), (3, LOSE_ANSWER), (4, PASS)] {
+        proxies[0].set(loss);
+        assert_eq!(engine.write(&insert(id, id == 3)).expect("it is settled"), 1, "{id}");
+        assert_eq!(count(&engine), id, "once each");
+    }
+    proxies[0].set(LOSE_ANSWER);
+    let update = Statement::new("UPDATE t SET x = 1 WHERE id = $1 AND x = 0", values![4_i64])
+        .settled_by("SELECT 1 FROM t WHERE id = $1 AND x = 1", values![4_i64]);
+    let update = Write { statements: vec![update], durable: true };
+    assert_eq!(engine.write(&update).expect("it is settled"), 1, "the second attempt changed nothing");
+    proxies[0].set(LOSE_ANSWER);
+    assert_eq!(engine.write(&insert(13, true)).expect("it is settled"), 0, "it was refused, and not done");
+    assert!(engine.write(&insert(4, true)).is_err(), "without a loss a duplicate is an error");
+}
+
+/// Every write of the store that is not the same when it is repeated.
+#[test]
+fn the_store_settles_its_writes() {
+    let (proxies, uri) = proxies(1);
+    let store = Store::open(&Database::Postgres(uri), 1).expect("a new database");
+    let losing = || proxies[0].set(LOSE_ANSWER);
+    let (name, password) = (
+        KeyName::parse("x").expect("a name"),
+        PasswordHash { salt: vec![1], hash: vec![2], memory_kib: 8, passes: 1 },
+    );
+    let key = NewKey {
+        name: &name,
+        permissions: &[Permission::Completions],
+        created: 1,
+        expires: None,
+        concurrent: None,
+    };
+    losing();
+    assert!(store.add_key_as("key_1", "secret", &key).expect("it is settled"));
+    losing();
+    store.begin(&row("a", "key_1", 1)).expect("it is settled");
+    losing();
+    store.finish(&id("a", 1), &outcome(200, Some(5))).expect("it is settled");
+    losing();
+    store.record(&row("b", "key_1", 1), &outcome(400, None)).expect("it is settled");
+    store.begin(&row("c", "key_1", 1)).expect("a row");
+    losing();
+    let abandoned = Outcome { status: None, error_code: Some("abandoned"), ..outcome(200, None) };
+    store.finish(&id("c", 1), &abandoned).expect("it is settled");
+    losing();
+    assert!(
+        matches!(store.finish(&id("c", 1), &outcome(200, None)), Err(StoreError::NoRow)),
+        "not by this one"
+    );
+    store.set_console_password(password.clone()).expect("a password");
+    losing();
+    let digest = Digest::of("token");
+    assert!(store.add_token(digest, TokenKind::Session, 9, 1, &password).expect("it is settled"));
+    store.revoke_key("key_1", 1).expect("a change");
+    losing();
+    assert!(matches!(store.begin(&row("d", "key_1", 1)), Err(StoreError::KeyRefused)));
+    assert_eq!(store.sums(Range::ALL).expect("the figures").requests, 3, "once each");
+}
+
+#[test]
+fn an_unknown_outcome_is_settled_on_the_next_host() {
+    let (proxies, engine) = engine(2, 4);
+    assert_eq!(proxies[1].accepted.load(Ordering::SeqCst), 0, "the first host is good");
+    proxies[0].set(LOSE_ANSWER);
+    engine.write(&insert(1, true)).expect("it is settled");
+    let attempts = proxies[0].accepted.load(Ordering::SeqCst);
+    engine.write(&insert(2, true)).expect("a write");
+    assert_eq!(proxies[0].accepted.load(Ordering::SeqCst), attempts, "the good host is tried first");
+    assert_eq!(count(&engine), 2);
+    proxies[1].set(LOSE_ANSWER);
+    assert!(matches!(engine.try_write(), Err(StoreError::Unknown(_))));
+    engine.try_write().expect("back on the first host");
+    assert!(proxies[0].accepted.load(Ordering::SeqCst) > attempts);
+}
+
+#[test]
+fn while_the_database_is_lost_requests_fail_at_once_and_outcomes_wait() {
+    let (proxies, engine) = engine(1, 4);
+    proxies[0].set(REFUSE);
+    assert!(engine.write(&insert(1, false)).is_err());
+    let attempts = proxies[0].accepted.load(Ordering::SeqCst);
+    let began = Instant::now();
+    for _ in 0..1000 {
+        assert!(matches!(engine.write(&insert(1, false)), Err(StoreError::Unavailable(_))));
+        assert!(engine.read(|_| Ok(())).is_err() && engine.try_write().is_err());
+    }
+    let probes = proxies[0].accepted.load(Ordering::SeqCst) - attempts;
+    assert!(probes as u128 <= began.elapsed().as_millis() / 200 + 1, "{probes} attempts for 3000 calls");
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| engine.write(&insert(2, true)));
+        while proxies[0].accepted.load(Ordering::SeqCst) < attempts + probes + 2 {
+            thread::yield_now();
+        }
+        assert!(!waiting.is_finished(), "it waits");
+        proxies[0].set(PASS);
+        waiting.join().expect("no panic").expect("the database is back");
+    });
+    engine.write(&insert(1, false)).expect("the database is back");
+    assert_eq!(count(&engine), 2);
+}
+
+#[test]
+fn there_are_no_more_connections_than_allowed() {
+    let (_proxies, engine) = engine(1, 2);
+    let get = |time| engine.pool.get(Instant::now() + time, WhileLost::Fail);
+    let held = [0, 1].map(|_| get(Duration::from_secs(30)).expect("a connection"));
+    assert!(matches!(get(Duration::from_millis(50)), Err(StoreError::Busy)));
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| count(&engine));
+        drop(held);
+        assert_eq!(waiting.join().expect("no panic"), 0);
+    });
+    // A transaction that failed gives its connection back too.
+    for _ in 0..3 {
+        assert!(engine.transaction(|session| session.execute("INSERT INTO t VALUES (1), (1)", &[])).is_err());
+        assert!(
+            engine.read(|session| session.execute("INSERT INTO t VALUES (1)", &[])).is_err(),
+            "it only reads"
+        );
+    }
+    let work = |_: &dyn Session| -> Result<(), StoreError> { panic!("on purpose") };
+    let panicked = thread::scope(|scope| scope.spawn(|| engine.transaction(work)).join().is_err());
+    assert!(panicked);
+    assert_eq!(count(&engine), 0);
+}
+
+#[test]
+fn transactions_that_meet_are_repeated() {
+    let (_proxies, engine) = engine(1, 4);
+    engine.write(&insert(1, true)).expect("a row");
+    let add = |session: &dyn Session| {
+        let x: i64 = session.value("SELECT x FROM t WHERE id = 1", &[])?;
+        session.execute("UPDATE t SET x = $1 WHERE id = 1", &values![x + 1])
+    };
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                (0..10).for_each(|_| assert_eq!(engine.transaction(add).expect("it is repeated"), 1))
+            });
+        }
+    });
+    let sum: i64 = engine.read(|session| session.value("SELECT x FROM t WHERE id = 1", &[])).expect("a sum");
+    assert_eq!(sum, 40, "none was lost");
+}
+
+#[test]
+fn a_read_sees_one_state_and_a_query_within_a_query_is_an_error() {
+    let (_proxies, engine) = engine(1, 4);
+    engine
+        .read(|session| {
+            let count = || session.value::<i64>("SELECT count(*) FROM t", &[]);
+            assert_eq!(count()?, 0);
+            engine.write(&insert(1, true))?;
+            assert_eq!(count()?, 0, "as at the beginning");
+            let nested = session.query("SELECT 1", &[], &mut |_| count().map(drop));
+            assert!(matches!(nested, Err(StoreError::Other(_))), "{nested:?}");
+            Ok(())
+        })
+        .expect("a read");
+    assert_eq!(count(&engine), 1);
+}

@@ -1,0 +1,99 @@
+//! The service on PostgreSQL. With TEST_DATABASE=postgres the other tests of the ledger run on it too.
+
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rusqlite::types::Value::Integer;
+
+use crate::postgres_server::PostgresServer;
+use crate::support::{Runtime, Script, Server, chat, completion, request, until};
+
+fn server(runtime: Option<&Runtime>) -> Server {
+    Server::new(runtime).set("ADRIATICUM_DATABASE", PostgresServer::shared().database())
+}
+
+#[test]
+fn every_command_works_and_none_shows_the_password() {
+    let runtime = Runtime::start();
+    let mut server = server(Some(&runtime));
+    let key = server.key();
+    let mut password = server.command(&["console", "password"]);
+    let mut child = password.stdin(Stdio::piped()).spawn().expect("it should start");
+    let line = b"a long enough password\n";
+    std::io::Write::write_all(&mut child.stdin.take().expect("its input"), line).expect("it should read");
+    assert!(child.wait().expect("its end").success());
+    server = server.start();
+    server.post(&key, &chat("x")).is_completion();
+    server.wait_for_seals();
+    let mut told = server.told(&["usage"]) + &server.told(&["usage", "verify"]) + &server.told(&["check"]);
+    assert!(told.contains("1 requests, 0 errors") && told.contains("1 rows, nothing wrong"), "{told}");
+    assert!(told.contains("postgresql://adriaticum@127.0.0.1:") && told.contains("takes a write"), "{told}");
+    let id = told_id(&server.told(&["keys", "list", "--json"]));
+    server.told(&["keys", "revoke", &id]);
+    server.post(&key, &chat("x")).is_error(401, "invalid_api_key");
+    let backup = server.run(&["backup", "copy.db"]);
+    let second = server.run(&["serve"]);
+    assert_eq!((backup.status.code(), second.status.code()), (Some(1), Some(1)));
+    for output in [backup, second] {
+        told += &String::from_utf8_lossy(&output.stderr);
+    }
+    assert!(told.contains("pg_dump") && told.contains("another adriaticum serve uses it"), "{told}");
+    server.signal("TERM");
+    assert!(server.wait().success());
+    assert!(!(told + &server.log()).contains("secret"), "the password is shown");
+}
+
+fn told_id(keys: &str) -> String {
+    let keys: serde_json::Value = serde_json::from_str(keys).expect("JSON");
+    keys[0]["id"].as_str().expect("an id").to_owned()
+}
+
+#[test]
+fn a_database_that_went_away_is_found_again() {
+    let runtime = Runtime::start();
+    let uri = PostgresServer::shared().database();
+    let name = uri.rsplit_once('/').and_then(|(_, rest)| rest.split_once('?')).expect("a name").0;
+    let set_usable = |is_usable: bool| {
+        let postgres = PostgresServer::shared();
+        postgres.psql(&format!("ALTER DATABASE {name} ALLOW_CONNECTIONS {is_usable}"));
+        let end = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname";
+        postgres.psql(&format!("{end} = '{name}'"));
+    };
+    let server = Server::new(Some(&runtime)).set("ADRIATICUM_DATABASE", &uri).start();
+    let key = server.key();
+    server.post(&key, &chat("x")).is_completion();
+    let gate = Arc::new(AtomicBool::new(false));
+    runtime.next(Script::Held(Arc::clone(&gate), completion("at last")));
+    let mut running = server.connect();
+    running.send(request(&key, &chat("x")));
+    until("it is running", || runtime.count() == 2);
+    set_usable(false);
+    gate.store(true, Ordering::Release);
+    until("it is found out", || server.log().contains("the database can't be used"));
+    server.post(&key, &chat("x")).is_error(503, "service_unavailable");
+    let calls = runtime.count();
+    server.post(&key, &chat("x")).is_error(503, "service_unavailable");
+    assert_eq!(runtime.count(), calls, "no inference is spent");
+    set_usable(true);
+    running.reply().is_completion();
+    until("it is served again", || server.post(&key, &chat("x")).status == 200);
+    server.wait_for_seals();
+    let rows = "SELECT count(*) FROM usage WHERE status = 200";
+    assert_eq!(server.query(rows), [[Integer(3)]]);
+    let log = server.log();
+    let count = |line: &str| log.matches(line).count();
+    let told = [count("] the database can't be used: "), count("the database is back"), count("keys: ")];
+    assert_eq!(told, [1, 1, 0], "{log}");
+}
+
+#[test]
+fn a_database_that_is_not_there_is_named_without_its_password() {
+    let server = Server::new(None).set("ADRIATICUM_DATABASE", "postgresql://user:secret@127.0.0.1:1/db");
+    for command in [&["serve"][..], &["keys", "list"], &["check"]] {
+        let output = server.run(command);
+        let told = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(told.contains("postgresql://user@127.0.0.1:1/db") && !told.contains("secret"), "{told}");
+    }
+}
