@@ -18,8 +18,7 @@ fn a_row_tells_what_was_answered() {
     server.post(&key, &serde_json::json!({})).is_error(400, "invalid_request");
     runtime.next(Script::Text(500, String::new()));
     server.post(&key, &chat("x")).is_error(502, "inference_error");
-    let rows =
-        server.query("SELECT status, error_code, total_tokens, grounded FROM usage ORDER BY request_id");
+    let rows = server.query("SELECT status, error_code, total_tokens, grounded FROM usage ORDER BY status");
     assert_eq!(
         rows,
         [
