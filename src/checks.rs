@@ -18,7 +18,7 @@ use crate::search;
 use crate::store::{Database, Store, StoreError, Unsealed};
 use crate::when;
 
-/// Where runtimes listen unless they are told otherwise.
+/// Where runtimes listen by default.
 const USUAL: [(&str, u16); 4] =
     [("llama-server", 8080), ("Ollama", 11434), ("vLLM", 8000), ("LM Studio", 1234)];
 

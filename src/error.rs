@@ -55,7 +55,7 @@ impl ApiError {
     }
 }
 
-/// Why a request got no completion: what the client is told, and what only the log is.
+/// Why a request got no completion: the message for the client, and the cause for the log.
 #[derive(Debug)]
 pub struct Failure {
     pub error: ApiError,

@@ -38,7 +38,7 @@ pub fn cells<'a>(row: &impl Serialize, columns: impl IntoIterator<Item = &'a str
     columns.into_iter().map(cell).collect()
 }
 
-/// A line as RFC 4180 has it. A cell that a spreadsheet would take for a formula is told not to be one.
+/// A line as RFC 4180 has it. A cell that a spreadsheet would take for a formula gets a prefix.
 pub fn csv_line(cells: &[String]) -> String {
     let quoted: Vec<String> = cells
         .iter()

@@ -34,7 +34,7 @@ fn set_password(mut args: Args) -> Result<(), CliError> {
         return Err(CliError::Failed("the two are not the same. Nothing was changed.".into()));
     }
     store.set_console_password(password::hash(&text))?;
-    eprintln!("The password is set. Whoever was signed in to the console has to sign in again.");
+    eprintln!("The password is set. All console sessions have ended: sign in again.");
     Ok(())
 }
 

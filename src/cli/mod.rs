@@ -215,7 +215,7 @@ fn read_certificate(files: &TlsFiles) -> Result<Certificate, CliError> {
     checks::read_certificate(files).map_err(CliError::Config)
 }
 
-/// Prints to standard output. Whoever stops reading it, as `head` does, has what they wanted.
+/// Prints to standard output. A reader that stops early, as `head` does, is no error.
 fn print(text: &str) -> Result<(), CliError> {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {

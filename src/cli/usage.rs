@@ -151,7 +151,7 @@ fn verify(mut args: Args) -> Result<(), CliError> {
     }
 }
 
-/// What there is, in a sentence: what was not measured is told beside what was, never as a zero.
+/// The sums in a sentence. Unmeasured completions are counted separately, never as zero tokens.
 fn summary(sums: &Sums) -> String {
     let measured = sums.requests - sums.errors - sums.unmeasured;
     let tokens = if measured <= 0 && sums.total_tokens == 0 {

@@ -22,13 +22,13 @@ pub struct Series {
 
 pub struct Chart<'a> {
     pub title: &'a str,
-    /// What it shows, for whoever does not see it.
+    /// The description for screen readers.
     pub summary: String,
     pub series: Vec<Series>,
     /// What each bar is of, in full, and what stands under the first of each quarter.
     pub labels: Vec<String>,
     pub ticks: Vec<String>,
-    /// How a value is told in a title and in the table, and how at the axis.
+    /// The format of a value in a title and in the table, and at the axis.
     pub told: fn(f64) -> String,
     pub axis: fn(f64) -> String,
 }
@@ -116,7 +116,7 @@ impl Chart<'_> {
         }
     }
 
-    /// What is said of a bar to whoever points at it. Of many series it is what they add up to, or the page would
+    /// The tooltip of a bar. Of many series it has the sum, or the page would
     /// weigh too much; the table has each.
     fn told_of(&self, bar: usize, label: &str, adds_up: bool) -> String {
         let values = || self.series.iter().filter_map(|series| Some((series, series.values[bar]?)));

@@ -53,7 +53,7 @@ pub fn list(console: &Console, visit: &Visit, session: &Session) -> Result<Respo
             @if active.is_empty() {
                 section.empty {
                     h2 { @if revoked.is_empty() { "No keys yet" } @else { "No active keys" } }
-                    p { "Whoever uses the API sends a key with each request. Create one for each application or person, so \
+                    p { "Every request to the API carries a key. Create one for each application or person, so \
                          that you can see what each uses, and revoke one without the others." }
                     a.button.primary href="/keys/new" { @if revoked.is_empty() { "Create the first key" } @else { "Create key" } }
                 }

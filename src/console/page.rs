@@ -29,7 +29,7 @@ const PARTS: [(Part, &str, &str); 3] = [
     (Part::Status, "/status", "Status"),
 ];
 
-/// A page for whoever is signed in.
+/// A page for a signed-in operator.
 pub fn inside(assets: &Assets, session: &Session, part: Part, title: &str, content: &Markup) -> Response {
     let top = html! {
         nav aria-label="Console" {
@@ -152,7 +152,7 @@ pub fn stopped(assets: &Assets, stop: &Stop) -> Response {
         Stop::Foreign => (
             403,
             "The form came from elsewhere",
-            "Another site's page sent it. Nothing was changed. If that was not your wish, tell whoever runs that site.",
+            "Another site's page sent it. Nothing was changed. If you did not intend this, contact the operator of that site.",
         ),
         Stop::Wait(_) => (429, "Too much at once", "Try again in a moment."),
         Stop::Store(error) => {
@@ -189,7 +189,7 @@ pub fn form_token(session: &Session) -> Markup {
 const SECOND: &[BorrowedFormatItem<'_>] =
     format_description!("[year]-[month]-[day]T[hour]:[minute]:[second]Z");
 
-/// A time to the minute, or to the second. A script tells the local time to whoever points at it.
+/// A time to the minute, or to the second. A script shows the local time in a tooltip.
 pub fn time(unix: i64, seconds: bool) -> Markup {
     shown(unix, if seconds { 19 } else { 16 })
 }

@@ -1,7 +1,7 @@
 // What makes the pages nicer. They do all they have to without it.
 "use strict";
 
-// The local time, for whoever points at a time.
+// A tooltip with the local time.
 document.addEventListener("pointerover", (event) => {
   const time = event.target.closest?.("time[datetime]:not([title])");
   if (time) {

@@ -25,7 +25,7 @@ pub struct SignIn {
     verifying: Mutex<()>,
 }
 
-/// What the form tells whoever could not sign in.
+/// The message after a failed sign-in.
 pub enum Refused {
     Wrong,
     Stale,
@@ -66,7 +66,7 @@ impl SignIn {
                     button.primary type="submit" { "Sign in" }
                 }
                 p.muted {
-                    "Forgotten? Whoever runs the service can set another: " code { "adriaticum console password" }
+                    "Forgotten? The operator can set a new one: " code { "adriaticum console password" }
                 }
             }
         };
@@ -134,7 +134,7 @@ impl SignIn {
     }
 }
 
-/// Sends whoever is not signed in to where they can be, and from there back.
+/// Redirects to the sign-in page, which leads back to this one.
 pub fn ask(console: &Console, visit: &Visit) -> Response {
     let head = &visit.request.head;
     let address = if head.query().is_empty() {

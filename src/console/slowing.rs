@@ -1,8 +1,8 @@
-//! Sign-ins that fail are slowed: nobody waits here, they are told how long to.
+//! Throttles failed sign-ins: no thread waits, the response says how long to wait.
 //!
 //! Each address may fail a few times, then has to wait, twice as long each time. All strangers together have a
 //! budget as well, or a guesser with many addresses would have as many guesses. A browser that the operator has
-//! signed in with before is no stranger, so whoever uses up that budget does not lock the operator out.
+//! signed in with before is no stranger, so an attacker who uses up that budget does not lock the operator out.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -97,7 +97,7 @@ impl Slowing {
 
     pub fn failed(&mut self, who: Who, now: Instant) {
         if self.failures.len() >= REMEMBERED && !self.failures.contains_key(&who) {
-            // The budget of all holds whoever is forgotten.
+            // The shared budget holds even if an address is forgotten.
             let oldest = self.failures.iter().min_by_key(|(_, failures)| failures.last).map(|(who, _)| *who);
             oldest.and_then(|oldest| self.failures.remove(&oldest));
         }
@@ -140,7 +140,7 @@ mod tests {
         slowing.try_now(stranger(2), now).expect("another address has not failed");
         slowing.try_now(stranger(1), now + LONGEST).expect("nobody is locked out");
         slowing.succeeded(stranger(1));
-        slowing.try_now(stranger(1), now).expect("whoever knows it is forgiven");
+        slowing.try_now(stranger(1), now).expect("a correct password clears the count");
     }
 
     #[test]

@@ -25,7 +25,7 @@ const MAX_DEPTH: usize = 64;
 #[derive(Debug, PartialEq, Eq)]
 pub struct Candidate {
     pub path: PathBuf,
-    /// Its name from the folder on that was given: what is told of its place to those who ask.
+    /// Its path below the folder that was given. Clients see it as the source.
     pub source: String,
 }
 
@@ -38,7 +38,7 @@ pub struct Text {
 }
 
 /// The files of a path, in the order of their names: the path's own where it is a file, else those in the
-/// folder and in the folders in it. What is passed over is told, with the reason.
+/// folder and in the folders in it. Skipped files are reported with the reason.
 pub fn candidates(path: &Path, told: &mut dyn FnMut(&Path, &str)) -> std::io::Result<Vec<Candidate>> {
     let root = fs::canonicalize(path)?;
     let base = root.parent().unwrap_or(&root).to_owned();

@@ -1,8 +1,7 @@
 //! The embedded index: documents in SQLite's full-text index, in a file of its own beside the ledger.
 //!
-//! The file is opened anew for every query, which takes a fraction of a millisecond: so a query sees what is
-//! in it now, whoever changed it, and an index that was missing or damaged serves again as soon as it is
-//! back.
+//! Every query opens the file, which takes a fraction of a millisecond. So a query sees the changes of other processes,
+//! and an index that was missing or damaged works again as soon as it is back.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -3,7 +3,7 @@
 CREATE TABLE documents (
     id     INTEGER PRIMARY KEY AUTOINCREMENT, -- of one that was removed, it is not given again
     path   TEXT    NOT NULL UNIQUE,           -- where the file was read, from the root on
-    source TEXT    NOT NULL,                  -- what those who ask are told of its place
+    source TEXT    NOT NULL,                  -- the source as clients see it
     title  TEXT    NOT NULL,
     digest BLOB    NOT NULL,                  -- SHA-256 of the file
     size   INTEGER NOT NULL,                  -- of the file, in bytes
@@ -20,7 +20,7 @@ CREATE TABLE passages (
 
 CREATE INDEX passages_by_document ON passages (document);
 
--- The words of the passages. It keeps no text of its own, so each change of a passage is told to it.
+-- The words of the passages. It keeps no text of its own, so each change of a passage updates it.
 CREATE VIRTUAL TABLE words USING fts5 (
     title, heading, content,
     content = 'passages', content_rowid = 'id',

@@ -681,7 +681,7 @@ fn a_full_queue_sheds_at_once_and_every_place_is_used() {
     let told = running.load.snapshot();
     assert_eq!((told.workers, told.queue), (Level { now: 1, most: 1 }, Level { now: 2, most: 2 }));
     assert_eq!((told.of(Cause::QueueFull), told.of(Cause::BuffersFull)), (1, 0));
-    // To HEAD an answer has no body, whoever gives it.
+    // A response to HEAD has no body, from the loop or from a worker.
     let mut head = running.connect();
     head.send(get("/").replace("GET", "HEAD"));
     let mut told = String::new();

@@ -168,7 +168,7 @@ fn the_watchdog_of_another_process_is_not_fed() {
     }
 }
 
-/// Holds up whoever comes here: a worker with a request, or the loop with one that it refuses.
+/// Blocks its caller: a worker with a request, or the loop with one that it refuses.
 #[derive(Default)]
 struct Stuck {
     worker: AtomicBool,

@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(left, [7, 3, 1]);
         let mut quoted = Quoted::put(Vec::new(), &mut chat);
         assert_eq!(chat.messages[1].content, NOTHING);
-        assert!(!quoted.shorten(&mut chat), "that nothing was found is told");
+        assert!(!quoted.shorten(&mut chat), "that nothing was found is quoted");
     }
 
     #[test]

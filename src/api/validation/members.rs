@@ -39,7 +39,7 @@ impl<'de> Slot<'de> for Body {
         let (mut temperature, mut max_tokens) = (None, None);
         while let Some(name) = members.next_key::<String>()? {
             match &*name {
-                _ if seen.contains(&name) => return Err(A::Error::custom(twice(shown(&name)))),
+                _ if seen.contains(&name) => return Err(A::Error::custom(duplicate(shown(&name)))),
                 "model" => model = Some(members.next_value_seed(Fill(check_model))?),
                 "messages" => messages = Some(members.next_value_seed(Fill(Messages { lenient }))?),
                 "temperature" => {
@@ -187,7 +187,7 @@ impl<'de> Slot<'de> for OneMessage {
         while let Some(name) = members.next_key::<String>()? {
             let place = format!("messages[{index}].{}", shown(&name));
             match &*name {
-                _ if seen.contains(&name) => return Err(A::Error::custom(twice(place))),
+                _ if seen.contains(&name) => return Err(A::Error::custom(duplicate(place))),
                 "role" => role = Some(members.next_value_seed(Fill(|sent| read_role(&place, sent)))?),
                 "content" => {
                     content = Some(members.next_value_seed(Fill(|sent| read_content(&place, sent)))?);
@@ -264,9 +264,8 @@ impl<'de> Slot<'de> for Unknown {
     }
 }
 
-/// That a member's name stands in its object a second time.
-fn twice(place: impl Display) -> String {
-    format!("{place} stands there twice.")
+fn duplicate(place: impl Display) -> String {
+    format!("Duplicate member: {place}.")
 }
 
 fn shown(name: &str) -> String {
