@@ -202,7 +202,7 @@ fn requests_chart(view: &View, figures: &Figures) -> Chart<'static> {
         series: vec![
             kind("Succeeded", "ok", Kind::Succeeded),
             kind("Refused (4xx)", "refused", Kind::Refused),
-            kind("Failed (5xx, no answer)", "failed", Kind::Failed),
+            kind("Failed", "failed", Kind::Failed),
         ],
         labels,
         ticks,

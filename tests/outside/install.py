@@ -271,7 +271,7 @@ def completions():
     script = "source packaging/adriaticum.fish; complete -C 'adriaticum --config x keys '"
     offered = subprocess.run(["fish", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     words = [line.split("\t")[0] for line in offered.splitlines()]
-    ensure(words == ["create", "list", "rename", "revoke"], f"fish completes keys with {words}")
+    ensure(words == ["create", "list", "rename", "revoke", "set"], f"fish completes keys with {words}")
 
 
 def tree():
