@@ -137,7 +137,7 @@ fn facts(console: &Console) -> Markup {
             dt { "Waiting for a worker" } dd { (level(load.queue)) }
             dt { "Connections" } dd { (level(load.connections)) }
             dt { "Held in buffers" } dd { (bytes(load.buffered_bytes.now as u64)) " of " (bytes(load.buffered_bytes.most as u64)) }
-            dt { "Turned away for want of room" } dd { (count((load.of(Cause::QueueFull) + load.of(Cause::BuffersFull)) as i64, "request")) " since the start" }
+            dt { "Rejected (no room)" } dd { (count((load.of(Cause::QueueFull) + load.of(Cause::BuffersFull)) as i64, "request")) " since the start" }
             dt { "Rows without a seal" } dd { (grouped(ledger.unsealed_rows)) @if ledger.unsealed_rows > 0 { ", for " (count(ledger.unsealed_seconds, "second")) } }
             @match file {
                 None => { dt { "Database" } dd { (console.config.database) } }

@@ -217,12 +217,13 @@ fn gauges(text: &mut Text, load: &Snapshot, ledger: &LedgerState) {
 fn shed(text: &mut Text, load: &Snapshot) {
     text.counter("adriaticum_connections_accepted_total", "Connections that were taken.")
         .with("", load.accepted);
-    let help = "Connections closed for want of room: new ones, and unfinished or idle ones that gave way.";
+    let help =
+        "Connections closed because there was no room: new ones, and unfinished or idle ones that gave way.";
     text.counter("adriaticum_connections_shed_total", help)
         .with("which=\"new\"", load.of(Cause::TurnedAway))
         .with("which=\"unfinished\"", load.of(Cause::UnfinishedEvicted))
         .with("which=\"idle\"", load.of(Cause::IdleEvicted));
-    text.counter("adriaticum_requests_shed_total", "Requests answered 503 for want of room.")
+    text.counter("adriaticum_requests_shed_total", "Requests answered 503 because there was no room.")
         .with("reason=\"queue\"", load.of(Cause::QueueFull))
         .with("reason=\"console\"", load.of(Cause::ConsoleFull))
         .with("reason=\"buffer\"", load.of(Cause::BuffersFull));
