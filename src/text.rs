@@ -25,6 +25,11 @@ pub fn grouped(number: i64) -> String {
     text
 }
 
+/// "1 request", "2,000 requests".
+pub fn count(number: i64, what: &str) -> String {
+    format!("{} {what}{}", grouped(number), if number == 1 { "" } else { "s" })
+}
+
 /// The members of a row that the columns name, as cells; null is an empty one.
 pub fn cells<'a>(row: &impl Serialize, columns: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     let row = serde_json::to_value(row).expect("a row should have its JSON");
@@ -73,5 +78,6 @@ mod tests {
         for (number, text) in [(0, "0"), (999, "999"), (1_000, "1,000"), (1_234_567, "1,234,567")] {
             assert_eq!(grouped(number), text);
         }
+        assert_eq!((count(1, "row"), count(1_000, "row")), ("1 row".into(), "1,000 rows".into()));
     }
 }

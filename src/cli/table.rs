@@ -1,27 +1,57 @@
 //! Tables for people.
 
-/// Lays out rows in columns as wide as they need to be; the first row is the heading.
+/// Lays out rows in columns as wide as they need to be; the first row is the heading. Columns of numbers are aligned to
+/// the right.
 pub fn lay_out(rows: &[Vec<String>]) -> String {
     let columns = rows.first().map_or(0, Vec::len);
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let widths_and_numbers: Vec<(usize, bool)> = (0..columns)
+        .map(|column| {
+            let cells = || rows.iter().map(|row| row[column].as_str());
+            let width = cells().map(|cell| cell.chars().count()).max().unwrap_or(0);
+            (width, has_numbers(cells().skip(1)))
+        })
+        .collect();
     let mut text = String::new();
     for row in rows {
-        let cells: Vec<String> =
-            row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-        text += cells.join("  ").trim_end();
+        let cells =
+            row.iter().zip(&widths_and_numbers).map(|(cell, &(width, is_numeric))| match is_numeric {
+                true => format!("{cell:>width$}"),
+                false => format!("{cell:<width$}"),
+            });
+        text += cells.collect::<Vec<_>>().join("  ").trim_end();
         text.push('\n');
     }
     text
+}
+
+/// Whether the cells are numbers. A dash or an empty cell is a number that is missing; a date is no number.
+fn has_numbers<'a>(cells: impl Iterator<Item = &'a str>) -> bool {
+    let mut cells = cells.filter(|cell| !matches!(*cell, "" | "-")).peekable();
+    cells.peek().is_some()
+        && cells.all(|cell| cell.bytes().all(|b| b.is_ascii_digit() || b == b',' || b == b'.'))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    #[track_caller]
+    fn check<const N: usize>(rows: &[[&str; N]], text: &str) {
+        let rows: Vec<Vec<String>> = rows.iter().map(|row| row.map(String::from).to_vec()).collect();
+        assert_eq!(lay_out(&rows), text);
+    }
+
     #[test]
     fn columns_line_up() {
-        let rows = [["a", "b"], ["één", "x"]].map(|row| row.map(String::from).to_vec());
-        assert_eq!(lay_out(&rows), "a    b\néén  x\n");
+        check(&[["a", "b"], ["één", "x"]], "a    b\néén  x\n");
+    }
+
+    #[test]
+    fn numbers_are_aligned_to_the_right() {
+        check(
+            &[["day", "n", "share", "id"], ["2026-01-01", "1,234", "0.5", "7"], ["2026-01-02", "-", "", "x"]],
+            "day             n  share  id\n2026-01-01  1,234    0.5  7\n2026-01-02      -         x\n",
+        );
+        check(&[["none"], ["-"]], "none\n-\n");
     }
 }

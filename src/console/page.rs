@@ -9,6 +9,7 @@ use super::Stop;
 use super::assets::Assets;
 use super::visit::Session;
 use crate::http::Response;
+pub use crate::text::count;
 use crate::text::grouped;
 
 /// Nothing but what this host serves, no script or style within a page, and no frame around it.
@@ -205,11 +206,6 @@ fn shown(unix: i64, length: usize) -> Markup {
         Some(exact) => html! { time datetime=(exact) { (exact[..length].replace('T', " ")) } },
         None => html! { "–" },
     }
-}
-
-/// "1 request", "2,000 requests".
-pub fn count(number: i64, what: &str) -> String {
-    format!("{} {what}{}", grouped(number), if number == 1 { "" } else { "s" })
 }
 
 /// A time that something took, in the unit that fits it.
