@@ -4,7 +4,7 @@ PYTHON ?= python3
 FUZZ_SECONDS ?= 120
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test lint unit outside tls clients console model test-crash test-install bench bench-years \
+.PHONY: help build run test lint unit outside tls clients console model test-crash test-install soak bench bench-years \
 	bench-tools bench-docs bench-scale bench-console sizes install uninstall deb sbom static fuzz mutants \
 	requirements clean FORCE
 # On two cores, tests that run beside a build or another test would time out or measure each other.
@@ -108,6 +108,9 @@ model: need-model build ## Test the release binary with the real model of make r
 test-crash: need-outside build ## Look for lost rows after 100 kills and 50 simulated power cuts
 	$(PYTHON) tests/outside/crash.py --kills 100
 	$(PYTHON) tests/outside/power_cut.py --cuts 50
+
+soak: need-soak build ## Run mixed load for SOAK_MINUTES (60), and fail if memory, files, threads or the WAL grow
+	$(PYTHON) tests/outside/soak.py
 
 bench: need-bench build bench-tools ## Compare it with nginx and HAProxy, and with PEERS=1 with other gateways
 	$(PYTHON) bench/compare.py

@@ -52,7 +52,9 @@ class SlowRuntime:
                 body = await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0))
                 reply = {"status": "ok"}
                 if body:
-                    label, seconds = json.loads(body)["messages"][-1]["content"].split()
+                    content = json.loads(body)["messages"][-1]["content"]
+                    # The console's status page sends a message of its own.
+                    label, seconds = content.split() if content != "Say yes." else ("check", 0)
                     if await self.leaves(reader, label, float(seconds)):
                         return
                     reply = Runtime.completion(label)
@@ -101,7 +103,7 @@ class Client:
     """A connection from 127.0.0.2 that is kept, and opened again after a failure."""
 
     def __init__(self, trial):
-        self.trial, self.streams = trial, None
+        self.trial, self.streams, self.head = trial, None, b""
 
     async def ask(self, tally, key=None, body=b"", path="/v1/chat/completions", host="localhost"):
         """Sends one request, a POST if there is a body, and adds its outcome to the tally."""
@@ -124,7 +126,7 @@ class Client:
                 server_hostname=NAME if self.trial.client_context else None)
         reader, writer = self.streams
         writer.write(request)
-        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        self.head = head = (await reader.readuntil(b"\r\n\r\n")).lower()
         await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0]))
         if b"connection: close" in head:
             self.close()
@@ -140,6 +142,7 @@ class Trial:
     """One service under one attack."""
 
     service_class = Service
+    runtime_class = SlowRuntime
 
     def __init__(self, name, seconds, certificate=None):
         self.name, self.seconds, self.faults = name, seconds, []
@@ -150,7 +153,7 @@ class Trial:
         self.health, self.quiet, self.attacked = Tally(), Tally(), Tally()
 
     async def __aenter__(self):
-        self.runtime = SlowRuntime()
+        self.runtime = self.runtime_class()
         self.server = await asyncio.start_server(self.runtime.serve, "127.0.0.1", 0)
         self.folder = tempfile.TemporaryDirectory(prefix="adriaticum-attacks-")
         url = f"http://127.0.0.1:{self.server.sockets[0].getsockname()[1]}/v1"

@@ -1,0 +1,225 @@
+"""A long run under constant mixed load: does anything grow?
+
+    SOAK_MINUTES=60 python3 tests/outside/soak.py
+
+50 clients send good, broken and abandoned requests, a visitor uses the console, and retention removes old rows. Then the
+service is restarted. Memory must be flat after the first five minutes, descriptors and threads constant and the WAL
+bounded. Every 200 must be in the ledger, and the ledger must verify. It prints a line a minute.
+"""
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import random
+import sqlite3
+import statistics
+import sys
+import threading
+import time
+
+from attackers import head, unknown_key
+from service import ROOT, Service, ensure, until
+from small_memory import full_body
+from trial import BACK_SECONDS, Client, SlowRuntime, Tally, Trial, chat
+
+sys.path.insert(0, str(ROOT / "bench"))
+from console import PAGES, PASSWORD, Visitor  # noqa: E402
+
+MINUTES = float(os.environ.get("SOAK_MINUTES", "60"))
+CLIENTS = 50
+# Requests per second of all clients together.
+RATE = float(os.environ.get("SOAK_RATE", "100"))
+SAMPLE_SECONDS = 1
+# Caches fill and the allocator's arenas grow to their size in this time.
+WARM_UP_MINUTES = min(5, MINUTES / 4)
+MOST_MIB_PER_HOUR = 0.1
+# The WAL begins again at 64 MiB, which is looked at once a second.
+MOST_WAL_MIB = 72
+OLD_ROWS = 20_000
+DAY = 86_400
+
+# Rows as requests left them before they were sealed. Half are older than a day, and the others become so during the run.
+ADD_OLD_ROWS = """
+    WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :rows),
+    made AS (SELECT i, :start + i * :span / :rows AS ms FROM n)
+    INSERT INTO usage (request_id, key_id, key_name, created, status, prompt_tokens, completion_tokens, total_tokens,
+        duration_ms, queue_ms, runtime_ms)
+    SELECT printf('chatcmpl_%012x%020x', ms, i), 'key_0123456789abcdef', 'earlier', ms / 1000, 200, 11, 3, 14, 900.5, 0.1, 899.5
+    FROM made"""
+
+
+class UnreliableRuntime(SlowRuntime):
+    """Hangs up on requests with the label "fails"."""
+
+    async def leaves(self, reader, label, seconds):
+        return label == "fails" or await super().leaves(reader, label, seconds)
+
+
+class AgedService(Service):
+    """A service with rows that retention removes, some at once and others after its restart."""
+
+    def query(self, sql, values=()):
+        with contextlib.closing(sqlite3.connect(self.database, timeout=60)) as database, database:
+            return database.execute(sql, values).fetchall()
+
+    def __enter__(self):
+        span = 2 * MINUTES * 60_000
+        self.query(ADD_OLD_ROWS, {"rows": OLD_ROWS, "start": int((time.time() - DAY) * 1000 - span / 2), "span": int(span)})
+        super().__enter__()
+        # Only sealed rows are removed.
+        ensure(until(lambda: not self.query("SELECT 1 FROM usage WHERE seq IS NULL")), "the old rows were not sealed")
+        self.ensure_it_ends_well()
+        self.environment["ADRIATICUM_USAGE_RETENTION_DAYS"] = "1"
+        return super().__enter__()
+
+    def count_old_rows(self):
+        return self.query("SELECT count(*) FROM usage WHERE key_name = 'earlier'")[0][0]
+
+
+class Soak(Trial):
+    service_class = AgedService
+    runtime_class = UnreliableRuntime
+
+    def kinds(self):
+        """Yields of every kind of request its share, its bytes, and the statuses that it may get."""
+        good, any_body = {200, 503}, chat("brief 0.02")
+
+        def request(body=any_body, key=self.key, **options):
+            return head(key, f"Content-Length: {len(body)}", **options) + body
+
+        yield 50, request(), good
+        yield 15, request(chat("slow 0.3")), good
+        yield 5, request(full_body("x")), good
+        yield 5, request(full_body("\1")), good
+        yield 5, request(chat("fails 0.1")), {502, 503}
+        yield 4, request(b'{"model": "adriaticum", "messages": ['), {400, 503}
+        yield 2, request(chat("x" * 20_000)), {400, 503}
+        yield 2, request(key=unknown_key()), {401, 503}
+        yield 2, request(path="/v1/models"), {404}
+        yield 2, head(self.key, "Content-Length: 300000"), {413}
+        yield 2, head(self.key, "Transfer-Encoding: chunked") + b"zz\r\n", {400}
+        yield 2, b"\x16\x03\x01 no HTTP\r\n\r\n", {400}
+        # These clients leave without an answer: after half a body, and during the inference.
+        yield 2, request()[:-10], None
+        yield 2, request(chat("abandoned 0.5")), None
+
+    async def be_a_client(self, end, kinds, tally):
+        client, shares = Client(self), [share for share, _, _ in kinds]
+        while time.monotonic() < end:
+            await asyncio.sleep(random.uniform(0, 2 * CLIENTS / RATE))
+            [(_, payload, expected)] = random.choices(kinds, shares)
+            if expected is None:
+                await self.abandon(payload)
+                continue
+            try:
+                status = await asyncio.wait_for(client.exchange(payload), 60)
+            # The service may close after an error while the body is still sent, and closes idle connections.
+            except (ConnectionError, asyncio.IncompleteReadError):
+                tally.outcomes["closed"] += 1
+                client.close()
+                continue
+            tally.outcomes[status] += 1
+            self.expect(status in expected, f"{status} in place of {expected} for {payload[:200]}")
+            if status == 200:
+                self.ids.append(client.head.partition(b"x-request-id: ")[2].partition(b"\r\n")[0].decode())
+        client.close()
+
+    async def abandon(self, payload):
+        _, writer = await asyncio.open_connection("127.0.0.1", self.service.port)
+        writer.write(payload)
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        writer.close()
+
+    def use_console(self, stop):
+        """Opens a page a second."""
+        visitor = Visitor(self.service.port)
+        while True:
+            for page in PAGES:
+                if stop.wait(1):
+                    return
+                self.expect("<html" in visitor.get(page), f"{page} is no page")
+                self.pages += 1
+
+    def sample(self):
+        """Memory in MiB, threads, descriptors without and with sockets, and the WAL in MiB."""
+        wal = pathlib.Path(f"{self.service.database}-wal").stat().st_size / 2**20
+        descriptors, sockets = len(os.listdir(f"/proc/{self.service.process.pid}/fd")), self.count_sockets()
+        return self.service.status("VmRSS") / 1024, self.service.status("Threads"), descriptors - sockets, sockets, wal
+
+    async def watch(self, began, end, tally):
+        samples = []
+        while (now := time.monotonic()) < end:
+            samples.append((now - began, *self.sample()))
+            if len(samples) % (60 // SAMPLE_SECONDS) == 1:
+                minutes, memory, threads, files, sockets, wal = now / 60 - began / 60, *samples[-1][1:]
+                print(f"{minutes:4.0f} min  {memory:.2f} MiB  {threads} threads  {files} files  {sockets} sockets  WAL {wal:.1f} MiB"
+                      f"  {self.pages} pages  {tally}", flush=True)
+            await asyncio.sleep(SAMPLE_SECONDS)
+        return samples
+
+    def judge(self, samples):
+        late = [sample for sample in samples if sample[0] >= WARM_UP_MINUTES * 60]
+        seconds, memory, threads, files, sockets, wal = zip(*late)
+        slope = statistics.linear_regression([second / 3600 for second in seconds], memory).slope
+        print(f"memory {min(memory):.2f} to {max(memory):.2f} MiB, {slope:+.3f} MiB per hour; threads {set(threads)};"
+              f" files {min(files)} to {max(files)}; sockets {min(sockets)} to {max(sockets)}; WAL at most {max(wal):.1f} MiB")
+        self.expect(slope < MOST_MIB_PER_HOUR, f"memory grows by {slope:.3f} MiB per hour")
+        self.expect(len(set(threads)) == 1, f"the number of threads changes: {set(threads)}")
+        self.expect(max(files) <= files[0], f"files other than sockets: {files[0]}, later {max(files)}")
+        self.expect(max(wal) <= MOST_WAL_MIB, f"the WAL grew to {max(wal):.1f} MiB")
+
+    def check_ledger(self, when):
+        verified = self.service.run("usage", "verify")
+        print(f"usage verify {when}: {verified.stdout.strip()}")
+        self.expect(verified.returncode == 0, f"usage verify {when}: {verified.stdout}{verified.stderr}")
+        recorded = {id for (id,) in self.service.query("SELECT request_id FROM usage WHERE status = 200")}
+        missing = [id for id in self.ids if id not in recorded]
+        self.expect(self.ids and not missing, f"{len(missing)} of {len(self.ids)} completions are not in the ledger {when}")
+
+    async def run(self):
+        self.service.run("console", "password", input=PASSWORD + "\n")
+        # The first page is read before threads and files are counted.
+        Visitor(self.service.port)
+        began, tally, stop, self.ids, self.pages = time.monotonic(), Tally(), threading.Event(), [], 0
+        end = began + MINUTES * 60
+        visits = asyncio.create_task(asyncio.to_thread(self.use_console, stop))
+        kinds = list(self.kinds())
+        clients = [self.be_a_client(end, kinds, tally) for _ in range(CLIENTS)]
+        samples, *_ = await asyncio.gather(self.watch(began, end, tally), *clients)
+        stop.set()
+        await visits
+        print(f"{len(self.ids)} completions; {tally}; {self.pages} pages")
+        self.judge(samples)
+        is_back = await asyncio.to_thread(until, lambda: self.count_sockets() <= self.sockets, BACK_SECONDS)
+        self.expect(is_back, f"{self.count_sockets()} sockets after the load, {self.sockets} before")
+        self.check_ledger("before the restart")
+        await self.restart()
+
+    async def restart(self):
+        before = self.service.count_old_rows()
+        self.expect(0 < before < OLD_ROWS, f"{before} of {OLD_ROWS} old rows were left before the restart")
+        self.service.ensure_it_ends_well()
+        self.service.start()
+        self.service.wait_until_it_answers()
+        removed = await asyncio.to_thread(until, lambda: self.service.count_old_rows() < before)
+        self.expect(removed, "retention removed no row after the restart")
+        self.check_ledger("after the restart")
+        status = await self.honest(0.1, clients=1)
+        self.expect(status.success == 1, f"after the restart: {status}")
+        # Of a new process, with one connection to the runtime.
+        await asyncio.to_thread(until, lambda: not self.count_connections())
+        self.sockets = self.count_sockets()
+
+
+async def main():
+    soak = Soak("soak", MINUTES * 60)
+    async with soak:
+        await soak.run()
+    ensure(not soak.faults, "\n".join(soak.faults[:20]))
+    print("soak: passed")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
