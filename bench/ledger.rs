@@ -7,7 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use adriaticum::id::RequestId;
-use adriaticum::store::{Database, Digest, KeyName, NewKey, NewRow, Outcome, Permission, Store, Tokens};
+use adriaticum::store::{
+    Database, Digest, IfMissing, KeyName, NewKey, NewRow, Outcome, Permission, Store, Tokens,
+};
 
 fn row(key_id: &str) -> NewRow {
     NewRow {
@@ -68,7 +70,7 @@ fn main() {
     if counts.is_empty() {
         counts = vec![1, 2, 4, 8, 16, 32];
     }
-    let store = Arc::new(Store::open(&database, 32).expect("a database"));
+    let store = Arc::new(Store::open(&database, 32, IfMissing::Create).expect("a database"));
     let key_id = key(&store);
     println!("threads     rows/s   making one   completing one");
     for threads in counts {

@@ -36,9 +36,9 @@ MAKE = """
 # The histograms of durations stay empty.
 ADD_UP = """
     INSERT INTO usage_rollup SELECT :span, created / :span * :span, key_id, key_name, status, coalesce(error_code, ''),
-        count(*), coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0), coalesce(sum(total_tokens), 0), 0,
+        gateway, count(*), coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0), coalesce(sum(total_tokens), 0), 0,
         x'', x''
-    FROM usage GROUP BY 1, 2, 3, 4, 5, 6"""
+    FROM usage GROUP BY 1, 2, 3, 4, 5, 6, 7"""
 
 
 def fill(database, rows):
@@ -107,7 +107,7 @@ def main():
             with subject:
                 during = load_once(subject, upstream, 8, seconds=10).slow
                 with contextlib.closing(sqlite3.connect(database)) as connection:
-                    removed = connection.execute("SELECT anchor_seq FROM chain").fetchone()[0]
+                    removed = connection.execute("SELECT anchor_seq FROM gateways").fetchone()[0]
             print(f"99th percentile at 8 clients: {before:.0f} µs, while rows are removed {during:.0f}: "
                   f"{during / before:.2f} times (at most 2); {removed} rows were removed in 10 s")
 

@@ -15,7 +15,7 @@ use crate::config::{Config, GroundingMode, RuntimeConfig, SearchPlace, TlsFiles}
 use crate::listener::{Address, Certificate, TlsError};
 use crate::runtime::{Chat, Message, Role, Runtimes, Spent, probe};
 use crate::search;
-use crate::store::{Database, Store, StoreError, Unsealed};
+use crate::store::{Database, IfMissing, Store, StoreError, Unsealed};
 use crate::when;
 
 /// Where runtimes listen by default.
@@ -74,7 +74,7 @@ impl Finding {
 /// All of it, the whole database included.
 pub fn all(config: &Config) -> Vec<Finding> {
     let is_there = config.database.file().is_none_or(Path::exists);
-    let store = is_there.then(|| Store::open(&config.database, config.workers));
+    let store = is_there.then(|| Store::open(&config.database, config.workers, IfMissing::Fail));
     let found = match &store {
         Some(Ok(store)) => database(&config.database, store.check()),
         Some(Err(error)) => Finding::fail("database", database_failed(config, error)),

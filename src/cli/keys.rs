@@ -1,9 +1,11 @@
 //! `keys`: who may use the API.
 
-use super::{Args, CliError, Opt, no_command, open_store, print, print_json, table};
+use super::{Args, CliError, Opt, no_command, open_or, open_store, print, print_json, table};
 use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
 use crate::id::secret_hex;
-use crate::store::{CONCURRENT_TAKES, Key, KeyChange, KeyName, NewKey, Permission, parse_concurrent};
+use crate::store::{
+    CONCURRENT_TAKES, IfMissing, Key, KeyChange, KeyName, NewKey, Permission, parse_concurrent,
+};
 use crate::when::{self, When};
 
 const HELP: &str = "\
@@ -93,7 +95,7 @@ fn create(mut args: Args) -> Result<(), CliError> {
     if terms.permissions.is_empty() {
         terms.permissions.push(Permission::Completions);
     }
-    let store = open_store(&args.config()?)?;
+    let store = open_or(&args.config()?, IfMissing::Create)?;
     let secret = SECRET_PREFIX.to_owned() + &secret_hex::<{ SECRET_DIGITS / 2 }>();
     let key = NewKey {
         name: &name,

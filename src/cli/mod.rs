@@ -21,7 +21,7 @@ use crate::checks;
 use crate::config::{Config, ConfigError, TlsFiles};
 use crate::listener::Certificate;
 use crate::logging;
-use crate::store::{Store, StoreError};
+use crate::store::{IfMissing, Store, StoreError};
 
 const HELP: &str = "\
 A chat completions API in front of an inference runtime.
@@ -206,8 +206,13 @@ fn missing(name: &str) -> CliError {
     CliError::Usage(format!("{name} is missing."))
 }
 
+/// Opens the database that there has to be.
 fn open_store(config: &Config) -> Result<Store, CliError> {
-    Store::open(&config.database, config.workers)
+    open_or(config, IfMissing::Fail)
+}
+
+fn open_or(config: &Config, if_missing: IfMissing) -> Result<Store, CliError> {
+    Store::open(&config.database, config.workers, if_missing)
         .map_err(|error| CliError::Failed(checks::database_failed(config, &error)))
 }
 

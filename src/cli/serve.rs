@@ -10,7 +10,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{flag, low_level::pipe};
 
-use super::{Args, CliError, open_store, read_certificate};
+use super::{Args, CliError, open_or, read_certificate};
 use crate::api::grounding::Grounding;
 use crate::api::refusals::Refusals;
 use crate::background::{Background, Readiness};
@@ -23,7 +23,7 @@ use crate::logging;
 use crate::metrics::Metrics;
 use crate::pipeline::{Pipeline, RefusalLines};
 use crate::runtime::Runtimes;
-use crate::store::ServeLock;
+use crate::store::{IfMissing, ServeLock};
 use crate::supervisor::{Notify, Supervisor, Watched};
 
 const HELP: &str = "\
@@ -59,11 +59,12 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let _lock = ServeLock::take(&config.database)
         .map_err(|error| CliError::Failed(checks::database_failed(&config, &error)))?;
     let sockets = sockets(&config)?;
-    let store = Arc::new(open_store(&config)?);
-    match store.close_interrupted()? {
+    let mut store = open_or(&config, IfMissing::Create)?;
+    match store.join("", "")? {
         0 => {}
         count => log::warn!("{count} requests were interrupted by the last end of the service"),
     }
+    let store = Arc::new(store);
     let notify =
         Notify::from_environment().map_err(|error| failed("the socket that NOTIFY_SOCKET names", &error))?;
     let runtimes = Runtimes::new(&config.runtime, config.workers);

@@ -1,7 +1,7 @@
 //! `usage`: what the ledger holds.
 
 use super::{Args, CliError, Opt, no_command, open_store, print, print_json, table};
-use crate::store::{Grouping, Range, Sums, UsageRow};
+use crate::store::{Filter, Grouping, Range, Sums, UsageRow};
 use crate::text::{cells, csv_line, grouped};
 use crate::when::{self, When};
 
@@ -62,8 +62,8 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let store = open_store(&args.config()?)?;
     let (mut sums, mut rows) = (Sums::default(), Vec::new());
     match by {
-        None => sums = store.sums(range)?,
-        Some(by) => store.grouped(range, by, |row| {
+        None => sums = store.sums(range, Filter::ALL)?,
+        Some(by) => store.grouped(range, Filter::ALL, by, |row| {
             sums.add(&row.sums);
             rows.push(row);
         })?,
@@ -145,7 +145,12 @@ fn verify(mut args: Args) -> Result<(), CliError> {
                 0 => String::new(),
                 count => format!("; {count} newer rows have no seal yet"),
             };
-            print(&format!("{} rows, nothing wrong{unsealed}. The head is {}\n", found.rows, found.head))
+            let heads: Vec<String> = found.heads.iter().map(ToString::to_string).collect();
+            print(&format!(
+                "{} rows, nothing wrong{unsealed}. The head is {}\n",
+                found.rows,
+                heads.join(", ")
+            ))
         }
         Some(fault) => Err(CliError::Failed(format!("after {} good rows: {fault}.", found.rows))),
     }

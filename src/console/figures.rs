@@ -56,7 +56,7 @@ impl Figures {
         let mut found = Self { bars: vec![Bar::default(); view.bars()], ..Self::default() };
         let mut errors: BTreeMap<(Option<i64>, String), i64> = BTreeMap::new();
         let mut tokens: BTreeMap<String, Vec<i64>> = BTreeMap::new();
-        found.missing = store.figures(view.span, view.range, view.key.as_deref(), |figures| {
+        found.missing = store.figures(view.span, view.range, view.filter(), |figures| {
             if !matching.takes(figures.status, figures.error_code.as_deref()) {
                 return;
             }

@@ -7,7 +7,7 @@ use maud::{Markup, html};
 use super::page::{self, form_token};
 use super::visit::Session;
 use super::{Console, Stop};
-use crate::store::{Key, Range, Span};
+use crate::store::{Filter, Key, Range, Span};
 use crate::text::grouped;
 
 /// The time over which requests are counted in the table, in days.
@@ -19,7 +19,7 @@ pub fn counts(console: &Console, now: i64) -> Result<HashMap<String, i64>, Stop>
     let until = (now.div_euclid(day) + 1) * day;
     let mut counts = HashMap::new();
     let range = Range { since: until - COUNTED_DAYS * day, until };
-    console.store.figures(Span::Day, range, None, |figures| {
+    console.store.figures(Span::Day, range, Filter::ALL, |figures| {
         *counts.entry(figures.key_id).or_default() += figures.sums.requests;
     })?;
     Ok(counts)

@@ -1,7 +1,7 @@
 //! What the usage page shows, as its address says it: a range of time and filters.
 
 use super::form::Form;
-use crate::store::{Matching, Range, Span, Which};
+use crate::store::{Filter, Matching, Range, Span, Which};
 use crate::text::percent_encoded;
 use crate::when::{self, When};
 
@@ -113,8 +113,12 @@ impl View {
         }
     }
 
+    pub fn filter(&self) -> Filter<'_> {
+        Filter { key_id: self.key.as_deref(), ..Filter::ALL }
+    }
+
     pub fn which(&self) -> Which {
-        Which { range: self.range, key_id: self.key.clone(), matching: self.matching() }
+        Which { range: self.range, key_id: self.key.clone(), gateway: None, matching: self.matching() }
     }
 
     /// The two dates that it is between, the last one included.

@@ -4,6 +4,7 @@
 //! Anyone who may write the database could compute a new chain. A head that an operator has noted elsewhere, as
 //! `usage verify` prints it, is not part of such a chain.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use sha2::{Digest, Sha256};
@@ -31,21 +32,28 @@ impl Link {
     }
 }
 
-/// The end of the chain: its newest row, or its anchor if there is no row.
-pub(super) fn head(session: &dyn Session) -> Result<Link, StoreError> {
-    let newest = "SELECT seq, hash FROM usage WHERE seq IS NOT NULL ORDER BY seq DESC LIMIT 1";
-    match session.first(newest, &[], Link::read)? {
+pub(super) const NEWEST: &str =
+    "SELECT seq, hash FROM usage WHERE gateway = $1 AND seq IS NOT NULL ORDER BY seq DESC LIMIT 1";
+
+/// Rows created before this may have been removed, of any gateway.
+pub(super) const KEPT_SINCE: &str = "SELECT max(kept_since) FROM gateways";
+
+/// The end of a gateway's chain: its newest row, or its anchor if there is no row.
+pub(super) fn head(session: &dyn Session, gateway: &str) -> Result<Link, StoreError> {
+    match session.first(NEWEST, &values![gateway], Link::read)? {
         Some(head) => Ok(head),
-        None => anchor(session),
+        None => anchor(session, gateway),
     }
 }
 
-/// The beginning of the chain.
-fn anchor(session: &dyn Session) -> Result<Link, StoreError> {
-    session.first("SELECT anchor_seq, anchor_hash FROM chain", &[], Link::read)?.ok_or(StoreError::NoRow)
+/// The beginning of a gateway's chain.
+fn anchor(session: &dyn Session, gateway: &str) -> Result<Link, StoreError> {
+    let anchor = "SELECT anchor_seq, anchor_hash FROM gateways WHERE name = $1";
+    session.first(anchor, &values![gateway], Link::read)?.ok_or(StoreError::NoRow)
 }
 
-/// The hash of a row in its place. It covers all columns.
+/// The hash of a row in its place. It covers all columns but the gateway, which rows of earlier versions do not have: a row
+/// that is moved to another chain breaks both.
 fn hash(row: &LedgerRow, seq: i64, predecessor: &[u8; 32]) -> [u8; 32] {
     let mut hasher = Sha256::new();
     hasher.update(predecessor);
@@ -81,25 +89,55 @@ fn hash(row: &LedgerRow, seq: i64, predecessor: &[u8; 32]) -> [u8; 32] {
     hasher.finalize().into()
 }
 
-/// The result of a walk along the chain.
+/// A place in a gateway's chain, as an operator notes it elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// Empty for the chain of a SQLite database.
+    pub gateway: String,
+    pub seq: i64,
+    pub hash: [u8; 32],
+}
+
+/// `SEQ:HASH`, or `GATEWAY:SEQ:HASH`.
+impl fmt::Display for Head {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.gateway.is_empty() {
+            write!(f, "{}:", self.gateway)?;
+        }
+        write!(f, "{}:{}", self.seq, hex::encode(self.hash))
+    }
+}
+
+/// What became of a head that was noted earlier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Noted {
+    InChain,
+    /// Retention has removed its row and the one after it, so it can't be told.
+    Removed,
+    /// The chain was replaced, or cut before it.
+    Missing,
+}
+
+/// The result of a walk along all chains.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Verification {
     pub rows: u64,
-    pub head: String,
+    /// The end of each chain that has or had rows, by the gateway's name; if none has, one with `seq` 0.
+    pub heads: Vec<Head>,
     /// Rows that have an outcome and wait for their seal: no fault.
     pub unsealed: i64,
-    /// The first fault.
     pub fault: Option<Fault>,
 }
 
+/// The first thing that is wrong.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// A row's content does not match its hash.
+    /// Something in the row was changed, or the row was put there.
     Altered { request_id: String },
-    /// Rows are missing between two others.
+    /// Rows are missing before this one.
     Removed { before: String, count: i64 },
-    /// The newest rows are missing.
-    Cut { count: i64 },
+    /// The newest rows of a gateway are missing.
+    Cut { gateway: String, count: i64 },
     /// The sums of a day are not those of its rows.
     Sums { day: i64 },
 }
@@ -111,7 +149,12 @@ impl fmt::Display for Fault {
                 write!(f, "the row of {request_id} was altered, or put in the place of another")
             }
             Self::Removed { before, count } => write!(f, "{count} rows were removed before that of {before}"),
-            Self::Cut { count } => write!(f, "the newest {count} rows were removed"),
+            Self::Cut { gateway, count } if gateway.is_empty() => {
+                write!(f, "the newest {count} rows were removed")
+            }
+            Self::Cut { gateway, count } => {
+                write!(f, "the newest {count} rows of the gateway {gateway} were removed")
+            }
             Self::Sums { day } => {
                 write!(f, "the sums of the day {} are not those of its rows", super::date(*day))
             }
@@ -120,7 +163,7 @@ impl fmt::Display for Fault {
 }
 
 impl Store {
-    /// Walks the whole chain, then compares the sums of each day with its rows, on one state of the database.
+    /// Walks every chain, then compares the sums of each day with its rows, on one state of the database.
     pub fn verify(&self) -> Result<Verification, StoreError> {
         self.engine.report(|session| {
             let mut verification = walk(session)?;
@@ -130,12 +173,35 @@ impl Store {
             Ok(verification)
         })
     }
+
+    /// Whether a head that was noted earlier is part of its chain, which `verify` has to find sound too.
+    pub fn find_head(&self, noted: &Head) -> Result<Noted, StoreError> {
+        let Head { gateway, seq, hash } = noted;
+        let link = "SELECT seq, hash FROM usage WHERE gateway = $1 AND seq = $2
+            UNION ALL SELECT anchor_seq, anchor_hash FROM gateways WHERE name = $1 AND anchor_seq >= $2";
+        let found = self.engine.read(|session| session.first(link, &values![gateway, *seq], Link::read))?;
+        Ok(match found {
+            Some(link) if link.seq > *seq => Noted::Removed,
+            Some(link) if link.hash == *hash => Noted::InChain,
+            _ => Noted::Missing,
+        })
+    }
 }
 
 fn walk(session: &dyn Session) -> Result<Verification, StoreError> {
-    let mut last = anchor(session)?;
+    // Every row of a chain, also one that retention removed, is in the sums of its day.
+    let anchors =
+        "SELECT name, anchor_seq, anchor_hash, CAST(coalesce(sum(requests), 0) AS BIGINT) FROM gateways
+        LEFT JOIN usage_rollup ON span = 86400 AND gateway = name GROUP BY 1, 2, 3 ORDER BY 1";
+    let mut chains: BTreeMap<String, (Link, i64)> = session
+        .rows(anchors, &[], |mut row| {
+            Ok((row.next()?, (Link { seq: row.next()?, hash: row.next()? }, row.next()?)))
+        })?
+        .into_iter()
+        .collect();
     let (mut rows, mut fault) = (0, None);
-    let statement = format!("SELECT hash, {} FROM usage WHERE seq IS NOT NULL ORDER BY seq", ledger::COLUMNS);
+    let statement =
+        format!("SELECT hash, {} FROM usage WHERE seq IS NOT NULL ORDER BY gateway, seq", ledger::COLUMNS);
     session.query(&statement, &[], &mut |mut columns| {
         if fault.is_some() {
             return Ok(());
@@ -143,37 +209,41 @@ fn walk(session: &dyn Session) -> Result<Verification, StoreError> {
         let stored: Option<Vec<u8>> = columns.next()?;
         let row = ledger::read_row(columns)?;
         let seq = row.seq.unwrap_or_default();
+        let Some((last, _)) = chains.get_mut(&row.gateway) else {
+            fault = Some(Fault::Altered { request_id: row.request_id });
+            return Ok(());
+        };
         let link = last.next(&row);
         if seq != link.seq {
             fault = Some(Fault::Removed { before: row.request_id, count: seq - link.seq });
         } else if stored.as_deref() != Some(&link.hash) {
             fault = Some(Fault::Altered { request_id: row.request_id });
         } else {
-            last = link;
+            *last = link;
             rows += 1;
         }
         Ok(())
     })?;
-    // Every row of the chain, also one that retention removed, is in the sums of its day.
-    let counted: i64 = session.value(
-        "SELECT CAST(coalesce(sum(requests), 0) AS BIGINT) FROM usage_rollup WHERE span = $1",
-        &values![DAY],
-    )?;
-    if fault.is_none() && counted > last.seq {
-        fault = Some(Fault::Cut { count: counted - last.seq });
+    let cut = chains.iter().find(|(_, (last, counted))| *counted > last.seq);
+    let cut = cut
+        .map(|(gateway, (last, counted))| Fault::Cut { gateway: gateway.clone(), count: counted - last.seq });
+    let mut heads: Vec<Head> =
+        chains.into_iter().map(|(gateway, (Link { seq, hash }, _))| Head { gateway, seq, hash }).collect();
+    match heads.iter().any(|head| head.seq > 0) {
+        true => heads.retain(|head| head.seq > 0),
+        false => heads.truncate(1),
     }
-    let head = format!("{}:{}", last.seq, hex::encode(last.hash));
-    Ok(Verification { rows, head, unsealed: session.value(COUNT_UNSEALED, &[])?, fault })
+    Ok(Verification { rows, heads, unsealed: session.value(COUNT_UNSEALED, &[])?, fault: fault.or(cut) })
 }
 
 /// The first day whose sums differ from its rows, among the days of which retention has removed no row.
 fn compare_sums(session: &dyn Session) -> Result<Option<Fault>, StoreError> {
-    let first_whole_day = first_whole_day(session)?;
-    let counted = "SELECT created / 86400 AS day, key_id, key_name, coalesce(status, 0), coalesce(error_code, ''),
+    let first_whole_day = first_whole_day(session.value(KEPT_SINCE, &[])?);
+    let counted = "SELECT created / 86400 AS day, key_id, key_name, coalesce(status, 0), coalesce(error_code, ''), gateway,
          count(*), coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0), coalesce(sum(total_tokens), 0),
          count(*) FILTER (WHERE status = 200 AND total_tokens IS NULL)
-         FROM usage WHERE seq IS NOT NULL AND created >= $1 * 86400 GROUP BY 1, 2, 3, 4, 5";
-    let kept = "SELECT start / 86400 AS day, key_id, key_name, status, error_code, requests, prompt_tokens,
+         FROM usage WHERE seq IS NOT NULL AND created >= $1 * 86400 GROUP BY 1, 2, 3, 4, 5, 6";
+    let kept = "SELECT start / 86400 AS day, key_id, key_name, status, error_code, gateway, requests, prompt_tokens,
          completion_tokens, total_tokens, unmeasured FROM usage_rollup WHERE span = 86400 AND start >= $1 * 86400";
     let differing = format!(
         "SELECT min(day) FROM (SELECT day FROM ({counted} EXCEPT {kept}) AS a
@@ -184,9 +254,8 @@ fn compare_sums(session: &dyn Session) -> Result<Option<Fault>, StoreError> {
 }
 
 /// The first day of which retention has removed no row.
-pub(super) fn first_whole_day(session: &dyn Session) -> Result<i64, StoreError> {
-    let kept_since: i64 = session.value("SELECT kept_since FROM chain", &[])?;
-    Ok(kept_since.div_euclid(DAY) + i64::from(kept_since.rem_euclid(DAY) > 0))
+pub(super) fn first_whole_day(kept_since: i64) -> i64 {
+    kept_since.div_euclid(DAY) + i64::from(kept_since.rem_euclid(DAY) > 0)
 }
 
 #[cfg(test)]
@@ -215,8 +284,9 @@ mod tests {
     fn an_untouched_ledger_verifies() {
         let temporary = ten_rows();
         let found = temporary.store.verify().expect("a walk");
-        assert_eq!((found.rows, found.unsealed, found.fault), (10, 0, None));
-        assert!(found.head.starts_with("10:"));
+        assert_eq!((found.rows, found.unsealed, &found.fault), (10, 0, &None));
+        let [head] = &found.heads[..] else { panic!("one chain") };
+        assert_eq!((head.gateway.as_str(), head.seq), ("", 10));
         write(&temporary.store, "unsealed", "key_1", 400_000, 200, None);
         temporary.store.begin(&row("open", "key_1", 400_000)).expect("a running request");
         let found = temporary.store.verify().expect("a walk");
@@ -247,14 +317,22 @@ mod tests {
             "search_reason = 'always'",
             "search_results = 0",
             "search_ms = 1",
-            "hash = (SELECT anchor_hash FROM chain)",
+            "hash = (SELECT anchor_hash FROM gateways)",
         ] {
             let sql = format!("UPDATE usage SET {column} WHERE seq = 5");
             assert_eq!(fault_after(&sql), altered(4), "{column}");
         }
+        assert_eq!(
+            fault_after("UPDATE usage SET gateway = 'x' WHERE seq = 10"),
+            altered(9),
+            "there is no such gateway"
+        );
         let removed = Some(Fault::Removed { before: of(6), count: 2 });
         assert_eq!(fault_after("DELETE FROM usage WHERE seq IN (5, 6)"), removed);
-        assert_eq!(fault_after("DELETE FROM usage WHERE seq > 7"), Some(Fault::Cut { count: 3 }));
+        assert_eq!(
+            fault_after("DELETE FROM usage WHERE seq > 7"),
+            Some(Fault::Cut { gateway: String::new(), count: 3 })
+        );
         assert_eq!(
             fault_after("UPDATE usage SET seq = 100 WHERE seq = 10"),
             Some(Fault::Removed { before: of(9), count: 90 })
@@ -277,7 +355,8 @@ mod tests {
                 "the row of x was altered, or put in the place of another",
             ),
             (Fault::Removed { before: "x".into(), count: 2 }, "2 rows were removed before that of x"),
-            (Fault::Cut { count: 3 }, "the newest 3 rows were removed"),
+            (Fault::Cut { gateway: String::new(), count: 3 }, "the newest 3 rows were removed"),
+            (Fault::Cut { gateway: "a".into(), count: 3 }, "the newest 3 rows of the gateway a were removed"),
             (Fault::Sums { day: 1 }, "the sums of the day 1970-01-02 are not those of its rows"),
         ] {
             assert_eq!(fault.to_string(), told);
@@ -294,5 +373,23 @@ mod tests {
             let sql = format!("DELETE FROM usage_rollup WHERE start = {day} * 86400");
             assert_eq!(fault_after(&sql), Some(Fault::Sums { day }));
         }
+    }
+
+    #[test]
+    fn a_noted_head_is_part_of_its_chain_or_not() {
+        let temporary = ten_rows();
+        let store = &temporary.store;
+        let head = store.verify().expect("a walk").heads.remove(0);
+        let find = |head: &Head| store.find_head(head).expect("a look");
+        assert_eq!(head.to_string(), format!("10:{}", hex::encode(head.hash)));
+        assert_eq!(find(&head), Noted::InChain);
+        assert_eq!(find(&Head { hash: [7; 32], ..head.clone() }), Noted::Missing);
+        assert_eq!(find(&Head { seq: 11, ..head.clone() }), Noted::Missing);
+        let of_another = Head { gateway: "a".into(), ..head.clone() };
+        assert_eq!(find(&of_another), Noted::Missing);
+        assert!(of_another.to_string().starts_with("a:10:"));
+        while store.remove_before(i64::MAX, 100).expect("a step") > 0 {}
+        assert_eq!(find(&head), Noted::InChain, "it is the anchor");
+        assert_eq!(find(&Head { seq: 9, ..head }), Noted::Removed);
     }
 }

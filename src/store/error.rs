@@ -11,6 +11,8 @@ pub enum StoreError {
     Full,
     ReadOnly,
     CannotOpen,
+    /// There is no database, and none is to be created.
+    Missing,
     /// It is damaged, or not a database of ours.
     Damaged(String),
     /// The database was made by a later version of the program.
@@ -29,6 +31,8 @@ pub enum StoreError {
     NoRow,
     /// The key was revoked, has expired or has lost its permission since it was looked up.
     KeyRefused,
+    /// Another process serves under the name of this gateway.
+    Fenced,
     /// No host of the database can be used. The engine logs this once, and once when it is over.
     Unavailable(String),
     /// No answer came to what was sent: it may have been done or not.
@@ -48,6 +52,9 @@ impl fmt::Display for StoreError {
             Self::CannotOpen => {
                 f.write_str("the database can't be opened: check that its folder exists and who owns it")
             }
+            Self::Missing => f.write_str(
+                "there is none: adriaticum serve, keys create and console password make a new one",
+            ),
             Self::Damaged(cause) => write!(
                 f,
                 "the file is damaged or no database ({cause}): stop the service, move it away and restore a \
@@ -69,6 +76,7 @@ impl fmt::Display for StoreError {
             Self::Panicked => f.write_str("a write panicked"),
             Self::NoRow => f.write_str("the row is not there, or has its outcome already"),
             Self::KeyRefused => f.write_str("the key is not valid any more"),
+            Self::Fenced => f.write_str("another process serves under the name of this gateway"),
             Self::Unavailable(cause) => write!(f, "the database can't be used: {cause}"),
             Self::Unknown(cause) => write!(f, "the database did not confirm the write: {cause}"),
             Self::Other(cause) => f.write_str(cause),

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::engine::{Row, Statement, values};
+use super::engine::{Row, Session, Statement, Value, values};
 use super::{Store, StoreError};
 use crate::when;
 
@@ -79,43 +79,68 @@ pub struct LedgerRow {
     pub search_results: Option<i64>,
     pub search_ms: Option<f64>,
     pub seq: Option<i64>,
+    pub gateway: String,
 }
 
 pub const COLUMNS: &str = "request_id, key_id, key_name, created, status, error_code, prompt_tokens,
     completion_tokens, total_tokens, duration_ms, queue_ms, runtime_ms, grounded, search_reason,
-    search_results, search_ms, seq";
+    search_results, search_ms, seq, gateway";
 
-/// Inserts nothing if the key was revoked, has expired or has lost its permission since it was looked up.
-const BEGIN: &str = "INSERT INTO usage (request_id, key_id, key_name, created)
-    SELECT $1, id, name, $2 FROM keys WHERE id = $3 AND revoked IS NULL AND (expires IS NULL OR expires > $4)
-    AND ',' || permissions || ',' LIKE '%,completions,%'";
+/// Inserts nothing if the key was revoked, has expired or has lost its permission since it was looked up, or if another
+/// process has raised the gateway's epoch.
+const BEGIN: &str = "INSERT INTO usage (request_id, key_id, key_name, created, gateway, epoch)
+    SELECT $1, keys.id, keys.name, $2, gateways.name, gateways.epoch FROM keys, gateways
+    WHERE keys.id = $3 AND revoked IS NULL AND (expires IS NULL OR expires > $4)
+    AND ',' || permissions || ',' LIKE '%,completions,%' AND gateways.name = $5 AND gateways.epoch = $6";
 
 const FINISH: &str =
     "UPDATE usage SET status = $2, error_code = $3, prompt_tokens = $4, completion_tokens = $5,
     total_tokens = $6, duration_ms = $7, queue_ms = $8, runtime_ms = $9, grounded = $10, search_reason = $11,
     search_results = $12, search_ms = $13
-    WHERE request_id = $1 AND status IS NULL AND error_code IS NULL";
+    WHERE request_id = $1 AND status IS NULL AND error_code IS NULL
+    AND epoch = (SELECT epoch FROM gateways WHERE name = gateway)";
 
 const RECORD: &str = "INSERT INTO usage (request_id, status, error_code, prompt_tokens, completion_tokens, total_tokens,
-    duration_ms, queue_ms, runtime_ms, grounded, search_reason, search_results, search_ms, key_id, key_name, created)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)";
+    duration_ms, queue_ms, runtime_ms, grounded, search_reason, search_results, search_ms, key_id, key_name, created,
+    gateway, epoch)
+    SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, name, epoch
+    FROM gateways WHERE name = $17 AND epoch = $18";
 
 /// Whether a row was inserted, and whether it has its outcome: asked if the answer to a write was lost.
 const IS_BEGUN: &str = "SELECT 1 FROM usage WHERE request_id = $1";
 const IS_FINISHED: &str = "SELECT 1 FROM usage WHERE request_id = $1 AND status IS NOT DISTINCT FROM $2
     AND error_code IS NOT DISTINCT FROM $3";
 
+/// Whether this process may write rows.
+const IS_PRESENT: &str = "SELECT count(*) FROM gateways WHERE name = $1 AND epoch = $2";
+
+/// Marks the open rows of a gateway as interrupted, up to an epoch.
 pub(super) const INTERRUPT: &str = "UPDATE usage SET error_code = 'interrupted'
-    WHERE seq IS NULL AND status IS NULL AND error_code IS NULL";
+    WHERE seq IS NULL AND gateway = $1 AND epoch <= $2 AND status IS NULL AND error_code IS NULL";
 
 impl Store {
     /// Inserts the open row of a request that is about to cost an inference. The file system has it when this returns;
     /// nothing is acknowledged yet, so it is not synced.
     pub fn begin(&self, row: &NewRow) -> Result<(), StoreError> {
-        let parameters = values![&row.request_id, row.created, &row.key_id, when::now()];
+        let mut parameters = values![&row.request_id, row.created, &row.key_id, when::now()].to_vec();
+        parameters.extend(self.identity());
         let begin = Statement::new(BEGIN, parameters).settled_by(IS_BEGUN, values![&row.request_id]);
-        let inserted = self.write(begin)?;
-        if inserted == 0 { Err(StoreError::KeyRefused) } else { Ok(()) }
+        if self.write(begin)? > 0 {
+            return Ok(());
+        }
+        self.check_fence()?;
+        Err(StoreError::KeyRefused)
+    }
+
+    /// Fails if another process has raised the gateway's epoch.
+    fn check_fence(&self) -> Result<(), StoreError> {
+        let read = |session: &dyn Session| session.value(IS_PRESENT, &self.identity());
+        if self.engine.read(read)? { Ok(()) } else { Err(StoreError::Fenced) }
+    }
+
+    /// The name and the epoch that every write of a row carries.
+    fn identity(&self) -> [Value; 2] {
+        values![&self.gateway, self.epoch]
     }
 
     /// Writes the outcome into an open row. It is durable when this returns.
@@ -135,18 +160,13 @@ impl Store {
     pub fn record(&self, row: &NewRow, outcome: &Outcome) -> Result<(), StoreError> {
         let mut parameters = outcome.values(&row.request_id);
         parameters.extend(values![&row.key_id, &row.key_name, row.created]);
+        parameters.extend(self.identity());
         let record = Statement::new(RECORD, parameters);
-        self.write(record.settled_by(IS_BEGUN, values![&row.request_id]))?;
+        if self.write(record.settled_by(IS_BEGUN, values![&row.request_id]))? == 0 {
+            return Err(StoreError::Fenced);
+        }
         self.backlog.add(1);
         Ok(())
-    }
-
-    /// Marks the rows that a crash left open as interrupted, and returns how many they were. Only a service that starts
-    /// may call it: no request is running then.
-    pub fn close_interrupted(&self) -> Result<usize, StoreError> {
-        let interrupted = self.write_durable(Statement::new(INTERRUPT, []))?;
-        self.backlog.add(self.unsealed()?.rows);
-        Ok(interrupted)
     }
 
     pub fn find_row(&self, request_id: &str) -> Result<Option<LedgerRow>, StoreError> {
@@ -162,7 +182,7 @@ impl Store {
 }
 
 impl Outcome {
-    fn values(&self, request_id: &str) -> Vec<super::engine::Value> {
+    fn values(&self, request_id: &str) -> Vec<Value> {
         let search = self.search.as_ref();
         values![
             request_id,
@@ -205,6 +225,7 @@ pub(super) fn read_row(mut row: Row) -> Result<LedgerRow, StoreError> {
         search_results: row.next()?,
         search_ms: row.next()?,
         seq: row.next()?,
+        gateway: row.next()?,
     })
 }
 
@@ -276,13 +297,13 @@ pub(super) mod tests {
 
     #[test]
     fn what_a_crash_left_open_is_interrupted_once() {
-        let temporary = Temporary::new();
-        let store = &temporary.store;
+        let mut temporary = Temporary::new();
+        let store = &mut temporary.store;
         store.begin(&row("a", "key_1", 1)).expect("a new row");
         store.record(&row("b", "key_1", 1), &outcome(400, None)).expect("a refused one");
         store.begin(&row("c", "key_1", 1)).expect("a new row");
-        assert_eq!(store.close_interrupted().expect("a start"), 2);
-        assert_eq!(store.close_interrupted().expect("a start"), 0);
+        assert_eq!(store.join("", "").expect("a start"), 2);
+        assert_eq!(store.join("", "").expect("a start"), 0);
         store.seal_all(2);
         let found = store.find_row(&id("c", 1)).expect("a look-up").expect("the row");
         assert_eq!(

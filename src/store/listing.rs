@@ -10,6 +10,7 @@ use crate::id::RequestId;
 pub struct Which {
     pub range: Range,
     pub key_id: Option<String>,
+    pub gateway: Option<String>,
     pub matching: Matching,
 }
 
@@ -101,6 +102,10 @@ pub(super) fn ids(which: &Which, order: &str, mut parameters: Vec<Value>) -> (St
         parameters.push(wanted.into());
         conditions += &format!(" AND {key_id} = ${}", parameters.len());
     }
+    if let Some(wanted) = &which.gateway {
+        parameters.push(wanted.into());
+        conditions += &format!(" AND gateway = ${}", parameters.len());
+    }
     let statement = format!(
         "SELECT request_id FROM usage WHERE request_id >= $1 AND request_id < $2 {conditions}
          ORDER BY request_id {order} LIMIT $3"
@@ -115,7 +120,12 @@ mod tests {
     use super::*;
 
     fn which(matching: Matching, key_id: Option<&str>) -> Which {
-        Which { range: Range { since: 100, until: 200 }, key_id: key_id.map(String::from), matching }
+        Which {
+            range: Range { since: 100, until: 200 },
+            key_id: key_id.map(String::from),
+            gateway: None,
+            matching,
+        }
     }
 
     /// The ids of all pages, and how many pages there were.

@@ -10,6 +10,7 @@ mod chain;
 mod durations;
 mod engine;
 mod error;
+mod gateways;
 mod keys;
 mod ledger;
 mod listing;
@@ -26,13 +27,14 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Mutex;
 
-pub use chain::{Fault, Verification};
+pub use chain::{Fault, Head, Noted, Verification};
 pub use durations::Durations;
 pub use engine::postgres::DatabaseUri;
 use engine::sqlite::Sqlite;
-pub use engine::{Database, ServeLock};
+pub use engine::{Database, IfMissing, ServeLock};
 use engine::{Engine, Statement, Write};
 pub use error::StoreError;
+pub use gateways::Gateway;
 pub use keys::{CONCURRENT_TAKES, Digest, Key, KeyChange, KeyName, NewKey, Permission, parse_concurrent};
 pub use ledger::{COLUMNS as LEDGER_COLUMNS, LedgerRow, NewRow, Outcome, Searched, Tokens};
 pub use listing::{Listing, Matching, Which};
@@ -40,13 +42,16 @@ pub use rollup::{RollupRow, Span, SpanSums};
 use sealing::Backlog;
 pub use sealing::Unsealed;
 pub use sessions::{PasswordHash, TokenKind};
-pub use sums::{Grouping, Range, Sums, UsageRow};
+pub use sums::{Filter, Grouping, Range, Sums, UsageRow};
 
 /// A day, in seconds.
 const DAY: i64 = 86_400;
 
 pub struct Store {
     engine: Engine,
+    /// The name and the epoch under which this process writes rows. Both have a row in the table `gateways`.
+    gateway: String,
+    epoch: i64,
     backlog: Backlog,
     /// The last uses of keys that leave no row, by id, until `write_uses`.
     uses: Mutex<HashMap<String, i64>>,
@@ -66,10 +71,11 @@ pub struct LedgerState {
 }
 
 impl Store {
-    /// Opens the database for this many workers, creates it if there is none, and upgrades it to the present version.
-    pub fn open(database: &Database, workers: usize) -> Result<Self, StoreError> {
-        let engine = Engine::open(database, workers)?;
-        let store = Self { engine, backlog: Backlog::new(), uses: Mutex::default() };
+    /// Opens the database for this many workers, or creates it, and upgrades it to the present version.
+    pub fn open(database: &Database, workers: usize, if_missing: IfMissing) -> Result<Self, StoreError> {
+        let engine = Engine::open(database, workers, if_missing)?;
+        let (gateway, epoch) = (String::new(), 0);
+        let store = Self { engine, gateway, epoch, backlog: Backlog::new(), uses: Mutex::default() };
         store.look_for_damage()?;
         Ok(store)
     }
@@ -119,9 +125,10 @@ impl Store {
             for statement in [
                 "SELECT count(*) FROM keys WHERE length(digest) <> 32 OR length(name || permissions) = 0",
                 "SELECT count(*) FROM (SELECT * FROM usage ORDER BY request_id DESC LIMIT 100) AS newest",
-                "SELECT count(*) FROM (SELECT hash FROM usage WHERE seq IS NOT NULL ORDER BY seq DESC LIMIT 100) AS newest",
+                "SELECT count(*) FROM (SELECT hash FROM usage WHERE seq IS NOT NULL
+                 ORDER BY gateway DESC, seq DESC LIMIT 100) AS newest",
                 "SELECT count(*) FROM (SELECT * FROM usage_rollup WHERE span = 86400 ORDER BY start DESC LIMIT 100) AS newest",
-                "SELECT anchor_seq FROM chain",
+                "SELECT count(anchor_hash) FROM gateways",
             ] {
                 session.value::<i64>(statement, &[])?;
             }
@@ -184,7 +191,7 @@ mod tests {
             let folder = std::env::temp_dir().join(format!("adriaticum-{}", crate::id::secret_hex::<8>()));
             std::fs::create_dir(&folder).expect("a folder");
             let database = database(&folder);
-            let mut store = Store::open(&database, 4).expect("a new database should open");
+            let mut store = Store::open(&database, 4, IfMissing::Create).expect("a new database should open");
             if let Engine::Sqlite(sqlite) = &mut store.engine {
                 sqlite.set_patience(Duration::from_secs(1));
             }
@@ -201,7 +208,7 @@ mod tests {
 
         /// The same database, as another process opens it.
         pub fn open_again(&self) -> Store {
-            Store::open(&self.database, 1).expect("the same database")
+            Store::open(&self.database, 1, IfMissing::Fail).expect("the same database")
         }
     }
 
@@ -246,12 +253,19 @@ mod tests {
         let path = temporary.folder.join("other");
         std::fs::write(&path, "something else, and long enough to have a header of its own".repeat(9))
             .expect("the folder should take a file");
-        let error =
-            Store::open(&Database::Sqlite(path.clone()), 1).err().expect("it is no database").to_string();
+        let error = Store::open(&Database::Sqlite(path.clone()), 1, IfMissing::Fail)
+            .err()
+            .expect("it is no database");
+        let error = error.to_string();
         assert!(error.contains("damaged or no database"), "{error}");
         assert!(std::fs::read_to_string(&path).is_ok_and(|text| text.starts_with("something else")));
+        let missing = Database::Sqlite(temporary.folder.join("missing.db"));
+        for _ in 0..2 {
+            assert!(matches!(Store::open(&missing, 1, IfMissing::Fail), Err(StoreError::Missing)));
+        }
+        assert!(missing.file().is_some_and(|path| !path.exists()), "none is made");
         let nowhere = Database::Sqlite("/dev/null/x.db".into());
-        let error = Store::open(&nowhere, 1).err().expect("there is no such folder");
+        let error = Store::open(&nowhere, 1, IfMissing::Create).err().expect("there is no such folder");
         assert!(matches!(error, StoreError::Io(_)), "{error}");
     }
 
@@ -274,8 +288,12 @@ mod tests {
                 .expect("a plan")
                 .join("; ")
         };
-        let of_one_key =
-            Which { range: Range::ALL, key_id: Some("key_1".into()), matching: Matching::Anything };
+        let of_one_key = Which {
+            range: Range::ALL,
+            key_id: Some("key_1".into()),
+            gateway: None,
+            matching: Matching::Anything,
+        };
         let failures_of_one_key = Which { matching: Matching::Failure, ..of_one_key.clone() };
         for (statement, index) in [
             (sealing::UNSEALED_ROWS.as_str(), "usage_unsealed"),
@@ -284,6 +302,7 @@ mod tests {
             (&listing::ids(&failures_of_one_key, "DESC", vec![Value::Null; 3]).0, "usage_failed"),
             (&listing::ids(&of_one_key, "DESC", vec![Value::Null; 3]).0, "usage_by_key"),
             (sums::PIECES.as_str(), "usage_unsealed"),
+            (chain::NEWEST, "usage_by_seq"),
         ] {
             let plan = plan(statement);
             let is_good =

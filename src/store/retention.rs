@@ -4,36 +4,44 @@ use super::engine::{Session, values};
 use super::{Store, StoreError};
 
 impl Store {
-    /// Removes sealed rows created before a time, the oldest first and at most `most`, and returns how many. The chain
-    /// then begins after them, so the rest still verifies.
+    /// Removes sealed rows created before a time, the oldest of a chain first and at most `most`, and returns how many. The
+    /// chain then begins after them, so the rest still verifies. Takes the chains in turn: 0 says that none has such rows.
     pub fn remove_before(&self, time: i64, most: i64) -> Result<usize, StoreError> {
-        let removed = self.engine.transaction(false, |session| remove(session, time, most))?;
-        if removed > 0 {
-            self.engine.shrink()?;
+        let names = |session: &dyn Session| {
+            session.rows("SELECT name FROM gateways", &[], |mut row| row.next::<String>())
+        };
+        for name in self.engine.read(names)? {
+            let removed = self.engine.transaction(false, |session| remove(session, &name, time, most))?;
+            if removed > 0 {
+                self.engine.shrink()?;
+                return Ok(removed);
+            }
         }
-        Ok(removed)
+        Ok(0)
     }
 }
 
-fn remove(session: &dyn Session, time: i64, most: i64) -> Result<usize, StoreError> {
+fn remove(session: &dyn Session, gateway: &str, time: i64, most: i64) -> Result<usize, StoreError> {
     // The beginning of the chain, up to the first row that is not old enough.
     let last = session.first(
-        "WITH oldest AS (SELECT seq, hash, created FROM usage WHERE seq IS NOT NULL ORDER BY seq LIMIT $2)
+        "WITH oldest AS (SELECT seq, hash, created FROM usage WHERE gateway = $3 AND seq IS NOT NULL ORDER BY seq LIMIT $2)
          SELECT seq, hash FROM oldest
          WHERE seq < coalesce((SELECT min(seq) FROM oldest WHERE created >= $1), seq + 1)
          ORDER BY seq DESC LIMIT 1",
-        &values![time, most],
+        &values![time, most, gateway],
         |mut row| Ok((row.next::<i64>()?, row.next::<Vec<u8>>()?)),
     )?;
     let Some((seq, hash)) = last else {
         return Ok(0);
     };
-    let newest: i64 = session.value("SELECT max(created) FROM usage WHERE seq <= $1", &values![seq])?;
-    let removed = session.execute("DELETE FROM usage WHERE seq <= $1", &values![seq])?;
+    let these = values![gateway, seq];
+    let newest: i64 =
+        session.value("SELECT max(created) FROM usage WHERE gateway = $1 AND seq <= $2", &these)?;
+    let removed = session.execute("DELETE FROM usage WHERE gateway = $1 AND seq <= $2", &these)?;
     session.execute(
-        "UPDATE chain SET anchor_seq = $1, anchor_hash = $2,
-         kept_since = CASE WHEN kept_since < $3 THEN $3 ELSE kept_since END",
-        &values![seq, hash, newest + 1],
+        "UPDATE gateways SET anchor_seq = $2, anchor_hash = $3,
+         kept_since = CASE WHEN kept_since < $4 THEN $4 ELSE kept_since END WHERE name = $1",
+        &values![gateway, seq, hash, newest + 1],
     )?;
     Ok(removed)
 }
@@ -42,7 +50,7 @@ fn remove(session: &dyn Session, time: i64, most: i64) -> Result<usize, StoreErr
 mod tests {
     use super::super::ledger::tests::{id, row, write};
     use super::super::tests::Temporary;
-    use super::super::{DAY, Grouping, Range};
+    use super::super::{DAY, Filter, Grouping, Range};
 
     #[test]
     fn old_rows_go_and_what_they_add_up_to_stays() {
@@ -52,7 +60,7 @@ mod tests {
         for number in 0..100_i64 {
             write(store, &format!("id{number}"), "key_1", number * DAY / 10, 200, Some(1));
         }
-        let before = store.sums(Range::ALL).expect("the figures");
+        let before = store.sums(Range::ALL, Filter::ALL).expect("the figures");
         assert_eq!(store.remove_before(5 * DAY, 30).expect("a step"), 0, "none is sealed yet");
         store.seal_all(10 * DAY);
         assert_eq!(store.remove_before(5 * DAY, 30).expect("a step"), 30);
@@ -60,11 +68,12 @@ mod tests {
         assert_eq!(store.remove_before(5 * DAY, 30).expect("a step"), 0);
         let found = store.verify().expect("a walk");
         assert_eq!((found.rows, found.fault), (50, None), "the rest still verifies");
-        assert_eq!(store.sums(Range::ALL).expect("the figures"), before);
+        assert_eq!(store.sums(Range::ALL, Filter::ALL).expect("the figures"), before);
         let mut days = 0;
-        store.grouped(Range::ALL, Grouping::Day, |_| days += 1).expect("the figures");
+        store.grouped(Range::ALL, Filter::ALL, Grouping::Day, |_| days += 1).expect("the figures");
         assert_eq!(days, 10);
-        let part = |since, until| store.sums(Range { since, until }).expect("the figures").requests;
+        let part =
+            |since, until| store.sums(Range { since, until }, Filter::ALL).expect("the figures").requests;
         assert_eq!(part(2 * DAY + 9, 4 * DAY - 9), 20, "days without their rows count completely");
         assert_eq!(part(4 * DAY + 9, 6 * DAY + DAY / 2), 25, "days with their rows do not");
         assert!(store.find_row(&id("open", 5)).expect("a look-up").is_some(), "a running request stays");

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use super::durations::Durations;
 use super::engine::{Row, Session, Value, values};
-use super::ledger::{LedgerRow, Tokens, read_row};
-use super::sealing::{COUNT_UNSEALED, UNSEALED_ROWS};
-use super::{DAY, Range, Store, StoreError};
+use super::ledger::{COLUMNS, LedgerRow, Tokens, read_row};
+use super::sealing::COUNT_UNSEALED;
+use super::{DAY, Filter, Range, Store, StoreError};
 
 /// How many unsealed rows a page reads at most. There are more only if sealing has stopped.
 const MOST_UNSEALED: i64 = 20_000;
@@ -102,12 +102,13 @@ impl SpanSums {
     }
 }
 
-/// Sums of one key and one outcome in one span.
+/// Sums of one key, one outcome and one gateway in one span.
 pub struct RollupRow {
     pub start: i64,
     pub key_id: String,
     pub status: Option<i64>,
     pub error_code: Option<String>,
+    pub gateway: String,
     pub sums: SpanSums,
 }
 
@@ -120,6 +121,7 @@ struct Place {
     key_name: String,
     status: i64,
     error_code: String,
+    gateway: String,
 }
 
 impl Place {
@@ -131,11 +133,13 @@ impl Place {
             key_name: row.key_name.clone(),
             status: row.status.unwrap_or(0),
             error_code: row.error_code.clone().unwrap_or_default(),
+            gateway: row.gateway.clone(),
         }
     }
 
     fn values(&self) -> Vec<Value> {
-        values![self.span, self.start, &self.key_id, &self.key_name, self.status, &self.error_code].into()
+        let Self { span, start, key_id, key_name, status, error_code, gateway } = self;
+        values![*span, *start, key_id, key_name, *status, error_code, gateway].into()
     }
 }
 
@@ -168,7 +172,7 @@ fn add(session: &dyn Session, place: &Place, mut sums: SpanSums) -> Result<(), S
     let known = session.first(
         "DELETE FROM usage_rollup
          WHERE span = $1 AND start = $2 AND key_id = $3 AND key_name = $4 AND status = $5 AND error_code = $6
-         RETURNING requests, prompt_tokens, completion_tokens, total_tokens, unmeasured, runtime_times, own_times",
+         AND gateway = $7 RETURNING requests, prompt_tokens, completion_tokens, total_tokens, unmeasured, runtime_times, own_times",
         &place.values(),
         SpanSums::read,
     )?;
@@ -178,44 +182,52 @@ fn add(session: &dyn Session, place: &Place, mut sums: SpanSums) -> Result<(), S
     let mut parameters = place.values();
     parameters.extend(sums.counts().map(Value::from));
     parameters.extend(values![sums.runtime.to_bytes(), sums.own.to_bytes()]);
-    let insert = "INSERT INTO usage_rollup VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)";
+    let insert =
+        "INSERT INTO usage_rollup VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)";
     session.execute(insert, &parameters).map(drop)
 }
 
 impl Store {
-    /// Calls `take` with the sums of a range, of one key or of all. Returns how many rows are missing in them because
+    /// Calls `take` with the sums of a range. Returns how many rows are missing in them because
     /// sealing is too far behind.
     pub fn figures(
         &self,
         span: Span,
         range: Range,
-        key_id: Option<&str>,
+        filter: Filter,
         mut take: impl FnMut(RollupRow),
     ) -> Result<i64, StoreError> {
         // On one state of the database a row is either in the rollup or unsealed.
         self.engine.read(|session| {
             session.query(
-                "SELECT start, key_id, status, error_code, requests, prompt_tokens, completion_tokens, total_tokens,
-                 unmeasured, runtime_times, own_times FROM usage_rollup
-                 WHERE span = $1 AND start >= $2 AND start < $3 AND (CAST($4 AS TEXT) IS NULL OR key_id = $4)",
-                &values![span.seconds(), range.since, range.until, key_id],
+                "SELECT start, key_id, status, error_code, gateway, requests, prompt_tokens, completion_tokens,
+                 total_tokens, unmeasured, runtime_times, own_times FROM usage_rollup
+                 WHERE span = $1 AND start >= $2 AND start < $3 AND (CAST($4 AS TEXT) IS NULL OR key_id = $4)
+                 AND (CAST($5 AS TEXT) IS NULL OR gateway = $5)",
+                &values![span.seconds(), range.since, range.until, filter.key_id, filter.gateway],
                 &mut |mut row| {
                     take(RollupRow {
                         start: row.next()?,
                         key_id: row.next()?,
                         status: Some(row.next()?).filter(|&status| status != 0),
                         error_code: Some(row.next()?).filter(|code: &String| !code.is_empty()),
+                        gateway: row.next()?,
                         sums: SpanSums::read(row)?,
                     });
                     Ok(())
                 },
             )?;
             let mut read = 0;
-            session.query(&UNSEALED_ROWS, &values![MOST_UNSEALED], &mut |row| {
+            let unsealed = format!(
+                "SELECT {COLUMNS} FROM usage WHERE seq IS NULL AND (status IS NOT NULL OR error_code IS NOT NULL)
+                 LIMIT $1"
+            );
+            session.query(&unsealed, &values![MOST_UNSEALED], &mut |row| {
                 let row = read_row(row)?;
                 read += 1;
                 let is_wanted = (range.since..range.until).contains(&row.created)
-                    && key_id.is_none_or(|key_id| key_id == row.key_id);
+                    && filter.key_id.is_none_or(|key_id| key_id == row.key_id)
+                    && filter.gateway.is_none_or(|gateway| gateway == row.gateway);
                 if is_wanted {
                     let mut sums = SpanSums::default();
                     sums.add_row(&row);
@@ -225,6 +237,7 @@ impl Store {
                         key_id: row.key_id,
                         status: row.status,
                         error_code: row.error_code,
+                        gateway: row.gateway,
                     });
                 }
                 Ok(())
@@ -249,7 +262,11 @@ mod tests {
             let group = (row.start, row.key_id, row.status, row.error_code);
             groups.entry(group).or_default().add(&row.sums);
         };
-        assert_eq!(store.figures(span, range, key_id, take).expect("figures"), 0, "no row is missing");
+        assert_eq!(
+            store.figures(span, range, Filter { key_id, ..Filter::ALL }, take).expect("figures"),
+            0,
+            "no row is missing"
+        );
         groups
     }
 
@@ -286,7 +303,7 @@ mod tests {
         assert_eq!(figures(), before, "partly sealed");
         store.seal_all(now);
         assert_eq!(figures(), before, "sealed");
-        let sums = store.sums(Range::ALL).expect("sums");
+        let sums = store.sums(Range::ALL, Filter::ALL).expect("sums");
         assert_eq!(total(store, Span::Day).total_tokens, sums.total_tokens);
     }
 

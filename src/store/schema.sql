@@ -1,4 +1,4 @@
--- The database, version 6, as a new one is made. An older one is brought to the same form by the engine's upgrades.
+-- The database, version 7, as a new one is made. An older one is brought to the same form by the engine's upgrades.
 -- An engine fills in {INT}, {REAL} and {BLOB}, {STRICT} and {CLUSTERED} (stored in the order of its primary key).
 -- Times are Unix seconds, durations milliseconds with fractions, token figures what the runtime measured.
 
@@ -37,17 +37,19 @@ CREATE TABLE usage (
     hash              {BLOB},                    -- SHA-256 over its content and its predecessor's hash
     search_reason     TEXT,                      -- why Search was asked: always, match, model; null: it was not
     search_results    {INT},                     -- how many passages it found; null: not asked, or unavailable
-    search_ms         {REAL}                     -- of duration_ms, the wait for Search
+    search_ms         {REAL},                    -- of duration_ms, the wait for Search
+    gateway           TEXT   NOT NULL DEFAULT '', -- gateways.name of the one that ran it
+    epoch             {INT}  NOT NULL DEFAULT 0  -- gateways.epoch at the time
 ) {CLUSTERED};
 
 -- The newest requests of one key: entries are in the order of request_id.
 CREATE INDEX usage_by_key ON usage (key_id);
 
--- The chain in its order.
-CREATE UNIQUE INDEX usage_by_seq ON usage (seq) WHERE seq IS NOT NULL;
+-- The chains in their order: each gateway has its own.
+CREATE UNIQUE INDEX usage_by_seq ON usage (gateway, seq) WHERE seq IS NOT NULL;
 
 -- Open rows and rows that wait for their seal: normally a few.
-CREATE INDEX usage_unsealed ON usage (seq, request_id) WHERE seq IS NULL;
+CREATE INDEX usage_unsealed ON usage (seq, gateway, request_id) WHERE seq IS NULL;
 
 -- Rows with an error: few among many.
 CREATE INDEX usage_failed ON usage (request_id, key_id, error_code) WHERE error_code IS NOT NULL;
@@ -61,6 +63,7 @@ CREATE TABLE usage_rollup (
     key_name          TEXT   NOT NULL,
     status            {INT}  NOT NULL, -- as in usage; 0 for null
     error_code        TEXT   NOT NULL, -- as in usage; empty for null
+    gateway           TEXT   NOT NULL, -- as in usage
     requests          {INT}  NOT NULL,
     prompt_tokens     {INT}  NOT NULL,
     completion_tokens {INT}  NOT NULL,
@@ -68,16 +71,21 @@ CREATE TABLE usage_rollup (
     unmeasured        {INT}  NOT NULL, -- completions without a total: the sums do not contain theirs
     runtime_times     {BLOB} NOT NULL, -- a histogram of the runtime's durations; durations.rs has the format
     own_times         {BLOB} NOT NULL, -- the same for the rest of the requests' time
-    PRIMARY KEY (span, start, key_id, key_name, status, error_code)
+    PRIMARY KEY (span, start, key_id, key_name, status, error_code, gateway)
 ) {CLUSTERED};
 
--- Where the chain begins after retention has removed rows. One row.
-CREATE TABLE chain (
-    id          {INT}  PRIMARY KEY CHECK (id = 1),
+-- The gateways that share the database, and where the chain of each begins after retention has removed rows. The one of a
+-- SQLite database has an empty name, and so has its chain after a move to PostgreSQL.
+CREATE TABLE gateways (
+    name        TEXT   NOT NULL PRIMARY KEY,
+    epoch       {INT}  NOT NULL, -- raised by every start: a process with an earlier one can't write rows any more
+    version     TEXT   NOT NULL, -- of the program
+    address     TEXT   NOT NULL, -- where it listens
+    last_seen   {INT}  NOT NULL, -- by the database's clock
     anchor_seq  {INT}  NOT NULL, -- of the newest row that was removed; 0: none was
     anchor_hash {BLOB} NOT NULL,
     kept_since  {INT}  NOT NULL  -- rows created before this may have been removed
-) {STRICT};
+) {CLUSTERED};
 
 -- The console's password, hashed with Argon2id. One row, once it is set.
 CREATE TABLE console_password (

@@ -14,11 +14,11 @@ use super::rollup::{self, Batch};
 use super::{Store, StoreError, chain};
 use crate::when;
 
-/// Rows that have an outcome and no seal, the oldest first.
+/// Rows of a gateway that have an outcome and no seal, the oldest first.
 pub(super) static UNSEALED_ROWS: LazyLock<String> = LazyLock::new(|| {
     format!(
-        "SELECT {COLUMNS} FROM usage WHERE seq IS NULL AND (status IS NOT NULL OR error_code IS NOT NULL)
-         ORDER BY request_id LIMIT $1"
+        "SELECT {COLUMNS} FROM usage WHERE seq IS NULL AND gateway = $2
+         AND (status IS NOT NULL OR error_code IS NOT NULL) ORDER BY request_id LIMIT $1"
     )
 });
 
@@ -63,19 +63,22 @@ impl Store {
     /// Seals the oldest rows that wait, at most `most`, and returns how many they were.
     pub fn seal(&self, most: i64, now: i64) -> Result<usize, StoreError> {
         // A row that has an outcome is changed by sealing only, so requests need not wait until it is read.
-        let read = |session: &dyn Session| session.rows(&UNSEALED_ROWS, &values![most], read_row);
-        let rows = self.engine.read(read)?;
+        let parameters = values![most, &self.gateway];
+        let rows = self.engine.read(|session| session.rows(&UNSEALED_ROWS, &parameters, read_row))?;
         if rows.is_empty() {
             self.backlog.caught_up.store(now, Ordering::Relaxed);
             return Ok(0);
         }
         // Durable, because a head that `verify` has printed must survive a power cut.
-        self.engine.transaction(true, |session| seal(session, &rows, now))?;
+        self.engine.transaction(true, |session| {
+            lock_gateway(session, &self.gateway, self.epoch)?;
+            seal(session, &self.gateway, &rows, now)
+        })?;
         self.backlog.add(-(rows.len() as i64));
         Ok(rows.len())
     }
 
-    /// What the database says of the rows that wait for their seal.
+    /// What the database says of the rows that wait for their seal, those of other gateways included.
     pub fn unsealed(&self) -> Result<Unsealed, StoreError> {
         let read = |session: &dyn Session| {
             session
@@ -85,8 +88,15 @@ impl Store {
     }
 }
 
-fn seal(session: &dyn Session, rows: &[LedgerRow], now: i64) -> Result<(), StoreError> {
-    let mut head = chain::head(session)?;
+/// Keeps other processes from sealing rows of a gateway until the transaction ends. Fails if the epoch has changed.
+fn lock_gateway(session: &dyn Session, name: &str, epoch: i64) -> Result<(), StoreError> {
+    let lock = "UPDATE gateways SET epoch = epoch WHERE name = $1 AND epoch = $2";
+    if session.execute(lock, &values![name, epoch])? == 0 { Err(StoreError::Fenced) } else { Ok(()) }
+}
+
+/// Seals rows of a gateway in its chain.
+fn seal(session: &dyn Session, gateway: &str, rows: &[LedgerRow], now: i64) -> Result<(), StoreError> {
+    let mut head = chain::head(session, gateway)?;
     let mut batch = Batch::default();
     let mut last_used: BTreeMap<&str, i64> = BTreeMap::new();
     for row in rows {

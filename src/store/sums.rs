@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::chain::KEPT_SINCE;
 use super::engine::{self, Row, values};
 use super::{DAY, Store, StoreError, date};
 use crate::id::RequestId;
@@ -20,6 +21,17 @@ impl Range {
     pub const ALL: Self = Self { since: i64::MIN, until: i64::MAX };
 }
 
+/// Whose requests are counted; `None` for all.
+#[derive(Clone, Copy, Debug)]
+pub struct Filter<'a> {
+    pub key_id: Option<&'a str>,
+    pub gateway: Option<&'a str>,
+}
+
+impl Filter<'_> {
+    pub const ALL: Self = Self { key_id: None, gateway: None };
+}
+
 /// What sums are grouped by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grouping {
@@ -28,15 +40,17 @@ pub enum Grouping {
     Month,
     Key,
     Status,
+    Gateway,
 }
 
 impl Grouping {
-    pub const ALL: [(&str, Self); 5] = [
+    pub const ALL: [(&str, Self); 6] = [
         ("hour", Self::Hour),
         ("day", Self::Day),
         ("month", Self::Month),
         ("key", Self::Key),
         ("status", Self::Status),
+        ("gateway", Self::Gateway),
     ];
 
     /// The members that name a group.
@@ -47,6 +61,7 @@ impl Grouping {
             Self::Month => &["month"],
             Self::Key => &["key_id", "name"],
             Self::Status => &["status", "error_code"],
+            Self::Gateway => &["gateway"],
         }
     }
 
@@ -57,6 +72,7 @@ impl Grouping {
             Self::Day | Self::Month => "time / 86400, 0",
             Self::Key => "key_id, key_name",
             Self::Status => "status, error_code",
+            Self::Gateway => "gateway, 0",
         }
     }
 
@@ -131,9 +147,9 @@ impl Sums {
 }
 
 impl Store {
-    pub fn sums(&self, range: Range) -> Result<Sums, StoreError> {
+    pub fn sums(&self, range: Range, filter: Filter) -> Result<Sums, StoreError> {
         let mut all = Sums::default();
-        self.grouped(range, Grouping::Status, |row| all.add(&row.sums))?;
+        self.grouped(range, filter, Grouping::Status, |row| all.add(&row.sums))?;
         Ok(all)
     }
 
@@ -141,6 +157,7 @@ impl Store {
     pub fn grouped(
         &self,
         range: Range,
+        filter: Filter,
         by: Grouping,
         mut take: impl FnMut(UsageRow),
     ) -> Result<(), StoreError> {
@@ -149,7 +166,8 @@ impl Store {
             return Ok(());
         }
         let statement = format!(
-            "SELECT {}, {SUMS} FROM ({}) AS pieces GROUP BY 1, 2 HAVING sum(requests) <> 0 ORDER BY {}",
+            "SELECT {}, {SUMS} FROM ({}) AS pieces WHERE (CAST($7 AS TEXT) IS NULL OR key_id = $7)
+             AND (CAST($8 AS TEXT) IS NULL OR gateway = $8) GROUP BY 1, 2 HAVING sum(requests) <> 0 ORDER BY {}",
             by.expressions(),
             *PIECES,
             by.order()
@@ -160,7 +178,7 @@ impl Store {
             let days = match by {
                 // Every day is read from its rows.
                 Grouping::Hour => Range { since: until, until },
-                _ => whole_days(range, session.value("SELECT kept_since FROM chain", &[])?),
+                _ => whole_days(range, session.value(KEPT_SINCE, &[])?),
             };
             let parameters = values![
                 days.since,
@@ -169,6 +187,8 @@ impl Store {
                 RequestId::from(days.since.min(until)),
                 RequestId::from(days.until.max(days.since)),
                 RequestId::from(until),
+                filter.key_id,
+                filter.gateway,
             ];
             session.query(&statement, &parameters, &mut |mut row| {
                 let groups = [row.next()?, row.next()?];
@@ -194,14 +214,14 @@ const SUMS: &str = "CAST(sum(requests) AS BIGINT), CAST(sum(errors) AS BIGINT), 
 /// request and no error yet. The three parts are not one condition with OR: SQLite would keep the id of every row it has
 /// read, to return none twice.
 pub(super) static PIECES: LazyLock<String> = LazyLock::new(|| {
-    let rows = "UNION ALL SELECT created, key_id, key_name, status, error_code, 1,
+    let rows = "UNION ALL SELECT created, key_id, key_name, status, error_code, gateway, 1,
         CASE WHEN status = 200 OR (status IS NULL AND error_code IS NULL) THEN 0 ELSE 1 END,
         prompt_tokens, completion_tokens, total_tokens,
         CASE WHEN status = 200 AND total_tokens IS NULL THEN 1 ELSE 0 END
     FROM usage WHERE";
     format!(
         "SELECT start AS time, key_id, key_name, nullif(status, 0) AS status, nullif(error_code, '') AS error_code,
-            requests, CASE WHEN status = 200 THEN 0 ELSE requests END AS errors,
+            gateway, requests, CASE WHEN status = 200 THEN 0 ELSE requests END AS errors,
             prompt_tokens, completion_tokens, total_tokens, unmeasured
         FROM usage_rollup WHERE span = 86400 AND start >= $1 AND start < $2
         {rows} seq IS NOT NULL AND request_id >= $3 AND request_id < $4
@@ -231,7 +251,9 @@ mod tests {
     fn groups(store: &Store, range: Range, by: Grouping) -> Vec<(String, i64)> {
         let mut found = Vec::new();
         let label = |row: &UsageRow| row.labels[by.labels()[0]].to_string().trim_matches('"').to_owned();
-        store.grouped(range, by, |row| found.push((label(&row), row.sums.requests))).expect("the figures");
+        store
+            .grouped(range, Filter::ALL, by, |row| found.push((label(&row), row.sums.requests)))
+            .expect("the figures");
         found
     }
 
@@ -251,10 +273,13 @@ mod tests {
     #[test]
     fn sums_of_everything() {
         let temporary = filled(2);
-        let all = temporary.store.sums(Range::ALL).expect("the figures");
+        let all = temporary.store.sums(Range::ALL, Filter::ALL).expect("the figures");
         assert_eq!((all.requests, all.errors, all.total_tokens, all.unmeasured), (5, 2, 5, 1));
         assert_eq!((all.prompt_tokens, all.completion_tokens), (0, 4));
-        let none = temporary.store.sums(Range { since: 100 * DAY, until: i64::MAX }).expect("the figures");
+        let none = temporary
+            .store
+            .sums(Range { since: 100 * DAY, until: i64::MAX }, Filter::ALL)
+            .expect("the figures");
         assert_eq!(none, Sums::default());
     }
 
@@ -286,7 +311,11 @@ mod tests {
             for until in edges {
                 let range = Range { since, until };
                 let expected = times.iter().filter(|&&time| time >= since && time < until).count() as i64;
-                assert_eq!(temporary.store.sums(range).expect("the figures").requests, expected, "{range:?}");
+                assert_eq!(
+                    temporary.store.sums(range, Filter::ALL).expect("the figures").requests,
+                    expected,
+                    "{range:?}"
+                );
                 for by in Grouping::ALL.map(|(_, by)| by) {
                     let sum: i64 = groups(&temporary.store, range, by).iter().map(|(_, count)| count).sum();
                     assert_eq!(sum, expected, "{range:?} by {by:?}");
@@ -318,7 +347,7 @@ mod tests {
         }
         let mut names = Vec::new();
         let take = |row: UsageRow| names.push(row.labels["name"].to_string());
-        temporary.store.grouped(Range::ALL, Grouping::Key, take).expect("the figures");
+        temporary.store.grouped(Range::ALL, Filter::ALL, Grouping::Key, take).expect("the figures");
         let expected = ["\"name of key_1\"", "\"renamed\"", "\"name of key_2\""];
         assert_eq!(names, expected, "the name with most requests first");
     }

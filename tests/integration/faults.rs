@@ -137,7 +137,7 @@ fn old_rows_are_removed_while_it_serves() {
     // afterwards begins after them.
     server.query("UPDATE usage SET created = created - 10 * 86400 WHERE seq <= 3 RETURNING seq");
     server.query(
-        "INSERT INTO usage_rollup SELECT span, start - 10 * 86400, key_id, key_name, status, error_code, 3, 33, 9, 42,
+        "INSERT INTO usage_rollup SELECT span, start - 10 * 86400, key_id, key_name, status, error_code, gateway, 3, 33, 9, 42,
          0, runtime_times, own_times FROM usage_rollup WHERE span = 86400 RETURNING start",
     );
     server.query(

@@ -1,16 +1,22 @@
-//! A database of version 4 is brought to version 5: the figures, the chain and the open rows are the same afterwards.
+//! A database of version 4 or 6 is brought to the present version: the figures, the chain and the open rows are the same
+//! afterwards.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use adriaticum::store::{Database, Durations, Grouping, Range, RollupRow, Span, SpanSums, Store, UsageRow};
+use adriaticum::store::{
+    Database, Durations, Filter, Grouping, IfMissing, Range, RollupRow, Span, SpanSums, Store, UsageRow,
+};
 use rusqlite::{Connection, params};
 use sha2::{Digest, Sha256};
 
 use crate::support::Folder;
 
 const VERSION_4: &str = include_str!("version_4.sql");
+
+/// Brings a database of version 7 back to version 6.
+const BACK_TO_6: &str = include_str!("back_to_6.sql");
 const DAY: i64 = 86_400;
 
 /// The newest rows are not in `usage_spans` yet: version 4 added them up in the background.
@@ -242,7 +248,7 @@ fn groups(store: &Store, by: Grouping) -> Groups {
             *sum += more;
         }
     };
-    store.grouped(Range::ALL, by, take).expect("groups");
+    store.grouped(Range::ALL, Filter::ALL, by, take).expect("groups");
     found
 }
 
@@ -262,7 +268,7 @@ fn check_figures(store: &Store, span: Span, since: i64, rows: &[Row]) {
         let place = (row.start, row.key_id, row.status.unwrap_or(0), row.error_code.unwrap_or_default());
         found.entry(place).or_default().add(&row.sums);
     };
-    store.figures(span, Range { since, until: i64::MAX }, None, take).expect("figures");
+    store.figures(span, Range { since, until: i64::MAX }, Filter::ALL, take).expect("figures");
     let expected = figures(rows.iter(), span.seconds(), since);
     assert!(!expected.is_empty() && found.keys().eq(expected.keys()), "{span:?}");
     for (place, sums) in expected {
@@ -279,7 +285,7 @@ fn check(count: i64, removed: i64) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock").as_secs() as i64;
     let rows: Vec<Row> = (1..=count).map(|number| row(number, count, now)).collect();
     let (path, head) = make(&folder, &rows, removed, now);
-    let store = Store::open(&Database::Sqlite(path.clone()), 1).expect("an upgrade");
+    let mut store = Store::open(&Database::Sqlite(path.clone()), 1, IfMissing::Fail).expect("an upgrade");
     let date = |row: &Row| {
         time::OffsetDateTime::from_unix_timestamp(row.created).expect("a time").date().to_string()
     };
@@ -302,9 +308,10 @@ fn check(count: i64, removed: i64) {
         check_figures(&store, span, since / span.seconds() * span.seconds(), &rows);
     }
     let found = store.verify().expect("a walk");
-    assert_eq!((found.rows as i64, found.fault, found.head), (count - removed, None, head));
+    assert_eq!((found.rows as i64, found.fault), (count - removed, None));
+    assert_eq!(found.heads.iter().map(ToString::to_string).collect::<Vec<_>>(), [head]);
     assert!(store.list_keys().expect("the keys").iter().all(|key| key.concurrent.is_none()));
-    assert_eq!(store.close_interrupted().expect("a start"), 3, "the open rows are still open");
+    assert_eq!(store.join("", "").expect("a start"), 3, "the open rows are still open");
     while store.seal(500, now).expect("a batch") > 0 {}
     let found = store.verify().expect("a walk");
     assert_eq!((found.rows as i64, found.fault), (count - removed + 3, None), "the chain goes on");
@@ -323,17 +330,45 @@ fn rows_that_retention_removed_stay_in_the_figures() {
 }
 
 #[test]
+fn from_version_6_on_rows_belong_to_the_gateway_without_a_name() {
+    let folder = Folder::new();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock").as_secs() as i64;
+    let rows: Vec<Row> = (1..=3_000).map(|number| row(number, 3_000, now)).collect();
+    let (path, head) = make(&folder, &rows, 1_000, now);
+    let open = || Store::open(&Database::Sqlite(path.clone()), 1, IfMissing::Fail).expect("an upgrade");
+    drop(open());
+    let old = Connection::open(&path).expect("the database");
+    old.execute_batch(BACK_TO_6).expect("version 6");
+    drop(old);
+    let mut store = open();
+    for (span, since) in [(Span::Day, 0), (Span::Hour, now - 9 * DAY), (Span::Minute, now - 3600)] {
+        check_figures(&store, span, since / span.seconds() * span.seconds(), &rows);
+    }
+    let found = store.verify().expect("a walk");
+    assert_eq!((found.rows, found.fault), (2_000, None));
+    assert_eq!(found.heads[0].to_string(), head);
+    let all = groups(&store, Grouping::Gateway);
+    assert_eq!(
+        all.into_iter().map(|(name, [requests, ..])| (name, requests)).collect::<Vec<_>>(),
+        [(String::new(), 3_003)]
+    );
+    assert_eq!(store.join("", "").expect("a start"), 3, "the open rows are still open");
+    while store.seal(500, now).expect("a batch") > 0 {}
+    assert_eq!(store.verify().expect("a walk").fault, None, "the chain goes on");
+}
+
+#[test]
 fn an_upgrade_that_breaks_off_leaves_version_4() {
     let folder = Folder::new();
     let rows: Vec<Row> = (1..=1_000).map(|number| row(number, 1_000, 100 * DAY)).collect();
     let (path, _) = make(&folder, &rows, 0, 100 * DAY);
     let old = Connection::open(&path).expect("the old database");
     old.execute_batch("CREATE TABLE usage_failed (x)").expect("a table in the way of the last step");
-    assert!(Store::open(&Database::Sqlite(path.clone()), 1).is_err());
+    assert!(Store::open(&Database::Sqlite(path.clone()), 1, IfMissing::Fail).is_err());
     let number = |query: &str| old.query_row(query, [], |row| row.get::<_, i64>(0)).expect("a number");
     assert_eq!(number("PRAGMA user_version"), 4);
     assert_eq!(number("SELECT sum(requests) FROM usage_daily"), 1_000);
     assert!(number("SELECT count(*) FROM usage_spans") > 0);
     old.execute_batch("DROP TABLE usage_failed").expect("out of the way");
-    Store::open(&Database::Sqlite(path.clone()), 1).expect("the next start upgrades it");
+    Store::open(&Database::Sqlite(path.clone()), 1, IfMissing::Fail).expect("the next start upgrades it");
 }

@@ -30,7 +30,14 @@ pub(in crate::store) use values;
 
 /// The tables and their version, for a new database. An engine fills in its types.
 const SCHEMA: &str = include_str!("../schema.sql");
-const SCHEMA_VERSION: i64 = 6;
+const SCHEMA_VERSION: i64 = 7;
+
+/// What happens if there is no database where one is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IfMissing {
+    Create,
+    Fail,
+}
 
 /// The connections to PostgreSQL besides those of the workers: two for the console, sealing, and one to spare.
 const OTHER_CONNECTIONS: usize = 4;
@@ -41,11 +48,21 @@ pub enum Engine {
 }
 
 impl Engine {
-    pub fn open(database: &Database, workers: usize) -> Result<Self, StoreError> {
+    pub fn open(database: &Database, workers: usize, if_missing: IfMissing) -> Result<Self, StoreError> {
         Ok(match database {
-            Database::Sqlite(path) => Self::Sqlite(Box::new(Sqlite::open(path)?)),
-            Database::Postgres(uri) => Self::Postgres(Postgres::open(uri, workers + OTHER_CONNECTIONS)?),
+            Database::Sqlite(path) => Self::Sqlite(Box::new(Sqlite::open(path, if_missing)?)),
+            Database::Postgres(uri) => {
+                Self::Postgres(Postgres::open(uri, workers + OTHER_CONNECTIONS, if_missing)?)
+            }
         })
+    }
+
+    /// The time by the database's clock, in Unix seconds, as an expression.
+    pub fn clock(&self) -> &'static str {
+        match self {
+            Self::Sqlite(_) => "unixepoch()",
+            Self::Postgres(_) => "CAST(floor(extract(epoch FROM clock_timestamp())) AS BIGINT)",
+        }
     }
 
     /// Runs `work` on one state of the database.
@@ -107,7 +124,7 @@ impl Engine {
             Self::Sqlite(sqlite) => {
                 // There and back, because SQLite does not write a page that stays the same.
                 let shift =
-                    |by: i64| Statement::new("UPDATE chain SET kept_since = kept_since + $1", values![by]);
+                    |by: i64| Statement::new("UPDATE gateways SET last_seen = last_seen + $1", values![by]);
                 sqlite.write(Write { statements: vec![shift(1), shift(-1)], durable: true }).map(drop)
             }
             Self::Postgres(postgres) => postgres.try_write(),

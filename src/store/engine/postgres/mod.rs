@@ -26,7 +26,7 @@ pub use self::session_lock::SessionLock;
 pub use self::uri::DatabaseUri;
 use self::wire::SqlError;
 use super::super::StoreError;
-use super::{Row, Session, Value, Write};
+use super::{IfMissing, Row, Session, Value, Write};
 
 /// What a start may take to find a host.
 const START_TIME: Duration = Duration::from_secs(10);
@@ -57,12 +57,16 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// Connects, creates the tables if there are none, and upgrades them to the present version.
-    pub fn open(uri: &DatabaseUri, most_connections: usize) -> Result<Self, StoreError> {
+    /// Connects, and upgrades the tables to the present version, or creates them.
+    pub fn open(
+        uri: &DatabaseUri,
+        most_connections: usize,
+        if_missing: IfMissing,
+    ) -> Result<Self, StoreError> {
         let pool = Pool::new(uri, most_connections)?;
         let (mut connection, _) =
             pool.connect(0, Instant::now() + START_TIME).map_err(StoreError::Unavailable)?;
-        schema::bring_up_to_date(&mut connection)?;
+        schema::bring_up_to_date(&mut connection, if_missing)?;
         Ok(Self { pool })
     }
 

@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use super::super::super::StoreError;
-use super::super::{SCHEMA, SCHEMA_VERSION};
+use super::super::{IfMissing, SCHEMA, SCHEMA_VERSION};
 use super::connection::Connection;
 
 /// What reading every row of a large table may take.
@@ -17,7 +17,7 @@ const UPGRADE_TIME: Duration = Duration::from_secs(3600);
 pub(super) const LOCK: i32 = 0x6164_7269;
 
 /// The versions below this one were never on PostgreSQL.
-const FIRST_VERSION: i64 = 6;
+const FIRST_VERSION: i64 = 7;
 
 /// What leads from `FIRST_VERSION` to the next, and so on.
 const UPGRADES: &[&str] = &[];
@@ -32,7 +32,11 @@ const VERSION_TABLE: &str = "CREATE TABLE schema_version (
     oldest_known BIGINT NOT NULL
 )";
 
-pub(super) fn bring_up_to_date(connection: &mut Connection) -> Result<(), StoreError> {
+pub(super) fn bring_up_to_date(connection: &mut Connection, if_missing: IfMissing) -> Result<(), StoreError> {
+    let deadline = Instant::now() + UPGRADE_TIME;
+    if if_missing == IfMissing::Fail && version(connection, deadline)?.is_none() {
+        return Err(StoreError::Missing);
+    }
     upgrade(connection, &schema(), FIRST_VERSION, UPGRADES, OLDEST_KNOWN)
 }
 
@@ -48,7 +52,7 @@ fn schema() -> String {
     ]
     .iter()
     .fold(SCHEMA.to_owned(), |schema, (name, meaning)| schema.replace(name, meaning));
-    schema + "INSERT INTO chain VALUES (1, 0, decode(repeat('00', 32), 'hex'), 0);"
+    schema + "INSERT INTO gateways VALUES ('', 0, '', '', 0, 0, decode(repeat('00', 32), 'hex'), 0);"
 }
 
 fn upgrade(
@@ -170,10 +174,22 @@ mod tests {
     }
 
     #[test]
+    fn only_a_command_that_may_creates_the_tables() {
+        let uri = PostgresServer::shared().database();
+        let open = |if_missing| bring_up_to_date(&mut connect(&uri), if_missing);
+        for _ in 0..2 {
+            assert!(matches!(open(IfMissing::Fail), Err(StoreError::Missing)));
+        }
+        open(IfMissing::Create).expect("a new database");
+        open(IfMissing::Fail).expect("it is there");
+    }
+
+    #[test]
     fn tables_of_another_program_are_left_alone() {
         let uri = PostgresServer::shared().database();
         connect(&uri).run_text("CREATE TABLE mine (x BIGINT)", soon()).expect("a table");
-        let error = bring_up_to_date(&mut connect(&uri)).expect_err("it is not ours").to_string();
+        let error =
+            bring_up_to_date(&mut connect(&uri), IfMissing::Create).expect_err("it is not ours").to_string();
         assert!(error.contains("another program"), "{error}");
     }
 }

@@ -9,7 +9,7 @@ use std::thread;
 use super::super::super::ledger::tests::{id, outcome, row};
 use super::super::super::test_server::PostgresServer;
 use super::super::super::{
-    Digest, KeyName, NewKey, Outcome, PasswordHash, Permission, Range, Store, TokenKind,
+    Digest, Filter, KeyName, NewKey, Outcome, PasswordHash, Permission, Range, Store, TokenKind,
 };
 use super::super::{Database, Statement, values};
 use super::*;
@@ -94,7 +94,7 @@ fn proxies(hosts: usize) -> (Vec<Proxy>, DatabaseUri) {
 /// An engine with a table `t`.
 fn engine(hosts: usize, connections: usize) -> (Vec<Proxy>, Postgres) {
     let (proxies, uri) = proxies(hosts);
-    let engine = Postgres::open(&uri, connections).expect("a new database");
+    let engine = Postgres::open(&uri, connections, IfMissing::Create).expect("a new database");
     let table = "CREATE TABLE t (id BIGINT PRIMARY KEY, x BIGINT)";
     engine.transaction(|session| session.execute(table, &[])).expect("a table");
     (proxies, engine)
@@ -132,7 +132,7 @@ fn a_write_whose_answer_is_lost_is_settled() {
 #[test]
 fn the_store_settles_its_writes() {
     let (proxies, uri) = proxies(1);
-    let store = Store::open(&Database::Postgres(uri), 1).expect("a new database");
+    let store = Store::open(&Database::Postgres(uri), 1, IfMissing::Create).expect("a new database");
     let losing = || proxies[0].set(LOSE_ANSWER);
     let (name, password) = (
         KeyName::parse("x").expect("a name"),
@@ -169,7 +169,7 @@ fn the_store_settles_its_writes() {
     store.revoke_key("key_1", 1).expect("a change");
     losing();
     assert!(matches!(store.begin(&row("d", "key_1", 1)), Err(StoreError::KeyRefused)));
-    assert_eq!(store.sums(Range::ALL).expect("the figures").requests, 3, "once each");
+    assert_eq!(store.sums(Range::ALL, Filter::ALL).expect("the figures").requests, 3, "once each");
 }
 
 #[test]

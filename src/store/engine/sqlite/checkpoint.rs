@@ -88,7 +88,7 @@ fn run(connection: &Connection, checkpoint: &str) -> Result<Progress, StoreError
 #[cfg(test)]
 mod tests {
     use super::super::super::super::tests::Temporary;
-    use super::super::super::{Session, Statement, Write, values};
+    use super::super::super::{IfMissing, Session, Statement, Write, values};
     use super::*;
 
     fn write_pages(engine: &Sqlite, pages: usize) {
@@ -101,7 +101,7 @@ mod tests {
 
     fn engine() -> (Temporary, Sqlite) {
         let temporary = Temporary::sqlite();
-        let engine = Sqlite::open(&temporary.folder.join("wal.db")).expect("a database");
+        let engine = Sqlite::open(&temporary.folder.join("wal.db"), IfMissing::Create).expect("a database");
         engine
             .transaction(false, |session| session.execute("CREATE TABLE t (x BLOB)", &[]))
             .expect("a table");

@@ -264,13 +264,14 @@ mod tests {
     use std::thread;
 
     use super::super::super::super::tests::Temporary;
-    use super::super::super::{Statement, values};
+    use super::super::super::{IfMissing, Statement, values};
     use super::super::Sqlite;
     use super::*;
 
     fn engine(patience: Duration) -> (Temporary, Sqlite) {
         let temporary = Temporary::sqlite();
-        let mut engine = Sqlite::open(&temporary.folder.join("group.db")).expect("a database");
+        let mut engine =
+            Sqlite::open(&temporary.folder.join("group.db"), IfMissing::Create).expect("a database");
         engine.set_patience(patience);
         engine
             .transaction(false, |session| session.execute("CREATE TABLE t (x INTEGER CHECK (x <> 13))", &[]))

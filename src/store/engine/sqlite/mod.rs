@@ -9,6 +9,7 @@ mod upgrades;
 mod version_5;
 
 use std::fs::{self, OpenOptions};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
@@ -21,7 +22,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, ToSql, params_from_iter};
 use self::files::Files;
 pub use self::lock::{FileLock, LockError};
 use super::super::StoreError;
-use super::{Row, Session, Value};
+use super::{IfMissing, Row, Session, Value};
 
 /// How long a start waits for other processes.
 const START_PATIENCE: Duration = Duration::from_secs(5);
@@ -61,8 +62,16 @@ pub struct Sqlite {
 }
 
 impl Sqlite {
-    /// Opens the database, creates it if there is none, and upgrades it to the present version.
-    pub fn open(path: &Path) -> Result<Self, StoreError> {
+    /// Opens the database, or creates it, and upgrades it to the present version.
+    pub fn open(path: &Path, if_missing: IfMissing) -> Result<Self, StoreError> {
+        // An empty file is what a start that was interrupted has left.
+        let is_missing = match path.metadata() {
+            Ok(file) => file.len() == 0,
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        };
+        if is_missing && if_missing == IfMissing::Fail {
+            return Err(StoreError::Missing);
+        }
         crate::files::create(path)?;
         let path = &crate::files::resolve(path)?;
         let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE, WRITER_CACHE)?;

@@ -25,6 +25,7 @@ const UPGRADES: &[Change] = &[
     Change::Sql(SEARCH),
     Change::Code(version_5::upgrade),
     Change::Sql("ALTER TABLE keys ADD COLUMN concurrent INTEGER"),
+    Change::Sql(GATEWAYS),
 ];
 
 /// The console's own tables.
@@ -80,6 +81,50 @@ const SEARCH: &str = "
      ALTER TABLE usage ADD COLUMN search_ms REAL;
 ";
 
+/// The columns and the table for gateways. What is there belongs to the one without a name. The rollup of version 5 may have
+/// the column already: see version_5.rs.
+const GATEWAYS: &str = "
+     ALTER TABLE usage ADD COLUMN gateway TEXT NOT NULL DEFAULT '';
+     ALTER TABLE usage ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0;
+     DROP INDEX usage_by_seq;
+     CREATE UNIQUE INDEX usage_by_seq ON usage (gateway, seq) WHERE seq IS NOT NULL;
+     DROP INDEX usage_unsealed;
+     CREATE INDEX usage_unsealed ON usage (seq, gateway, request_id) WHERE seq IS NULL;
+     ALTER TABLE usage_rollup RENAME TO old_rollup;
+     CREATE TABLE usage_rollup (
+         span              INTEGER NOT NULL,
+         start             INTEGER NOT NULL,
+         key_id            TEXT    NOT NULL,
+         key_name          TEXT    NOT NULL,
+         status            INTEGER NOT NULL,
+         error_code        TEXT    NOT NULL,
+         gateway           TEXT    NOT NULL,
+         requests          INTEGER NOT NULL,
+         prompt_tokens     INTEGER NOT NULL,
+         completion_tokens INTEGER NOT NULL,
+         total_tokens      INTEGER NOT NULL,
+         unmeasured        INTEGER NOT NULL,
+         runtime_times     BLOB    NOT NULL,
+         own_times         BLOB    NOT NULL,
+         PRIMARY KEY (span, start, key_id, key_name, status, error_code, gateway)
+     ) STRICT, WITHOUT ROWID;
+     INSERT INTO usage_rollup SELECT span, start, key_id, key_name, status, error_code, '', requests, prompt_tokens,
+         completion_tokens, total_tokens, unmeasured, runtime_times, own_times FROM old_rollup;
+     DROP TABLE old_rollup;
+     CREATE TABLE gateways (
+         name        TEXT    NOT NULL PRIMARY KEY,
+         epoch       INTEGER NOT NULL,
+         version     TEXT    NOT NULL,
+         address     TEXT    NOT NULL,
+         last_seen   INTEGER NOT NULL,
+         anchor_seq  INTEGER NOT NULL,
+         anchor_hash BLOB    NOT NULL,
+         kept_since  INTEGER NOT NULL
+     ) STRICT, WITHOUT ROWID;
+     INSERT INTO gateways SELECT '', 0, '', '', 0, anchor_seq, anchor_hash, kept_since FROM chain;
+     DROP TABLE chain;
+";
+
 pub(super) fn bring_up_to_date(connection: &mut Connection) -> Result<(), StoreError> {
     upgrade(connection, &schema(), UPGRADES)
 }
@@ -95,7 +140,7 @@ fn schema() -> String {
     ]
     .iter()
     .fold(SCHEMA.to_owned(), |schema, (name, meaning)| schema.replace(name, meaning))
-        + "INSERT INTO chain VALUES (1, 0, zeroblob(32), 0);"
+        + "INSERT INTO gateways VALUES ('', 0, '', '', 0, 0, zeroblob(32), 0);"
 }
 
 fn upgrade(connection: &mut Connection, schema: &str, upgrades: &[Change]) -> Result<(), StoreError> {
