@@ -34,6 +34,9 @@ const READ_PATIENCE: Duration = Duration::from_secs(2);
 const READER_CACHE: i64 = 256;
 const WRITER_CACHE: i64 = 1024;
 
+/// How many connections stay open for later reads. A moment of more reads at once must not keep memory and descriptors.
+const IDLE_READERS: usize = 4;
+
 /// How many prepared statements a connection keeps: more than there are on a request's path.
 const STATEMENTS: usize = 64;
 
@@ -115,7 +118,10 @@ impl Sqlite {
         let result = work(&Statements(&connection))?;
         connection.prepare_cached("COMMIT")?.execute([])?;
         // After an error the connection is dropped, and the next reader opens another one.
-        lock(&self.readers).push(connection);
+        let mut idle = lock(&self.readers);
+        if idle.len() < IDLE_READERS {
+            idle.push(connection);
+        }
         Ok(result)
     }
 
@@ -257,6 +263,19 @@ mod tests {
         assert!(matches!(map(ffi::SQLITE_CANTOPEN), StoreError::CannotOpen));
         assert!(matches!(map(ffi::SQLITE_NOTADB), StoreError::Damaged(_)));
         assert!(matches!(map(ffi::SQLITE_ERROR), StoreError::Other(_)));
+    }
+
+    #[test]
+    fn reads_at_once_keep_few_connections() {
+        fn read_within(engine: &Sqlite, reads: usize) {
+            if reads > 0 {
+                engine.read(|_| Ok(read_within(engine, reads - 1))).expect("a read");
+            }
+        }
+        let temporary = Temporary::sqlite();
+        let engine = Sqlite::open(&temporary.folder.join("reads.db")).expect("a new database");
+        read_within(&engine, 10 * IDLE_READERS);
+        assert_eq!(lock(&engine.readers).len(), IDLE_READERS);
     }
 
     #[test]
