@@ -1,8 +1,9 @@
-"""Clients with full bodies, while the service may use 32 MiB of memory and no swap (as root).
+"""Clients with full bodies while the service may use 32 MiB of memory, and with short ones in 16 MiB (as root).
 
     python3 tests/outside/small_memory.py [--seconds N]
 
-The service runs in a memory cgroup. It must not be killed, and answers nothing but 200 and 503.
+The service runs in a memory cgroup, without swap and on one core. It must not be killed, and answers nothing but 200 and
+503. The runtime answers with everything it was sent.
 """
 
 import argparse
@@ -14,32 +15,36 @@ import pathlib
 import subprocess
 
 from service import Service, ensure
-from trial import Tally, Trial
+from trial import SlowRuntime, Tally, Trial, chat
 
-LIMIT = 32 * 1024 * 1024
-CLIENTS = 80
 BODY = 262_144
 
 
 class Confined(Service):
-    """Runs in the cgroup."""
+    """Runs in the cgroup, on one core."""
 
     group = None
 
     def start(self):
-        enter = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
+        enter = 'echo $$ > "$0/cgroup.procs" && exec taskset -c "$@"'
         with self.log.open("wb") as log:
-            command = ["sh", "-c", enter, self.group, self.binary, "serve"]
+            core = str(max(os.sched_getaffinity(0)))
+            command = ["sh", "-c", enter, self.group, core, self.binary, "serve"]
             self.process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
+
+
+class EchoingRuntime(SlowRuntime):
+    is_echo = True
 
 
 class ConfinedTrial(Trial):
     service_class = Confined
+    runtime_class = EchoingRuntime
 
 
 @contextlib.contextmanager
-def memory_group():
-    """A cgroup with the limit, of version 2 or 1."""
+def memory_group(mebibytes):
+    """A cgroup with a limit, of version 2 or 1."""
     root = pathlib.Path("/sys/fs/cgroup")
     is_second = (root / "cgroup.controllers").exists()
     group = (root if is_second else root / "memory") / f"adriaticum-test-{os.getpid()}"
@@ -50,9 +55,10 @@ def memory_group():
         raise SystemExit(f"no cgroup can be made, which needs root and a writable {root}: {error}")
     try:
         ensure((group / limits[0]).exists(), f"{group} has no memory controller")
-        (group / limits[0]).write_text(str(LIMIT))
+        limit = str(mebibytes << 20)
+        (group / limits[0]).write_text(limit)
         if (group / limits[1]).exists():  # not if the kernel counts no swap
-            (group / limits[1]).write_text("0" if is_second else str(LIMIT))
+            (group / limits[1]).write_text("0" if is_second else limit)
         yield group
     finally:
         group.rmdir()
@@ -66,23 +72,33 @@ def full_body(character):
     return text[:-1] + b" " * (BODY - len(text)) + b"}"
 
 
-async def run(seconds):
-    trial = ConfinedTrial("small_memory", seconds)
-    async with trial:
-        # Characters of four bytes are large in memory, control characters in the request to the runtime.
-        bodies, tally = [full_body("\N{GRINNING FACE}"), full_body("\1")], Tally()
-        await asyncio.gather(*(trial.honest(seconds, CLIENTS // 2, 0, tally=tally, body=body) for body in bodies))
-        trial.expect(set(tally.outcomes) <= {200, 503} and tally.outcomes[200], f"outcomes: {tally}")
-    print(f"{CLIENTS} clients with full bodies in {LIMIT >> 20} MiB: {tally}; at most {trial.peak // 1024} MiB were used")
-    ensure(not trial.faults, "\n".join(trial.faults))
+# Characters of four bytes are large in memory, control characters in the request to the runtime.
+FULL = [full_body("\N{GRINNING FACE}"), full_body("\1")]
+SHORT = [chat("short 0.02")] * 2
+
+
+async def load(mebibytes, clients, bodies, seconds, **settings):
+    """Loads a service in a cgroup. Returns what the clients saw, the most memory in MiB, and what went wrong."""
+    with memory_group(mebibytes) as Confined.group:
+        trial, tally = ConfinedTrial("small_memory", seconds), Tally()
+        trial.settings |= settings
+        async with trial:
+            await asyncio.gather(*(trial.honest(seconds, clients // 2, 0, tally=tally, body=body) for body in bodies))
+            trial.expect(set(tally.outcomes) <= {200, 503} and tally.outcomes[200], f"outcomes: {tally}")
+    return tally, trial.peak / 1024, trial.faults
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=10)
-    options = parser.parse_args()
-    with memory_group() as Confined.group:
-        asyncio.run(run(options.seconds))
+    seconds = parser.parse_args().seconds
+    faults = []
+    for mebibytes, clients, bodies in ((32, 32, FULL), (32, 80, FULL), (16, 32, SHORT)):
+        tally, peak, its_faults = asyncio.run(load(mebibytes, clients, bodies, seconds))
+        kind = "full" if bodies is FULL else "short"
+        print(f"{clients} clients with {kind} bodies in {mebibytes} MiB: {tally}; at most {peak:.1f} MiB were used", flush=True)
+        faults += its_faults
+    ensure(not faults, "\n".join(faults))
 
 
 if __name__ == "__main__":

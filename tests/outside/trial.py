@@ -41,6 +41,9 @@ def chat(content):
 class SlowRuntime:
     """An inference runtime in this program's loop. A message says whose it is and how many seconds it takes: "label 0.2"."""
 
+    # Whether it answers with all messages, or with the label.
+    is_echo = False
+
     def __init__(self):
         self.running, self.most, self.done = collections.Counter(), collections.Counter(), collections.Counter()
         self.closed = {}  # when the caller of a label closed its connection before the answer
@@ -52,12 +55,12 @@ class SlowRuntime:
                 body = await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0))
                 reply = {"status": "ok"}
                 if body:
-                    content = json.loads(body)["messages"][-1]["content"]
+                    contents = [message["content"] for message in json.loads(body)["messages"]]
                     # The console's status page sends a message of its own.
-                    label, seconds = content.split() if content != "Say yes." else ("check", 0)
+                    label, seconds = contents[-1].split() if contents[-1] != "Say yes." else ("check", 0)
                     if await self.leaves(reader, label, float(seconds)):
                         return
-                    reply = Runtime.completion(label)
+                    reply = Runtime.completion("".join(contents) if self.is_echo else label)
                 text = json.dumps(reply).encode()
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(text) + text)
 
