@@ -25,8 +25,8 @@ from years import fill
 PASSWORD = "correct horse battery staple"
 CLIENTS = 8
 SECONDS = 5
-PAGES = ("/keys", "/usage?range=1h", "/usage?range=24h", "/usage?range=7d", "/usage?range=30d", "/usage?range=90d",
-         "/usage?range=90d&outcome=failed", "/usage?range=90d&outcome=interrupted", "/usage?range=90d&outcome=ok", "/status")
+PAGES = ("/keys", "/keys?sort=-tokens&q=a", "/audit", "/usage?range=1h", "/usage?range=24h", "/usage?range=7d", "/usage?range=30d",
+         "/usage?range=90d", "/usage?range=90d&outcome=failed", "/usage?range=90d&outcome=interrupted", "/usage?range=90d&outcome=ok", "/status")
 AT_MOST_MS = 100
 
 

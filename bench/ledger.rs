@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use adriaticum::id::RequestId;
 use adriaticum::store::{
-    Database, Digest, IfMissing, KeyName, NewKey, NewRow, Outcome, Permission, Store, Tokens,
+    Actor, Database, Digest, IfMissing, KeyName, NewKey, NewRow, Outcome, Permission, Store, Tokens,
 };
 
 fn row(key_id: &str) -> NewRow {
@@ -29,7 +29,7 @@ fn key(store: &Store) -> String {
     let name = KeyName::parse("benchmark").expect("a good name");
     let permissions = &[Permission::Completions];
     let key = NewKey { name: &name, permissions, created: 0, expires: None, concurrent: None };
-    store.add_key(secret, &key).expect("a new key")
+    store.add_key(secret, &key, &Actor::command("benchmark".into())).expect("a new key")
 }
 
 fn outcome() -> Outcome {

@@ -21,12 +21,13 @@ _adriaticum() {
     mapfile -t words < <(_adriaticum_command)
     options='--config --help --version'
     case "${words[0]} ${words[1]}" in
-        ' ') options+=' serve keys usage backup console search check' ;;
+        ' ') options+=' serve keys usage backup console audit search check' ;;
         'keys ') options+=' create list rename revoke set' ;;
         'keys create' | 'keys set') options+=' --permission --expires --concurrent' ;;
         'keys list') options+=' --json' ;;
         'usage ') options+=' show verify --since --until --by --json --csv' ;;
         'usage show') options+=' --json' ;;
+        'audit ') options+=' --since --json' ;;
         'console ') options+=' password' ;;
         'search ') options+=' add list remove query' ;;
         'search add' | 'backup '*) files=yes ;;

@@ -30,6 +30,7 @@ complete -c adriaticum -n '__adriaticum_at' -a keys -d 'Create, list, change and
 complete -c adriaticum -n '__adriaticum_at' -a usage -d 'Sum up requests and tokens'
 complete -c adriaticum -n '__adriaticum_at' -a backup -d 'Copy the database while the service runs'
 complete -c adriaticum -n '__adriaticum_at' -a console -d 'Set the password of the console'
+complete -c adriaticum -n '__adriaticum_at' -a audit -d 'Print who changed what'
 complete -c adriaticum -n '__adriaticum_at' -a search -d 'Manage the embedded index of documents'
 complete -c adriaticum -n '__adriaticum_at' -a check -d 'Test every part that a completion needs'
 
@@ -57,6 +58,8 @@ complete -c adriaticum -n '__adriaticum_at usage show' -l json -d 'Print JSON'
 
 complete -c adriaticum -n '__adriaticum_at backup' -F
 complete -c adriaticum -n '__adriaticum_at console' -a password -d 'Set the password of the console'
+complete -c adriaticum -n '__adriaticum_at audit' -l since -x -a '24h 7d 30d' -d 'Only changes since then'
+complete -c adriaticum -n '__adriaticum_at audit' -l json -d 'Print JSON'
 
 complete -c adriaticum -n '__adriaticum_at search' -a add -d 'Add files and folders'
 complete -c adriaticum -n '__adriaticum_at search' -a list -d 'List the documents'

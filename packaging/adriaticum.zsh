@@ -17,6 +17,7 @@ _adriaticum() {
                 'usage:sum up requests and tokens'
                 'backup:copy the database while the service runs'
                 'console:set the password of the console'
+                'audit:print who changed what'
                 'search:manage the embedded index of documents'
                 'check:test every part that a completion needs'
             )
@@ -52,6 +53,9 @@ _adriaticum() {
                     ;;
                 'backup '*) _arguments $everywhere '1:new file:_files' ;;
                 'console '*) _arguments $everywhere '1:command:(password)' ;;
+                'audit '*)
+                    _arguments $everywhere '--since[only changes since then]:when:(24h 7d 30d)' '--json[print JSON]'
+                    ;;
                 'search add') _arguments $everywhere '*:file or folder:_files' ;;
                 'search list') _arguments $everywhere '--json[print JSON]' ;;
                 'search '*) _arguments $everywhere '1:command:(add list remove query)' ;;

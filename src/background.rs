@@ -56,12 +56,15 @@ impl Background {
     }
 }
 
-/// Seals rows a moment after their requests are answered, and writes when keys were last used.
+/// Seals rows a moment after their requests are answered, and writes when keys were last used and which sign-ins failed.
 fn sealing(store: Arc<Store>) -> Task {
     Task::start("sealing", move |stop| {
-        stop.repeat(SEALING_INTERVAL, || seal_all(&store, stop).and(store.write_uses()));
+        stop.repeat(SEALING_INTERVAL, || {
+            seal_all(&store, stop).and(store.write_uses()).and(store.write_failed_sign_ins(when::now()))
+        });
         // After a graceful stop every row has its seal.
         let _ = store.write_uses();
+        let _ = store.write_failed_sign_ins(i64::MAX);
         while store.seal(SEALED_AT_ONCE, when::now()).is_ok_and(|sealed| sealed > 0) {}
     })
 }
@@ -129,7 +132,7 @@ fn try_ledger(store: Arc<Store>, readiness: Arc<Readiness>) -> Task {
     })
 }
 
-/// Removes old rows from the ledger.
+/// Removes old rows from the ledger and from the audit.
 fn retention(store: Arc<Store>, days: u32) -> Task {
     Task::start("retention", move |stop| {
         stop.repeat(RETENTION_INTERVAL, || {
@@ -147,7 +150,7 @@ fn remove_old(store: &Store, before: i64, stop: &Stop) -> Result<usize, StoreErr
     loop {
         let began = Instant::now();
         match store.remove_before(before, REMOVED_AT_ONCE) {
-            Ok(0) => return Ok(removed),
+            Ok(0) if store.remove_audit_before(before, REMOVED_AT_ONCE)? == 0 => return Ok(removed),
             Ok(count) => removed += count,
             // Another process has the database. The next round is an hour away, so this one goes on.
             Err(StoreError::Busy) => {}

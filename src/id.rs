@@ -55,6 +55,11 @@ impl fmt::Display for RequestId {
     }
 }
 
+/// The id of a row of the audit, in the order of time as a request's is.
+pub fn audit_id() -> String {
+    format!("audit_{}", hex::encode(RequestId::new().0))
+}
+
 /// Whether a text is a prefix and so many lower-case hexadecimal digits.
 pub fn has_shape(text: &str, prefix: &str, digits: usize) -> bool {
     let is_digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');

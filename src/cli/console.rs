@@ -4,6 +4,7 @@ use std::io::{self, BufRead, IsTerminal, Write};
 
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
+use super::audit::actor;
 use super::{Args, CliError, no_command, open_or};
 use crate::console::password;
 use crate::store::IfMissing;
@@ -34,7 +35,7 @@ fn set_password(mut args: Args) -> Result<(), CliError> {
     if asked && ask("The same once more: ")? != text {
         return Err(CliError::Failed("the two are not the same. Nothing was changed.".into()));
     }
-    store.set_console_password(password::hash(&text))?;
+    store.set_console_password(password::hash(&text), &actor())?;
     eprintln!("The password is set. All console sessions have ended: sign in again.");
     Ok(())
 }

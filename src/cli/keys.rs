@@ -1,10 +1,12 @@
 //! `keys`: who may use the API.
 
+use super::audit::actor;
 use super::{Args, CliError, Opt, no_command, open_or, open_store, print, print_json, table};
 use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
 use crate::id::secret_hex;
 use crate::store::{
-    CONCURRENT_TAKES, IfMissing, Key, KeyChange, KeyName, NewKey, Permission, parse_concurrent,
+    CONCURRENT_TAKES, IfMissing, Key, KeyChange, KeyChanged, KeyName, NewKey, Permission, Store,
+    parse_concurrent,
 };
 use crate::when::{self, When};
 
@@ -104,7 +106,7 @@ fn create(mut args: Args) -> Result<(), CliError> {
         expires: terms.expires.flatten(),
         concurrent: terms.concurrent.flatten(),
     };
-    let id = store.add_key(&secret, &key)?;
+    let id = store.add_key(&secret, &key, &actor())?;
     print(&(secret + "\n"))?;
     eprintln!("The key's id is {id}. The secret above is not kept: store it now.");
     Ok(())
@@ -143,15 +145,12 @@ fn row(key: &Key) -> Vec<String> {
 fn rename(mut args: Args) -> Result<(), CliError> {
     let [id, name] = args.words(HELP, ["the key's ID", "its new NAME"], &mut [])?;
     let name = key_name(&name)?;
-    match open_store(&args.config()?)?.rename_key(&id, &name)? {
-        true => Ok(()),
-        false => Err(no_such_key(&id)),
-    }
+    change(&open_store(&args.config()?)?, &id, &[KeyChange::Name(name)])
 }
 
 fn revoke(mut args: Args) -> Result<(), CliError> {
     let [id] = args.words(HELP, ["the key's ID"], &mut [])?;
-    match open_store(&args.config()?)?.revoke_key(&id, when::now())? {
+    match open_store(&args.config()?)?.revoke_key(&id, when::now(), &actor())? {
         true => Ok(()),
         false => Err(no_such_key(&id)),
     }
@@ -177,10 +176,15 @@ fn set(mut args: Args) -> Result<(), CliError> {
         return Err(CliError::Usage("--permission, --expires or --concurrent is missing.".into()));
     }
     let config = args.config()?;
-    if !open_store(&config)?.change_key(&id, &changes)? {
-        return Err(no_such_key(&id));
-    }
+    change(&open_store(&config)?, &id, &changes)?;
     print(&format!("{id} in {}: {}\n", config.database, changed.join(", ")))
+}
+
+fn change(store: &Store, id: &str, changes: &[KeyChange]) -> Result<(), CliError> {
+    match store.change_key(id, None, changes, &actor())? {
+        KeyChanged::Done => Ok(()),
+        KeyChanged::NoSuchKey | KeyChanged::Meanwhile(_) => Err(no_such_key(id)),
+    }
 }
 
 fn key_name(text: &str) -> Result<KeyName, CliError> {

@@ -1,5 +1,6 @@
 //! The commands, a file each: its arguments and what it does.
 
+mod audit;
 mod backup;
 mod check;
 mod console;
@@ -43,6 +44,7 @@ Commands:
   search remove ID      Remove a document
   search query WORDS    Tell what the index finds
   console password      Set the password of the console
+  audit                 Tell who changed what: keys, password, settings, sign-ins
   backup FILE           Make a consistent copy of the database while it is used
   check                 Try every part that a completion needs
 
@@ -89,6 +91,7 @@ fn run() -> Result<(), CliError> {
         "usage" => usage::run(args),
         "search" => search::run(args),
         "backup" => backup::run(args),
+        "audit" => audit::run(args),
         "check" => check::run(args),
         "console" => console::run(args),
         command => Err(no_command("", command)),

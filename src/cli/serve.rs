@@ -23,7 +23,7 @@ use crate::logging;
 use crate::metrics::Metrics;
 use crate::pipeline::{Pipeline, RefusalLines};
 use crate::runtime::Runtimes;
-use crate::store::{IfMissing, ServeLock};
+use crate::store::{Actor, IfMissing, ServeLock, Store};
 use crate::supervisor::{Notify, Supervisor, Watched};
 
 const HELP: &str = "\
@@ -106,7 +106,8 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         }),
         reload: Box::new({
             let running = config.clone();
-            move || reload(&args, &running, acceptor.as_deref())
+            let store = Arc::clone(&store);
+            move || reload(&args, &running, acceptor.as_deref(), &store)
         }),
     })
     .and_then(|supervisor| supervisor.heed_signals().map(|()| supervisor))
@@ -217,7 +218,7 @@ fn status(metrics: &Metrics, Snapshot { workers, queue, .. }: &Snapshot) -> Stri
 }
 
 /// Reloads the settings that can change while the service runs. An invalid configuration changes nothing.
-fn reload(args: &Args, running: &Config, acceptor: Option<&Acceptor>) {
+fn reload(args: &Args, running: &Config, acceptor: Option<&Acceptor>, store: &Store) {
     let taken = args.config().and_then(|config| {
         let shown = config.tls.as_ref().zip(acceptor);
         let certificate =
@@ -234,8 +235,13 @@ fn reload(args: &Args, running: &Config, acceptor: Option<&Acceptor>) {
     logging::set_level(config.log_level);
     log::info!("configuration reloaded");
     let differences = running.differences(&config);
+    let mut waiting = String::new();
     if !differences.is_empty() {
-        log::warn!("changed, but applied only after a restart: {}", differences.join(", "));
+        waiting = format!("changed, but applied only after a restart: {}", differences.join(", "));
+        log::warn!("{waiting}");
+    }
+    if let Err(error) = store.note_reload(&Actor::signal("SIGHUP"), &waiting) {
+        log::error!("the reload is missing in the audit: {error}");
     }
 }
 

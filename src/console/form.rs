@@ -20,10 +20,6 @@ impl Form {
         self.0.iter().find(|(known, _)| known == name).map_or("", |(_, value)| value)
     }
 
-    pub fn has(&self, name: &str) -> bool {
-        self.0.iter().any(|(known, _)| known == name)
-    }
-
     pub fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
         self.0.iter().filter(move |(known, _)| known == name).map(|(_, value)| value.as_str())
     }

@@ -1,182 +1,36 @@
-//! API Keys: who may ask.
+//! A key's pages: creating, changing and revoking it.
 
-use std::collections::HashMap;
 use std::net::IpAddr;
 
 use maud::{Markup, html};
 
-use super::key_table::{counts, table};
+use super::key_form::{KeyForm, KeyTerms, WrongField};
+use super::key_table::figures;
 use super::page::{self, Part, form_token};
 use super::visit::{Session, Visit};
 use super::{Console, Stop};
 use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
 use crate::http::Response;
 use crate::id::secret_hex;
-use crate::store::{CONCURRENT_TAKES, Digest, Key, KeyName, NewKey, Permission, parse_concurrent};
-use crate::when::{self, When};
-
-/// The terms that are offered for a new key.
-const TERMS: [(&str, &str); 6] = [
-    ("", "Never"),
-    ("7d", "In 7 days"),
-    ("30d", "In 30 days"),
-    ("90d", "In 90 days"),
-    ("365d", "In a year"),
-    ("date", "On a date"),
-];
+use crate::store::{Digest, Key, KeyChange, KeyChanged, NewKey, Permission, Sums};
+use crate::text::grouped;
 
 /// The random bytes that tell one form for a new key from another.
 const ONCE_BYTES: usize = 16;
 
-pub fn list(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
-    let keys = console.store.list_keys()?;
-    let counts = if keys.is_empty() { HashMap::new() } else { counts(console, visit.now)? };
-    let (active, revoked): (Vec<&Key>, Vec<&Key>) = keys.iter().partition(|key| key.revoked.is_none());
-    let named =
-        |what: &str| keys.iter().find(|key| key.id == visit.query.get(what)).map(|key| key.name.as_str());
-    let content = html! {
-        main {
-            div.head {
-                h1 { "API Keys" }
-                @if !active.is_empty() { a.button.primary href="/keys/new" { "Create key" } }
-            }
-            @if let Some(name) = named("renamed") {
-                p.notice role="status" { "Renamed to " strong.text { (name) } "." }
-            } @else if let Some(name) = named("revoked") {
-                p.notice role="status" { strong.text { (name) } " is revoked and refused from now on." }
-            } @else if let Some(name) = named("made") {
-                p.notice role="status" { "This form has already created " strong.text { (name) } ". Its secret can’t be \
-                    shown again. If you did not copy it, revoke the key and create another." }
-            } @else if visit.query.has("bad") {
-                p.alert role="alert" { "A key’s name has " (KeyName::TAKES) ". Nothing was changed." }
-            }
-            @if active.is_empty() {
-                section.empty {
-                    h2 { @if revoked.is_empty() { "No keys yet" } @else { "No active keys" } }
-                    p { "Every request to the API carries a key. Create one for each application or person, so \
-                         that you can see what each uses, and revoke one without the others." }
-                    a.button.primary href="/keys/new" { @if revoked.is_empty() { "Create the first key" } @else { "Create key" } }
-                }
-            } @else {
-                (table(&active, &counts, session, visit.now))
-            }
-            @if !revoked.is_empty() {
-                details.fold {
-                    summary { (page::count(revoked.len() as i64, "revoked key")) }
-                    (table(&revoked, &counts, session, visit.now))
-                }
-            }
-        }
-    };
-    Ok(page::inside(&console.assets, session, Part::Keys, "API Keys", &content))
+pub fn new(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
+    Ok(form(console, session, &KeyForm::new(visit.now), None))
 }
 
-pub fn new(console: &Console, session: &Session) -> Result<Response, Stop> {
-    Ok(form(console, session, &Wanted::default(), None))
-}
-
-/// The name of a field, and what is wrong with its value.
-type WrongField = (&'static str, String);
-
-/// What was filled in.
-struct Wanted {
-    name: String,
-    permissions: Vec<Permission>,
-    expires: String,
-    date: String,
-    concurrent: String,
-}
-
-impl Default for Wanted {
-    fn default() -> Self {
-        Self {
-            name: String::new(),
-            permissions: vec![Permission::Completions],
-            expires: String::new(),
-            date: String::new(),
-            concurrent: String::new(),
-        }
-    }
-}
-
-impl Wanted {
-    fn read(visit: &Visit) -> Self {
-        Self {
-            name: visit.form.get("name").trim().to_owned(),
-            permissions: Permission::ALL
-                .into_iter()
-                .filter(|known| visit.form.all("permission").any(|word| word == known.as_str()))
-                .collect(),
-            expires: visit.form.get("expires").to_owned(),
-            date: visit.form.get("date").to_owned(),
-            concurrent: visit.form.get("concurrent").trim().to_owned(),
-        }
-    }
-
-    /// The name, the end and the limit of the new key.
-    fn check(&self, now: i64) -> Result<(KeyName, Option<i64>, Option<u32>), WrongField> {
-        let name = KeyName::parse(&self.name)
-            .ok_or_else(|| ("name", format!("The name has {}.", KeyName::TAKES)))?;
-        if self.permissions.is_empty() {
-            return Err(("permission", "Choose at least one permission.".into()));
-        }
-        let expires = match self.expires.as_str() {
-            "" => None,
-            "date" => Some(
-                When::parse(&self.date)
-                    .filter(|when| matches!(when, When::Date(_)))
-                    .ok_or_else(|| ("date", "Give the date as YYYY-MM-DD.".to_owned()))?,
-            ),
-            term => Some(When::parse(term).ok_or_else(|| ("expires", "Choose when it expires.".to_owned()))?),
-        };
-        let expires = expires.map(|when| when.ahead(now));
-        if expires.is_some_and(|expires| expires <= now) {
-            return Err(("date", "The date lies in the past.".into()));
-        }
-        let concurrent = match self.concurrent.as_str() {
-            "" => None,
-            text => Some(parse_concurrent(text).ok_or_else(|| {
-                ("concurrent", format!("Requests at once: {CONCURRENT_TAKES}, or leave it empty."))
-            })?),
-        };
-        Ok((name, expires, concurrent))
-    }
-}
-
-fn form(console: &Console, session: &Session, wanted: &Wanted, wrong: Option<(&str, &str)>) -> Response {
-    let invalid = |field: &str| wrong.filter(|(name, _)| *name == field).map(|_| "true");
+fn form(console: &Console, session: &Session, wanted: &KeyForm, wrong: Option<&WrongField>) -> Response {
     let content = html! {
         main.narrow {
             h1 { "Create an API key" }
-            @if let Some((_, told)) = wrong { p.alert #wrong role="alert" { (told) } }
+            @if let Some((_, told)) = wrong { p.alert role="alert" { (told) } }
             form method="post" action="/keys" {
                 (form_token(session))
                 input type="hidden" name="once" value=(secret_hex::<ONCE_BYTES>());
-                label for="name" { "Name" }
-                input #name name="name" value=(wanted.name) required maxlength="64" autocomplete="off" autofocus
-                    aria-describedby="name-help" aria-invalid=[invalid("name")];
-                p.help #name-help { "What will use it, so that you know it again: “billing service”, “Ana’s laptop”." }
-                fieldset aria-invalid=[invalid("permission")] {
-                    legend { "Permissions" }
-                    @for (permission, told) in [(Permission::Completions, "run completions"), (Permission::Metrics, "read the metrics of this host, for monitoring")] {
-                        label.choice {
-                            input type="checkbox" name="permission" value=(permission.as_str()) checked[wanted.permissions.contains(&permission)];
-                            span { strong { (permission.as_str()) } " – " (told) }
-                        }
-                    }
-                }
-                label for="expires" { "Expires" }
-                select #expires name="expires" {
-                    @for (value, told) in TERMS { option value=(value) selected[wanted.expires == value] { (told) } }
-                }
-                div.date {
-                    label for="date" { "Date, if it expires on one (UTC)" }
-                    input #date type="date" name="date" value=(wanted.date) min=(&when::shown(Some(when::now()))[..10]) aria-invalid=[invalid("date")];
-                }
-                label for="concurrent" { "Requests at once" }
-                input #concurrent name="concurrent" value=(wanted.concurrent) inputmode="numeric" autocomplete="off"
-                    aria-describedby="concurrent-help" aria-invalid=[invalid("concurrent")];
-                p.help #concurrent-help { "More than these wait for their turn. Empty: any number." }
+                (wanted.fields(None, wrong))
                 div.buttons {
                     button.primary type="submit" { "Create key" }
                     a.button href="/keys" { "Cancel" }
@@ -192,16 +46,16 @@ fn form(console: &Console, session: &Session, wanted: &Wanted, wrong: Option<(&s
 }
 
 pub fn create(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
-    let wanted = Wanted::read(visit);
-    let (name, expires, concurrent) = match wanted.check(visit.now) {
-        Ok(good) => good,
-        Err((field, told)) => return Ok(form(console, session, &wanted, Some((field, &told)))),
+    let wanted = KeyForm::read(visit);
+    let KeyTerms { name, expires, concurrent } = match wanted.check(None, visit.now) {
+        Ok(terms) => terms,
+        Err(wrong) => return Ok(form(console, session, &wanted, Some(&wrong))),
     };
     let secret = SECRET_PREFIX.to_owned() + &secret_hex::<{ SECRET_DIGITS / 2 }>();
     let id = id_for(visit.form.get("once")).ok_or(Stop::Stale)?;
     let permissions = &wanted.permissions;
     let key = NewKey { name: &name, permissions, created: visit.now, expires, concurrent };
-    if !console.store.add_key_as(&id, &secret, &key)? {
+    if !console.store.add_key_as(&id, &secret, &key, &visit.actor())? {
         return Ok(page::redirect(&format!("/keys?made={id}")));
     }
     log::info!("console: {id} was created");
@@ -268,22 +122,121 @@ fn copied(title: &str, id: &str, text: &str) -> Markup {
     }
 }
 
-pub fn rename(console: &Console, visit: &Visit, _: &Session, id: &str) -> Result<Response, Stop> {
-    let Some(name) = KeyName::parse(visit.form.get("name").trim()) else {
-        return Ok(page::redirect("/keys?bad=name"));
+/// Why a change was not saved.
+enum NotSaved {
+    Wrong(WrongField),
+    /// Another operator or command was faster. The key is now as the page shows it.
+    Meanwhile,
+}
+
+pub fn page(console: &Console, visit: &Visit, session: &Session, id: &str) -> Result<Response, Stop> {
+    let key = console.store.key(id)?.ok_or(Stop::NotFound)?;
+    key_page(console, visit, session, &key, &KeyForm::of(&key, visit.now), None)
+}
+
+pub fn change(console: &Console, visit: &Visit, session: &Session, id: &str) -> Result<Response, Stop> {
+    let key = console.store.key(id)?.ok_or(Stop::NotFound)?;
+    let wanted = KeyForm::read(visit);
+    let not_saved = |key: &Key, why| key_page(console, visit, session, key, &wanted, Some(&why));
+    let KeyTerms { name, expires, concurrent } = match wanted.check(key.expires, visit.now) {
+        Ok(terms) => terms,
+        Err(wrong) => return not_saved(&key, NotSaved::Wrong(wrong)),
     };
-    match console.store.rename_key(id, &name)? {
-        true => {
-            log::info!("console: a key was renamed");
-            Ok(page::redirect(&format!("/keys?renamed={id}")))
+    let changes = [
+        KeyChange::Name(name),
+        KeyChange::Permissions(wanted.permissions.clone()),
+        KeyChange::Expires(expires),
+        KeyChange::Concurrent(concurrent),
+    ];
+    match console.store.change_key(id, Some(visit.form.get("version")), &changes, &visit.actor())? {
+        KeyChanged::Done => {
+            log::info!("console: {id} was changed");
+            Ok(page::redirect(&format!("/keys?changed={id}")))
         }
-        false => Err(Stop::NotFound),
+        KeyChanged::NoSuchKey => Err(Stop::NotFound),
+        KeyChanged::Meanwhile(key) => not_saved(&key, NotSaved::Meanwhile),
+    }
+}
+
+/// Everything about a key, and the form that changes it. A revoked key has no form.
+fn key_page(
+    console: &Console,
+    visit: &Visit,
+    session: &Session,
+    key: &Key,
+    wanted: &KeyForm,
+    not_saved: Option<&NotSaved>,
+) -> Result<Response, Stop> {
+    let sums = figures(console, visit.now)?.remove(&key.id).unwrap_or_default();
+    let wrong = match not_saved {
+        Some(NotSaved::Wrong(wrong)) => Some(wrong),
+        Some(NotSaved::Meanwhile) | None => None,
+    };
+    let content = html! {
+        main.narrow {
+            p.crumbs { a href="/keys" { "API Keys" } }
+            h1.text { (key.name) }
+            @match not_saved {
+                Some(NotSaved::Wrong((_, told))) => p.alert role="alert" { (told) " Nothing was changed." },
+                Some(NotSaved::Meanwhile) if key.revoked.is_some() => {
+                    p.alert role="alert" { "The key was revoked since this form was shown. Nothing was changed." }
+                },
+                Some(NotSaved::Meanwhile) => p.alert role="alert" {
+                    "The key was changed since this form was shown, and is now as listed below. Your changes are in the form \
+                     and not saved: check them, then save again, or " a href=(format!("/keys/{}", key.id)) { "discard them" } "."
+                },
+                None => {}
+            }
+            (facts(key, &sums, not_saved.is_some()))
+            @if key.revoked.is_none() {
+                form method="post" action=(format!("/keys/{}", key.id)) {
+                    (form_token(session))
+                    input type="hidden" name="version" value=(key.version());
+                    (wanted.fields(key.expires, wrong))
+                    div.buttons {
+                        button.primary type="submit" { "Save changes" }
+                        a.button href="/keys" { "Cancel" }
+                        a.button.danger href=(format!("/keys/{}/revoke", key.id)) { "Revoke key" }
+                    }
+                }
+            }
+        }
+    };
+    let mut response = page::inside(&console.assets, session, Part::Keys, &key.name, &content);
+    response.status = match not_saved {
+        None => 200,
+        Some(NotSaved::Wrong(_)) => 400,
+        Some(NotSaved::Meanwhile) => 409,
+    };
+    Ok(response)
+}
+
+/// What is known of a key; with its terms, if the form has others.
+fn facts(key: &Key, sums: &Sums, with_terms: bool) -> Markup {
+    let time = |time: Option<i64>| html! { @match time { Some(time) => (page::time(time, false)), None => "never" } };
+    html! {
+        dl.facts {
+            dt { "Key" } dd { code { (key.hint.as_deref().unwrap_or("unknown")) } }
+            dt { "Id" } dd { code { (key.id) } }
+            dt { "Created" } dd { (time(Some(key.created))) }
+            @if key.revoked.is_some() { dt { "Revoked" } dd { (time(key.revoked)) } }
+            @if with_terms || key.revoked.is_some() {
+                dt { "Permissions" } dd { (Permission::join(&key.permissions).replace(',', ", ")) }
+                dt { "Expires" } dd { (time(key.expires)) }
+                dt { "Requests at once" } dd { @match key.concurrent { Some(number) => (number), None => "any number" } }
+            }
+            dt { "Last used" } dd { (time(key.last_used)) }
+            dt { "Last 30 days" }
+            dd {
+                a href=(format!("/usage?range=30d&key={}", key.id)) { (page::count(sums.requests, "request")) }
+                ", " (page::count(sums.errors, "error")) ", " (grouped(sums.total_tokens)) " tokens"
+            }
+        }
     }
 }
 
 pub fn confirm_revoke(console: &Console, session: &Session, id: &str) -> Result<Response, Stop> {
-    let keys = console.store.list_keys()?;
-    let key = keys.iter().find(|key| key.id == id && key.revoked.is_none()).ok_or(Stop::NotFound)?;
+    let key = console.store.key(id)?.filter(|key| key.revoked.is_none()).ok_or(Stop::NotFound)?;
     let content = html! {
         main.narrow {
             h1 { "Revoke " span.text { (key.name) } "?" }
@@ -291,15 +244,14 @@ pub fn confirm_revoke(console: &Console, session: &Session, id: &str) -> Result<
                  next one on. " strong { "This can’t be undone." } }
             p {
                 @match key.last_used {
-                    Some(time) => { "It was last used at " (page::time(time, false)) " UTC." },
+                    Some(time) => { "It was last used at " (page::time(time, false)) " UTC. Its requests stay in the ledger." },
                     None => "It was never used.",
                 }
-                " What it has used stays in the ledger."
             }
             form.buttons method="post" {
                 (form_token(session))
-                button.danger type="submit" { "Revoke " (key.name) }
-                a.button href="/keys" { "Keep it" }
+                button.danger type="submit" { "Revoke key" }
+                a.button href=(format!("/keys/{id}")) { "Keep it" }
             }
         }
     };
@@ -307,7 +259,7 @@ pub fn confirm_revoke(console: &Console, session: &Session, id: &str) -> Result<
 }
 
 pub fn revoke(console: &Console, visit: &Visit, id: &str) -> Result<Response, Stop> {
-    match console.store.revoke_key(id, visit.now)? {
+    match console.store.revoke_key(id, visit.now, &visit.actor())? {
         true => {
             log::info!("console: {id} was revoked");
             Ok(page::redirect(&format!("/keys?revoked={id}")))

@@ -4,10 +4,12 @@
 //! the request comes from, who is signed in, the form's token, and at last the page.
 
 mod assets;
+mod audit;
 mod chart;
 mod export;
 mod figures;
 mod form;
+mod key_form;
 mod key_table;
 mod keys;
 mod monitoring;
@@ -167,10 +169,11 @@ impl Console {
         match (visit.method, parts.as_slice()) {
             ("GET", [""]) => Ok(page::redirect("/keys")),
             ("POST", ["sign-out"]) => self.sign_in.sign_out(self, visit, session),
-            ("GET", ["keys"]) => keys::list(self, visit, session),
+            ("GET", ["keys"]) => key_table::list(self, visit, session),
             ("POST", ["keys"]) => keys::create(self, visit, session),
-            ("GET", ["keys", "new"]) => keys::new(self, session),
-            ("POST", ["keys", id, "rename"]) => keys::rename(self, visit, session, id),
+            ("GET", ["keys", "new"]) => keys::new(self, visit, session),
+            ("GET", ["keys", id]) => keys::page(self, visit, session, id),
+            ("POST", ["keys", id]) => keys::change(self, visit, session, id),
             ("GET", ["keys", id, "revoke"]) => keys::confirm_revoke(self, session, id),
             ("POST", ["keys", id, "revoke"]) => keys::revoke(self, visit, id),
             ("GET", ["usage"]) => usage::page(self, visit, session),
@@ -178,9 +181,12 @@ impl Console {
             ("GET", ["usage", "export.csv"]) => export::csv(self, visit),
             ("GET", ["usage", "export.json"]) => export::json(self, visit),
             ("GET", ["usage", id]) => request::page(self, session, id),
+            ("GET", ["audit"]) => audit::page(self, visit, session),
             ("GET", ["status"]) => status::page(self, session),
             ("POST", ["status"]) => status::check_again(self),
-            (_, ["keys" | "usage" | "status" | "sign-out", ..] | [""]) if visit.method == "POST" => {
+            (_, ["keys" | "usage" | "status" | "audit" | "sign-out", ..] | [""])
+                if visit.method == "POST" =>
+            {
                 Err(Stop::Method)
             }
             _ => Err(Stop::NotFound),

@@ -22,12 +22,14 @@ pub enum Part {
     Keys,
     Usage,
     Status,
+    Audit,
 }
 
-const PARTS: [(Part, &str, &str); 3] = [
+const PARTS: [(Part, &str, &str); 4] = [
     (Part::Keys, "/keys", "API Keys"),
     (Part::Usage, "/usage", "Usage"),
     (Part::Status, "/status", "Status"),
+    (Part::Audit, "/audit", "Audit"),
 ];
 
 /// A page for a signed-in operator.

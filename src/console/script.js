@@ -48,17 +48,6 @@ if (create) {
   addEventListener("pageshow", () => (create.disabled = false));
 }
 
-// A field that is opened is ready to be typed into, and Escape closes it.
-for (const menu of document.querySelectorAll("details.menu")) {
-  menu.addEventListener("toggle", () => menu.open && menu.querySelector("input:not([type=hidden])")?.select());
-  menu.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") {
-      menu.open = false;
-      menu.querySelector("summary").focus();
-    }
-  });
-}
-
 // How long there is still to wait.
 const wait = document.querySelector("[data-seconds]");
 if (wait) {

@@ -109,19 +109,20 @@ impl SignIn {
         drop(verifying);
         if !is_right {
             slowing().failed(who, Instant::now());
+            console.store.note_failed_sign_in(visit.request.client.peer, visit.now);
             log::warn!("console: a sign-in was refused, client={}", visit.client());
             return refused(Refused::Wrong);
         }
         slowing().succeeded(who);
         let (session, browser) = (secret_hex::<32>(), secret_hex::<32>());
-        let keep = |token: &str, kind, time| {
-            console.store.add_token(Digest::of(token), kind, visit.now + time, visit.now, kept)
-        };
-        if !keep(&session, TokenKind::Session, SESSION_TIME)? {
+        let tokens = [
+            (Digest::of(&session), TokenKind::Session, SESSION_TIME),
+            (Digest::of(&browser), TokenKind::Browser, BROWSER_TIME),
+        ];
+        if !console.store.sign_in(tokens, visit.now, kept, &visit.actor())? {
             // The password was changed meanwhile.
             return refused(Refused::Wrong);
         }
-        keep(&browser, TokenKind::Browser, BROWSER_TIME)?;
         log::info!("console: the operator has signed in, client={}", visit.client());
         Ok(page::redirect(place(visit.form.get("next")))
             .with("set-cookie", visit.set_cookie(SESSION, &session, SESSION_TIME))

@@ -3,7 +3,7 @@
 use super::Stop;
 use super::form::Form;
 use crate::http::{Head, Request};
-use crate::store::{Digest, Store, TokenKind};
+use crate::store::{Actor, Digest, Store, TokenKind};
 use crate::when;
 
 /// The most bytes of a form: names and passwords are short.
@@ -84,6 +84,11 @@ impl<'a> Visit<'a> {
     /// The address for the log.
     pub fn client(&self) -> String {
         self.request.client.peer.map_or("-".into(), |address| address.to_string())
+    }
+
+    /// Who sent it, for the audit.
+    pub fn actor(&self) -> Actor {
+        Actor::console(self.client())
     }
 
     /// The scheme by which the browser came.

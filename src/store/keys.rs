@@ -7,9 +7,11 @@ use std::sync::PoisonError;
 use serde::Serialize;
 use sha2::Sha256;
 
+use super::audit::{Action, NewAuditRow};
 use super::engine::{Row, Statement, Write, values};
-use super::{Store, StoreError};
+use super::{Actor, Store, StoreError};
 use crate::id::secret_hex;
+use crate::when;
 
 /// A key as it is stored. The secret is not in it: reading the database does not allow using the keys.
 #[derive(Clone, Debug, Serialize)]
@@ -26,6 +28,16 @@ pub struct Key {
     /// How the secret begins and ends; unknown of a key that an earlier version made.
     #[serde(skip)]
     pub hint: Option<String>,
+}
+
+impl Key {
+    /// Stands for what can be changed of a key: a form that shows the key carries it, so that it replaces nothing that
+    /// was changed since.
+    pub fn version(&self) -> String {
+        let all =
+            format!("{:?}", (&self.name, &self.permissions, self.expires, self.concurrent, self.revoked));
+        hex::encode(&Digest::of(&all).0[..8])
+    }
 }
 
 /// What a key may do.
@@ -92,9 +104,31 @@ pub struct NewKey<'a> {
 
 /// A property of a key with its new value.
 pub enum KeyChange {
+    Name(KeyName),
     Permissions(Vec<Permission>),
     Expires(Option<i64>),
     Concurrent(Option<u32>),
+}
+
+impl KeyChange {
+    fn apply(&self, key: &mut Key) {
+        match self {
+            Self::Name(name) => key.name.clone_from(&name.0),
+            Self::Permissions(permissions) => key.permissions.clone_from(permissions),
+            Self::Expires(time) => key.expires = *time,
+            Self::Concurrent(number) => key.concurrent = *number,
+        }
+    }
+}
+
+/// What became of a change.
+#[derive(Debug)]
+pub enum KeyChanged {
+    /// The key is as it should be, by this change or an earlier one.
+    Done,
+    NoSuchKey,
+    /// It is not as it was seen any more, but so. Nothing was changed.
+    Meanwhile(Box<Key>),
 }
 
 pub const CONCURRENT_TAKES: &str = "a number from 1 to 10000";
@@ -134,17 +168,17 @@ const COLUMNS: &str = "id, name, permissions, created, expires, last_used, revok
 
 impl Store {
     /// Stores a new key, and returns its id.
-    pub fn add_key(&self, secret: &str, key: &NewKey) -> Result<String, StoreError> {
+    pub fn add_key(&self, secret: &str, key: &NewKey, by: &Actor) -> Result<String, StoreError> {
         loop {
             let id = format!("key_{}", secret_hex::<8>());
-            if self.add_key_as(&id, secret, key)? {
+            if self.add_key_as(&id, secret, key, by)? {
                 return Ok(id);
             }
         }
     }
 
     /// Keeps a new key with this id. Returns false, and changes nothing, if there is a key with this id.
-    pub fn add_key_as(&self, id: &str, secret: &str, key: &NewKey) -> Result<bool, StoreError> {
+    pub fn add_key_as(&self, id: &str, secret: &str, key: &NewKey, by: &Actor) -> Result<bool, StoreError> {
         let digest = Digest::of(secret).0;
         let insert = Statement::new(
             "INSERT INTO keys (id, digest, name, permissions, created, expires, hint, concurrent)
@@ -160,9 +194,10 @@ impl Store {
                 key.concurrent,
             ],
         );
-        let insert =
-            insert.settled_by("SELECT 1 FROM keys WHERE id = $1 AND digest = $2", values![id, digest]);
-        Ok(self.write_durable(insert)? == 1)
+        let terms = terms(key.permissions, key.expires, key.concurrent);
+        let details = terms.map(|(property, value)| format!("{property}: {value}")).join(", ");
+        let audit = NewAuditRow::new(Action::KeyCreated, by, &details).insert_if_created(id, digest);
+        Ok(self.engine.write(Write { statements: vec![insert, audit], durable: true })? == 1)
     }
 
     /// The key whose secret has this digest, as the last commit of any process left it.
@@ -177,28 +212,46 @@ impl Store {
         self.engine.read(|session| session.rows(&statement, &[], read_key))
     }
 
-    /// Returns whether there is such a key.
-    pub fn rename_key(&self, id: &str, name: &KeyName) -> Result<bool, StoreError> {
-        let rename = "UPDATE keys SET name = $2 WHERE id = $1";
-        Ok(self.write_durable(Statement::new(rename, values![id, &name.0]))? > 0)
+    pub fn key(&self, id: &str) -> Result<Option<Key>, StoreError> {
+        let statement = format!("SELECT {COLUMNS} FROM keys WHERE id = $1");
+        self.engine.read(|session| session.first(&statement, &values![id], read_key))
     }
 
-    /// Makes all of these changes, or none. Returns whether there is such a key.
-    pub fn change_key(&self, id: &str, changes: &[KeyChange]) -> Result<bool, StoreError> {
-        let update = |change: &KeyChange| match change {
-            KeyChange::Permissions(permissions) => Statement::new(
-                "UPDATE keys SET permissions = $2 WHERE id = $1",
-                values![id, Permission::join(permissions)],
-            ),
-            KeyChange::Expires(time) => {
-                Statement::new("UPDATE keys SET expires = $2 WHERE id = $1", values![id, *time])
+    /// Makes all of these changes, or none. With the version that a person has seen, only if the key is still that.
+    pub fn change_key(
+        &self,
+        id: &str,
+        seen: Option<&str>,
+        changes: &[KeyChange],
+        by: &Actor,
+    ) -> Result<KeyChanged, StoreError> {
+        let find = format!("SELECT {COLUMNS} FROM keys WHERE id = $1");
+        self.engine.transaction(true, |session| {
+            let Some(before) = session.first(&find, &values![id], read_key)? else {
+                return Ok(KeyChanged::NoSuchKey);
+            };
+            let mut after = before.clone();
+            changes.iter().for_each(|change| change.apply(&mut after));
+            if after.version() == before.version() {
+                return Ok(KeyChanged::Done);
             }
-            KeyChange::Concurrent(number) => {
-                Statement::new("UPDATE keys SET concurrent = $2 WHERE id = $1", values![id, *number])
+            if seen.is_some_and(|seen| seen != before.version()) {
+                return Ok(KeyChanged::Meanwhile(Box::new(before)));
             }
-        };
-        let statements = changes.iter().map(update).collect();
-        Ok(self.engine.write(Write { statements, durable: true })? > 0)
+            session.execute(
+                "UPDATE keys SET name = $2, permissions = $3, expires = $4, concurrent = $5 WHERE id = $1",
+                &values![
+                    id,
+                    &after.name,
+                    Permission::join(&after.permissions),
+                    after.expires,
+                    after.concurrent
+                ],
+            )?;
+            NewAuditRow::new(Action::KeyChanged, by, &differences(&before, &after))
+                .insert_for(&before, session)?;
+            Ok(KeyChanged::Done)
+        })
     }
 
     /// Notes a use that leaves no row in the ledger, in memory: `write_uses` writes it.
@@ -218,10 +271,39 @@ impl Store {
     }
 
     /// Returns whether there is such a key. One that is revoked already keeps its time.
-    pub fn revoke_key(&self, id: &str, now: i64) -> Result<bool, StoreError> {
-        let revoke = "UPDATE keys SET revoked = coalesce(revoked, $2) WHERE id = $1";
-        Ok(self.write_durable(Statement::new(revoke, values![id, now]))? > 0)
+    pub fn revoke_key(&self, id: &str, now: i64, by: &Actor) -> Result<bool, StoreError> {
+        let audit = NewAuditRow::new(Action::KeyRevoked, by, "").insert_if_active(id);
+        let revoke =
+            Statement::new("UPDATE keys SET revoked = coalesce(revoked, $2) WHERE id = $1", values![id, now]);
+        Ok(self.engine.write(Write { statements: vec![audit, revoke], durable: true })? > 0)
     }
+}
+
+/// A key's terms in words.
+fn terms(
+    permissions: &[Permission],
+    expires: Option<i64>,
+    concurrent: Option<u32>,
+) -> [(&'static str, String); 3] {
+    [
+        ("permissions", Permission::join(permissions)),
+        ("expires", expires.map_or("never".into(), |time| when::shown(Some(time)))),
+        ("concurrent", concurrent.map_or("none".into(), |number| number.to_string())),
+    ]
+}
+
+/// What is different in a changed key, in words.
+fn differences(before: &Key, after: &Key) -> String {
+    let properties = |key: &Key| {
+        let [permissions, expires, concurrent] = terms(&key.permissions, key.expires, key.concurrent);
+        [("name", format!("{:?}", key.name)), permissions, expires, concurrent]
+    };
+    let pairs = properties(before).into_iter().zip(properties(after));
+    let changed = pairs.filter(|(before, after)| before != after);
+    changed
+        .map(|((property, old), (_, new))| format!("{property}: {old} → {new}"))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// Enough of a secret to tell it from others, and far too little to use it: eight of its digits.
@@ -259,6 +341,15 @@ mod tests {
         NewKey { name, permissions, created: 5, expires, concurrent: None }
     }
 
+    fn by() -> Actor {
+        Actor::command("ana".into())
+    }
+
+    #[track_caller]
+    fn change(store: &Store, id: &str, changes: &[KeyChange]) {
+        assert!(matches!(store.change_key(id, None, changes, &by()), Ok(KeyChanged::Done)));
+    }
+
     #[test]
     fn names() {
         for text in ["x", "Ünïcode ☂", "<script>alert(1)</script>", &"é".repeat(64)] {
@@ -275,7 +366,9 @@ mod tests {
         let store = &temporary.store;
         let digest = Digest::of("secret");
         assert!(store.find_key(&digest).expect("a look-up").is_none());
-        let id = store.add_key("secret", &new(&name("first"), &Permission::ALL, Some(9))).expect("a new key");
+        let id = store
+            .add_key("secret", &new(&name("first"), &Permission::ALL, Some(9)), &by())
+            .expect("a new key");
         let key = store.find_key(&digest).expect("a look-up").expect("the key");
         assert_eq!((key.id.as_str(), key.created, key.expires, key.revoked), (id.as_str(), 5, Some(9), None));
         assert_eq!(key.permissions, Permission::ALL);
@@ -284,16 +377,20 @@ mod tests {
         assert_eq!(last_used(), None, "it is only in memory");
         store.write_uses().expect("a change");
         assert_eq!(last_used(), Some(6));
-        assert!(store.rename_key(&id, &name("second")).expect("a change"));
-        assert!(store.revoke_key(&id, 7).expect("a change"));
-        assert!(store.revoke_key(&id, 8).expect("a change"));
+        change(store, &id, &[KeyChange::Name(name("second"))]);
+        assert!(store.revoke_key(&id, 7, &by()).expect("a change"));
+        assert!(store.revoke_key(&id, 8, &by()).expect("a change"));
         let key = store.find_key(&digest).expect("a look-up").expect("the key");
         assert_eq!((key.name.as_str(), key.last_used, key.revoked), ("second", Some(6), Some(7)));
-        assert!(!store.rename_key("key_none", &name("x")).expect("no change"));
-        assert!(!store.revoke_key("key_none", 1).expect("no change"));
-        assert!(store.add_key("secret", &new(&name("again"), &[], None)).is_err(), "a secret has one key");
+        let change_none = store.change_key("key_none", None, &[KeyChange::Expires(None)], &by());
+        assert!(matches!(change_none, Ok(KeyChanged::NoSuchKey)));
+        assert!(!store.revoke_key("key_none", 1, &by()).expect("no change"));
         assert!(
-            !store.add_key_as(&id, "other", &new(&name("again"), &[], None)).expect("no change"),
+            store.add_key("secret", &new(&name("again"), &[], None), &by()).is_err(),
+            "a secret has one key"
+        );
+        assert!(
+            !store.add_key_as(&id, "other", &new(&name("again"), &[], None), &by()).expect("no change"),
             "so has an id"
         );
         assert!(store.find_key(&Digest::of("other")).expect("a look-up").is_none());
@@ -305,7 +402,7 @@ mod tests {
         let store = &temporary.store;
         let name = name("x");
         let limited = NewKey { concurrent: Some(3), ..new(&name, &[Permission::Completions], None) };
-        let id = store.add_key("secret", &limited).expect("a new key");
+        let id = store.add_key("secret", &limited, &by()).expect("a new key");
         let found = || store.find_key(&Digest::of("secret")).expect("a look-up").expect("the key");
         assert_eq!((found().concurrent, found().expires), (Some(3), None));
         let changes = [
@@ -313,14 +410,13 @@ mod tests {
             KeyChange::Expires(Some(9)),
             KeyChange::Concurrent(Some(10_000)),
         ];
-        assert!(store.change_key(&id, &changes).expect("a change"));
+        change(store, &id, &changes);
         assert_eq!((found().concurrent, found().expires), (Some(10_000), Some(9)));
         assert_eq!(found().permissions, [Permission::Metrics]);
         let changes = [KeyChange::Concurrent(None), KeyChange::Expires(None)];
-        assert!(store.change_key(&id, &changes).expect("a change"));
+        change(store, &id, &changes);
         assert_eq!((found().concurrent, found().expires), (None, None));
         assert_eq!(found().permissions, [Permission::Metrics], "what is not named stays");
-        assert!(!store.change_key("key_none", &changes).expect("no change"));
     }
 
     #[test]
@@ -354,7 +450,7 @@ mod tests {
         let store = &temporary.store;
         let other = temporary.open_again();
         let add = |secret: &str, permissions: &[Permission], expires| {
-            store.add_key(secret, &new(&name("x"), permissions, expires)).expect("a new key")
+            store.add_key(secret, &new(&name("x"), permissions, expires), &by()).expect("a new key")
         };
         let now = crate::when::now();
         let good = add("good", &Permission::ALL, Some(now + 1000));
@@ -362,7 +458,7 @@ mod tests {
         let expired = add("expired", &[Permission::Completions], Some(now));
         let metrics = add("metrics", &[Permission::Metrics], None);
         store.begin(&row("before", &revoked, 7)).expect("it is not revoked yet");
-        other.revoke_key(&revoked, 6).expect("a change");
+        other.revoke_key(&revoked, 6, &by()).expect("a change");
         store.begin(&row("good", &good, 7)).expect("nothing was changed");
         for key in [&revoked, &expired, &metrics, &"key_none".to_owned()] {
             assert!(matches!(store.begin(&row("refused", key, 7)), Err(StoreError::KeyRefused)), "{key}");
@@ -378,9 +474,9 @@ mod tests {
         let temporary = Temporary::new();
         let other = temporary.open_again();
         let digest = Digest::of("secret");
-        let id = other.add_key("secret", &new(&name("x"), &[], None)).expect("a new key");
+        let id = other.add_key("secret", &new(&name("x"), &[], None), &by()).expect("a new key");
         assert!(temporary.store.find_key(&digest).expect("a look-up").is_some());
-        other.revoke_key(&id, 2).expect("a change");
+        other.revoke_key(&id, 2, &by()).expect("a change");
         let key = temporary.store.find_key(&digest).expect("a look-up").expect("the key");
         assert_eq!(key.revoked, Some(2));
     }

@@ -1,4 +1,4 @@
-//! The keys, the ledger and the console's sessions, in one database.
+//! The keys, the ledger, the console's sessions and the audit, in one database.
 //!
 //! Three calls are on a request's path: `find_key`, `begin` before the inference and `finish` after it (or `record` for a
 //! refused request). Each of them touches its own row only. A background job derives everything else: the seals, the
@@ -6,6 +6,7 @@
 //!
 //! The statements are here, each written once; `engine` runs them and is the only part that knows the database library.
 
+mod audit;
 mod chain;
 mod durations;
 mod engine;
@@ -27,6 +28,8 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Mutex;
 
+use audit::FailedSignIns;
+pub use audit::{Actor, AuditRow};
 pub use chain::{Fault, Head, Noted, Verification};
 pub use durations::Durations;
 pub use engine::postgres::DatabaseUri;
@@ -35,7 +38,9 @@ pub use engine::{Database, IfMissing, ServeLock};
 use engine::{Engine, Statement, Write};
 pub use error::StoreError;
 pub use gateways::Gateway;
-pub use keys::{CONCURRENT_TAKES, Digest, Key, KeyChange, KeyName, NewKey, Permission, parse_concurrent};
+pub use keys::{
+    CONCURRENT_TAKES, Digest, Key, KeyChange, KeyChanged, KeyName, NewKey, Permission, parse_concurrent,
+};
 pub use ledger::{COLUMNS as LEDGER_COLUMNS, LedgerRow, NewRow, Outcome, Searched, Tokens};
 pub use listing::{Listing, Matching, Which};
 pub use rollup::{RollupRow, Span, SpanSums};
@@ -55,6 +60,7 @@ pub struct Store {
     backlog: Backlog,
     /// The last uses of keys that leave no row, by id, until `write_uses`.
     uses: Mutex<HashMap<String, i64>>,
+    failed_sign_ins: Mutex<FailedSignIns>,
 }
 
 /// How the background jobs are doing.
@@ -74,8 +80,14 @@ impl Store {
     /// Opens the database for this many workers, or creates it, and upgrades it to the present version.
     pub fn open(database: &Database, workers: usize, if_missing: IfMissing) -> Result<Self, StoreError> {
         let engine = Engine::open(database, workers, if_missing)?;
-        let (gateway, epoch) = (String::new(), 0);
-        let store = Self { engine, gateway, epoch, backlog: Backlog::new(), uses: Mutex::default() };
+        let store = Self {
+            engine,
+            gateway: String::new(),
+            epoch: 0,
+            backlog: Backlog::new(),
+            uses: Mutex::default(),
+            failed_sign_ins: Mutex::default(),
+        };
         store.look_for_damage()?;
         Ok(store)
     }

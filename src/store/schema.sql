@@ -1,4 +1,4 @@
--- The database, version 7, as a new one is made. An older one is brought to the same form by the engine's upgrades.
+-- The database, version 8, as a new one is made. An older one is brought to the same form by the engine's upgrades.
 -- An engine fills in {INT}, {REAL} and {BLOB}, {STRICT} and {CLUSTERED} (stored in the order of its primary key).
 -- Times are Unix seconds, durations milliseconds with fractions, token figures what the runtime measured.
 
@@ -101,4 +101,18 @@ CREATE TABLE console_tokens (
     digest  {BLOB} NOT NULL PRIMARY KEY, -- SHA-256 of the cookie's 256 random bits
     kind    TEXT   NOT NULL,             -- session or browser
     expires {INT}  NOT NULL
+) {CLUSTERED};
+
+-- Who changed what. The program inserts rows and never changes them; only retention removes them.
+CREATE TABLE audit (
+    id       TEXT  NOT NULL PRIMARY KEY, -- audit_ and 32 hexadecimal digits: the first 12 are created in milliseconds
+    created  {INT} NOT NULL,
+    action   TEXT  NOT NULL, -- key_created, key_changed, key_revoked, password_set, signed_in, sign_ins_failed,
+                             -- settings_reloaded
+    via      TEXT  NOT NULL, -- console, command or signal
+    actor    TEXT  NOT NULL, -- the address, the system user or the signal
+    details  TEXT  NOT NULL, -- what was changed; never a secret
+    times    {INT} NOT NULL, -- failed sign-ins are summed by address; 1 for all others
+    key_id   TEXT,           -- keys.id; null: not about a key
+    key_name TEXT            -- the key's name before the change
 ) {CLUSTERED};

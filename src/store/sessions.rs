@@ -1,7 +1,8 @@
 //! The console's password and sessions.
 
+use super::audit::{Action, NewAuditRow};
 use super::engine::{Statement, Write, values};
-use super::{Digest, Store, StoreError};
+use super::{Actor, Digest, Store, StoreError};
 
 /// A password as it is stored: its Argon2id hash and the parameters of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +46,7 @@ impl Store {
     }
 
     /// Sets the password, and ends all sessions.
-    pub fn set_console_password(&self, password: PasswordHash) -> Result<(), StoreError> {
+    pub fn set_console_password(&self, password: PasswordHash, by: &Actor) -> Result<(), StoreError> {
         let PasswordHash { salt, hash, memory_kib, passes } = password;
         let statements = vec![
             Statement::new("DELETE FROM console_tokens", []),
@@ -54,29 +55,36 @@ impl Store {
                  salt = excluded.salt, hash = excluded.hash, memory_kib = excluded.memory_kib, passes = excluded.passes",
                 values![salt, hash, memory_kib, passes],
             ),
+            NewAuditRow::new(Action::PasswordSet, by, "").insert(),
         ];
         self.engine.write(Write { statements, durable: true }).map(drop)
     }
 
-    /// Stores a token until it expires, and removes the expired ones. Returns false if the password is not the one that
-    /// it was issued for any more.
-    pub fn add_token(
+    /// Stores the tokens of a sign-in with the seconds that each is valid, the session's first, and removes expired ones.
+    /// Returns false if the password is not the one that was verified any more.
+    pub fn sign_in(
         &self,
-        digest: Digest,
-        kind: TokenKind,
-        expires: i64,
+        tokens: [(Digest, TokenKind, i64); 2],
         now: i64,
         password: &PasswordHash,
+        by: &Actor,
     ) -> Result<bool, StoreError> {
-        let statements = vec![
-            Statement::new("DELETE FROM console_tokens WHERE expires <= $1", values![now]),
+        let insert = |(digest, kind, time): (Digest, TokenKind, i64)| {
             Statement::new(
                 "INSERT INTO console_tokens SELECT $1, $2, $3 FROM console_password WHERE hash = $4",
-                values![digest.bytes(), kind.as_str(), expires, password.hash.as_slice()],
+                values![digest.bytes(), kind.as_str(), now + time, password.hash.as_slice()],
             )
-            .settled_by("SELECT 1 FROM console_tokens WHERE digest = $1", values![digest.bytes()]),
-        ];
-        Ok(self.engine.write(Write { statements, durable: true })? == 1)
+        };
+        let expired = Statement::new("DELETE FROM console_tokens WHERE expires <= $1", values![now]);
+        let session = tokens[0].0.bytes();
+        // The failed sign-ins come first, so that the operator sees them now.
+        let write = |mut statements: Vec<Statement>| {
+            statements.push(expired);
+            statements.extend(tokens.map(insert));
+            statements.push(NewAuditRow::new(Action::SignedIn, by, "").insert_if_signed_in(session));
+            self.engine.write(Write { statements, durable: true })
+        };
+        Ok(self.with_failed_sign_ins(write)? == 1)
     }
 
     pub fn has_token(&self, digest: &Digest, kind: TokenKind, now: i64) -> Result<bool, StoreError> {
@@ -103,22 +111,27 @@ mod tests {
     fn a_token_from_its_making_to_its_end() {
         let temporary = Temporary::new();
         let store = &temporary.store;
+        let by = Actor::console("192.0.2.1".into());
         let password = PasswordHash { salt: vec![1; 16], hash: vec![2; 32], memory_kib: 8, passes: 1 };
-        let (one, other) = (Digest::of("one"), Digest::of("other"));
+        let (session, browser) = (Digest::of("one"), Digest::of("other"));
+        let tokens = [(session, TokenKind::Session, 9), (browser, TokenKind::Browser, 98)];
         assert!(store.console_password().expect("a look-up").is_none());
-        assert!(!store.add_token(one, TokenKind::Session, 10, 1, &password).expect("no password is set"));
-        store.set_console_password(password.clone()).expect("a password");
+        assert!(!store.sign_in(tokens, 1, &password, &by).expect("no password is set"));
+        store.set_console_password(password.clone(), &by).expect("a password");
         assert_eq!(store.console_password().expect("a look-up"), Some(password.clone()));
-        assert!(store.add_token(one, TokenKind::Session, 10, 1, &password).expect("a token"));
-        assert!(store.add_token(other, TokenKind::Browser, 99, 1, &password).expect("a token"));
+        assert!(store.sign_in(tokens, 1, &password, &by).expect("a sign-in"));
         let has = |digest: &Digest, kind, now| store.has_token(digest, kind, now).expect("a look-up");
-        assert!(has(&one, TokenKind::Session, 9) && !has(&one, TokenKind::Session, 10), "until it expires");
-        assert!(!has(&other, TokenKind::Session, 9), "a browser that is known is not signed in");
-        store.remove_token(one).expect("a sign-out");
-        assert!(!has(&one, TokenKind::Session, 9));
+        assert!(
+            has(&session, TokenKind::Session, 9) && !has(&session, TokenKind::Session, 10),
+            "until it expires"
+        );
+        assert!(has(&browser, TokenKind::Browser, 98));
+        assert!(!has(&browser, TokenKind::Session, 9), "a browser that is known is not signed in");
+        store.remove_token(session).expect("a sign-out");
+        assert!(!has(&session, TokenKind::Session, 9));
         let changed = PasswordHash { hash: vec![3; 32], ..password.clone() };
-        store.set_console_password(changed).expect("another password");
-        assert!(!has(&other, TokenKind::Browser, 9), "another password ends them all");
-        assert!(!store.add_token(one, TokenKind::Session, 10, 1, &password).expect("the old password"));
+        store.set_console_password(changed, &by).expect("another password");
+        assert!(!has(&browser, TokenKind::Browser, 9), "another password ends them all");
+        assert!(!store.sign_in(tokens, 1, &password, &by).expect("the old password"));
     }
 }

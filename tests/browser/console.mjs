@@ -69,7 +69,7 @@ const flows = {
     assert.equal(new URL(page.url()).pathname, "/sign-in");
   },
 
-  async "a key: created, shown once, copied, used, renamed, revoked"() {
+  async "a key: created, shown once, copied, used, changed, revoked"() {
     const page = await open("empty", { permissions: ["clipboard-read", "clipboard-write"] });
     await signIn(page);
     await page.getByRole("link", { name: "Create the first key" }).click();
@@ -85,17 +85,80 @@ const flows = {
     await page.getByRole("link", { name: "Done" }).click();
     assert.ok(!(await page.content()).includes(secret));
     await page.getByText(`${secret.slice(0, 8)}…${secret.slice(-4)}`).waitFor();
-    await page.getByText("Rename", { exact: true }).click();
-    await page.getByLabel("New name").fill("second");
+    await page.getByRole("link", { name: "<b>first</b>" }).click();
+    await page.getByLabel("Name", { exact: true }).fill("second");
+    await page.getByLabel("metrics").check();
+    await page.getByLabel("Requests at once").fill("7");
     await page.keyboard.press("Enter");
-    await page.getByRole("status").filter({ hasText: "Renamed to second" }).waitFor();
-    await page.getByRole("link", { name: "Revoke second" }).click();
+    await page.getByRole("status").filter({ hasText: "Saved second" }).waitFor();
+    await page.getByRole("cell", { name: "completions, metrics 7 at once" }).waitFor();
+    await page.getByRole("link", { name: "second" }).click();
+    assert.match(await page.getByLabel("Expires", { exact: true }).locator("option:checked").textContent(), /as now$/);
+    await page.getByRole("link", { name: "Revoke key" }).click();
     await page.getByText("This can’t be undone").waitFor();
     assert.equal((await complete(secret)).status, 200);
-    await page.getByRole("button", { name: "Revoke second" }).click();
-    await page.getByText("1 revoked key").waitFor();
+    const heights = await page.locator(".buttons > :is(button, a)").evaluateAll((all) => all.map((e) => e.getBoundingClientRect().height));
+    assert.equal(new Set(heights).size, 1, `the buttons have one height: ${heights}`);
+    await page.getByRole("button", { name: "Revoke key" }).click();
+    await page.getByRole("link", { name: "Revoked (1)" }).click();
+    await page.getByRole("link", { name: "second" }).click();
+    assert.equal(await page.getByRole("button", { name: "Save changes" }).count(), 0);
     assert.equal((await complete(secret)).status, 401);
-    assert.equal(await page.getByRole("cell", { name: "completions" }).isVisible(), false);
+    await page.getByRole("link", { name: "Audit" }).click();
+    await page.getByRole("row").filter({ hasText: "key revoked" }).filter({ hasText: "127.0.0.1" }).waitFor();
+    await page.getByText("concurrent: none → 7").waitFor();
+  },
+
+  async "two operators change the same key"() {
+    const one = await open("one");
+    const other = await open("one");
+    one.context().allowed.push("409");
+    await signIn(one);
+    await signIn(other);
+    for (const page of [one, other]) await page.getByRole("link", { name: "billing service" }).click();
+    await other.getByLabel("Name", { exact: true }).fill("theirs");
+    await other.getByRole("button", { name: "Save changes" }).click();
+    await other.getByRole("status").waitFor();
+    await one.getByLabel("Name", { exact: true }).fill("mine");
+    await one.getByRole("button", { name: "Save changes" }).click();
+    await one.getByRole("alert").filter({ hasText: "changed since this form was shown" }).waitFor();
+    await one.getByRole("heading", { name: "theirs" }).waitFor();
+    assert.equal(await one.getByLabel("Name", { exact: true }).inputValue(), "mine");
+    await one.getByLabel("Name", { exact: true }).fill("billing service");
+    await one.getByRole("button", { name: "Save changes" }).click();
+    await one.getByRole("status").filter({ hasText: "Saved billing service" }).waitFor();
+  },
+
+  async "the list of keys: filter, order and pages, at every width and without JavaScript"() {
+    for (const [width, javaScriptEnabled] of [[1280, true], [390, true], [320, true], [1280, false], [320, false]]) {
+      const page = await open("many", { viewport: { width, height: 900 }, javaScriptEnabled });
+      await signIn(page);
+      const names = () => page.locator("th.name a").allTextContents();
+      assert.equal((await names()).length, 50);
+      await page.getByRole("link", { name: "Next" }).click();
+      await page.getByText("Page 2 of 2").waitFor();
+      assert.ok((await names()).length < 50);
+      await page.getByLabel("Filter").fill("WORKSTATION 0");
+      await page.keyboard.press("Enter");
+      await page.waitForURL(/q=WORKSTATION/);
+      assert.equal((await names()).length, 9);
+      if (width === 1280) await page.getByRole("columnheader", { name: "Name" }).getByRole("link").click();
+      else {
+        await page.getByLabel("Order").selectOption({ label: "Name" });
+        await page.getByRole("button", { name: "Apply" }).click();
+      }
+      await page.waitForURL(/sort=name/);
+      assert.deepEqual(await names(), (await names()).toSorted());
+      assert.equal((await names())[0], "workstation 01");
+      await page.goto(page.base + "/keys?sort=-requests");
+      assert.equal((await names())[0], "billing service");
+      await page.goto(page.base + "/audit");
+      const first = await page.locator("tbody tr").first().textContent();
+      await page.getByRole("link", { name: "Earlier changes" }).click();
+      assert.notEqual(await page.locator("tbody tr").first().textContent(), first);
+      await page.getByRole("link", { name: "Newest" }).click();
+      await page.context().close();
+    }
   },
 
   async "filters, and an address that can be shared"() {
@@ -198,7 +261,7 @@ const flows = {
       await page.keyboard.press("Tab");
       seen.add(await page.evaluate(() => document.activeElement.textContent.trim()));
     }
-    for (const name of ["API Keys", "Usage", "Status", "Sign out", "Create key", "Rename", "Revoke"]) {
+    for (const name of ["API Keys", "Usage", "Status", "Audit", "Sign out", "Create key", "Apply", "Name", "Tokens", "billing service"]) {
       assert.ok(seen.has(name), name);
     }
   },
@@ -224,7 +287,8 @@ async function look(ledger, scheme, width) {
   await page.goto(page.base + "/sign-in");
   await check("sign-in");
   await signIn(page);
-  const pages = { keys: "/keys", "new-key": "/keys/new", usage: "/usage", "usage-90d": "/usage?range=90d", "usage-7d": "/usage?range=7d",
+  const pages = { keys: "/keys", "keys-filtered": "/keys?q=a&sort=-tokens", "keys-none": "/keys?q=nothing", "keys-revoked": "/keys?state=revoked",
+    "new-key": "/keys/new", audit: "/audit", usage: "/usage", "usage-90d": "/usage?range=90d", "usage-7d": "/usage?range=7d",
     "usage-1h": "/usage?range=1h", status: "/status", missing: "/usage/find?id=x", nothing: "/nothing" };
   for (const [name, path] of Object.entries(pages)) {
     const response = await page.goto(page.base + path, { waitUntil: "load" });
@@ -232,7 +296,7 @@ async function look(ledger, scheme, width) {
     assert.ok(assets.size >= 2 && weight < heaviest, `${ledger} ${name} weighs ${weight}`);
     heavy = Math.max(heavy, weight);
     if (name === "status") await page.getByText("Checked at").waitFor();
-    for (const summary of await page.locator("details.data summary, details.fold summary").all()) await summary.click();
+    for (const summary of await page.locator("details.data summary").all()) await summary.click();
     await check(name);
   }
   const story = page.locator(".requests a").first();
@@ -242,11 +306,11 @@ async function look(ledger, scheme, width) {
     await check("request");
   }
   await page.goto(page.base + "/keys");
-  const revoke = page.getByRole("link", { name: /^Revoke/ }).first();
-  if (await revoke.count()) {
-    await page.getByText("Rename", { exact: true }).first().click();
-    await check("rename");
-    await revoke.click();
+  const key = page.locator("th.name a").first();
+  if (await key.count()) {
+    await key.click();
+    await check("key");
+    await page.getByRole("link", { name: "Revoke key" }).click();
     await check("revoke");
   }
   await page.context().close();
@@ -267,7 +331,7 @@ process.on("unhandledRejection", (error) => { failures += 1; console.log(`FAIL  
 process.on("uncaughtException", (error) => { failures += 1; console.log(`FAIL  ${error.stack}`); });
 
 for (const ledger of ["empty", "one", "many"]) {
-  for (const [scheme, width] of [["light", 1280], ["dark", 1280], ["light", 390], ["dark", 390]]) {
+  for (const [scheme, width] of [["light", 1280], ["dark", 1280], ["light", 390], ["dark", 390], ["light", 320]]) {
     if (ledger === "many" || width === 1280 || shots) await attempt(`pages, ${ledger}, ${scheme}, ${width}`, () => look(ledger, scheme, width));
   }
 }

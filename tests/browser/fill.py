@@ -31,8 +31,8 @@ def moments(rows, now, chance):
     return sorted(found)
 
 
-def fill(database, rows, now=None):
-    now = now or time.time()
+def fill(database, rows, more_keys=0, audit_rows=0):
+    now = time.time()
     chance = random.Random(7)
     connection = sqlite3.connect(database, isolation_level=None)
     connection.execute("PRAGMA synchronous = OFF")
@@ -49,6 +49,24 @@ def fill(database, rows, now=None):
              int(now + 20 * DAY) if number == 2 else int(now - DAY) if number == 5 else None,
              int(now - number * 900), int(now - 3 * DAY) if number == 6 else None,
              f"adr_{chance.getrandbits(16):04x}…{chance.getrandbits(16):04x}"))
+    for number in range(more_keys):
+        connection.execute(
+            "INSERT INTO keys (id, digest, name, permissions, created, expires, last_used, concurrent, hint)"
+            " VALUES (?, randomblob(32), ?, 'completions', ?, ?, ?, ?, ?)",
+            (f"key_{chance.getrandbits(64):016x}", f"workstation {number + 1:02}", int(now - 99 * DAY + number), int(now + 99 * DAY),
+             int(now - 98 * DAY), number % 9 or None, f"adr_{chance.getrandbits(16):04x}…{chance.getrandbits(16):04x}"))
+    for number in range(audit_rows):
+        moment = now - 5 * DAY + number * 900
+        key, name = chance.choice(keys)
+        action, details, times = chance.choice([
+            ("key_changed", "expires: never → 2027-02-13 00:00Z, concurrent: none → 8", 1), ("signed_in", "", 1),
+            ("sign_ins_failed", "since " + time.strftime("%Y-%m-%d %H:%MZ", time.gmtime(moment - 900)), 12)])
+        about = (key, name) if action == "key_changed" else (None, None)
+        connection.execute(
+            "INSERT INTO audit (id, created, action, via, actor, details, times, key_id, key_name)"
+            " VALUES (?, ?, ?, 'console', ?, ?, ?, ?, ?)",
+            (f"audit_{int(moment * 1000):012x}{chance.getrandbits(80):020x}", int(moment), action,
+             chance.choice(["192.0.2.17", "2001:db8:12:34::/64"]), details, times, *about))
     made = []
     for moment in moments(rows, now, chance):
         key, name = chance.choices(keys, SHARES)[0]

@@ -20,6 +20,9 @@ from service import Runtime, Service, ensure  # noqa: E402
 HERE = pathlib.Path(__file__).resolve().parent
 PASSWORD = "correct horse battery staple"
 LEDGERS = {"empty": 0, "one": 1, "many": 200_000}
+# More than one page of them.
+MORE_KEYS = 57
+MORE_AUDIT_ROWS = 70
 # Ends a browser that hangs. The flows take 40 s on two idle cores.
 RUN_SECONDS = 900
 
@@ -31,7 +34,7 @@ class WithConsole(Service):
         done = self.run("console", "password", input=PASSWORD + "\n")
         ensure(done.returncode == 0, f"console password failed: {done.stderr}")
         if rows:
-            fill(self.database, rows)
+            fill(self.database, rows, MORE_KEYS if rows > 1 else 0, MORE_AUDIT_ROWS if rows > 1 else 0)
 
 
 def main():

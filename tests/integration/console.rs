@@ -4,22 +4,22 @@ use serde_json::json;
 
 use crate::support::{Reply, Runtime, Script, Server, chat, completion, request, until};
 
-const PASSWORD: &str = "correct horse battery staple";
+pub const PASSWORD: &str = "correct horse battery staple";
 
 /// A browser's side of it: cookies, and the token of the last form.
 #[derive(Clone)]
-struct Browser<'a> {
+pub struct Browser<'a> {
     server: &'a Server,
     cookies: Vec<(String, String)>,
     token: String,
 }
 
 impl<'a> Browser<'a> {
-    fn new(server: &'a Server) -> Self {
+    pub fn new(server: &'a Server) -> Self {
         Self { server, cookies: Vec::new(), token: String::new() }
     }
 
-    fn signed_in(server: &'a Server) -> Self {
+    pub fn signed_in(server: &'a Server) -> Self {
         let mut browser = Self::new(server);
         browser.get("/sign-in");
         let reply = browser.post("/sign-in", &[("password", PASSWORD)]);
@@ -28,12 +28,12 @@ impl<'a> Browser<'a> {
         browser
     }
 
-    fn get(&mut self, path: &str) -> Reply {
+    pub fn get(&mut self, path: &str) -> Reply {
         self.send("GET", path, "", "")
     }
 
     /// Sends a form with the token of the page that was shown last.
-    fn post(&mut self, path: &str, fields: &[(&str, &str)]) -> Reply {
+    pub fn post(&mut self, path: &str, fields: &[(&str, &str)]) -> Reply {
         let token = self.token.clone();
         let mut all = vec![("token", token.as_str())];
         all.extend(fields);
@@ -70,7 +70,7 @@ impl<'a> Browser<'a> {
 }
 
 impl Reply {
-    fn text(&self) -> String {
+    pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 }
@@ -79,7 +79,7 @@ fn encode(text: &str) -> String {
     text.bytes().map(|byte| format!("%{byte:02X}")).collect()
 }
 
-fn set_password(server: &Server, password: &str) -> std::process::Output {
+pub fn set_password(server: &Server, password: &str) -> std::process::Output {
     use std::io::Write;
     let mut child = server
         .command(&["console", "password"])
@@ -92,7 +92,7 @@ fn set_password(server: &Server, password: &str) -> std::process::Output {
     child.wait_with_output().expect("it should end")
 }
 
-fn with_console(runtime: Option<&Runtime>) -> Server {
+pub fn with_console(runtime: Option<&Runtime>) -> Server {
     let server = Server::new(runtime).start();
     assert!(set_password(&server, PASSWORD).status.success());
     server
@@ -147,7 +147,7 @@ fn each_host_serves_its_own() {
 fn every_page_has_its_headers() {
     let server = with_console(None);
     let mut browser = Browser::signed_in(&server);
-    for path in ["/keys", "/keys/new", "/usage", "/status", "/usage/chatcmpl_0", "/nothing"] {
+    for path in ["/keys", "/keys/new", "/usage", "/status", "/audit", "/usage/chatcmpl_0", "/nothing"] {
         let reply = browser.get(path);
         for (name, value) in [
             ("x-content-type-options", "nosniff"),
@@ -429,19 +429,13 @@ fn a_key_from_its_making_to_its_end() {
     let id = list[0]["id"].as_str().expect("an id").to_owned();
     assert_eq!((list.as_array().map(Vec::len), &list[0]["concurrent"]), (Some(1), &7.into()));
     assert!(page.contains("7 at once"), "{page}");
-    let renamed = browser.post(&format!("/keys/{id}/rename"), &[("name", "second")]);
-    assert_eq!(renamed.header("location"), Some(format!("/keys?renamed={id}").as_str()));
-    assert!(browser.get("/keys").text().contains("second"));
-    assert_eq!(
-        browser.post(&format!("/keys/{id}/rename"), &[("name", "\u{202e}")]).header("location"),
-        Some("/keys?bad=name")
-    );
     let asked = browser.get(&format!("/keys/{id}/revoke")).text();
-    assert!(asked.contains("second") && asked.contains("can’t be undone"));
+    assert!(asked.contains("first") && asked.contains("can’t be undone"));
     server.post(&secret, &chat("x")).is_completion();
     browser.post(&format!("/keys/{id}/revoke"), &[]);
     server.post(&secret, &chat("x")).is_error(401, "invalid_api_key");
-    assert!(browser.get("/keys").text().contains("1 revoked key"));
+    assert!(browser.get("/keys").text().contains("Revoked (1)"));
+    assert!(browser.get("/keys?state=revoked").text().contains("first</a>"));
     for bad in [
         [("name", ""), ("permission", "completions"), ("expires", "")],
         [("name", "x"), ("permission", "nonsense"), ("expires", "")],
@@ -454,7 +448,8 @@ fn a_key_from_its_making_to_its_end() {
     }
     for id in ["key_none", "..", "%2e%2e"] {
         assert_eq!(browser.get(&format!("/keys/{id}/revoke")).status, 404);
-        assert_eq!(browser.post(&format!("/keys/{id}/rename"), &[("name", "x")]).status, 404);
+        assert_eq!(browser.get(&format!("/keys/{id}")).status, 404);
+        assert_eq!(browser.post(&format!("/keys/{id}"), &[("name", "x")]).status, 404);
     }
     assert_eq!(browser.post("/keys", &[("name", "x".repeat(20_000).as_str())]).status, 413);
     assert_eq!(browser.send("DELETE", "/keys", "", "").status, 405);
@@ -478,8 +473,10 @@ fn what_a_person_typed_is_never_markup() {
     let places = [
         "/keys".to_owned(),
         format!("/keys/{id}/revoke"),
-        format!("/keys?renamed={id}"),
-        format!("/keys?renamed={inject}&revoked={inject}&bad={inject}"),
+        format!("/keys?changed={id}"),
+        format!(
+            "/keys?changed={inject}&revoked={inject}&q={inject}&sort={inject}&page={inject}&state={inject}"
+        ),
         "/usage?range=1h".into(),
         format!(
             "/usage?range={inject}&key={inject}&outcome={inject}&from={inject}&to={inject}&before={inject}"
@@ -490,12 +487,15 @@ fn what_a_person_typed_is_never_markup() {
         format!("/usage/{inject}"),
         format!("/sign-in?next={inject}"),
         "/status".into(),
+        format!("/keys/{id}"),
+        "/audit".into(),
+        format!("/audit?before={inject}"),
     ];
     for place in &places {
         let text = browser.get(place).text();
         assert!(!text.contains("<script>") && !text.contains("<b>"), "{place}: {text}");
     }
-    for place in [&places[0], &places[1], &places[4], &places[7]] {
+    for place in [&places[0], &places[1], &places[4], &places[7], &places[12], &places[13]] {
         let text = browser.get(place).text();
         assert!(text.contains("&lt;script&gt;alert(1)&lt;/script&gt;&lt;b&gt;&amp;"), "{place}: {text}");
     }

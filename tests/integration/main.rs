@@ -6,12 +6,14 @@ mod postgres_server;
 mod support;
 
 mod abandonment;
+mod audit;
 mod cli;
 mod client;
 mod console;
 mod crowd;
 mod fairness;
 mod faults;
+mod key_pages;
 mod ledger;
 mod lifecycle;
 mod limits;

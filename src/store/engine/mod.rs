@@ -30,7 +30,7 @@ pub(in crate::store) use values;
 
 /// The tables and their version, for a new database. An engine fills in its types.
 const SCHEMA: &str = include_str!("../schema.sql");
-const SCHEMA_VERSION: i64 = 7;
+const SCHEMA_VERSION: i64 = 8;
 
 /// What happens if there is no database where one is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ from harness import Server, chat, is_completion, is_error, until
 from shared import KEY, RUNTIME, SERVER, UNREACHABLE, ok
 
 COMMANDS = ("serve", "keys create", "keys list", "keys rename", "keys revoke", "usage", "usage show", "usage verify", "backup",
-            "console password", "check", "search add", "search list", "search remove", "search query")
+            "console password", "audit", "check", "search add", "search list", "search remove", "search query")
 
 
 def every_command_has_help():

@@ -17,7 +17,7 @@ const UPGRADE_TIME: Duration = Duration::from_secs(3600);
 pub(super) const LOCK: i32 = 0x6164_7269;
 
 /// The versions below this one were never on PostgreSQL.
-const FIRST_VERSION: i64 = 7;
+const FIRST_VERSION: i64 = 8;
 
 /// What leads from `FIRST_VERSION` to the next, and so on.
 const UPGRADES: &[&str] = &[];

@@ -9,7 +9,7 @@ use std::thread;
 use super::super::super::ledger::tests::{id, outcome, row};
 use super::super::super::test_server::PostgresServer;
 use super::super::super::{
-    Digest, Filter, KeyName, NewKey, Outcome, PasswordHash, Permission, Range, Store, TokenKind,
+    Actor, Digest, Filter, KeyName, NewKey, Outcome, PasswordHash, Permission, Range, Store, TokenKind,
 };
 use super::super::{Database, Statement, values};
 use super::*;
@@ -145,8 +145,9 @@ fn the_store_settles_its_writes() {
         expires: None,
         concurrent: None,
     };
+    let by = Actor::command("ana".into());
     losing();
-    assert!(store.add_key_as("key_1", "secret", &key).expect("it is settled"));
+    assert!(store.add_key_as("key_1", "secret", &key, &by).expect("it is settled"));
     losing();
     store.begin(&row("a", "key_1", 1)).expect("it is settled");
     losing();
@@ -162,11 +163,16 @@ fn the_store_settles_its_writes() {
         matches!(store.finish(&id("c", 1), &outcome(200, None)), Err(StoreError::NoRow)),
         "not by this one"
     );
-    store.set_console_password(password.clone()).expect("a password");
+    store.set_console_password(password.clone(), &by).expect("a password");
     losing();
-    let digest = Digest::of("token");
-    assert!(store.add_token(digest, TokenKind::Session, 9, 1, &password).expect("it is settled"));
-    store.revoke_key("key_1", 1).expect("a change");
+    let tokens = [(Digest::of("one"), TokenKind::Session, 9), (Digest::of("other"), TokenKind::Browser, 9)];
+    assert!(store.sign_in(tokens, 1, &password, &by).expect("it is settled"));
+    losing();
+    assert!(store.revoke_key("key_1", 1, &by).expect("it is settled"));
+    let mut actions = Vec::new();
+    store.audit(0, |row| actions.push(row.action)).expect("the audit");
+    actions.sort();
+    assert_eq!(actions, ["key_created", "key_revoked", "password_set", "signed_in"], "once each");
     losing();
     assert!(matches!(store.begin(&row("d", "key_1", 1)), Err(StoreError::KeyRefused)));
     assert_eq!(store.sums(Range::ALL, Filter::ALL).expect("the figures").requests, 3, "once each");

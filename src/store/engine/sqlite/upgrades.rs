@@ -26,7 +26,22 @@ const UPGRADES: &[Change] = &[
     Change::Code(version_5::upgrade),
     Change::Sql("ALTER TABLE keys ADD COLUMN concurrent INTEGER"),
     Change::Sql(GATEWAYS),
+    Change::Sql(AUDIT),
 ];
+
+const AUDIT: &str = "
+     CREATE TABLE audit (
+         id       TEXT    NOT NULL PRIMARY KEY,
+         created  INTEGER NOT NULL,
+         action   TEXT    NOT NULL,
+         via      TEXT    NOT NULL,
+         actor    TEXT    NOT NULL,
+         details  TEXT    NOT NULL,
+         times    INTEGER NOT NULL,
+         key_id   TEXT,
+         key_name TEXT
+     ) STRICT, WITHOUT ROWID;
+";
 
 /// The console's own tables.
 const CONSOLE: &str = "

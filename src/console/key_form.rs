@@ -1,0 +1,153 @@
+//! The form with what an operator can choose of a key: for a new one and for a change.
+
+use maud::{Markup, html};
+
+use super::visit::Visit;
+use crate::store::{CONCURRENT_TAKES, Key, KeyName, Permission, parse_concurrent};
+use crate::when::{self, When};
+
+/// The expiries that are offered.
+const EXPIRIES: [(&str, &str); 6] = [
+    ("", "Never"),
+    ("7d", "In 7 days"),
+    ("30d", "In 30 days"),
+    ("90d", "In 90 days"),
+    ("365d", "In a year"),
+    ("date", "On a date"),
+];
+
+/// Stands for the expiry that the key has.
+const KEEP: &str = "keep";
+
+/// How old a form may be, in seconds: a session lasts no longer.
+const OLDEST_FORM: i64 = 12 * 3600;
+
+/// The name of a field, and what is wrong with its value.
+pub type WrongField = (&'static str, String);
+
+/// What was filled in.
+pub struct KeyForm {
+    pub name: String,
+    pub permissions: Vec<Permission>,
+    expires: String,
+    date: String,
+    concurrent: String,
+    /// When the form was shown: a form that is sent twice means the same time by "in 7 days".
+    shown: i64,
+}
+
+/// What the fields mean, if all are right.
+pub struct KeyTerms {
+    pub name: KeyName,
+    pub expires: Option<i64>,
+    pub concurrent: Option<u32>,
+}
+
+impl KeyForm {
+    pub fn new(now: i64) -> Self {
+        Self {
+            name: String::new(),
+            permissions: vec![Permission::Completions],
+            expires: String::new(),
+            date: String::new(),
+            concurrent: String::new(),
+            shown: now,
+        }
+    }
+
+    pub fn of(key: &Key, now: i64) -> Self {
+        Self {
+            name: key.name.clone(),
+            permissions: key.permissions.clone(),
+            expires: if key.expires.is_some() { KEEP.into() } else { String::new() },
+            concurrent: key.concurrent.map_or(String::new(), |number| number.to_string()),
+            ..Self::new(now)
+        }
+    }
+
+    pub fn read(visit: &Visit) -> Self {
+        let (form, now) = (&visit.form, visit.now);
+        Self {
+            name: form.get("name").trim().to_owned(),
+            permissions: Permission::ALL
+                .into_iter()
+                .filter(|known| form.all("permission").any(|word| word == known.as_str()))
+                .collect(),
+            expires: form.get("expires").to_owned(),
+            date: form.get("date").to_owned(),
+            concurrent: form.get("concurrent").trim().to_owned(),
+            shown: form
+                .get("shown")
+                .parse()
+                .ok()
+                .filter(|shown| (now - OLDEST_FORM..=now).contains(shown))
+                .unwrap_or(now),
+        }
+    }
+
+    /// `present` is the expiry that the key has.
+    pub fn check(&self, present: Option<i64>, now: i64) -> Result<KeyTerms, WrongField> {
+        let name = KeyName::parse(&self.name)
+            .ok_or_else(|| ("name", format!("The name has {}.", KeyName::TAKES)))?;
+        if self.permissions.is_empty() {
+            return Err(("permission", "Choose at least one permission.".into()));
+        }
+        let date = || match When::parse(&self.date) {
+            Some(date @ When::Date(_)) => Ok(date),
+            _ => Err(("date", "Give the date as YYYY-MM-DD.".to_owned())),
+        };
+        let chosen = match self.expires.as_str() {
+            "" | KEEP => None,
+            "date" => Some(date()?),
+            term => Some(When::parse(term).ok_or_else(|| ("expires", "Choose when it expires.".to_owned()))?),
+        };
+        let chosen = chosen.map(|when| when.ahead(self.shown));
+        if chosen.is_some_and(|expires| expires <= now) {
+            return Err(("date", "The date lies in the past.".into()));
+        }
+        let expires = if self.expires == KEEP { present } else { chosen };
+        let concurrent = match self.concurrent.as_str() {
+            "" => None,
+            text => Some(parse_concurrent(text).ok_or_else(|| {
+                ("concurrent", format!("Requests at once: {CONCURRENT_TAKES}, or leave it empty."))
+            })?),
+        };
+        Ok(KeyTerms { name, expires, concurrent })
+    }
+
+    /// The fields, of which one may be wrong.
+    pub fn fields(&self, present: Option<i64>, wrong: Option<&WrongField>) -> Markup {
+        let invalid = |field: &str| wrong.filter(|(name, _)| *name == field).map(|_| "true");
+        html! {
+            input type="hidden" name="shown" value=(self.shown);
+            label for="name" { "Name" }
+            input #name name="name" value=(self.name) required maxlength="64" autocomplete="off" autofocus
+                aria-describedby="name-help" aria-invalid=[invalid("name")];
+            p.help #name-help { "What uses it, so that you recognize it: “billing service”, “Ana’s laptop”." }
+            fieldset aria-invalid=[invalid("permission")] {
+                legend { "Permissions" }
+                @for (permission, told) in [(Permission::Completions, "run completions"), (Permission::Metrics, "read the metrics of this host, for monitoring")] {
+                    label.choice {
+                        input type="checkbox" name="permission" value=(permission.as_str()) checked[self.permissions.contains(&permission)];
+                        span { strong { (permission.as_str()) } " – " (told) }
+                    }
+                }
+            }
+            label for="expires" { "Expires" }
+            select #expires name="expires" {
+                @if let Some(time) = present {
+                    option value=(KEEP) selected[self.expires == KEEP] { "At " (when::shown(Some(time)).trim_end_matches('Z')) " UTC, as now" }
+                }
+                @for (value, told) in EXPIRIES { option value=(value) selected[self.expires == value] { (told) } }
+            }
+            div.date {
+                label for="date" { "Date, if it expires on one (UTC)" }
+                input #date type="date" name="date" value=(self.date) min=(&when::shown(Some(when::now()))[..10]) aria-invalid=[invalid("date")];
+            }
+            label for="concurrent" { "Requests at once" }
+            input #concurrent name="concurrent" value=(self.concurrent) inputmode="numeric" autocomplete="off"
+                aria-describedby="concurrent-help" aria-invalid=[invalid("concurrent")];
+            p.help #concurrent-help { "The limit of each gateway; more requests wait for their turn. Empty: any number." }
+        }
+    }
+}

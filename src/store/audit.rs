@@ -1,0 +1,462 @@
+//! The audit: who changed what. A row is inserted in the transaction of the change that it describes. No statement changes
+//! a row, and only retention removes one.
+
+use std::collections::BTreeMap;
+use std::mem;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{MutexGuard, PoisonError};
+
+use serde::Serialize;
+
+use super::engine::{Row, Session, Statement, Value, Write, values};
+use super::{Key, Store, StoreError};
+use crate::id::audit_id;
+use crate::when;
+
+/// How long failed sign-ins are summed, in seconds. A window has at most `ADDRESSES` + 1 rows, so a stranger can't fill the
+/// table.
+const WINDOW: i64 = 15 * 60;
+
+/// How many addresses have a row of their own in a window. The others share one.
+const ADDRESSES: usize = 8;
+const OTHERS: &str = "other addresses";
+
+/// In the order in which `NewAuditRow` has them.
+const COLUMNS: &str = "id, created, action, via, actor, details, times, key_id, key_name";
+
+/// Who makes a change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Actor {
+    via: &'static str,
+    name: String,
+}
+
+impl Actor {
+    /// A browser, by its address.
+    pub fn console(address: String) -> Self {
+        Self { via: "console", name: address }
+    }
+
+    /// A user of the system that the command runs on.
+    pub fn command(user: String) -> Self {
+        Self { via: "command", name: user }
+    }
+
+    /// The sender of a signal, who is not known.
+    pub fn signal(signal: &str) -> Self {
+        Self { via: "signal", name: signal.to_owned() }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    KeyCreated,
+    KeyChanged,
+    KeyRevoked,
+    PasswordSet,
+    SignedIn,
+    SignInsFailed,
+    SettingsReloaded,
+}
+
+impl Action {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::KeyCreated => "key_created",
+            Self::KeyChanged => "key_changed",
+            Self::KeyRevoked => "key_revoked",
+            Self::PasswordSet => "password_set",
+            Self::SignedIn => "signed_in",
+            Self::SignInsFailed => "sign_ins_failed",
+            Self::SettingsReloaded => "settings_reloaded",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct AuditRow {
+    pub id: String,
+    pub created: i64,
+    pub action: String,
+    /// console, command or signal.
+    pub via: String,
+    /// The address, the system user or the signal's name.
+    pub actor: String,
+    pub key_id: Option<String>,
+    /// The key's name at the time.
+    pub key_name: Option<String>,
+    pub details: String,
+    /// More than 1 only for failed sign-ins.
+    pub times: i64,
+}
+
+impl AuditRow {
+    /// The action in words.
+    pub fn told(&self) -> String {
+        let action = self.action.replace('_', " ");
+        if self.times == 1 { action } else { format!("{} {action}", self.times) }
+    }
+
+    fn read(mut row: Row) -> Result<Self, StoreError> {
+        Ok(Self {
+            id: row.next()?,
+            created: row.next()?,
+            action: row.next()?,
+            via: row.next()?,
+            actor: row.next()?,
+            details: row.next()?,
+            times: row.next()?,
+            key_id: row.next()?,
+            key_name: row.next()?,
+        })
+    }
+}
+
+/// A row before it is inserted: the columns from `id` to `times`.
+pub(super) struct NewAuditRow(Vec<Value>);
+
+impl NewAuditRow {
+    pub fn new(action: Action, by: &Actor, details: &str) -> Self {
+        Self::summed(action, by, details, 1)
+    }
+
+    fn summed(action: Action, by: &Actor, details: &str, times: i64) -> Self {
+        Self(values![audit_id(), when::now(), action.as_str(), by.via, &by.name, details, times].into())
+    }
+
+    pub fn insert(self) -> Statement {
+        self.statement(
+            "INSERT INTO audit (id, created, action, via, actor, details, times) VALUES ($1, $2, $3, $4, $5, $6, $7)
+             ON CONFLICT (id) DO NOTHING",
+            [],
+        )
+    }
+
+    /// Inserts it if the key has this digest: if this key was created.
+    pub fn insert_if_created(self, key_id: &str, digest: [u8; 32]) -> Statement {
+        self.statement(
+            "INSERT INTO audit (id, created, action, via, actor, details, times, key_id, key_name)
+             SELECT $1, $2, $3, $4, $5, $6, $7, id, name FROM keys WHERE id = $8 AND digest = $9
+             ON CONFLICT (id) DO NOTHING",
+            values![key_id, digest],
+        )
+    }
+
+    /// Inserts it if the key is not revoked yet.
+    pub fn insert_if_active(self, key_id: &str) -> Statement {
+        self.statement(
+            "INSERT INTO audit (id, created, action, via, actor, details, times, key_id, key_name)
+             SELECT $1, $2, $3, $4, $5, $6, $7, id, name FROM keys WHERE id = $8 AND revoked IS NULL
+             ON CONFLICT (id) DO NOTHING",
+            values![key_id],
+        )
+    }
+
+    /// Inserts it if the session was stored.
+    pub fn insert_if_signed_in(self, session: [u8; 32]) -> Statement {
+        self.statement(
+            "INSERT INTO audit (id, created, action, via, actor, details, times)
+             SELECT $1, $2, $3, $4, $5, $6, $7 FROM console_tokens WHERE digest = $8 ON CONFLICT (id) DO NOTHING",
+            values![session],
+        )
+    }
+
+    /// Inserts it in a transaction that has found the key.
+    pub fn insert_for(self, key: &Key, session: &dyn Session) -> Result<(), StoreError> {
+        let insert = "INSERT INTO audit (id, created, action, via, actor, details, times, key_id, key_name)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)";
+        let mut parameters = self.0;
+        parameters.extend(values![&key.id, &key.name]);
+        session.execute(insert, &parameters).map(drop)
+    }
+
+    /// The statement can be repeated, and is settled by the row's id.
+    fn statement<const N: usize>(self, text: &'static str, more: [Value; N]) -> Statement {
+        let id = self.0[0].clone();
+        let mut parameters = self.0;
+        parameters.extend(more);
+        Statement::new(text, parameters).settled_by("SELECT 1 FROM audit WHERE id = $1", [id])
+    }
+}
+
+/// Failed sign-ins by address, until they are written.
+#[derive(Default)]
+pub(super) struct FailedSignIns {
+    since: i64,
+    times: BTreeMap<String, i64>,
+}
+
+impl FailedSignIns {
+    fn add(&mut self, address: String, times: i64, now: i64) {
+        if self.times.is_empty() {
+            self.since = now;
+        }
+        let is_other = self.times.len() >= ADDRESSES && !self.times.contains_key(&address);
+        *self.times.entry(if is_other { OTHERS.into() } else { address }).or_default() += times;
+    }
+
+    fn is_due(&self, now: i64) -> bool {
+        !self.times.is_empty() && now >= self.since + WINDOW
+    }
+
+    fn inserts(&self) -> Vec<Statement> {
+        let details = format!("since {}", when::shown(Some(self.since)));
+        let insert = |(address, times): (&String, &i64)| {
+            let by = Actor::console(address.clone());
+            NewAuditRow::summed(Action::SignInsFailed, &by, &details, *times).insert()
+        };
+        self.times.iter().map(insert).collect()
+    }
+}
+
+impl Store {
+    /// Calls `take` with every row since a time, the oldest first.
+    pub fn audit(&self, since: i64, mut take: impl FnMut(AuditRow)) -> Result<(), StoreError> {
+        let statement = format!("SELECT {COLUMNS} FROM audit WHERE created >= $1 ORDER BY id");
+        self.engine.report(|session| {
+            session.query(&statement, &values![since], &mut |row| {
+                take(AuditRow::read(row)?);
+                Ok(())
+            })
+        })
+    }
+
+    /// The newest rows, or those before a row.
+    pub fn newest_audit(&self, before: Option<&str>, most: i64) -> Result<Vec<AuditRow>, StoreError> {
+        let statement = format!("SELECT {COLUMNS} FROM audit WHERE id < $1 ORDER BY id DESC LIMIT $2");
+        // Every id is less than this.
+        let before = before.unwrap_or("~");
+        self.engine.read(|session| session.rows(&statement, &values![before, most], AuditRow::read))
+    }
+
+    pub fn note_reload(&self, by: &Actor, details: &str) -> Result<(), StoreError> {
+        self.write(NewAuditRow::new(Action::SettingsReloaded, by, details).insert()).map(drop)
+    }
+
+    /// Notes a failed sign-in, in memory: `write_failed_sign_ins` writes it.
+    /// An IPv6 /64 network counts as one address, because one host has all of it.
+    pub fn note_failed_sign_in(&self, address: Option<IpAddr>, now: i64) {
+        let address = match address {
+            Some(IpAddr::V6(address)) => {
+                let [a, b, c, d, ..] = address.segments();
+                format!("{}/64", Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
+            }
+            Some(address) => address.to_string(),
+            None => "-".into(),
+        };
+        self.failed_sign_ins().add(address, 1, now);
+    }
+
+    /// Writes the failed sign-ins of a window that is over. At a stop, `now` is the end of time.
+    pub fn write_failed_sign_ins(&self, now: i64) -> Result<(), StoreError> {
+        if !self.failed_sign_ins().is_due(now) {
+            return Ok(());
+        }
+        self.with_failed_sign_ins(|statements| {
+            self.engine.write(Write { statements, durable: false }).map(drop)
+        })
+    }
+
+    /// Runs `write` with statements that insert the failed sign-ins of this window. If it fails, they are kept.
+    pub(super) fn with_failed_sign_ins<T>(
+        &self,
+        write: impl FnOnce(Vec<Statement>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let taken = mem::take(&mut *self.failed_sign_ins());
+        write(taken.inserts()).inspect_err(|_| {
+            let mut kept = self.failed_sign_ins();
+            taken.times.into_iter().for_each(|(address, times)| kept.add(address, times, taken.since));
+        })
+    }
+
+    fn failed_sign_ins(&self) -> MutexGuard<'_, FailedSignIns> {
+        self.failed_sign_ins.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Removes rows created before a time, the oldest first and at most `most`, and returns how many.
+    pub fn remove_audit_before(&self, time: i64, most: i64) -> Result<usize, StoreError> {
+        let remove =
+            "DELETE FROM audit WHERE id IN (SELECT id FROM audit ORDER BY id LIMIT $2) AND created < $1";
+        self.write(Statement::new(remove, values![time, most]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Temporary;
+    use super::super::{Digest, KeyChange, KeyChanged, KeyName, NewKey, PasswordHash, Permission, TokenKind};
+    use super::*;
+
+    fn rows(store: &Store) -> Vec<AuditRow> {
+        let mut rows = Vec::new();
+        store.audit(0, |row| rows.push(row)).expect("the audit");
+        rows
+    }
+
+    /// The only row of an action: via, actor, details.
+    #[track_caller]
+    fn only(store: &Store, action: &str) -> (String, String, String) {
+        let mut found: Vec<AuditRow> = rows(store).into_iter().filter(|row| row.action == action).collect();
+        let row = found.pop().expect("a row");
+        assert!(found.is_empty(), "one row for one change: {found:?}");
+        (row.via, row.actor, row.details)
+    }
+
+    #[test]
+    fn every_change_of_a_key_has_one_row() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        let (ana, web) = (Actor::command("ana".into()), Actor::console("192.0.2.1".into()));
+        let name = KeyName::parse("first").expect("a name");
+        let permissions = &[Permission::Completions];
+        let key = NewKey { name: &name, permissions, created: 5, expires: None, concurrent: None };
+        assert!(store.add_key_as("key_x", "secret", &key, &ana).expect("a key"));
+        assert!(!store.add_key_as("key_x", "other", &key, &web).expect("no key"), "the id is taken");
+        let created = only(store, "key_created");
+        assert_eq!((created.0.as_str(), created.1.as_str()), ("command", "ana"));
+        assert_eq!(created.2, "permissions: completions, expires: never, concurrent: none");
+        let changes = [
+            KeyChange::Name(KeyName::parse("second").expect("a name")),
+            KeyChange::Permissions(vec![Permission::Metrics]),
+            KeyChange::Expires(Some(978_307_260)),
+            KeyChange::Concurrent(Some(7)),
+        ];
+        for _ in 0..2 {
+            assert!(matches!(store.change_key("key_x", None, &changes, &web), Ok(KeyChanged::Done)));
+        }
+        assert!(matches!(store.change_key("key_none", None, &changes, &web), Ok(KeyChanged::NoSuchKey)));
+        let (via, actor, details) = only(store, "key_changed");
+        assert_eq!((via.as_str(), actor.as_str()), ("console", "192.0.2.1"));
+        assert_eq!(
+            details,
+            "name: \"first\" → \"second\", permissions: completions → metrics, expires: never → 2001-01-01 00:01Z, \
+             concurrent: none → 7"
+        );
+        for now in 8..10 {
+            assert!(store.revoke_key("key_x", now, &ana).expect("a change"));
+        }
+        assert!(!store.revoke_key("key_none", 8, &ana).expect("no change"));
+        only(store, "key_revoked");
+        let about: Vec<_> = rows(store).into_iter().map(|row| (row.key_id, row.key_name)).collect();
+        assert!(about.iter().all(|(id, _)| id.as_deref() == Some("key_x")), "{about:?}");
+        assert!(about.iter().any(|(_, name)| name.as_deref() == Some("second")), "the name at the time");
+        let all = format!("{:?}", rows(store));
+        assert!(!all.contains("secret") && !all.contains("digest"), "{all}");
+    }
+
+    /// The row and its change are one transaction: without the table there is no change.
+    #[test]
+    fn what_can_not_be_noted_is_not_done() {
+        let temporary = Temporary::sqlite();
+        let store = &temporary.store;
+        let by = Actor::command("ana".into());
+        let password = PasswordHash { salt: vec![1], hash: vec![2], memory_kib: 8, passes: 1 };
+        store.set_console_password(password.clone(), &by).expect("a password");
+        store.tamper("ALTER TABLE audit RENAME TO elsewhere");
+        let name = KeyName::parse("x").expect("a name");
+        let key = NewKey { name: &name, permissions: &[], created: 5, expires: None, concurrent: None };
+        assert!(store.add_key("secret", &key, &by).is_err());
+        assert!(store.change_key("key_1", None, &[KeyChange::Expires(Some(9))], &by).is_err());
+        assert!(store.revoke_key("key_1", 9, &by).is_err());
+        let tokens = [(Digest::of("a"), TokenKind::Session, 9), (Digest::of("b"), TokenKind::Browser, 9)];
+        assert!(store.sign_in(tokens, 1, &password, &by).is_err());
+        let other = PasswordHash { hash: vec![3], ..password.clone() };
+        assert!(store.set_console_password(other, &by).is_err());
+        let keys = store.list_keys().expect("the keys");
+        assert_eq!(keys.len(), 2);
+        assert!(keys.iter().all(|key| key.expires.is_none() && key.revoked.is_none()));
+        assert!(!store.has_token(&tokens[0].0, TokenKind::Session, 1).expect("a look-up"));
+        assert_eq!(store.console_password().expect("a look-up"), Some(password));
+    }
+
+    #[test]
+    fn sign_ins_and_failed_ones_summed_by_address() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        let web = Actor::console("192.0.2.1".into());
+        let password = PasswordHash { salt: vec![1], hash: vec![2], memory_kib: 8, passes: 1 };
+        store.set_console_password(password.clone(), &Actor::command("ana".into())).expect("a password");
+        assert_eq!(only(store, "password_set").1, "ana");
+        let fail = |address: &str, now| {
+            store.note_failed_sign_in(Some(address.parse().expect("an address")), now);
+        };
+        for now in 100..103 {
+            fail("192.0.2.7", now);
+        }
+        fail("2001:db8:1:2::1", 103);
+        fail("2001:db8:1:2:ffff::9", 104);
+        store.write_failed_sign_ins(100 + WINDOW - 1).expect("nothing to do");
+        let failed = || -> Vec<_> {
+            let failed = rows(store).into_iter().filter(|row| row.action == "sign_ins_failed");
+            let mut failed: Vec<_> = failed.map(|row| (row.actor, row.times)).collect();
+            failed.sort();
+            failed
+        };
+        assert_eq!(failed(), [], "the window is not over");
+        store.write_failed_sign_ins(100 + WINDOW).expect("rows");
+        store.write_failed_sign_ins(i64::MAX).expect("nothing is left");
+        assert_eq!(failed(), [("192.0.2.7".into(), 3), ("2001:db8:1:2::/64".into(), 2)]);
+        let tokens = [(Digest::of("a"), TokenKind::Session, 9), (Digest::of("b"), TokenKind::Browser, 9)];
+        fail("192.0.2.8", 200);
+        let wrong = PasswordHash { hash: vec![3], ..password.clone() };
+        assert!(!store.sign_in(tokens, 1, &wrong, &web).expect("another password"));
+        assert!(rows(store).iter().all(|row| row.action != "signed_in"));
+        fail("192.0.2.8", 201);
+        assert!(store.sign_in(tokens, 1, &password, &web).expect("a sign-in"));
+        assert_eq!(only(store, "signed_in").1, "192.0.2.1");
+        assert_eq!(failed().len(), 4, "a sign-in writes the failed ones before it");
+        store.note_reload(&Actor::signal("SIGHUP"), "").expect("a row");
+        assert_eq!(only(store, "settings_reloaded").0, "signal");
+    }
+
+    #[test]
+    fn strangers_cannot_fill_the_table() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        for number in 0..5000_u32 {
+            store.note_failed_sign_in(Some(IpAddr::from(number.to_be_bytes())), 7);
+        }
+        store.write_failed_sign_ins(i64::MAX).expect("rows");
+        let rows = rows(store);
+        assert_eq!(rows.len(), ADDRESSES + 1);
+        assert_eq!(rows.iter().map(|row| row.times).sum::<i64>(), 5000, "and none is lost");
+        assert!(rows.iter().any(|row| row.actor == OTHERS));
+    }
+
+    #[test]
+    fn failed_sign_ins_outlast_a_database_that_takes_no_write() {
+        let temporary = Temporary::sqlite();
+        let store = &temporary.store;
+        store.note_failed_sign_in(None, 7);
+        store.tamper("ALTER TABLE audit RENAME TO elsewhere");
+        assert!(store.write_failed_sign_ins(i64::MAX).is_err());
+        store.note_failed_sign_in(None, 8);
+        store.tamper("ALTER TABLE elsewhere RENAME TO audit");
+        store.write_failed_sign_ins(i64::MAX).expect("rows");
+        assert_eq!(rows(store)[0].times, 2);
+    }
+
+    #[test]
+    fn pages_and_retention() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        for number in 0..7 {
+            store.tamper(&format!(
+                "INSERT INTO audit VALUES ('audit_{number}', {number}, 'signed_in', 'console', 'x', '', 1, NULL, NULL)"
+            ));
+        }
+        let ids = |before: Option<&str>| -> Vec<String> {
+            let rows = store.newest_audit(before, 3).expect("a page");
+            rows.into_iter().map(|row| row.id.replace("audit_", "")).collect()
+        };
+        assert_eq!(ids(None), ["6", "5", "4"]);
+        assert_eq!(ids(Some("audit_4")), ["3", "2", "1"]);
+        assert_eq!(ids(Some("audit_1")), ["0"]);
+        let remove = |time| store.remove_audit_before(time, 2).expect("a step");
+        assert_eq!((remove(3), remove(3), remove(3)), (2, 1, 0));
+        assert_eq!(rows(store).len(), 4);
+        let mut newer = 0;
+        store.audit(5, |_| newer += 1).expect("the audit");
+        assert_eq!(newer, 2);
+    }
+}

@@ -1,0 +1,122 @@
+//! The audit: what the console, the command line and a signal leave in it.
+
+use serde_json::Value;
+
+use crate::console::{Browser, PASSWORD, set_password};
+use crate::support::{Server, until};
+
+fn audit(server: &Server) -> Vec<Value> {
+    serde_json::from_str(&server.told(&["audit", "--json"])).expect("JSON")
+}
+
+/// The rows of an action: via, actor, times.
+fn rows(server: &Server, action: &str) -> Vec<(String, String, i64)> {
+    let text = |row: &Value, name: &str| row[name].as_str().expect("a text").to_owned();
+    let rows = audit(server).into_iter().filter(|row| row["action"] == action);
+    rows.map(|row| (text(&row, "via"), text(&row, "actor"), row["times"].as_i64().expect("a number")))
+        .collect()
+}
+
+#[test]
+fn every_way_to_change_something_leaves_a_row() {
+    let mut server = Server::new(None).set("SUDO_USER", "ana\u{202e}").start();
+    assert!(set_password(&server, PASSWORD).status.success());
+    let secret = server.told(&["keys", "create", "first"]).trim().to_owned();
+    let (via, user, _) = rows(&server, "key_created").remove(0);
+    assert!(
+        via == "command" && !user.is_empty() && !user.contains("ana"),
+        "a name that can't be one: {user}"
+    );
+    let server_of_ana = |arguments: &[&str]| {
+        let output = server.command(arguments).env("SUDO_USER", "ana").output().expect("it should run");
+        assert!(output.status.success(), "{output:?}");
+    };
+    let id = audit(&server)[1]["key_id"].as_str().expect("an id").to_owned();
+    server_of_ana(&["keys", "set", &id, "--concurrent", "7"]);
+    server_of_ana(&["keys", "rename", &id, "second"]);
+    let by_ana = ("command".to_owned(), format!("ana as {user}"), 1);
+    assert_eq!(rows(&server, "key_changed"), [by_ana.clone(), by_ana]);
+
+    let mut browser = Browser::new(&server);
+    browser.get("/sign-in");
+    for _ in 0..3 {
+        assert_eq!(browser.post("/sign-in", &[("password", "a wrong password")]).status, 401);
+    }
+    assert_eq!(rows(&server, "sign_ins_failed"), [], "they are summed");
+    assert_eq!(browser.post("/sign-in", &[("password", PASSWORD)]).status, 303);
+    let web = |times| ("console".to_owned(), "127.0.0.1".to_owned(), times);
+    assert_eq!(rows(&server, "sign_ins_failed"), [web(3)]);
+    assert_eq!(rows(&server, "signed_in"), [web(1)]);
+    browser.get("/keys");
+    for _ in 0..2 {
+        browser.post(&format!("/keys/{id}/revoke"), &[]);
+    }
+    assert_eq!(rows(&server, "key_revoked"), [web(1)], "the second time changes nothing");
+
+    server.signal("HUP");
+    until("the settings are reloaded", || !rows(&server, "settings_reloaded").is_empty());
+    assert_eq!(rows(&server, "settings_reloaded"), [("signal".to_owned(), "SIGHUP".to_owned(), 1)]);
+
+    let page = browser.get("/audit").text();
+    for part in ["key created", "concurrent: none → 7", "3 sign ins failed", "SIGHUP", "ana as", "second</a>"]
+    {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+    let table = server.told(&["audit", "--since", "1h"]);
+    assert!(table.lines().count() == audit(&server).len() + 1 && table.contains("key revoked"), "{table}");
+    assert_eq!(server.told(&["audit", "--since", "2100-01-01", "--json"]).trim(), "[]");
+    for told in [page, table, server.told(&["audit", "--json"])] {
+        assert!(!told.contains(&secret) && !told.contains("horse"), "a secret: {told}");
+    }
+
+    // A stop writes what was summed.
+    browser.post("/sign-out", &[]);
+    browser.get("/sign-in");
+    assert_eq!(browser.post("/sign-in", &[("password", "a wrong password")]).status, 401);
+    server.signal("TERM");
+    server.wait();
+    assert_eq!(rows(&server, "sign_ins_failed"), [web(3), web(1)]);
+}
+
+#[test]
+fn the_page_has_pages_and_retention_removes_old_rows() {
+    let mut server = Server::new(None).start();
+    assert!(set_password(&server, PASSWORD).status.success());
+    let insert = |server: &Server, number: i64, created: i64| {
+        server.query(&format!(
+            "INSERT INTO audit VALUES ('audit_{number:032x}', {created}, 'signed_in', 'console', 'row {number}', '', 1, NULL, NULL)
+             RETURNING 1"
+        ));
+    };
+    let now = std::time::UNIX_EPOCH.elapsed().expect("a time after 1970").as_secs() as i64;
+    for number in 0..110 {
+        insert(&server, number, if number < 10 { now - 40 * 86_400 } else { now });
+    }
+    let mut browser = Browser::signed_in(&server);
+    let mut next = Some("/audit".to_owned());
+    let (mut pages, mut seen) = (0, String::new());
+    while let Some(address) = next {
+        let text = browser.get(&address).text();
+        assert!(text.len() < 40_000, "{}", text.len());
+        pages += 1;
+        next = text
+            .split("href=\"/audit?before=")
+            .nth(1)
+            .map(|rest| format!("/audit?before={}", rest.split('"').next().expect("its end")));
+        seen += &text;
+    }
+    assert_eq!(pages, 3);
+    for number in 0..110 {
+        assert_eq!(seen.matches(&format!(">row {number}<")).count(), 1, "{number}");
+    }
+    server.signal("TERM");
+    server.wait();
+    let server = server.set("ADRIATICUM_USAGE_RETENTION_DAYS", 30).start();
+    let count = || {
+        audit(&server)
+            .iter()
+            .filter(|row| row["actor"].as_str().is_some_and(|a| a.starts_with("row")))
+            .count()
+    };
+    until("the old rows are removed", || count() == 100);
+}
