@@ -232,8 +232,11 @@ fn filters(view: &ListView, active: usize, revoked: usize) -> Markup {
                 label.order for="sort" { "Order" }
                 select.order #sort name="sort" {
                     @for (column, _, name) in COLUMNS {
-                        @let descending = if column == view.column { view.descending } else { column.begins_with_greatest() };
-                        option value=(ListView::order(column, descending)) selected[column == view.column] { (name) }
+                        @let first = column.begins_with_greatest();
+                        option value=(ListView::order(column, first)) selected[(column, first) == (view.column, view.descending)] { (name) }
+                        @if column == view.column {
+                            option value=(ListView::order(column, !first)) selected[view.descending != first] { (name) ", reversed" }
+                        }
                     }
                 }
                 button type="submit" { "Apply" }

@@ -93,8 +93,11 @@ pub struct AuditRow {
 impl AuditRow {
     /// The action in words.
     pub fn told(&self) -> String {
-        let action = self.action.replace('_', " ");
-        if self.times == 1 { action } else { format!("{} {action}", self.times) }
+        match (self.action.as_str(), self.times) {
+            ("sign_ins_failed", 1) => "1 failed sign-in".into(),
+            ("sign_ins_failed", times) => format!("{times} failed sign-ins"),
+            (action, _) => action.replace('_', " "),
+        }
     }
 
     fn read(mut row: Row) -> Result<Self, StoreError> {

@@ -19,22 +19,22 @@ from service import Runtime, Service, ensure  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
 PASSWORD = "correct horse battery staple"
-LEDGERS = {"empty": 0, "one": 1, "many": 200_000}
-# More than one page of them.
+LEDGERS = {"empty": 0, "one": 1, "many": 200_000, "keys": 300}
+# In the ledger "keys", which has more than one page of both.
 MORE_KEYS = 57
-MORE_AUDIT_ROWS = 70
+AUDIT_ROWS = 70
 # Ends a browser that hangs. The flows take 40 s on two idle cores.
 RUN_SECONDS = 900
 
 
 class WithConsole(Service):
-    def __init__(self, folder, runtime, rows):
+    def __init__(self, folder, runtime, rows, more_keys, audit_rows):
         folder.mkdir()
         super().__init__(folder, runtime, log_level="warn")
         done = self.run("console", "password", input=PASSWORD + "\n")
         ensure(done.returncode == 0, f"console password failed: {done.stderr}")
         if rows:
-            fill(self.database, rows, MORE_KEYS if rows > 1 else 0, MORE_AUDIT_ROWS if rows > 1 else 0)
+            fill(self.database, rows, more_keys, audit_rows)
 
 
 def main():
@@ -44,7 +44,8 @@ def main():
     with tempfile.TemporaryDirectory(prefix="browser-") as name, Runtime() as runtime, contextlib.ExitStack() as running:
         services = {}
         for ledger, rows in LEDGERS.items():
-            services[ledger] = running.enter_context(WithConsole(pathlib.Path(name) / ledger, runtime, rows))
+            more = (MORE_KEYS, AUDIT_ROWS) if ledger == "keys" else (0, 0)
+            services[ledger] = running.enter_context(WithConsole(pathlib.Path(name) / ledger, runtime, rows, *more))
         plan = {
             "password": PASSWORD,
             "shots": shots and str(shots),

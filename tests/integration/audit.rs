@@ -58,7 +58,7 @@ fn every_way_to_change_something_leaves_a_row() {
     assert_eq!(rows(&server, "settings_reloaded"), [("signal".to_owned(), "SIGHUP".to_owned(), 1)]);
 
     let page = browser.get("/audit").text();
-    for part in ["key created", "concurrent: none → 7", "3 sign ins failed", "SIGHUP", "ana as", "second</a>"]
+    for part in ["key created", "concurrent: none → 7", "3 failed sign-ins", "SIGHUP", "ana as", "second</a>"]
     {
         assert!(page.contains(part), "{part}: {page}");
     }
