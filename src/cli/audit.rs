@@ -45,7 +45,7 @@ fn line(row: &AuditRow) -> Vec<String> {
     };
     vec![
         when::shown(Some(row.created)),
-        row.told(),
+        row.description(),
         row.via.clone(),
         row.actor.clone(),
         key,

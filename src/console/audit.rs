@@ -36,7 +36,7 @@ pub fn page(console: &Console, visit: &Visit, session: &Session) -> Result<Respo
                         @for row in &rows {
                             tr role="row" {
                                 td role="cell" { (page::time(row.created, true)) }
-                                td role="cell" { strong { (row.told()) } }
+                                td role="cell" { strong { (row.description()) } }
                                 td role="cell" { span.text { (row.actor) } " " span.muted { (row.via) } }
                                 td role="cell" {
                                     @if let (Some(id), Some(name)) = (&row.key_id, &row.key_name) {

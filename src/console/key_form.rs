@@ -136,7 +136,7 @@ impl KeyForm {
             label for="expires" { "Expires" }
             select #expires name="expires" {
                 @if let Some(time) = present {
-                    option value=(KEEP) selected[self.expires == KEEP] { "At " (when::shown(Some(time)).trim_end_matches('Z')) " UTC, as now" }
+                    option value=(KEEP) selected[self.expires == KEEP] { (when::shown(Some(time)).trim_end_matches('Z')) " UTC, as now" }
                 }
                 @for (value, told) in EXPIRIES { option value=(value) selected[self.expires == value] { (told) } }
             }

@@ -138,13 +138,13 @@ impl ListView {
     }
 }
 
-/// The figures of each key over the counted days, from the rollup and the newest rows.
-pub fn figures(console: &Console, now: i64) -> Result<HashMap<String, Sums>, Stop> {
+/// The figures of keys over the counted days, from the rollup and the newest rows.
+pub fn figures(console: &Console, filter: Filter, now: i64) -> Result<HashMap<String, Sums>, Stop> {
     let day = Span::Day.seconds();
     let until = (now.div_euclid(day) + 1) * day;
     let range = Range { since: until - COUNTED_DAYS * day, until };
     let mut figures: HashMap<String, Sums> = HashMap::new();
-    console.store.grouped(range, Filter::ALL, Grouping::Key, |row| {
+    console.store.grouped(range, filter, Grouping::Key, |row| {
         // A renamed key has a group for each name.
         let key_id = row.labels["key_id"].as_str().unwrap_or_default();
         figures.entry(key_id.to_owned()).or_default().add(&row.sums);
@@ -169,12 +169,14 @@ pub fn list(console: &Console, visit: &Visit, session: &Session) -> Result<Respo
     };
     let revoked = keys.iter().filter(|key| key.revoked.is_some()).count();
     let active = keys.len() - revoked;
-    let mut figures = if keys.is_empty() { HashMap::new() } else { figures(console, visit.now)? };
+    let mut figures =
+        if keys.is_empty() { HashMap::new() } else { figures(console, Filter::ALL, visit.now)? };
     let shown = keys.into_iter().filter(|key| key.revoked.is_some() == view.revoked && view.matches(key));
-    let mut shown: Vec<Entry> = shown
-        .map(|key| (figures.remove(&key.id).unwrap_or_default(), key))
-        .map(|(sums, key)| (key, sums))
-        .collect();
+    let with_figures = |key: Key| {
+        let sums = figures.remove(&key.id).unwrap_or_default();
+        (key, sums)
+    };
+    let mut shown: Vec<Entry> = shown.map(with_figures).collect();
     shown.sort_by(|a, b| view.column.compare(a, b));
     if view.descending {
         shown.reverse();
@@ -262,7 +264,7 @@ fn table(view: &ListView, entries: &[Entry], now: i64) -> Markup {
             }
             tbody role="rowgroup" { @for entry in entries { (row(entry, now)) } }
         }
-        p.muted.counted { "Requests, errors and tokens: " (COUNTED_DAYS) " days, today included." }
+        p.muted { "Requests, errors and tokens: " (COUNTED_DAYS) " days, today included." }
     }
 }
 

@@ -12,7 +12,7 @@ use super::{Console, Stop};
 use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
 use crate::http::Response;
 use crate::id::secret_hex;
-use crate::store::{Digest, Key, KeyChange, KeyChanged, NewKey, Permission, Sums};
+use crate::store::{Digest, Filter, Key, KeyChange, KeyChanged, NewKey, Permission, Sums};
 use crate::text::grouped;
 
 /// The random bytes that tell one form for a new key from another.
@@ -167,7 +167,8 @@ fn key_page(
     wanted: &KeyForm,
     not_saved: Option<&NotSaved>,
 ) -> Result<Response, Stop> {
-    let sums = figures(console, visit.now)?.remove(&key.id).unwrap_or_default();
+    let filter = Filter { key_id: Some(&key.id), ..Filter::ALL };
+    let sums = figures(console, filter, visit.now)?.remove(&key.id).unwrap_or_default();
     let wrong = match not_saved {
         Some(NotSaved::Wrong(wrong)) => Some(wrong),
         Some(NotSaved::Meanwhile) | None => None,

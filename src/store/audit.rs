@@ -92,7 +92,7 @@ pub struct AuditRow {
 
 impl AuditRow {
     /// The action in words.
-    pub fn told(&self) -> String {
+    pub fn description(&self) -> String {
         match (self.action.as_str(), self.times) {
             ("sign_ins_failed", 1) => "1 failed sign-in".into(),
             ("sign_ins_failed", times) => format!("{times} failed sign-ins"),
