@@ -8,7 +8,7 @@ _adriaticum_command() {
             skip=
         else
             case $word in
-                --config | --permission | --expires | --concurrent | --since | --until | --by) skip=yes ;;
+                --config | --permission | --expires | --concurrent | --since | --until | --by | --key) skip=yes ;;
                 -*) ;;
                 *) echo "$word" ;;
             esac
@@ -25,7 +25,7 @@ _adriaticum() {
         'keys ') options+=' create list rename revoke set' ;;
         'keys create' | 'keys set') options+=' --permission --expires --concurrent' ;;
         'keys list') options+=' --json' ;;
-        'usage ') options+=' show verify --since --until --by --json --csv' ;;
+        'usage ') options+=' show verify --since --until --by --key --json --csv' ;;
         'usage show') options+=' --json' ;;
         'audit ') options+=' --since --json' ;;
         'console ') options+=' password' ;;
@@ -40,6 +40,7 @@ _adriaticum() {
         --by) options='hour day month key status' files= ;;
         --expires) options='30d 90d 365d never' files= ;;
         --concurrent) options='none' files= ;;
+        --key) options='' files= ;;
         --since | --until) options='24h 7d 30d' files= ;;
     esac
     mapfile -t COMPREPLY < <(compgen -W "$options" -- "$word")

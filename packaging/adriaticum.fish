@@ -10,7 +10,7 @@ function __adriaticum_at
             continue
         end
         switch $word
-            case --config --permission --expires --concurrent --since --until --by
+            case --config --permission --expires --concurrent --since --until --by --key
                 set skip yes
             case '-*'
             case '*'
@@ -52,6 +52,7 @@ complete -c adriaticum -n '__adriaticum_at usage' -a verify -d 'Look for rows th
 complete -c adriaticum -n '__adriaticum_at usage' -l since -x -a '24h 7d 30d' -d 'Only requests since then'
 complete -c adriaticum -n '__adriaticum_at usage' -l until -x -a '24h 7d 30d' -d 'Only requests before then'
 complete -c adriaticum -n '__adriaticum_at usage' -l by -x -a 'hour day month key status' -d 'Group by'
+complete -c adriaticum -n '__adriaticum_at usage' -l key -x -d 'Only requests of this key'
 complete -c adriaticum -n '__adriaticum_at usage' -l json -d 'Print JSON'
 complete -c adriaticum -n '__adriaticum_at usage' -l csv -d 'Print comma-separated values'
 complete -c adriaticum -n '__adriaticum_at usage show' -l json -d 'Print JSON'

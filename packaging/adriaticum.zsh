@@ -48,6 +48,7 @@ _adriaticum() {
                         '--since[only requests since then]:when:(24h 7d 30d)' \
                         '--until[only requests before then]:when:(24h 7d 30d)' \
                         '--by[group by]:group:(hour day month key status)' \
+                        '--key[only requests of this key]:id:' \
                         '(--csv)--json[print JSON]' \
                         '(--json)--csv[print comma-separated values]'
                     ;;

@@ -43,21 +43,28 @@ pub fn cells<'a>(row: &impl Serialize, columns: impl IntoIterator<Item = &'a str
     columns.into_iter().map(cell).collect()
 }
 
-/// A line as RFC 4180 has it. A cell that a spreadsheet would take for a formula gets a prefix.
+/// A line as RFC 4180 has it, with every cell in quotes.
 pub fn csv_line(cells: &[String]) -> String {
-    let quoted: Vec<String> = cells
-        .iter()
-        .map(|cell| {
-            let formula = cell.starts_with(['=', '+', '-', '@']);
-            let cell = if formula { format!("'{cell}") } else { cell.clone() };
-            if cell.contains(['"', ',', '\n', '\r']) {
-                format!("\"{}\"", cell.replace('"', "\"\""))
-            } else {
-                cell
-            }
-        })
-        .collect();
+    let quoted: Vec<String> =
+        cells.iter().map(|cell| format!("\"{}\"", without_formulas(cell).replace('"', "\"\""))).collect();
     quoted.join(",") + "\r\n"
+}
+
+/// Puts an apostrophe before a sign that makes a spreadsheet read a formula, at the beginning of the cell and after a
+/// semicolon, which ends a cell in many countries.
+fn without_formulas(cell: &str) -> String {
+    let mut text = String::with_capacity(cell.len());
+    let mut may_begin = true;
+    for character in cell.chars() {
+        let is_sign =
+            matches!(character, '=' | '+' | '-' | '@' | '＝' | '＋' | '－' | '＠' | '\t' | '\r' | '\n');
+        if may_begin && is_sign {
+            text.push('\'');
+        }
+        may_begin = character == ';' || (may_begin && !is_sign && character.is_whitespace());
+        text.push(character);
+    }
+    text
 }
 
 #[cfg(test)]
@@ -70,7 +77,18 @@ mod tests {
     fn comma_separated_values() {
         let row = json!({"f": "=1+1", "b": "a,b", "c": "say \"x\"", "a": null, "g": 7.0, "h": 1.5, "i": 7, "j": true});
         let line = csv_line(&cells(&row, ["a", "b", "c", "f", "g", "h", "i", "j"]));
-        assert_eq!(line, ",\"a,b\",\"say \"\"x\"\"\",'=1+1,7,1.5,7,true\r\n");
+        assert_eq!(line, "\"\",\"a,b\",\"say \"\"x\"\"\",\"'=1+1\",\"7\",\"1.5\",\"7\",\"true\"\r\n");
+    }
+
+    #[test]
+    fn no_cell_is_a_formula() {
+        for sign in ["=", "+", "-", "@", "＝", "＋", "－", "＠", "\t", "\r"] {
+            assert_eq!(csv_line(&[format!("{sign}1")]), format!("\"'{sign}1\"\r\n"));
+            assert_eq!(csv_line(&[format!("a; {sign}1;{sign}")]), format!("\"a; '{sign}1;'{sign}\"\r\n"));
+        }
+        for harmless in ["a=b", "2026-11-15T00:00:00Z", "a-b; c-d", "", "1 - 2"] {
+            assert_eq!(csv_line(&[harmless.into()]), format!("\"{harmless}\"\r\n"));
+        }
     }
 
     #[test]

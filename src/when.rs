@@ -8,11 +8,16 @@ use time::{Date, OffsetDateTime};
 
 const DATE: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day]");
 const MINUTE: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day] [hour]:[minute]Z");
+const SECOND: &[BorrowedFormatItem<'_>] =
+    format_description!("[year]-[month]-[day]T[hour]:[minute]:[second]Z");
+
+const DAY: i64 = 86_400;
 
 /// A length of time, or a date.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
     Seconds(i64),
+    Days(i64),
     /// The beginning of a day, UTC, in Unix time.
     Date(i64),
 }
@@ -29,7 +34,7 @@ impl When {
             's' => 1,
             'm' => 60,
             'h' => 3_600,
-            'd' => 86_400,
+            'd' => DAY,
             _ => return None,
         };
         let digits = &text[..text.len() - 1];
@@ -39,21 +44,24 @@ impl When {
         // A hundred years are as good as any more.
         let number =
             digits.parse::<i64>().ok().filter(|&number| number > 0 && number <= 3_200_000_000 / seconds)?;
-        Some(Self::Seconds(number * seconds))
+        Some(if unit == 'd' { Self::Days(number) } else { Self::Seconds(number * seconds) })
     }
 
     /// That long after now, or that date.
     pub fn ahead(self, now: i64) -> i64 {
         match self {
             Self::Seconds(seconds) => now + seconds,
+            Self::Days(days) => now + days * DAY,
             Self::Date(date) => date,
         }
     }
 
-    /// That long before now, or that date.
+    /// That long before now, or that date. Days are calendar days in UTC and include today, as on the console: 30 days
+    /// are today and the 29 days before it.
     pub fn ago(self, now: i64) -> i64 {
         match self {
             Self::Seconds(seconds) => now - seconds,
+            Self::Days(days) => (now.div_euclid(DAY) - (days - 1)) * DAY,
             Self::Date(date) => date,
         }
     }
@@ -68,6 +76,11 @@ pub fn shown(time: Option<i64>) -> String {
     time.and_then(|time| OffsetDateTime::from_unix_timestamp(time).ok())
         .and_then(|time| time.format(MINUTE).ok())
         .unwrap_or_else(|| "-".into())
+}
+
+/// A time to the second, UTC, as ISO 8601 has it.
+pub fn iso(time: i64) -> Option<String> {
+    OffsetDateTime::from_unix_timestamp(time).ok()?.format(SECOND).ok()
 }
 
 /// A time in milliseconds, to the microsecond: more is noise.
@@ -85,7 +98,7 @@ mod tests {
             ("1s", Some(When::Seconds(1))),
             ("15m", Some(When::Seconds(900))),
             ("24h", Some(When::Seconds(86_400))),
-            ("90d", Some(When::Seconds(7_776_000))),
+            ("90d", Some(When::Days(90))),
             ("2001-01-01", Some(When::Date(978_307_200))),
             ("2024-02-29", Some(When::Date(1_709_164_800))),
             ("", None),
@@ -107,9 +120,20 @@ mod tests {
     }
 
     #[test]
+    fn days_ago_are_calendar_days_and_shorter_times_are_not() {
+        let now = 20_000 * DAY + 40_000;
+        assert_eq!(When::Days(1).ago(now), 20_000 * DAY, "today");
+        assert_eq!(When::Days(30).ago(now), 19_971 * DAY, "today and the 29 days before it");
+        assert_eq!(When::Seconds(24 * 3600).ago(now), now - DAY);
+        assert_eq!(When::Days(90).ahead(now), now + 90 * DAY, "a key expires to the second");
+    }
+
+    #[test]
     fn what_is_shown() {
         assert_eq!(shown(Some(978_307_260)), "2001-01-01 00:01Z");
         assert_eq!(shown(None), "-");
         assert_eq!(shown(Some(i64::MAX)), "-");
+        assert_eq!(iso(978_307_261).as_deref(), Some("2001-01-01T00:01:01Z"));
+        assert_eq!(iso(i64::MAX), None);
     }
 }

@@ -191,6 +191,6 @@ fn key_name(text: &str) -> Result<KeyName, CliError> {
     KeyName::parse(text).ok_or_else(|| CliError::Usage(format!("a key's name has {}.", KeyName::TAKES)))
 }
 
-fn no_such_key(id: &str) -> CliError {
+pub(super) fn no_such_key(id: &str) -> CliError {
     CliError::Failed(format!("there is no key {id:?}. adriaticum keys list shows those that there are."))
 }

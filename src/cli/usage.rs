@@ -1,32 +1,34 @@
 //! `usage`: what the ledger holds.
 
 use super::{Args, CliError, Opt, no_command, open_store, print, print_json, table};
-use crate::store::{Filter, Grouping, Range, Sums, UsageRow};
-use crate::text::{cells, csv_line, grouped};
+use crate::store::{Filter, Grouping, Range, Store, Sums, UsageRow};
+use crate::text::{cells, count, csv_line, grouped};
 use crate::when::{self, When};
 
 const HELP: &str = "\
-Tells how many requests there were and how many tokens the runtime measured for them.
+Prints how many requests there were and how many tokens the runtime measured for them.
 
-Usage: adriaticum usage [--since WHEN] [--until WHEN] [--by GROUP] [--json|--csv]
+Usage: adriaticum usage [--since WHEN] [--until WHEN] [--by GROUP] [--key ID] [--json|--csv]
        adriaticum usage show REQUEST_ID [--json]
        adriaticum usage verify
 
-show tells what is known of one request. verify walks the whole ledger and names the first row that was altered,
-removed or put in between, and the first day whose sums are not those of its rows; what it prints as the head can
-be noted elsewhere and held against a later run.
+show prints everything known about one request. verify reads the whole ledger and names the first row that was
+changed, deleted or inserted, and the first day whose sums differ from its rows. It also prints the head of the
+chain: note it elsewhere, to compare it with a later run.
 
 Options:
-  --since WHEN   Only what came since then: 24h, 7d, or a date (YYYY-MM-DD, UTC)
-  --until WHEN   Only what came before then
-  --by GROUP     A row for each hour, day, month (UTC), key or status
+  --since WHEN   Only requests since then: 90m, 24h, 30d, or a date (YYYY-MM-DD, UTC). Days are calendar days in
+                 UTC, as on the console: 30d is today and the 29 days before it
+  --until WHEN   Only requests before then
+  --by GROUP     Print one line for each hour, day, month (UTC), key or status
+  --key ID       Only requests of this key
   --json         Print JSON
   --csv          Print comma-separated values
 ";
 
 pub fn run(mut args: Args) -> Result<(), CliError> {
     let (mut json, mut csv) = (false, false);
-    let (mut since, mut until, mut by) = (None, None, None);
+    let (mut since, mut until, mut by, mut key_id) = (None, None, None, None);
     let mut set_since = |text: &str| {
         since = Some(When::parse(text).ok_or(When::TAKES)?);
         Ok(())
@@ -40,9 +42,14 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         by = Some(known.ok_or("hour, day, month, key or status")?.1);
         Ok(())
     };
+    let mut set_key = |id: &str| {
+        key_id = Some(id.to_owned());
+        Ok(())
+    };
     let mut options = [
         Opt::Flag("json", &mut json),
         Opt::Flag("csv", &mut csv),
+        Opt::Value("key", &mut set_key),
         Opt::Value("since", &mut set_since),
         Opt::Value("until", &mut set_until),
         Opt::Value("by", &mut set_by),
@@ -60,16 +67,22 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let ago = |when: Option<When>, otherwise: i64| when.map_or(otherwise, |when| when.ago(now));
     let range = Range { since: ago(since, i64::MIN), until: ago(until, i64::MAX) };
     let store = open_store(&args.config()?)?;
-    let (mut sums, mut rows) = (Sums::default(), Vec::new());
+    if let Some(id) = &key_id {
+        find_key(&store, id)?;
+    }
+    let filter = Filter { key_id: key_id.as_deref(), gateway: None };
+    let (mut sums, mut rows, mut removed_before) = (Sums::default(), Vec::new(), None);
     match by {
-        None => sums = store.sums(range, Filter::ALL)?,
-        Some(by) => store.grouped(range, Filter::ALL, by, |row| {
-            sums.add(&row.sums);
-            rows.push(row);
-        })?,
+        None => sums = store.sums(range, filter)?,
+        Some(by) => {
+            removed_before = store.grouped(range, filter, by, |row| {
+                sums.add(&row.sums);
+                rows.push(row);
+            })?;
+        }
     }
     if json {
-        return print(&as_json(&rows, &sums));
+        return print(&as_json(&rows, &sums, removed_before));
     }
     let columns = columns(by);
     let mut lines: Vec<Vec<String>> = vec![columns.iter().map(ToString::to_string).collect()];
@@ -77,22 +90,43 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     if csv {
         // Without groups, one line with the sums.
         lines.extend(by.is_none().then(|| cells(&sums, columns.iter().copied())));
-        return print(&lines.iter().map(|cells| csv_line(cells)).collect::<String>());
+        print(&lines.iter().map(|cells| csv_line(cells)).collect::<String>())?;
+    } else {
+        if let Some(by) = by {
+            for figure in lines.iter_mut().skip(1).flat_map(|cells| &mut cells[by.labels().len()..]) {
+                *figure = figure.parse().map_or_else(|_| figure.clone(), grouped);
+            }
+            print(&table::lay_out(&lines))?;
+        }
+        print(&summary(&sums))?;
     }
-    if by.is_some() {
-        print(&table::lay_out(&lines))?;
+    if let Some(time) = removed_before.and_then(when::iso) {
+        // Not on standard output, which may be a CSV.
+        eprintln!(
+            "Hours before {time} were removed. Their requests are in the reports by day, month, key and status."
+        );
     }
-    print(&summary(&sums))
+    Ok(())
+}
+
+fn find_key(store: &Store, id: &str) -> Result<(), CliError> {
+    let is_known = store.list_keys()?.iter().any(|key| key.id == id);
+    is_known.then_some(()).ok_or_else(|| super::keys::no_such_key(id))
 }
 
 /// An object with a row a line, and with the members of the sums.
-fn as_json(rows: &[UsageRow], sums: &Sums) -> String {
+fn as_json(rows: &[UsageRow], sums: &Sums, removed_before: Option<i64>) -> String {
     let rows: Vec<String> = rows
         .iter()
         .map(|row| format!("\n  {}", serde_json::to_string(row).expect("a row should have its JSON")))
         .collect();
     let sums = serde_json::to_string(sums).expect("sums should have their JSON");
-    format!("{{\"rows\": [{}],\n{}\n", rows.join(","), sums.trim_start_matches('{'))
+    let removed_before = removed_before.map_or("null".into(), |time| time.to_string());
+    format!(
+        "{{\"rows\": [{}],\n\"removed_before\": {removed_before},\n{}\n",
+        rows.join(","),
+        sums.trim_start_matches('{')
+    )
 }
 
 fn show(mut args: Args) -> Result<(), CliError> {
@@ -100,7 +134,7 @@ fn show(mut args: Args) -> Result<(), CliError> {
     let [id] = args.words(HELP, ["the REQUEST_ID"], &mut [Opt::Flag("json", &mut json)])?;
     let row = open_store(&args.config()?)?.find_row(&id)?.ok_or_else(|| {
         CliError::Failed(format!(
-            "there is no row for {id:?}. A request without a valid key has none, and old ones may have been removed."
+            "there is no row for {id:?}. A request without a valid key has none, and retention removes old rows."
         ))
     })?;
     if json {
@@ -109,11 +143,16 @@ fn show(mut args: Args) -> Result<(), CliError> {
     let outcome = match (row.status, &row.error_code) {
         (Some(status), Some(code)) => format!("{status} {code}"),
         (Some(status), None) => status.to_string(),
-        (None, Some(code)) => format!("{code}: the service ended before it was answered"),
-        (None, None) => "under way".into(),
+        (None, Some(code)) if code == "abandoned" => format!("{code}: the client left before the answer"),
+        (None, Some(code)) => format!("{code}: the service ended before the answer"),
+        (None, None) => "in progress".into(),
     };
     let figure = |figure: Option<i64>| figure.map_or("not measured".into(), |figure| figure.to_string());
-    let time = |time: Option<f64>| time.map_or("-".into(), |time| format!("{time:.3} ms"));
+    let time = |time: Option<f64>| match time {
+        None => "-".into(),
+        Some(time) if time < 1000.0 => format!("{time:.3} ms"),
+        Some(time) => format!("{:.3} s", time / 1000.0),
+    };
     let search = match (&row.search_reason, row.search_results) {
         (None, _) => "not asked".into(),
         (Some(reason), Some(count)) => format!("asked ({reason}), {count} found, {}", time(row.search_ms)),
@@ -122,13 +161,13 @@ fn show(mut args: Args) -> Result<(), CliError> {
     let lines = [
         ("request", row.request_id),
         ("key", format!("{} ({})", row.key_id, row.key_name)),
-        ("created", when::shown(Some(row.created))),
+        ("created", when::iso(row.created).unwrap_or_else(|| row.created.to_string())),
         ("outcome", outcome),
         ("prompt tokens", figure(row.tokens.prompt_tokens)),
         ("completion tokens", figure(row.tokens.completion_tokens)),
         ("total tokens", figure(row.tokens.total_tokens)),
-        ("whole time", time(row.duration_ms)),
-        ("waited", time(row.queue_ms)),
+        ("total time", time(row.duration_ms)),
+        ("in the queue", time(row.queue_ms)),
         ("runtime", time(row.runtime_ms)),
         ("grounded", if row.grounded { "yes" } else { "no" }.into()),
         ("search", search),
@@ -143,16 +182,16 @@ fn verify(mut args: Args) -> Result<(), CliError> {
         None => {
             let unsealed = match found.unsealed {
                 0 => String::new(),
-                count => format!("; {count} newer rows have no seal yet"),
+                1 => "; 1 newer row has no seal yet".into(),
+                rows => format!("; {} have no seal yet", count(rows, "newer row")),
             };
             let heads: Vec<String> = found.heads.iter().map(ToString::to_string).collect();
-            print(&format!(
-                "{} rows, nothing wrong{unsealed}. The head is {}\n",
-                found.rows,
-                heads.join(", ")
-            ))
+            let rows = count(found.rows as i64, "row");
+            print(&format!("{rows}, nothing wrong{unsealed}. The head is {}\n", heads.join(", ")))
         }
-        Some(fault) => Err(CliError::Failed(format!("after {} good rows: {fault}.", found.rows))),
+        Some(fault) => {
+            Err(CliError::Failed(format!("after {}: {fault}.", count(found.rows as i64, "good row"))))
+        }
     }
 }
 
@@ -163,17 +202,17 @@ fn summary(sums: &Sums) -> String {
         "no tokens measured".into()
     } else {
         format!(
-            "{} tokens ({} in, {} out)",
-            grouped(sums.total_tokens),
+            "{} ({} in, {} out)",
+            count(sums.total_tokens, "token"),
             grouped(sums.prompt_tokens),
             grouped(sums.completion_tokens)
         )
     };
     format!(
-        "{} requests, {} errors, {tokens}, {} requests unmeasured\n",
-        grouped(sums.requests),
-        grouped(sums.errors),
-        grouped(sums.unmeasured)
+        "{}, {}, {tokens}, {} unmeasured\n",
+        count(sums.requests, "request"),
+        count(sums.errors, "error"),
+        count(sums.unmeasured, "request")
     )
 }
 
@@ -201,7 +240,7 @@ mod tests {
             summary(&sums),
             "15 requests, 0 errors, 12,480 tokens (12,000 in, 480 out), 3 requests unmeasured\n"
         );
-        let sums = Sums { requests: 3, unmeasured: 3, ..Sums::default() };
-        assert_eq!(summary(&sums), "3 requests, 0 errors, no tokens measured, 3 requests unmeasured\n");
+        let sums = Sums { requests: 1, unmeasured: 1, ..Sums::default() };
+        assert_eq!(summary(&sums), "1 request, 0 errors, no tokens measured, 1 request unmeasured\n");
     }
 }

@@ -10,6 +10,7 @@ use crate::http::Response;
 use crate::http::response::{Broken, Pieces};
 use crate::store::{LEDGER_COLUMNS, LedgerRow, Store, Which};
 use crate::text::{cells, csv_line};
+use crate::when;
 
 /// How many rows are looked at for a piece, and how often before one is given up on: where few match, a thread
 /// is not kept for long.
@@ -30,8 +31,15 @@ struct Export {
     _permit: Arc<()>,
 }
 
-fn columns() -> impl Iterator<Item = &'static str> {
-    LEDGER_COLUMNS.split(',').map(str::trim)
+fn columns() -> Vec<&'static str> {
+    LEDGER_COLUMNS.split(',').map(str::trim).collect()
+}
+
+/// A line of the CSV: the columns of the ledger, with the time in words that a spreadsheet reads beside the Unix time.
+fn csv_line_with_time(mut cells: Vec<String>, time: String) -> String {
+    let created = columns().iter().position(|name| *name == "created").expect("a row has its time");
+    cells.insert(created + 1, time);
+    csv_line(&cells)
 }
 
 pub fn csv(console: &Console, visit: &Visit) -> Result<Response, Stop> {
@@ -52,10 +60,11 @@ fn start(console: &Console, visit: &Visit, is_json: bool) -> Result<Response, St
     if Arc::strong_count(&permit) > 1 + AT_ONCE {
         return Err(Stop::Wait(Duration::from_secs(10)));
     }
+    let heading = csv_line_with_time(columns().into_iter().map(String::from).collect(), "created_utc".into());
     let (extension, content_type, opening) = if is_json {
         ("json", "application/json", "[".into())
     } else {
-        ("csv", "text/csv; charset=utf-8", csv_line(&columns().map(String::from).collect::<Vec<_>>()))
+        ("csv", "text/csv; charset=utf-8", heading)
     };
     let view = View::read(&visit.query, visit.now);
     let (from, to) = view.dates();
@@ -99,7 +108,7 @@ impl Pieces for Export {
 impl Export {
     fn text(&mut self, row: &LedgerRow) -> String {
         if !self.is_json {
-            return csv_line(&cells(row, columns()));
+            return csv_line_with_time(cells(row, columns()), when::iso(row.created).unwrap_or_default());
         }
         let separator = if self.is_first { "" } else { "," };
         self.is_first = false;

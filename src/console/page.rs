@@ -1,9 +1,6 @@
 //! What all pages share: their frame, their headers, and the pages that say why there is no other.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use time::OffsetDateTime;
-use time::format_description::BorrowedFormatItem;
-use time::macros::format_description;
 
 use super::Stop;
 use super::assets::Assets;
@@ -11,6 +8,7 @@ use super::visit::Session;
 use crate::http::Response;
 pub use crate::text::count;
 use crate::text::grouped;
+use crate::when;
 
 /// Nothing but what this host serves, no script or style within a page, and no frame around it.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; \
@@ -189,9 +187,6 @@ pub fn form_token(session: &Session) -> Markup {
     html! { input type="hidden" name="token" value=(session.form_token()); }
 }
 
-const SECOND: &[BorrowedFormatItem<'_>] =
-    format_description!("[year]-[month]-[day]T[hour]:[minute]:[second]Z");
-
 /// A time to the minute, or to the second. A script shows the local time in a tooltip.
 pub fn time(unix: i64, seconds: bool) -> Markup {
     shown(unix, if seconds { 19 } else { 16 })
@@ -203,8 +198,7 @@ pub fn date(unix: i64) -> Markup {
 }
 
 fn shown(unix: i64, length: usize) -> Markup {
-    let time = OffsetDateTime::from_unix_timestamp(unix).ok();
-    match time.and_then(|time| time.format(SECOND).ok()) {
+    match when::iso(unix) {
         Some(exact) => html! { time datetime=(exact) { (exact[..length].replace('T', " ")) } },
         None => html! { "–" },
     }

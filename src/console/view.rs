@@ -71,7 +71,7 @@ impl View {
         let named = CHOICES.iter().map(|(word, _)| *word).find(|word| *word == query.get("range"));
         let (choice, range, span) = match (named, dates(query)) {
             (Some("1h"), _) => ("1h", back(next(60), HOUR), Span::Minute),
-            (Some("7d"), _) => ("7d", back(next(6 * HOUR), 7 * DAY), Span::Hour),
+            (Some("7d"), _) => ("7d", back(next(DAY), 7 * DAY), Span::Hour),
             (Some("30d"), _) => ("30d", back(next(DAY), 30 * DAY), Span::Day),
             (Some("90d"), _) => ("90d", back(next(DAY), 90 * DAY), Span::Day),
             (None, Some(range)) => {

@@ -31,7 +31,7 @@ impl Span {
 
     /// The start of the span that contains a time.
     pub(super) fn start(self, time: i64) -> i64 {
-        time.div_euclid(self.seconds()) * self.seconds()
+        time.div_euclid(self.seconds()).saturating_mul(self.seconds())
     }
 
     /// Since when there are sums of it.

@@ -1,4 +1,4 @@
-//! Usage reports: whole days from the rollup, the rest of a range from its rows.
+//! Usage reports: whole days or hours from the rollup, the rest of a range from its rows.
 
 use std::sync::LazyLock;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::chain::KEPT_SINCE;
 use super::engine::{self, Row, values};
-use super::{DAY, Store, StoreError, date};
+use super::{Span, Store, StoreError, date};
 use crate::id::RequestId;
 
 /// A range of time: from the first second to before the second.
@@ -62,6 +62,14 @@ impl Grouping {
             Self::Key => &["key_id", "name"],
             Self::Status => &["status", "error_code"],
             Self::Gateway => &["gateway"],
+        }
+    }
+
+    /// The spans of the rollup that serve it.
+    fn span(self) -> Span {
+        match self {
+            Self::Hour => Span::Hour,
+            _ => Span::Day,
         }
     }
 
@@ -153,40 +161,44 @@ impl Store {
         Ok(all)
     }
 
-    /// Calls `take` with one group after the other, so that the memory does not grow with their number.
+    /// Calls `take` with one group after the other, so that the memory does not grow with their number. Returns the time
+    /// before which requests of the range are missing, if there are such: hours are not kept as long as days.
     pub fn grouped(
         &self,
         range: Range,
         filter: Filter,
         by: Grouping,
         mut take: impl FnMut(UsageRow),
-    ) -> Result<(), StoreError> {
+    ) -> Result<Option<i64>, StoreError> {
         let Range { since, until } = range;
         if until <= since {
-            return Ok(());
+            return Ok(None);
         }
         let statement = format!(
-            "SELECT {}, {SUMS} FROM ({}) AS pieces WHERE (CAST($7 AS TEXT) IS NULL OR key_id = $7)
-             AND (CAST($8 AS TEXT) IS NULL OR gateway = $8) GROUP BY 1, 2 HAVING sum(requests) <> 0 ORDER BY {}",
+            "SELECT {}, {SUMS} FROM ({}) AS pieces WHERE (CAST($8 AS TEXT) IS NULL OR key_id = $8)
+             AND (CAST($9 AS TEXT) IS NULL OR gateway = $9) GROUP BY 1, 2 HAVING sum(requests) <> 0 ORDER BY {}",
             by.expressions(),
             *PIECES,
             by.order()
         );
         // Days become months here.
         let mut last: Option<UsageRow> = None;
-        self.engine.read(|session| {
-            let days = match by {
-                // Every day is read from its rows.
-                Grouping::Hour => Range { since: until, until },
-                _ => whole_days(range, session.value(KEPT_SINCE, &[])?),
+        let removed_before = self.engine.read(|session| {
+            let span = by.span();
+            let kept_since: i64 = session.value(KEPT_SINCE, &[])?;
+            let first = |span: Span| -> Result<Option<i64>, StoreError> {
+                session.value("SELECT min(start) FROM usage_rollup WHERE span = $1", &values![span.seconds()])
             };
+            let first_span = first(span)?.unwrap_or(i64::MAX);
+            let whole = whole_spans(range, span, first_span, kept_since);
             let parameters = values![
-                days.since,
-                days.until,
+                whole.since,
+                whole.until,
                 RequestId::from(since),
-                RequestId::from(days.since.min(until)),
-                RequestId::from(days.until.max(days.since)),
+                RequestId::from(whole.since.min(until)),
+                RequestId::from(whole.until.max(whole.since)),
                 RequestId::from(until),
+                span.seconds(),
                 filter.key_id,
                 filter.gateway,
             ];
@@ -200,17 +212,22 @@ impl Store {
                     last => last.replace(found).into_iter().for_each(&mut take),
                 }
                 Ok(())
-            })
+            })?;
+            let removed_before = first_span.min(kept_since);
+            // Days are kept for good, so the first of them says whether there was anything to remove.
+            let first_day = first(Span::Day)?.unwrap_or(i64::MAX);
+            let is_incomplete = first_day < removed_before && since < removed_before && first_day < until;
+            Ok(is_incomplete.then_some(removed_before))
         })?;
         last.into_iter().for_each(take);
-        Ok(())
+        Ok(removed_before)
     }
 }
 
 const SUMS: &str = "CAST(sum(requests) AS BIGINT), CAST(sum(errors) AS BIGINT), CAST(sum(prompt_tokens) AS BIGINT),
     CAST(sum(completion_tokens) AS BIGINT), CAST(sum(total_tokens) AS BIGINT), CAST(sum(unmeasured) AS BIGINT)";
 
-/// Whole days from the rollup, the sealed rows before and after them, and all rows that are not sealed. An open row is a
+/// Whole spans from the rollup, the sealed rows before and after them, and all rows that are not sealed. An open row is a
 /// request and no error yet. The three parts are not one condition with OR: SQLite would keep the id of every row it has
 /// read, to return none twice.
 pub(super) static PIECES: LazyLock<String> = LazyLock::new(|| {
@@ -223,29 +240,30 @@ pub(super) static PIECES: LazyLock<String> = LazyLock::new(|| {
         "SELECT start AS time, key_id, key_name, nullif(status, 0) AS status, nullif(error_code, '') AS error_code,
             gateway, requests, CASE WHEN status = 200 THEN 0 ELSE requests END AS errors,
             prompt_tokens, completion_tokens, total_tokens, unmeasured
-        FROM usage_rollup WHERE span = 86400 AND start >= $1 AND start < $2
+        FROM usage_rollup WHERE span = $7 AND start >= $1 AND start < $2
         {rows} seq IS NOT NULL AND request_id >= $3 AND request_id < $4
         {rows} seq IS NOT NULL AND request_id >= $5 AND request_id < $6
         {rows} seq IS NULL AND request_id >= $3 AND request_id < $6"
     )
 });
 
-/// The days of a range that are read from the rollup; if there are none, it ends before it begins. A day that is only
-/// partly in the range counts completely if retention may have removed rows of it.
-fn whole_days(Range { since, until }: Range, kept_since: i64) -> Range {
-    let start = |time: i64| time.div_euclid(DAY).saturating_mul(DAY);
-    let end = |time: i64| if time == start(time) { time } else { start(time).saturating_add(DAY) };
+/// The spans of a range that are read from the rollup, which begins with `first`; if there are none, they end before they
+/// begin. A span that is only partly in the range counts completely if retention may have removed rows of it.
+fn whole_spans(Range { since, until }: Range, span: Span, first: i64, kept_since: i64) -> Range {
+    let start = |time: i64| span.start(time);
+    let end = |time: i64| if time == start(time) { time } else { start(time).saturating_add(span.seconds()) };
+    let begin = if start(since) < kept_since { start(since) } else { end(since) };
     Range {
-        since: if start(since) < kept_since { start(since) } else { end(since) },
+        since: begin.max(first),
         until: if start(until) < kept_since { end(until) } else { start(until) },
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::NewRow;
     use super::super::ledger::tests::{outcome, row, write};
     use super::super::tests::Temporary;
+    use super::super::{DAY, NewRow};
     use super::*;
 
     fn groups(store: &Store, range: Range, by: Grouping) -> Vec<(String, i64)> {
@@ -281,6 +299,58 @@ mod tests {
             .sums(Range { since: 100 * DAY, until: i64::MAX }, Filter::ALL)
             .expect("the figures");
         assert_eq!(none, Sums::default());
+    }
+
+    #[test]
+    fn the_sums_of_one_key() {
+        for sealed in [0, 2, 4] {
+            let temporary = filled(sealed);
+            let sums = |key| {
+                temporary
+                    .store
+                    .sums(Range::ALL, Filter { key_id: Some(key), ..Filter::ALL })
+                    .expect("the figures")
+            };
+            assert_eq!((sums("key_1").requests, sums("key_2").errors, sums("key").requests), (4, 1, 0));
+        }
+    }
+
+    /// The hours of the last 400 days are in the rollup, so retention does not remove them.
+    #[test]
+    fn hours_that_were_removed_are_named() {
+        const HOUR: i64 = 3600;
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        for hour in 0..48 {
+            write(store, "x", "key_1", 500 * DAY + hour * HOUR, 200, Some(1));
+            write(store, "y", "key_2", 500 * DAY + hour * HOUR + 1800, 200, Some(1));
+        }
+        let hours = |range| {
+            let (mut hours, mut requests) = (0, 0);
+            let take = |row: UsageRow| (hours, requests) = (hours + 1, requests + row.sums.requests);
+            let removed = store.grouped(range, Filter::ALL, Grouping::Hour, take).expect("the figures");
+            (hours, requests, removed)
+        };
+        let from = |since| Range { since, until: i64::MAX };
+        store.seal_all(502 * DAY);
+        assert_eq!(hours(Range::ALL), (48, 96, None));
+        assert_eq!(hours(from(500 * DAY + 1800)), (48, 95, None), "half of the first hour, from its rows");
+        store.remove_before(i64::MAX, 1000).expect("all rows");
+        assert_eq!(hours(Range::ALL), (48, 96, None), "from the rollup");
+        assert_eq!(
+            hours(from(500 * DAY + 1800)),
+            (48, 96, None),
+            "an hour without its rows counts completely"
+        );
+        // The first of the two days is more than 400 days ago.
+        write(store, "z", "key_1", 901 * DAY, 200, Some(1));
+        store.seal_all(901 * DAY);
+        assert_eq!(hours(Range::ALL), (25, 49, Some(501 * DAY)));
+        assert_eq!(hours(from(500 * DAY + 5 * HOUR)).2, Some(501 * DAY));
+        assert_eq!(hours(from(501 * DAY)).2, None);
+        assert_eq!(hours(Range { since: 0, until: 500 * DAY }).2, None, "there was nothing to remove");
+        let days = |range| store.grouped(range, Filter::ALL, Grouping::Day, |_| ()).expect("the figures");
+        assert_eq!(days(Range::ALL), None, "days are kept for good");
     }
 
     #[test]

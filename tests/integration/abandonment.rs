@@ -164,5 +164,5 @@ fn an_outcome_that_is_recorded_stays() {
     drop(client);
     server.wait_for_seals();
     assert_eq!(status(), Some(Value::Integer(200)));
-    assert!(server.told(&["usage"]).starts_with("1 requests, 0 errors"), "{}", server.told(&["usage"]));
+    assert!(server.told(&["usage"]).starts_with("1 request, 0 errors"), "{}", server.told(&["usage"]));
 }

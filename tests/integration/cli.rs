@@ -142,7 +142,7 @@ fn usage_in_its_forms() {
     let key = server.key();
     server.post(&key, &chat("x")).is_completion();
     let told = server.told(&["usage"]);
-    assert_eq!(told, "1 requests, 0 errors, 14 tokens (11 in, 3 out), 0 requests unmeasured\n");
+    assert_eq!(told, "1 request, 0 errors, 14 tokens (11 in, 3 out), 0 requests unmeasured\n");
     for (by, label) in [("hour", ":00Z"), ("day", "-"), ("month", "-"), ("key", "test"), ("status", "200")] {
         let table = server.told(&["usage", "--by", by]);
         assert!(table.lines().count() == 3 && table.contains(label), "{table}");
@@ -152,9 +152,9 @@ fn usage_in_its_forms() {
     let lines: Vec<&str> = csv.lines().collect();
     assert_eq!(
         lines[0],
-        "key_id,name,requests,errors,prompt_tokens,completion_tokens,total_tokens,unmeasured"
+        "\"key_id\",\"name\",\"requests\",\"errors\",\"prompt_tokens\",\"completion_tokens\",\"total_tokens\",\"unmeasured\""
     );
-    assert!(lines[1].ends_with(",test,1,0,11,3,14,0"), "{csv}");
+    assert!(lines[1].ends_with(r#"","test","1","0","11","3","14","0""#), "{csv}");
     let json: Value = serde_json::from_str(&server.told(&["usage", "--by", "day", "--json"])).expect("JSON");
     assert_eq!(json["rows"][0]["requests"], 1);
     assert!(json["rows"][0]["day"].as_str().is_some_and(|day| day.len() == 10));
@@ -164,6 +164,53 @@ fn usage_in_its_forms() {
     let json: Value =
         serde_json::from_str(&server.told(&["usage", "--until", "1h", "--json"])).expect("JSON");
     assert_eq!((&json["requests"], &json["rows"]), (&json!(0), &json!([])));
+    assert_eq!(json["removed_before"], Value::Null);
+}
+
+#[test]
+fn usage_of_one_key() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let keys = [server.key(), server.key()];
+    for (key, count) in keys.iter().zip([1, 2]) {
+        for _ in 0..count {
+            server.post(key, &chat("x")).is_completion();
+        }
+    }
+    let groups: Value =
+        serde_json::from_str(&server.told(&["usage", "--by", "key", "--json"])).expect("JSON");
+    let id = groups["rows"][0]["key_id"].as_str().expect("an id");
+    assert!(server.told(&["usage", "--key", id]).starts_with("2 requests, 0 errors"), "{groups}");
+    assert_eq!(server.told(&["usage", "--key", id, "--by", "key", "--csv"]).lines().count(), 2);
+    refused(&server, &["usage", "--key", "key_none"], 1, "keys list");
+}
+
+#[test]
+fn hours_that_retention_has_removed_are_named() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).sqlite().start();
+    server.post(&server.key(), &chat("x")).is_completion();
+    server.wait_for_seals();
+    let by_hour = |option: &str| {
+        let output = server.run(&["usage", "--by", "hour", option]);
+        assert!(output.status.success());
+        (
+            String::from_utf8_lossy(&output.stdout).into_owned(),
+            String::from_utf8_lossy(&output.stderr).into_owned(),
+        )
+    };
+    assert_eq!(by_hour("--csv").1, "");
+    // As if the request had been made more than 400 days ago, and its row removed.
+    server.query("DELETE FROM usage_rollup WHERE span = 3600 RETURNING 1");
+    server.query("UPDATE usage_rollup SET start = 86400 WHERE span = 86400 RETURNING 1");
+    server.query("DELETE FROM usage RETURNING 1");
+    server.query("UPDATE chain SET kept_since = 180000 RETURNING 1");
+    let (csv, note) = by_hour("--csv");
+    assert_eq!(csv.lines().count(), 1, "no note among the values: {csv}");
+    assert!(note.starts_with("Hours before 1970-01-03T02:00:00Z were removed."), "{note}");
+    let json: Value = serde_json::from_str(&by_hour("--json").0).expect("JSON");
+    assert_eq!((&json["removed_before"], &json["requests"]), (&json!(180_000), &json!(0)));
+    assert!(server.told(&["usage", "--by", "day"]).contains("1 request,"), "the days are complete");
 }
 
 #[test]
@@ -174,6 +221,8 @@ fn one_requests_story() {
     let id = reply.header("x-request-id").expect("an id");
     let told = server.told(&["usage", "show", id]);
     assert!(told.contains(id) && told.contains("total tokens       14") && told.contains("(test)"), "{told}");
+    let created = told.lines().find_map(|line| line.strip_prefix("created")).expect("a time").trim();
+    assert!(created.len() == 20 && created.ends_with('Z'), "with seconds: {told}");
     let json: Value = serde_json::from_str(&server.told(&["usage", "show", id, "--json"])).expect("JSON");
     assert_eq!((&json["status"], &json["total_tokens"]), (&json!(200), &json!(14)));
     server.wait_for_seals();
@@ -194,7 +243,7 @@ fn a_ledger_that_was_touched_is_found_out() {
     let told = server.told(&["usage", "verify"]);
     assert!(told.starts_with("3 rows, nothing wrong. The head is 3:"), "{told}");
     server.query("UPDATE usage SET total_tokens = 1 WHERE seq = 2 RETURNING seq");
-    refused(&server, &["usage", "verify"], 1, "after 1 good rows: the row of chatcmpl_");
+    refused(&server, &["usage", "verify"], 1, "after 1 good row: the row of chatcmpl_");
 }
 
 #[test]
@@ -209,8 +258,8 @@ fn a_backup_is_made_while_the_service_goes_on() {
     refused(&server, &["backup", &path], 1, "new file");
     server.post(&key, &chat("x")).is_completion();
     let restored = server.set("ADRIATICUM_DATABASE", &path);
-    assert!(restored.told(&["usage"]).starts_with("1 requests"));
-    assert!(restored.told(&["usage", "verify"]).contains(" rows, nothing wrong"));
+    assert!(restored.told(&["usage"]).starts_with("1 request,"));
+    assert!(restored.told(&["usage", "verify"]).contains(", nothing wrong"));
     assert!(restored.told(&["keys", "list"]).contains("test"));
 }
 

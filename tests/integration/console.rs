@@ -509,6 +509,13 @@ fn what_a_person_typed_is_never_markup() {
     let csv = whole_body(&browser.get("/usage/export.csv?range=1h"));
     let quoted = format!("\"{}\"", hostile.replace('"', "\"\""));
     assert!(csv.contains(&quoted), "{csv}");
+    assert!(
+        csv.starts_with("\"request_id\",\"key_id\",\"key_name\",\"created\",\"created_utc\",\"status\",")
+    );
+    let cells: Vec<&str> = csv.lines().nth(1).expect("a row").split("\",\"").collect();
+    let created: i64 = cells[3].parse().expect("Unix time");
+    let seconds = created.rem_euclid(60);
+    assert!(cells[4].len() == 20 && cells[4].ends_with(&format!(":{seconds:02}Z")), "{csv}");
 }
 
 /// The body of an answer in chunks.

@@ -117,12 +117,12 @@ fn a_graceful_stop_and_a_start_seal_every_row() {
          RETURNING 1",
     );
     let told = server.told(&["usage", "verify"]);
-    assert!(told.starts_with("3 rows, nothing wrong; 1 newer rows have no seal yet."), "{told}");
+    assert!(told.starts_with("3 rows, nothing wrong; 1 newer row has no seal yet."), "{told}");
     let server = server.start();
     server.wait_for_seals();
     assert_eq!(server.query(unsealed), [[Integer(0)]]);
     assert!(server.told(&["usage", "verify"]).starts_with("5 rows, nothing wrong. The head is 5:"));
-    assert!(server.told(&["usage"]).starts_with("5 requests, 1 errors"), "the open one was interrupted");
+    assert!(server.told(&["usage"]).starts_with("5 requests, 1 error,"), "the open one was interrupted");
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn an_open_row_is_a_request_and_no_error() {
     let mut client = server.connect();
     client.send(crate::support::request(&key, &chat("x")));
     until("it is running", || runtime.count() == 1);
-    assert!(server.told(&["usage"]).starts_with("1 requests, 0 errors"));
+    assert!(server.told(&["usage"]).starts_with("1 request, 0 errors"));
     gate.store(true, std::sync::atomic::Ordering::Release);
     client.reply().is_completion();
 }
