@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::fs;
 use std::net::ToSocketAddrs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -117,18 +117,26 @@ fn configuration(config: &Config) -> Finding {
 
 /// Files with secrets that every user of this host can read.
 fn exposed(config: &Config) -> Option<Finding> {
-    let files = [
-        config.tls.as_ref().map(|files| files.key.as_path()),
-        config.database.file(),
-        config.runtime.api_key_file.as_deref(),
-    ];
+    let of_service = [config.tls.as_ref().map(|files| files.key.as_path()), config.database.file()];
+    let files = of_service.into_iter().flatten().chain(config.secret_files.iter().map(PathBuf::as_path));
     let is_readable =
         |path: &&Path| fs::metadata(path).is_ok_and(|file| file.is_file() && file.mode() & 0o004 != 0);
-    let names: Vec<String> =
-        files.into_iter().flatten().filter(is_readable).map(|path| path.display().to_string()).collect();
-    let names = names.join(" ");
-    let told = format!("every user of this host can read {names}. Run: chmod o-rwx {names}");
-    (!names.is_empty()).then(|| Finding::warn("secrets", told))
+    let is_config = |path: &&Path| config.file.as_deref() == Some(path);
+    let (configuration, others): (Vec<&Path>, Vec<&Path>) = files.filter(is_readable).partition(is_config);
+    let mut told = Vec::new();
+    if !others.is_empty() {
+        let names: Vec<String> = others.iter().map(|path| path.display().to_string()).collect();
+        let names = names.join(" ");
+        told.push(format!("every user of this host can read {names}. Run: chmod o-rwx {names}"));
+    }
+    if let Some(path) = configuration.first() {
+        told.push(format!(
+            "every user of this host can read {}, which has a password or a key. Put it into a file of its own \
+             (ADRIATICUM_DATABASE_PASSWORD_FILE, ADRIATICUM_RUNTIME_API_KEY_FILE; man adriaticum.toml)",
+            path.display()
+        ));
+    }
+    (!told.is_empty()).then(|| Finding::warn("secrets", told.join("; ")))
 }
 
 fn certificate(files: &TlsFiles) -> Finding {

@@ -1,8 +1,9 @@
-//! Figures, cells and queries as people, spreadsheets and addresses have them.
+//! Text for people, spreadsheets and addresses: figures, cells, queries, corrections.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
 use serde_json::Value;
+use strsim::osa_distance;
 
 /// What can't stand for itself in a query: all but the unreserved characters of RFC 3986.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
@@ -28,6 +29,22 @@ pub fn grouped(number: i64) -> String {
 /// "1 request", "2,000 requests".
 pub fn count(number: i64, what: &str) -> String {
     format!("{} {what}{}", grouped(number), if number == 1 { "" } else { "s" })
+}
+
+/// The candidate that a misspelt word probably means: a third of its letters may be wrong.
+pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    candidates
+        .into_iter()
+        .map(|candidate| (osa_distance(word, candidate), candidate))
+        .filter(|(distance, candidate)| *distance <= word.len().max(candidate.len()) / 3)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}
+
+/// The first characters of a text, in one line.
+pub fn shortened(text: &str, most: usize) -> String {
+    let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(most).collect();
+    if text.chars().nth(most).is_some() { line + "…" } else { line }
 }
 
 /// The members of a row that the columns name, as cells; null is an empty one.
@@ -72,6 +89,21 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_misspelt_word_has_its_correction() {
+        for (word, meant) in [
+            ("worker", Some("workers")),
+            ("lsiten", Some("listen")),
+            ("runtime.modle", Some("runtime.model")),
+            ("que", None),
+            ("nonsense", None),
+            ("", None),
+        ] {
+            assert_eq!(nearest(word, ["listen", "workers", "queue", "runtime.model"]), meant, "{word}");
+        }
+        assert_eq!((shortened("a\nbé", 4), shortened("a\nbé", 3)), ("a bé".into(), "a b…".into()));
+    }
 
     #[test]
     fn comma_separated_values() {

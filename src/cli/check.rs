@@ -1,11 +1,12 @@
-//! `check`: what the checks say, and an exit code for scripts.
+//! `check`: the results of the checks, and an exit code for scripts.
 
 use super::{Args, CliError, Opt, print, print_json};
 use crate::checks::{self, Finding, Verdict};
+use crate::text::count;
 
 const HELP: &str = "\
-Tries every part that a completion needs: configuration, hosts, clock, database, Search, runtime. Says which
-fails and what to do, and warns of secrets in files that every user can read. It leaves no row in the ledger.
+Tests every part that a completion needs: configuration, hosts, clock, database, Search, runtime. Names what fails
+and how to fix it, and warns about secrets in files that every user can read. It leaves no row in the ledger.
 
 Usage: adriaticum check [--json]
 
@@ -18,7 +19,11 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let [] = args.words(HELP, [], &mut [Opt::Flag("json", &mut json)])?;
     let findings = match args.config() {
         Ok(config) => checks::all(&config),
-        Err(error) => vec![Finding::fail("configuration", format!("{error:?}"))],
+        Err(error) if json => {
+            print_json(&[Finding::fail("configuration", format!("{error:?}"))])?;
+            return Err(error);
+        }
+        Err(error) => return Err(error),
     };
     if json {
         print_json(&findings)?;
@@ -27,8 +32,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     }
     match findings.iter().filter(|finding| finding.status == Verdict::Fail).count() {
         0 => Ok(()),
-        1 => Err(CliError::Failed("one part fails.".into())),
-        count => Err(CliError::Failed(format!("{count} parts fail."))),
+        failed => Err(CliError::Failed(format!("{} failed.", count(failed as i64, "part")))),
     }
 }
 

@@ -1,38 +1,60 @@
 //! The setting of the database.
 
 use std::fs;
+use std::path::PathBuf;
 
+use super::Secret;
 use super::settings::Settings;
-use super::{ConfigError, Secret};
+use super::written::{Problem, Written};
 use crate::store::Database;
 
-pub(super) fn read(settings: &mut Settings) -> Result<Database, ConfigError> {
-    let mut database = match settings.take("database") {
-        Some(written) if !written.text()?.is_empty() => {
-            Database::parse(written.text()?).map_err(|takes| written.refuse(&takes))?
-        }
-        _ => Database::Sqlite("adriaticum.db".into()),
-    };
-    if let Some(written) = settings.take_variable("database_password_file") {
-        let text = fs::read_to_string(written.text()?)
-            .map_err(|error| written.refuse(&format!("the path of a file that can be read ({error})")))?;
-        let password = text.trim_end_matches(['\r', '\n']);
-        match &mut database {
-            Database::Postgres(uri) if !password.is_empty() => {
-                if uri.password.is_some() {
-                    return Err(written.refuse("nothing while the URI of database has a password too"));
-                }
-                uri.password = Some(Secret::new(password));
-            }
-            // The packaged service always names a file, which is empty if no password is needed.
-            _ => {}
+pub(super) fn read(settings: &mut Settings) -> Database {
+    let mut database = Database::Sqlite("adriaticum.db".into());
+    if let Some(written) = settings.take("database") {
+        database = settings.accept(parse(&written)).flatten().unwrap_or(database);
+        if password(&database).is_some() {
+            settings.secret_files.extend(written.file().map(PathBuf::from));
         }
     }
+    if let Some(written) = settings.take_variable("database_password_file") {
+        let file = settings.accept(read_password(&written, &mut database));
+        settings.secret_files.extend(file);
+    }
     // `Debug` does not show the password.
-    let password = match &database {
+    settings.note("database", &(&database, password(&database)));
+    database
+}
+
+/// `None` for an empty text.
+fn parse(written: &Written) -> Result<Option<Database>, Problem> {
+    match written.text()? {
+        "" => Ok(None),
+        text => Database::parse(text).map(Some).map_err(|accepted| written.refuse(&accepted)),
+    }
+}
+
+/// Reads the password from the file that a variable names. Returns the file.
+fn read_password(written: &Written, database: &mut Database) -> Result<PathBuf, Problem> {
+    let path = PathBuf::from(written.text()?);
+    let text = fs::read_to_string(&path)
+        .map_err(|error| written.refuse(&format!("a file that can be read ({error})")))?;
+    let text = text.trim_end_matches(['\r', '\n']);
+    match database {
+        Database::Postgres(uri) if !text.is_empty() => {
+            if uri.password.is_some() {
+                return Err(written.refuse("no file, because the URI of database has a password too"));
+            }
+            uri.password = Some(Secret::new(text));
+        }
+        // The packaged service always names a file, which is empty if no password is needed.
+        _ => {}
+    }
+    Ok(path)
+}
+
+fn password(database: &Database) -> Option<&str> {
+    match database {
         Database::Postgres(uri) => uri.password.as_ref().map(Secret::expose),
         Database::Sqlite(_) => None,
-    };
-    settings.note("database", &(&database, password));
-    Ok(database)
+    }
 }

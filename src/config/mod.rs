@@ -5,22 +5,24 @@ mod memory;
 mod runtime;
 mod search;
 mod settings;
+mod written;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::{env, str};
+use std::{env, mem, str};
 
 use log::LevelFilter;
 
 pub use runtime::{RuntimeConfig, Secret};
 pub use search::{GroundingMode, SearchConfig, SearchPlace};
+use settings::Settings;
 pub use settings::{ConfigError, Digests};
-use settings::{Settings, Written};
+use written::{Problem, Written};
 
 use crate::listener::{Address, Proxies};
 use crate::store::Database;
 
-/// The file that is read where none is named.
+/// The file that is read if none is named.
 const DEFAULT_FILE: &str = "/etc/adriaticum/adriaticum.toml";
 
 #[derive(Clone, Debug)]
@@ -48,7 +50,9 @@ pub struct Config {
     pub retention_days: Option<u32>,
     /// The file it was read from, if any.
     pub file: Option<PathBuf>,
-    /// Variables of the environment that look like settings and are none.
+    /// Files with a secret: this one, if it has a key or a password, and those that variables name.
+    pub secret_files: Vec<PathBuf>,
+    /// Variables of the environment that look like settings and are none, with the setting that was probably meant.
     pub unknown_variables: Vec<String>,
     /// By which a reload tells what was changed.
     pub digests: Digests,
@@ -71,8 +75,8 @@ pub enum Compatibility {
 }
 
 impl Config {
-    /// Reads the file named on the command line, else that of `ADRIATICUM_CONFIG`, else the usual one where
-    /// it exists; and the environment over it.
+    /// Reads the file named on the command line, else that of `ADRIATICUM_CONFIG`, else the usual one if
+    /// it exists. The environment overrides it.
     pub fn load(named: Option<&Path>) -> Result<Self, ConfigError> {
         let variable = env::var_os("ADRIATICUM_CONFIG").filter(|path| !path.is_empty());
         let usual = Path::new(DEFAULT_FILE);
@@ -93,34 +97,32 @@ impl Config {
         // It says where the others are, and was followed already.
         settings.take_variable("config");
         let local = ["localhost", "127.0.0.1", "::1"].map(String::from).into();
-        let api_hosts = settings.value("api_hosts", local, api_hosts)?;
+        let api_hosts = settings.value("api_hosts", local, api_hosts);
         let default = (Some("console.localhost".into()), true);
         let (console_host, console_is_local) = settings
-            .value("console_host", default, |written| Ok((console_host(written, &api_hosts)?, false)))?;
-        let database = database::read(&mut settings)?;
+            .value("console_host", default, |written| Ok((console_host(written, &api_hosts)?, false)));
+        let database = database::read(&mut settings);
         let mut config = Self {
-            listen: settings.value("listen", Address::Tcp(([127, 0, 0, 1], 8080).into()), listen)?,
+            listen: settings.value("listen", Address::Tcp(([127, 0, 0, 1], 8080).into()), listen),
             console_host,
             console_is_local,
             api_hosts,
-            workers: settings.number("workers", 1..=1024, 16)? as usize,
-            queue: settings.number("queue", 0..=65_536, 64)? as usize,
-            max_connections: settings.number("max_connections", 1..=1_000_000, 4096)? as usize,
+            workers: settings.number("workers", 1..=1024, 16) as usize,
+            queue: settings.number("queue", 0..=65_536, 64) as usize,
+            max_connections: settings.number("max_connections", 1..=1_000_000, 4096) as usize,
             // At least a megabyte, so that a request of the largest size fits.
-            buffer_limit: settings.number(
-                "buffer_limit",
-                1 << 20..=1 << 40,
-                memory::default_buffer_limit(),
-            )? as usize,
-            compatibility: settings.word("compatibility", &COMPATIBILITIES, Compatibility::Strict)?,
-            log_level: settings.word("log_level", &LEVELS, LevelFilter::Info)?,
-            tls: tls(&mut settings)?,
-            trusted_proxies: settings.value("trusted_proxies", Proxies::default(), trusted_proxies)?,
-            runtime: runtime::read(&mut settings)?,
-            search: search::read(&mut settings, &database)?,
+            buffer_limit: settings.number("buffer_limit", 1 << 20..=1 << 40, memory::default_buffer_limit())
+                as usize,
+            compatibility: settings.word("compatibility", &COMPATIBILITIES, Compatibility::Strict),
+            log_level: settings.word("log_level", &LEVELS, LevelFilter::Info),
+            tls: tls(&mut settings),
+            trusted_proxies: settings.value("trusted_proxies", Proxies::default(), trusted_proxies),
+            runtime: runtime::read(&mut settings),
+            search: search::read(&mut settings, &database),
             database,
-            retention_days: retention_days(settings.number("usage.retention_days", 0..=36_500, 0)?),
+            retention_days: retention_days(settings.number("usage.retention_days", 0..=36_500, 0)),
             file: file.map(Path::to_owned),
+            secret_files: mem::take(&mut settings.secret_files),
             unknown_variables: Vec::new(),
             digests: Digests::default(),
         };
@@ -151,31 +153,31 @@ const LEVELS: [(&str, LevelFilter); 5] = [
     ("trace", LevelFilter::Trace),
 ];
 
-fn listen(written: &Written) -> Result<Address, ConfigError> {
-    let takes = "an address and a port, such as 127.0.0.1:8080 or [::1]:8080, or unix: and a path";
-    written.parse(takes, |text| match text.strip_prefix("unix:") {
+fn listen(written: &Written) -> Result<Address, Problem> {
+    let accepted = "an address and a port, such as 127.0.0.1:8080 or [::1]:8080, or unix: and a path";
+    written.parse(accepted, |text| match text.strip_prefix("unix:") {
         Some(path) => (!path.is_empty()).then(|| Address::Unix(path.into())),
         None => text.parse().ok().map(Address::Tcp),
     })
 }
 
-fn api_hosts(written: &Written) -> Result<Vec<String>, ConfigError> {
-    let takes = "one or more host names or addresses, without ports";
-    let hosts = written.parse_each(takes, host)?;
-    if hosts.is_empty() { Err(written.refuse(takes)) } else { Ok(hosts) }
+fn api_hosts(written: &Written) -> Result<Vec<String>, Problem> {
+    let accepted = "one or more host names or addresses, without ports";
+    let hosts = written.parse_each(accepted, host)?;
+    if hosts.is_empty() { Err(written.refuse(accepted)) } else { Ok(hosts) }
 }
 
-fn console_host(written: &Written, api_hosts: &[String]) -> Result<Option<String>, ConfigError> {
-    let takes = "a host name without a port that is not one of api_hosts, or nothing for no console";
-    written.parse(takes, |text| match text {
+fn console_host(written: &Written, api_hosts: &[String]) -> Result<Option<String>, Problem> {
+    let accepted = "a host name without a port that is not one of api_hosts, or nothing for no console";
+    written.parse(accepted, |text| match text {
         "" => Some(None),
         text => host(text).filter(|host| !api_hosts.contains(host)).map(Some),
     })
 }
 
-fn trusted_proxies(written: &Written) -> Result<Proxies, ConfigError> {
-    let takes = "addresses such as 10.0.0.7 or fd00::7, networks such as 10.0.0.0/8, or unix";
-    written.parse_each(takes, |text| text.parse().ok()).map(Proxies)
+fn trusted_proxies(written: &Written) -> Result<Proxies, Problem> {
+    let accepted = "addresses such as 10.0.0.7 or fd00::7, networks such as 10.0.0.0/8, or unix";
+    written.parse_each(accepted, |text| text.parse().ok()).map(Proxies)
 }
 
 /// A host name or address as requests are compared with it: lower case, an IPv6 address without brackets.
@@ -185,18 +187,20 @@ fn host(text: &str) -> Option<String> {
     (is_name || bare.parse::<std::net::Ipv6Addr>().is_ok()).then(|| bare.to_ascii_lowercase())
 }
 
-fn tls(settings: &mut Settings) -> Result<Option<TlsFiles>, ConfigError> {
+fn tls(settings: &mut Settings) -> Option<TlsFiles> {
     let is_set = |written: &Written| !written.text().is_ok_and(str::is_empty);
     let cert = settings.take("tls.cert").filter(is_set);
     let key = settings.take("tls.key").filter(is_set);
     settings.note("tls.cert", &cert.is_some());
     settings.note("tls.key", &key.is_some());
-    match (cert, key) {
-        (None, None) => Ok(None),
-        (Some(cert), Some(key)) => Ok(Some(TlsFiles { cert: cert.text()?.into(), key: key.text()?.into() })),
-        (Some(cert), None) => Err(cert.refuse("a file only together with tls.key")),
-        (None, Some(key)) => Err(key.refuse("a file only together with tls.cert")),
-    }
+    let path = |written: &Written| written.text().map(PathBuf::from);
+    let files = match (cert, key) {
+        (None, None) => return None,
+        (Some(cert), Some(key)) => path(&cert).and_then(|cert| Ok(TlsFiles { cert, key: path(&key)? })),
+        (Some(cert), None) => Err(cert.refuse("tls.key to be set too")),
+        (None, Some(key)) => Err(key.refuse("tls.cert to be set too")),
+    };
+    settings.accept(files)
 }
 
 fn retention_days(days: u64) -> Option<u32> {
@@ -215,12 +219,13 @@ mod tests {
         Config::read(None, owned)
     }
 
-    fn file(text: &str) -> Result<Config, ConfigError> {
+    /// An error is without the file's name.
+    fn file(text: &str) -> Result<Config, String> {
         let path = env::temp_dir().join(format!("adriaticum-{}.toml", crate::id::secret_hex::<8>()));
         fs::write(&path, text).expect("the folder for temporary files should take one");
         let config = Config::read(Some(&path), std::iter::empty());
         fs::remove_file(&path).expect("the file should still be there");
-        config
+        config.map_err(|error| error.to_string().replace(&format!("{}:", path.display()), ""))
     }
 
     #[test]
@@ -278,7 +283,7 @@ mod tests {
         assert!(!format!("{config:?}").contains("sesame") && !config.database.to_string().contains("sesame"));
         let twice = database("postgresql://user:x@db.test/").expect_err("two passwords").to_string();
         assert!(
-            twice.starts_with("ADRIATICUM_DATABASE_PASSWORD_FILE") && twice.contains("nothing"),
+            twice.starts_with("ADRIATICUM_DATABASE_PASSWORD_FILE") && twice.contains("no file"),
             "{twice}"
         );
         let config = database("some.db").expect("the packaged service always names a file");
@@ -314,6 +319,10 @@ mod tests {
             ("RUNTIME_URL", "http://a b/v1"),
             ("RUNTIME_URL", "http://a/v1?x=y"),
             ("RUNTIME_URL", "https:///v1"),
+            ("RUNTIME_URL", "http://a"),
+            ("RUNTIME_URL", "http://a/"),
+            ("RUNTIME_URL", "http://a/v1/chat/completions"),
+            ("RUNTIME_URL", "http://a/v1,http://b"),
             ("RUNTIME_CA", "/nowhere/at/all"),
             ("RUNTIME_TIMEOUT", "0"),
             ("RUNTIME_API_KEY", "two words"),
@@ -330,26 +339,83 @@ mod tests {
         ] {
             let variable = format!("ADRIATICUM_{name}");
             let error = environment(&[(&variable, value)]).expect_err(name).to_string();
-            assert!(error.starts_with(&variable) && error.contains("it takes"), "{error}");
-            assert!(value.len() < 9 || !error.contains(value), "the value is repeated: {error}");
+            let is_secret = value.contains('@') || ["DATABASE", "RUNTIME_API_KEY"].contains(&name);
+            let found = if is_secret { variable } else { format!("{variable}={value:?}") };
+            assert!(error.starts_with(&format!("{found}: expected ")) && error.ends_with('.'), "{error}");
         }
         let long = format!("http://a/{}", "v".repeat(2_000));
         assert!(environment(&[("ADRIATICUM_RUNTIME_URL", &long)]).is_err());
-        for (text, name) in [
-            ("nonsense = 1", "nonsense"),
-            ("[nonsense]\na = 1", "nonsense"),
-            ("[runtime]\nnonsense = 1", "runtime.nonsense"),
-            ("runtime = 1", "runtime"),
-            ("workers = '3'", "workers"),
-            ("workers = -3", "workers"),
-            ("listen = 8080", "listen"),
-            ("api_hosts = [1]", "api_hosts"),
-            ("[runtime]\ntimeout = 1.5", "runtime.timeout"),
-            ("this is not TOML", "TOML"),
+        for (text, told) in [
+            (
+                "nonsense = 1",
+                "1: nonsense: there is no such setting. man adriaticum.toml lists all settings.",
+            ),
+            ("\nworker = 1", "2: worker: there is no such setting. Did you mean workers?"),
+            ("api_key = 'sesame'", "1: api_key: there is no such setting. Did you mean runtime.api_key?"),
+            ("[runtime]\nworkers = 1", "2: runtime.workers: there is no such setting. Did you mean workers?"),
+            ("[serach]\nurl = 1", "1: serach: there is no such setting. Did you mean search?"),
+            (
+                "[nonsense]\na = 1",
+                "1: nonsense: there is no such setting. man adriaticum.toml lists all settings.",
+            ),
+            (
+                "[runtime]\n\nmodle = 1",
+                "3: runtime.modle: there is no such setting. Did you mean runtime.model?",
+            ),
+            ("runtime = 1", "1: runtime: expected a table: [runtime]."),
+            ("runtime = [{api_key = 'sesame'}]", "1: runtime: expected a table: [runtime]."),
+            ("workers = '3'", "1: workers = '3': expected a whole number from 1 to 1024."),
+            ("workers = -3", "1: workers = -3: expected a whole number from 1 to 1024."),
+            (
+                "workers = 99999999999999999999",
+                "1: workers = 99999999999999999999: expected a whole number from 1 to 1024.",
+            ),
+            ("listen = 8080", "1: listen = 8080: expected a text in quotation marks."),
+            (
+                "api_hosts = [1,\n2]",
+                "1: api_hosts = [1, 2]: expected a text in quotation marks, or an array of them.",
+            ),
+            (
+                "[runtime]\ntimeout = 1.5",
+                "2: runtime.timeout = 1.5: expected a whole number from 1 to 86400.",
+            ),
+            (
+                "[runtime]\napi_key = 'sesame two'",
+                "2: runtime.api_key: expected a key of printable characters without white space.",
+            ),
+            ("tls.cert = 'a'", "1: tls.cert = 'a': expected tls.key to be set too."),
         ] {
-            let error = file(text).expect_err(text).to_string();
-            assert!(error.contains(name) && error.contains("adriaticum-"), "{text}: {error}");
+            assert_eq!(file(text).expect_err(text), told, "{text}");
         }
+        let broken = file("[runtime]\napi_key = 'sesame").expect_err("no end of the text");
+        assert!(broken.starts_with("2: it is not valid TOML: ") && !broken.contains("sesame"), "{broken}");
+    }
+
+    #[test]
+    fn every_problem_is_named_at_once() {
+        let text =
+            "workers = 0\n[search]\nurl = 'nowhere'\ngrounding = 'always'\n[tls]\nkey = 1\n[usage]\nday = 1";
+        let told = file(text).expect_err("all of it is wrong");
+        let starts: Vec<&str> = told.lines().map(|line| line.split(" = ").next().unwrap_or(line)).collect();
+        // Grounding needs search.url, which is set: that it is wrong is one problem, not two.
+        assert_eq!(
+            starts,
+            [
+                "the configuration has 4 problems:",
+                "  1: workers",
+                "  3: search.url",
+                "  6: tls.key",
+                "  8: usage.day: there is no such setting. man adriaticum.toml lists all settings."
+            ],
+            "{told}"
+        );
+        let told = environment(&[("ADRIATICUM_QUEUE", "x"), ("ADRIATICUM_RUNTIME_API_KEY", "a b")]);
+        let told = told.expect_err("both are wrong").to_string();
+        assert!(
+            told.contains("\n  ADRIATICUM_QUEUE=\"x\": ")
+                && told.contains("\n  ADRIATICUM_RUNTIME_API_KEY: "),
+            "{told}"
+        );
     }
 
     #[test]
@@ -381,7 +447,8 @@ mod tests {
     #[test]
     fn an_unknown_variable_is_told() {
         let config = environment(&[("ADRIATICUM_WORKER", "3"), ("ADRIATICUM_CONFIG", "x"), ("OTHER", "y")]);
-        assert_eq!(config.expect("a warning is no error").unknown_variables, ["ADRIATICUM_WORKER"]);
+        let unknown = config.expect("a warning is no error").unknown_variables;
+        assert_eq!(unknown, ["ADRIATICUM_WORKER (did you mean ADRIATICUM_WORKERS?)"]);
     }
 
     #[test]

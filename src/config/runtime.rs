@@ -8,8 +8,8 @@ use std::time::Duration;
 use rustls::RootCertStore;
 use ureq::http::Uri;
 
-use super::ConfigError;
-use super::settings::{Settings, Written};
+use super::settings::Settings;
+use super::written::{Problem, Written};
 use crate::client::roots;
 use crate::http::head::split_authority;
 
@@ -21,8 +21,6 @@ pub struct RuntimeConfig {
     pub urls: Vec<String>,
     pub model: String,
     pub api_key: Option<Secret>,
-    /// The file that `ADRIATICUM_RUNTIME_API_KEY_FILE` names.
-    pub api_key_file: Option<PathBuf>,
     /// The CAs that are trusted for an `https://` runtime; `None` means those of the system.
     pub ca: Option<RootCertStore>,
     /// For all runtime calls of one request together.
@@ -49,30 +47,34 @@ impl fmt::Debug for Secret {
     }
 }
 
-pub(super) fn read(settings: &mut Settings) -> Result<RuntimeConfig, ConfigError> {
-    let takes = "base addresses such as http://127.0.0.1:8081/v1 or https://10.0.0.7/v1";
-    let (api_key, api_key_file) = api_key(settings)?;
+pub(super) fn read(settings: &mut Settings) -> RuntimeConfig {
+    let accepted = "base addresses ending in /v1, such as http://127.0.0.1:8081/v1 or https://10.0.0.7/v1";
     let config = RuntimeConfig {
-        urls: settings.value("runtime.url", Vec::new(), |written| written.parse_each(takes, base_address))?,
-        model: settings.name("runtime.model", "adriaticum")?,
-        api_key,
-        api_key_file,
-        ca: settings.value("runtime.ca", None, ca)?,
-        timeout: Duration::from_secs(settings.number("runtime.timeout", 1..=86_400, 120)?),
+        urls: settings
+            .value("runtime.url", Vec::new(), |written| written.parse_each(accepted, runtime_address)),
+        model: settings.name("runtime.model", "adriaticum"),
+        api_key: api_key(settings),
+        ca: settings.value("runtime.ca", None, ca),
+        timeout: Duration::from_secs(settings.number("runtime.timeout", 1..=86_400, 120)),
     };
     // Not shown by themselves: the key, and the content of the file.
     settings.note("runtime.api_key", &config.api_key.as_ref().map(Secret::expose));
     settings.note("runtime.ca", &config.ca.as_ref().map(|ca| &ca.roots));
-    Ok(config)
+    config
+}
+
+/// Every call adds the rest of its path to `/v1`. A slash at the end is tolerated.
+fn runtime_address(url: &str) -> Option<String> {
+    base_address(url).filter(|url| url.ends_with("/v1"))
 }
 
 /// The certificates of a PEM file; an empty name counts as not set.
-fn ca(written: &Written) -> Result<Option<RootCertStore>, ConfigError> {
+fn ca(written: &Written) -> Result<Option<RootCertStore>, Problem> {
     match written.text()? {
         "" => Ok(None),
-        path => roots::read(Path::new(path)).map(Some).map_err(|error| {
-            written.refuse(&format!("the path of a PEM file with the certificate of a CA ({error})"))
-        }),
+        path => roots::read(Path::new(path))
+            .map(Some)
+            .map_err(|error| written.refuse(&format!("a PEM file with the certificate of a CA ({error})"))),
     }
 }
 
@@ -88,31 +90,32 @@ pub(super) fn base_address(url: &str) -> Option<String> {
     good.then(|| url.trim_end_matches('/').to_owned())
 }
 
-fn api_key(settings: &mut Settings) -> Result<(Option<Secret>, Option<PathBuf>), ConfigError> {
-    let key = secret(settings.take("runtime.api_key"), |written| Ok(written.text()?.to_owned()))?;
+fn api_key(settings: &mut Settings) -> Option<Secret> {
+    let set = settings.take("runtime.api_key");
     let file = settings.take_variable("runtime.api_key_file");
-    let path = file.as_ref().and_then(|file| file.text().ok()).map(PathBuf::from);
-    let place = file.as_ref().map(|file| file.refuse("nothing while runtime.api_key is set too"));
-    let in_file = secret(file, |written| {
-        fs::read_to_string(written.text()?)
-            .map_err(|error| written.refuse(&format!("the path of a file that can be read ({error})")))
-    })?;
-    match (key, in_file, place) {
-        (Some(_), Some(_), Some(twice)) => Err(twice),
-        // The packaged service always names a file, which is empty if the runtime wants no key.
-        (key, in_file, _) => Ok((key.or(in_file), path)),
+    let key = set.as_ref().and_then(|set| settings.accept(secret(set, set.text().map(str::to_owned)))?);
+    let in_file = file.as_ref().and_then(|file| settings.accept(secret(file, read_key(file)))?);
+    if key.is_some() {
+        settings.secret_files.extend(set.and_then(|set| set.file().map(PathBuf::from)));
     }
+    if let Some(file) = file {
+        settings.secret_files.extend(file.text().map(PathBuf::from));
+        if key.is_some() && in_file.is_some() {
+            settings.report(file.refuse("no file, because runtime.api_key is set too"));
+        }
+    }
+    // The packaged service always names a file, which is empty if the runtime needs no key.
+    key.or(in_file)
+}
+
+fn read_key(file: &Written) -> Result<String, Problem> {
+    fs::read_to_string(file.text()?)
+        .map_err(|error| file.refuse(&format!("a file that can be read ({error})")))
 }
 
 /// A key without the white space around it; `None` if nothing else is there.
-fn secret(
-    written: Option<Written>,
-    read: impl FnOnce(&Written) -> Result<String, ConfigError>,
-) -> Result<Option<Secret>, ConfigError> {
-    let Some(written) = written else {
-        return Ok(None);
-    };
-    let text = read(&written)?;
+fn secret(written: &Written, text: Result<String, Problem>) -> Result<Option<Secret>, Problem> {
+    let text = text?;
     let text = text.trim();
     if !text.bytes().all(|b| b.is_ascii_graphic()) {
         return Err(written.refuse("a key of printable characters without white space"));

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use regex_lite::Regex;
 
-use super::ConfigError;
 use super::runtime::base_address;
-use super::settings::{Settings, Written};
+use super::settings::Settings;
+use super::written::{Problem, Written};
 use crate::store::Database;
 
 #[derive(Clone, Debug)]
@@ -49,26 +49,27 @@ const GROUNDING_MODES: [(&str, GroundingMode); 4] = [
     ("auto", GroundingMode::Auto),
 ];
 
-pub(super) fn read(settings: &mut Settings, database: &Database) -> Result<SearchConfig, ConfigError> {
-    let place = settings.value("search.url", None, place)?;
-    let patterns = settings.value("search.match", Vec::new(), patterns)?;
-    let grounding = settings.value("search.grounding", GroundingMode::Off, |written| {
-        grounding(written, place.is_some(), !patterns.is_empty())
-    })?;
-    Ok(SearchConfig {
+pub(super) fn read(settings: &mut Settings, database: &Database) -> SearchConfig {
+    let place = settings.value("search.url", None, place);
+    let patterns = settings.value("search.match", Vec::new(), patterns);
+    let has_place = place.is_some() || settings.is_wrong("search.url");
+    let has_patterns = !patterns.is_empty() || settings.is_wrong("search.match");
+    let grounding = settings
+        .value("search.grounding", GroundingMode::Off, |written| grounding(written, has_place, has_patterns));
+    SearchConfig {
         place,
         // Each gateway has an index of its own.
         index: beside(database.file().unwrap_or(Path::new("adriaticum.db"))),
         grounding,
         patterns,
-        timeout: Duration::from_secs(settings.number("search.timeout", 1..=600, 5)?),
-        results: settings.number("search.results", 1..=20, 4)? as usize,
-    })
+        timeout: Duration::from_secs(settings.number("search.timeout", 1..=600, 5)),
+        results: settings.number("search.results", 1..=20, 4) as usize,
+    }
 }
 
-fn place(written: &Written) -> Result<Option<SearchPlace>, ConfigError> {
-    let takes = "index: or the address of a SearXNG instance, such as http://127.0.0.1:8888";
-    written.parse(takes, |text| match text {
+fn place(written: &Written) -> Result<Option<SearchPlace>, Problem> {
+    let accepted = "index: or the address of a SearXNG instance, such as http://127.0.0.1:8888";
+    written.parse(accepted, |text| match text {
         "" => Some(None),
         "index:" => Some(Some(SearchPlace::Index)),
         url => base_address(url).map(|url| Some(SearchPlace::SearXng(url))),
@@ -76,30 +77,30 @@ fn place(written: &Written) -> Result<Option<SearchPlace>, ConfigError> {
 }
 
 /// The mode, if what it needs is set too: a service that could not ask Search would refuse every request.
-fn grounding(written: &Written, has_place: bool, has_patterns: bool) -> Result<GroundingMode, ConfigError> {
+fn grounding(written: &Written, has_place: bool, has_patterns: bool) -> Result<GroundingMode, Problem> {
     let mode = written.word(&GROUNDING_MODES)?;
     if mode != GroundingMode::Off && !has_place {
         return Err(written.refuse(
-            "only off while search.url is not set. Set search.url to a SearXNG instance, or to index:",
+            "off, because search.url is not set: set it to the address of a SearXNG instance, or to index:",
         ));
     }
     if mode == GroundingMode::Match && !has_patterns {
-        return Err(written.refuse("match only with patterns. Set search.match to regular expressions"));
+        return Err(written.refuse("regular expressions in search.match for this mode"));
     }
     Ok(mode)
 }
 
-fn patterns(written: &Written) -> Result<Vec<Regex>, ConfigError> {
+fn patterns(written: &Written) -> Result<Vec<Regex>, Problem> {
     let mut patterns = Vec::new();
     for (index, text) in written.texts('\n')?.iter().enumerate() {
         patterns.push(Regex::new(text).map_err(|error| {
-            written.refuse(&format!("regular expressions, and number {} is none: {error}", index + 1))
+            written.refuse(&format!("regular expressions; number {} is wrong: {error}", index + 1))
         })?);
     }
     Ok(patterns)
 }
 
-/// The file of the index: it stands beside the database and has its name, with an addition.
+/// The file of the index: beside the database, with its name and an addition.
 fn beside(database: &Path) -> PathBuf {
     let mut name = database.file_stem().unwrap_or_default().to_owned();
     name.push("-search");

@@ -303,7 +303,6 @@ mod tests {
             urls: ["http://a/v1", "http://b/v1", "http://c/v1"].map(String::from).into(),
             model: "m".into(),
             api_key: None,
-            api_key_file: None,
             timeout: Duration::from_secs(1),
             ca: None,
         };

@@ -1,0 +1,181 @@
+//! A setting as it is written in the file or in a variable, and the message if it is wrong.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::settings::SECTIONS;
+use crate::text::shortened;
+
+/// What is wrong with a setting, where it is, and what is accepted.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// The line of the file; variables follow the file.
+    pub(super) line: usize,
+    pub(super) text: String,
+}
+
+/// Settings that are or may hold a secret.
+const SECRET: [&str; 2] = ["database", "runtime.api_key"];
+
+/// The most characters of a wrong value that a message repeats.
+const SHOWN: usize = 60;
+
+/// A value as it is written, and where.
+pub struct Written {
+    name: String,
+    value: Value,
+    place: Place,
+    /// As it is in the file or the variable.
+    found: String,
+}
+
+enum Value {
+    Text(String),
+    Number(u64),
+    Texts(Vec<String>),
+    /// What no setting accepts.
+    Other,
+}
+
+enum Place {
+    File(PathBuf, usize),
+    Variable(String),
+}
+
+impl Written {
+    pub(super) fn in_variable(name: &str, variable: String, text: String) -> Self {
+        let found = format!("{text:?}");
+        Self { name: name.into(), value: Value::Text(text), place: Place::Variable(variable), found }
+    }
+
+    /// That the value is not what the setting accepts. It is repeated unless it may be a secret: a URL may hold a password.
+    pub fn refuse(&self, accepted: &str) -> Problem {
+        let is_secret = SECRET.contains(&self.name.as_str()) || self.found.contains('@');
+        let found = shortened(&self.found, SHOWN);
+        let setting = match &self.place {
+            Place::File(..) if is_secret => self.name.clone(),
+            Place::File(..) => format!("{} = {found}", self.name),
+            Place::Variable(name) if is_secret => name.clone(),
+            Place::Variable(name) => format!("{name}={found}"),
+        };
+        self.problem(&format!("{setting}: expected {accepted}."))
+    }
+
+    pub(super) fn problem(&self, text: &str) -> Problem {
+        match &self.place {
+            Place::File(path, line) => problem_in(path, *line, text),
+            Place::Variable(_) => Problem { line: usize::MAX, text: text.to_owned() },
+        }
+    }
+
+    /// The file that it is in; `None` for a variable.
+    pub fn file(&self) -> Option<&Path> {
+        match &self.place {
+            Place::File(path, _) => Some(path),
+            Place::Variable(_) => None,
+        }
+    }
+
+    pub fn number(&self) -> Option<u64> {
+        match &self.value {
+            Value::Number(number) => Some(*number),
+            Value::Text(text) if self.file().is_none() => text.parse().ok(),
+            _ => None,
+        }
+    }
+
+    pub fn text(&self) -> Result<&str, Problem> {
+        match &self.value {
+            Value::Text(text) => Ok(text),
+            _ => Err(self.refuse("a text in quotation marks")),
+        }
+    }
+
+    /// One of a few words.
+    pub fn word<T: Copy>(&self, words: &[(&str, T)]) -> Result<T, Problem> {
+        let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+        let expected = format!("one of {}", known.join(", "));
+        self.parse(&expected, |text| words.iter().find(|(word, _)| *word == text).map(|(_, value)| *value))
+    }
+
+    /// What `read` makes of the text.
+    pub fn parse<T>(&self, accepted: &str, read: impl FnOnce(&str) -> Option<T>) -> Result<T, Problem> {
+        read(self.text()?).ok_or_else(|| self.refuse(accepted))
+    }
+
+    /// What `read` makes of each of several texts.
+    pub fn parse_each<T>(&self, accepted: &str, read: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, Problem> {
+        let values: Option<Vec<T>> = self.texts(',')?.iter().map(|text| read(text)).collect();
+        values.ok_or_else(|| self.refuse(accepted))
+    }
+
+    /// Several texts: an array or a single text in the file, separated by `separator` in the environment.
+    pub fn texts(&self, separator: char) -> Result<Vec<String>, Problem> {
+        let texts: Vec<&str> = match &self.value {
+            Value::Text(text) if self.file().is_none() => text.split(separator).collect(),
+            Value::Text(text) => vec![text],
+            Value::Texts(texts) => texts.iter().map(String::as_str).collect(),
+            Value::Number(_) | Value::Other => {
+                return Err(self.refuse("a text in quotation marks, or an array of them"));
+            }
+        };
+        let trimmed = texts.into_iter().map(str::trim).filter(|text| !text.is_empty());
+        Ok(trimmed.map(str::to_owned).collect())
+    }
+}
+
+fn problem_in(path: &Path, line: usize, text: &str) -> Problem {
+    Problem { line, text: format!("{}:{line}: {text}", path.display()) }
+}
+
+/// The settings of a file by their names, those of a table as `table.name`.
+pub(super) fn read_file(path: &Path) -> Result<BTreeMap<String, Written>, Vec<Problem>> {
+    let text = fs::read_to_string(path).map_err(|error| {
+        vec![Problem { line: 0, text: format!("{}: it can't be read: {error}.", path.display()) }]
+    })?;
+    let line_at = |place: usize| text.bytes().take(place).filter(|&byte| byte == b'\n').count() + 1;
+    let (table, errors) = DeTable::parse_recoverable(&text);
+    if !errors.is_empty() {
+        // Without the line itself, as the error's own text has it: the line may hold a secret.
+        let problem = |error: &toml::de::Error| {
+            let line = line_at(error.span().map_or(0, |span| span.start));
+            problem_in(path, line, &format!("it is not valid TOML: {}.", error.message()))
+        };
+        return Err(errors.iter().map(problem).collect());
+    }
+    let mut settings = BTreeMap::new();
+    let mut add = |name: String, key: &Spanned<_>, value: &Spanned<DeValue>| {
+        let place = Place::File(path.to_owned(), line_at(key.span().start));
+        let found = text[value.span()].to_owned();
+        settings.insert(name.clone(), Written { name, value: value_of(value.get_ref()), place, found });
+    };
+    for (key, value) in table.get_ref() {
+        let name = key.get_ref();
+        match value.get_ref() {
+            DeValue::Table(members) if SECTIONS.contains(&name.as_ref()) => {
+                for (member, value) in members {
+                    add(format!("{name}.{}", member.get_ref()), member, value);
+                }
+            }
+            _ => add(name.to_string(), key, value),
+        }
+    }
+    Ok(settings)
+}
+
+fn value_of(value: &DeValue) -> Value {
+    let text = |value: &Spanned<DeValue>| value.get_ref().as_str().map(str::to_owned);
+    let found = match value {
+        DeValue::String(text) => Some(Value::Text(text.to_string())),
+        DeValue::Integer(number) => {
+            u64::from_str_radix(number.as_str(), number.radix()).ok().map(Value::Number)
+        }
+        DeValue::Array(array) => array.iter().map(text).collect::<Option<_>>().map(Value::Texts),
+        _ => None,
+    };
+    found.unwrap_or(Value::Other)
+}
