@@ -164,7 +164,7 @@ class Trial:
         self.key, self.other_key = self.service.create_key("honest"), self.service.create_key("attacker")
         self.service.__enter__()
         # Every worker has its connection to the runtime.
-        await self.honest(0.5, clients=WORKERS, content="warm-up 0.2")
+        await self.honest(0.5, clients=self.settings.get("workers", WORKERS), content="warm-up 0.2")
         await asyncio.to_thread(until, lambda: not self.count_connections())
         self.threads, self.sockets = self.service.status("Threads"), self.count_sockets()
         return self
