@@ -31,6 +31,15 @@ CLIENTS = (8, 32, 128)
 
 SHIPPED, UNSYNCED, BASELINE = "Adriaticum, as shipped", "Adriaticum, syncing off", "Adriaticum, the baseline"
 
+# What each stores of a request, and when; the others have it in peers.TABLE.
+WRITTEN = {
+    "nginx, plain proxy": "nothing",
+    "HAProxy": "nothing",
+    SHIPPED: "a row before the call; its outcome before the answer, synced to disk",
+    UNSYNCED: "the same, not synced",
+    BASELINE: "the same",
+} | {peer.name: peer.written for peer in peers.TABLE}
+
 # Heading, name in the JSON, decimals.
 FIGURES = (
     ("added µs", "added_us", 0),

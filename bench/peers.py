@@ -31,6 +31,7 @@ class Peer:
     environment: dict = dataclasses.field(default_factory=dict)
     headers: dict = dataclasses.field(default_factory=dict)
     prepare: str = "true"  # shell command before the first start, run in the subject's folder
+    written: str = "nothing"  # what it stores of a request, and when
 
 
 CRABLLM = """
@@ -67,7 +68,8 @@ TABLE = [
     Peer("crabllm, no ledger", "0.0.25", CRABLLM_INSTALL, "bin/crabllm",
          "$peers/bin/crabllm serve --config crabllm.toml", {"crabllm.toml": CRABLLM}, {"RUST_LOG": "warn"}),
     Peer("crabllm, its SQLite ledger", "0.0.25", CRABLLM_INSTALL, "bin/crabllm",
-         "$peers/bin/crabllm serve --config crabllm.toml", {"crabllm.toml": CRABLLM_LEDGER}, {"RUST_LOG": "warn"}),
+         "$peers/bin/crabllm serve --config crabllm.toml", {"crabllm.toml": CRABLLM_LEDGER}, {"RUST_LOG": "warn"},
+         written="sums by key before the answer, a row after it, in SQLite"),
     Peer("onwards, no ledger", "1.2.0", "cargo install --quiet --locked --root . onwards --version $version", "bin/onwards",
          "$peers/bin/onwards -p $port --metrics-port $other_port -f targets.json",
          {"targets.json": '{"targets": {"adriaticum": {"url": "http://127.0.0.1:$upstream", "keys": ["$key"]}}}'},
@@ -83,7 +85,7 @@ TABLE = [
          {"config.yaml": "servers: [{name: upstream, url: 'http://127.0.0.1:$upstream', models: [adriaticum]}]", "key.py": SMOL_KEY},
          {"ADMIN_KEY": "admin", "PROXY_PORT": "$port", "PROXY_HOST": "127.0.0.1", "DB_PATH": "proxy.db", "CONFIG_PATH": "config.yaml",
           "PROXY_MAX_CONNECTIONS": "256", "PROXY_MAX_KEEPALIVE": "256"},
-         prepare="$peers/smol/bin/python key.py"),
+         prepare="$peers/smol/bin/python key.py", written="a row after the answer, in SQLite"),
     Peer("LiteLLM, one worker, no ledger", "1.106.2",
          "python3 -m venv litellm && litellm/bin/pip install --quiet 'litellm[proxy]==$version'", "litellm/lib",
          "$peers/litellm/bin/litellm --config config.yaml --host 127.0.0.1 --port $port --num_workers 1 --telemetry False",

@@ -1,49 +1,98 @@
-"""Writes the last results of compare.py and scale.py into README.md and docs/performance.md, between their marks."""
+"""Writes the last results of compare.py, model.py, scale.py and memory.py into README.md and docs/performance.md, between
+their marks."""
 
 import json
 
 import compare
+import memory
+import model
 import scale
 from subjects import ROOT
 
+README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance.md"
+
 
 def main():
-    for result, page, table in (
-        (compare.RESULT, ROOT / "README.md", comparison),
-        (scale.RESULT, ROOT / "docs" / "performance.md", growth),
+    for result, page, mark, text in (
+        (compare.RESULT, README, "bench", comparison),
+        (model.RESULT, README, "model", kept_tokens),
+        (model.RESULT, PERFORMANCE, "model", beside_a_model),
+        (scale.RESULT, PERFORMANCE, "bench", growth),
+        (memory.RESULT, README, "memory", sizing),
+        (memory.RESULT, PERFORMANCE, "memory", least_memory),
     ):
         if result.exists():
-            put_between_marks(page, table(json.loads(result.read_text())))
-            print(f"{page.relative_to(ROOT)}: wrote the table of {result.relative_to(ROOT)}")
+            put_between_marks(page, mark, text(json.loads(result.read_text())))
+            print(f"{page.relative_to(ROOT)}: wrote <!-- {mark} --> from {result.relative_to(ROOT)}")
         else:
-            print(f"{result.relative_to(ROOT)} does not exist, so {page.relative_to(ROOT)} is not changed")
+            print(f"{result.relative_to(ROOT)} does not exist: {page.relative_to(ROOT)}, <!-- {mark} -->, is not changed")
 
 
-def put_between_marks(page, lines):
-    before, begin, rest = page.read_text().partition("<!-- bench -->\n")
-    _, end, after = rest.partition("<!-- /bench -->\n")
+def put_between_marks(page, mark, lines):
+    before, begin, rest = page.read_text().partition(f"<!-- {mark} -->\n")
+    _, end, after = rest.partition(f"<!-- /{mark} -->\n")
     if not end:
-        raise SystemExit(f"{page} lacks the marks <!-- bench --> and <!-- /bench -->, each on its own line.")
+        raise SystemExit(f"{page} lacks the marks <!-- {mark} --> and <!-- /{mark} -->, each on its own line.")
     page.write_text(before + begin + "\n".join(["", *lines, "", ""]) + end + after)
 
 
 def comparison(result):
-    yield ("| | added to a direct call, median | 99th percentile | requests/s of 32 clients | processor, a request"
+    yield ("| | writes | added to a direct call, median | 99th percentile | requests/s of 32 clients | processor, a request"
            " | memory, idle | after the load | exec to the first 200 | on disk |")
-    yield "|---|--:|--:|--:|--:|--:|--:|--:|--:|"
+    yield "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|"
     for name, its in result["subjects"].items():
         value = {figure: its[figure]["median"] for figure in its}
         if name == "direct":
-            yield f"| direct | | | {value['rate_32']:,.0f} | | | | | |"
+            yield f"| direct | | | | {value['rate_32']:,.0f} | | | | | |"
         else:
             shown = f"**{name}**" if name == compare.SHIPPED else name
-            yield (f"| {shown} | {value['added_us']:,.0f} µs | {value['added_p99_us']:,.0f} µs | {value['rate_32']:,.0f}"
+            yield (f"| {shown} | {compare.WRITTEN[name]} | {value['added_us']:,.0f} µs | {value['added_p99_us']:,.0f} µs | {value['rate_32']:,.0f}"
                    f" | {value['processor_us']:,.0f} µs | {value['idle_mib']:.1f} MiB | {value['loaded_mib']:.1f} MiB"
                    f" | {value['first_ms']:,.0f} ms | {value['disk_mib']:,.1f} MiB |")
     versions = {name.split(",")[0]: version for name, version in result["versions"].items() if name != "direct"}
     yield ""
     yield (f"{result['machine']}, {result['made']}, medians of {result['rounds']} rounds. One synced commit of its disk takes "
            f"{result['commit_us']['median']:.0f} µs. " + ", ".join(f"{name} {version}" for name, version in versions.items()) + ".")
+
+
+def kept_tokens(result):
+    value = {name: {figure: its[figure]["median"] for figure in its} for name, its in result["subjects"].items()}
+    ours = value[model.OURS]
+    others = ", ".join(f"{name.split(',')[0]} {value[name]['share']:.1%}" for name in value if name not in (model.DIRECT, model.OURS))
+    yield (f"Beside a real model on the same {result['machine'].split(' ')[0]} cores, Adriaticum leaves it {ours['share']:.1%} of its tokens per"
+           f" second, and uses {ours['core_share']:.2%} of one core and {ours['memory_mib']:.1f} MiB (others: {others};"
+           " [details](docs/performance.md#beside-a-real-model)).")
+
+
+def beside_a_model(result):
+    yield ("| | tokens/s | of the direct call's | spread | latency, median | added | processor, of one core | memory |")
+    yield "|---|--:|--:|--:|--:|--:|--:|--:|"
+    for name, its in result["subjects"].items():
+        value = {figure: its[figure]["median"] for figure in its}
+        if name == model.DIRECT:
+            yield f"| direct | {value['rate']:.1f} | | | {value['latency_ms']:,.0f} ms | | | |"
+        else:
+            shown = f"**{name}**" if name == model.OURS else name
+            yield (f"| {shown} | {value['rate']:.1f} | {value['share']:.1%} | ±{its['share']['spread']:.1%} | {value['latency_ms']:,.0f} ms"
+                   f" | {value['added_ms']:+,.0f} ms | {value['core_share']:.2%} | {value['memory_mib']:.1f} MiB |")
+    yield ""
+    yield (f"{result['machine']}, {result['made']}, medians of {result['rounds']} rounds. Other processes used"
+           f" {result['foreign']:.1%} of the machine.")
+
+
+def sizing(result):
+    least = {(row["workers"], row["bodies"]): row["mib"] for row in result["rows"]}
+    yield (f"Sizing: {least[16, 'short']} MiB of memory is the least for 16 workers with short requests, {least[16, 'full']} MiB with full ones of"
+           f" 256 KiB; with 64 workers, {least[64, 'short']} and {least[64, 'full']} MiB. Give it twice that.")
+
+
+def least_memory(result):
+    yield "| workers | bodies | least memory | answered 200 there |"
+    yield "|--:|---|--:|--:|"
+    for row in result["rows"]:
+        yield f"| {row['workers']} | {row['bodies']} | {row['mib']} MiB | {row['success']:.0%} |"
+    yield ""
+    yield f"One core of {result['machine']}, {result['made']}."
 
 
 def growth(result):
