@@ -4,8 +4,8 @@ PYTHON ?= python3
 FUZZ_SECONDS ?= 120
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test lint unit outside tls clients console model test-crash test-install soak bench bench-years \
-	bench-tools bench-docs bench-scale bench-console sizes install uninstall deb sbom static fuzz mutants \
+.PHONY: help build run test lint unit outside tls clients console model test-crash test-install test-arm64 soak bench bench-years \
+	bench-model bench-memory bench-tools bench-docs bench-scale bench-console sizes install uninstall deb cross sbom static image fuzz mutants \
 	requirements clean FORCE
 # On two cores, tests that run beside a build or another test would time out or measure each other.
 .NOTPARALLEL:
@@ -19,8 +19,17 @@ CARGO_HOME ?= $(HOME)/.cargo
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || date -r Cargo.toml +%s)
 export SOURCE_DATE_EPOCH
 REMAP := --remap-path-prefix=$(CURDIR)=. --remap-path-prefix=$(CARGO_HOME)=cargo
+# From glibc 2.36 on, relocations take 6 KB in place of 240. Every start reads them.
+PACK := $(shell getconf GNU_LIBC_VERSION 2>/dev/null | awk '$$2 >= 2.36 { print "-C link-arg=-Wl,-z,pack-relative-relocs" }')
 # Without the time, which would make some build scripts run again after every commit.
-BUILD := env -u SOURCE_DATE_EPOCH RUSTFLAGS="$(RUSTFLAGS) $(REMAP)" cargo build --release --locked
+BUILD := env -u SOURCE_DATE_EPOCH RUSTFLAGS="$(RUSTFLAGS) $(REMAP) $(PACK)" cargo build --release --locked
+
+# The architecture of deb, static and image, in Debian's words.
+HOST_ARCH := $(if $(filter aarch64,$(shell uname -m)),arm64,amd64)
+ARCH ?= $(HOST_ARCH)
+MACHINE := $(if $(filter arm64,$(ARCH)),aarch64,x86_64)
+CROSS := env -u SOURCE_DATE_EPOCH packaging/cross.sh $(ARCH)
+STATIC := target/static/$(ARCH)/adriaticum
 
 PREFIX ?= /usr/local
 SYSCONFDIR ?= /etc
@@ -115,7 +124,13 @@ soak: need-soak build ## Run mixed load for SOAK_MINUTES (60), and fail if memor
 bench: need-bench build bench-tools ## Compare it with nginx and HAProxy, and with PEERS=1 with other gateways
 	$(PYTHON) bench/compare.py
 
-bench-docs: ## Write the last results of make bench and make bench-scale into README.md and docs/performance.md
+bench-model: need-bench need-model build ## Measure what each gateway takes from a real model; PEERS=0 leaves the other gateways out
+	$(PYTHON) bench/model.py
+
+bench-memory: need-bench build ## Find the least memory for 4, 16 and 64 workers (as root)
+	$(PYTHON) bench/memory.py
+
+bench-docs: ## Write the last results of the other bench targets into README.md and docs/performance.md
 	$(PYTHON) bench/publish.py
 
 bench-scale: need-bench build bench-tools ## Measure how the cost grows: connections, bodies, keys, workers, and ROWS in the ledger
@@ -162,27 +177,52 @@ uninstall: ## Remove what make install installed; the configuration and the data
 
 # As with Debian's own tools, DEBFULLNAME and DEBEMAIL name the maintainer.
 deb: export MAINTAINER := $(or $(DEBFULLNAME),The Adriaticum authors) <$(or $(DEBEMAIL),authors@adriaticum.invalid)>
-deb: need-deb build sbom ## Build the Debian package, target/debian/adriaticum_*.deb
+deb: need-deb $(if $(filter $(HOST_ARCH),$(ARCH)),build,cross) sbom ## Build the Debian package, target/debian/adriaticum_*.deb; ARCH=arm64: target/debian/arm64/
 	$(PYTHON) packaging/changelog.py > target/changelog
-	cargo deb --locked --no-build --no-strip --maintainer "$$MAINTAINER" $(if $(DEB_VERSION),--deb-version $(DEB_VERSION))
+	cargo deb --locked --no-build --no-strip --maintainer "$$MAINTAINER" $(if $(DEB_VERSION),--deb-version $(DEB_VERSION)) \
+		$(if $(filter $(HOST_ARCH),$(ARCH)),,--target $(MACHINE)-unknown-linux-gnu --output target/debian/$(ARCH)/)
+
+cross:
+	RUSTFLAGS="$(RUSTFLAGS) $(REMAP) $(PACK)" $(CROSS) gnu build --release --locked
+	@# Where cargo deb looks for it.
+	install -D -t target/$(MACHINE)-unknown-linux-gnu/release target/cross/$(MACHINE)-unknown-linux-gnu/release/adriaticum
 
 sbom: ## Write the SBOM, target/adriaticum.cdx.json (CycloneDX), and the licenses of the libraries
 	$(PYTHON) packaging/parts.py target/adriaticum.cdx.json target/THIRD-PARTY.gz
 
-static: ## Build a static binary for any Linux of this architecture
-	packaging/static.sh $(REMAP)
+static: ## Build a static binary for any Linux, target/static/ARCH/adriaticum; ARCH=arm64: for arm64
+	RUSTFLAGS="$(RUSTFLAGS) $(REMAP)" $(CROSS) musl build --release --locked
+	install -D target/cross/$(MACHINE)-unknown-linux-musl/release/adriaticum $(STATIC)
+	@! readelf --program-headers $(STATIC) | grep INTERP || { echo "$(STATIC) is not static"; exit 1; }
+	@echo "$(STATIC) runs on any Linux of $(ARCH)"
+
+image: need-image static ## Build a container image with buildah, target/image-ARCH.tar for podman load or docker load
+	mkdir -p target/static/volume/data
+	buildah build --quiet --arch $(ARCH) --build-arg TARGETARCH=$(ARCH) --timestamp $(SOURCE_DATE_EPOCH) --tag adriaticum \
+		--file Containerfile target/static
+	rm -f target/image-$(ARCH).tar
+	buildah push --quiet adriaticum docker-archive:target/image-$(ARCH).tar:adriaticum:latest
+	@echo "target/image-$(ARCH).tar is the image adriaticum, also in the local storage"
 
 sizes: deb static ## Print sizes, the exposure of the unit, and whether two builds have the same bytes
 	$(PYTHON) packaging/sizes.py
 
-test-install: need-test-install deb ## Install, use, upgrade and purge the package in a booted Debian; test three proxies (as root)
+test-install: need-test-install deb image ## Test the package in a booted Debian, three proxies, little memory and the image (as root)
 	$(call step,package)
 	$(PYTHON) tests/outside/install.py
 	$(call step,proxies)
 	$(PYTHON) tests/outside/proxies.py
 	$(call step,small memory)
 	$(PYTHON) tests/outside/small_memory.py
+	$(call step,container image)
+	$(PYTHON) tests/outside/image.py
 	@echo "make test-install: passed"
+
+test-arm64: ## Build for arm64; run the unit tests and the conformance suite under QEMU, and check the package
+	$(MAKE) need-test-arm64 deb static ARCH=arm64
+	$(call step,arm64)
+	$(PYTHON) tests/outside/arm64.py
+	@echo "make test-arm64: passed"
 
 fuzz: need-fuzz ## Fuzz the parsers of requests, JSON bodies, answers and documents, FUZZ_SECONDS each
 	@for target in head chunked reader validator answer documents; do \

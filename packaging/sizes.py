@@ -7,6 +7,7 @@ Run `make deb` and `make static` first. It fails if the unit is more exposed tha
 
 import hashlib
 import pathlib
+import platform
 import re
 import shutil
 import subprocess
@@ -14,12 +15,13 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BINARY = pathlib.Path("target/release/adriaticum")
+STATIC = pathlib.Path("target/static", "arm64" if platform.machine() == "aarch64" else "amd64", "adriaticum")
 MOST_EXPOSED = 1.0
 
 
 def main():
     package = newest_package(ROOT)
-    for name, path in (("binary", BINARY), ("static binary", "target/adriaticum-static"), ("package", package)):
+    for name, path in (("binary", BINARY), ("static binary", STATIC), ("package", package)):
         print(f"{name:15} {(ROOT / path).stat().st_size / 1024 / 1024:5.2f} MiB   {path}")
     exposure = exposure_of("systemd/adriaticum.service")
     print(f"exposure        {exposure:5.1f}       systemd-analyze security (at most {MOST_EXPOSED})")
