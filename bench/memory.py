@@ -12,12 +12,11 @@ import datetime
 import json
 import os
 import pathlib
-import re
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "outside"))
 import small_memory  # noqa: E402
-from service import ROOT  # noqa: E402
+from service import ROOT, allocator_settings  # noqa: E402
 
 from measure import machine  # noqa: E402
 
@@ -57,8 +56,7 @@ def least(workers, bodies):
 
 
 def main():
-    unit = (ROOT / "systemd" / "adriaticum.service").read_text()
-    os.environ.update(re.findall(r"^Environment=(MALLOC_\w+)=(\d+)$", unit, re.MULTILINE))
+    os.environ |= allocator_settings()
     rows = []
     for workers in WORKERS:
         for kind, bodies in BODIES.items():

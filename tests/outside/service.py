@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -264,6 +265,12 @@ class Service:
 
     def last_logged(self):
         return "\n".join(self.logged().splitlines()[-20:])
+
+
+def allocator_settings():
+    """Returns the environment that the package's unit sets for the allocator."""
+    unit = (ROOT / "systemd" / "adriaticum.service").read_text()
+    return dict(re.findall(r"^Environment=(MALLOC_\w+)=(\d+)$", unit, re.MULTILINE))
 
 
 def free_port():
