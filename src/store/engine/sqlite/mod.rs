@@ -273,7 +273,7 @@ mod tests {
             }
         }
         let temporary = Temporary::sqlite();
-        let engine = Sqlite::open(&temporary.folder.join("reads.db")).expect("a new database");
+        let engine = Sqlite::open(&temporary.folder.join("reads.db"), IfMissing::Create).expect("a new database");
         read_within(&engine, 10 * IDLE_READERS);
         assert_eq!(lock(&engine.readers).len(), IDLE_READERS);
     }
