@@ -8,7 +8,8 @@ _adriaticum_command() {
             skip=
         else
             case $word in
-                --config | --permission | --expires | --concurrent | --since | --until | --by | --key) skip=yes ;;
+                --config | --permission | --expires | --concurrent | --since | --until | --by | --key | --gateway | \
+                    --through | --from | --to) skip=yes ;;
                 -*) ;;
                 *) echo "$word" ;;
             esac
@@ -21,12 +22,14 @@ _adriaticum() {
     mapfile -t words < <(_adriaticum_command)
     options='--config --help --version'
     case "${words[0]} ${words[1]}" in
-        ' ') options+=' serve keys usage backup console audit search check' ;;
+        ' ') options+=' serve keys usage backup move console audit search check' ;;
         'keys ') options+=' create list rename revoke set' ;;
         'keys create' | 'keys set') options+=' --permission --expires --concurrent' ;;
         'keys list') options+=' --json' ;;
-        'usage ') options+=' show verify --since --until --by --key --json --csv' ;;
+        'usage ') options+=' show verify --since --until --by --key --gateway --json --csv' ;;
         'usage show') options+=' --json' ;;
+        'usage verify') options+=' --through --json' ;;
+        'move ') options+=' --from --to' ;;
         'audit ') options+=' --since --json' ;;
         'console ') options+=' password' ;;
         'search ') options+=' add list remove query' ;;
@@ -35,12 +38,12 @@ _adriaticum() {
         'check ') options+=' --json' ;;
     esac
     case $before in
-        --config) options='' files=yes ;;
+        --config | --from) options='' files=yes ;;
         --permission) options='completions metrics' files= ;;
-        --by) options='hour day month key status' files= ;;
+        --by) options='hour day month key status gateway' files= ;;
         --expires) options='30d 90d 365d never' files= ;;
         --concurrent) options='none' files= ;;
-        --key) options='' files= ;;
+        --key | --gateway | --through | --to) options='' files= ;;
         --since | --until) options='24h 7d 30d' files= ;;
     esac
     mapfile -t COMPREPLY < <(compgen -W "$options" -- "$word")

@@ -10,7 +10,7 @@ function __adriaticum_at
             continue
         end
         switch $word
-            case --config --permission --expires --concurrent --since --until --by --key
+            case --config --permission --expires --concurrent --since --until --by --key --gateway --through --from --to
                 set skip yes
             case '-*'
             case '*'
@@ -29,6 +29,7 @@ complete -c adriaticum -n '__adriaticum_at' -a serve -d 'Run the service until S
 complete -c adriaticum -n '__adriaticum_at' -a keys -d 'Create, list, change and revoke API keys'
 complete -c adriaticum -n '__adriaticum_at' -a usage -d 'Sum up requests and tokens'
 complete -c adriaticum -n '__adriaticum_at' -a backup -d 'Copy the database while the service runs'
+complete -c adriaticum -n '__adriaticum_at' -a move -d 'Move everything from SQLite to PostgreSQL'
 complete -c adriaticum -n '__adriaticum_at' -a console -d 'Set the password of the console'
 complete -c adriaticum -n '__adriaticum_at' -a audit -d 'Print who changed what'
 complete -c adriaticum -n '__adriaticum_at' -a search -d 'Manage the embedded index of documents'
@@ -51,13 +52,18 @@ complete -c adriaticum -n '__adriaticum_at usage' -a show -d 'Show one request'
 complete -c adriaticum -n '__adriaticum_at usage' -a verify -d 'Look for rows that were changed, deleted or inserted'
 complete -c adriaticum -n '__adriaticum_at usage' -l since -x -a '24h 7d 30d' -d 'Only requests since then'
 complete -c adriaticum -n '__adriaticum_at usage' -l until -x -a '24h 7d 30d' -d 'Only requests before then'
-complete -c adriaticum -n '__adriaticum_at usage' -l by -x -a 'hour day month key status' -d 'Group by'
+complete -c adriaticum -n '__adriaticum_at usage' -l by -x -a 'hour day month key status gateway' -d 'Group by'
 complete -c adriaticum -n '__adriaticum_at usage' -l key -x -d 'Only requests of this key'
+complete -c adriaticum -n '__adriaticum_at usage' -l gateway -x -d 'Only requests of this gateway'
 complete -c adriaticum -n '__adriaticum_at usage' -l json -d 'Print JSON'
 complete -c adriaticum -n '__adriaticum_at usage' -l csv -d 'Print comma-separated values'
 complete -c adriaticum -n '__adriaticum_at usage show' -l json -d 'Print JSON'
+complete -c adriaticum -n '__adriaticum_at usage verify' -l through -x -d 'Check a head that was noted earlier'
+complete -c adriaticum -n '__adriaticum_at usage verify' -l json -d 'Print JSON'
 
 complete -c adriaticum -n '__adriaticum_at backup' -F
+complete -c adriaticum -n '__adriaticum_at move' -l from -r -F -d 'The SQLite database'
+complete -c adriaticum -n '__adriaticum_at move' -l to -x -d 'The URI of an empty PostgreSQL database'
 complete -c adriaticum -n '__adriaticum_at console' -a password -d 'Set the password of the console'
 complete -c adriaticum -n '__adriaticum_at audit' -l since -x -a '24h 7d 30d' -d 'Only changes since then'
 complete -c adriaticum -n '__adriaticum_at audit' -l json -d 'Print JSON'

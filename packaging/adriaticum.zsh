@@ -16,6 +16,7 @@ _adriaticum() {
                 'keys:create, list, change and revoke API keys'
                 'usage:sum up requests and tokens'
                 'backup:copy the database while the service runs'
+                'move:move everything from SQLite to PostgreSQL'
                 'console:set the password of the console'
                 'audit:print who changed what'
                 'search:manage the embedded index of documents'
@@ -42,17 +43,25 @@ _adriaticum() {
                 'keys revoke') _arguments $everywhere '2:id:' ;;
                 'keys '*) _arguments $everywhere '1:command:(create list rename revoke set)' ;;
                 'usage show') _arguments $everywhere '2:id:' '--json[print JSON]' ;;
-                'usage verify') _arguments $everywhere ;;
+                'usage verify')
+                    _arguments $everywhere \
+                        '--through[check a head that was noted earlier]:head:' '--json[print JSON]'
+                    ;;
                 'usage '*)
                     _arguments $everywhere '1:command:(show verify)' \
                         '--since[only requests since then]:when:(24h 7d 30d)' \
                         '--until[only requests before then]:when:(24h 7d 30d)' \
-                        '--by[group by]:group:(hour day month key status)' \
+                        '--by[group by]:group:(hour day month key status gateway)' \
                         '--key[only requests of this key]:id:' \
+                        '--gateway[only requests of this gateway]:name:' \
                         '(--csv)--json[print JSON]' \
                         '(--json)--csv[print comma-separated values]'
                     ;;
                 'backup '*) _arguments $everywhere '1:new file:_files' ;;
+                'move '*)
+                    _arguments $everywhere '--from[the SQLite database]:file:_files' \
+                        '--to[the URI of an empty PostgreSQL database]:uri:'
+                    ;;
                 'console '*) _arguments $everywhere '1:command:(password)' ;;
                 'audit '*)
                     _arguments $everywhere '--since[only changes since then]:when:(24h 7d 30d)' '--json[print JSON]'

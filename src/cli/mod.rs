@@ -5,10 +5,12 @@ mod backup;
 mod check;
 mod console;
 mod keys;
+mod moving;
 mod search;
 mod serve;
 mod table;
 mod usage;
+mod verify;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -36,9 +38,9 @@ Commands:
   keys rename ID NAME   Give a key another name
   keys revoke ID        Refuse a key from now on, for good
   keys set ID           Change a key's permissions, its end, or how many requests it may have at once
-  usage                 Tell what the ledger holds
-  usage show ID         Tell one request's story
-  usage verify          Look for rows that were altered, removed or put in
+  usage                 Sum up requests and tokens
+  usage show ID         Show one request
+  usage verify          Look for rows that were changed, deleted or inserted
   search add PATH...    Add files and folders to the index of documents that Search can use
   search list           List the documents
   search remove ID      Remove a document
@@ -46,6 +48,7 @@ Commands:
   console password      Set the password of the console
   audit                 Tell who changed what: keys, password, settings, sign-ins
   backup FILE           Make a consistent copy of the database while it is used
+  move                  Move everything from a SQLite database to a PostgreSQL database
   check                 Try every part that a completion needs
 
 Options:
@@ -94,6 +97,7 @@ fn run() -> Result<(), CliError> {
         "audit" => audit::run(args),
         "check" => check::run(args),
         "console" => console::run(args),
+        "move" => moving::run(args),
         command => Err(no_command("", command)),
     }
 }

@@ -1,34 +1,40 @@
 //! `usage`: what the ledger holds.
 
-use super::{Args, CliError, Opt, no_command, open_store, print, print_json, table};
+use super::{Args, CliError, Opt, no_command, open_store, print, print_json, table, verify};
 use crate::store::{Filter, Grouping, Range, Store, Sums, UsageRow};
 use crate::text::{cells, count, csv_line, grouped};
 use crate::when::{self, When};
 
-const HELP: &str = "\
+pub(super) const HELP: &str = "\
 Prints how many requests there were and how many tokens the runtime measured for them.
 
-Usage: adriaticum usage [--since WHEN] [--until WHEN] [--by GROUP] [--key ID] [--json|--csv]
+Usage: adriaticum usage [--since WHEN] [--until WHEN] [--by GROUP] [--key ID] [--gateway NAME]
+                        [--json|--csv]
        adriaticum usage show REQUEST_ID [--json]
-       adriaticum usage verify
+       adriaticum usage verify [--through HEAD] [--json]
 
 show prints everything known about one request. verify reads the whole ledger and names the first row that was
 changed, deleted or inserted, and the first day whose sums differ from its rows. It also prints the head of the
-chain: note it elsewhere, to compare it with a later run.
+chain, of each gateway: note it elsewhere, and give it to a later run with --through.
 
 Options:
   --since WHEN   Only requests since then: 90m, 24h, 30d, or a date (YYYY-MM-DD, UTC). Days are calendar days in
                  UTC, as on the console: 30d is today and the 29 days before it
   --until WHEN   Only requests before then
-  --by GROUP     Print one line for each hour, day, month (UTC), key or status
+  --by GROUP     Print one line for each hour, day, month (UTC), key, status or gateway
   --key ID       Only requests of this key
+  --gateway NAME
+                 Only requests of this gateway, in a shared database
+  --through HEAD
+                 Check also that this head, [GATEWAY:]SEQ:HASH as verify printed it earlier, is still part of its chain
   --json         Print JSON
   --csv          Print comma-separated values
 ";
 
 pub fn run(mut args: Args) -> Result<(), CliError> {
     let (mut json, mut csv) = (false, false);
-    let (mut since, mut until, mut by, mut key_id) = (None, None, None, None);
+    let (mut since, mut until, mut by) = (None, None, None);
+    let (mut key_id, mut gateway) = (None, None);
     let mut set_since = |text: &str| {
         since = Some(When::parse(text).ok_or(When::TAKES)?);
         Ok(())
@@ -39,16 +45,21 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     };
     let mut set_by = |word: &str| {
         let known = Grouping::ALL.into_iter().find(|(name, _)| *name == word);
-        by = Some(known.ok_or("hour, day, month, key or status")?.1);
+        by = Some(known.ok_or("hour, day, month, key, status or gateway")?.1);
         Ok(())
     };
     let mut set_key = |id: &str| {
         key_id = Some(id.to_owned());
         Ok(())
     };
+    let mut set_gateway = |name: &str| {
+        gateway = Some(name.to_owned());
+        Ok(())
+    };
     let mut options = [
         Opt::Flag("json", &mut json),
         Opt::Flag("csv", &mut csv),
+        Opt::Value("gateway", &mut set_gateway),
         Opt::Value("key", &mut set_key),
         Opt::Value("since", &mut set_since),
         Opt::Value("until", &mut set_until),
@@ -57,7 +68,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     match args.next_word(HELP, &mut options)?.as_deref() {
         None => {}
         Some("show") => return show(args),
-        Some("verify") => return verify(args),
+        Some("verify") => return verify::run(args),
         Some(word) => return Err(no_command("usage ", word)),
     }
     if json && csv {
@@ -67,10 +78,8 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let ago = |when: Option<When>, otherwise: i64| when.map_or(otherwise, |when| when.ago(now));
     let range = Range { since: ago(since, i64::MIN), until: ago(until, i64::MAX) };
     let store = open_store(&args.config()?)?;
-    if let Some(id) = &key_id {
-        find_key(&store, id)?;
-    }
-    let filter = Filter { key_id: key_id.as_deref(), gateway: None };
+    let filter = Filter { key_id: key_id.as_deref(), gateway: gateway.as_deref() };
+    check_names(&store, filter)?;
     let (mut sums, mut rows, mut removed_before) = (Sums::default(), Vec::new(), None);
     match by {
         None => sums = store.sums(range, filter)?,
@@ -109,9 +118,21 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     Ok(())
 }
 
-fn find_key(store: &Store, id: &str) -> Result<(), CliError> {
-    let is_known = store.list_keys()?.iter().any(|key| key.id == id);
-    is_known.then_some(()).ok_or_else(|| super::keys::no_such_key(id))
+/// A misspelt name would have no requests. The chain of a moved ledger has an empty name.
+fn check_names(store: &Store, Filter { key_id, gateway }: Filter) -> Result<(), CliError> {
+    if let Some(id) = key_id
+        && !store.list_keys()?.iter().any(|key| key.id == id)
+    {
+        return Err(super::keys::no_such_key(id));
+    }
+    match gateway.filter(|name| !name.is_empty()) {
+        Some(name) if !store.gateways()?.iter().any(|gateway| gateway.name == name) => {
+            Err(CliError::Failed(format!(
+                "there is no gateway {name:?}. adriaticum usage --by gateway shows those that there are."
+            )))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// An object with a row a line, and with the members of the sums.
@@ -158,7 +179,7 @@ fn show(mut args: Args) -> Result<(), CliError> {
         (Some(reason), Some(count)) => format!("asked ({reason}), {count} found, {}", time(row.search_ms)),
         (Some(reason), None) => format!("asked ({reason}), unavailable, {}", time(row.search_ms)),
     };
-    let lines = [
+    let mut lines = vec![
         ("request", row.request_id),
         ("key", format!("{} ({})", row.key_id, row.key_name)),
         ("created", when::iso(row.created).unwrap_or_else(|| row.created.to_string())),
@@ -172,27 +193,11 @@ fn show(mut args: Args) -> Result<(), CliError> {
         ("grounded", if row.grounded { "yes" } else { "no" }.into()),
         ("search", search),
     ];
-    print(&table::lay_out(&lines.map(|(name, value)| vec![name.into(), value])))
-}
-
-fn verify(mut args: Args) -> Result<(), CliError> {
-    let [] = args.words(HELP, [], &mut [])?;
-    let found = open_store(&args.config()?)?.verify()?;
-    match found.fault {
-        None => {
-            let unsealed = match found.unsealed {
-                0 => String::new(),
-                1 => "; 1 newer row has no seal yet".into(),
-                rows => format!("; {} have no seal yet", count(rows, "newer row")),
-            };
-            let heads: Vec<String> = found.heads.iter().map(ToString::to_string).collect();
-            let rows = count(found.rows as i64, "row");
-            print(&format!("{rows}, nothing wrong{unsealed}. The head is {}\n", heads.join(", ")))
-        }
-        Some(fault) => {
-            Err(CliError::Failed(format!("after {}: {fault}.", count(found.rows as i64, "good row"))))
-        }
+    if !row.gateway.is_empty() {
+        lines.push(("gateway", row.gateway));
     }
+    let lines: Vec<_> = lines.into_iter().map(|(name, value)| vec![name.into(), value]).collect();
+    print(&table::lay_out(&lines))
 }
 
 /// The sums in a sentence. Unmeasured completions are counted separately, never as zero tokens.

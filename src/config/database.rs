@@ -1,7 +1,7 @@
 //! The setting of the database.
 
-use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use super::Secret;
 use super::settings::Settings;
@@ -36,20 +36,22 @@ fn parse(written: &Written) -> Result<Option<Database>, Problem> {
 /// Reads the password from the file that a variable names. Returns the file.
 fn read_password(written: &Written, database: &mut Database) -> Result<PathBuf, Problem> {
     let path = PathBuf::from(written.text()?);
-    let text = fs::read_to_string(&path)
-        .map_err(|error| written.refuse(&format!("a file that can be read ({error})")))?;
-    let text = text.trim_end_matches(['\r', '\n']);
-    match database {
-        Database::Postgres(uri) if !text.is_empty() => {
-            if uri.password.is_some() {
-                return Err(written.refuse("no file, because the URI of database has a password too"));
-            }
-            uri.password = Some(Secret::new(text));
+    let password =
+        password_in(&path).map_err(|error| written.refuse(&format!("a file that can be read ({error})")))?;
+    if let (Database::Postgres(uri), Some(password)) = (database, password) {
+        if uri.password.is_some() {
+            return Err(written.refuse("no file, because the URI of database has a password too"));
         }
-        // The packaged service always names a file, which is empty if no password is needed.
-        _ => {}
+        uri.password = Some(password);
     }
     Ok(path)
+}
+
+/// The password in a file. The packaged service always names one, which is empty if no password is needed.
+pub fn password_in(path: &Path) -> io::Result<Option<Secret>> {
+    let text = fs::read_to_string(path)?;
+    let text = text.trim_end_matches(['\r', '\n']);
+    Ok((!text.is_empty()).then(|| Secret::new(text)))
 }
 
 fn password(database: &Database) -> Option<&str> {

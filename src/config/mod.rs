@@ -13,6 +13,7 @@ use std::{env, mem, str};
 
 use log::LevelFilter;
 
+pub use database::password_in;
 pub use runtime::{RuntimeConfig, Secret};
 pub use search::{GroundingMode, SearchConfig, SearchPlace};
 use settings::Settings;

@@ -98,6 +98,16 @@ pub struct Head {
     pub hash: [u8; 32],
 }
 
+impl Head {
+    /// Reads what `Display` writes.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (rest, hash) = text.rsplit_once(':')?;
+        let (gateway, seq) = rest.rsplit_once(':').unwrap_or(("", rest));
+        let seq = seq.parse().ok().filter(|&seq| seq >= 0)?;
+        Some(Self { gateway: gateway.to_owned(), seq, hash: hex::decode(hash).ok()?.try_into().ok()? })
+    }
+}
+
 /// `SEQ:HASH`, or `GATEWAY:SEQ:HASH`.
 impl fmt::Display for Head {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -165,13 +175,7 @@ impl fmt::Display for Fault {
 impl Store {
     /// Walks every chain, then compares the sums of each day with its rows, on one state of the database.
     pub fn verify(&self) -> Result<Verification, StoreError> {
-        self.engine.report(|session| {
-            let mut verification = walk(session)?;
-            if verification.fault.is_none() {
-                verification.fault = compare_sums(session)?;
-            }
-            Ok(verification)
-        })
+        self.engine.report(verify)
     }
 
     /// Whether a head that was noted earlier is part of its chain, which `verify` has to find sound too.
@@ -186,6 +190,14 @@ impl Store {
             _ => Noted::Missing,
         })
     }
+}
+
+pub(super) fn verify(session: &dyn Session) -> Result<Verification, StoreError> {
+    let mut verification = walk(session)?;
+    if verification.fault.is_none() {
+        verification.fault = compare_sums(session)?;
+    }
+    Ok(verification)
 }
 
 fn walk(session: &dyn Session) -> Result<Verification, StoreError> {
@@ -278,6 +290,26 @@ mod tests {
         let temporary = ten_rows();
         temporary.store.tamper(statements);
         temporary.store.verify().expect("a walk").fault
+    }
+
+    #[test]
+    fn a_head_as_it_is_noted() {
+        let hash = "0f".repeat(32);
+        for text in [format!("7:{hash}"), format!("gateway-1:0:{hash}")] {
+            assert_eq!(Head::parse(&text).map(|head| head.to_string()), Some(text));
+        }
+        for text in [
+            "",
+            "7",
+            "7:0f",
+            ":7",
+            &hash,
+            &format!("-1:{hash}"),
+            &format!("a:b:{hash}"),
+            &format!("7:{hash}0f"),
+        ] {
+            assert_eq!(Head::parse(text), None, "{text}");
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod gateways;
 mod keys;
 mod ledger;
 mod listing;
+mod moving;
 mod retention;
 mod rollup;
 mod sealing;
@@ -43,6 +44,7 @@ pub use keys::{
 };
 pub use ledger::{COLUMNS as LEDGER_COLUMNS, LedgerRow, NewRow, Outcome, Searched, Tokens};
 pub use listing::{Listing, Matching, Which};
+pub use moving::Progress;
 pub use rollup::{RollupRow, Span, SpanSums};
 use sealing::Backlog;
 pub use sealing::Unsealed;
@@ -109,8 +111,8 @@ impl Store {
         self.engine.is_stuck()
     }
 
-    /// Makes a consistent copy of this moment, while others write.
-    pub fn backup(&self, to: &Path) -> Result<(), StoreError> {
+    /// Makes a consistent copy of this moment, while others write. Returns how many rows of the ledger it has.
+    pub fn backup(&self, to: &Path) -> Result<i64, StoreError> {
         self.engine.backup(to)
     }
 

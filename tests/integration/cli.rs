@@ -96,14 +96,18 @@ fn wrong_use_is_told() {
         (&["keys", "set", "x", "--expires", "2001-01-01"], "past"),
         (&["keys", "set", "x", "--expires", "soon"], "or never"),
         (&["keys", "list", "--csv"], "--csv"),
-        (&["usage", "--by", "week"], "hour, day, month, key or status"),
+        (&["usage", "--by", "week"], "hour, day, month, key, status or gateway"),
         (&["usage", "nonsense"], "nonsense"),
+        (&["usage", "verify", "--through", "3:0f"], "[GATEWAY:]SEQ:HASH"),
+        (&["move"], "--from DATABASE is missing"),
+        (&["move", "--from", "a.db"], "--to DATABASE is missing"),
         (&["usage", "show"], "REQUEST_ID"),
         (&["backup"], "FILE"),
         (&["usage", "--json", "--csv"], "exclude"),
     ] {
         refused(&server, arguments, 2, word);
     }
+    server.key();
     refused(&server, &["keys", "revoke", "key_none"], 1, "keys list");
     for help in [
         &["--help"][..],
@@ -192,6 +196,12 @@ fn usage_of_one_key() {
     assert!(server.told(&["usage", "--key", id]).starts_with("2 requests, 0 errors"), "{groups}");
     assert_eq!(server.told(&["usage", "--key", id, "--by", "key", "--csv"]).lines().count(), 2);
     refused(&server, &["usage", "--key", "key_none"], 1, "keys list");
+    refused(&server, &["usage", "--gateway", "none"], 1, "--by gateway");
+    let groups: Value =
+        serde_json::from_str(&server.told(&["usage", "--by", "gateway", "--json"])).expect("JSON");
+    assert_eq!(groups["rows"].as_array().map(Vec::len), Some(1), "{groups}");
+    let gateway = groups["rows"][0]["gateway"].as_str().expect("a name");
+    assert!(server.told(&["usage", "--gateway", gateway]).starts_with("3 requests"));
 }
 
 #[test]
@@ -213,7 +223,7 @@ fn hours_that_retention_has_removed_are_named() {
     server.query("DELETE FROM usage_rollup WHERE span = 3600 RETURNING 1");
     server.query("UPDATE usage_rollup SET start = 86400 WHERE span = 86400 RETURNING 1");
     server.query("DELETE FROM usage RETURNING 1");
-    server.query("UPDATE chain SET kept_since = 180000 RETURNING 1");
+    server.query("UPDATE gateways SET kept_since = 180000 RETURNING 1");
     let (csv, note) = by_hour("--csv");
     assert_eq!(csv.lines().count(), 1, "no note among the values: {csv}");
     assert!(note.starts_with("Hours before 1970-01-03T02:00:00Z were removed."), "{note}");
@@ -251,8 +261,57 @@ fn a_ledger_that_was_touched_is_found_out() {
     server.wait_for_seals();
     let told = server.told(&["usage", "verify"]);
     assert!(told.starts_with("3 rows, nothing wrong. The head is 3:"), "{told}");
+    let json = || -> Value {
+        serde_json::from_slice(&server.run(&["usage", "verify", "--json"]).stdout).expect("JSON")
+    };
+    let members = ["ok", "rows", "unsealed", "fault", "through"].map(|name| json()[name].clone());
+    assert_eq!(members, [json!(true), json!(3), json!(0), Value::Null, Value::Null]);
+    assert_eq!(json()["heads"][0]["seq"], 3);
     server.query("UPDATE usage SET total_tokens = 1 WHERE seq = 2 RETURNING seq");
     refused(&server, &["usage", "verify"], 1, "after 1 good row: the row of chatcmpl_");
+    assert_eq!((&json()["ok"], &json()["rows"]), (&json!(false), &json!(1)));
+    assert!(json()["fault"].as_str().is_some_and(|fault| fault.contains("chatcmpl_")));
+}
+
+#[test]
+fn a_head_that_was_noted_is_checked() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).sqlite().start();
+    let key = server.key();
+    let head = || -> String {
+        server.post(&key, &chat("x")).is_completion();
+        server.wait_for_seals();
+        let told = server.told(&["usage", "verify"]);
+        told.trim_end().rsplit_once(' ').expect("a head").1.to_owned()
+    };
+    let [first, second, third] = [head(), head(), head()];
+    let through = |head: &str| {
+        let output = server.run(&["usage", "verify", "--through", head, "--json"]);
+        let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(json["ok"], output.status.success(), "{json}");
+        (json["through"]["status"].as_str().expect("a status").to_owned(), told)
+    };
+    for head in [&first, &second, &third] {
+        assert_eq!(through(head), ("in_chain".into(), String::new()));
+        let told = server.told(&["usage", "verify", "--through", head]);
+        assert!(told.ends_with(&format!("{head} is part of the chain.\n")), "{told}");
+    }
+    // Another chain, one that is shorter, and one of a gateway that there is not.
+    let other = format!("2:{}", &third[2..]);
+    for head in [other.as_str(), &format!("4:{}", &third[2..]), &format!("other:{third}")] {
+        let (status, told) = through(head);
+        assert!(status == "missing" && told.contains("is not part of the chain"), "{head}: {told}");
+        refused(&server, &["usage", "verify", "--through", head], 1, "is not part of the chain");
+    }
+    // Retention has removed the first two rows.
+    server.query("UPDATE gateways SET (anchor_seq, anchor_hash) = (SELECT seq, hash FROM usage WHERE seq = 2) RETURNING 1");
+    server.query("DELETE FROM usage WHERE seq <= 2 RETURNING 1");
+    server.query(&format!("UPDATE gateways SET kept_since = {} RETURNING 1", 2 * crate::ledger::seconds()));
+    let (status, told) = through(&first);
+    assert!(status == "removed" && told.contains("can't be checked: retention"), "{told}");
+    assert_eq!(through(&second).0, "in_chain", "the anchor is known");
+    assert_eq!(through(&third).0, "in_chain");
 }
 
 #[test]
@@ -263,7 +322,13 @@ fn a_backup_is_made_while_the_service_goes_on() {
     server.post(&key, &chat("x")).is_completion();
     let copy = server.folder.path("copy.db");
     let path = copy.to_str().expect("text").to_owned();
-    server.told(&["backup", &path]);
+    let told = server.told(&["backup", &path]);
+    let size = copy.metadata().expect("the copy").len().to_string();
+    assert!(told.starts_with(&format!("{path}: 1 row, ")) && told.ends_with(" bytes\n"), "{told}");
+    assert_eq!(told.rsplit(", ").next().map(|it| it.replace([',', ' '], "")), Some(format!("{size}bytes\n")));
+    let files = std::fs::read_dir(server.folder.path("")).expect("a folder").flatten();
+    let copies = files.filter(|file| file.file_name().to_string_lossy().starts_with("copy.db")).count();
+    assert_eq!(copies, 1, "nothing beside it");
     refused(&server, &["backup", &path], 1, "new file");
     server.post(&key, &chat("x")).is_completion();
     let restored = server.set("ADRIATICUM_DATABASE", &path);

@@ -10,7 +10,7 @@ pub const PASSWORD: &str = "correct horse battery staple";
 #[derive(Clone)]
 pub struct Browser<'a> {
     server: &'a Server,
-    cookies: Vec<(String, String)>,
+    pub cookies: Vec<(String, String)>,
     token: String,
 }
 

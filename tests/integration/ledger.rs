@@ -59,7 +59,7 @@ fn created_is_when_the_request_was_complete_and_not_when_a_worker_took_it() {
     assert!(rows.iter().all(|row| matches!(row[..], [Integer(created)] if created as u64 <= complete)));
 }
 
-fn seconds() -> u64 {
+pub fn seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_secs()
 }
 

@@ -18,6 +18,7 @@ mod ledger;
 mod lifecycle;
 mod limits;
 mod metrics;
+mod moving;
 mod packaging;
 mod postgres;
 mod runtime;

@@ -141,7 +141,7 @@ fn bash_completes_every_command_and_option() {
             }
         }
     }
-    assert_eq!(offered("adriaticum usage --by"), words(["hour", "day", "month", "key", "status"]));
+    assert_eq!(offered("adriaticum usage --by"), words(["hour", "day", "month", "key", "status", "gateway"]));
     assert_eq!(offered("adriaticum keys create x --permission"), words(["completions", "metrics"]));
     assert!(offered("adriaticum backup").contains("Cargo.toml"));
 }

@@ -11,6 +11,7 @@
 mod database;
 pub mod postgres;
 pub mod sqlite;
+mod table;
 mod value;
 
 use std::path::Path;
@@ -18,6 +19,7 @@ use std::path::Path;
 pub use database::{Database, ServeLock};
 use postgres::Postgres;
 use sqlite::Sqlite;
+pub use table::Table;
 pub use value::{FromValue, Row, Value};
 
 use super::StoreError;
@@ -131,7 +133,7 @@ impl Engine {
         }
     }
 
-    pub fn backup(&self, to: &Path) -> Result<(), StoreError> {
+    pub fn backup(&self, to: &Path) -> Result<i64, StoreError> {
         match self {
             Self::Sqlite(sqlite) => sqlite.backup(to),
             Self::Postgres(_) => Err(StoreError::Other(

@@ -94,6 +94,11 @@ impl Row {
         Self(values.into_iter())
     }
 
+    /// All columns.
+    pub fn values(self) -> Vec<Value> {
+        self.0.collect()
+    }
+
     /// The next column.
     pub fn next<T: FromValue>(&mut self) -> Result<T, StoreError> {
         let value = self.0.next().unwrap_or(Value::Null);

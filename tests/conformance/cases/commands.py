@@ -12,7 +12,7 @@ from harness import Server, chat, is_completion, is_error, until
 from shared import KEY, RUNTIME, SERVER, UNREACHABLE, ok
 
 COMMANDS = ("serve", "keys create", "keys list", "keys rename", "keys revoke", "usage", "usage show", "usage verify", "backup",
-            "console password", "audit", "check", "search add", "search list", "search remove", "search query")
+            "console password", "audit", "move", "check", "search add", "search list", "search remove", "search query")
 
 
 def every_command_has_help():
@@ -27,6 +27,7 @@ def exit_codes():
     for arguments, code in (("--help", 0), ("--version", 0), ("nonsense", 2), ("keys", 2), ("keys nonsense", 2),
                             ("keys create", 2), ("keys list --nonsense", 2), (f"keys revoke {unknown}", 1),
                             (f"keys rename {unknown} x", 1), ("usage --by nonsense", 2), ("usage --since nonsense", 2),
+                            (f"usage --key {unknown}", 1), ("usage verify --through nonsense", 2), ("move", 2),
                             ("usage show chatcmpl_" + "0" * 32, 1), ("search remove 77", 1), ("--config", 2)):
         done = SERVER.cli(*arguments.split(), check=False)
         assert done.returncode == code, (arguments, done)
@@ -72,6 +73,18 @@ def the_usage_command_selects_and_groups():
     assert any(row["requests"] == successes for row in statuses), statuses
 
 
+def the_usage_command_selects_a_key():
+    with Server(RUNTIME) as server:
+        keys = {name: server.create_key(name) for name in ("one", "other")}
+        RUNTIME.answer = RUNTIME.good
+        for name, count in (("one", 1), ("other", 2)):
+            for _ in range(count):
+                is_completion(server.post(chat(), keys[name]))
+            key_id = server.keys()[name]["id"]
+            out = json.loads(server.cli("usage", "--key", key_id, "--by", "key", "--json").stdout)
+            assert out["requests"] == count and [row["key_id"] for row in out["rows"]] == [key_id], out
+
+
 def usage_show_shows_one_request():
     done = ok(chat())
     shown = SERVER.cli("usage", "show", done["id"]).stdout
@@ -97,6 +110,36 @@ def usage_verify_finds_changed_deleted_and_inserted_rows():
             server.change(change)
             done = server.cli("usage", "verify", check=False)
             assert done.returncode == 1, (change, done)
+            done = server.cli("usage", "verify", "--json", check=False)
+            found = json.loads(done.stdout)
+            assert done.returncode == 1 and not found["ok"] and found["fault"], (change, done)
+
+
+def usage_verify_checks_a_head_that_was_noted():
+    with Server(RUNTIME) as server:
+        key = server.create_key()
+        RUNTIME.answer = RUNTIME.good
+
+        def verified(*options, code=0):
+            done = server.cli("usage", "verify", "--json", *options, check=False)
+            assert done.returncode == code, done
+            return json.loads(done.stdout)
+
+        noted = []
+        for count in (1, 2):
+            is_completion(server.post(chat(), key))
+            until(lambda: server.rows("SELECT count(*) FROM usage WHERE seq IS NULL") == [(0,)])
+            found = verified()
+            assert found["ok"] and found["rows"] == count and not found["unsealed"] and found["fault"] is None, found
+            head, = found["heads"]
+            name = f"{head['gateway']}:" if head["gateway"] else ""
+            noted.append((f"{name}{head['seq']}", head["hash"]))
+        for place, digest in noted:
+            assert verified("--through", f"{place}:{digest}")["ok"]
+            assert server.cli("usage", "verify", "--through", f"{place}:{digest}").stdout.startswith("2 rows")
+        (first, digest), (second, other) = noted
+        for head in (f"{first}:{other}", f"{second}:{digest}", f"{second}0:{other}"):
+            assert not verified("--through", head, code=1)["ok"], head
 
 
 def a_backup_is_a_consistent_copy_of_a_running_service():

@@ -70,6 +70,21 @@ impl Postgres {
         Ok(Self { pool })
     }
 
+    /// Creates the tables in an empty database and runs `fill`, in one transaction: if that fails, or this process ends, the
+    /// database is still empty. Programs that open it meanwhile wait.
+    pub fn create_with<T>(
+        uri: &DatabaseUri,
+        fill: impl FnOnce(&dyn Session) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let mut pooled = Pool::new(uri, 1)?.get(Instant::now() + START_TIME, WhileLost::Fail)?;
+        schema::begin_and_create(pooled.connection())?;
+        let session =
+            Statements { pooled: RefCell::new(Some(pooled)), begin: Cell::new(None), time: REPORT_TIME };
+        let value = fill(&session)?;
+        session.commit()?;
+        Ok(value)
+    }
+
     /// Runs `work` on one state of the database.
     pub fn read<T>(&self, work: impl FnOnce(&dyn Session) -> Result<T, StoreError>) -> Result<T, StoreError> {
         let session = Statements::new(&self.pool, READ, STATEMENT_TIME)?;

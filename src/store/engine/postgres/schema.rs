@@ -55,6 +55,48 @@ fn schema() -> String {
     schema + "INSERT INTO gateways VALUES ('', 0, '', '', 0, 0, decode(repeat('00', 32), 'hex'), 0);"
 }
 
+/// Begins a transaction and creates the tables in it.
+pub(super) fn begin_and_create(connection: &mut Connection) -> Result<(), StoreError> {
+    let deadline = Instant::now() + UPGRADE_TIME;
+    begin(connection, deadline)?;
+    if version(connection, deadline)?.is_some() {
+        return Err(StoreError::Other(
+            "it has a ledger already. If a move was made to it before, that move is complete; else create an \
+             empty database"
+                .into(),
+        ));
+    }
+    let changes = creation(connection, &schema(), deadline)?;
+    connection.run_text(&changes, deadline)?;
+    note_version(connection, SCHEMA_VERSION, OLDEST_KNOWN, deadline)
+}
+
+/// Begins a transaction that no other program can change the schema beside.
+fn begin(connection: &mut Connection, deadline: Instant) -> Result<(), StoreError> {
+    Ok(connection.run_text(&format!("BEGIN; SELECT pg_advisory_xact_lock({LOCK}, 1)"), deadline)?)
+}
+
+/// The statements that make the tables, if there are none of another program.
+fn creation(connection: &mut Connection, schema: &str, deadline: Instant) -> Result<String, StoreError> {
+    let tables = "SELECT count(*) FROM pg_tables WHERE schemaname = current_schema()";
+    if number(connection, tables, deadline)? > 0 {
+        return Err(StoreError::Other(
+            "it has tables of another program: create a database for this one".into(),
+        ));
+    }
+    Ok(format!("{VERSION_TABLE}; INSERT INTO schema_version VALUES (1, 0, 0); {schema}"))
+}
+
+fn note_version(
+    connection: &mut Connection,
+    version: i64,
+    oldest_known: i64,
+    deadline: Instant,
+) -> Result<(), StoreError> {
+    let note = format!("UPDATE schema_version SET version = {version}, oldest_known = {oldest_known}");
+    Ok(connection.run_text(&note, deadline)?)
+}
+
 fn upgrade(
     connection: &mut Connection,
     schema: &str,
@@ -68,7 +110,7 @@ fn upgrade(
     if is_usable(version(connection, deadline)?, known)? {
         return Ok(());
     }
-    connection.run_text(&format!("BEGIN; SELECT pg_advisory_xact_lock({LOCK}, 1)"), deadline)?;
+    begin(connection, deadline)?;
     let changes = match version(connection, deadline)? {
         found if is_usable(found, known)? => return Ok(connection.run_text("ROLLBACK", deadline)?),
         Some((found, _)) if found < first => {
@@ -77,19 +119,10 @@ fn upgrade(
             )));
         }
         Some((found, _)) => upgrades[(found - first) as usize..].join(";"),
-        None => {
-            let tables = "SELECT count(*) FROM pg_tables WHERE schemaname = current_schema()";
-            if number(connection, tables, deadline)? > 0 {
-                return Err(StoreError::Other(
-                    "it has tables of another program: create a database for this one".into(),
-                ));
-            }
-            format!("{VERSION_TABLE}; INSERT INTO schema_version VALUES (1, 0, 0); {schema}")
-        }
+        None => creation(connection, schema, deadline)?,
     };
     connection.run_text(&changes, deadline)?;
-    let note = format!("UPDATE schema_version SET version = {known}, oldest_known = {oldest_known}");
-    connection.run_text(&note, deadline)?;
+    note_version(connection, known, oldest_known, deadline)?;
     Ok(connection.run_text("COMMIT", deadline)?)
 }
 

@@ -22,7 +22,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, ToSql, params_from_iter};
 use self::files::Files;
 pub use self::lock::{FileLock, LockError};
 use super::super::StoreError;
-use super::{IfMissing, Row, Session, Value};
+use super::{IfMissing, Row, Session, Table, Value};
 
 /// How long a start waits for other processes.
 const START_PATIENCE: Duration = Duration::from_secs(5);
@@ -130,18 +130,37 @@ impl Sqlite {
         check_every_page(&connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE)?)
     }
 
-    /// Makes a consistent copy of this moment, while others write.
-    pub fn backup(&self, to: &Path) -> Result<(), StoreError> {
+    /// Makes a consistent copy of this moment, while others write. Returns how many rows of the ledger it has.
+    pub fn backup(&self, to: &Path) -> Result<i64, StoreError> {
         // Not by SQLite, which would say "table already exists" for a file that is there.
         OpenOptions::new().write(true).create_new(true).mode(0o640).open(to)?;
         let copy = || {
             let connection = connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE)?;
             connection.execute("VACUUM INTO ?", [to.to_string_lossy()])?;
-            Ok(())
+            let copy = connect(&fs::canonicalize(to)?, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE)?;
+            Ok(copy.query_row("SELECT count(*) FROM usage", [], |row| row.get(0))?)
         };
         copy().inspect_err(|_: &StoreError| {
             let _ = fs::remove_file(to);
         })
+    }
+
+    /// The tables that the database has.
+    pub fn tables(&self, session: &dyn Session) -> Result<Vec<Table>, StoreError> {
+        let names =
+            "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite%' ORDER BY name";
+        let columns = "SELECT name, pk FROM pragma_table_info($1) ORDER BY cid";
+        let names = session.rows(names, &[], |mut row| row.next::<String>())?;
+        let table = |name: String| {
+            let columns = session.rows(columns, &[Value::from(&name)], |mut row| {
+                Ok((row.next::<String>()?, row.next::<i64>()?))
+            })?;
+            let mut key: Vec<_> = columns.iter().filter(|(_, place)| *place > 0).cloned().collect();
+            key.sort_by_key(|(_, place)| *place);
+            let names = |columns: Vec<(String, i64)>| columns.into_iter().map(|(name, _)| name).collect();
+            Ok(Table { name, columns: names(columns), key: names(key) })
+        };
+        names.into_iter().map(table).collect()
     }
 
     /// Gives free pages back to the file system.
@@ -273,7 +292,8 @@ mod tests {
             }
         }
         let temporary = Temporary::sqlite();
-        let engine = Sqlite::open(&temporary.folder.join("reads.db"), IfMissing::Create).expect("a new database");
+        let engine =
+            Sqlite::open(&temporary.folder.join("reads.db"), IfMissing::Create).expect("a new database");
         read_within(&engine, 10 * IDLE_READERS);
         assert_eq!(lock(&engine.readers).len(), IDLE_READERS);
     }

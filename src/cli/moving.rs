@@ -1,0 +1,87 @@
+//! `move`: from SQLite to PostgreSQL.
+
+use std::env;
+use std::fmt::Display;
+
+use super::{Args, CliError, Opt, missing, print};
+use crate::config;
+use crate::store::{Database, DatabaseUri, IfMissing, Progress, ServeLock, Store};
+use crate::text::{count, grouped};
+use crate::when;
+
+const HELP: &str = "\
+Copies everything from a SQLite database to an empty PostgreSQL database, and verifies the copy.
+
+Usage: adriaticum move --from DATABASE --to DATABASE
+
+Stop the service first. Keys, ledger, sums, chain, password and sessions are copied in one transaction: if the move
+is interrupted, the new database is still empty, and the move can be repeated. The old database stays as it is. Then
+set database in the configuration to the new one, and start the service.
+
+Options:
+  --from DATABASE   The path of the SQLite database
+  --to DATABASE     The postgresql:// URI of an empty database. Its password can also come from the file that
+                    ADRIATICUM_DATABASE_PASSWORD_FILE names
+";
+
+/// How many rows are sealed in one transaction.
+const SEALED_AT_ONCE: i64 = 1000;
+
+pub fn run(mut args: Args) -> Result<(), CliError> {
+    let (mut from, mut to) = (None, None);
+    let mut set_from = |text: &str| {
+        from = Some(Database::parse(text)?);
+        Ok(())
+    };
+    let mut set_to = |text: &str| {
+        to = Some(Database::parse(text)?);
+        Ok(())
+    };
+    let mut options = [Opt::Value("from", &mut set_from), Opt::Value("to", &mut set_to)];
+    let [] = args.words(HELP, [], &mut options)?;
+    let from = from.ok_or_else(|| missing("--from DATABASE"))?;
+    let to = to.ok_or_else(|| missing("--to DATABASE"))?;
+    match (from, to) {
+        (from @ Database::Sqlite(_), Database::Postgres(to)) => move_database(&from, to),
+        (Database::Postgres(_), _) => Err(CliError::Usage(
+            "--from takes a SQLite database. To copy a PostgreSQL database, use pg_dump and pg_restore.".into(),
+        )),
+        (_, Database::Sqlite(_)) => Err(CliError::Usage(
+            "--to takes the postgresql:// URI of an empty database. To copy a SQLite database, use adriaticum backup."
+                .into(),
+        )),
+    }
+}
+
+fn move_database(from: &Database, mut to: DatabaseUri) -> Result<(), CliError> {
+    if let Some(path) = env::var_os("ADRIATICUM_DATABASE_PASSWORD_FILE").filter(|_| to.password.is_none()) {
+        to.password = config::password_in(path.as_ref()).map_err(|error| {
+            CliError::Config(format!("ADRIATICUM_DATABASE_PASSWORD_FILE, {}: {error}.", path.display()))
+        })?;
+    }
+    let failed =
+        |database: &dyn Display, error: &dyn Display| CliError::Failed(format!("{database}: {error}."));
+    let mut store = Store::open(from, 1, IfMissing::Fail).map_err(|error| failed(from, &error))?;
+    let _lock = ServeLock::take(from).map_err(|error| failed(from, &error))?;
+    store.join("", "").map_err(|error| failed(from, &error))?;
+    while store.seal(SEALED_AT_ONCE, when::now()).map_err(|error| failed(from, &error))? > 0 {}
+    let mut tenths = 0;
+    let mut progress = |Progress { table, copied, rows }: Progress| {
+        let now = if rows == 0 { 0 } else { copied * 10 / rows };
+        if copied == 0 {
+            eprintln!("{table}: {}", count(rows, "row"));
+        } else if now > tenths && now < 10 {
+            eprintln!("{table}: {} of {}", grouped(copied), count(rows, "row"));
+        }
+        tenths = now;
+    };
+    let found = store.move_to(&to, &mut progress).map_err(|error| failed(&to, &error))?;
+    let keys = count(store.list_keys()?.len() as i64, "key");
+    let rows = count(found.rows as i64, "row");
+    print(&format!("{keys} and {rows} moved from {from} to {to} and verified.\n"))?;
+    if let Some(fault) = found.fault {
+        eprintln!("The ledger had a fault before, and so has its copy: {fault}.");
+    }
+    eprintln!("Next: set database to the new one and start the service. Keep the old one as a backup.");
+    Ok(())
+}

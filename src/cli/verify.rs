@@ -1,0 +1,83 @@
+//! `usage verify`: whether the ledger is still what was sealed.
+
+use serde_json::{Value, json};
+
+use super::{Args, CliError, Opt, open_store, print, print_json, usage};
+use crate::store::{Head, Noted, Verification};
+use crate::text::count;
+
+pub fn run(mut args: Args) -> Result<(), CliError> {
+    let (mut json, mut through) = (false, None);
+    let mut set_through = |text: &str| {
+        through = Some(Head::parse(text).ok_or("[GATEWAY:]SEQ:HASH, as usage verify prints it")?);
+        Ok(())
+    };
+    let mut options = [Opt::Flag("json", &mut json), Opt::Value("through", &mut set_through)];
+    let [] = args.words(usage::HELP, [], &mut options)?;
+    let store = open_store(&args.config()?)?;
+    let found = store.verify()?;
+    let through = match through {
+        Some(head) => Some((store.find_head(&head)?, head)),
+        None => None,
+    };
+    let failure = failure(&found, through.as_ref());
+    if json {
+        print_json(&as_json(&found, through.as_ref(), failure.is_none()))?;
+    } else if failure.is_none() {
+        print(&summary(&found, through.as_ref()))?;
+    }
+    failure.map_or(Ok(()), |message| Err(CliError::Failed(message)))
+}
+
+/// Why the ledger, or the head that was noted, can't be trusted. A head that can't be checked is a failure too: a script
+/// that compares it has to notice.
+fn failure(found: &Verification, through: Option<&(Noted, Head)>) -> Option<String> {
+    if let Some(fault) = &found.fault {
+        return Some(format!("after {}: {fault}.", count(found.rows as i64, "good row")));
+    }
+    match through? {
+        (Noted::InChain, _) => None,
+        (Noted::Removed, head) => Some(format!(
+            "{head} can't be checked: retention has removed its row and later ones. Note a newer head."
+        )),
+        (Noted::Missing, head) => Some(format!(
+            "{head} is not part of the chain: the chain was replaced by another one, or its newest rows were removed."
+        )),
+    }
+}
+
+fn summary(found: &Verification, through: Option<&(Noted, Head)>) -> String {
+    let unsealed = match found.unsealed {
+        0 => String::new(),
+        1 => "; 1 newer row has no seal yet".into(),
+        rows => format!("; {} have no seal yet", count(rows, "newer row")),
+    };
+    let heads = match &found.heads[..] {
+        [head] => format!("The head is {head}"),
+        heads => heads.iter().fold("The heads are:".into(), |text, head| format!("{text}\n{head}")),
+    };
+    let through = through.map_or(String::new(), |(_, head)| format!("{head} is part of the chain.\n"));
+    format!("{}, nothing wrong{unsealed}. {heads}\n{through}", count(found.rows as i64, "row"))
+}
+
+fn as_json(found: &Verification, through: Option<&(Noted, Head)>, ok: bool) -> Value {
+    let members = |Head { gateway, seq, hash }: &Head| json!({"gateway": gateway, "seq": seq, "hash": hex::encode(hash)});
+    let through = through.map(|(noted, head)| {
+        let mut through = members(head);
+        through["status"] = match noted {
+            Noted::InChain => "in_chain",
+            Noted::Removed => "removed",
+            Noted::Missing => "missing",
+        }
+        .into();
+        through
+    });
+    json!({
+        "ok": ok,
+        "rows": found.rows,
+        "unsealed": found.unsealed,
+        "heads": found.heads.iter().map(members).collect::<Vec<_>>(),
+        "fault": found.fault.as_ref().map(ToString::to_string),
+        "through": through,
+    })
+}

@@ -1,0 +1,191 @@
+//! `move`: a ledger goes from SQLite to PostgreSQL.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use adriaticum::store::{Database, IfMissing, Store};
+use rusqlite::Connection;
+use rusqlite::types::Value::Integer;
+
+use crate::console::{Browser, PASSWORD, set_password};
+use crate::postgres_server::PostgresServer;
+use crate::support::{Runtime, Server, chat, until};
+
+const ROWS: i64 = 100_000;
+
+/// Rows of the last 60 days, with every kind of outcome.
+const FILL: &str = "
+    WITH RECURSIVE numbers (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM numbers WHERE n + 1 < $1),
+    times AS (SELECT n, $2 - 60 * 86400 + n * (60 * 86400 / $1) AS created FROM numbers)
+    INSERT INTO usage (request_id, key_id, key_name, created, status, error_code, prompt_tokens, completion_tokens,
+        total_tokens, duration_ms, queue_ms, runtime_ms, grounded, search_reason, search_results, search_ms)
+    SELECT printf('chatcmpl_%012x%020x', created * 1000, n), id, name, created,
+        CASE n % 10 WHEN 3 THEN 502 WHEN 7 THEN NULL ELSE 200 END,
+        CASE n % 10 WHEN 3 THEN 'inference_error' WHEN 7 THEN 'abandoned' END,
+        CASE WHEN n % 10 < 3 THEN n END, CASE WHEN n % 10 < 3 THEN 1 END, CASE WHEN n % 10 < 3 THEN n + 1 END,
+        n / 7.0, 0.1, n / 9.0, n % 2, CASE WHEN n % 2 THEN 'match' END, CASE WHEN n % 2 THEN 3 END,
+        CASE WHEN n % 2 THEN 0.5 END
+    FROM times, (SELECT id, name, row_number() OVER () - 1 AS number, count(*) OVER () AS keys FROM keys) AS k
+    WHERE n % keys = number";
+
+fn now() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_secs() as i64
+}
+
+fn path(server: &Server) -> String {
+    server.folder.path("adriaticum.db").display().to_string()
+}
+
+/// What a command prints on both outputs, and its exit code.
+fn moved(server: &Server, from: &str, to: &str) -> (Option<i32>, String) {
+    let output = server.run(&["move", "--from", from, "--to", to]);
+    let told = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(!told.contains("secret"), "the password is shown: {told}");
+    (output.status.code(), told)
+}
+
+fn tables(uri: &str) -> Vec<Vec<rusqlite::types::Value>> {
+    let server = Server::new(None).set("ADRIATICUM_DATABASE", uri);
+    server.query("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'")
+}
+
+/// What the commands say of the ledger.
+fn reports(server: &Server) -> Vec<String> {
+    let mut reports: Vec<String> = ["hour", "day", "month", "key", "status"]
+        .map(|by| server.told(&["usage", "--by", by, "--json"]))
+        .to_vec();
+    reports.extend([server.told(&["usage"]), server.told(&["usage", "verify"])]);
+    reports.push(server.told(&["keys", "list", "--json"]));
+    reports
+}
+
+/// The figures that the console shows. The session of one server is valid on the other.
+fn figures(browser: &mut Browser) -> Vec<String> {
+    let mut figures = Vec::new();
+    for page in ["/usage?range=90d", "/usage?range=7d", "/usage?range=30d&outcome=failed"] {
+        let reply = browser.get(page);
+        assert_eq!(reply.status, 200, "signed in");
+        figures.extend(
+            reply
+                .text()
+                .split("<strong>")
+                .skip(1)
+                .map(|rest| rest.split("</strong>").next().unwrap_or_default().to_owned()),
+        );
+    }
+    figures
+}
+
+#[test]
+fn a_hundred_thousand_rows_are_the_same_afterwards() {
+    let server = Server::new(None).sqlite();
+    (0..3).for_each(|_| drop(server.key()));
+    assert!(set_password(&server, PASSWORD).status.success());
+    let database = Connection::open(path(&server)).expect("the database");
+    database.execute(FILL, [ROWS, now()]).expect("many rows");
+    drop(database);
+    let store =
+        Store::open(&Database::Sqlite(path(&server).into()), 1, IfMissing::Fail).expect("the database");
+    while store.seal(10_000, now()).expect("a batch") > 0 {}
+    drop(store);
+    let before = reports(&server);
+    assert!(before[5].starts_with("100,000 requests, 20,000 errors"), "{}", before[5]);
+    let mut server = server.start();
+    let mut browser = Browser::signed_in(&server);
+    let (cookies, shown) = (browser.cookies.clone(), figures(&mut browser));
+    let uri = PostgresServer::shared().database();
+    let (code, told) = moved(&server, &path(&server), &uri);
+    assert!(code == Some(1) && told.contains("another adriaticum serve uses it"), "{told}");
+    server.signal("TERM");
+    assert!(server.wait().success());
+
+    // A kill in the middle leaves nothing, so that the move can be repeated.
+    let mut moving = server
+        .command(&["move", "--from", &path(&server), "--to", &uri])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it should start");
+    let lines = BufReader::new(moving.stderr.take().expect("its progress")).lines();
+    let progress =
+        lines.map_while(Result::ok).find(|line| line.starts_with("usage: ") && line.contains(" of "));
+    assert!(progress.is_some_and(|line| line.ends_with(" of 100,000 rows")));
+    moving.kill().expect("it should be running");
+    moving.wait().expect("its end");
+    assert_eq!(tables(&uri), [[Integer(0)]], "nobody sees half a copy");
+    let (code, told) = moved(&server, &path(&server), &uri);
+    assert_eq!(code, Some(0), "{told}");
+    assert!(
+        told.contains("3 keys and 100,000 rows moved from ") && told.contains(" to postgresql://"),
+        "{told}"
+    );
+    let (code, told) = moved(&server, &path(&server), &uri);
+    assert!(code == Some(1) && told.contains("it has a ledger already"), "{told}");
+
+    let server = server.set("ADRIATICUM_DATABASE", &uri);
+    assert_eq!(reports(&server), before);
+    let server = server.start();
+    let mut browser = Browser::new(&server);
+    browser.cookies = cookies;
+    assert_eq!(figures(&mut browser), shown);
+}
+
+#[test]
+fn what_is_open_is_closed_first_and_the_keys_work_afterwards() {
+    let runtime = Runtime::start();
+    let mut server = Server::new(Some(&runtime)).sqlite().start();
+    let key = server.key();
+    server.post(&key, &chat("x")).is_completion();
+    server.signal("TERM");
+    assert!(server.wait().success());
+    let head = server.told(&["usage", "verify"]);
+    // What a crash leaves: one row with an outcome and no seal, and one that is open.
+    for (id, status) in [("chatcmpl_ffffffffffff", "200"), ("chatcmpl_fffffffffffe", "NULL")] {
+        let columns = "request_id, key_id, key_name, created, status";
+        server.query(&format!(
+            "INSERT INTO usage ({columns}) SELECT '{id}', id, name, 7, {status} FROM keys RETURNING 1"
+        ));
+    }
+    let uri = PostgresServer::shared().database();
+    let (user, rest) = uri.split_once(":secret@").expect("a password");
+    std::fs::write(server.folder.path("password"), "secret\n").expect("a file");
+    let file = server.folder.path("password").display().to_string();
+    let server = server.set("ADRIATICUM_DATABASE_PASSWORD_FILE", file);
+    let (code, told) = moved(&server, &path(&server), &format!("{user}@{rest}"));
+    assert_eq!(code, Some(0), "{told}");
+    let server = server.set("ADRIATICUM_DATABASE", format!("{user}@{rest}")).start();
+    assert!(server.told(&["usage"]).starts_with("3 requests, 1 error"));
+    server.post(&key, &chat("x")).is_completion();
+    let unsealed = "SELECT 1 FROM usage WHERE seq IS NULL";
+    let query = Server::new(None).set("ADRIATICUM_DATABASE", &uri);
+    until("the rows are sealed", || query.query(unsealed).is_empty());
+    let (_, head) = head.trim_end().rsplit_once(' ').expect("a head");
+    let told = server.told(&["usage", "verify", "--through", head]);
+    assert!(told.starts_with("4 rows, nothing wrong.") && told.contains("is part of the chain"), "{told}");
+}
+
+#[test]
+fn what_can_not_be_moved_is_refused() {
+    let server = Server::new(None).sqlite();
+    let uri = PostgresServer::shared().database();
+    let source = path(&server);
+    for (from, to, code, word) in [
+        (source.as_str(), uri.as_str(), 1, "adriaticum.db"),
+        (source.as_str(), "other.db", 2, "adriaticum backup"),
+        (uri.as_str(), "other.db", 2, "pg_dump"),
+        (uri.as_str(), uri.as_str(), 2, "pg_dump"),
+        (source.as_str(), "postgresql://a:secret@b:c/d", 2, "--to takes"),
+    ] {
+        let (found, told) = moved(&server, from, to);
+        assert!(found == Some(code) && told.contains(word), "{told}");
+    }
+    for file in ["adriaticum.db", "adriaticum.db.lock", "other.db"] {
+        assert!(!server.folder.path(file).exists(), "{file} is made");
+    }
+    server.key();
+    let other = Server::new(None).set("ADRIATICUM_DATABASE", &uri);
+    other.query("CREATE TABLE mine (x BIGINT)");
+    let (code, told) = moved(&server, &source, &uri);
+    assert!(code == Some(1) && told.contains("tables of another program"), "{told}");
+    assert_eq!(tables(&uri), [[Integer(1)]]);
+}
