@@ -14,7 +14,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{Connection, ErrorCode, OpenFlags, ToSql, params_from_iter};
@@ -83,7 +84,7 @@ impl Sqlite {
             // Retention can then give space back to the file system.
             connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
         }
-        connection.pragma_update(None, "journal_mode", "WAL")?;
+        switch_to_wal(&connection)?;
         upgrades::bring_up_to_date(&mut connection)?;
         if path.metadata().is_ok_and(|file| file.len() <= CHECK_COMPLETELY) {
             check_every_page(&connection)?;
@@ -187,6 +188,18 @@ fn connect(path: &Path, mode: OpenFlags, cache: i64) -> Result<Connection, Store
     Ok(connection)
 }
 
+/// SQLite's own timeout does not cover this switch: it fails at once if another process is writing, which happens when both
+/// create the database.
+fn switch_to_wal(connection: &Connection) -> Result<(), StoreError> {
+    let end = Instant::now() + START_PATIENCE;
+    loop {
+        match connection.pragma_update(None, "journal_mode", "WAL").map_err(StoreError::from) {
+            Err(StoreError::Busy) if Instant::now() < end => thread::sleep(Duration::from_millis(5)),
+            result => return result,
+        }
+    }
+}
+
 fn check_every_page(connection: &Connection) -> Result<(), StoreError> {
     let verdict: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
     if verdict == "ok" { Ok(()) } else { Err(StoreError::Damaged(verdict)) }
@@ -288,7 +301,11 @@ mod tests {
     fn reads_at_once_keep_few_connections() {
         fn read_within(engine: &Sqlite, reads: usize) {
             if reads > 0 {
-                engine.read(|_| Ok(read_within(engine, reads - 1))).expect("a read");
+                let read = engine.read(|_| {
+                    read_within(engine, reads - 1);
+                    Ok(())
+                });
+                read.expect("a read");
             }
         }
         let temporary = Temporary::sqlite();
@@ -296,6 +313,22 @@ mod tests {
             Sqlite::open(&temporary.folder.join("reads.db"), IfMissing::Create).expect("a new database");
         read_within(&engine, 10 * IDLE_READERS);
         assert_eq!(lock(&engine.readers).len(), IDLE_READERS);
+    }
+
+    /// `keys create` met a locked database while `serve` created it.
+    #[test]
+    fn a_start_waits_while_another_process_creates_the_database() {
+        let temporary = Temporary::sqlite();
+        let path = temporary.folder.join("new.db");
+        let other = Connection::open(&path).expect("a connection");
+        other.execute_batch("BEGIN IMMEDIATE").expect("a lock");
+        thread::scope(|scope| {
+            let opening = scope.spawn(|| Sqlite::open(&path, IfMissing::Create).map(drop));
+            // Enough for a start that does not wait to fail.
+            thread::sleep(Duration::from_millis(300));
+            other.execute_batch("COMMIT").expect("the lock is released");
+            opening.join().expect("no panic").expect("it should have waited");
+        });
     }
 
     #[test]
