@@ -38,7 +38,8 @@ help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 26
 
 build: need-build ## Build the release binary, target/release/adriaticum
-	$(BUILD)
+	@echo "Building target/release/adriaticum: about two minutes the first time on two cores, less after a change."
+	@$(BUILD)
 
 run: need-run build ## Start the gateway with a small real model; RUNTIME_URL=... uses your own runtime
 	@$(PYTHON) runtime/run.py

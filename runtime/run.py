@@ -47,6 +47,9 @@ PYTHON = RUNTIME / "env" / "bin" / "python"
 MODEL = RUNTIME / "SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
+# A log that has grown to this size is renamed to log.1 at the next start.
+LOG_BYTES = 10_000_000
+
 # Enough for a slow disk and a busy machine.
 START_SECONDS = 60
 REACH_SECONDS = 3
@@ -82,7 +85,11 @@ completion = client.chat.completions.create(model="adriaticum", messages=[questi
 print(completion.choices[0].message.content)
 
 {runtime}
-The data, the key and the settings are in {var}/, the log is {log}. Ctrl-C stops it.
+The data, the key and the settings are in {var}/, the log is {log}. To set a new password for the console:
+
+ADRIATICUM_DATABASE={database} {binary} console password
+
+Ctrl-C stops it.
 """
 
 
@@ -124,7 +131,8 @@ def run():
         with contextlib.suppress(KeyboardInterrupt):
             host = settings.get("ADRIATICUM_CONSOLE_HOST", "console.localhost")
             console = f"http://{host}:{port}/, {password}"
-            print(READY.format(base=base, key=key, console=console, runtime=runtime, var=VAR, log=SERVICE_LOG))
+            print(READY.format(base=base, key=key, console=console, runtime=runtime, var=VAR, log=SERVICE_LOG,
+                               database=DATABASE, binary=os.path.relpath(BINARY)))
             fail_when_one_ends(service)
         print("\nStopping after the requests in progress. Press Ctrl-C again to stop at once.")
     print("Stopped.")
@@ -306,7 +314,9 @@ def started_service(settings, port):
 def started(command, log, **options):
     """Starts a child process that ends with the block. It has its own session, so that Ctrl-C does not reach it: the
     gateway has to end first, while the runtime can still complete the requests in progress."""
-    with log.open("wb") as file:
+    if log.exists() and log.stat().st_size > LOG_BYTES:
+        log.rename(f"{log}.1")
+    with log.open("ab") as file:
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stderr=file, **({"stdout": file} | options),
             start_new_session=True, preexec_fn=end_with_parent,

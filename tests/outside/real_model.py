@@ -88,13 +88,28 @@ def check_make_run():
             seconds = time.monotonic() - began
             text = "".join(printed)
             ensure("Adriaticum is ready." in text, f"make run did not become ready:\n{text}")
+            ensure("\nADRIATICUM_DATABASE=var/adriaticum.db " in text, f"it does not print the command for a password:\n{text}")
             command = text[text.index("\ncurl "):].split("\n\n")[0]
             done = subprocess.run(command, shell=True, capture_output=True, text=True)
             ensure_completion(200 if done.returncode == 0 else done.returncode, done.stdout)
             running.send_signal(signal.SIGINT)
             rest = running.communicate(timeout=STOP_SECONDS)[0]
         ensure(running.returncode == 0 and "Stopped." in rest, f"Ctrl-C did not stop it cleanly: {running.returncode} {rest}")
+    starts = make_run.SERVICE_LOG.read_text(errors="replace").count("database ")
+    ensure(starts >= 2, "the second start did not append to the log of the first")
     return f"make run: the second start took {seconds:.1f} s"
+
+
+def check_rotation(folder):
+    """A log is appended to until it is large, then renamed."""
+    log = folder / "rotated"
+    for size, kept in ((1, 1), (make_run.LOG_BYTES + 1, 0)):
+        log.write_bytes(b"x" * size)
+        with make_run.started(["true"], log):
+            pass
+        ensure(log.stat().st_size == kept, f"a log of {size} bytes has {log.stat().st_size} after a start")
+    ensure((folder / "rotated.1").stat().st_size == make_run.LOG_BYTES + 1, "the old log is gone")
+    return "the log of make run is appended to and rotated"
 
 
 @contextlib.contextmanager
@@ -154,6 +169,7 @@ def main():
     print(check_make_run())
     with tempfile.TemporaryDirectory(prefix="adriaticum-model-") as name:
         folder, port = pathlib.Path(name), free_port()
+        print(check_rotation(folder))
         with Service(folder, types.SimpleNamespace(url=f"http://127.0.0.1:{port}/v1")) as service:
             with runtime(port, folder / "runtime.log"):
                 print(check_prompts(service))
