@@ -110,8 +110,8 @@ impl Readiness {
         let result = store.try_write();
         let did_accept = self.accepts_writes.swap(result.is_ok(), Ordering::Relaxed);
         match result {
-            Err(error) if did_accept => log::error!("not ready: the ledger takes no write: {error}"),
-            Ok(()) if !did_accept => log::info!("ready again: the ledger takes a write"),
+            Err(error) if did_accept => log::error!("not ready: the ledger can't be written: {error}"),
+            Ok(()) if !did_accept => log::info!("ready again: the ledger can be written"),
             Ok(()) | Err(_) => {}
         }
     }

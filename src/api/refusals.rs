@@ -54,7 +54,10 @@ impl Refusals {
         }
         state.unlogged += 1;
         if state.last_line.is_none_or(|last| now >= last + LOG_INTERVAL) {
-            log::warn!("refused requests without a row since the last such line: {}", state.unlogged);
+            log::warn!(
+                "refused requests that were not recorded, since the last such line: {}",
+                state.unlogged
+            );
             (state.unlogged, state.last_line) = (0, Some(now));
         }
         false

@@ -103,7 +103,7 @@ impl Monitoring {
         let reason = if !self.has_runtime {
             "No runtime is configured: set runtime.url."
         } else if !self.readiness.accepts_writes() {
-            "The ledger takes no write. The log tells why."
+            "The ledger can't be written. The log says why."
         } else {
             return plain(200, "ready");
         };

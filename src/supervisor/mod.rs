@@ -154,7 +154,7 @@ impl Rounds {
         // Zero would mean no timeout.
         let time = due.map(|due| due.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
         if let Err(error) = self.wake.set_read_timeout(time) {
-            log::error!("the supervisor can't wait: {error}");
+            log::error!("supervisor: waiting failed: {error}");
         }
         // The flags say what the byte is for.
         let _ = self.wake.read(&mut [0; 64]);
@@ -183,7 +183,7 @@ impl Rounds {
             self.trouble = trouble;
         }
         if let Err(error) = self.watched.pulse.ask() {
-            log::error!("the listener could not be woken: {error}");
+            log::error!("could not wake the listener: {error}");
         }
     }
 

@@ -43,7 +43,7 @@ impl Notify {
 
     pub fn tell(&self, lines: &str) {
         if let Err(error) = self.socket.send_to_addr(lines.as_bytes(), &self.manager) {
-            log::warn!("the service manager could not be told {lines:?}: {error}");
+            log::warn!("could not notify the service manager of {lines:?}: {error}");
         }
     }
 

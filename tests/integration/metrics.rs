@@ -279,7 +279,7 @@ fn ready_is_with_a_runtime_and_a_ledger_that_takes_a_write() {
         askers.iter_mut().any(|asker| asker.reply().status == 503)
     });
     let log = server.log();
-    assert_eq!(log.matches("not ready: the ledger takes no write").count(), 1, "{log}");
+    assert_eq!(log.matches("not ready: the ledger can't be written").count(), 1, "{log}");
     database.execute_batch("ROLLBACK").expect("the lock goes");
     until("it is ready again", || get(&server, "/readyz").0 == 200);
     until("and says so", || server.log().contains("ready again"));

@@ -41,7 +41,7 @@ impl<S: Service> EventLoop<S> {
             _ => {
                 let latest = began + self.limits.idle_time;
                 if !self.evict(Scarce::Connections, |entry| entry.connection.deadline() < Some(latest)) {
-                    log::warn!("no connection can be accepted for now: {error}");
+                    log::warn!("can't accept connections at the moment: {error}");
                     self.accept_after = Instant::now() + self.limits.accept_pause;
                 }
             }
@@ -57,14 +57,14 @@ impl<S: Service> EventLoop<S> {
         let tls = match (&self.acceptor, &stream) {
             (Some(acceptor), socket::Stream::Tcp(_)) => match acceptor.accept() {
                 Ok(session) => Some(session),
-                Err(error) => return log::error!("a TLS session could not be begun: {error}"),
+                Err(error) => return log::error!("could not start a TLS session: {error}"),
             },
             _ => None,
         };
         self.load.accepted.fetch_add(1, Ordering::Relaxed);
         let slot = self.connections.vacant_entry();
         if let Err(error) = stream.register(self.poll.registry(), Token(slot.key())) {
-            log::warn!("a connection could not be watched: {error}");
+            log::warn!("could not register a connection: {error}");
             return;
         }
         let connection = Connection::new(stream, tls, peer, Instant::now(), &self.limits);
