@@ -1,4 +1,4 @@
-//! Tries every part that a completion needs, and says what to do about those that fail.
+//! Tests every part that a completion needs, and says what to do if one fails.
 
 use std::borrow::Cow;
 use std::fmt::Display;
@@ -15,23 +15,24 @@ use crate::config::{Config, GroundingMode, RuntimeConfig, SearchPlace, TlsFiles}
 use crate::listener::{Address, Certificate, TlsError};
 use crate::runtime::{Chat, Message, Role, Runtimes, Spent, probe};
 use crate::search;
-use crate::store::{Database, IfMissing, Store, StoreError, Unsealed};
+use crate::store::{IfMissing, Store, StoreError, Unsealed};
+use crate::text::count;
 use crate::when;
 
 /// Where runtimes listen by default.
 const USUAL: [(&str, u16); 4] =
     [("llama-server", 8080), ("Ollama", 11434), ("vLLM", 8000), ("LM Studio", 1234)];
 
-/// What Search is asked to see whether it answers.
+/// The query that tests whether Search answers.
 const TRIAL_QUERY: &str = "Adriatic Sea";
 
-/// How long a runtime on this host may take to tell of itself.
+/// The timeout for what a runtime says about itself.
 const PROBE_TIME: Duration = Duration::from_secs(2);
 
-/// The bytes that should be free beside the database: some hundred thousand rows, and SQLite's own files.
+/// The free bytes that the database should have: some hundred thousand rows, and SQLite's own files.
 const FREE_ENOUGH: u64 = 256 * 1024 * 1024;
 
-/// A clock that says less was never set: the beginning of 2026.
+/// An earlier time means that the clock was never set: the beginning of 2026.
 const NOT_BEFORE: i64 = 1_767_225_600;
 
 /// How long a row may wait for its seal, in seconds: it is created before its inference.
@@ -44,12 +45,12 @@ const CLOCK_SLACK: i64 = 5;
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
     Ok,
-    /// It works, and somebody should know.
+    /// It works, but the operator should know about something.
     Warn,
     Fail,
 }
 
-/// What came of trying one part.
+/// The result of testing one part.
 #[derive(Serialize)]
 pub struct Finding {
     pub part: &'static str,
@@ -71,25 +72,36 @@ impl Finding {
     }
 }
 
-/// All of it, the whole database included.
+/// Every check, of the whole database too.
 pub fn all(config: &Config) -> Vec<Finding> {
-    let is_there = config.database.file().is_none_or(Path::exists);
-    let store = is_there.then(|| Store::open(&config.database, config.workers, IfMissing::Fail));
+    let store = Store::open(&config.database, config.workers, IfMissing::Fail);
     let found = match &store {
-        Some(Ok(store)) => database(&config.database, store.check()),
-        Some(Err(error)) => Finding::fail("database", database_failed(config, error)),
-        None => no_database(config.database.file().unwrap_or(Path::new("."))),
+        Ok(store) => database(config, store.check()),
+        Err(error) => Finding::fail("database", store_failed(config, error)),
     };
-    parts(config, store.as_ref().and_then(|store| store.as_ref().ok()), found)
+    parts(config, store.as_ref().ok(), found)
 }
 
 pub fn database_failed(config: &Config, error: &dyn Display) -> String {
-    format!("the database {}: {error}. The setting is database (ADRIATICUM_DATABASE).", config.database)
+    let name = config.database_name();
+    format!("the database {name}: {error}. The setting is database (ADRIATICUM_DATABASE).")
 }
 
-/// The same of a service that runs, whose database is too much to be read whole each time.
+/// The same, and what to do if there is none.
+pub fn store_failed(config: &Config, error: &StoreError) -> String {
+    match error {
+        StoreError::Missing => format!(
+            "there is no database at {}. If it is elsewhere, name its configuration (--config FILE) or the database itself \
+             (ADRIATICUM_DATABASE). adriaticum serve, keys create and console password create one.",
+            config.database_name()
+        ),
+        error => database_failed(config, error),
+    }
+}
+
+/// The checks of a running service, whose database may be too large to be read completely each time.
 pub fn of_a_running_service(config: &Config, store: &Store) -> Vec<Finding> {
-    parts(config, Some(store), database(&config.database, store.try_write()))
+    parts(config, Some(store), database(config, store.try_write()))
 }
 
 fn parts(config: &Config, store: Option<&Store>, database: Finding) -> Vec<Finding> {
@@ -106,13 +118,13 @@ fn parts(config: &Config, store: Option<&Store>, database: Finding) -> Vec<Findi
 fn configuration(config: &Config) -> Finding {
     let read = match &config.file {
         Some(file) => format!("read from {}", file.display()),
-        None => "there is no file: defaults and the environment".into(),
+        None => "no file: defaults and the environment".into(),
     };
     if config.unknown_variables.is_empty() {
         return Finding::ok("configuration", read);
     }
     let unknown = config.unknown_variables.join(", ");
-    Finding::warn("configuration", format!("{read}; no such settings: {unknown}. Correct or unset them"))
+    Finding::warn("configuration", format!("{read}; unknown variables: {unknown}. Correct or unset them"))
 }
 
 /// Files with secrets that every user of this host can read.
@@ -123,26 +135,26 @@ fn exposed(config: &Config) -> Option<Finding> {
         |path: &&Path| fs::metadata(path).is_ok_and(|file| file.is_file() && file.mode() & 0o004 != 0);
     let is_config = |path: &&Path| config.file.as_deref() == Some(path);
     let (configuration, others): (Vec<&Path>, Vec<&Path>) = files.filter(is_readable).partition(is_config);
-    let mut told = Vec::new();
+    let mut message = Vec::new();
     if !others.is_empty() {
         let names: Vec<String> = others.iter().map(|path| path.display().to_string()).collect();
         let names = names.join(" ");
-        told.push(format!("every user of this host can read {names}. Run: chmod o-rwx {names}"));
+        message.push(format!("every user of this host can read {names}. Run: chmod o-rwx {names}"));
     }
     if let Some(path) = configuration.first() {
-        told.push(format!(
+        message.push(format!(
             "every user of this host can read {}, which has a password or a key. Put it into a file of its own \
              (ADRIATICUM_DATABASE_PASSWORD_FILE, ADRIATICUM_RUNTIME_API_KEY_FILE; man adriaticum.toml)",
             path.display()
         ));
     }
-    (!told.is_empty()).then(|| Finding::warn("secrets", told.join("; ")))
+    (!message.is_empty()).then(|| Finding::warn("secrets", message.join("; ")))
 }
 
 fn certificate(files: &TlsFiles) -> Finding {
     match read_certificate(files) {
-        Ok(_) => Finding::ok("tls", "the certificate and its key go together"),
-        Err(told) => Finding::fail("tls", told),
+        Ok(_) => Finding::ok("tls", "the certificate and its key match"),
+        Err(message) => Finding::fail("tls", message),
     }
 }
 
@@ -152,11 +164,11 @@ pub fn read_certificate(files: &TlsFiles) -> Result<Certificate, String> {
             TlsError::Certificate(cause) => ("tls.cert", &files.cert, cause),
             TlsError::Key(cause) => ("tls.key", &files.key, cause),
         };
-        format!("{setting} names {}, which can't be used: {cause}. It takes a file in PEM.", path.display())
+        format!("{setting} = {:?}: {cause}. Expected a PEM file.", path)
     })
 }
 
-/// Which names the API answers to, and whether this host knows them.
+/// The names of the API, and whether this host can resolve them.
 fn hosts(config: &Config) -> Finding {
     let port = match config.listen {
         Address::Tcp(address) => address.port(),
@@ -170,87 +182,78 @@ fn hosts(config: &Config) -> Finding {
         .collect();
     let names = config.api_hosts.join(", ");
     if unknown.is_empty() {
-        return Finding::ok("hosts", format!("the API answers to {names}, on {}", config.listen));
+        return Finding::ok("hosts", format!("the API is served as {names}, on {}", config.listen));
     }
-    let told = format!(
-        "the API answers to {names}, but {} has no address here. See to the name service, or correct api_hosts",
+    let message = format!(
+        "the API is served as {names}, but {} can't be resolved on this host. Check DNS, or correct api_hosts",
         unknown.join(", ")
     );
-    Finding::warn("hosts", told)
+    Finding::warn("hosts", message)
 }
 
 fn clock(store: Option<&Store>) -> Finding {
     let now = when::now();
     if now < NOT_BEFORE {
-        let told = format!("it says {}. Set it: keys would not expire", when::shown(Some(now)));
-        return Finding::fail("clock", told);
+        let message = format!("it says {}. Set it, or keys do not expire", when::shown(Some(now)));
+        return Finding::fail("clock", message);
     }
     match store.and_then(|store| store.newest_row().ok().flatten()) {
         Some(newest) if newest > now + CLOCK_SLACK => {
-            let told = format!(
-                "it says {}, and the newest row of the ledger {}. Was it set back?",
+            let message = format!(
+                "it says {}, but the newest row of the ledger is of {}. Was the clock set back?",
                 when::shown(Some(now)),
                 when::shown(Some(newest))
             );
-            Finding::warn("clock", told)
+            Finding::warn("clock", message)
         }
         _ => Finding::ok("clock", format!("it says {}", when::shown(Some(now)))),
     }
 }
 
-fn database(database: &Database, checked: Result<(), StoreError>) -> Finding {
-    match (checked, database.file()) {
-        (Err(error), _) => Finding::fail("database", format!("{database}: {error}")),
-        (Ok(()), Some(path)) => with_room(path, format!("{database}: sound, takes a write")),
-        (Ok(()), None) => Finding::ok("database", format!("{database}: takes a write")),
+fn database(config: &Config, checked: Result<(), StoreError>) -> Finding {
+    let name = config.database_name();
+    match (checked, config.database.file()) {
+        (Err(error), _) => Finding::fail("database", format!("{name}: {error}")),
+        (Ok(()), Some(path)) => with_room(path, format!("{name}: sound and writable")),
+        (Ok(()), None) => Finding::ok("database", format!("{name}: writable")),
     }
 }
 
-/// How far the seals are behind. Nothing else waits for them.
+/// How far sealing is behind. Nothing else waits for it.
 fn sealing(store: &Store) -> Finding {
     match store.unsealed() {
         Err(error) => Finding::fail("sealing", error.to_string()),
-        Ok(Unsealed { rows: 0, .. }) => Finding::ok("sealing", "every finished row has its seal"),
+        Ok(Unsealed { rows: 0, .. }) => Finding::ok("sealing", "every finished row is sealed"),
         Ok(Unsealed { rows, oldest }) => {
             let behind = oldest.map_or(0, |oldest| when::now() - oldest);
-            let told = format!("{rows} rows wait for their seal, the oldest for {behind} s");
+            let message = format!("{} not sealed yet, the oldest for {behind} s", count(rows, "row"));
             if behind <= SEALING_SLACK {
-                return Finding::ok("sealing", told);
+                return Finding::ok("sealing", message);
             }
             let next = "The running service seals them; if it does not, its log says why";
-            Finding::warn("sealing", format!("{told}. {next}"))
+            Finding::warn("sealing", format!("{message}. {next}"))
         }
     }
 }
 
-/// It is left to the service to make it: made here, it might belong to the wrong user.
-fn no_database(path: &Path) -> Finding {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if !folder.is_dir() {
-        let told = format!("{}: its folder does not exist. Make it, or change database", path.display());
-        return Finding::fail("database", told);
-    }
-    with_room(folder, format!("{}: not there yet, the first start makes it", path.display()))
-}
-
-fn with_room(path: &Path, told: String) -> Finding {
+fn with_room(path: &Path, message: String) -> Finding {
     let Some(free) = bytes_free(path) else {
-        return Finding::ok("database", told);
+        return Finding::ok("database", message);
     };
-    let told = format!("{told}, {} MiB free", free / 1024 / 1024);
+    let message = format!("{message}, {} MiB free", free / 1024 / 1024);
     if free >= FREE_ENOUGH {
-        Finding::ok("database", told)
+        Finding::ok("database", message)
     } else {
-        Finding::warn("database", told + ". Make room: on a full disk no completion is run")
+        Finding::warn("database", message + ". Free some space: on a full disk no completion is run")
     }
 }
 
-/// What is left on the disk that a file is on.
+/// The free bytes of the disk that a file is on.
 pub fn bytes_free(path: &Path) -> Option<u64> {
     rustix::fs::statvfs(path).ok().map(|disk| disk.f_bavail * disk.f_frsize)
 }
 
-/// Asks Search a real question; what it finds does not matter.
+/// Sends a real query to Search; what it finds does not matter.
 fn search(config: &Config) -> Finding {
     let search = match search::configured(&config.search, 1) {
         Some(search) if config.search.grounding != GroundingMode::Off => search,
@@ -264,12 +267,14 @@ fn search(config: &Config) -> Finding {
     match search.find(TRIAL_QUERY, &Cancellation::default()) {
         Ok(found) => {
             let time = asked.elapsed().as_millis();
-            let told = format!("{place}: answers in {time} ms, {} found for a trial query", found.len());
-            Finding::ok("search", told)
+            let message = format!("{place}: answers in {time} ms, {} found for a trial query", found.len());
+            Finding::ok("search", message)
         }
         Err(error) => Finding::fail(
             "search",
-            format!("{error}. Answers that need Search are 503 until it is back. The setting is search.url"),
+            format!(
+                "{error}. Completions that need Search get 503 until it works. The setting is search.url"
+            ),
         ),
     }
 }
@@ -278,8 +283,9 @@ fn runtimes(config: &Config) -> Vec<Finding> {
     let mut findings: Vec<Finding> =
         config.runtime.urls.iter().filter_map(|url| try_one(url, config)).collect();
     if findings.is_empty() {
-        let told = "none is configured. Set runtime.url (ADRIATICUM_RUNTIME_URL) to the base address of one";
-        findings.push(Finding::fail("runtime", told));
+        let message =
+            "no runtime is configured. Set runtime.url (ADRIATICUM_RUNTIME_URL) to its base address";
+        findings.push(Finding::fail("runtime", message));
     }
     if findings.iter().any(|finding| finding.status == Verdict::Fail) {
         findings.extend(found_here(config));
@@ -299,30 +305,30 @@ fn try_one(url: &str, config: &Config) -> Option<Finding> {
     let asked = Instant::now();
     Some(match runtime.complete(&chat, None, &mut Spent::default()) {
         Ok(generated) => {
-            let mut told = format!("{url}: answers in {} ms", asked.elapsed().as_millis());
+            let mut message = format!("{url}: answers in {} ms", asked.elapsed().as_millis());
             if let Some(context) = about.context {
-                told += &format!(", has a context of {context} tokens");
+                message += &format!(", has a context of {context} tokens");
             }
             match generated.tokens.total_tokens {
-                Some(_) => Finding::ok("runtime", told + ", reports usage"),
+                Some(_) => Finding::ok("runtime", message + ", reports usage"),
                 None => {
-                    Finding::warn("runtime", told + ", reports no usage: the ledger's figures will be null")
+                    Finding::warn("runtime", message + ", reports no usage: the token figures will be null")
                 }
             }
         }
         Err((_, error)) => {
-            let mut told = format!("{url}: {error}. ");
+            let mut message = format!("{url}: {error}. ");
             if about.models.is_empty() && url.starts_with("https://") {
-                told += "Is it running, is this its base address (runtime.url), and is its certificate signed by a CA \
+                message += "Is it running, is this its base address (runtime.url), and is its certificate signed by a CA \
                          of runtime.ca, or without that setting, of the system?";
             } else if about.models.is_empty() {
-                told += "Is it running, and is this its base address? The setting is runtime.url";
+                message += "Is it running, and is this its base address? The setting is runtime.url";
             } else if !about.models.contains(&config.runtime.model) {
-                told += &format!("It knows {}: set runtime.model", about.models.join(", "));
+                message += &format!("It knows {}: set runtime.model", about.models.join(", "));
             } else {
-                told += "It lists its models, so its own log should tell why it gives no completion";
+                message += "It lists its models, so its own log should say why it returns no completion";
             }
-            Finding::fail("runtime", told)
+            Finding::fail("runtime", message)
         }
     })
 }
@@ -331,21 +337,21 @@ fn try_one(url: &str, config: &Config) -> Option<Finding> {
 fn found_here(config: &Config) -> Vec<Finding> {
     let mut findings = Vec::new();
     // The key is for the runtimes of the configuration only.
-    let nobodys = RuntimeConfig { api_key: None, ..config.runtime.clone() };
+    let without_key = RuntimeConfig { api_key: None, ..config.runtime.clone() };
     for (name, port) in USUAL {
         let url = format!("http://127.0.0.1:{port}/v1");
         if config.runtime.urls.contains(&url) {
             continue;
         }
-        if let Some(about) = probe(&url, &nobodys, PROBE_TIME) {
+        if let Some(about) = probe(&url, &without_key, PROBE_TIME) {
             let model = match about.models.first() {
                 Some(model) => format!(" and runtime.model = \"{model}\""),
                 None => String::new(),
             };
-            let told = format!(
+            let message = format!(
                 "a runtime answers at {url}, where {name} usually listens. To use it: runtime.url = \"{url}\"{model}"
             );
-            findings.push(Finding::warn("runtime", told));
+            findings.push(Finding::warn("runtime", message));
         }
     }
     findings

@@ -7,7 +7,8 @@ use std::time::Instant;
 use crate::api::key::Caller;
 use crate::client::Cancellation;
 use crate::console::Console;
-use crate::error::Failure;
+use crate::error::{ApiError, Failure};
+use crate::http::head::split_authority;
 use crate::http::{Client, Head, Request, Response};
 use crate::listener::{Admission, Destination, Lane, Service};
 use crate::pipeline::Pipeline;
@@ -31,6 +32,21 @@ impl Dispatcher {
     }
 }
 
+impl Dispatcher {
+    /// A person on this host who opens the API's address in a browser probably looks for the console.
+    fn with_console_address(&self, client: Client, head: &Head, mut failure: Failure) -> Failure {
+        let is_meant = failure.error == ApiError::NotFound && head.method() == "GET" && client.is_local();
+        if let Some((host, _)) = self.console.as_ref().filter(|_| is_meant) {
+            let scheme = if client.secure { "https" } else { "http" };
+            let port = split_authority(head.authority()).and_then(|(_, port)| port.parse::<u16>().ok());
+            let port = port.map_or_else(String::new, |port| format!(":{port}"));
+            failure.message =
+                format!("{} The console is at {scheme}://{host}{port}/.", failure.message).into();
+        }
+        failure
+    }
+}
+
 impl Service for Dispatcher {
     /// `None` for the console, whose pages look up their session themselves.
     type Caller = Option<Result<Caller, Failure>>;
@@ -44,7 +60,9 @@ impl Service for Dispatcher {
         }
         match self.api.check_head(head) {
             Ok(digest) => Admission::Read(Destination::Api(digest)),
-            Err(failure) => Admission::Answer(self.api.refuse(client.peer, failure)),
+            Err(failure) => Admission::Answer(
+                self.api.refuse(client.peer, self.with_console_address(client, head, failure)),
+            ),
         }
     }
 

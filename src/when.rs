@@ -1,4 +1,4 @@
-//! Times as people write them on the command line, and as they read them.
+//! Times as people write and read them.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ impl When {
         if !digits.bytes().all(|b| b.is_ascii_digit()) {
             return None;
         }
-        // A hundred years are as good as any more.
+        // At most about a hundred years.
         let number =
             digits.parse::<i64>().ok().filter(|&number| number > 0 && number <= 3_200_000_000 / seconds)?;
         Some(if unit == 'd' { Self::Days(number) } else { Self::Seconds(number * seconds) })
@@ -67,11 +67,21 @@ impl When {
     }
 }
 
+/// Whether a text has the form of a date and is none, such as 2027-02-30.
+pub fn is_impossible_date(text: &str) -> bool {
+    let has_form = text.len() == 10
+        && text
+            .bytes()
+            .enumerate()
+            .all(|(at, b)| if at == 4 || at == 7 { b == b'-' } else { b.is_ascii_digit() });
+    has_form && Date::parse(text, DATE).is_err()
+}
+
 pub fn now() -> i64 {
     OffsetDateTime::now_utc().unix_timestamp()
 }
 
-/// A time to the minute, UTC; a dash where there is none.
+/// A time to the minute, UTC; a dash if there is none.
 pub fn shown(time: Option<i64>) -> String {
     time.and_then(|time| OffsetDateTime::from_unix_timestamp(time).ok())
         .and_then(|time| time.format(MINUTE).ok())
@@ -116,6 +126,7 @@ mod tests {
             ("nonsense", None),
         ] {
             assert_eq!(When::parse(text), when, "{text}");
+            assert_eq!(is_impossible_date(text), text == "2023-02-29", "{text}");
         }
     }
 

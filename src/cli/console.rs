@@ -10,12 +10,12 @@ use crate::console::password;
 use crate::store::IfMissing;
 
 const HELP: &str = "\
-Sets the password of the console, and ends every session that was begun with another.
+Sets the password of the console, and ends all of its sessions.
 
 Usage: adriaticum console password
 
-It is asked for on the terminal, twice, and not shown; where standard input is none, it is the first line of it.
-It has at least 12 characters.
+The password is asked for twice on the terminal and not shown. If standard input is not a terminal, its first line is
+the password. It has at least 12 characters.
 ";
 
 pub fn run(mut args: Args) -> Result<(), CliError> {
@@ -32,15 +32,16 @@ fn set_password(mut args: Args) -> Result<(), CliError> {
     let asked = io::stdin().is_terminal();
     let text = if asked { ask("New password for the console: ")? } else { read_line()? };
     password::check(&text).map_err(|told| CliError::Failed(told.into()))?;
-    if asked && ask("The same once more: ")? != text {
-        return Err(CliError::Failed("the two are not the same. Nothing was changed.".into()));
+    if asked && ask("Repeat it: ")? != text {
+        return Err(CliError::Failed("the two passwords differ. Nothing was changed.".into()));
     }
     store.set_console_password(password::hash(&text), &actor())?;
-    eprintln!("The password is set. All console sessions have ended: sign in again.");
+    let database = config.database_name();
+    eprintln!("The password is set in {database}. All console sessions have ended: sign in again.");
     Ok(())
 }
 
-/// Asks on the terminal for what is not shown there.
+/// Asks on the terminal, without showing the answer.
 fn ask(question: &str) -> Result<String, CliError> {
     let failed = |error: rustix::io::Errno| CliError::Failed(format!("the terminal: {error}."));
     let input = io::stdin();
@@ -56,7 +57,7 @@ fn ask(question: &str) -> Result<String, CliError> {
     line
 }
 
-/// The first line of standard input, without its end.
+/// The first line of standard input, without its line end.
 fn read_line() -> Result<String, CliError> {
     let mut line = String::new();
     io::stdin()

@@ -11,7 +11,7 @@ use crate::store::{
 use crate::when::{self, When};
 
 const HELP: &str = "\
-Makes, lists, changes and revokes API keys. A change holds from the next request on.
+Creates, lists, changes and revokes API keys. A change takes effect with the next request.
 
 Usage: adriaticum keys create NAME [--permission P]... [--expires WHEN] [--concurrent N]
        adriaticum keys list [--json]
@@ -19,14 +19,14 @@ Usage: adriaticum keys create NAME [--permission P]... [--expires WHEN] [--concu
        adriaticum keys revoke ID
        adriaticum keys set ID [--permission P]... [--expires WHEN|never] [--concurrent N|none]
 
-create prints the secret, and nothing else, on standard output. It is not kept and can't be shown again.
-set changes what its options name. Several --permission together replace all that the key had.
+create prints only the secret on standard output. The secret is not stored and cannot be shown again.
+set changes only what its options name. The permissions given replace those that the key has.
 
 Options:
-  --permission P   completions (the default) or metrics; may be given for each
-  --expires WHEN   from when on the key is refused: 12h, 90d, or a date (YYYY-MM-DD, UTC)
-  --concurrent N   how many of the key's requests a gateway processes at once, 1 to 10000; the others wait. Without
-                   it: any number
+  --permission P   completions (the default) or metrics; repeat the option to give both
+  --expires WHEN   When the key expires: 12h, 90d, or a date (YYYY-MM-DD, UTC)
+  --concurrent N   How many of the key's requests a gateway processes at once, 1 to 10000; the others wait.
+                   Default: any number
   --json           Print JSON
 ";
 
@@ -52,7 +52,7 @@ struct Terms {
 }
 
 impl Terms {
-    /// Reads the only word of a command, and the options.
+    /// Reads the only argument of a command, and the options.
     fn read(args: &mut Args, word: &str, now: i64) -> Result<(String, Self), CliError> {
         let mut terms = Self::default();
         let Self { permissions, expires, concurrent } = &mut terms;
@@ -84,7 +84,7 @@ impl Terms {
         ];
         let [word] = args.words(HELP, [word], &mut options)?;
         if terms.expires.flatten().is_some_and(|expires| expires <= now) {
-            return Err(CliError::Usage("--expires lies in the past.".into()));
+            return Err(CliError::Usage("--expires is in the past.".into()));
         }
         Ok((word, terms))
     }
@@ -97,7 +97,8 @@ fn create(mut args: Args) -> Result<(), CliError> {
     if terms.permissions.is_empty() {
         terms.permissions.push(Permission::Completions);
     }
-    let store = open_or(&args.config()?, IfMissing::Create)?;
+    let config = args.config()?;
+    let store = open_or(&config, IfMissing::Create)?;
     let secret = SECRET_PREFIX.to_owned() + &secret_hex::<{ SECRET_DIGITS / 2 }>();
     let key = NewKey {
         name: &name,
@@ -108,7 +109,7 @@ fn create(mut args: Args) -> Result<(), CliError> {
     };
     let id = store.add_key(&secret, &key, &actor())?;
     print(&(secret + "\n"))?;
-    eprintln!("The key's id is {id}. The secret above is not kept: store it now.");
+    eprintln!("Created {id} in {}. The secret above is not stored: save it now.", config.database_name());
     Ok(())
 }
 
@@ -120,10 +121,11 @@ fn list(mut args: Args) -> Result<(), CliError> {
         return print_json(&keys);
     }
     if keys.is_empty() {
-        eprintln!("There are no keys yet. Make one: adriaticum keys create NAME");
+        eprintln!("There are no keys yet. Create one: adriaticum keys create NAME");
         return Ok(());
     }
-    let heading = ["id", "name", "permissions", "created", "expires", "last used", "revoked", "concurrent"];
+    let heading =
+        ["id", "name", "secret", "permissions", "created", "expires", "last used", "revoked", "concurrent"];
     let mut rows = vec![heading.map(String::from).to_vec()];
     rows.extend(keys.iter().map(row));
     print(&table::lay_out(&rows))
@@ -133,6 +135,7 @@ fn row(key: &Key) -> Vec<String> {
     vec![
         key.id.clone(),
         key.name.clone(),
+        key.hint.clone().unwrap_or_else(|| "-".into()),
         Permission::join(&key.permissions),
         when::shown(Some(key.created)),
         when::shown(key.expires),
@@ -145,15 +148,20 @@ fn row(key: &Key) -> Vec<String> {
 fn rename(mut args: Args) -> Result<(), CliError> {
     let [id, name] = args.words(HELP, ["the key's ID", "its new NAME"], &mut [])?;
     let name = key_name(&name)?;
-    change(&open_store(&args.config()?)?, &id, &[KeyChange::Name(name)])
+    let config = args.config()?;
+    change(&open_store(&config)?, &id, &[KeyChange::Name(name)])?;
+    eprintln!("Renamed {id} in {}.", config.database_name());
+    Ok(())
 }
 
 fn revoke(mut args: Args) -> Result<(), CliError> {
     let [id] = args.words(HELP, ["the key's ID"], &mut [])?;
-    match open_store(&args.config()?)?.revoke_key(&id, when::now(), &actor())? {
-        true => Ok(()),
-        false => Err(no_such_key(&id)),
+    let config = args.config()?;
+    if !open_store(&config)?.revoke_key(&id, when::now(), &actor())? {
+        return Err(no_such_key(&id));
     }
+    eprintln!("Revoked {id} in {}.", config.database_name());
+    Ok(())
 }
 
 fn set(mut args: Args) -> Result<(), CliError> {
@@ -177,7 +185,8 @@ fn set(mut args: Args) -> Result<(), CliError> {
     }
     let config = args.config()?;
     change(&open_store(&config)?, &id, &changes)?;
-    print(&format!("{id} in {}: {}\n", config.database, changed.join(", ")))
+    eprintln!("Changed {id} in {}: {}.", config.database_name(), changed.join(", "));
+    Ok(())
 }
 
 fn change(store: &Store, id: &str, changes: &[KeyChange]) -> Result<(), CliError> {
@@ -192,5 +201,5 @@ fn key_name(text: &str) -> Result<KeyName, CliError> {
 }
 
 pub(super) fn no_such_key(id: &str) -> CliError {
-    CliError::Failed(format!("there is no key {id:?}. adriaticum keys list shows those that there are."))
+    CliError::Failed(format!("there is no key {id:?}. List the keys: adriaticum keys list"))
 }

@@ -25,6 +25,8 @@ use crate::config::{Config, ConfigError, TlsFiles};
 use crate::listener::Certificate;
 use crate::logging;
 use crate::store::{IfMissing, Store, StoreError};
+use crate::text::nearest;
+use crate::when;
 
 const HELP: &str = "\
 A chat completions API in front of an inference runtime.
@@ -33,93 +35,120 @@ Usage: adriaticum [--config FILE] COMMAND
 
 Commands:
   serve                 Run the service until SIGTERM or SIGINT
-  keys create NAME      Make an API key and print its secret, once
+  keys create NAME      Create an API key and print its secret, once
   keys list             List the keys
-  keys rename ID NAME   Give a key another name
-  keys revoke ID        Refuse a key from now on, for good
-  keys set ID           Change a key's permissions, its end, or how many requests it may have at once
-  usage                 Sum up requests and tokens
+  keys rename ID NAME   Rename a key
+  keys revoke ID        Revoke a key, for good
+  keys set ID           Change a key's permissions, expiry or concurrency
+  usage                 Show the requests and tokens of the ledger
   usage show ID         Show one request
   usage verify          Look for rows that were changed, deleted or inserted
-  search add PATH...    Add files and folders to the index of documents that Search can use
+  search add PATH...    Add files and folders to the document index
   search list           List the documents
   search remove ID      Remove a document
-  search query WORDS    Tell what the index finds
-  console password      Set the password of the console
-  audit                 Tell who changed what: keys, password, settings, sign-ins
+  search query WORDS    Show what the index finds
+  console password      Set the console's password
+  audit                 Show who changed what: keys, password, settings, sign-ins
   backup FILE           Make a consistent copy of the database while it is used
-  move                  Move everything from a SQLite database to a PostgreSQL database
-  check                 Try every part that a completion needs
+  move                  Copy everything from a SQLite database to PostgreSQL, and verify it
+  check                 Test every part that a completion needs
 
 Options:
   --config FILE         Read the configuration from this file
-  --help                Tell more; after a command, about it
-  --version             Print the version
+  --help                Print help, after a command for it; also -h, and adriaticum help COMMAND
+  --version             Print the version; also -V
 ";
 
-/// Why a command did not do what it was asked to.
+/// A command: reads the rest of the command line, and does what it says.
+type Run = fn(Args) -> Result<(), CliError>;
+
+const COMMANDS: [(&str, Run); 9] = [
+    ("serve", serve::run),
+    ("keys", keys::run),
+    ("usage", usage::run),
+    ("search", search::run),
+    ("audit", audit::run),
+    ("backup", backup::run),
+    ("check", check::run),
+    ("console", console::run),
+    ("move", moving::run),
+];
+
+/// Why a command failed.
 enum CliError {
     /// The command line is wrong: exit code 2.
     Usage(String),
     /// A setting is wrong: exit code 2 as well. Trying again does not help, which a supervisor should know.
     Config(String),
-    /// It went wrong: exit code 1.
+    /// Exit code 1.
     Failed(String),
 }
 
-/// Exit codes: 0 done, 1 failed, 2 wrong use, of the command line or of a setting.
+/// Exit codes: 0 success, 1 failure, 2 wrong usage of the command line or of a setting.
 pub fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(CliError::Failed(message)) => {
-            logging::complain(format_args!("adriaticum: {message}"));
-            ExitCode::from(1)
-        }
+    let mut command = "";
+    let (code, message) = match run(&mut command) {
+        Ok(()) => return ExitCode::SUCCESS,
+        Err(CliError::Failed(message)) => (1, message),
+        Err(CliError::Config(message)) => (2, message),
         Err(CliError::Usage(message)) => {
-            logging::complain(format_args!("adriaticum: {message}\nTry adriaticum --help."));
-            ExitCode::from(2)
+            let space = if command.is_empty() { "" } else { " " };
+            (2, format!("{message}\nTry adriaticum {command}{space}--help."))
         }
-        Err(CliError::Config(message)) => {
-            logging::complain(format_args!("adriaticum: {message}"));
-            ExitCode::from(2)
-        }
-    }
+    };
+    logging::complain(format_args!("adriaticum: {message}"));
+    ExitCode::from(code)
 }
 
-fn run() -> Result<(), CliError> {
+/// Sets `command` as soon as it is known, for the advice after a wrong usage.
+fn run(command: &mut &str) -> Result<(), CliError> {
     let mut args = Args::from_env()?;
-    match args.command(HELP, "a command")?.as_str() {
-        "serve" => serve::run(args),
-        "keys" => keys::run(args),
-        "usage" => usage::run(args),
-        "search" => search::run(args),
-        "backup" => backup::run(args),
-        "audit" => audit::run(args),
-        "check" => check::run(args),
-        "console" => console::run(args),
-        "move" => moving::run(args),
-        command => Err(no_command("", command)),
-    }
+    let word = args.command(HELP, "a command")?;
+    let (name, run) =
+        COMMANDS.into_iter().find(|(name, _)| *name == word).ok_or_else(|| no_command("", &word))?;
+    *command = name;
+    run(args)
 }
 
+/// `group` is the first word of a command of two, with a space, or empty.
 fn no_command(group: &str, word: &str) -> CliError {
-    CliError::Usage(format!("there is no command {group}{word:?}."))
+    let known =
+        HELP.lines().filter_map(|line| line.strip_prefix("  ")?.strip_prefix(group)?.split(' ').next());
+    let meant = nearest(word, known).map(|meant| format!(" Did you mean adriaticum {group}{meant}?"));
+    let command = format!("{group}{word}");
+    CliError::Usage(format!("there is no command {command:?}.{}", meant.unwrap_or_default()))
 }
 
-/// The command line, without the global options.
+/// The command line, without `--config`.
 struct Args {
     parser: Parser,
     config: Option<PathBuf>,
 }
 
-/// An option of a command: its name, and what becomes of its value; without one, it is a flag.
+/// An option of a command: a flag, or one with a value. The error says which values are accepted.
 enum Opt<'a> {
     Flag(&'static str, &'a mut bool),
     Value(&'static str, &'a mut dyn FnMut(&str) -> Result<(), String>),
 }
 
+impl Opt<'_> {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Flag(name, _) | Self::Value(name, _) => name,
+        }
+    }
+}
+
+fn wrong_value(option: &str, value: &str, accepted: &str) -> CliError {
+    let expected = match when::is_impossible_date(value) {
+        true => "there is no such date".into(),
+        false => format!("expected {accepted}"),
+    };
+    CliError::Usage(format!("--{option} {value:?}: {expected}."))
+}
+
 impl Args {
-    /// Takes `--config` out, wherever it stands before a `--`.
+    /// Takes `--config` out, wherever it is before a `--`. `help keys` becomes `keys --help`.
     fn from_env() -> Result<Self, CliError> {
         let mut config = None;
         let mut rest: Vec<OsString> = Vec::new();
@@ -138,11 +167,15 @@ impl Args {
                 rest.push(word);
             }
         }
+        if rest.first().is_some_and(|word| word == "help") {
+            rest.remove(0);
+            rest.push("--help".into());
+        }
         Ok(Self { parser: Parser::from_args(rest), config })
     }
 
-    /// The next word that is no option, after the options before it were taken. Returns `None` at the end. If help
-    /// or the version is asked for, prints it and ends the process.
+    /// Takes options up to the next word that is none, and returns that word; `None` at the end. Prints help or the version
+    /// if asked to, and ends the process.
     fn next_word(&mut self, help: &str, options: &mut [Opt]) -> Result<Option<String>, CliError> {
         while let Some(arg) = self.parser.next()? {
             let name = match arg {
@@ -151,23 +184,25 @@ impl Args {
                     print(help)?;
                     process::exit(0);
                 }
-                Arg::Long("version") => {
+                Arg::Long("version") | Arg::Short('V') => {
                     print(concat!("adriaticum ", env!("CARGO_PKG_VERSION"), "\n"))?;
                     process::exit(0);
                 }
                 Arg::Long(name) => name.to_owned(),
                 Arg::Short(letter) => return Err(CliError::Usage(format!("there is no option -{letter}."))),
             };
-            let option = options.iter_mut().find(|option| match option {
-                Opt::Flag(known, _) | Opt::Value(known, _) => *known == name,
-            });
-            match option {
+            match options.iter_mut().find(|option| option.name() == name) {
                 Some(Opt::Flag(_, given)) => **given = true,
                 Some(Opt::Value(_, take)) => {
                     let value = self.parser.value()?.string()?;
-                    take(&value).map_err(|takes| CliError::Usage(format!("--{name} takes {takes}.")))?;
+                    take(&value).map_err(|accepted| wrong_value(&name, &value, &accepted))?;
                 }
-                None => return Err(CliError::Usage(format!("there is no option --{name} here."))),
+                None => {
+                    let known = options.iter().map(Opt::name).chain(["config", "help", "version"]);
+                    let meant = nearest(&name, known).map(|meant| format!(" Did you mean --{meant}?"));
+                    let meant = meant.unwrap_or_default();
+                    return Err(CliError::Usage(format!("there is no option --{name} here.{meant}")));
+                }
             }
         }
         Ok(None)
@@ -188,20 +223,20 @@ impl Args {
         let mut words = Vec::new();
         while let Some(word) = self.next_word(help, options)? {
             if words.len() == N {
-                return Err(CliError::Usage(format!("{word:?} is one word too many.")));
+                return Err(CliError::Usage(format!("{word:?} is one argument too many.")));
             }
             words.push(word);
         }
         words.try_into().map_err(|words: Vec<String>| missing(names[words.len()]))
     }
 
-    /// Takes all words; `told` says that there is none.
-    fn all_words(&mut self, help: &str, told: &str) -> Result<Vec<String>, CliError> {
+    /// Takes all words; `if_none` is the error if there are none.
+    fn all_words(&mut self, help: &str, if_none: &str) -> Result<Vec<String>, CliError> {
         let mut words = Vec::new();
         while let Some(word) = self.next_word(help, &mut [])? {
             words.push(word);
         }
-        if words.is_empty() { Err(CliError::Usage(told.into())) } else { Ok(words) }
+        if words.is_empty() { Err(CliError::Usage(if_none.into())) } else { Ok(words) }
     }
 
     fn config(&self) -> Result<Config, CliError> {
@@ -213,14 +248,14 @@ fn missing(name: &str) -> CliError {
     CliError::Usage(format!("{name} is missing."))
 }
 
-/// Opens the database that there has to be.
+/// Opens a database that has to exist.
 fn open_store(config: &Config) -> Result<Store, CliError> {
     open_or(config, IfMissing::Fail)
 }
 
 fn open_or(config: &Config, if_missing: IfMissing) -> Result<Store, CliError> {
     Store::open(&config.database, config.workers, if_missing)
-        .map_err(|error| CliError::Failed(checks::database_failed(config, &error)))
+        .map_err(|error| CliError::Failed(checks::store_failed(config, &error)))
 }
 
 fn read_certificate(files: &TlsFiles) -> Result<Certificate, CliError> {
@@ -239,7 +274,7 @@ fn print(text: &str) -> Result<(), CliError> {
 
 /// Prints a value as JSON, for programs and for people.
 fn print_json(value: &impl serde::Serialize) -> Result<(), CliError> {
-    let text = serde_json::to_string_pretty(value).expect("what is printed should have its JSON");
+    let text = serde_json::to_string_pretty(value).expect("the value should have a JSON form");
     print(&(text + "\n"))
 }
 

@@ -25,22 +25,23 @@ use crate::pipeline::{Pipeline, RefusalLines};
 use crate::runtime::Runtimes;
 use crate::store::{Actor, IfMissing, ServeLock, Store};
 use crate::supervisor::{Notify, Supervisor, Watched};
+use crate::text::count;
 
 const HELP: &str = "\
-Runs the service until SIGTERM or SIGINT. What is under way then is finished and answered; a second signal
-ends it at once. SIGHUP reloads the certificate and the log level from the configuration.
+Runs the service until SIGTERM or SIGINT. Then it accepts no new connections and completes the requests in progress;
+a second signal ends it at once. SIGHUP reloads the log level and the certificate.
 
 Usage: adriaticum serve
 ";
 
-/// The file descriptors that a worker may need beside its client's: the database, its log, its index, the
+/// The file descriptors that a worker may need besides its client's: the database, its WAL, its index, the
 /// connection to the runtime, and the three files of the embedded index or the connection to Search.
 const FILES_PER_WORKER: usize = 7;
 
-/// Those of the process itself, with some to spare.
+/// Those of the process itself, and some to spare.
 const OWN_FILES: usize = 32;
 
-/// However few there are, some clients are served.
+/// The fewest connections, however few descriptors there are.
 const FEWEST_CONNECTIONS: usize = 16;
 
 /// What the ledger may take of a request: 2 s to read the key and 5 s for each of two writes; the rest is for a slow disk.
@@ -51,8 +52,9 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let starting = exit_on_signals().map_err(|error| failed("the signals", &error))?;
     let config = Arc::new(args.config()?);
     logging::start(config.log_level);
+    log::info!("adriaticum {}, database {}", env!("CARGO_PKG_VERSION"), config.database_name());
     for name in &config.unknown_variables {
-        log::warn!("{name} in the environment is no setting that this version knows");
+        log::warn!("unknown variable in the environment: {name}");
     }
     let acceptor = config.tls.as_ref().map(acceptor).transpose()?;
     // Before the sockets and the database, so that a second service ends here and has changed nothing. Dropped last.
@@ -62,7 +64,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let mut store = open_or(&config, IfMissing::Create)?;
     match store.join("", "")? {
         0 => {}
-        count => log::warn!("{count} requests were interrupted by the last end of the service"),
+        rows => log::warn!("interrupted when the service last ended: {}", count(rows as i64, "request")),
     }
     let store = Arc::new(store);
     let notify =
@@ -79,12 +81,17 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         buffered_bytes: config.buffer_limit,
         ..Limits::default()
     };
-    log::info!("at most {} bytes are buffered for all requests (buffer_limit)", config.buffer_limit);
+    log::info!("buffer_limit: at most {} bytes for all requests together", config.buffer_limit);
+    let scheme = if acceptor.is_some() { "https" } else { "http" };
     for socket in &sockets {
-        let address = socket.address().map_err(|error| failed("the socket", &error))?;
-        match address {
-            Address::Tcp(address) if acceptor.is_some() => log::info!("listening on https://{address}"),
-            _ => log::info!("listening on {address}"),
+        match socket.address().map_err(|error| failed("the socket", &error))? {
+            Address::Tcp(address) => {
+                log::info!("listening on {scheme}://{address}");
+                if let Some(host) = &config.console_host {
+                    log::info!("console at {scheme}://{host}:{}/", address.port());
+                }
+            }
+            address @ Address::Unix(_) => log::info!("listening on {address}"),
         }
     }
     let mut listener = Listener::new(sockets, limits).map_err(|error| failed("the listener", &error))?;
@@ -141,7 +148,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The sockets that systemd hands over, else the one of the configuration.
+/// The sockets that systemd passes, else the one of the configuration.
 fn sockets(config: &Config) -> Result<Vec<Socket>, CliError> {
     let mut handed = ListenFd::from_env();
     let mut sockets = Vec::new();
@@ -150,22 +157,38 @@ fn sockets(config: &Config) -> Result<Vec<Socket>, CliError> {
             Ok(Some(listener)) => Socket::inherited_tcp(listener),
             _ => match handed.take_unix_listener(index) {
                 Ok(Some(listener)) => Socket::inherited_unix(listener),
-                _ => Err(io::Error::other("it is neither a TCP nor a Unix socket that listens")),
+                _ => Err(io::Error::other("it is neither a TCP nor a Unix socket in the listening state")),
             },
         };
-        sockets.push(socket.map_err(|error| failed("a socket handed over", &error))?);
+        sockets.push(socket.map_err(|error| failed("a socket passed by systemd", &error))?);
     }
     if sockets.is_empty() {
-        let socket = Socket::bind(&config.listen).map_err(|error| {
+        let cannot_listen = |error: io::Error| {
+            let cause = listen_failed(&error);
             CliError::Failed(format!(
-                "it can't listen on {}: {error}. Is it running already? The setting is listen \
-                 (ADRIATICUM_LISTEN).",
+                "can't listen on {}: {cause}. The setting is listen (ADRIATICUM_LISTEN).",
                 config.listen
             ))
-        })?;
-        sockets.push(socket);
+        };
+        sockets.push(Socket::bind(&config.listen).map_err(cannot_listen)?);
     }
     Ok(sockets)
+}
+
+/// Why an address can't be used, and what to do.
+fn listen_failed(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "another program uses this address, perhaps another adriaticum serve: stop it, or choose another port".into()
+        }
+        io::ErrorKind::PermissionDenied => {
+            "permission denied: a port below 1024 needs root or CAP_NET_BIND_SERVICE, a Unix socket a folder that this user \
+             may write to"
+                .into()
+        }
+        io::ErrorKind::AddrNotAvailable => "this host does not have this address: `ip address` lists its addresses".into(),
+        _ => error.to_string(),
+    }
 }
 
 /// Until the flag is cleared, a signal ends the process at once: nothing was accepted yet, and a start may take minutes.
@@ -205,7 +228,7 @@ fn acceptor(files: &TlsFiles) -> Result<Arc<Acceptor>, CliError> {
     acceptor.map(Arc::new).map_err(|error| CliError::Failed(format!("TLS: {error}.")))
 }
 
-/// How the service does, in a line.
+/// A line for `systemctl status`.
 fn status(metrics: &Metrics, Snapshot { workers, queue, .. }: &Snapshot) -> String {
     format!(
         "{} requests served, {} of {} workers busy, {} of {} places in the queue taken",
@@ -245,8 +268,8 @@ fn reload(args: &Args, running: &Config, acceptor: Option<&Acceptor>, store: &St
     }
 }
 
-/// As many connections as there are file descriptors for, beside what the workers need: a flood of clients
-/// must not keep a worker from opening its own.
+/// As many connections as there are file descriptors for, besides those of the workers: a flood of clients must not keep a
+/// worker from opening its files.
 fn connections_that_fit(wanted: usize, workers: usize) -> usize {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current != maximum {
@@ -274,6 +297,19 @@ fn failed(what: &str, error: &io::Error) -> CliError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_cause_has_its_own_advice() {
+        for (kind, advice) in [
+            (io::ErrorKind::AddrInUse, "choose another port"),
+            (io::ErrorKind::PermissionDenied, "CAP_NET_BIND_SERVICE"),
+            (io::ErrorKind::AddrNotAvailable, "does not have this address"),
+            (io::ErrorKind::NotFound, "not found"),
+        ] {
+            let told = listen_failed(&kind.into());
+            assert!(told.contains(advice), "{told}");
+        }
+    }
 
     /// The settings, with everything else as it is by default.
     fn longest(settings: &str) -> Duration {

@@ -9,7 +9,7 @@ mod written;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::{env, mem, str};
+use std::{env, mem, path, str};
 
 use log::LevelFilter;
 
@@ -131,6 +131,30 @@ impl Config {
         Ok(config)
     }
 
+    /// The database as messages name it: a file with its whole path, a URI without its password.
+    pub fn database_name(&self) -> String {
+        match &self.database {
+            Database::Sqlite(path) => absolute(path),
+            Database::Postgres(uri) => uri.to_string(),
+        }
+    }
+
+    /// The command that sets the console's password in this service's database. A path is shown to a client of this host
+    /// only; if the console has a public name, that might be a proxy which passes on what strangers ask.
+    pub fn password_command(&self, is_local: bool) -> String {
+        let command = "adriaticum console password";
+        let is_usual = env::var_os("ADRIATICUM_DATABASE").is_none()
+            && self.file.as_deref().is_some_and(|file| file == Path::new(DEFAULT_FILE));
+        match (&self.database, &self.file) {
+            _ if is_usual || !is_local || !self.console_is_local => command.into(),
+            (Database::Sqlite(path), _) => format!("ADRIATICUM_DATABASE='{}' {command}", absolute(path)),
+            (Database::Postgres(_), Some(file)) => {
+                format!("adriaticum --config '{}' console password", absolute(file))
+            }
+            (Database::Postgres(_), None) => command.into(),
+        }
+    }
+
     /// The settings in which another one differs, of those that a running service keeps to the end.
     pub fn differences(&self, other: &Self) -> Vec<&'static str> {
         let names: BTreeSet<&'static str> =
@@ -202,6 +226,11 @@ fn tls(settings: &mut Settings) -> Option<TlsFiles> {
         (None, Some(key)) => Err(key.refuse("tls.cert to be set too")),
     };
     settings.accept(files)
+}
+
+/// A path that is the same in every folder.
+fn absolute(path: &Path) -> String {
+    path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
 }
 
 fn retention_days(days: u64) -> Option<u32> {

@@ -145,7 +145,8 @@ impl Console {
     fn page(&self, request: &Request) -> Result<Response, Stop> {
         let visit = Visit::read(request)?;
         let Some(password) = self.store.console_password()? else {
-            return Ok(page::no_password(&self.assets));
+            let command = self.config.password_command(request.client.is_local());
+            return Ok(page::no_password(&self.assets, &command));
         };
         visit.check_origin()?;
         let session = visit.session(&self.store)?;

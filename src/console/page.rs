@@ -115,13 +115,13 @@ pub fn once_more(assets: &Assets, address: &str) -> Response {
 }
 
 /// What the console shows until there is a password.
-pub fn no_password(assets: &Assets) -> Response {
+pub fn no_password(assets: &Assets, command: &str) -> Response {
     let content = html! {
         main.narrow {
             h1 { "Set a password first" }
             p { "The console opens once it has a password. On the machine that the service runs on, as the user that \
                  it runs as:" }
-            pre tabindex="0" { code { "adriaticum console password" } }
+            pre tabindex="0" { code { (command) } }
             p.muted { "It takes at least 12 characters and holds at once; the service need not be restarted. Then "
                 a href="/" { "load this page again" } "." }
         }

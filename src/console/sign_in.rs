@@ -66,7 +66,7 @@ impl SignIn {
                     button.primary type="submit" { "Sign in" }
                 }
                 p.muted {
-                    "Forgotten? The operator can set a new one: " code { "adriaticum console password" }
+                    "Forgotten? The operator can set a new one: " code.text { (console.config.password_command(visit.request.client.is_local())) }
                 }
             }
         };
@@ -110,7 +110,7 @@ impl SignIn {
         if !is_right {
             slowing().failed(who, Instant::now());
             console.store.note_failed_sign_in(visit.request.client.peer, visit.now);
-            log::warn!("console: a sign-in was refused, client={}", visit.client());
+            log::warn!("console: sign-in failed, client={}", visit.client());
             return refused(Refused::Wrong);
         }
         slowing().succeeded(who);
@@ -123,7 +123,7 @@ impl SignIn {
             // The password was changed meanwhile.
             return refused(Refused::Wrong);
         }
-        log::info!("console: the operator has signed in, client={}", visit.client());
+        log::info!("console: operator signed in, client={}", visit.client());
         Ok(page::redirect(place(visit.form.get("next")))
             .with("set-cookie", visit.set_cookie(SESSION, &session, SESSION_TIME))
             .with("set-cookie", visit.set_cookie(BROWSER, &browser, BROWSER_TIME)))

@@ -16,6 +16,15 @@ fn refused(server: &Server, arguments: &[&str], code: i32, word: &str) {
     assert!(output.stdout.is_empty(), "{arguments:?}");
 }
 
+/// Runs a command that changes something. Returns what it says about it, on standard error.
+#[track_caller]
+fn changed(server: &Server, arguments: &[&str]) -> String {
+    let output = server.run(arguments);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{arguments:?}: {told}");
+    told
+}
+
 #[test]
 fn keys_from_their_making_to_their_end() {
     let server = Server::new(None);
@@ -39,6 +48,8 @@ fn keys_from_their_making_to_their_end() {
     assert_eq!(json[0]["permissions"], serde_json::json!(["metrics"]));
     assert!(json[0].get("digest").is_none());
     let id = json[0]["id"].as_str().expect("an id");
+    let hint = format!("{}…{}", &secret[..8], &secret[48..52]);
+    assert!(listed.contains(&hint) && !listed.contains(secret.trim_end()), "{listed}");
     server.told(&["keys", "rename", id, "another"]);
     server.told(&["keys", "revoke", id]);
     let json: Value = serde_json::from_str(&server.told(&["keys", "list", "--json"])).expect("JSON");
@@ -57,13 +68,13 @@ fn keys_set_changes_what_its_options_name() {
     let id = key()["id"].as_str().expect("an id").to_owned();
     assert_eq!(key()["concurrent"], 3);
     assert!(server.told(&["keys", "list"]).lines().any(|line| line.ends_with(" 3")));
-    let told = server.told(&["keys", "set", &id, "--expires", "2100-01-01", "--permission", "metrics"]);
-    assert!(told.starts_with(&format!("{id} in ")) && told.contains(": permissions "), "{told}");
-    assert!(told.ends_with("permissions metrics, expires 2100-01-01 00:00Z\n"), "{told}");
+    let told = changed(&server, &["keys", "set", &id, "--expires", "2100-01-01", "--permission", "metrics"]);
+    assert!(told.starts_with(&format!("Changed {id} in ")), "{told}");
+    assert!(told.ends_with(": permissions metrics, expires 2100-01-01 00:00Z.\n"), "{told}");
     assert_eq!((&key()["expires"], &key()["concurrent"]), (&json!(4_102_444_800_i64), &json!(3)));
     assert_eq!(key()["permissions"], json!(["metrics"]));
-    let told = server.told(&["keys", "set", &id, "--expires", "never", "--concurrent", "10000"]);
-    assert!(told.ends_with("expires never, concurrent 10000\n"), "{told}");
+    let told = changed(&server, &["keys", "set", &id, "--expires", "never", "--concurrent", "10000"]);
+    assert!(told.ends_with("expires never, concurrent 10000.\n"), "{told}");
     assert_eq!((&key()["expires"], &key()["concurrent"]), (&Value::Null, &json!(10_000)));
     assert_eq!(key()["permissions"], json!(["metrics"]), "what is not named stays");
     server.told(&["keys", "set", &id, "--concurrent", "none"]);
@@ -72,16 +83,79 @@ fn keys_set_changes_what_its_options_name() {
 }
 
 #[test]
+fn a_change_names_its_database() {
+    let server = Server::new(None).set("ADRIATICUM_DATABASE", "here.db");
+    let path = server.folder.path("here.db").canonicalize();
+    assert!(path.is_err(), "there is none yet");
+    let told = changed(&server, &["keys", "create", "x"]);
+    let path = server.folder.path("here.db").canonicalize().expect("it is there now");
+    let id = told.split(' ').nth(1).expect("an id").to_owned();
+    let named = format!(" in {}", path.display());
+    assert!(told.starts_with("Created key_") && told.contains(&named), "{told}");
+    for command in [
+        &["keys", "rename", &id, "y"][..],
+        &["keys", "set", &id, "--concurrent", "1"],
+        &["keys", "revoke", &id],
+    ] {
+        let told = changed(&server, command);
+        assert!(told.contains(&named) && told.contains(&id), "{told}");
+    }
+    let script = "echo a-good-password | exec \"$@\"";
+    let set = server.prefixed(&["bash", "-c", script, "bash"], &["console", "password"]).output();
+    let told = String::from_utf8_lossy(&set.expect("bash should run").stderr).into_owned();
+    assert!(told.starts_with("The password is set") && told.contains(&named), "{told}");
+}
+
+/// `backup` in the wrong folder wrote a valid copy of an empty database that it had just created.
+#[test]
+fn a_missing_database_is_not_created_by_a_command_that_needs_one() {
+    let server = Server::new(None).set("ADRIATICUM_DATABASE", "missing.db");
+    let path = server.folder.path("missing.db");
+    let named = format!("there is no database at {}", path.display());
+    for command in [
+        &["keys", "list"][..],
+        &["keys", "rename", "key_1", "x"],
+        &["keys", "revoke", "key_1"],
+        &["keys", "set", "key_1", "--concurrent", "1"],
+        &["usage"],
+        &["usage", "show", "chatcmpl_1"],
+        &["usage", "verify"],
+        &["backup", "copy.db"],
+    ] {
+        refused(&server, command, 1, &named);
+        refused(&server, command, 1, "--config FILE");
+    }
+    let (pairs, messages) = findings(&server, 1);
+    assert_eq!(status_of(&pairs, "database"), ["fail"]);
+    assert!(messages.contains(&named), "{messages}");
+    let left = std::fs::read_dir(server.folder.path("")).expect("a folder").flatten();
+    let left: Vec<_> = left.map(|file| file.file_name()).collect();
+    assert_eq!(left, ["empty.toml"], "nothing was created");
+}
+
+#[test]
 fn wrong_use_is_told() {
     let server = Server::new(None);
     for (arguments, word) in [
         (&[][..], "command is missing"),
-        (&["nonsense"], "nonsense"),
-        (&["--nonsense"], "--nonsense"),
+        (&["nonsense"], "there is no command \"nonsense\".\nTry adriaticum --help."),
+        (&["key"], "there is no command \"key\". Did you mean adriaticum keys?"),
+        (&["--nonsense"], "there is no option --nonsense here.\nTry adriaticum --help."),
+        (&["--versoin"], "Did you mean --version?"),
+        (&["-x"], "-x"),
+        (&["help", "nonsense"], "there is no command \"nonsense\""),
         (&["serve", "now"], "too many"),
         (&["serve", "--config"], "--config"),
-        (&["keys"], "create"),
-        (&["keys", "nonsense"], "nonsense"),
+        (&["keys"], "create, list, rename, revoke or set is missing.\nTry adriaticum keys --help."),
+        (&["keys", "nonsense"], "there is no command \"keys nonsense\".\nTry adriaticum keys --help."),
+        (&["keys", "crate"], "Did you mean adriaticum keys create?"),
+        (&["console", "passwd"], "Did you mean adriaticum console password?"),
+        (&["keys", "create", "x", "--expire", "90d"], "Did you mean --expires?"),
+        (
+            &["keys", "create", "x", "--expires", "2027-02-30"],
+            "--expires \"2027-02-30\": there is no such date.",
+        ),
+        (&["usage", "--since", "2027-02-30"], "there is no such date"),
         (&["keys", "create"], "NAME"),
         (&["keys", "create", ""], "1 to 64"),
         (&["keys", "create", "a\nb"], "printable"),
@@ -114,12 +188,19 @@ fn wrong_use_is_told() {
         &["serve", "--help"],
         &["keys", "--help"],
         &["keys", "list", "-h"],
+        &["-h"],
+        &["help"],
+        &["help", "keys"],
+        &["help", "keys", "create"],
         &["usage", "--help"],
         &["check", "--help"],
     ] {
         assert!(server.told(help).contains("Usage: adriaticum"), "{help:?}");
     }
-    assert_eq!(server.told(&["--version"]).trim(), format!("adriaticum {}", env!("CARGO_PKG_VERSION")));
+    assert_eq!(server.told(&["help", "keys"]), server.told(&["keys", "--help"]));
+    for version in ["--version", "-V"] {
+        assert_eq!(server.told(&[version]).trim(), format!("adriaticum {}", env!("CARGO_PKG_VERSION")));
+    }
 }
 
 #[test]
@@ -377,19 +458,14 @@ fn status_of(pairs: &[(String, String)], part: &str) -> Vec<String> {
 fn check_tells_what_works() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).sqlite().set("ADRIATICUM_API_HOSTS", "localhost");
-    let told = server.told(&["check"]);
-    assert!(told.contains("first start makes it") && told.contains("reports usage"), "{told}");
-    assert!(told.contains("MiB free"), "{told}");
-    assert!(told.lines().all(|line| line.starts_with("ok  ")), "{told}");
-    assert!(!server.folder.path("adriaticum.db").exists(), "a check makes no database");
     server.key();
+    let told = server.told(&["check"]);
+    assert!(told.contains("MiB free") && told.contains("reports usage"), "{told}");
+    assert!(told.lines().all(|line| line.starts_with("ok  ")), "{told}");
     let (pairs, messages) = findings(&server, 0);
     let parts: Vec<&str> = pairs.iter().map(|(part, _)| part.as_str()).collect();
     assert_eq!(parts, ["configuration", "hosts", "clock", "database", "sealing", "search", "runtime"]);
-    assert!(
-        pairs.iter().all(|(_, status)| status == "ok") && messages.contains("takes a write"),
-        "{messages}"
-    );
+    assert!(pairs.iter().all(|(_, status)| status == "ok") && messages.contains("writable"), "{messages}");
     assert_eq!(server.query("SELECT count(*) FROM usage"), [[rusqlite::types::Value::Integer(0)]]);
 }
 
@@ -409,7 +485,8 @@ fn check_tells_what_does_not_work_and_what_to_do() {
     let (pairs, messages) = findings(&nowhere, 1);
     assert_eq!(status_of(&pairs, "database"), ["fail"]);
     assert!(
-        messages.contains("folder does not exist") && messages.contains("ADRIATICUM_RUNTIME_URL"),
+        messages.contains("there is no database at /nowhere/at/all.db")
+            && messages.contains("ADRIATICUM_RUNTIME_URL"),
         "{messages}"
     );
 }
@@ -439,6 +516,45 @@ fn check_warns_of_secrets_that_everybody_can_read() {
         assert_eq!(status_of(&pairs, "secrets"), ["warn"]);
         assert!(messages.contains(&format!("chmod o-rwx {}\n", path.display())), "{messages}");
         change(path, 0o640);
+    }
+}
+
+#[test]
+fn check_warns_of_a_configuration_with_a_secret_that_everybody_can_read() {
+    let server = Server::new(None);
+    let (path, password) = (server.folder.path("a.toml"), server.folder.path("password"));
+    let with_secret = "database = 'postgresql://user:sesame@127.0.0.1:1/db'\n";
+    std::fs::write(&password, "sesame\n").expect("a file");
+    let mut server = server.set("ADRIATICUM_CONFIG", path.display());
+    server.environment.retain(|(name, _)| name != "ADRIATICUM_DATABASE");
+    for (text, mode, warned) in [
+        (with_secret, 0o644, Some("ADRIATICUM_DATABASE_PASSWORD_FILE")),
+        (with_secret, 0o640, None),
+        ("runtime.api_key = 'sesame'\n", 0o644, Some("ADRIATICUM_RUNTIME_API_KEY_FILE")),
+        ("runtime.api_key = ''\n", 0o644, None),
+    ] {
+        std::fs::write(&path, text).expect("a file");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("it is ours");
+        let (pairs, messages) = findings(&server, 1);
+        assert_eq!(status_of(&pairs, "secrets").len(), usize::from(warned.is_some()), "{text} {messages}");
+        assert!(warned.is_none_or(|word| messages.contains(word)), "{messages}");
+        assert!(!messages.contains("sesame"), "{messages}");
+    }
+    std::fs::write(&path, "database = 'postgresql://user@127.0.0.1:1/db'\n").expect("a file");
+    std::fs::set_permissions(&password, std::fs::Permissions::from_mode(0o644)).expect("it is ours");
+    let server = server.set("ADRIATICUM_DATABASE_PASSWORD_FILE", password.display());
+    let (_, messages) = findings(&server, 1);
+    assert!(messages.contains(&format!("chmod o-rwx {}\n", password.display())), "{messages}");
+}
+
+#[test]
+fn an_address_that_cannot_be_used_has_its_reason() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port should be free");
+    let taken = taken.local_addr().expect("an address").to_string();
+    for (listen, reason) in
+        [(taken.as_str(), "another program uses"), ("192.0.2.1:0", "does not have this address")]
+    {
+        refused(&Server::new(None).set("ADRIATICUM_LISTEN", listen), &["serve"], 1, reason);
     }
 }
 

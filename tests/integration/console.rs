@@ -144,6 +144,45 @@ fn each_host_serves_its_own() {
 }
 
 #[test]
+fn a_browser_at_the_apis_address_gets_the_consoles_but_only_on_this_host() {
+    let ask = |server: &Server, method: &str, headers: &str| {
+        let mut client = server.connect();
+        client.send(format!("{method} / HTTP/1.1\r\nHost: api.test:8080\r\n{headers}\r\n"));
+        client.reply().is_error(404, "not_found")
+    };
+    let server = Server::new(None).set("ADRIATICUM_TRUSTED_PROXIES", "127.0.0.1").start();
+    let told = ask(&server, "GET", "X-Forwarded-For: 203.0.113.7\r\n");
+    assert!(!told.contains("console"), "{told}");
+    let server = Server::new(None).start();
+    let told = ask(&server, "GET", "");
+    assert!(told.ends_with(" The console is at http://console.localhost:8080/."), "{told}");
+    let told = ask(&server, "PUT", "");
+    assert!(!told.contains("console"), "a program is not interested: {told}");
+    let told = ask(&Server::new(None).set("ADRIATICUM_CONSOLE_HOST", "").start(), "GET", "");
+    assert!(!told.contains("console"), "{told}");
+}
+
+/// Under `make run` the command that the console showed changed another database.
+#[test]
+fn the_command_for_a_forgotten_password_names_the_database() {
+    let server = with_console(None).sqlite();
+    let database = server.folder.path("adriaticum.db");
+    let command = format!("ADRIATICUM_DATABASE='{}' adriaticum console password", database.display());
+    if std::env::var("TEST_DATABASE").is_err() {
+        let page = Browser::new(&server).get("/sign-in").text();
+        assert!(page.contains(&command), "{page}");
+        let page = Browser::new(&Server::new(None).sqlite().start()).get("/").text();
+        assert!(page.contains("adriaticum.db' adriaticum console password"), "{page}");
+    }
+    // A name of its own may be served through a proxy, whose clients all seem to be on this host.
+    let named = Server::new(None).set("ADRIATICUM_CONSOLE_HOST", "console.test").start();
+    let mut client = named.connect();
+    client.send("GET / HTTP/1.1\r\nHost: console.test\r\n\r\n");
+    let page = client.reply().text();
+    assert!(page.contains("adriaticum console password") && !page.contains("ADRIATICUM_DATABASE"), "{page}");
+}
+
+#[test]
 fn every_page_has_its_headers() {
     let server = with_console(None);
     let mut browser = Browser::signed_in(&server);
@@ -189,10 +228,10 @@ fn signing_in_and_out() {
     );
     browser.get("/sign-in?next=%2Fusage");
     assert_eq!(browser.post("/sign-in", &[("password", "wrong password")]).status, 401);
-    assert!(server.log().contains("a sign-in was refused, client=127.0.0.1"), "{}", server.log());
+    assert!(server.log().contains("sign-in failed, client=127.0.0.1"), "{}", server.log());
     let reply = browser.post("/sign-in", &[("password", PASSWORD), ("next", "/usage?range=7d")]);
     assert_eq!(reply.header("location"), Some("/usage?range=7d"));
-    assert!(server.log().contains("the operator has signed in, client=127.0.0.1"), "{}", server.log());
+    assert!(server.log().contains("operator signed in, client=127.0.0.1"), "{}", server.log());
     assert_eq!(reply.header("strict-transport-security"), None, "it came by plain HTTP");
     for line in reply.head.lines().filter(|line| line.starts_with("set-cookie: ")) {
         assert!(line.contains("; HttpOnly; SameSite=Strict") && line.contains("Path=/;"), "{line}");
@@ -261,7 +300,7 @@ fn https_has_cookies_of_its_own() {
     let body = format!("token={}&password={}", browser.token, encode(PASSWORD));
     let reply = browser.send("POST", "/sign-in", https, &body);
     assert_eq!(reply.status, 303, "{}", reply.text());
-    assert!(server.log().contains("has signed in, client=203.0.113.7"), "{}", server.log());
+    assert!(server.log().contains("operator signed in, client=203.0.113.7"), "{}", server.log());
     let lines: Vec<&str> = reply.head.lines().filter_map(|line| line.strip_prefix("set-cookie: ")).collect();
     assert_eq!(lines.len(), 2);
     for line in lines {

@@ -48,6 +48,22 @@ fn a_file_in_the_place_of_the_socket_is_not_removed() {
 }
 
 #[test]
+fn a_start_logs_what_runs_and_where() {
+    let server = Server::new(None).sqlite().start();
+    let (_, port) = server.address.rsplit_once(':').expect("a port");
+    for line in [
+        format!(
+            "adriaticum {}, database {}",
+            env!("CARGO_PKG_VERSION"),
+            server.folder.path("adriaticum.db").display()
+        ),
+        format!("console at http://console.localhost:{port}/"),
+    ] {
+        until("the line is logged", || server.log().contains(&format!("{line}\n")));
+    }
+}
+
+#[test]
 fn ipv6() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime))

@@ -28,7 +28,7 @@ fn every_command_works_and_none_shows_the_password() {
     server.wait_for_seals();
     let mut told = server.told(&["usage"]) + &server.told(&["usage", "verify"]) + &server.told(&["check"]);
     assert!(told.contains("1 request, 0 errors") && told.contains("1 row, nothing wrong"), "{told}");
-    assert!(told.contains("postgresql://adriaticum@127.0.0.1:") && told.contains("takes a write"), "{told}");
+    assert!(told.contains("postgresql://adriaticum@127.0.0.1:") && told.contains("writable"), "{told}");
     let id = told_id(&server.told(&["keys", "list", "--json"]));
     server.told(&["keys", "revoke", &id]);
     server.post(&key, &chat("x")).is_error(401, "invalid_api_key");

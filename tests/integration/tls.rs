@@ -212,9 +212,9 @@ fn a_certificate_that_cannot_be_used_is_told_at_once() {
     let folder = server.folder.path("");
     let other = rcgen::generate_simple_self_signed(["other.test".to_owned()]).expect("a certificate");
     for (file, text, told) in [
-        ("key.pem", other.signing_key.serialize_pem(), "tls.key names"),
-        ("key.pem", "nonsense".into(), "tls.key names"),
-        ("cert.pem", other.signing_key.serialize_pem(), "tls.cert names"),
+        ("key.pem", other.signing_key.serialize_pem(), "tls.key = "),
+        ("key.pem", "nonsense".into(), "tls.key = "),
+        ("cert.pem", other.signing_key.serialize_pem(), "tls.cert = "),
     ] {
         certify(&folder);
         fs::write(folder.join(file), text).expect("a file");

@@ -22,6 +22,34 @@ def every_command_has_help():
     assert re.fullmatch(r"adriaticum \d+\.\d+\.\d+\S*\n", SERVER.cli("--version").stdout)
 
 
+def short_forms_and_corrections():
+    assert SERVER.cli("help").stdout == SERVER.cli("-h").stdout == SERVER.cli("--help").stdout
+    assert SERVER.cli("help", "keys").stdout == SERVER.cli("keys", "--help").stdout
+    assert SERVER.cli("-V").stdout == SERVER.cli("--version").stdout
+    for arguments, message in (("key list", "adriaticum keys?"), ("keys crate x", "adriaticum keys create?"),
+                               ("keys list --jsno", "--json?"), ("keys", "adriaticum keys --help"),
+                               ("keys create x --expires 2027-02-30", "no such date")):
+        done = SERVER.cli(*arguments.split(), check=False)
+        assert done.returncode == 2 and message in done.stderr, (arguments, done)
+
+
+def a_missing_database_is_named_and_not_created():
+    """Only serve, keys create, console password and move create one."""
+    server = Server(RUNTIME)
+    path = server.folder / "missing.db"
+    server.environment["ADRIATICUM_DATABASE"] = str(path)
+    for command in ("keys list", "keys revoke key_0", "usage", "usage verify", "audit", f"backup {server.folder}/copy.db"):
+        done = server.cli(*command.split(), check=False)
+        assert done.returncode == 1 and str(path) in done.stderr and not done.stdout, (command, done)
+    parts = json.loads(server.cli("check", "--json", check=False).stdout)
+    assert [part["part"] for part in parts if part["status"] == "fail"] == ["database"], parts
+    assert not path.exists() and not (server.folder / "copy.db").exists()
+    for command, options in (("keys create x", {}), ("console password", {"input": "a-good-password\n"})):
+        path.unlink(missing_ok=True)
+        done = server.cli(*command.split(), **options)
+        assert path.exists() and str(path) in done.stderr, (command, done)
+
+
 def exit_codes():
     unknown = "key_" + "0" * 16
     for arguments, code in (("--help", 0), ("--version", 0), ("nonsense", 2), ("keys", 2), ("keys nonsense", 2),

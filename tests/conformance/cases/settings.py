@@ -36,11 +36,23 @@ def a_wrong_variable_is_named():
     for name, value in (("listen", "nonsense"), ("workers", "0"), ("workers", "many"), ("queue", "-1"),
                         ("max_connections", "0"), ("buffer_limit", "1048575"), ("buffer_limit", "64 MB"),
                         ("compatibility", "loose"), ("log_level", "loud"),
-                        ("trusted_proxies", "nobody"), ("runtime_url", "ftp://x"), ("runtime_timeout", "soon"), ("runtime_ca", "/nonexistent.pem"),
+                        ("trusted_proxies", "nobody"), ("runtime_url", "ftp://x"), ("runtime_url", "http://x"), ("runtime_timeout", "soon"), ("runtime_ca", "/nonexistent.pem"),
                         ("search_url", "ftp://x"), ("search_grounding", "sometimes"), ("search_results", "0"),
                         ("usage_retention_days", "-1")):
         variable = f"ADRIATICUM_{name.upper()}"
         _refused_start(Server(RUNTIME, **{name: value}), variable)
+
+
+def every_problem_is_listed_at_once():
+    server = Server(RUNTIME, workers="many", queue="-1")
+    path = _write(server, 'max_connections = 0\nworker = 3\n[runtime]\napi_key = "two words"\n')
+    parts = (f"{path}:1: max_connections = 0: ", f"{path}:2: worker: ", "workers?", f"{path}:4: runtime.api_key: ",
+             'ADRIATICUM_WORKERS="many": ', 'ADRIATICUM_QUEUE="-1": ')
+    _refused_start(server, *parts, arguments=("--config", path))
+    for command in (["serve"], ["check"], ["keys", "list"]):
+        done = server.cli("--config", path, *command, check=False)
+        assert done.returncode == 2 and all(part in done.stderr for part in parts), done
+        assert "two words" not in done.stderr, done
 
 
 def a_start_that_cannot_work_is_refused():
