@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 
 from service import Service, ensure
@@ -29,8 +30,18 @@ class Confined(Service):
         enter = 'echo $$ > "$0/cgroup.procs" && exec taskset -c "$@"'
         with self.log.open("wb") as log:
             core = str(max(os.sched_getaffinity(0)))
-            command = ["sh", "-c", enter, self.group, core, self.binary, "serve"]
+            command = ["sh", "-c", enter, self.group, core, self.uncached_binary(), "serve"]
             self.process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
+
+
+    def uncached_binary(self):
+        """A copy that is not in the page cache: a cgroup is charged only for the pages of files that it reads first."""
+        copy = self.folder / "adriaticum"
+        shutil.copy(self.binary, copy)
+        with copy.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return copy
 
 
 class EchoingRuntime(SlowRuntime):
