@@ -19,23 +19,21 @@ CARGO_HOME ?= $(HOME)/.cargo
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || date -r Cargo.toml +%s)
 export SOURCE_DATE_EPOCH
 REMAP := --remap-path-prefix=$(CURDIR)=. --remap-path-prefix=$(CARGO_HOME)=cargo
-# From glibc 2.36 on, relocations take 6 KB in place of 240. Every start reads them.
-PACK := $(shell getconf GNU_LIBC_VERSION 2>/dev/null | awk '$$2 >= 2.36 { print "-C link-arg=-Wl,-z,pack-relative-relocs" }')
 # Without the time, which would make some build scripts run again after every commit.
-BUILD := env -u SOURCE_DATE_EPOCH RUSTFLAGS="$(RUSTFLAGS) $(REMAP) $(PACK)" cargo build --release --locked
+BUILD := env -u SOURCE_DATE_EPOCH RUSTFLAGS="$(RUSTFLAGS) $(REMAP)" cargo build --release --locked
 
 # The architecture of deb, static and image, in Debian's words.
 HOST_ARCH := $(if $(filter aarch64,$(shell uname -m)),arm64,amd64)
 ARCH ?= $(HOST_ARCH)
 MACHINE := $(if $(filter arm64,$(ARCH)),aarch64,x86_64)
-CROSS := env -u SOURCE_DATE_EPOCH packaging/cross.sh $(ARCH)
+CROSS := env -u SOURCE_DATE_EPOCH RUSTFLAGS="$(RUSTFLAGS) $(REMAP)" packaging/cross.sh $(ARCH)
 STATIC := target/static/$(ARCH)/adriaticum
 
 PREFIX ?= /usr/local
 SYSCONFDIR ?= /etc
 
 help: ## List the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 26
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 26
 
 build: need-build ## Build the release binary, target/release/adriaticum
 	@echo "Building target/release/adriaticum: about two minutes the first time on two cores, less after a change."
@@ -184,7 +182,7 @@ deb: need-deb $(if $(filter $(HOST_ARCH),$(ARCH)),build,cross) sbom ## Build the
 		$(if $(filter $(HOST_ARCH),$(ARCH)),,--target $(MACHINE)-unknown-linux-gnu --output target/debian/$(ARCH)/)
 
 cross:
-	RUSTFLAGS="$(RUSTFLAGS) $(REMAP) $(PACK)" $(CROSS) gnu build --release --locked
+	$(CROSS) gnu build --release --locked
 	@# Where cargo deb looks for it.
 	install -D -t target/$(MACHINE)-unknown-linux-gnu/release target/cross/$(MACHINE)-unknown-linux-gnu/release/adriaticum
 
@@ -192,7 +190,7 @@ sbom: ## Write the SBOM, target/adriaticum.cdx.json (CycloneDX), and the license
 	$(PYTHON) packaging/parts.py target/adriaticum.cdx.json target/THIRD-PARTY.gz
 
 static: ## Build a static binary for any Linux, target/static/ARCH/adriaticum; ARCH=arm64: for arm64
-	RUSTFLAGS="$(RUSTFLAGS) $(REMAP)" $(CROSS) musl build --release --locked
+	$(CROSS) musl build --release --locked
 	install -D target/cross/$(MACHINE)-unknown-linux-musl/release/adriaticum $(STATIC)
 	@! readelf --program-headers $(STATIC) | grep INTERP || { echo "$(STATIC) is not static"; exit 1; }
 	@echo "$(STATIC) runs on any Linux of $(ARCH)"

@@ -58,9 +58,10 @@ def comparison(result):
 def kept_tokens(result):
     value = {name: {figure: its[figure]["median"] for figure in its} for name, its in result["subjects"].items()}
     ours = value[model.OURS]
-    others = ", ".join(f"{name.split(',')[0]} {value[name]['share']:.1%}" for name in value if name not in (model.DIRECT, model.OURS))
+    others = ", ".join(f"{name.split(',')[0]} {value[name]['share']:.1%} and {value[name]['memory_mib']:.0f} MiB"
+                       for name in value if name.startswith(("nginx", "LiteLLM")))
     yield (f"Beside a real model on the same {result['machine'].split(' ')[0]} cores, Adriaticum leaves it {ours['share']:.1%} of its tokens per"
-           f" second, and uses {ours['core_share']:.2%} of one core and {ours['memory_mib']:.1f} MiB (others: {others};"
+           f" second, and uses {ours['core_share']:.2%} of one core and {ours['memory_mib']:.1f} MiB ({others};"
            " [details](docs/performance.md#beside-a-real-model)).")
 
 
