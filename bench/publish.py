@@ -2,6 +2,7 @@
 their marks."""
 
 import json
+import textwrap
 
 import compare
 import memory
@@ -36,6 +37,10 @@ def put_between_marks(page, mark, lines):
     page.write_text(before + begin + "\n".join(["", *lines, "", ""]) + end + after)
 
 
+def wrapped(text):
+    return textwrap.wrap(text, 124, break_on_hyphens=False)
+
+
 def comparison(result):
     yield ("| | writes | added to a direct call, median | 99th percentile | requests/s of 32 clients | processor, a request"
            " | memory, idle | after the load | exec to the first 200 | on disk |")
@@ -60,9 +65,9 @@ def kept_tokens(result):
     ours = value[model.OURS]
     others = ", ".join(f"{name.split(',')[0]} {value[name]['share']:.1%} and {value[name]['memory_mib']:.0f} MiB"
                        for name in value if name.startswith(("nginx", "LiteLLM")))
-    yield (f"Beside a real model on the same {result['machine'].split(' ')[0]} cores, Adriaticum leaves it {ours['share']:.1%} of its tokens per"
-           f" second, and uses {ours['core_share']:.2%} of one core and {ours['memory_mib']:.1f} MiB ({others};"
-           " [details](docs/performance.md#beside-a-real-model)).")
+    return wrapped(f"Beside a real model on the same {result['machine'].split(' ')[0]} cores, Adriaticum leaves it {ours['share']:.1%} of its tokens per"
+                   f" second, and uses {ours['core_share']:.2%} of one core and {ours['memory_mib']:.1f} MiB ({others};"
+                   " [details](docs/performance.md#beside-a-real-model)).")
 
 
 def beside_a_model(result):
@@ -83,8 +88,8 @@ def beside_a_model(result):
 
 def sizing(result):
     least = {(row["workers"], row["bodies"]): row["mib"] for row in result["rows"]}
-    yield (f"Sizing: {least[16, 'short']} MiB of memory is the least for 16 workers with short requests, {least[16, 'full']} MiB with full ones of"
-           f" 256 KiB; with 64 workers, {least[64, 'short']} and {least[64, 'full']} MiB. Give it twice that.")
+    return wrapped(f"Sizing: {least[16, 'short']} MiB of memory is the least for 16 workers with short requests, {least[16, 'full']} MiB with full ones of"
+                   f" 256 KiB; with 64 workers, {least[64, 'short']} and {least[64, 'full']} MiB. Give it twice that.")
 
 
 def least_memory(result):
