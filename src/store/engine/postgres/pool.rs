@@ -19,6 +19,9 @@ use super::uri::{DatabaseUri, SslMode};
 /// The pause between two looks for the database while it is lost.
 const PROBE_PAUSE: Duration = Duration::from_millis(200);
 
+/// The SQLSTATE, in the text of an error, of a server that has as many connections as it may have.
+const NO_ROOM: &str = "SQLSTATE 53300";
+
 /// What the commit of a probe may take.
 const PROBE_TIME: Duration = Duration::from_secs(2);
 
@@ -41,6 +44,8 @@ struct State {
     first: usize,
     /// Why the database can't be used; `None` if it can.
     lost: Option<String>,
+    /// Whether the log says that the server has no room for all connections.
+    noted_no_room: bool,
 }
 
 struct Member {
@@ -72,7 +77,14 @@ impl Pool {
             uri: uri.clone(),
             tls: tls.map_err(StoreError::Unavailable)?,
             most,
-            state: Mutex::new(State { idle: Vec::new(), open: 0, generation: 0, first: 0, lost: None }),
+            state: Mutex::new(State {
+                idle: Vec::new(),
+                open: 0,
+                generation: 0,
+                first: 0,
+                lost: None,
+                noted_no_room: false,
+            }),
             changed: Condvar::new(),
         }))
     }
@@ -106,14 +118,22 @@ impl Pool {
                     }
                     Err(cause) => {
                         state.open -= 1;
-                        self.lose_with(&mut state, cause);
-                        continue;
+                        let shares = state.open > 0 && state.generation == generation;
+                        if !(shares && cause.contains(NO_ROOM)) {
+                            self.lose_with(&mut state, cause);
+                            continue;
+                        }
+                        state.note_no_room(self.most, &cause);
+                        if !state.idle.is_empty() {
+                            continue;
+                        }
                     }
                 }
-            } else if deadline <= Instant::now() {
-                return Err(StoreError::Busy);
             }
             let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() && state.lost.is_none() {
+                return Err(StoreError::Busy);
+            }
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -191,6 +211,18 @@ impl Pool {
 }
 
 impl State {
+    /// The connections that there are serve in turn; dropping them would make it worse.
+    fn note_no_room(&mut self, most: usize, cause: &str) {
+        if !self.noted_no_room {
+            self.noted_no_room = true;
+            log::warn!(
+                "the database has no room for more than {} of {most} connections, so requests may wait: raise its \
+                 max_connections ({cause})",
+                self.open
+            );
+        }
+    }
+
     fn forget_connections(&mut self) {
         self.generation += 1;
         self.open -= self.idle.len();

@@ -246,6 +246,23 @@ fn there_are_no_more_connections_than_allowed() {
 }
 
 #[test]
+fn a_server_with_no_room_for_another_connection_is_not_lost() {
+    let (_proxies, engine) = engine(1, 4);
+    let name: String =
+        engine.read(|session| session.value("SELECT current_database()", &[])).expect("its name");
+    PostgresServer::shared().psql(&format!("ALTER DATABASE {name} CONNECTION LIMIT 2"));
+    let get = |time| engine.pool.get(Instant::now() + time, WhileLost::Fail);
+    let held = [0, 1].map(|_| get(Duration::from_secs(30)).expect("a connection"));
+    let third = get(Duration::from_millis(500)).err();
+    assert!(matches!(third, Some(StoreError::Busy)), "{third:?}");
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| count(&engine));
+        drop(held);
+        assert_eq!(waiting.join().expect("no panic"), 0, "it waits for those that there are");
+    });
+}
+
+#[test]
 fn transactions_that_meet_are_repeated() {
     let (_proxies, engine) = engine(1, 4);
     engine.write(&insert(1, true)).expect("a row");
