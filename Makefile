@@ -4,7 +4,7 @@ PYTHON ?= python3
 FUZZ_SECONDS ?= 120
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test lint unit outside tls clients console model test-crash test-install test-arm64 soak bench bench-years \
+.PHONY: help build run test lint unit outside tls clients console model test-crash test-install test-cluster test-arm64 soak bench bench-years \
 	bench-model bench-memory bench-tools bench-docs bench-scale bench-console sizes install uninstall deb cross sbom static image fuzz mutants \
 	requirements clean FORCE
 # On two cores, tests that run beside a build or another test would time out or measure each other.
@@ -222,6 +222,11 @@ test-arm64: ## Build for arm64; run the unit tests and the conformance suite und
 	$(call step,arm64)
 	$(PYTHON) tests/outside/arm64.py
 	@echo "make test-arm64: passed"
+
+test-cluster: need-test-cluster build ## Kill and replace the servers of a PostgreSQL cluster below the gateway (as root)
+	$(call step,cluster)
+	$(PYTHON) tests/cluster/run.py
+	@echo "make test-cluster: passed"
 
 fuzz: need-fuzz ## Fuzz the parsers of requests, JSON bodies, answers and documents, FUZZ_SECONDS each
 	@for target in head chunked reader validator answer documents; do \

@@ -1,0 +1,86 @@
+"""Compares what clients have read with the ledger."""
+
+import collections
+import json
+import typing
+
+from cluster import psql
+from load import figures_of
+from service import until
+
+COLUMNS = "request_id, status, error_code, prompt_tokens, completion_tokens, total_tokens"
+SETTLE_SECONDS = 5
+
+
+class Row(typing.NamedTuple):
+    request_id: str
+    status: int | None
+    error_code: str | None
+    figures: tuple
+
+    @property
+    def is_open(self):
+        return self.status is None and self.error_code is None
+
+
+def read(database):
+    printed = psql(database, f"SELECT {COLUMNS} FROM usage", "-F", "|", "-P", "null=")
+    for line in printed.splitlines():
+        request_id, status, error_code, *figures = line.split("|")
+        yield Row(request_id, number(status), error_code or None, tuple(map(number, figures)))
+
+
+def number(text):
+    return int(text) if text else None
+
+
+def faults(database, gateways, answers, asked):
+    """What is wrong when no request is running: a line for each kind of fault."""
+    # A row whose outcome could not be written in time gets it a moment later.
+    until(lambda: not any(row.is_open for row in read(database)), SETTLE_SECONDS)
+    rows = list(read(database))
+    by_id = {row.request_id: row for row in rows}
+    completed = {answer.request_id: answer for answer in answers if answer.status == 200}
+    # The database's answer was lost and could not be found out in time: the row may say 200.
+    doubtful = {answer.request_id for answer in answers if answer.status == 503 and not answer.may_retry}
+    # A gateway may have got the request. HAProxy's own 503 means that none did.
+    broken = sum(answer.request_id is None and answer.status != 503 for answer in answers)
+    known = {answer.request_id for answer in answers if answer.request_id}
+    found = {
+        "acknowledged completions without their row": [
+            answer for answer in completed.values()
+            if answer.request_id not in by_id or by_id[answer.request_id].status != 200],
+        "rows with other figures than the completion": [
+            answer for answer in completed.values()
+            if answer.request_id in by_id and by_id[answer.request_id].figures != figures_of(answer.number)],
+        "rows twice": [request_id for request_id, count in collections.Counter(row.request_id for row in rows).items() if count > 1],
+        "completions with the same id": [] if len(completed) == sum(answer.status == 200 for answer in answers) else ["an id"],
+        "prompts that a model got twice": [prompt for prompt, count in asked.items() if count > 1],
+        "rows of another outcome than the answer": [
+            (answer, by_id[answer.request_id]) for answer in answers
+            if answer.request_id in by_id and answer.request_id not in doubtful
+            and by_id[answer.request_id].status != answer.status],
+        "rows that are still open": [row for row in rows if row.is_open and row.request_id not in doubtful],  # TODO
+    }
+    unknown = [row for row in rows if row.request_id not in known]
+    if len(unknown) > broken:
+        found[f"rows of requests that no client sent (connections broke: {broken})"] = unknown
+    for gateway in gateways:
+        verified = gateway.run("usage", "verify")
+        if verified.returncode:
+            found[f"usage verify of gateway {gateway.name}: {verified.stdout}{verified.stderr}"] = ["it fails"]
+        found[f"the sums of usage of gateway {gateway.name}"] = other_sums(gateway, rows)
+    return [f"{what} ({len(cases)}): {cases[0]}" for what, cases in found.items() if cases]
+
+
+def other_sums(gateway, rows):
+    usage = gateway.run("usage", "--json")
+    if usage.returncode:
+        return [usage.stderr]
+    shown = json.loads(usage.stdout)
+    expected = {
+        "requests": len(rows),
+        "errors": sum(row.status != 200 and not row.is_open for row in rows),
+        "total_tokens": sum(row.figures[-1] or 0 for row in rows),
+    }
+    return [f"{name} is {shown[name]}, not {sum_}" for name, sum_ in expected.items() if shown[name] != sum_]

@@ -1,0 +1,298 @@
+#!/usr/bin/env python3
+"""Gateways on a real PostgreSQL cluster under load, while its parts and theirs are killed, stopped and replaced.
+
+    python3 tests/cluster/run.py [--gateways a,b] [ATTACK...]
+
+Needs root. Runs the attacks whose name contains one of the words, by default all. After each attack every completion that
+a client has read must be in the ledger once, with its figures; every chain must verify; no revoked key may be accepted. The
+time without completions is printed beside that of psql, which writes to the same cluster. ADRIATICUM names another binary
+than target/release/adriaticum.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import contextlib
+import itertools
+import json
+import pathlib
+import sys
+import tempfile
+import time
+
+FOLDER = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "outside")]
+import ledger  # noqa: E402
+from balancer import CONSOLE, HOST, Balancer  # noqa: E402
+from cluster import CHANGE_SECONDS, Cluster, psql  # noqa: E402
+from load import CLIENTS, SLOW_SECONDS, Clients, Noise, NumberedRuntime, Probes, Revoker, Writer, ask, longest_gap  # noqa: E402
+from service import Service, ensure, until  # noqa: E402
+
+# What a gateway may add to the time that psql is without service. The shares are for the steps in which both try.
+ADDED_SECONDS = 2
+ADDED_SHARE = 0.1
+# Requests get 503 within 5 s if no inference was spent, and /readyz says so within one; the rest is for a slow machine.
+REFUSAL_SECONDS = 5 + 3
+READINESS_SECONDS = 1 + 2
+# A shorter time without service may go unnoticed between two probes.
+NOTICED_SECONDS = 5
+# HAProxy trusts a gateway again after two checks, a second apart, and /readyz is a second old.
+CHECKS_SECONDS = 3
+# Rows of a gateway that is gone are closed after 15 s, and certainly not earlier than this.
+CLOSED_SECONDS = (10, 60)
+# The slow calls of a gateway, and the pause between their beginnings: they end during the switchover and after it.
+SLOW_CALLS = 6
+SLOW_PAUSE_SECONDS = 0.8
+REVOCATIONS = 100
+OBSERVED_SECONDS = 7
+
+
+class Gateway(Service):
+    """One of the gateways, which share a database."""
+
+    def __init__(self, folder, name, runtime, database):
+        folder.mkdir()
+        super().__init__(folder, runtime, database=database, gateway=name, api_hosts=HOST, console_host=CONSOLE,
+                         trusted_proxies="127.0.0.1")
+        self.name = name
+
+
+class Trial:
+    """The cluster, its gateways, and everything that clients have seen of them. `killed` are gateways that an attack ends."""
+
+    def __init__(self, cluster, gateways, balancer, runtime, database, yardstick):
+        self.cluster, self.gateways, self.balancer, self.runtime = cluster, gateways, balancer, runtime
+        self.database, self.yardstick = database, yardstick
+        self.key = gateways[0].create_key("clients")
+        self.answers, self.revoked, self.faults = [], [], []
+
+    def attack(self, attack):
+        began, self.killed = time.monotonic(), set()
+        self.cluster.wait_until_whole()
+        with contextlib.ExitStack() as stack:
+            self.clients = stack.enter_context(Clients([*self.gateways, self.balancer], self.key))
+            self.writer = stack.enter_context(Writer(self.yardstick))
+            self.revoker = stack.enter_context(Revoker(self.gateways, attack.__name__))
+            self.probes = stack.enter_context(Probes(self.gateways))
+            self.noise = stack.enter_context(Noise())
+            self.wait_for_service(time.monotonic())
+            self.began = time.monotonic()
+            attack(self)
+            self.cluster.wait_until_whole()
+            self.wait_for_service(time.monotonic())
+            self.ended = time.monotonic()
+        self.answers += self.clients.answers + self.revoker.answers
+        self.revoked += self.revoker.revoked
+        self.faults += self.clients.faults + self.writer.faults + self.revoker.faults + self.probes.faults
+        self.report(attack.__name__.replace("_", " "), time.monotonic() - began)
+        for gateway, secret in zip(itertools.cycle(self.gateways), self.revoked):
+            answer = ask(gateway, secret)
+            self.expect(answer and answer.status == 401, f"a revoked key at gateway {gateway.name}: {answer}")
+        self.check()
+
+    def wait_for_service(self, moment):
+        """Waits until psql and every gateway have completed something that they began after a moment."""
+        def is_served():
+            served = (*self.gateways, self.balancer)
+            lists = [self.writer.completed(), *(self.clients.completed(gateway.name) for gateway in served)]
+            return all(any(began > moment for began, _ in times[-CLIENTS:]) for times in lists)
+
+        ensure(until(is_served, CHANGE_SECONDS), "the service did not come back:\n" + "\n".join(
+            f"gateway {gateway.name}:\n{gateway.last_logged()}" for gateway in self.gateways))
+
+    def report(self, name, seconds):
+        yardstick = longest_gap(self.writer.completed(), self.began - 1, self.ended)
+        statuses = collections.Counter(answer.status or "a broken connection" for answer in self.clients.answers)
+        counted = ", ".join(f"{count} x {status}" for status, count in statuses.most_common())
+        gaps = ", ".join(f"{gateway.name} {self.gap(gateway):.1f} s" for gateway in (*self.gateways, self.balancer))
+        print(f"{name}: without service: psql {yardstick:.1f} s, {gaps}; answers: {counted}; "
+              f"{len(self.revoker.revoked)} keys revoked; the machine's delay {self.noise.latest:.2f} s; {seconds:.0f} s", flush=True)
+        most = yardstick * (1 + ADDED_SHARE) + ADDED_SECONDS + 2 * self.noise.latest
+        self.expect(self.gap(self.balancer) <= most + CHECKS_SECONDS,
+                    f"HAProxy was without service for {self.gap(self.balancer):.1f} s, psql for {yardstick:.1f} s")
+        for gateway in self.gateways:
+            if gateway.name not in self.killed:
+                self.expect(self.gap(gateway) <= most, f"gateway {gateway.name} was without service for "
+                            f"{self.gap(gateway):.1f} s, psql for {yardstick:.1f} s")
+                self.check_readiness(gateway)
+
+    def gap(self, gateway):
+        return longest_gap(self.clients.completed(gateway.name), self.began - 1, self.ended)
+
+    def check_readiness(self, gateway):
+        refused = [answer for answer in self.clients.answers if answer.gateway == gateway.name and answer.status == 503]
+        slowest = max((answer.ended - answer.began for answer in refused if answer.may_retry), default=0)
+        self.expect(slowest <= REFUSAL_SECONDS + 2 * self.noise.latest, f"a request was refused after {slowest:.1f} s")
+        if refused and self.gap(gateway) > NOTICED_SECONDS:
+            first = min(answer.ended for answer in refused)
+            unready = [moment for moment, is_ready in self.probes.ready[gateway.name] if not is_ready]
+            late = min(unready, default=self.ended) - first
+            self.expect(late <= READINESS_SECONDS + 2 * self.noise.latest, f"/readyz said so {late:.1f} s after the first 503")
+
+    def expect(self, condition, otherwise):
+        if not condition:
+            self.faults.append(otherwise)
+
+    def check(self):
+        """Ends the program with what is wrong. No request is running."""
+        self.faults += ledger.faults(self.database, self.gateways, self.answers, self.runtime.asked)
+        for gateway in self.gateways:
+            gateway.ensure_it_did_not_panic()
+        ensure(not self.faults, "\n".join(self.faults))
+
+
+def kill_the_primary(trial):
+    primary = trial.cluster.with_role("leader")
+    primary.kill()
+    wait_for_another(trial, "leader", primary)
+    primary.start()
+
+
+def stop_the_primary_and_let_it_go_on(trial):
+    primary = trial.cluster.with_role("leader")
+    primary.pause()
+    wait_for_another(trial, "leader", primary)
+    primary.resume()
+
+
+def stop_patroni_alone(trial):
+    """The old primary accepts connections and reads, but no commit on it ends: two servers say that they are the primary."""
+    primary = trial.cluster.with_role("leader")
+    primary.pause("/usr/bin/patroni")
+    wait_for_another(trial, "leader", primary)
+    primary.resume()
+
+
+def kill_the_synchronous_standby(trial):
+    standby = trial.cluster.with_role("sync_standby")
+    standby.kill()
+    wait_for_another(trial, "sync_standby", standby)
+    standby.start()
+
+
+def wait_for_another(trial, role, server):
+    """Waits until another server has a role, and completions work again."""
+    others = [name for name, node in trial.cluster.nodes.items() if node is not server]
+    ensure(until(lambda: any(trial.cluster.roles().get(name) == role for name in others), CHANGE_SECONDS),
+           f"no other node became {role}: {trial.cluster.roles()}")
+    trial.wait_for_service(time.monotonic())
+
+
+def kill_a_member_of_etcd(trial):
+    """Patroni looks at etcd every 5 s. It must neither demote the primary then nor when the member is back."""
+    roles, member = trial.cluster.roles(), trial.cluster.members[0]
+    member.kill()
+    time.sleep(OBSERVED_SECONDS)
+    member.start()
+    time.sleep(OBSERVED_SECONDS)
+    trial.expect(trial.cluster.roles() == roles, f"the roles changed from {roles} to {trial.cluster.roles()}")
+
+
+def switch_over_during_slow_calls(trial):
+    """A planned switchover, when the calls to the model have taken their 20 s or are about to."""
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        calls = []
+        for _ in range(SLOW_CALLS):
+            calls += [pool.submit(ask, gateway, trial.key, is_slow=True) for gateway in trial.gateways]
+            time.sleep(SLOW_PAUSE_SECONDS)
+        time.sleep(SLOW_SECONDS - SLOW_CALLS * SLOW_PAUSE_SECONDS - 1)
+        trial.expect(not any(call.done() for call in calls), "a slow call ended early")
+        said = trial.cluster.switch_over()
+        trial.expect("Success" in said, f"switchover: {said}")
+        answers = [call.result() for call in calls]
+    trial.answers += answers
+    failed = [answer for answer in answers if not answer or answer.status != 200]
+    trial.expect(not failed, f"{len(failed)} of {len(answers)} slow calls failed: {failed[:1]}")
+
+
+def kill_a_gateway(trial):
+    """Its open rows are closed by another gateway, or by itself if there is no other."""
+    gateway = trial.gateways[-1]
+    trial.killed.add(gateway.name)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        before = {row.request_id for row in ledger.read(trial.database)}
+        calls = [pool.submit(ask, gateway, trial.key, is_slow=True) for _ in range(SLOW_CALLS)]
+        ensure(until(lambda: sum(row.is_open for row in ledger.read(trial.database)) >= SLOW_CALLS), "no open rows")
+        gateway.kill()
+        killed = time.monotonic()
+        trial.answers += [call.result() for call in calls]
+
+    def interrupted():
+        return sum(row.error_code == "interrupted" for row in ledger.read(trial.database) if row.request_id not in before)
+
+    if len(trial.gateways) > 1:
+        ensure(until(lambda: interrupted() >= SLOW_CALLS, CLOSED_SECONDS[1]), "no gateway closed the rows of the one that was killed")
+        seconds = time.monotonic() - killed
+        print(f"  its rows were closed after {seconds:.0f} s", flush=True)
+        trial.expect(seconds >= CLOSED_SECONDS[0], f"rows of another gateway were closed after {seconds:.0f} s")
+    gateway.start()
+    gateway.wait_until_it_answers()
+    trial.expect(interrupted() >= SLOW_CALLS, f"{interrupted()} rows are interrupted")
+
+
+def start_a_gateway_with_a_name_that_is_taken(trial):
+    first = trial.gateways[0]
+    second = Gateway(first.folder.with_name("second"), first.name, trial.runtime, trial.database)
+    second.start()
+    try:
+        code = second.process.wait(CHANGE_SECONDS)
+    finally:
+        second.kill()
+    trial.expect(code == 1, f"it ended with {code}")
+    names = (f"127.0.0.1:{first.port}", f"pid {first.process.pid}")
+    trial.expect(any(name in second.logged() for name in names), f"it does not name the first: {second.logged()}")
+
+
+def revoke_a_hundred_keys(trial):
+    here, there = trial.gateways[0], trial.gateways[-1]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        secrets = dict(pool.map(lambda name: (name, here.create_key(name)), (f"hundred {number}" for number in range(REVOCATIONS))))
+    keys = json.loads(here.run("keys", "list", "--json").stdout)
+    refused = 0
+    for key in keys:
+        if secret := secrets.get(key["name"]):
+            ensure(here.run("keys", "revoke", key["id"]).returncode == 0, "keys revoke failed")
+            answer = ask(there, secret)
+            refused += answer is not None and answer.status == 401
+            trial.revoked.append(secret)
+    trial.expect(refused == REVOCATIONS, f"{refused} of {REVOCATIONS} revoked keys were refused")
+
+
+ATTACKS = (kill_the_primary, stop_the_primary_and_let_it_go_on, stop_patroni_alone, kill_the_synchronous_standby,
+           kill_a_member_of_etcd, switch_over_during_slow_calls, kill_a_gateway, start_a_gateway_with_a_name_that_is_taken, revoke_a_hundred_keys)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gateways", default="a")
+    parser.add_argument("attacks", nargs="*", metavar="ATTACK")
+    options = parser.parse_args()
+    chosen = [attack for attack in ATTACKS if not options.attacks or any(word in attack.__name__ for word in options.attacks)]
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(Cluster())
+        database, yardstick = cluster.new_database("gateways"), cluster.new_database("yardstick")
+        psql(yardstick, "CREATE TABLE written (number BIGINT PRIMARY KEY)")
+        print(f"a cluster of three nodes after {time.monotonic() - began:.0f} s", flush=True)
+        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="adriaticum-gateways-")))
+        runtime = stack.enter_context(NumberedRuntime())
+        gateways = [stack.enter_context(Gateway(folder / name, name, runtime, database)) for name in options.gateways.split(",")]
+        balancer = stack.enter_context(Balancer(folder, gateways))
+        trial = Trial(cluster, gateways, balancer, runtime, database, yardstick)
+        try:
+            for attack in chosen:
+                trial.attack(attack)
+            for gateway in gateways:
+                gateway.ensure_it_ends_well()
+            trial.check()
+        except BaseException:
+            for gateway in gateways:
+                lines = [line for line in gateway.logged().splitlines() if "client=" not in line]
+                print("\n".join([f"the log of gateway {gateway.name} without its requests:", *lines[-40:]]), flush=True)
+            raise
+    print(f"cluster: {sum(answer.status == 200 for answer in trial.answers)} completions acknowledged, none lost or doubled; "
+          f"{len(trial.revoked)} keys revoked, all refused; {time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
