@@ -4,8 +4,9 @@ PYTHON ?= python3
 FUZZ_SECONDS ?= 120
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test lint unit outside tls clients console model test-crash test-install test-cluster test-arm64 soak bench bench-years \
-	bench-model bench-memory bench-tools bench-docs bench-scale bench-console sizes install uninstall deb cross sbom static image fuzz mutants \
+.PHONY: help build run test lint unit outside tls clients console model test-crash test-install test-cluster test-arm64 \
+	soak bench bench-years bench-model bench-memory bench-database bench-tools bench-docs bench-scale bench-console sizes \
+	install uninstall deb cross sbom static image fuzz mutants \
 	requirements clean FORCE
 # On two cores, tests that run beside a build or another test would time out or measure each other.
 .NOTPARALLEL:
@@ -135,6 +136,9 @@ bench-docs: ## Write the last results of the other bench targets into README.md 
 bench-scale: need-bench build bench-tools ## Measure how the cost grows: connections, bodies, keys, workers, and ROWS in the ledger
 	$(PYTHON) bench/footprint.py
 	$(PYTHON) bench/scale.py $(ROWS)
+
+bench-database: need-bench need-test-cluster build ## Compare SQLite, one PostgreSQL server and a cluster of three (as root)
+	$(PYTHON) bench/database.py
 
 bench-years: need-bench build bench-tools ## Measure a ledger of ten million rows
 	$(PYTHON) bench/years.py

@@ -105,7 +105,7 @@ def compare(folder):
     }
 
 
-def one_round(chosen, upstream, disturbances, left_out):
+def one_round(chosen, upstream, disturbances, left_out, numbers=CLIENTS):
     """Starts all subjects, loads each in turn with each number of clients, and returns the figures of each."""
     figures = {subject.name: {} for subject in chosen}
 
@@ -125,7 +125,7 @@ def one_round(chosen, upstream, disturbances, left_out):
                 # The upstream already runs, because the others would not start without it.
                 its["first_ms"] = 0.0 if subject is upstream else subject.start()
                 its["idle_mib"], its["disk_mib"] = measure.memory(subject), subject.size
-        for clients in (1, *CLIENTS):
+        for clients in (1, *numbers):
             for subject in in_turn():
                 with unless_unfit(subject) as its:
                     load = measure.load(subject, upstream, clients, disturbances)

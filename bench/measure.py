@@ -82,7 +82,7 @@ def load_once(subject, upstream, clients, seconds=SECONDS):
         raise Unfit(f"{subject.name} at {clients} clients did not answer every request with 200:\n{output}")
     taken = after.sessions.get(subject.session, 0) - before.sessions.get(subject.session, 0)
     others = after.busy - before.busy - (after.own - before.own)
-    for session in {subject.session, upstream.session, KERNEL}:
+    for session in {subject.session, upstream.session, KERNEL, *subject.other_sessions()}:
         others -= after.sessions.get(session, 0) - before.sessions.get(session, 0)
     return Load(
         requests=int(requests[1]),

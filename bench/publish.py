@@ -1,10 +1,11 @@
-"""Writes the last results of compare.py, model.py, scale.py and memory.py into README.md and docs/performance.md, between
+"""Writes the last results of compare.py, model.py, scale.py, memory.py and database.py into README.md and docs/performance.md, between
 their marks."""
 
 import json
 import textwrap
 
 import compare
+import database
 import memory
 import model
 import scale
@@ -21,6 +22,7 @@ def main():
         (scale.RESULT, PERFORMANCE, "bench", growth),
         (memory.RESULT, README, "memory", sizing),
         (memory.RESULT, PERFORMANCE, "memory", least_memory),
+        (database.RESULT, PERFORMANCE, "database", database.table),
     ):
         if result.exists():
             put_between_marks(page, mark, text(json.loads(result.read_text())))

@@ -85,6 +85,10 @@ class Subject:
         except OSError:
             return b""
 
+    def other_sessions(self):
+        """The sessions of other programs that work for it."""
+        return ()
+
     def stop(self):
         """Ends all its processes."""
         for number in (signal.SIGTERM, signal.SIGKILL):
