@@ -1,5 +1,5 @@
-"""Writes the last results of compare.py, model.py, scale.py, memory.py and database.py into README.md and docs/performance.md, between
-their marks."""
+"""Writes the last results of compare.py, model.py, scale.py, memory.py and database.py into README.md and
+docs/performance.md, between their marks."""
 
 import json
 import textwrap

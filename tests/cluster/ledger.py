@@ -6,10 +6,8 @@ import typing
 
 from cluster import psql
 from load import figures_of
-from service import until
 
 COLUMNS = "request_id, status, error_code, prompt_tokens, completion_tokens, total_tokens"
-SETTLE_SECONDS = 5
 
 
 class Row(typing.NamedTuple):
@@ -36,13 +34,13 @@ def number(text):
 
 def faults(database, gateways, answers, asked):
     """What is wrong when no request is running: a line for each kind of fault."""
-    # A row whose outcome could not be written in time gets it a moment later.
-    until(lambda: not any(row.is_open for row in read(database)), SETTLE_SECONDS)
     rows = list(read(database))
     by_id = {row.request_id: row for row in rows}
     completed = {answer.request_id: answer for answer in answers if answer.status == 200}
     # The database's answer was lost and could not be found out in time: the row may say 200.
     doubtful = {answer.request_id for answer in answers if answer.status == 503 and not answer.may_retry}
+    # Its outcome could not be written, and the row stays open until the gateway is started again.
+    unwritten = {answer.request_id for answer in answers if answer.status == 503}
     # A gateway may have got the request. HAProxy's own 503 means that none did.
     broken = sum(answer.request_id is None and answer.status != 503 for answer in answers)
     known = {answer.request_id for answer in answers if answer.request_id}
@@ -58,9 +56,9 @@ def faults(database, gateways, answers, asked):
         "prompts that a model got twice": [prompt for prompt, count in asked.items() if count > 1],
         "rows of another outcome than the answer": [
             (answer, by_id[answer.request_id]) for answer in answers
-            if answer.request_id in by_id and answer.request_id not in doubtful
+            if answer.request_id in by_id and answer.request_id not in doubtful | unwritten
             and by_id[answer.request_id].status != answer.status],
-        "rows that are still open": [row for row in rows if row.is_open and row.request_id not in doubtful],  # TODO
+        "rows that are still open": [row for row in rows if row.is_open and row.request_id not in unwritten],
     }
     unknown = [row for row in rows if row.request_id not in known]
     if len(unknown) > broken:

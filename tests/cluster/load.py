@@ -17,8 +17,10 @@ from balancer import CONSOLE, HOST
 from cluster import psql
 from service import REPLY_SECONDS, Runtime
 
-CLIENTS = 4
-PAUSE_SECONDS = 0.02
+# Of each gateway and of HAProxy: more than a gateway has workers, so that some of their requests always wait for one.
+CLIENTS = 12
+PAUSE_SECONDS = 0.05
+MODEL_SECONDS = 0.1
 SLOW_SECONDS = 20
 PSQL_SECONDS = 3
 
@@ -34,8 +36,7 @@ class NumberedRuntime(Runtime):
         number, *is_slow = body["messages"][-1]["content"].split()
         self.asked[int(number)] += 1
         self.calls.clear()
-        if is_slow:
-            time.sleep(SLOW_SECONDS)
+        time.sleep(SLOW_SECONDS if is_slow else MODEL_SECONDS)
         return 200, self.completion(number, usage=figures_of(int(number)))
 
     def handle_error(self, request, client_address):

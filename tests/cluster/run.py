@@ -44,6 +44,7 @@ CLOSED_SECONDS = (10, 60)
 SLOW_CALLS = 6
 SLOW_PAUSE_SECONDS = 0.8
 REVOCATIONS = 100
+WORKERS = 8
 OBSERVED_SECONDS = 7
 
 
@@ -53,7 +54,7 @@ class Gateway(Service):
     def __init__(self, folder, name, runtime, database):
         folder.mkdir()
         super().__init__(folder, runtime, database=database, gateway=name, api_hosts=HOST, console_host=CONSOLE,
-                         trusted_proxies="127.0.0.1")
+                         trusted_proxies="127.0.0.1", workers=WORKERS)
         self.name = name
 
 
@@ -178,6 +179,16 @@ def wait_for_another(trial, role, server):
     trial.wait_for_service(time.monotonic())
 
 
+def stop_both_standbys_and_let_them_go_on(trial):
+    """The primary takes statements, but no commit ends. Those that were given up become durable later."""
+    standbys = [trial.cluster.with_role(role) for role in ("sync_standby", "replica")]
+    for standby in standbys:
+        standby.pause()
+    time.sleep(OBSERVED_SECONDS)
+    for standby in standbys:
+        standby.resume()
+
+
 def kill_a_member_of_etcd(trial):
     """Patroni looks at etcd every 5 s. It must neither demote the primary then nor when the member is back."""
     roles, member = trial.cluster.roles(), trial.cluster.members[0]
@@ -259,7 +270,8 @@ def revoke_a_hundred_keys(trial):
 
 
 ATTACKS = (kill_the_primary, stop_the_primary_and_let_it_go_on, stop_patroni_alone, kill_the_synchronous_standby,
-           kill_a_member_of_etcd, switch_over_during_slow_calls, kill_a_gateway, start_a_gateway_with_a_name_that_is_taken, revoke_a_hundred_keys)
+           stop_both_standbys_and_let_them_go_on, kill_a_member_of_etcd, switch_over_during_slow_calls, kill_a_gateway,
+           start_a_gateway_with_a_name_that_is_taken, revoke_a_hundred_keys)
 
 
 def main():
