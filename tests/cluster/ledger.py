@@ -56,8 +56,8 @@ def faults(database, gateways, answers, asked):
         "prompts that a model got twice": [prompt for prompt, count in asked.items() if count > 1],
         "rows of another outcome than the answer": [
             (answer, by_id[answer.request_id]) for answer in answers
-            if answer.request_id in by_id and answer.request_id not in doubtful | unwritten
-            and by_id[answer.request_id].status != answer.status],
+            if answer.request_id in by_id and by_id[answer.request_id].status != answer.status
+            and answer.request_id not in (unwritten if by_id[answer.request_id].is_open else doubtful)],
         "rows that are still open": [row for row in rows if row.is_open and row.request_id not in unwritten],
     }
     unknown = [row for row in rows if row.request_id not in known]
