@@ -1,7 +1,8 @@
 //! `move`: from SQLite to PostgreSQL.
 
 use std::env;
-use std::fmt::Display;
+use std::fmt::{self, Display};
+use std::io::{self, Write};
 
 use super::{Args, CliError, Opt, missing, print};
 use crate::config;
@@ -69,9 +70,9 @@ fn move_database(from: &Database, mut to: DatabaseUri) -> Result<(), CliError> {
     let mut progress = |Progress { table, copied, rows }: Progress| {
         let now = if rows == 0 { 0 } else { copied * 10 / rows };
         if copied == 0 {
-            eprintln!("{table}: {}", count(rows, "row"));
+            note(format_args!("{table}: {}", count(rows, "row")));
         } else if now > tenths && now < 10 {
-            eprintln!("{table}: {} of {}", grouped(copied), count(rows, "row"));
+            note(format_args!("{table}: {} of {}", grouped(copied), count(rows, "row")));
         }
         tenths = now;
     };
@@ -80,8 +81,15 @@ fn move_database(from: &Database, mut to: DatabaseUri) -> Result<(), CliError> {
     let rows = count(found.rows as i64, "row");
     print(&format!("{keys} and {rows} moved from {from} to {to} and verified.\n"))?;
     if let Some(fault) = found.fault {
-        eprintln!("The ledger had a fault before, and so has its copy: {fault}.");
+        note(format_args!("The ledger had a fault before, and so has its copy: {fault}."));
     }
-    eprintln!("Next: set database to the new one and start the service. Keep the old one as a backup.");
+    note(format_args!(
+        "Next: set database to the new one and start the service. Keep the old one as a backup."
+    ));
     Ok(())
+}
+
+/// Writes to standard error. That nobody reads it is no reason to stop.
+fn note(text: fmt::Arguments) {
+    let _ = writeln!(io::stderr(), "{text}");
 }

@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use adriaticum::store::{Database, IfMissing, Store};
 use rusqlite::Connection;
 use rusqlite::types::Value::Integer;
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::console::{Browser, PASSWORD, set_password};
 use crate::postgres_server::PostgresServer;
@@ -106,13 +107,17 @@ fn a_hundred_thousand_rows_are_the_same_afterwards() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("it should start");
-    let lines = BufReader::new(moving.stderr.take().expect("its progress")).lines();
-    let progress =
-        lines.map_while(Result::ok).find(|line| line.starts_with("usage: ") && line.contains(" of "));
-    assert!(progress.is_some_and(|line| line.ends_with(" of 100,000 rows")));
+    let mut lines = BufReader::new(moving.stderr.take().expect("its progress")).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.starts_with("usage: ") && line.ends_with(" of 100,000 rows")));
+    let pid = Pid::from_raw(moving.id() as i32).expect("a pid");
+    kill_process(pid, Signal::STOP).expect("it should be running");
+    assert_eq!(tables(&uri), [[Integer(0)]], "nobody sees half a copy");
+    let changed = server.run(&["keys", "create", "meanwhile"]);
+    assert_eq!(changed.status.code(), Some(1), "a change now would be lost");
+    assert!(String::from_utf8_lossy(&changed.stderr).contains("locked by another process"));
     moving.kill().expect("it should be running");
     moving.wait().expect("its end");
-    assert_eq!(tables(&uri), [[Integer(0)]], "nobody sees half a copy");
+    drop(lines);
     let (code, told) = moved(&server, &path(&server), &uri);
     assert_eq!(code, Some(0), "{told}");
     assert!(
@@ -153,11 +158,13 @@ fn what_is_open_is_closed_first_and_the_keys_work_afterwards() {
     let server = server.set("ADRIATICUM_DATABASE_PASSWORD_FILE", file);
     let (code, told) = moved(&server, &path(&server), &format!("{user}@{rest}"));
     assert_eq!(code, Some(0), "{told}");
+    let query = Server::new(None).set("ADRIATICUM_DATABASE", &uri);
+    let chain = "SELECT name = '', epoch, anchor_seq FROM gateways";
+    assert_eq!(query.query(chain), [[Integer(1), Integer(0), Integer(0)]], "no gateway has this name");
     let server = server.set("ADRIATICUM_DATABASE", format!("{user}@{rest}")).start();
     assert!(server.told(&["usage"]).starts_with("3 requests, 1 error"));
     server.post(&key, &chat("x")).is_completion();
     let unsealed = "SELECT 1 FROM usage WHERE seq IS NULL";
-    let query = Server::new(None).set("ADRIATICUM_DATABASE", &uri);
     until("the rows are sealed", || query.query(unsealed).is_empty());
     let (_, head) = head.trim_end().rsplit_once(' ').expect("a head");
     let told = server.told(&["usage", "verify", "--through", head]);
