@@ -30,18 +30,22 @@ const SEALED_AT_ONCE: i64 = 1000;
 
 pub fn run(mut args: Args) -> Result<(), CliError> {
     let (mut from, mut to) = (None, None);
+    // Parsed below: an error of an option repeats its value, which may contain a password.
     let mut set_from = |text: &str| {
-        from = Some(Database::parse(text)?);
+        from = Some(text.to_owned());
         Ok(())
     };
     let mut set_to = |text: &str| {
-        to = Some(Database::parse(text)?);
+        to = Some(text.to_owned());
         Ok(())
     };
     let mut options = [Opt::Value("from", &mut set_from), Opt::Value("to", &mut set_to)];
     let [] = args.words(HELP, [], &mut options)?;
-    let from = from.ok_or_else(|| missing("--from DATABASE"))?;
-    let to = to.ok_or_else(|| missing("--to DATABASE"))?;
+    let parse = |option: &str, text: Option<String>| {
+        let text = text.ok_or_else(|| missing(&format!("{option} DATABASE")))?;
+        Database::parse(&text).map_err(|accepted| CliError::Usage(format!("{option}: expected {accepted}.")))
+    };
+    let (from, to) = (parse("--from", from)?, parse("--to", to)?);
     match (from, to) {
         (from @ Database::Sqlite(_), Database::Postgres(to)) => move_database(&from, to),
         (Database::Postgres(_), _) => Err(CliError::Usage(

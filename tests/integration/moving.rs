@@ -181,7 +181,7 @@ fn what_can_not_be_moved_is_refused() {
         (source.as_str(), "other.db", 2, "adriaticum backup"),
         (uri.as_str(), "other.db", 2, "pg_dump"),
         (uri.as_str(), uri.as_str(), 2, "pg_dump"),
-        (source.as_str(), "postgresql://a:secret@b:c/d", 2, "--to takes"),
+        (source.as_str(), "postgresql://a:secret@b:c/d", 2, "--to: expected ports"),
     ] {
         let (found, told) = moved(&server, from, to);
         assert!(found == Some(code) && told.contains(word), "{told}");
