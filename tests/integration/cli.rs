@@ -583,6 +583,7 @@ fn root_follows_no_link_in_the_services_folder() {
 fn check_tells_what_a_runtime_says_of_itself() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime));
+    server.key();
     runtime.next(Script::Answer(200, json!({"data": [{"id": "other.gguf"}]})));
     runtime.next(Script::Answer(200, json!({"default_generation_settings": {"n_ctx": 8192}})));
     runtime.next(Script::Answer(200, json!({"choices": [{"message": {"content": "x"}}]})));
