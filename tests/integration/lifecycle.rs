@@ -210,7 +210,11 @@ fn a_signal_during_the_start_ends_it_with_0() {
 #[test]
 fn an_unknown_variable_is_warned_of() {
     let server = Server::new(None).set("ADRIATICUM_WORKER", 3).start();
-    assert!(server.log().contains("ADRIATICUM_WORKER in the environment"), "{}", server.log());
+    assert!(
+        server.log().contains("unknown variable in the environment: ADRIATICUM_WORKER (did you mean"),
+        "{}",
+        server.log()
+    );
 }
 
 #[test]
