@@ -102,7 +102,7 @@ impl Pool {
                 }
                 state.open -= 1;
                 continue;
-            } else if state.open < self.most {
+            } else if state.open < self.most && Instant::now() < deadline {
                 state.open += 1;
                 let (first, generation) = (state.first, state.generation);
                 drop(state);

@@ -248,8 +248,9 @@ fn there_are_no_more_connections_than_allowed() {
 #[test]
 fn a_server_with_no_room_for_another_connection_is_not_lost() {
     let (_proxies, engine) = engine(1, 4);
-    let name: String =
-        engine.read(|session| session.value("SELECT current_database()", &[])).expect("its name");
+    let name: String = engine
+        .read(|session| session.value("SELECT CAST(current_database() AS TEXT)", &[]))
+        .expect("its name");
     PostgresServer::shared().psql(&format!("ALTER DATABASE {name} CONNECTION LIMIT 2"));
     let get = |time| engine.pool.get(Instant::now() + time, WhileLost::Fail);
     let held = [0, 1].map(|_| get(Duration::from_secs(30)).expect("a connection"));
