@@ -66,6 +66,10 @@ impl Service for Dispatcher {
         }
     }
 
+    fn outage(&self) -> Option<Failure> {
+        self.api.outage()
+    }
+
     fn identify(&self, request: &Request) -> (Self::Caller, Option<Lane>) {
         if let Some(console) = self.console(request.client, &request.head) {
             return (None, console.lane(request));

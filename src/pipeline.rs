@@ -45,6 +45,11 @@ impl Pipeline {
         key::digest(head)
     }
 
+    /// What every request would get now; `None` if that is not known without a try.
+    pub fn outage(&self) -> Option<Failure> {
+        self.store.lost().map(|error| ledger::not_opened(&error))
+    }
+
     /// Looks up the key of a request: which lane it is in depends on it.
     pub fn identify(&self, request: &Request) -> Result<Caller, Failure> {
         catch_panic(|| key::authenticate(&request.head, &self.store, when::now()))

@@ -150,6 +150,7 @@ impl<S: Service> EventLoop<S> {
         if now >= self.next_sweep {
             self.next_sweep = now + self.limits.tick();
             self.sweep(now);
+            self.refuse_waiting();
         }
         self.pressure_log.write(&self.load, now);
         self.pulse.answer();
@@ -287,6 +288,17 @@ impl<S: Service> EventLoop<S> {
                 }
                 None => {}
             }
+        }
+    }
+
+    /// Answers the requests that wait for a worker while the database is lost: every worker may be waiting for it, too, with
+    /// the outcome of a completion.
+    fn refuse_waiting(&mut self) {
+        while let Some(failure) = self.service.outage()
+            && let Some(Job { connection, request, .. }) = self.workers.take_waiting()
+        {
+            self.refuse(connection, Some(&request), failure);
+            self.advance(connection, false);
         }
     }
 

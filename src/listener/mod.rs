@@ -46,6 +46,11 @@ pub trait Service: Send + Sync + 'static {
     /// Decides from its head what happens to a request. The loop calls this, so nothing is looked up.
     fn admit(&self, client: Client, head: &Head) -> Admission;
 
+    /// What every request of the API would get now; `None` if that is not known. The loop calls this, so nothing is looked up.
+    fn outage(&self) -> Option<Failure> {
+        None
+    }
+
     /// Looks up who sent a request, on the worker that has taken it, and returns its lane; `None` for a stranger.
     fn identify(&self, request: &Request) -> (Self::Caller, Option<Lane>);
 

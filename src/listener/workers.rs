@@ -161,6 +161,11 @@ impl<S: Service> Workers<S> {
         [&self.api, &self.console].iter().any(|group| group.remove(connection))
     }
 
+    /// Takes a request that waits for a worker away from them.
+    pub fn take_waiting(&self) -> Option<Job> {
+        self.api.queue.remove(|_| true)
+    }
+
     /// Makes the next piece of a long response. Each connection has at most one in the pool.
     pub fn make_next_piece(&self, connection: usize, mut rest: Box<dyn Pieces>, then: Then) {
         let assignment = Assignment::new(&self.completions, connection);

@@ -105,6 +105,11 @@ impl Store {
         self.engine.try_write()
     }
 
+    /// Why every request would fail now; `None` if that is not known without a try.
+    pub fn lost(&self) -> Option<StoreError> {
+        self.engine.lost()
+    }
+
     /// Whether a write hangs, for which only a restart helps. A full disk or a locked database does not count: that
     /// write fails in time.
     pub fn is_stuck(&self) -> bool {

@@ -49,17 +49,42 @@ fn told_id(keys: &str) -> String {
     keys[0]["id"].as_str().expect("an id").to_owned()
 }
 
+fn set_usable(uri: &str, is_usable: bool) {
+    let name = uri.rsplit_once('/').and_then(|(_, rest)| rest.split_once('?')).expect("a name").0;
+    let postgres = PostgresServer::shared();
+    postgres.psql(&format!("ALTER DATABASE {name} ALLOW_CONNECTIONS {is_usable}"));
+    let end = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname";
+    postgres.psql(&format!("{end} = '{name}'"));
+}
+
+/// All workers of a busy gateway wait with an outcome while the database is lost. The requests behind them got their 503
+/// only when the workers gave up.
+#[test]
+fn requests_that_wait_for_a_worker_are_refused_while_the_database_is_lost() {
+    let runtime = Runtime::start();
+    let uri = PostgresServer::shared().database();
+    let server = Server::new(Some(&runtime)).set("ADRIATICUM_DATABASE", &uri).set("ADRIATICUM_WORKERS", "1");
+    let server = server.start();
+    let key = server.key();
+    let gate = Arc::new(AtomicBool::new(false));
+    runtime.next(Script::Held(Arc::clone(&gate), completion("at last")));
+    let [mut running, mut waiting] = [(); 2].map(|()| server.connect());
+    running.send(request(&key, &chat("x")));
+    until("it is running", || runtime.count() == 1);
+    set_usable(&uri, false);
+    gate.store(true, Ordering::Release);
+    until("it is found out", || server.log().contains("the database can't be used"));
+    waiting.send(request(&key, &chat("x")));
+    waiting.reply().is_error(503, "service_unavailable");
+    set_usable(&uri, true);
+    running.reply().is_completion();
+    assert_eq!(runtime.count(), 1);
+}
+
 #[test]
 fn a_database_that_went_away_is_found_again() {
     let runtime = Runtime::start();
     let uri = PostgresServer::shared().database();
-    let name = uri.rsplit_once('/').and_then(|(_, rest)| rest.split_once('?')).expect("a name").0;
-    let set_usable = |is_usable: bool| {
-        let postgres = PostgresServer::shared();
-        postgres.psql(&format!("ALTER DATABASE {name} ALLOW_CONNECTIONS {is_usable}"));
-        let end = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname";
-        postgres.psql(&format!("{end} = '{name}'"));
-    };
     let server = Server::new(Some(&runtime)).set("ADRIATICUM_DATABASE", &uri).start();
     let key = server.key();
     server.post(&key, &chat("x")).is_completion();
@@ -68,14 +93,14 @@ fn a_database_that_went_away_is_found_again() {
     let mut running = server.connect();
     running.send(request(&key, &chat("x")));
     until("it is running", || runtime.count() == 2);
-    set_usable(false);
+    set_usable(&uri, false);
     gate.store(true, Ordering::Release);
     until("it is found out", || server.log().contains("the database can't be used"));
     server.post(&key, &chat("x")).is_error(503, "service_unavailable");
     let calls = runtime.count();
     server.post(&key, &chat("x")).is_error(503, "service_unavailable");
     assert_eq!(runtime.count(), calls, "no inference is spent");
-    set_usable(true);
+    set_usable(&uri, true);
     running.reply().is_completion();
     until("it is served again", || server.post(&key, &chat("x")).status == 200);
     server.wait_for_seals();

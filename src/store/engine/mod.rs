@@ -107,6 +107,14 @@ impl Engine {
         }
     }
 
+    /// Why every request would fail now; `None` if that is not known without a try.
+    pub fn lost(&self) -> Option<StoreError> {
+        match self {
+            Self::Sqlite(_) => None,
+            Self::Postgres(postgres) => postgres.lost(),
+        }
+    }
+
     /// Whether a write hangs. On PostgreSQL every statement has a deadline.
     pub fn is_stuck(&self) -> bool {
         matches!(self, Self::Sqlite(sqlite) if sqlite.is_stuck())

@@ -166,6 +166,11 @@ impl Postgres {
         }
     }
 
+    /// Why the database can't be used; `None` if it can.
+    pub fn lost(&self) -> Option<StoreError> {
+        self.pool.lost()
+    }
+
     /// A small durable write that changes nothing.
     pub fn try_write(&self) -> Result<(), StoreError> {
         let session = Statements::new(&self.pool, "BEGIN", STATEMENT_TIME)?;

@@ -152,6 +152,11 @@ impl Pool {
         Err(causes.join("; "))
     }
 
+    /// Why the database can't be used; `None` if it can.
+    pub fn lost(&self) -> Option<StoreError> {
+        self.lock().lost.clone().map(StoreError::Unavailable)
+    }
+
     /// Drops every connection and looks for a host on which a commit succeeds.
     pub fn lose(self: &Arc<Self>, cause: String) {
         self.lose_with(&mut self.lock(), cause);
