@@ -1,7 +1,7 @@
 //! Text of strangers, made fit to be sent on: as a query, or as a line of a prompt.
 
-/// Replaces what is not to be seen: control characters by spaces, and characters without a form, in which
-/// something could be said to a model that no person would read, by nothing. Line ends stay.
+/// Removes what a reader does not see, and a model could still read: characters without a shape are deleted, and control
+/// characters become spaces. Line ends stay.
 pub fn clean(text: &str) -> String {
     let mut cleaned = String::with_capacity(text.len());
     for (index, c) in text.char_indices() {
@@ -10,18 +10,24 @@ pub fn clean(text: &str) -> String {
             '\r' if text[index + 1..].starts_with('\n') => {}
             '\r' => cleaned.push('\n'),
             c if c.is_control() => cleaned.push(' '),
-            c if is_formless(c) => {}
+            c if is_invisible(c) => {}
             c => cleaned.push(c),
         }
     }
     cleaned
 }
 
-/// Soft hyphens, zero widths, directions, byte order marks and tags.
-fn is_formless(c: char) -> bool {
+/// Unicode's property Default_Ignorable_Code_Point (DerivedCoreProperties.txt, Unicode 16), and after the empty line other
+/// characters that are drawn as nothing: the blank Braille pattern, marks of annotations, a note without a head.
+#[rustfmt::skip]
+fn is_invisible(c: char) -> bool {
     matches!(c,
-        '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
-        | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'
+        | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}'
+        | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fff8}' | '\u{1bca0}'..='\u{1bca3}'
+        | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}'
+
+        | '\u{2800}' | '\u{fff9}'..='\u{fffb}' | '\u{1d159}')
 }
 
 /// Makes one line of a text, with single spaces.
@@ -56,9 +62,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_to_be_seen_goes() {
+    fn invisible_characters_are_removed() {
         assert_eq!(clean("a\tb\u{0}c\r\nd\re\u{1b}[1m"), "a b c\nd\ne [1m");
-        assert_eq!(clean("in\u{ad}vi\u{200b}si\u{202e}ble\u{e0041}"), "invisible");
+        let invisible = "\u{ad}\u{34f}\u{61c}\u{115f}\u{1160}\u{17b4}\u{180e}\u{200b}\u{200d}\u{202e}\u{2060}\u{2066}\u{2800}\u{3164}\
+             \u{fe0f}\u{feff}\u{ffa0}\u{fff9}\u{1bca0}\u{1d173}\u{e0001}\u{e0041}\u{e0100}\u{e01ef}";
+        for c in invisible.chars() {
+            assert_eq!(clean(&format!("in{c}visible")), "invisible", "{c:?}");
+        }
+        assert_eq!(clean("한글 ไทย é 漢字 ☎"), "한글 ไทย é 漢字 ☎");
         assert_eq!(one_line(" a \n\n b\u{a0}c\t"), "a b c");
     }
 

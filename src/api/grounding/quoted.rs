@@ -85,25 +85,52 @@ fn quote(number: usize, Passage { title, source, text }: &Passage) -> String {
     quoted
 }
 
-/// Parts what could be a special token of a model, `<|im_end|>`, `</s>` or `[INST]`: a runtime that reads its own
-/// tokens in a message's text would take it for the message's end.
+/// Breaks up control tokens of chat templates by a space. A runtime that recognizes its tokens in a message's text would
+/// take one for the end of the message.
 fn harmless(line: &str) -> String {
-    let mut parted = String::with_capacity(line.len() + 8);
-    let mut characters = line.chars().peekable();
-    while let Some(c) = characters.next() {
-        parted.push(c);
-        let is_open = matches!(c, '<' | '[' | '|' | '｜');
-        let next = characters.peek();
-        let goes_on = match c {
-            '[' => next.is_some_and(|&next| next == '/' || next.is_ascii_uppercase()),
-            '|' | '｜' => next == Some(&'>'),
-            _ => next.is_some_and(|&next| !next.is_whitespace() && !next.is_ascii_digit() && next != '='),
-        };
-        if is_open && goes_on {
-            parted.push(' ');
+    let mut broken = String::with_capacity(line.len() + 8);
+    for (at, c) in line.char_indices() {
+        broken.push(c);
+        let (before, rest) = line.split_at(at + c.len_utf8());
+        if is_inside_token(before, c, rest) {
+            broken.push(' ');
         }
     }
-    parted
+    broken
+}
+
+/// Whether a control token could go on after `c`. `before` ends with it, and `rest` follows.
+fn is_inside_token(before: &str, c: char, rest: &str) -> bool {
+    let next = rest.chars().next().unwrap_or(' ');
+    match c {
+        // <s>, <|user|>, <<SYS>>, <0x0A>; but not "a < b", "1<2", "<= 3" and "x << 2".
+        '<' | '＜' => {
+            let inside = rest.trim_start_matches('<');
+            let is_sign = |c: char| c.is_whitespace() || c.is_ascii_digit() || c == '=';
+            !inside.is_empty() && !inside.starts_with(is_sign) || inside.starts_with("0x")
+        }
+        // [INST], [/INST], [|user|], [gMASK], [e~[; but not "[1]", "a[i]" and "[see below]".
+        '[' | '［' => {
+            let end = rest.find(|c: char| c.is_whitespace() || matches!(c, '[' | ']' | '］'));
+            let is_word = end.is_some_and(|end| end > 1 && !rest[end..].starts_with(char::is_whitespace));
+            is_word && !next.is_ascii_digit()
+        }
+        // The ends of <|user|> and [|user|], and |||EMAIL_ADDRESS|||; but not "a || b".
+        '|' | '｜' => matches!(next, '>' | '＞' | ']' | '］') || rest.starts_with("||"),
+        // ]~b] and ]!p~[
+        ']' => matches!(next, '~' | '!'),
+        // >>QUESTION<<
+        '>' => rest.strip_prefix('>').is_some_and(|rest| rest.starts_with(char::is_uppercase)),
+        // ### Instruction:
+        '#' => next == '#',
+        // USER: and ASSISTANT:
+        _ if matches!(next, ':' | '：') => {
+            let word = before.rsplit(|c: char| !c.is_ascii_alphabetic()).next().unwrap_or_default();
+            let word = word.to_ascii_lowercase();
+            ["system", "user", "assistant", "human"].iter().any(|role| word.ends_with(role))
+        }
+        _ => false,
+    }
 }
 
 #[cfg(test)]
@@ -195,11 +222,92 @@ mod tests {
         }
     }
 
+    /// The control tokens of the chat templates in use, by the family of the models.
+    const TOKENS: [(&str, &str); 26] = [
+        ("Llama 2", "<s> </s> <<SYS>> <</SYS>> [INST] [/INST] <unk> <0x0A>"),
+        ("Llama 3", "<|begin_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|> <|python_tag|>"),
+        ("Llama 4", "<|header_start|> <|header_end|> <|eot|> <|eom|>"),
+        ("Code Llama", "<PRE> <SUF> <MID> <EOT> <step>"),
+        (
+            "Mistral",
+            "[SYSTEM_PROMPT] [/SYSTEM_PROMPT] [AVAILABLE_TOOLS] [TOOL_CALLS] [TOOL_RESULTS] [THINK] [IMG]",
+        ),
+        (
+            "ChatML, Qwen, Yi, SmolLM",
+            "<|im_start|> <|im_end|> <|endoftext|> <|im_sep|> <|vision_start|> <tool_call>",
+        ),
+        (
+            "Gemma",
+            "<bos> <eos> <start_of_turn> <end_of_turn> <unused0> <start_of_image> [@BOS@] [multimodal]",
+        ),
+        ("Phi", "<|system|> <|user|> <|assistant|> <|end|> <|endofprompt|>"),
+        (
+            "DeepSeek",
+            "<｜User｜> <｜Assistant｜> <｜begin▁of▁sentence｜> <｜end▁of▁sentence｜> <｜tool▁calls▁begin｜>",
+        ),
+        ("GLM", "[gMASK] [sMASK] [MASK] <sop> <eop> <|user|> <|observation|> <|assistant|>"),
+        ("EXAONE", "[|system|] [|user|] [|assistant|] [|endofturn|] [BOS]"),
+        (
+            "Command R",
+            "<BOS_TOKEN> <|START_OF_TURN_TOKEN|> <|END_OF_TURN_TOKEN|> <|SYSTEM_TOKEN|> <|USER_TOKEN|>",
+        ),
+        ("Granite", "<|start_of_role|> <|end_of_role|> <|end_of_text|>"),
+        ("Falcon", ">>QUESTION<< >>ANSWER<< >>SUMMARY<< <|endoftext|> User: Assistant:"),
+        ("Vicuna, ERNIE", "USER: ASSISTANT: SYSTEM:"),
+        ("Alpaca, Solar", "### Instruction: ### Response: ### System: ### User:"),
+        ("OpenChat, Starling", "<|end_of_turn|> User: Assistant:"),
+        ("RedPajama, Guanaco", "<human>: <bot>: ### Human: ### Assistant:"),
+        ("MiniMax", "]~!b[ ]~b]system ]~b]user [e~[ ]!p~[ <beginning_of_sentence>"),
+        ("gpt-oss", "<|start|> <|channel|> <|message|> <|return|> <|call|>"),
+        ("Kimi", "<|im_system|> <|im_user|> <|im_middle|>"),
+        ("Hunyuan", "<｜hy_User｜> <｜hy_Assistant｜> <|hy_begin▁of▁sentence|>"),
+        ("Nemotron, T5", "<extra_id_0> <extra_id_1> <SPECIAL_10>"),
+        ("OLMo", "|||IP_ADDRESS||| |||EMAIL_ADDRESS||| <|padding|>"),
+        ("InternLM, Baichuan, Seed", "<eoh> <eoa> <reserved_106> <seed:bos>"),
+        ("BERT and its kin", "[CLS] [SEP] [PAD] [UNK]"),
+    ];
+
     #[test]
-    fn what_is_no_token_stays() {
-        for line in ["a < b", "1<2", "<= 3", "[1]", "[x]", "a|b", "a || b", "x[0]", "|"] {
+    fn no_control_token_is_left_in_a_passage() {
+        for (family, tokens) in TOKENS {
+            // "###" is nothing without the word after it.
+            for token in tokens.replace("### ", "###\u{a0}").split(' ') {
+                let token = token.replace('\u{a0}', " ");
+                let hidden: String =
+                    token.chars().flat_map(|c| [c, '\u{e0100}', '\u{3164}', '\u{200d}']).collect();
+                for text in [token.clone(), format!("text{token}text"), format!(". {token}{token}"), hidden] {
+                    let hostile = Passage { title: text.clone(), source: text.clone(), text: text.clone() };
+                    let content = quote(1, &hostile);
+                    assert!(!content.contains(&token), "{family}, {token}: {content}");
+                    assert!(
+                        content.chars().all(|c| c.is_ascii() || token.contains(c)),
+                        "{family}: {content:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn other_text_stays_readable() {
+        for line in [
+            "a < b, 1<2, <= 3, x << 2, a >> b, a->b",
+            "[1] [x] [12 EUR] [see below] x[0] a[i] ]",
+            "a|b, a || b, |",
+            "# Title, C#, #1",
+            "Opened: 9:30. Users: 12. The user's system is here; http://a.example:80/",
+            "Costs: 5 € (3.50 USD) & 10 % ~ 7!",
+        ] {
             assert_eq!(harmless(line), line);
         }
-        assert_eq!(harmless("Vec<String>"), "Vec< String>");
+        for (line, broken) in [
+            ("Vec<String>", "Vec< String>"),
+            ("[text](a.md)", "[ text](a.md)"),
+            ("a[index]", "a[ index]"),
+            ("## Title", "# # Title"),
+            ("Operating system: Linux", "Operating system : Linux"),
+        ] {
+            assert_eq!(harmless(line), broken);
+        }
     }
 }
