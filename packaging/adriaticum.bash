@@ -33,8 +33,8 @@ _adriaticum() {
         'audit ') options+=' --since --json' ;;
         'console ') options+=' password' ;;
         'search ') options+=' add list remove query' ;;
-        'search add' | 'backup '*) files=yes ;;
-        'search list') options+=' --json' ;;
+        'search add' | 'search remove' | 'backup '*) files=yes ;;
+        'search list' | 'search query') options+=' --json' ;;
         'check ') options+=' --json' ;;
     esac
     case $before in

@@ -72,7 +72,7 @@ complete -c adriaticum -n '__adriaticum_at search' -a add -d 'Add files and fold
 complete -c adriaticum -n '__adriaticum_at search' -a list -d 'List the documents'
 complete -c adriaticum -n '__adriaticum_at search' -a remove -d 'Remove a document'
 complete -c adriaticum -n '__adriaticum_at search' -a query -d 'Show what the index finds'
-complete -c adriaticum -n '__adriaticum_at search add' -F
-complete -c adriaticum -n '__adriaticum_at search list' -l json -d 'Print JSON'
+complete -c adriaticum -n '__adriaticum_at search add; or __adriaticum_at search remove' -F
+complete -c adriaticum -n '__adriaticum_at search list; or __adriaticum_at search query' -l json -d 'Print JSON'
 
 complete -c adriaticum -n '__adriaticum_at check' -l json -d 'Print JSON'

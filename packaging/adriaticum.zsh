@@ -67,7 +67,8 @@ _adriaticum() {
                     _arguments $everywhere '--since[only changes since then]:when:(24h 7d 30d)' '--json[print JSON]'
                     ;;
                 'search add') _arguments $everywhere '*:file or folder:_files' ;;
-                'search list') _arguments $everywhere '--json[print JSON]' ;;
+                'search list' | 'search query') _arguments $everywhere '--json[print JSON]' ;;
+                'search remove') _arguments $everywhere '1:file or folder:_files' ;;
                 'search '*) _arguments $everywhere '1:command:(add list remove query)' ;;
                 'check '*) _arguments $everywhere '--json[print JSON]' ;;
                 *) _arguments $everywhere ;;

@@ -46,11 +46,12 @@ def cargo_metadata():
 
 
 def in_the_program(node, packages):
-    """Returns the packages that are linked in, without those for tests, build scripts and macros."""
+    """Returns the packages that are linked in, without those for tests, build scripts and macros. The lists of stop-words are
+    linked in too, by way of our build script."""
     return [
         dependency["pkg"]
         for dependency in node["deps"]
-        if any(kind["kind"] is None for kind in dependency["dep_kinds"])
+        if (any(kind["kind"] is None for kind in dependency["dep_kinds"]) or packages[dependency["pkg"]]["name"] == "stop-words")
         and not any("proc-macro" in target["kind"] for target in packages[dependency["pkg"]]["targets"])
     ]
 

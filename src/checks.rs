@@ -63,7 +63,7 @@ impl Finding {
         Self { part, status: Verdict::Ok, message: message.into() }
     }
 
-    fn warn(part: &'static str, message: impl Into<String>) -> Self {
+    pub fn warn(part: &'static str, message: impl Into<String>) -> Self {
         Self { part, status: Verdict::Warn, message: message.into() }
     }
 
@@ -267,8 +267,12 @@ fn search(config: &Config) -> Finding {
     match search.find(TRIAL_QUERY, &Cancellation::default()) {
         Ok(found) => {
             let time = asked.elapsed().as_millis();
-            let message = format!("{place}: answers in {time} ms, {} found for a trial query", found.len());
-            Finding::ok("search", message)
+            let message = match found.len() {
+                // An index of other documents, or an instance with engines for other things.
+                0 => format!("nothing found for the trial query \"{TRIAL_QUERY}\", and no error reported"),
+                count => format!("{count} found for the trial query \"{TRIAL_QUERY}\""),
+            };
+            Finding::ok("search", format!("{place}: answers in {time} ms, {message}"))
         }
         Err(error) => Finding::fail(
             "search",

@@ -49,7 +49,7 @@ pub fn resolve(path: &Path) -> io::Result<PathBuf> {
     fs::canonicalize(path)
 }
 
-fn folder(path: &Path) -> &Path {
+pub fn folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 

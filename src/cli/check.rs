@@ -1,12 +1,20 @@
 //! `check`: the results of the checks, and an exit code for scripts.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::process::{self, Command};
+
 use super::{Args, CliError, Opt, print, print_json};
 use crate::checks::{self, Finding, Verdict};
+use crate::config::Config;
+use crate::files;
 use crate::text::count;
 
 const HELP: &str = "\
 Tests every part that a completion needs: configuration, hosts, clock, database, Search, runtime. Names what fails
-and how to fix it, and warns about secrets in files that every user can read. It leaves no row in the ledger.
+and how to fix it, and warns about secrets in files that every user can read. It leaves no row in the ledger. Run by
+root, it tests as the user who owns the folder of the database.
 
 Usage: adriaticum check [--json]
 
@@ -18,7 +26,12 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let mut json = false;
     let [] = args.words(HELP, [], &mut [Opt::Flag("json", &mut json)])?;
     let findings = match args.config() {
-        Ok(config) => checks::all(&config),
+        Ok(config) => {
+            let not_as_owner = check_as_owner(&config, json);
+            let mut findings = checks::all(&config);
+            findings.extend(not_as_owner);
+            findings
+        }
         Err(error) if json => {
             print_json(&[Finding::fail("configuration", format!("{error:?}"))])?;
             return Err(error);
@@ -33,6 +46,32 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     match findings.iter().filter(|finding| finding.status == Verdict::Fail).count() {
         0 => Ok(()),
         failed => Err(CliError::Failed(format!("{} failed.", count(failed as i64, "part")))),
+    }
+}
+
+/// Root can open every file, which says nothing about the service's user: the owner of the folder with the database and the
+/// index. So root runs the check again as that user, and ends with its exit code. Returns a finding if that is not possible.
+fn check_as_owner(config: &Config, json: bool) -> Option<Finding> {
+    let folder = files::folder(&config.search.index);
+    let owner = fs::metadata(folder).ok()?;
+    if !rustix::process::geteuid().is_root() || owner.uid() == 0 {
+        return None;
+    }
+    let (user, folder) = (owner.uid(), folder.display());
+    eprintln!("Checking as user {user}, who owns {folder}.");
+    let mut command = Command::new("/proc/self/exe");
+    command.arg("check").args(json.then_some("--json")).uid(user).gid(owner.gid());
+    if let Some(file) = &config.file {
+        command.arg("--config").arg(file);
+    }
+    match command.status() {
+        Ok(status) => process::exit(status.code().unwrap_or(1)),
+        Err(error) => Some(Finding::warn(
+            "user",
+            format!(
+                "checked as root, not as user {user}, who owns {folder}: {error}. Run the command as that user"
+            ),
+        )),
     }
 }
 

@@ -45,7 +45,7 @@ Commands:
   usage verify          Look for rows that were changed, deleted or inserted
   search add PATH...    Add files and folders to the document index
   search list           List the documents
-  search remove ID      Remove a document
+  search remove ID      Remove a document, by its ID or its path
   search query WORDS    Show what the index finds
   console password      Set the console's password
   audit                 Show who changed what: keys, password, settings, sign-ins
@@ -230,10 +230,10 @@ impl Args {
         words.try_into().map_err(|words: Vec<String>| missing(names[words.len()]))
     }
 
-    /// Takes all words; `if_none` is the error if there are none.
-    fn all_words(&mut self, help: &str, if_none: &str) -> Result<Vec<String>, CliError> {
+    /// Takes the options and all words; `if_none` is the error if there are none.
+    fn all_words(&mut self, help: &str, if_none: &str, options: &mut [Opt]) -> Result<Vec<String>, CliError> {
         let mut words = Vec::new();
-        while let Some(word) = self.next_word(help, &mut [])? {
+        while let Some(word) = self.next_word(help, options)? {
             words.push(word);
         }
         if words.is_empty() { Err(CliError::Usage(if_none.into())) } else { Ok(words) }

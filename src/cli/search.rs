@@ -1,24 +1,26 @@
-//! `search`: the documents that answers can rest on, where Search is the embedded index.
+//! `search`: the documents of the embedded index.
 
 use std::path::Path;
 
 use super::{Args, CliError, Opt, no_command, print, print_json, table};
 use crate::client::Cancellation;
 use crate::config::SearchPlace;
-use crate::search::documents::{self, Candidate};
+use crate::search::documents::{self, Candidate, Found};
 use crate::search::{Added, Document, Index, Passage, Search, SearchError};
+use crate::text::count as count_of;
 use crate::when;
 
 const HELP: &str = "\
-Keeps the index of documents that Search can use: search.url = \"index:\". A change holds from the next request on.
+Manages the index of documents that Search uses if search.url is \"index:\". Changes take effect with the next request.
 
 Usage: adriaticum search add PATH...
        adriaticum search list [--json]
-       adriaticum search remove ID
-       adriaticum search query WORDS
+       adriaticum search remove ID|PATH
+       adriaticum search query WORDS [--json]
 
-add takes text, Markdown and HTML files, and folders with all that is in them. A file that was added before is
-replaced. Hidden files, links, what is no text and files over 8 MiB are passed over, and told.
+add takes text, Markdown and HTML files in UTF-8, and folders with everything in them. A file that was added before is
+replaced. Links, files that are not text and files over 8 MiB are skipped with a message; hidden files and folders are
+skipped and counted. remove takes the ID that list shows, or the path of a file or a folder.
 
 Options:
   --json   Print JSON
@@ -34,17 +36,18 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     }
 }
 
-/// How many files came to what.
+/// How many files were added, replaced and so on.
 #[derive(Default)]
 struct Tally {
     added: usize,
     replaced: usize,
     unchanged: usize,
     skipped: usize,
+    hidden: usize,
 }
 
 fn add(mut args: Args) -> Result<(), CliError> {
-    let paths = args.all_words(HELP, "the PATH of a file or folder is missing.")?;
+    let paths = args.all_words(HELP, "the PATH of a file or folder is missing.", &mut [])?;
     let config = args.config()?;
     let index = Index::new(&config.search);
     let mut tally = Tally::default();
@@ -55,37 +58,45 @@ fn add(mut args: Args) -> Result<(), CliError> {
             failed.push(path);
         }
     }
-    let Tally { added, replaced, unchanged, skipped } = tally;
-    eprintln!("{added} added, {replaced} replaced, {unchanged} unchanged, {skipped} passed over.");
+    let Tally { added, replaced, unchanged, skipped, hidden } = tally;
+    eprintln!(
+        "{added} added, {replaced} replaced, {unchanged} unchanged, {skipped} skipped, {hidden} hidden."
+    );
+    name_index(&index);
     if config.search.place != Some(SearchPlace::Index) {
-        eprintln!("The service does not use the index: for that, set search.url to index:");
+        eprintln!("The service does not use the index. To use it, set search.url to index:");
     }
-    match failed.len() {
-        0 => Ok(()),
-        1 => Err(CliError::Failed("one path could not be added.".into())),
-        count => Err(CliError::Failed(format!("{count} paths could not be added."))),
+    if failed.is_empty() {
+        return Ok(());
     }
+    Err(CliError::Failed(format!("{} could not be added.", count_of(failed.len() as i64, "path"))))
+}
+
+/// A relative path depends on where the command was run, so the whole one is shown.
+fn name_index(index: &Index) {
+    let path = std::path::absolute(index.path()).unwrap_or_else(|_| index.path().to_owned());
+    eprintln!("Index: {}", path.display());
 }
 
 /// Adds what is at a path; an inner error is about this path alone.
 fn add_path(index: &Index, path: &Path, tally: &mut Tally) -> Result<Result<(), String>, CliError> {
     let mut skipped = 0;
-    let mut pass_over = |path: &Path, reason: &str| {
+    let mut skip = |path: &Path, reason: &str| {
         skipped += 1;
-        eprintln!("passed over: {}: {reason}.", path.display());
+        eprintln!("skipped: {}: {reason}.", path.display());
     };
-    let files = match documents::candidates(path, &mut pass_over) {
-        Ok(files) => files,
+    let Found { files, hidden } = match documents::candidates(path, &mut skip) {
+        Ok(found) => found,
         Err(error) => return Ok(Err(error.to_string())),
     };
     let is_alone = path.is_file();
     for file in &files {
         let text = match documents::read(&file.path) {
             Ok(text) => text,
-            // Who names a file wants it; in a folder there may be other things.
+            // A file that the operator names should be added; a folder may contain other things.
             Err(reason) if is_alone => return Ok(Err(reason)),
             Err(reason) => {
-                pass_over(&file.path, &reason);
+                skip(&file.path, &reason);
                 continue;
             }
         };
@@ -95,16 +106,18 @@ fn add_path(index: &Index, path: &Path, tally: &mut Tally) -> Result<Result<(), 
             Added::Unchanged => (&mut tally.unchanged, "unchanged"),
         };
         *count += 1;
-        print(&format!("{word}: {} ({} passages)\n", file.path.display(), text.pieces.len()))?;
+        let passages = count_of(text.pieces.len() as i64, "passage");
+        print(&format!("{word}: {} ({passages})\n", file.path.display()))?;
     }
     tally.skipped += skipped;
-    tell_of_gone(index, path, &files)?;
+    tally.hidden += hidden;
+    report_missing_files(index, path, &files)?;
     Ok(Ok(()))
 }
 
-/// Names the documents of a folder whose files are no longer there. They stay until they are removed: perhaps
-/// the files are only out of reach.
-fn tell_of_gone(index: &Index, folder: &Path, files: &[Candidate]) -> Result<(), CliError> {
+/// Names the documents of a folder whose files no longer exist. They stay until they are removed: the files may only be out
+/// of reach.
+fn report_missing_files(index: &Index, folder: &Path, files: &[Candidate]) -> Result<(), CliError> {
     let Ok(folder) = folder.canonicalize() else {
         return Ok(());
     };
@@ -115,7 +128,7 @@ fn tell_of_gone(index: &Index, folder: &Path, files: &[Candidate]) -> Result<(),
         let path = Path::new(&document.path);
         if path.starts_with(&folder) && !files.iter().any(|file| file.path == path) && !path.exists() {
             eprintln!(
-                "still in the index, but no longer there: {}. To remove it: adriaticum search remove {}",
+                "still in the index, but the file no longer exists: {}. To remove it: adriaticum search remove {}",
                 document.path, document.id
             );
         }
@@ -127,7 +140,7 @@ fn list(mut args: Args) -> Result<(), CliError> {
     let mut json = false;
     let [] = args.words(HELP, [], &mut [Opt::Flag("json", &mut json)])?;
     let index = Index::new(&args.config()?.search);
-    // Without an index there are no documents, which is no error here.
+    // Without an index there are no documents, which is not an error here.
     let documents = if index.path().exists() { index.list()? } else { Vec::new() };
     if json {
         return print_json(&documents);
@@ -153,21 +166,41 @@ fn row(document: &Document) -> Vec<String> {
 }
 
 fn remove(mut args: Args) -> Result<(), CliError> {
-    let [id] = args.words(HELP, ["the document's ID"], &mut [])?;
+    let [named] = args.words(HELP, ["the document's ID or PATH"], &mut [])?;
     let index = Index::new(&args.config()?.search);
-    match id.parse().map_or(Ok(false), |id| index.remove(id))? {
-        true => Ok(()),
-        false => Err(CliError::Failed(format!(
-            "there is no document {id:?}. adriaticum search list shows those that there are."
-        ))),
+    let id: Option<i64> = named.parse().ok();
+    // A file that no longer exists is still known by its path.
+    let path = Path::new(&named).canonicalize().or_else(|_| std::path::absolute(&named)).unwrap_or_default();
+    let mut documents = index.list()?;
+    let is_id = documents.iter().any(|document| Some(document.id) == id);
+    documents.retain(|document| match is_id {
+        true => Some(document.id) == id,
+        false => Path::new(&document.path).starts_with(&path),
+    });
+    if documents.is_empty() {
+        return Err(CliError::Failed(format!(
+            "the index {} has no document {named:?}. To see its documents: adriaticum search list",
+            index.path().display()
+        )));
     }
+    for document in documents {
+        index.remove(document.id)?;
+        print(&format!("removed: {}\n", document.path))?;
+    }
+    name_index(&index);
+    Ok(())
 }
 
 fn query(mut args: Args) -> Result<(), CliError> {
-    let words = args.all_words(HELP, "the WORDS to look for are missing.")?;
+    let mut json = false;
+    let words =
+        args.all_words(HELP, "the WORDS to look for are missing.", &mut [Opt::Flag("json", &mut json)])?;
     let found = Index::new(&args.config()?.search).find(&words.join(" "), &Cancellation::default())?;
+    if json {
+        return print_json(&found);
+    }
     if found.is_empty() {
-        eprintln!("Nothing was found.");
+        eprintln!("Nothing found.");
     }
     let shown: Vec<String> = (1..)
         .zip(&found)

@@ -15,9 +15,6 @@ pub const MAX_FILE: u64 = 8 * 1024 * 1024;
 /// The most characters of a title.
 const MAX_TITLE: usize = 200;
 
-/// How much of a file is looked at to tell text from something else.
-const SAMPLE: usize = 8 * 1024;
-
 /// How deep folders are followed into each other.
 const MAX_DEPTH: usize = 64;
 
@@ -37,45 +34,50 @@ pub struct Text {
     pub size: u64,
 }
 
-/// The files of a path, in the order of their names: the path's own where it is a file, else those in the
-/// folder and in the folders in it. Skipped files are reported with the reason.
-pub fn candidates(path: &Path, told: &mut dyn FnMut(&Path, &str)) -> std::io::Result<Vec<Candidate>> {
+/// What a path has: its own file, or those in the folder and in the folders in it, in the order of their names.
+#[derive(Default)]
+pub struct Found {
+    pub files: Vec<Candidate>,
+    /// How many hidden files and folders were skipped. Programs keep their own data there, as in .git.
+    pub hidden: usize,
+}
+
+/// Lists the files of a path. `skip` gets each file that can't be a document, and the reason.
+pub fn candidates(path: &Path, skip: &mut dyn FnMut(&Path, &str)) -> std::io::Result<Found> {
     let root = fs::canonicalize(path)?;
     let base = root.parent().unwrap_or(&root).to_owned();
-    let mut files = Vec::new();
+    let mut found = Found::default();
     let mut waiting = vec![(root.clone(), 0)];
     while let Some((path, depth)) = waiting.pop() {
         let kind = fs::symlink_metadata(&path)?.file_type();
-        if kind.is_dir() {
+        if depth > 0 && is_hidden(&path) {
+            found.hidden += 1;
+        } else if kind.is_dir() {
             if depth > MAX_DEPTH {
-                told(&path, "it is too deep in folders");
+                skip(&path, "it is too deep in folders");
                 continue;
             }
             match names(&path) {
                 // The last in is the first out.
                 Ok(names) => waiting.extend(names.into_iter().rev().map(|name| (name, depth + 1))),
                 Err(error) if depth == 0 => return Err(error),
-                Err(error) => told(&path, &error.to_string()),
+                Err(error) => skip(&path, &error.to_string()),
             }
-        } else if depth > 0 && is_hidden(&path) {
-            told(&path, "it is hidden");
         } else if kind.is_symlink() {
-            told(&path, "it is a link; what it leads to can be added by its own name");
+            skip(&path, "it is a link; add what it leads to by its own name");
         } else if kind.is_file() {
             let source = path.strip_prefix(&base).unwrap_or(&path).to_string_lossy();
-            files.push(Candidate { source: text::one_line(&source), path });
+            found.files.push(Candidate { source: text::one_line(&source), path });
         } else {
-            told(&path, "it is no file");
+            skip(&path, "it is not a regular file");
         }
     }
-    Ok(files)
+    Ok(found)
 }
 
 fn names(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut names: Vec<PathBuf> =
         fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
-    // Hidden folders hold what programs keep for themselves, such as .git: nobody would want to read of it.
-    names.retain(|path| !(is_hidden(path) && path.is_dir()));
     names.sort();
     Ok(names)
 }
@@ -84,7 +86,7 @@ fn is_hidden(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
 }
 
-/// Reads a file, or says why it is none for the index.
+/// Reads a file, or says why it can't be a document.
 pub fn read(path: &Path) -> Result<Text, String> {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(MAX_FILE + 1).read_to_end(&mut bytes));
@@ -92,13 +94,11 @@ pub fn read(path: &Path) -> Result<Text, String> {
     if size > MAX_FILE {
         return Err(format!("it is larger than {} MiB", MAX_FILE / 1024 / 1024));
     }
-    if !is_text(&bytes) {
-        return Err("it is no text".into());
-    }
-    let outline = passages::read(path, &String::from_utf8_lossy(&bytes));
+    let content = as_text(path, &bytes)?;
+    let outline = passages::read(path, content);
     let pieces = passages::split(&outline);
     if pieces.is_empty() {
-        return Err("there is no text in it".into());
+        return Err("it is empty".into());
     }
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
     let title = text::one_line(if outline.title.is_empty() { &name } else { &outline.title });
@@ -110,11 +110,28 @@ pub fn read(path: &Path) -> Result<Text, String> {
     })
 }
 
-/// Whether it looks like a text: no zeros at its beginning, and little that is not encoded in UTF-8.
-fn is_text(bytes: &[u8]) -> bool {
-    let sample = &bytes[..bytes.len().min(SAMPLE)];
-    let broken = String::from_utf8_lossy(sample).matches('\u{fffd}').count();
-    !sample.contains(&0) && broken <= sample.len() / 10 && !sample.starts_with(b"%PDF")
+/// A file's content, if it is text in UTF-8; else a reason that names a program which converts it. Text that was read in a
+/// wrong encoding would never be found.
+fn as_text<'a>(path: &Path, bytes: &'a [u8]) -> Result<&'a str, String> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let ending = path.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    if ending == "pdf" || bytes.starts_with(b"%PDF") {
+        return Err(format!("it is a PDF. Convert it to text first: pdftotext \"{name}\""));
+    }
+    if ["docx", "odt", "epub", "rtf"].contains(&&*ending) {
+        return Err(format!("convert it to Markdown first: pandoc -o \"{stem}.md\" \"{name}\""));
+    }
+    let is_utf_16 = bytes.starts_with(b"\xff\xfe") || bytes.starts_with(b"\xfe\xff");
+    if bytes.contains(&0) && !is_utf_16 {
+        return Err("it is not text".into());
+    }
+    std::str::from_utf8(bytes).map_err(|_| {
+        let encoding = if is_utf_16 { "UTF-16" } else { "ISO-8859-1" };
+        format!(
+            "it is not UTF-8. Convert it first: iconv -f {encoding} -t UTF-8 -o \"utf8-{name}\" \"{name}\""
+        )
+    })
 }
 
 #[cfg(test)]
@@ -122,17 +139,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_told_from_something_else() {
-        for (bytes, is) in [
-            (&b"plain"[..], true),
-            (b"", true),
-            ("größer".as_bytes(), true),
-            (b"gr\xf6\xdfer als das, was in einer anderen Kodierung steht", true),
-            (b"a\0b", false),
-            (b"%PDF-1.7\n", false),
-            (&[0xff; 100], false),
+    fn what_is_not_utf_8_text_is_refused_with_a_way_to_convert_it() {
+        for (name, bytes, reason) in [
+            ("a.txt", &b"plain"[..], ""),
+            ("a", b"", ""),
+            ("a.md", "größer".as_bytes(), ""),
+            ("a.txt", b"gr\xf6\xdfer als das", "iconv -f ISO-8859-1 -t UTF-8 -o \"utf8-a.txt\" \"a.txt\""),
+            ("a.txt", b"\xff\xfeg\0r\0", "iconv -f UTF-16"),
+            ("a.png", b"\x89PNG\0\0", "it is not text"),
+            ("a", b"%PDF-1.7\n", "pdftotext \"a\""),
+            ("My file.PDF", b"", "pdftotext \"My file.PDF\""),
+            ("a.docx", b"PK\x03\x04\0", "pandoc -o \"a.md\" \"a.docx\""),
         ] {
-            assert_eq!(is_text(bytes), is, "{bytes:?}");
+            match as_text(Path::new(name), bytes) {
+                Ok(text) => assert_eq!((text.as_bytes(), reason), (bytes, "")),
+                Err(told) => assert!(!reason.is_empty() && told.contains(reason), "{name}: {told}"),
+            }
         }
     }
 }

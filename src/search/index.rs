@@ -3,14 +3,16 @@
 //! Every query opens the file, which takes a fraction of a millisecond. So a query sees the changes of other processes,
 //! and an index that was missing or damaged works again as soon as it is back.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, TransactionBehavior, params};
+use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Row, TransactionBehavior, params};
 use serde::Serialize;
 
 use super::documents::{Candidate, Text};
-use super::{MAX_QUERY, Passage, Search, SearchError, text};
+use super::query::{self, Word};
+use super::{Passage, Search, SearchError};
 use crate::client::Cancellation;
 use crate::config::SearchConfig;
 use crate::files;
@@ -22,11 +24,6 @@ const VERSION: i64 = 1;
 
 /// What the word in a title, in a heading and in the text weigh.
 const WEIGHTS: &str = "4.0, 2.0, 1.0";
-
-/// A word that more than half of the passages have weighs next to nothing, and a passage that has only such
-/// words was not found. Among fewer passages than these, that would say nothing.
-const FEW_PASSAGES: usize = 10;
-const WEIGHTLESS: f64 = -1e-3;
 
 /// A passage that fits less than this part of how the best fits is left out: it would only be in the way of a
 /// small model.
@@ -71,11 +68,7 @@ impl Search for Index {
     /// It is short, so it is not cancelled.
     fn find(&self, words: &str, _: &Cancellation) -> Result<Vec<Passage>, SearchError> {
         let connection = self.open()?;
-        let expression = expression(words);
-        if expression.is_empty() {
-            return Ok(Vec::new());
-        }
-        find(&connection, &expression, self.results).map_err(|error| self.told(&error))
+        find(&connection, &query::words(words), self.results).map_err(|error| self.told(&error))
     }
 }
 
@@ -93,13 +86,12 @@ impl Index {
         self.change(|connection| add(connection, file, text, now))
     }
 
-    /// Removes a document; whether there was one of this id.
-    pub fn remove(&self, id: i64) -> Result<bool, SearchError> {
-        // Where there is no index, none is to be made.
-        self.open()?;
+    /// Removes a document that `list` returned.
+    pub fn remove(&self, id: i64) -> Result<(), SearchError> {
         self.change(|connection| {
             connection.execute("DELETE FROM passages WHERE document = ?", [id])?;
-            Ok(connection.execute("DELETE FROM documents WHERE id = ?", [id])? == 1)
+            connection.execute("DELETE FROM documents WHERE id = ?", [id])?;
+            Ok(())
         })
     }
 
@@ -211,45 +203,56 @@ fn version(connection: &Connection) -> rusqlite::Result<i64> {
     connection.query_row("PRAGMA user_version", [], |row| row.get(0))
 }
 
-/// Any of the words, each in quotation marks, so that nothing that a person wrote is syntax.
-fn expression(words: &str) -> String {
-    let words = text::one_line(words);
-    let words = text::cut(&words, MAX_QUERY).split(|c: char| !c.is_alphanumeric());
-    let quoted: Vec<String> =
-        words.filter(|word| !word.is_empty()).map(|word| format!("\"{word}\"")).collect();
-    quoted.join(" OR ")
-}
-
-fn find(connection: &Connection, expression: &str, results: usize) -> rusqlite::Result<Vec<Passage>> {
-    let is_large: bool = connection.query_row(
-        &format!("SELECT EXISTS (SELECT 1 FROM passages LIMIT 1 OFFSET {FEW_PASSAGES})"),
-        [],
-        |row| row.get(0),
-    )?;
-    let least = if is_large { WEIGHTLESS } else { 0.0 };
-    let mut statement = connection.prepare(&format!(
-        "SELECT passages.title, heading, source, content, score
-         FROM (SELECT rowid, bm25(words, {WEIGHTS}) AS score FROM words WHERE words MATCH ?1
-               ORDER BY score LIMIT ?2) AS best
-         JOIN passages ON passages.id = best.rowid JOIN documents ON documents.id = passages.document
-         WHERE score < ?3 ORDER BY score, passages.id"
+/// The passages that have enough of the words, the best first.
+fn find(connection: &Connection, words: &[Word], results: usize) -> rusqlite::Result<Vec<Passage>> {
+    // In quotation marks, nothing that a person wrote is syntax.
+    let quoted: Vec<String> = words.iter().map(|word| format!("\"{}\"", word.text)).collect();
+    let mut words_in: HashMap<i64, usize> = HashMap::new();
+    let mut unknown_names = 0;
+    let mut with_word = connection.prepare("SELECT rowid FROM words WHERE words MATCH ?")?;
+    for (word, quoted) in words.iter().zip(&quoted) {
+        let mut rows = with_word.query([quoted])?;
+        let mut is_known = false;
+        while let Some(row) = rows.next()? {
+            is_known = true;
+            *words_in.entry(row.get(0)?).or_default() += 1;
+        }
+        unknown_names += usize::from(word.is_name && !is_known);
+    }
+    let least = query::least_words(words.len(), unknown_names);
+    if !words_in.values().any(|&count| count >= least) {
+        return Ok(Vec::new());
+    }
+    let mut ranked = connection.prepare(&format!(
+        "SELECT rowid, bm25(words, {WEIGHTS}) AS score FROM words WHERE words MATCH ? ORDER BY score, rowid"
     ))?;
-    let mut rows = statement.query(params![expression, results as i64, least])?;
+    let mut passage = connection.prepare(
+        "SELECT passages.title, heading, source, content FROM passages
+         JOIN documents ON documents.id = passages.document WHERE passages.id = ?",
+    )?;
+    let mut rows = ranked.query([quoted.join(" OR ")])?;
     let (mut found, mut best) = (Vec::new(), 0.0);
     while let Some(row) = rows.next()? {
-        // The better it fits, the lower the score.
-        let score: f64 = row.get(4)?;
+        let (id, score): (i64, f64) = (row.get(0)?, row.get(1)?);
+        if words_in.get(&id).is_none_or(|&count| count < least) {
+            continue;
+        }
         if found.is_empty() {
             best = score;
-        } else if score > best * LEAST_FIT {
+        }
+        // The better it fits, the lower the score.
+        if score > best * LEAST_FIT || found.len() == results {
             break;
         }
-        let (title, heading): (String, String) = (row.get(0)?, row.get(1)?);
-        let title =
-            if heading.is_empty() || heading == title { title } else { format!("{title}: {heading}") };
-        found.push(Passage { title, source: row.get(2)?, text: row.get(3)? });
+        found.push(passage.query_row([id], read_passage)?);
     }
     Ok(found)
+}
+
+fn read_passage(row: &Row) -> rusqlite::Result<Passage> {
+    let (title, heading): (String, String) = (row.get(0)?, row.get(1)?);
+    let title = if heading.is_empty() || heading == title { title } else { format!("{title}: {heading}") };
+    Ok(Passage { title, source: row.get(2)?, text: row.get(3)? })
 }
 
 fn add(connection: &Connection, file: &Candidate, text: &Text, now: i64) -> rusqlite::Result<Added> {
@@ -300,24 +303,28 @@ mod tests {
     }
 
     fn sources(connection: &Connection, words: &str) -> Vec<String> {
-        let found = find(connection, &expression(words), 4).expect("it should be found or not");
+        let found = find(connection, &query::words(words), 4).expect("it should be found or not");
         found.into_iter().map(|passage| passage.source).collect()
     }
 
     #[test]
     fn words_are_no_syntax() {
-        assert_eq!(
-            expression("AND \"x\" NEAR(a b) -c* ^d 'e' title:f"),
-            r#""AND" OR "x" OR "NEAR" OR "a" OR "b" OR "c" OR "d" OR "e" OR "title" OR "f""#
-        );
-        assert_eq!(expression(" ?!\u{0} \n"), "");
         let connection = index();
         put(&connection, "a", "A", "x");
-        for words in ["\"", "*", "x\0y", "a AND", "NOT", "(", "x:y", "{a b}: c", &"z ".repeat(10_000)] {
-            let expression = expression(words);
-            if !expression.is_empty() {
-                find(&connection, &expression, 4).expect(words);
-            }
+        for words in [
+            "\"",
+            "*",
+            "x\0y",
+            "a AND",
+            "NOT",
+            "(",
+            "x:y",
+            "{a b}: c",
+            "NEAR(a b) -c* ^d 'e'",
+            &"z ".repeat(10_000),
+            "",
+        ] {
+            sources(&connection, words);
         }
     }
 
@@ -337,8 +344,35 @@ mod tests {
         let found = sources(&connection, "What is the height of the Velna lighthouse?");
         assert_eq!(found.first().map(String::as_str), Some("title"));
         assert!(found.iter().all(|source| !source.starts_with("other")), "{found:?}");
-        assert_eq!(sources(&connection, "it is the day"), [""; 0], "words that nearly all have find nothing");
+        assert_eq!(
+            sources(&connection, "what is it, and what of the other"),
+            [""; 0],
+            "stop words find nothing"
+        );
+        assert_eq!(sources(&connection, "the day").len(), 4, "a word that nearly all have");
         assert_eq!(sources(&connection, "Lighthouses")[0], "title", "another form of the word");
+    }
+
+    #[test]
+    fn a_passage_has_enough_of_the_words() {
+        let connection = index();
+        put(&connection, "warranty", "Pump", "The warranty is three years.");
+        put(&connection, "form", "Form", "Write your name in capital letters.");
+        put(&connection, "lamp", "Pump", "If the red lamp of the X200 blinks, there is no water.");
+        for (words, found) in [
+            ("How long is the warranty?", &["warranty"][..]),
+            ("What is the capital of Peru?", &[]),
+            ("capital", &["form"]),
+            ("Capital letters", &["form"]),
+            ("Where is Peru?", &[]),
+            ("Which fish lives in the red river?", &[]),
+            (
+                "Hello, I bought an X200 from you last week. Since this morning a red lamp blinks. What can I do?",
+                &["lamp"],
+            ),
+        ] {
+            assert_eq!(sources(&connection, words), found, "{words}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod html;
 mod index;
 mod markdown;
 pub mod passages;
+mod query;
 mod searxng;
 pub mod text;
 
@@ -13,6 +14,7 @@ use std::fmt;
 
 pub use index::{Added, Document, Index};
 use searxng::SearXng;
+use serde::Serialize;
 
 use crate::client::Cancellation;
 use crate::config::{SearchConfig, SearchPlace};
@@ -27,7 +29,7 @@ pub trait Search: Send + Sync {
 }
 
 /// A piece of somebody's text, as it was found: it may hold anything.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Passage {
     pub title: String,
     /// An address, or a document's name.

@@ -19,6 +19,10 @@ const MAX_ANSWER: u64 = 1024 * 1024;
 /// How many characters of a result are looked at: more than a prompt has room for, with markup.
 const MAX_RESULT: usize = 16 * 1024;
 
+/// How much of an instance's report on its engines is logged.
+const MAX_ENGINES: usize = 8;
+const MAX_REASON: usize = 60;
+
 pub struct SearXng {
     client: Client,
     url: String,
@@ -108,12 +112,19 @@ fn read_answer(bytes: &[u8], most: usize) -> Result<Vec<Passage>, SearchError> {
         )
     })?;
     if answer.results.is_empty() && !answer.unresponsive_engines.is_empty() {
-        let count = answer.unresponsive_engines.len();
-        return Err(SearchError::new(format!(
-            "it found nothing, and {count} of its engines did not respond; its own log should tell why"
-        )));
+        let engines: Vec<String> = answer.unresponsive_engines.iter().take(MAX_ENGINES).map(engine).collect();
+        let engines = engines.join(", ");
+        return Err(SearchError::new(format!("it found nothing, and engines did not respond: {engines}")));
     }
     Ok(answer.results.iter().filter_map(read_result).take(most).collect())
+}
+
+/// An engine that did not respond, and the reason that the instance gives: `["name", "timeout"]`.
+fn engine(reported: &Value) -> String {
+    let part = |index: usize| {
+        text::cut(&text::one_line(reported[index].as_str().unwrap_or("?")), MAX_REASON).to_owned()
+    };
+    format!("{} ({})", part(0), part(1))
 }
 
 /// A result with a text; others say nothing that an answer could rest on.
@@ -183,5 +194,9 @@ mod tests {
         ] {
             assert!(read_answer(answer.as_bytes(), 2).is_err(), "{answer}");
         }
+        let answer =
+            r#"{"results": [], "unresponsive_engines": [["bing", "Suspended:\n CAPTCHA"], ["ddg"], 7]}"#;
+        let error = read_answer(answer.as_bytes(), 2).expect_err("no engine responded").to_string();
+        assert!(error.ends_with("did not respond: bing (Suspended: CAPTCHA), ddg (?), ? (?)"), "{error}");
     }
 }

@@ -2,7 +2,8 @@
 //! model, the client and the ledger get of each.
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, chown, symlink};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -467,10 +468,12 @@ fn the_index_from_its_first_document_to_its_last() {
     let output = server.run(&["search", "add", &folder]);
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        output.status.success() && told.contains("3 added, 0 replaced, 0 unchanged, 4 passed over"),
+        output.status.success() && told.contains("3 added, 0 replaced, 0 unchanged, 3 skipped, 2 hidden"),
         "{told}"
     );
-    for reason in ["it is hidden", "it is no text", "there is no text in it", "it is a link"] {
+    let index = server.folder.path("adriaticum-search.db").display().to_string();
+    assert!(told.contains(&format!("Index: {index}")), "{told}");
+    for reason in ["it is not text", "it is empty", "it is a link"] {
         assert!(told.contains(reason), "{reason}: {told}");
     }
 
@@ -494,7 +497,7 @@ fn the_index_from_its_first_document_to_its_last() {
     fs::remove_file(server.folder.path("docs/deep/harbour.md")).expect("the file");
     let output = server.run(&["search", "add", &folder]);
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(told.contains("0 added, 1 replaced, 1 unchanged") && told.contains("no longer there"), "{told}");
+    assert!(told.contains("0 added, 1 replaced, 1 unchanged") && told.contains("no longer exists"), "{told}");
     let list: Value = serde_json::from_str(&server.told(&["search", "list", "--json"])).expect("JSON");
     let of = |name: &str| {
         list.as_array().expect("a list").iter().find(|one| one["title"] == name).expect(name)["id"]
@@ -505,13 +508,99 @@ fn the_index_from_its_first_document_to_its_last() {
     server.post(&key, &chat("notes 48 metres")).is_completion();
     assert!(contents(&runtime, 1)[0].contains("48 metres high now"), "a change is seen while it serves");
 
-    for name in ["Harbour", "Lights", "notes"] {
-        assert!(server.told(&["search", "list"]).contains(name));
-        server.told(&["search", "remove", &of(name)]);
-    }
+    let nothing = server.told(&["search", "query", "--json", "Xyzzy"]);
+    assert_eq!(nothing, "[]\n");
+    let found: Value =
+        serde_json::from_str(&server.told(&["search", "query", "Velna", "lighthouse", "--json"]))
+            .expect("JSON");
+    assert_eq!(found[0]["source"], "docs/lights.html", "{found}");
+    assert!(found[0]["title"].is_string() && found[0]["text"].is_string(), "{found}");
+
+    let gone = format!("{folder}/deep/harbour.md");
+    assert_eq!(server.told(&["search", "remove", &of("Harbour")]), format!("removed: {gone}\n"));
+    let output = server.run(&["search", "remove", &gone]);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains(&index) && told.contains("adriaticum search list"), "{told}");
+    let output = server.run(&["search", "remove", "docs/lights.html"]);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && told.contains(&format!("Index: {index}")), "{told}");
+    let left = server.told(&["search", "list"]);
+    assert!(left.contains("notes") && !left.contains("Lights"), "{left}");
+    assert_eq!(server.told(&["search", "remove", &folder]), format!("removed: {folder}/notes.txt\n"));
     assert_eq!(server.run(&["search", "remove", &of("notes")]).status.code(), Some(1));
     server.post(&key, &chat(QUESTION)).is_completion();
     assert!(contents(&runtime, 2)[0].contains("found nothing"), "an empty index is no missing one");
+}
+
+/// Questions about the documents in tests/grounding, and questions that they do not answer. tests/outside/grounded_model.py
+/// asks a real model the same.
+#[test]
+fn a_completion_is_grounded_only_if_the_documents_are_about_the_question() {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/grounding");
+    let questions = fs::read_to_string(tests.join("questions.json")).expect("the questions");
+    let questions: Value = serde_json::from_str(&questions).expect("JSON");
+    let runtime = Runtime::start();
+    let server = indexed(&runtime).start();
+    let key = server.key();
+    server.told(&["search", "add", &tests.join("documents").display().to_string()]);
+    let of = |group: &str| questions[group].as_object().expect("questions with facts").clone();
+    for (question, facts) in of("answered").into_iter().chain(of("answered_by_handbook")) {
+        server.post(&key, &chat(&question)).is_completion();
+        let prompt = &contents(&runtime, runtime.count() - 1)[0];
+        let mut facts = facts.as_array().expect("facts").iter().filter_map(Value::as_str);
+        assert!(facts.any(|fact| prompt.contains(fact)), "{question}: {prompt}");
+        assert_eq!(row(&server)[4], number(1), "{question}");
+    }
+    let unanswered = questions["unanswered"].as_array().expect("questions without facts");
+    let mut grounded = Vec::new();
+    for question in unanswered.iter().filter_map(Value::as_str) {
+        server.post(&key, &chat(question)).is_completion();
+        let nothing_found = contents(&runtime, runtime.count() - 1)[0].contains("found nothing");
+        assert_eq!(row(&server)[4], number(i64::from(!nothing_found)), "{question}");
+        if !nothing_found {
+            grounded.push(question);
+        }
+    }
+    assert!(unanswered.len() >= 10 && grounded.len() <= unanswered.len() / 10, "{grounded:?}");
+}
+
+/// Only root can give files away and become another user; as another user, this shows that the check works without.
+#[test]
+fn root_s_index_belongs_to_the_service_and_check_tests_as_its_user() {
+    let runtime = Runtime::start();
+    let server = indexed(&runtime).set("ADRIATICUM_API_HOSTS", "localhost").sqlite();
+    let docs = folder_of(&server, &[("a.txt", b"The Adriatic Sea is deep.")]);
+    let folder = server.folder.path("");
+    let is_root = fs::metadata(&folder).expect("a folder").uid() == 0;
+    if is_root {
+        chown(&folder, Some(12_345), Some(54_321)).expect("root may");
+    }
+    let owner = fs::metadata(&folder).expect("a folder").uid();
+    server.key();
+    server.told(&["search", "add", &docs]);
+    server.told(&["search", "query", "Adriatic"]);
+    for entry in fs::read_dir(&folder).expect("a folder") {
+        let entry = entry.expect("a file");
+        let is_of_index = entry.file_name().to_string_lossy().starts_with("adriaticum-search.db");
+        let uid = entry.metadata().expect("a file").uid();
+        assert!(!is_of_index || uid == owner, "{entry:?} belongs to {uid}");
+    }
+    let output = server.run(&["check", "--json"]);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    assert_eq!(told.contains("Checking as user 12345"), is_root, "{told}");
+    serde_json::from_slice::<Value>(&output.stdout).expect("JSON");
+    if is_root {
+        for ending in ["", "-wal", "-shm"] {
+            let path = server.folder.path(&format!("adriaticum-search.db{ending}"));
+            let _ = chown(path, Some(0), Some(0));
+        }
+        let output = server.run(&["check"]);
+        let told = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(told.contains("FAIL  search") && told.contains("ok    database"), "{told}");
+    }
 }
 
 #[test]
@@ -549,14 +638,26 @@ fn a_damaged_or_missing_index_is_unavailable_until_it_is_back() {
 fn what_can_not_be_added_is_told() {
     let runtime = Runtime::start();
     let server = indexed(&runtime);
-    let folder = folder_of(&server, &[("a.bin", b"\0"), ("good.txt", b"Some text.")]);
+    let files: [(&str, &[u8]); 5] = [
+        ("a.bin", b"\0"),
+        ("good.txt", b"Some text."),
+        ("latin1.txt", b"Gr\xf6\xdfe"),
+        ("manual.pdf", b"%PDF-1.7"),
+        ("letter.docx", b"PK"),
+    ];
+    let folder = folder_of(&server, &files);
     let output = server.run(&["search", "add", "/nowhere/at/all", &format!("{folder}/a.bin"), &folder]);
     let told = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{told}");
     assert!(
-        told.contains("/nowhere/at/all: No such file") && told.contains("a.bin: it is no text"),
+        told.contains("/nowhere/at/all: No such file") && told.contains("a.bin: it is not text"),
         "{told}"
     );
+    for (name, program) in [("latin1.txt", "iconv"), ("manual.pdf", "pdftotext"), ("letter.docx", "pandoc")] {
+        let reported =
+            told.lines().any(|line| line.contains(&format!("{folder}/{name}: ")) && line.contains(program));
+        assert!(reported, "{name}: {told}");
+    }
     assert!(told.contains("1 added") && told.contains("2 paths could not be added"), "{told}");
     for wrong in [&["search"][..], &["search", "add"], &["search", "query"], &["search", "find", "x"]] {
         assert_eq!(server.run(wrong).status.code(), Some(2), "{wrong:?}");
@@ -572,7 +673,15 @@ fn check_asks_search() {
     let server = grounded(&runtime, &search, "always").set("ADRIATICUM_API_HOSTS", "localhost");
     search.next(results(&["a"]));
     let told = server.told(&["check"]);
-    assert!(told.contains("1 found for a trial query"), "{told}");
+    assert!(told.contains("1 found for the trial query"), "{told}");
+    search.next(results(&[]));
+    let told = server.told(&["check"]);
+    assert!(told.contains("nothing found for the trial query \"Adriatic Sea\", and no error"), "{told}");
+    let suspended = json!([["bing", "Suspended: CAPTCHA"], ["qwant", "timeout"]]);
+    search.next(Script::Answer(200, json!({"results": [], "unresponsive_engines": suspended})));
+    let output = server.run(&["check"]);
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(told.contains("did not respond: bing (Suspended: CAPTCHA), qwant (timeout)"), "{told}");
     search.next(Script::Text(403, "<html>".into()));
     let output = server.run(&["check"]);
     let told = String::from_utf8_lossy(&output.stdout);

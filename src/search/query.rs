@@ -1,0 +1,106 @@
+//! The words of a query for the embedded index: those that say what it is about.
+
+use super::{MAX_QUERY, text};
+
+/// A line for each language: English, German, French, Spanish, Italian, Croatian. build.rs writes them.
+const STOP_WORDS: &str = include_str!(concat!(env!("OUT_DIR"), "/stop_words.txt"));
+
+/// Of a short query, a passage needs half of the words, and of a long one, a third: a person who tells a story before
+/// the question uses many words that no document has.
+const SHORT: usize = 6;
+
+/// Which line of `STOP_WORDS` is German: it writes every noun like a name.
+const GERMAN: usize = 1;
+
+#[derive(Debug)]
+pub struct Word {
+    /// As the query has it: letters and digits only.
+    pub text: String,
+    /// Whether it is written like a name, with a capital letter inside of the query.
+    pub is_name: bool,
+}
+
+/// The distinct words of a query, without the stop words of its language. A word that is the whole query is kept, because
+/// "it", "sea" and "war" are stop words in some language and mean something in another.
+pub fn words(query: &str) -> Vec<Word> {
+    let line = text::one_line(query);
+    let all =
+        text::cut(&line, MAX_QUERY).split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
+    let lower_case: Vec<String> = all.clone().map(str::to_lowercase).collect();
+    let (language, stop_words) = stop_words(&lower_case);
+    let mut words = Vec::new();
+    for (index, (word, lower)) in all.zip(&lower_case).enumerate() {
+        let is_stop_word = lower_case.len() > 1 && has(stop_words, lower);
+        if !is_stop_word && !lower_case[..index].contains(lower) {
+            let is_name = index > 0 && language != GERMAN && is_capitalized(word);
+            words.push(Word { text: word.to_owned(), is_name });
+        }
+    }
+    words
+}
+
+fn is_capitalized(word: &str) -> bool {
+    let mut letters = word.chars();
+    letters.next().is_some_and(char::is_uppercase) && letters.next().is_some_and(char::is_lowercase)
+}
+
+/// The list that has most of the words, and its number: it is the one of the query's language. With all lists at once, an
+/// English query would lose "sea" (Spanish), "war" (German) and "son" (French).
+fn stop_words(words: &[String]) -> (usize, &'static str) {
+    let count = |(_, list): &(usize, &str)| words.iter().filter(|word| has(list, word)).count();
+    // Of equals, `max_by_key` returns the last, and the first language is to win.
+    let mut lists: Vec<(usize, &str)> = STOP_WORDS.lines().enumerate().collect();
+    lists.reverse();
+    lists.into_iter().max_by_key(count).unwrap_or_default()
+}
+
+fn has(list: &str, word: &str) -> bool {
+    list.split(' ').any(|stop_word| stop_word == word)
+}
+
+/// How many words of a query a passage has to contain, and how many of them are names that no passage contains: these count
+/// twice. What is asked about Peru is not in documents that do not mention it, even if they mention a capital.
+pub fn least_words(words: usize, unknown_names: usize) -> usize {
+    let half = (words + unknown_names).div_ceil(2);
+    half.min(SHORT / 2).max(words.div_ceil(3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stop_words_of_the_query_s_language_are_ignored() {
+        for (query, left) in [
+            ("What is the capital of Peru?", "capital *Peru"),
+            ("What's the war's END, the end?", "war END"),
+            ("How deep is the sea?", "deep sea"),
+            ("Wie hoch ist der Leuchtturm von Velna?", "hoch Leuchtturm Velna"),
+            ("War die Pumpe schon im Einsatz?", "Pumpe schon Einsatz"),
+            ("Quelle est la durée de la garantie ?", "Quelle durée garantie"),
+            ("¿Dónde está el faro de la isla?", "Dónde faro isla"),
+            ("Dove si trova il faro dell'isola?", "trova faro isola"),
+            ("Kako se zove trajekt koji ide na Orsk?", "zove trajekt ide *Orsk"),
+            ("Error E42 / 404: pump-house", "Error E42 404 pump house"),
+            ("Какова высота маяка Вельна?", "Какова высота маяка *Вельна"),
+            ("灯台の高さは?", "灯台の高さは"),
+            ("What is it, and why?", ""),
+            ("IT", "IT"),
+            ("sea", "sea"),
+            (" ?! ", ""),
+        ] {
+            let shown = |word: &Word| format!("{}{}", if word.is_name { "*" } else { "" }, word.text);
+            assert_eq!(words(query).iter().map(shown).collect::<Vec<_>>().join(" "), left, "{query}");
+        }
+        assert_eq!(words(&"word ".repeat(10_000)).len(), 1);
+        assert_eq!(words(&"é".repeat(10_000))[0].text.chars().count(), MAX_QUERY);
+    }
+
+    #[test]
+    fn a_passage_needs_half_of_a_short_query_and_a_third_of_a_long_one() {
+        let least: Vec<usize> = (1..=12).map(|words| least_words(words, 0)).collect();
+        assert_eq!(least, [1, 1, 2, 2, 3, 3, 3, 3, 3, 4, 4, 4]);
+        assert_eq!((least_words(2, 1), least_words(3, 1), least_words(3, 2)), (2, 2, 3));
+        assert_eq!(least_words(12, 8), 4, "in a long query, they count once");
+    }
+}
