@@ -1,4 +1,4 @@
-//! The files that become documents of the index: which they are, and what is read of one.
+//! Files that become documents of the index: finding and reading them.
 
 use std::fs::{self, File};
 use std::io::Read;

@@ -1,11 +1,11 @@
-//! HTML to text: no tag, no script and no style of it.
+//! HTML to text, without tags, scripts and styles.
 
 use html5gum::{DefaultEmitter, Token, Tokenizer};
 
 use super::passages::{Outline, Section};
 use super::text::one_line;
 
-/// Elements whose content is not for reading.
+/// Elements whose content is not text for readers.
 const UNREAD: [&str; 7] = ["script", "style", "template", "svg", "iframe", "object", "canvas"];
 
 /// Elements that begin and end a line.
@@ -39,7 +39,7 @@ pub fn read(html: &str) -> Outline {
     page.outline
 }
 
-/// A page as far as it was read.
+/// The page as far as it is read.
 #[derive(Default)]
 struct Page {
     outline: Outline,
@@ -48,7 +48,7 @@ struct Page {
     in_title: bool,
     in_heading: bool,
     in_pre: bool,
-    /// The element whose content is passed over.
+    /// The element whose content is skipped.
     unread: Option<String>,
 }
 

@@ -22,20 +22,19 @@ const SCHEMA: &str = include_str!("index.sql");
 /// The version in the file: `user_version`.
 const VERSION: i64 = 1;
 
-/// What the word in a title, in a heading and in the text weigh.
+/// The weights of a word in the title, in the heading and in the text.
 const WEIGHTS: &str = "4.0, 2.0, 1.0";
 
-/// A passage that fits less than this part of how the best fits is left out: it would only be in the way of a
-/// small model.
+/// A passage whose score is less than this part of the best one's is left out: it would distract a small model.
 const LEAST_FIT: f64 = 0.25;
 
-/// How long a change waits for another process's.
+/// How long a change waits for the change of another process.
 const WRITE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// What a connection keeps of the index in memory, in KiB.
+/// A connection's cache, in KiB.
 const CACHE: i64 = 1024;
 
-/// After how many of SQLite's steps it is looked whether the time is up.
+/// After how many of SQLite's steps the deadline is checked.
 const STEPS: i32 = 10_000;
 
 pub struct Index {
@@ -44,7 +43,7 @@ pub struct Index {
     results: usize,
 }
 
-/// What adding a file came to.
+/// The result of adding a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Added {
     New,
@@ -65,7 +64,7 @@ pub struct Document {
 }
 
 impl Search for Index {
-    /// It is short, so it is not cancelled.
+    /// A query is short, so it is not cancelled.
     fn find(&self, words: &str, _: &Cancellation) -> Result<Vec<Passage>, SearchError> {
         let connection = self.open()?;
         find(&connection, &query::words(words), self.results).map_err(|error| self.told(&error))
@@ -81,7 +80,7 @@ impl Index {
         &self.path
     }
 
-    /// Adds a file's text, or puts it in the place of what the file was before.
+    /// Adds a file's text, or replaces the text that the file had before.
     pub fn add(&self, file: &Candidate, text: &Text, now: i64) -> Result<Added, SearchError> {
         self.change(|connection| add(connection, file, text, now))
     }
@@ -120,7 +119,7 @@ impl Index {
         list().map_err(|error| self.told(&error))
     }
 
-    /// Opens the index to read it, within the time for a query. It may not change it, and makes none.
+    /// Opens the index read-only, for the time of one query. Creates nothing.
     fn open(&self) -> Result<Connection, SearchError> {
         if !self.path.exists() {
             return Err(SearchError::new(format!(
@@ -141,16 +140,16 @@ impl Index {
         }
     }
 
-    /// Does work in a transaction, in an index that is made where there is none.
+    /// Does work in a transaction. Creates the index if there is none.
     fn change<T>(&self, work: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, SearchError> {
-        // Made here and not by SQLite, so that only the service's own user and group may read it.
+        // Created here and not by SQLite, so that only the service's own user and group may read it.
         files::create(&self.path).map_err(|error| {
             SearchError::new(format!("the index {} can't be written: {error}", self.path.display()))
         })?;
         let change = || {
             let mut connection = self.connect(OpenFlags::SQLITE_OPEN_READ_WRITE)?;
             connection.busy_timeout(WRITE_PATIENCE)?;
-            // Who reads sees the state before until the change is complete, and waits for nobody.
+            // Readers see the old state until the change is committed, and wait for no writer.
             connection.pragma_update(None, "journal_mode", "WAL")?;
             connection.pragma_update(None, "synchronous", "NORMAL")?;
             let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;

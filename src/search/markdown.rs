@@ -1,4 +1,4 @@
-//! Markdown in sections. Its marks stay in the text: models read them as people do.
+//! Splits Markdown into sections. Its marks stay in the text: models read them as people do.
 
 use super::passages::{Outline, Section};
 use super::text::{clean, one_line};

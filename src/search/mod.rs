@@ -1,5 +1,5 @@
-//! Search: what an answer can rest on. It is a SearXNG instance, or the embedded index of the operator's own
-//! documents, for a host without a network.
+//! Search: passages that an answer can be grounded in. They come from a SearXNG instance, or from the embedded index of the
+//! operator's own documents, for a host without a network.
 
 pub mod documents;
 mod html;
@@ -23,12 +23,12 @@ use crate::config::{SearchConfig, SearchPlace};
 const MAX_QUERY: usize = 256;
 
 pub trait Search: Send + Sync {
-    /// What fits the words best, the best first; nothing where nothing was found. The words are a person's or
-    /// a model's, and mean nothing but themselves.
+    /// Returns the passages that fit the words, the best first, or none. The words come from a person or a model, and
+    /// nothing in them is syntax.
     fn find(&self, words: &str, cancellation: &Cancellation) -> Result<Vec<Passage>, SearchError>;
 }
 
-/// A piece of somebody's text, as it was found: it may hold anything.
+/// A piece of a text that others wrote. It may contain anything.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Passage {
     pub title: String,
@@ -37,7 +37,7 @@ pub struct Passage {
     pub text: String,
 }
 
-/// Why Search is unavailable, for the operator. It holds nothing of the query.
+/// Why Search is unavailable, for the operator. It contains nothing of the query.
 #[derive(Debug, PartialEq, Eq)]
 pub struct SearchError(String);
 
@@ -53,7 +53,7 @@ impl fmt::Display for SearchError {
     }
 }
 
-/// The Search of the configuration; nothing where there is none.
+/// The configured Search. Returns `None` if there is none.
 pub fn configured(config: &SearchConfig, workers: usize) -> Option<Box<dyn Search>> {
     Some(match config.place.as_ref()? {
         SearchPlace::SearXng(url) => Box::new(SearXng::new(url, config, workers)),

@@ -1,4 +1,4 @@
-//! A document in passages: the text under each heading, in pieces that a prompt has room for.
+//! Splits a document into passages: the text under each heading, in pieces that fit into a prompt.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use super::{html, markdown, text};
 /// The most characters of a passage: some 200 tokens of English.
 pub const MAX_PASSAGE: usize = 800;
 
-/// A document's title, where it has one, and the text under each of its headings.
+/// A document's title, if it has one, and the text under each of its headings.
 #[derive(Debug, Default)]
 pub struct Outline {
     pub title: String,
@@ -47,7 +47,7 @@ pub fn read(path: &Path, content: &str) -> Outline {
 /// The passages of a document, in its order: pieces of the text under each heading.
 pub fn split(outline: &Outline) -> Vec<Section> {
     let mut pieces = Vec::new();
-    // Where there is nothing but headings, they are what is said.
+    // If a document has headings only, they are its text.
     let has_text = outline.sections.iter().any(|section| !section.text.is_empty());
     for Section { heading, text } in &outline.sections {
         let mut rest = if has_text { text.as_str() } else { heading.as_str() };
@@ -64,8 +64,8 @@ pub fn split(outline: &Outline) -> Vec<Section> {
     pieces
 }
 
-/// Where the first piece of a text ends: with a paragraph, else with a line, a sentence, a word, or in the
-/// middle of one where there is nothing else. The first quarter is no place for an end.
+/// The end of the first piece of a text: the end of a paragraph, else of a line, a sentence or a word, else the limit. An end
+/// in the first quarter is not used.
 fn end_of_piece(text: &str) -> usize {
     let Some((most, _)) = text.char_indices().nth(MAX_PASSAGE) else {
         return text.len();

@@ -1,7 +1,7 @@
-//! A SearXNG instance: what it is asked, and which of its answers are one.
+//! A SearXNG instance: the query, and which of its responses are answers.
 //!
-//! It says by the form of its answer what its status does not: a page where JSON is not enabled or the format
-//! is not known, an empty list where its engines failed.
+//! Its status does not always show a failure: it may send a page if JSON is not enabled, and an empty list if its engines
+//! failed.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use crate::text::percent_encoded;
 /// The largest answer that is read.
 const MAX_ANSWER: u64 = 1024 * 1024;
 
-/// How many characters of a result are looked at: more than a prompt has room for, with markup.
+/// How many characters of a result are read, with markup: more than a prompt has room for.
 const MAX_RESULT: usize = 16 * 1024;
 
 /// How much of an instance's report on its engines is logged.
@@ -84,8 +84,7 @@ impl Search for SearXng {
     }
 }
 
-/// The words as a query that is nothing but words: what SearXNG would take for a command, such as `!!` or
-/// `:de` at the beginning of a word, loses its mark.
+/// The words as a query without commands: `!!` or `:de` at the beginning of a word loses its mark.
 fn query(words: &str) -> String {
     let plain: Vec<String> = text::one_line(words)
         .split(' ')
@@ -95,7 +94,7 @@ fn query(words: &str) -> String {
     text::cut(&plain.join(" "), MAX_QUERY).to_owned()
 }
 
-/// What is read of an answer.
+/// The members of an answer that are used.
 #[derive(Deserialize)]
 struct Answer {
     results: Vec<Value>,
@@ -104,7 +103,7 @@ struct Answer {
 }
 
 fn read_answer(bytes: &[u8], most: usize) -> Result<Vec<Passage>, SearchError> {
-    // What is broken in one result is not to take the others with it.
+    // One result with broken text should not cost the others.
     let answer: Answer = serde_json::from_str(&String::from_utf8_lossy(bytes)).map_err(|_| {
         SearchError::new(
             "its answer is not the JSON of one. Is this the address of a SearXNG instance, and is JSON in its \
@@ -127,7 +126,7 @@ fn engine(reported: &Value) -> String {
     format!("{} ({})", part(0), part(1))
 }
 
-/// A result with a text; others say nothing that an answer could rest on.
+/// A result that has a text.
 fn read_result(result: &Value) -> Option<Passage> {
     let plain =
         |member: &str| html::plain(text::cut(result[member].as_str().unwrap_or_default(), MAX_RESULT));

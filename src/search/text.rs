@@ -1,4 +1,4 @@
-//! Text of strangers, made fit to be sent on: as a query, or as a line of a prompt.
+//! Cleans text that others wrote, for a query or a line of a prompt.
 
 /// Removes what a reader does not see, and a model could still read: characters without a shape are deleted, and control
 /// characters become spaces. Line ends stay.
@@ -42,7 +42,7 @@ pub fn one_line(text: &str) -> String {
     line
 }
 
-/// At most so many characters of a text, up to the end of a word where there is one.
+/// At most so many characters of a text, up to the end of a word if there is one.
 pub fn cut(text: &str, most: usize) -> &str {
     let Some((end, next)) = text.char_indices().nth(most) else {
         return text;

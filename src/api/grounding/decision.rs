@@ -1,4 +1,4 @@
-//! The model's own word on whether a conversation needs facts, and on what to search for.
+//! Asks the model whether a conversation needs facts, and what to search for.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -13,7 +13,7 @@ use crate::search::text;
 /// Enough for a short query in its JSON.
 const MAX_TOKENS: u16 = 96;
 
-/// How much of the conversation is shown: enough to know what "it" is.
+/// How much of the conversation the model sees: enough to know what "it" is.
 const LAST_MESSAGES: usize = 4;
 const MAX_MESSAGE: usize = 1_000;
 
@@ -22,7 +22,7 @@ const TASK: &str = "You decide whether a question needs a look-up. Read the conv
     \"query\" holds the few words to search for. If it is small talk, arithmetic, translation, or writing and changing \
     text that is given, \"search\" is false and \"query\" is empty. Answer with JSON only.";
 
-/// The form of the answer, for a runtime that can hold a model to one.
+/// The format of the answer, for a runtime that can enforce one.
 static FORM: LazyLock<Value> = LazyLock::new(|| {
     json!({"type": "json_schema", "json_schema": {"name": "decision", "strict": true, "schema": {
         "type": "object",
@@ -39,8 +39,8 @@ struct Decision {
     query: String,
 }
 
-/// What to search for; nothing where nothing is, and an inner nothing for the user's own words. An answer that
-/// can't be read asks for Search, because to do without it would be to let facts be made up.
+/// Returns `None` if Search is not needed, else the query, or an inner `None` for the user's own words. An answer that can't be
+/// read counts as yes: without Search, the model would make up facts.
 pub fn ask(runtimes: &Runtimes, chat: &Chat, spent: &mut Spent) -> Result<Option<Option<String>>, Failure> {
     let question = Chat {
         messages: vec![
@@ -52,13 +52,13 @@ pub fn ask(runtimes: &Runtimes, chat: &Chat, spent: &mut Spent) -> Result<Option
     };
     match runtimes.complete(&question, Some(&FORM), spent) {
         Ok(generated) => Ok(read(&generated.content)),
-        // The request's time for the runtime is used up, or nobody waits for an answer.
+        // The request's time for the runtime is used up, or the client has gone.
         Err(failure @ (_, RuntimeError::TimedOut | RuntimeError::Cancelled)) => Err(failure.into()),
         Err(_) => Ok(Some(None)),
     }
 }
 
-/// The end of the conversation, as a text to be judged and not to be answered.
+/// The end of the conversation as one text, so that the model judges it and does not answer it.
 fn transcript(chat: &Chat) -> String {
     let said: Vec<String> = chat
         .messages
@@ -75,7 +75,7 @@ fn transcript(chat: &Chat) -> String {
     said[said.len().saturating_sub(LAST_MESSAGES)..].join("\n")
 }
 
-/// Reads an answer, with what a runtime that knows no forms may let stand around it.
+/// Reads an answer. A runtime without `response_format` may put other text around the JSON.
 fn read(answer: &str) -> Option<Option<String>> {
     let json = answer.find('{').zip(answer.rfind('}')).and_then(|(start, end)| answer.get(start..=end));
     let Some(Ok(decision)) = json.map(serde_json::from_str::<Decision>) else {

@@ -1,5 +1,5 @@
-//! Whether an answer has to rest on Search, and what Search found for it. Where it has to and Search is
-//! unavailable, there is no answer: the model is never left to make one up.
+//! Decides whether an answer has to be grounded, and asks Search. If Search is needed and unavailable, there is no answer: the
+//! model would make one up.
 
 mod decision;
 mod quoted;
@@ -17,7 +17,7 @@ use crate::search::{self, Search};
 use crate::store::Searched;
 use crate::when::milliseconds;
 
-/// Everything that grounding uses; with grounding off, there is none.
+/// Everything that grounding uses. There is none if grounding is off.
 pub struct Grounding {
     search: Box<dyn Search>,
     mode: GroundingMode,
@@ -33,8 +33,8 @@ impl Grounding {
         Some(Self { search, mode: config.grounding, patterns: config.patterns.clone() })
     }
 
-    /// Asks Search where the conversation needs it, and puts what was found into the conversation. `searched`
-    /// gets what is to be kept of it, whatever comes of it.
+    /// Asks Search if the conversation needs it, and adds the passages to the conversation. `searched` gets the figures for the
+    /// ledger, after a failure too.
     pub fn ground(
         &self,
         runtimes: &Runtimes,
@@ -59,13 +59,13 @@ impl Grounding {
                 no_retry: true,
                 ..Failure::new(
                     ApiError::SearchUnavailable,
-                    "This answer needs Search, and Search is out of reach. Try again later.",
+                    "This answer needs Search, which is unavailable. Try again later.",
                 )
             }),
         }
     }
 
-    /// Why Search is needed, as the ledger has it, and what it is to be asked. Returns `None` if it is not needed.
+    /// Returns why Search is needed, in the ledger's words, and the query, or `None` if it is not needed.
     fn need(
         &self,
         runtimes: &Runtimes,
