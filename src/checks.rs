@@ -1,5 +1,7 @@
 //! Tests every part that a completion needs, and says what to do if one fails.
 
+mod certificate;
+
 use std::borrow::Cow;
 use std::fmt::Display;
 use std::fs;
@@ -10,9 +12,11 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+pub use self::certificate::read_certificate;
+
 use crate::client::Cancellation;
-use crate::config::{Config, GroundingMode, RuntimeConfig, SearchPlace, TlsFiles};
-use crate::listener::{Address, Certificate, TlsError};
+use crate::config::{Config, GroundingMode, RuntimeConfig, SearchPlace};
+use crate::listener::Address;
 use crate::runtime::{Chat, Message, Role, Runtimes, Spent, probe};
 use crate::search;
 use crate::store::{IfMissing, Store, StoreError, Unsealed};
@@ -106,7 +110,7 @@ pub fn of_a_running_service(config: &Config, store: &Store) -> Vec<Finding> {
 
 fn parts(config: &Config, store: Option<&Store>, database: Finding) -> Vec<Finding> {
     let mut findings = vec![configuration(config), hosts(config)];
-    findings.extend(config.tls.as_ref().map(certificate));
+    findings.extend(config.tls.as_ref().map(certificate::check));
     findings.extend(exposed(config));
     findings.extend([clock(store), database]);
     findings.extend(store.map(sealing));
@@ -149,23 +153,6 @@ fn exposed(config: &Config) -> Option<Finding> {
         ));
     }
     (!message.is_empty()).then(|| Finding::warn("secrets", message.join("; ")))
-}
-
-fn certificate(files: &TlsFiles) -> Finding {
-    match read_certificate(files) {
-        Ok(_) => Finding::ok("tls", "the certificate and its key match"),
-        Err(message) => Finding::fail("tls", message),
-    }
-}
-
-pub fn read_certificate(files: &TlsFiles) -> Result<Certificate, String> {
-    Certificate::read(&files.cert, &files.key).map_err(|error| {
-        let (setting, path, cause) = match error {
-            TlsError::Certificate(cause) => ("tls.cert", &files.cert, cause),
-            TlsError::Key(cause) => ("tls.key", &files.key, cause),
-        };
-        format!("{setting} = {:?}: {cause}. Expected a PEM file.", path)
-    })
 }
 
 /// The names of the API, and whether this host can resolve them.
@@ -344,7 +331,7 @@ fn found_here(config: &Config) -> Vec<Finding> {
     let without_key = RuntimeConfig { api_key: None, ..config.runtime.clone() };
     for (name, port) in USUAL {
         let url = format!("http://127.0.0.1:{port}/v1");
-        if config.runtime.urls.contains(&url) {
+        if config.runtime.urls.contains(&url) || is_own(port, &config.listen) {
             continue;
         }
         if let Some(about) = probe(&url, &without_key, PROBE_TIME) {
@@ -359,4 +346,33 @@ fn found_here(config: &Config) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// Whether this service itself listens on a port of this host: it would answer 404, and log that.
+fn is_own(port: u16, listen: &Address) -> bool {
+    match listen {
+        Address::Tcp(address) => {
+            address.port() == port && (address.ip().is_loopback() || address.ip().is_unspecified())
+        }
+        Address::Unix(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_service_does_not_take_itself_for_a_runtime() {
+        for (listen, expected) in [
+            ("127.0.0.1:8080", true),
+            ("[::]:8080", true),
+            ("127.0.0.1:8081", false),
+            ("192.0.2.1:8080", false),
+        ] {
+            let address = Address::Tcp(listen.parse().expect("an address"));
+            assert_eq!(is_own(8080, &address), expected, "{listen}");
+        }
+        assert!(!is_own(8080, &Address::Unix("/run/x.sock".into())));
+    }
 }

@@ -44,6 +44,7 @@ pub mod checks;
 pub mod metrics;
 pub mod supervisor;
 
+pub mod der;
 pub mod error;
 pub mod files;
 pub mod id;

@@ -15,6 +15,7 @@ use rustls::sign::CertifiedKey;
 use rustls::{ServerConfig, ServerConnection};
 
 use super::socket::Stream;
+use crate::der;
 
 /// What a session holds beside the bytes on their way: its keys, its state and the smallest of its buffers. Measured
 /// over 1,000 of them, as `rustls` does not tell: 7.7 KiB after the handshake, 9.3 after a completion.
@@ -58,6 +59,15 @@ impl Certificate {
             .map_err(|error| TlsError::Key(format!("it does not go with the certificate: {error}")))?;
         Ok(Self(Arc::new(certified)))
     }
+
+    /// When it expires, in Unix seconds; `None` if that can't be read.
+    pub fn expires(&self) -> Option<i64> {
+        expires(&self.0)
+    }
+}
+
+fn expires(certified: &CertifiedKey) -> Option<i64> {
+    der::not_after(certified.cert.first()?)
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, String> {
@@ -94,6 +104,11 @@ impl Acceptor {
     /// Uses this certificate for new connections. Established sessions continue.
     pub fn show(&self, certificate: Certificate) {
         *self.shown.0.write().unwrap_or_else(PoisonError::into_inner) = certificate.0;
+    }
+
+    /// When the certificate of new connections expires, in Unix seconds.
+    pub fn expires(&self) -> Option<i64> {
+        expires(&self.shown.0.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     pub(super) fn accept(&self) -> Result<Session, rustls::Error> {

@@ -13,6 +13,7 @@ use sha2::{Digest, Sha256, Sha384, Sha512};
 
 use super::uri::{Host, SslMode};
 use crate::client::roots;
+use crate::der;
 
 pub(super) fn config(mode: SslMode, sslrootcert: Option<&Path>) -> Result<Arc<ClientConfig>, String> {
     let provider = Arc::new(ring::default_provider());
@@ -130,10 +131,10 @@ pub(super) fn explain(error: &io::Error) -> String {
 /// SHA-256 in place of MD5 and SHA-1. `None` if that is not defined, as for Ed25519.
 pub(super) fn end_point(certificate: &[u8]) -> Option<Vec<u8>> {
     // Certificate { TBSCertificate, AlgorithmIdentifier { OID, … }, … }
-    let (certificate_parts, _) = der_value(certificate)?;
-    let (_, after_content) = der_value(certificate_parts)?;
-    let (algorithm, _) = der_value(after_content)?;
-    let (oid, _) = der_value(algorithm)?;
+    let (certificate_parts, _) = der::value(certificate)?;
+    let (_, after_content) = der::value(certificate_parts)?;
+    let (algorithm, _) = der::value(after_content)?;
+    let (oid, _) = der::value(algorithm)?;
     const RSA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 1];
     const ECDSA: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 4];
     let sha_256 = || Some(Sha256::digest(certificate).to_vec());
@@ -143,19 +144,6 @@ pub(super) fn end_point(certificate: &[u8]) -> Option<Vec<u8>> {
         (Some([13]), _) | (_, Some([3, 4])) => Some(Sha512::digest(certificate).to_vec()),
         _ => None,
     }
-}
-
-/// The content of the first DER value, and what follows it.
-fn der_value(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
-    let (&[_, first], rest) = bytes.split_first_chunk()?;
-    let (length, rest) = if first < 0x80 {
-        (usize::from(first), rest)
-    } else {
-        let (digits, rest) =
-            rest.split_at_checked(usize::from(first & 0x7f)).filter(|(d, _)| d.len() <= 4)?;
-        (digits.iter().fold(0, |length, &digit| length << 8 | usize::from(digit)), rest)
-    };
-    rest.split_at_checked(length)
 }
 
 #[cfg(test)]

@@ -1,0 +1,71 @@
+//! The certificate and its key: whether they match, and for how long.
+
+use super::Finding;
+use crate::config::TlsFiles;
+use crate::listener::{Certificate, TlsError};
+use crate::text::count;
+use crate::when;
+
+/// So many days before its end a certificate should have been renewed: those of a month are renewed after 20 days.
+const RENEWAL_DAYS: i64 = 10;
+
+pub fn check(files: &TlsFiles) -> Finding {
+    match read_certificate(files) {
+        Err(message) => Finding::fail("tls", message),
+        Ok(certificate) => match certificate.expires() {
+            None => Finding::ok("tls", "the certificate and its key match"),
+            Some(expires) => expiry(expires, when::now()),
+        },
+    }
+}
+
+/// What is to be done about a certificate that expires at this time.
+fn expiry(expires: i64, now: i64) -> Finding {
+    let date = when::shown(Some(expires));
+    match (expires - now).div_euclid(86_400) {
+        ..0 => Finding::fail(
+            "tls",
+            format!("the certificate expired at {date}. Renew it, then reload the service"),
+        ),
+        days @ ..RENEWAL_DAYS => Finding::warn(
+            "tls",
+            format!(
+                "the certificate expires at {date}, in {}. Renew it, then reload the service",
+                count(days, "day")
+            ),
+        ),
+        days => Finding::ok(
+            "tls",
+            format!("the certificate and its key match; it expires at {date}, in {}", count(days, "day")),
+        ),
+    }
+}
+
+pub fn read_certificate(files: &TlsFiles) -> Result<Certificate, String> {
+    Certificate::read(&files.cert, &files.key).map_err(|error| {
+        let (setting, path, cause) = match error {
+            TlsError::Certificate(cause) => ("tls.cert", &files.cert, cause),
+            TlsError::Key(cause) => ("tls.key", &files.key, cause),
+        };
+        format!("{setting} = {:?}: {cause}. Expected a PEM file.", path)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Verdict;
+    use super::*;
+
+    #[test]
+    fn a_certificate_is_to_be_renewed_in_time() {
+        for (days, status, told) in [
+            (-1, Verdict::Fail, "expired at 1970-04-10"),
+            (0, Verdict::Warn, "in 0 days"),
+            (9, Verdict::Warn, "in 9 days. Renew it"),
+            (10, Verdict::Ok, "in 10 days"),
+        ] {
+            let finding = expiry((100 + days) * 86_400, 100 * 86_400);
+            assert!(finding.status == status && finding.message.contains(told), "{}", finding.message);
+        }
+    }
+}

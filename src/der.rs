@@ -1,0 +1,69 @@
+//! The little that is read of certificates in DER, which rustls does not tell. A crate for all of X.509 would be larger
+//! than the rest of TLS here.
+
+use time::PrimitiveDateTime;
+use time::format_description::BorrowedFormatItem;
+use time::macros::format_description;
+
+const TIME: &[BorrowedFormatItem<'_>] = format_description!("[year][month][day][hour][minute][second]Z");
+
+/// The tags of the version, which may be missing, and of a time with two digits of the year.
+const VERSION: u8 = 0xa0;
+const UTC_TIME: u8 = 0x17;
+
+/// The content of the first DER value, and what follows it.
+pub fn value(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (&[_, first], rest) = bytes.split_first_chunk()?;
+    let (length, rest) = if first < 0x80 {
+        (usize::from(first), rest)
+    } else {
+        let (digits, rest) =
+            rest.split_at_checked(usize::from(first & 0x7f)).filter(|(d, _)| d.len() <= 4)?;
+        (digits.iter().fold(0, |length, &digit| length << 8 | usize::from(digit)), rest)
+    };
+    rest.split_at_checked(length)
+}
+
+/// When a certificate expires, in Unix seconds.
+pub fn not_after(certificate: &[u8]) -> Option<i64> {
+    // Certificate { TBSCertificate { version, serialNumber, signature, issuer, Validity { notBefore, notAfter }, … }, … }
+    let (parts, _) = value(certificate)?;
+    let (mut content, _) = value(parts)?;
+    if content.first() == Some(&VERSION) {
+        content = value(content)?.1;
+    }
+    for _ in ["serialNumber", "signature", "issuer"] {
+        content = value(content)?.1;
+    }
+    let (validity, _) = value(content)?;
+    let (_, not_after) = value(validity)?;
+    let text = str::from_utf8(value(not_after)?.0).ok()?;
+    let century = match (not_after[0], text.get(..2)?) {
+        (UTC_TIME, year) if year < "50" => "20",
+        (UTC_TIME, _) => "19",
+        _ => "",
+    };
+    let time = PrimitiveDateTime::parse(&format!("{century}{text}"), TIME).ok()?;
+    Some(time.assume_utc().unix_timestamp())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_certificate() {
+        // From 2050 on the year has four digits.
+        for (year, expected) in [(2031, 1_924_992_000), (2049, 2_493_072_000), (2050, 2_524_608_000)] {
+            let mut parameters = rcgen::CertificateParams::new(["a.test".to_owned()]).expect("a name");
+            parameters.not_after = rcgen::date_time_ymd(year, 1, 1);
+            let key = rcgen::KeyPair::generate().expect("a key");
+            let certificate = parameters.self_signed(&key).expect("a certificate");
+            let bytes = certificate.der().as_ref();
+            assert_eq!(not_after(bytes), Some(expected), "{year}");
+            for length in 0..bytes.len().min(200) {
+                assert_eq!(not_after(&bytes[..length]), None, "the first {length} bytes");
+            }
+        }
+    }
+}
