@@ -26,8 +26,11 @@ PASSWORD = "correct horse battery staple"
 CLIENTS = 8
 SECONDS = 5
 PAGES = ("/keys", "/keys?sort=-tokens&q=a", "/audit", "/usage?range=1h", "/usage?range=24h", "/usage?range=7d", "/usage?range=30d",
-         "/usage?range=90d", "/usage?range=90d&outcome=failed", "/usage?range=90d&outcome=interrupted", "/usage?range=90d&outcome=ok", "/status")
-AT_MOST_MS = 100
+         "/usage?range=90d", "/usage?range=last-month",
+         f"/usage?from={time.gmtime().tm_year - 6}-01-01&to={time.strftime('%Y-%m-%d', time.gmtime())}", "/usage/keys?range=90d",
+         "/usage?range=90d&least=5000", "/usage?range=90d&least=5000&outcome=ok", f"/usage?range=90d&least=5000&key=key_{3:016x}",
+         "/usage?range=90d&outcome=failed", "/usage?range=90d&outcome=interrupted", "/usage?range=90d&outcome=ok", "/status")
+AT_MOST_MS = 50
 
 
 class Visitor:
@@ -98,7 +101,7 @@ def main():
                         started = time.perf_counter()
                         text = first.get(page)
                         times.append((time.perf_counter() - started) * 1000)
-                    print(f"{page:<40} {statistics.median(times):7.1f} ms, at most {max(times):.1f} ({AT_MOST_MS}), {len(text)} bytes")
+                    print(f"{page:<60} {statistics.median(times):7.1f} ms, at most {max(times):.1f} ({AT_MOST_MS}), {len(text)} bytes")
                 without, with_it, pages = [], [], 0
                 for _ in range(rounds):
                     without.append(load_once(subject, upstream, CLIENTS, SECONDS).rate)

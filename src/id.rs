@@ -32,6 +32,12 @@ impl RequestId {
         i64::from_be_bytes(milliseconds) / 1000
     }
 
+    /// When the request of an id was complete, in Unix seconds; 0 if the text is no id.
+    pub fn time_of(id: &str) -> i64 {
+        let milliseconds = id.strip_prefix("chatcmpl_").and_then(|digits| digits.get(..12));
+        milliseconds.and_then(|digits| i64::from_str_radix(digits, 16).ok()).unwrap_or(0) / 1000
+    }
+
     /// What every id begins with that was made at a second or later, and none that was made before it: ids
     /// are in the order of time as texts too.
     pub fn from(second: i64) -> String {

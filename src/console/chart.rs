@@ -1,16 +1,18 @@
-//! Charts, drawn here as SVG. They stretch to any width: what must not be stretched, the texts, stands beside them.
+//! Charts, drawn here as SVG. They stretch to any width: what must not be stretched, the texts, is HTML beside them. One
+//! table has the figures of all charts; a script shows a bar's in a tooltip.
 
 use maud::{Markup, html};
 
-/// The drawing's own units.
-const WIDTH: f64 = 1000.0;
-const HEIGHT: f64 = 200.0;
+use super::page::took;
+use crate::text::grouped;
 
-/// How long a value without neighbours is drawn.
-const DOT: f64 = 14.0;
+/// The drawing's own units: the width of a bar's place, the part of it that the bar fills, and the height.
+const PLACE: usize = 10;
+const FILLED: usize = 8;
+const HEIGHT: f64 = 500.0;
 
-/// The share of its place that a bar fills.
-const FILLED: f64 = 0.78;
+/// The least height of a bar: whatever is there at all can be seen.
+const LEAST: f64 = 4.0;
 
 /// Some values over time, in the order of the bars.
 pub struct Series {
@@ -20,136 +22,122 @@ pub struct Series {
     pub values: Vec<Option<f64>>,
 }
 
-pub struct Chart<'a> {
-    pub title: &'a str,
-    /// The description for screen readers.
-    pub summary: String,
-    pub series: Vec<Series>,
-    /// What each bar is of, in full, and what stands under the first of each quarter.
-    pub labels: Vec<String>,
-    pub ticks: Vec<String>,
-    /// The format of a value in a title and in the table, and at the axis.
-    pub told: fn(f64) -> String,
-    pub axis: fn(f64) -> String,
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Shape {
+    /// Values that add up, as bars on one another.
+    Bars,
+    /// Values that stand for themselves. One without neighbours is a dash.
+    Lines,
 }
 
-impl Chart<'_> {
-    /// Values that add up, as bars on one another.
-    pub fn bars(&self) -> Markup {
-        let sums = (0..self.labels.len())
-            .map(|bar| self.series.iter().filter_map(|series| series.values[bar]).sum())
-            .fold(0.0, f64::max);
-        let scale = Scale::to(sums);
-        let place = WIDTH / self.labels.len() as f64;
-        let mut below = vec![0.0; self.labels.len()];
-        let paths: Vec<String> = self
-            .series
-            .iter()
-            .map(|series| {
-                let mut path = String::new();
-                for (bar, value) in series.values.iter().enumerate() {
-                    let Some(value) = value.filter(|value| *value > 0.0) else {
-                        continue;
-                    };
-                    // Whatever is there at all can be seen.
-                    let high = (value / scale.top * HEIGHT).max(1.5);
-                    let (x, y) = (bar as f64 * place + place * (1.0 - FILLED) / 2.0, HEIGHT - below[bar]);
-                    let wide = place * FILLED;
-                    path += &format!("M{x:.1} {y:.1}v-{high:.1}h{wide:.1}v{high:.1}z");
-                    below[bar] += high;
-                }
-                path
-            })
-            .collect();
-        let drawn = html! {
-            @for (series, path) in self.series.iter().zip(&paths) {
-                @if !path.is_empty() { path class=(format!("f {}", series.class)) d=(path) {} }
-            }
-        };
-        self.figure(&scale, &drawn, true)
-    }
+#[derive(Clone, Copy)]
+pub enum Unit {
+    Count,
+    Milliseconds,
+}
 
-    /// Values that stand for themselves, as lines. A value without neighbours is a dash.
-    pub fn lines(&self) -> Markup {
-        let most =
-            self.series.iter().flat_map(|series| series.values.iter().flatten()).copied().fold(0.0, f64::max);
-        let scale = Scale::to(most);
-        let place = WIDTH / self.labels.len() as f64;
-        let drawn = html! {
-            @for series in &self.series {
-                path class=(format!("l {}", series.class)) d=(line(&series.values, place, scale.top)) {}
-            }
-        };
-        self.figure(&scale, &drawn, false)
-    }
+pub struct Chart {
+    pub title: &'static str,
+    /// The description for screen readers.
+    pub summary: String,
+    pub shape: Shape,
+    pub unit: Unit,
+    pub series: Vec<Series>,
+}
 
-    fn figure(&self, scale: &Scale, drawn: &Markup, adds_up: bool) -> Markup {
-        let place = WIDTH / self.labels.len() as f64;
+/// The bars of all charts of a page.
+pub struct Axis {
+    /// What each bar is of.
+    pub labels: Vec<String>,
+    /// The text under each bar; empty for most.
+    pub ticks: Vec<String>,
+}
+
+/// Draws the charts, and the table of all their figures.
+pub fn draw(charts: &[Chart], axis: &Axis) -> (Vec<Markup>, Markup) {
+    let mut column = 1;
+    let mut drawn = Vec::new();
+    for chart in charts {
+        drawn.push(chart.figure(axis, column));
+        column += chart.series.len();
+    }
+    (drawn, table(charts, axis))
+}
+
+impl Chart {
+    fn figure(&self, axis: &Axis, column: usize) -> Markup {
+        let bars = axis.labels.len();
+        let scale = Scale::to(self.highest(bars), self.unit);
+        let (width, steps) = (bars * PLACE, scale.steps);
+        let height = |step: u32| HEIGHT * f64::from(step) / f64::from(steps);
+        let grid: String = (0..=steps).map(|step| format!("M0 {:.0}h{width}", height(step))).collect();
+        let mut below = vec![0.0; bars];
+        let mut labelled = 0;
         html! {
             figure.chart {
                 figcaption { h2 { (self.title) } }
                 ul.legend {
                     @for series in &self.series { li { span class=(format!("swatch {}", series.class)) {} span.text { (series.name) } } }
                 }
-                div.plot {
+                div.plot data-column=(column) data-sum[self.shape == Shape::Bars && self.series.len() > 1] {
                     div.y aria-hidden="true" {
-                        @for step in (0..=scale.steps).rev() { span { ((self.axis)(scale.top * step as f64 / scale.steps as f64)) } }
+                        @for step in (0..=steps).rev() { span { (scale.label(step, self.unit)) } }
                     }
-                    svg viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) preserveAspectRatio="none" role="img" aria-label=(self.summary) {
-                        @for step in 0..=scale.steps {
-                            @let y = HEIGHT * step as f64 / scale.steps as f64;
-                            path.grid d=(format!("M0 {y:.1}h{WIDTH}")) {}
-                        }
-                        (drawn)
-                        g.h {
-                            @for (bar, label) in self.labels.iter().enumerate() {
-                                rect x=(format!("{:.0}", bar as f64 * place)) width=(format!("{place:.0}")) height=(HEIGHT) {
-                                    title { (self.told_of(bar, label, adds_up)) }
-                                }
+                    svg viewBox=(format!("0 0 {width} {HEIGHT}")) preserveAspectRatio="none" role="img" aria-label=(self.summary) {
+                        path.grid d=(grid) {}
+                        @for series in &self.series {
+                            @match self.shape {
+                                Shape::Bars => path class=(format!("f {}", series.class)) d=(stacked(&series.values, &mut below, scale.top)) {},
+                                Shape::Lines => path class=(format!("l {}", series.class)) d=(line(&series.values, scale.top)) {},
                             }
                         }
                     }
-                    div.x aria-hidden="true" { @for tick in &self.ticks { span { (tick) } } }
+                    div.x aria-hidden="true" {
+                        @for tick in &axis.ticks {
+                            // A narrow screen shows every second one.
+                            @let is_second = !tick.is_empty() && { labelled += 1; labelled % 2 == 0 };
+                            i.second[is_second] { (tick) }
+                        }
+                    }
                 }
-                (self.table())
             }
         }
     }
 
-    /// The tooltip of a bar. Of many series it has the sum, or the page would
-    /// weigh too much; the table has each.
-    fn told_of(&self, bar: usize, label: &str, adds_up: bool) -> String {
-        let values = || self.series.iter().filter_map(|series| Some((series, series.values[bar]?)));
-        let mut told = label.to_owned();
-        if adds_up && self.series.len() > 3 {
-            told += &format!("\n{}", (self.told)(values().map(|(_, value)| value).sum()));
-        } else {
-            for (series, value) in values().filter(|(_, value)| *value > 0.0) {
-                told += &format!("\n{}: {}", series.name, (self.told)(value));
-            }
-        }
-        told
+    /// The most that a bar or a point has to reach.
+    fn highest(&self, bars: usize) -> f64 {
+        let values = |bar: usize| self.series.iter().filter_map(move |series| series.values[bar]);
+        let highest = |bar| match self.shape {
+            Shape::Bars => values(bar).sum(),
+            Shape::Lines => values(bar).fold(0.0, f64::max),
+        };
+        (0..bars).map(highest).fold(0.0, f64::max)
     }
+}
 
-    /// The same to be read. A bar without anything has no line.
-    fn table(&self) -> Markup {
-        let is_known =
-            |bar: usize| self.series.iter().any(|series| series.values[bar].is_some_and(|v| v > 0.0));
-        let told = |value: Option<f64>| value.map_or("–".into(), self.told);
-        html! {
-            details.data {
-                summary { "As a table" span.unseen { ": " (self.title) } }
-                div.scroll tabindex="0" role="region" aria-label=(format!("{}, as a table", self.title)) {
-                    table {
-                        thead { tr {
+/// The figures of all charts, to be read. The script finds a bar's by the number of its row.
+fn table(charts: &[Chart], axis: &Axis) -> Markup {
+    html! {
+        details.data {
+            summary { "All figures as a table" }
+            div.scroll tabindex="0" role="region" aria-label="All figures as a table" {
+                table #figures {
+                    thead {
+                        tr {
+                            td {}
+                            @for chart in charts { th scope="colgroup" colspan=(chart.series.len()) { (chart.title) } }
+                        }
+                        tr {
                             th scope="col" { "Time (UTC)" }
-                            @for series in &self.series { th scope="col" { (series.name) } }
-                        } }
-                        tbody {
-                            @for (bar, label) in self.labels.iter().enumerate().filter(|(bar, _)| is_known(*bar)) {
-                                tr {
-                                    th { (label) }
-                                    @for series in &self.series { td { (told(series.values[bar])) } }
+                            @for series in charts.iter().flat_map(|chart| &chart.series) { th scope="col" { (series.name) } }
+                        }
+                    }
+                    tbody {
+                        @for (bar, label) in axis.labels.iter().enumerate() {
+                            tr {
+                                th { (label) }
+                                @for chart in charts {
+                                    @for series in &chart.series { td { (series.values[bar].map_or("–".into(), |value| chart.unit.exact(value))) } }
                                 }
                             }
                         }
@@ -160,23 +148,55 @@ impl Chart<'_> {
     }
 }
 
-fn line(values: &[Option<f64>], place: f64, top: f64) -> String {
+/// Bars on top of those below them.
+fn stacked(values: &[Option<f64>], below: &mut [f64], top: f64) -> String {
+    let mut path = String::new();
+    for (bar, value) in values.iter().enumerate() {
+        let Some(value) = value.filter(|value| *value > 0.0) else {
+            continue;
+        };
+        let height = (value / top * HEIGHT).round().max(LEAST);
+        let (x, y) = (bar * PLACE + (PLACE - FILLED) / 2, HEIGHT - below[bar]);
+        path += &format!("M{x} {y:.0}v-{height:.0}h{FILLED}v{height:.0}z");
+        below[bar] += height;
+    }
+    path
+}
+
+fn line(values: &[Option<f64>], top: f64) -> String {
     let mut path = String::new();
     for (bar, value) in values.iter().enumerate() {
         let Some(value) = value else {
             continue;
         };
-        let (x, y) = (bar as f64 * place + place / 2.0, HEIGHT - value / top * HEIGHT);
+        let (x, y) = (bar * PLACE + PLACE / 2, HEIGHT - value / top * HEIGHT);
         let is_first = bar == 0 || values[bar - 1].is_none();
         let is_last = values.get(bar + 1).is_none_or(Option::is_none);
         path += &match (is_first, is_last) {
-            (true, true) => format!("M{:.1} {y:.1}h{DOT}", x - DOT / 2.0),
-            (true, false) => format!("M{x:.1} {y:.1}"),
-            (false, _) => format!("L{x:.1} {y:.1}"),
+            (true, true) => format!("M{} {y:.0}h4", x - 2),
+            (true, false) => format!("M{x} {y:.0}"),
+            (false, _) => format!("L{x} {y:.0}"),
         };
     }
     path
 }
+
+impl Unit {
+    fn exact(self, value: f64) -> String {
+        match self {
+            Self::Count => grouped(value as i64),
+            Self::Milliseconds => took(value),
+        }
+    }
+}
+
+const MINUTE: f64 = 60_000.0;
+
+/// From how many milliseconds on an axis is in minutes.
+const MINUTES_FROM: f64 = 2.0 * MINUTE;
+
+/// The top of the highest axis in seconds.
+const MOST_SECONDS: f64 = 150_000.0;
 
 /// An axis from nothing to a round number.
 struct Scale {
@@ -186,17 +206,23 @@ struct Scale {
 
 impl Scale {
     /// The smallest round one that `most` fits under: steps of 1, 2 or 5 and zeros, at most five of them.
-    fn to(most: f64) -> Self {
+    fn to(most: f64, unit: Unit) -> Self {
+        // Counts are whole; the axis of a time above two minutes has whole minutes.
+        let (one, least) = match unit {
+            Unit::Count => (1.0, 1.0),
+            Unit::Milliseconds if most > MINUTES_FROM => (MINUTE, 1.0),
+            Unit::Milliseconds => (1.0, 0.1),
+        };
         if most <= 0.0 || !most.is_finite() {
             return Self { top: 1.0, steps: 1 };
         }
-        // Counts are whole, and times below a millisecond are not worth an axis of their own.
-        let mut ten = 10_f64.powf((most / 5.0).log10().floor()).max(1.0);
+        let most = most / one;
+        let mut ten = 10_f64.powf((most / 5.0).log10().floor()).max(least);
         loop {
             for step in [1.0, 2.0, 5.0] {
                 let steps = (most / (step * ten)).ceil().max(1.0);
                 if steps <= 5.0 {
-                    return Self { top: steps * step * ten, steps: steps as u32 };
+                    return Self { top: steps * step * ten * one, steps: steps as u32 };
                 }
             }
             ten *= 10.0;
@@ -204,8 +230,22 @@ impl Scale {
     }
 }
 
+impl Scale {
+    /// The text at a step; all have the same unit.
+    fn label(&self, step: u32, unit: Unit) -> String {
+        let value = self.top * f64::from(step) / f64::from(self.steps);
+        match unit {
+            _ if step == 0 => "0".into(),
+            Unit::Count => short(value),
+            Unit::Milliseconds if self.top < 1000.0 => format!("{} ms", short(value)),
+            Unit::Milliseconds if self.top <= MOST_SECONDS => format!("{} s", short(value / 1000.0)),
+            Unit::Milliseconds => format!("{} min", short(value / MINUTE)),
+        }
+    }
+}
+
 /// A number at an axis: three figures at most, and a letter.
-pub fn short(number: f64) -> String {
+fn short(number: f64) -> String {
     let (value, letter) = match number {
         n if n < 1e3 => (n, ""),
         n if n < 1e6 => (n / 1e3, "k"),
@@ -234,31 +274,47 @@ mod tests {
             (1_000_000.0, 1_000_000.0, 5),
             (1_234_567.0, 1_500_000.0, 3),
         ] {
-            let scale = Scale::to(most);
+            let scale = Scale::to(most, Unit::Count);
             assert_eq!((scale.top, scale.steps), (top, steps), "{most}");
         }
         for most in [f64::NAN, f64::INFINITY, -1.0] {
-            assert_eq!(Scale::to(most).steps, 1);
+            assert_eq!(Scale::to(most, Unit::Count).steps, 1);
         }
         assert_eq!([0.0, 15.0, 1_500.0, 250_000.0, 2e6].map(short), ["0", "15", "1.5k", "250k", "2M"]);
     }
 
     #[test]
+    fn an_axis_of_times_is_in_whole_steps_of_its_unit() {
+        for (most, labels) in [
+            (0.34, "0, 0.1 ms, 0.2 ms, 0.3 ms, 0.4 ms"),
+            (31.0, "0, 10 ms, 20 ms, 30 ms, 40 ms"),
+            (1_700.0, "0, 0.5 s, 1 s, 1.5 s, 2 s"),
+            (119_000.0, "0, 50 s, 100 s, 150 s"),
+            (170_000.0, "0, 1 min, 2 min, 3 min"),
+        ] {
+            let scale = Scale::to(most, Unit::Milliseconds);
+            let shown: Vec<String> =
+                (0..=scale.steps).map(|step| scale.label(step, Unit::Milliseconds)).collect();
+            assert_eq!(shown.join(", "), labels, "{most}");
+        }
+    }
+
+    #[test]
     fn names_are_escaped_wherever_they_stand() {
         let hostile = "</title><script>\"'&";
-        let chart = Chart {
+        let chart = |shape| Chart {
             title: "Tokens",
             summary: hostile.into(),
+            shape,
+            unit: Unit::Count,
             series: vec![Series { name: hostile.into(), class: "k0".into(), values: vec![Some(1.0), None] }],
-            labels: vec![hostile.into(), hostile.into()],
-            ticks: vec![hostile.into()],
-            told: short,
-            axis: short,
         };
-        for drawn in [chart.bars(), chart.lines()] {
+        let axis = Axis { labels: vec![hostile.into(); 2], ticks: vec![hostile.into(), String::new()] };
+        let (drawn, table) = draw(&[chart(Shape::Bars), chart(Shape::Lines)], &axis);
+        for drawn in drawn.into_iter().chain([table]) {
             let text = drawn.into_string();
             assert!(!text.contains("<script"), "{text}");
-            assert!(text.contains("&lt;script&gt;&quot;"), "{text}");
+            assert!(text.contains("&lt;script&gt;"), "{text}");
         }
     }
 }

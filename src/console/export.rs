@@ -12,8 +12,7 @@ use crate::store::{LEDGER_COLUMNS, LedgerRow, Store, Which};
 use crate::text::{cells, csv_line};
 use crate::when;
 
-/// How many rows are looked at for a piece, and how often before one is given up on: where few match, a thread
-/// is not kept for long.
+/// How many rows a piece has at most.
 const ROWS: usize = 500;
 
 /// How many exports may be under way: each holds a piece.

@@ -1,6 +1,7 @@
 //! What a view adds up to: its totals, its bars, its keys and its errors.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
 
 use super::view::View;
 use crate::store::{Key, SpanSums, Store, StoreError};
@@ -35,8 +36,8 @@ pub struct Figures {
     pub bars: Vec<Bar>,
     /// By status and code, the most frequent first.
     pub errors: Vec<(Option<i64>, String, i64)>,
-    /// The keys with most tokens: their names, or one for all others.
-    pub keys: Vec<String>,
+    /// Those with most tokens first.
+    pub keys: Vec<KeyFigures>,
     /// Rows that are not in it yet.
     pub missing: i64,
 }
@@ -46,67 +47,76 @@ pub struct Bar {
     pub sums: SpanSums,
     /// By kind, in their order.
     pub requests: [i64; 3],
-    /// Total tokens, in the order of `Figures::keys`.
-    pub tokens: Vec<i64>,
+}
+
+/// What one key used.
+#[derive(Default)]
+pub struct KeyFigures {
+    pub id: String,
+    pub name: String,
+    pub sums: SpanSums,
+    pub succeeded: i64,
+    /// Total tokens by bar.
+    pub bars: Vec<i64>,
 }
 
 impl Figures {
     pub fn read(store: &Store, view: &View, keys: &[Key]) -> Result<Self, StoreError> {
         let matching = view.matching();
-        let mut found = Self { bars: vec![Bar::default(); view.bars()], ..Self::default() };
+        let bars = view.starts.len();
+        let mut found = Self { bars: vec![Bar::default(); bars], ..Self::default() };
         let mut errors: BTreeMap<(Option<i64>, String), i64> = BTreeMap::new();
-        let mut tokens: BTreeMap<String, Vec<i64>> = BTreeMap::new();
-        found.missing = store.figures(view.span, view.range, view.filter(), |figures| {
-            if !matching.takes(figures.status, figures.error_code.as_deref()) {
+        let mut by_key: HashMap<String, KeyFigures> = HashMap::new();
+        found.missing = store.figures(view.span, view.range, view.filter(), |row| {
+            if !matching.takes(row.status, row.error_code.as_deref()) {
                 return;
             }
-            let at = ((figures.start - view.range.since) / view.width) as usize;
-            let Some(bar) = found.bars.get_mut(at) else {
+            let Some(at) = view.bar(row.start) else {
                 return;
             };
-            let kind = Kind::of(figures.status);
-            bar.requests[kind as usize] += figures.sums.requests;
-            bar.sums.add(&figures.sums);
-            found.all.add(&figures.sums);
-            match kind {
-                Kind::Succeeded => found.succeeded += figures.sums.requests,
-                Kind::Refused | Kind::Failed => {
-                    *errors.entry((figures.status, figures.error_code.unwrap_or_default())).or_default() +=
-                        figures.sums.requests;
-                }
+            let (bar, kind, sums) = (&mut found.bars[at], Kind::of(row.status), &row.sums);
+            bar.requests[kind as usize] += sums.requests;
+            bar.sums.add(sums);
+            if kind != Kind::Succeeded {
+                *errors.entry((row.status, row.error_code.unwrap_or_default())).or_default() += sums.requests;
             }
-            if figures.sums.total_tokens > 0 {
-                tokens.entry(figures.key_id).or_insert_with(|| vec![0; view.bars()])[at] +=
-                    figures.sums.total_tokens;
-            }
+            let key = by_key
+                .entry(row.key_id)
+                .or_insert_with(|| KeyFigures { bars: vec![0; bars], ..KeyFigures::default() });
+            key.sums.add(sums);
+            key.succeeded += if kind == Kind::Succeeded { sums.requests } else { 0 };
+            key.bars[at] = key.bars[at].saturating_add(sums.total_tokens);
         })?;
+        for bar in &found.bars {
+            found.all.add(&bar.sums);
+            found.succeeded += bar.requests[Kind::Succeeded as usize];
+        }
         found.errors = errors.into_iter().map(|((status, code), count)| (status, code, count)).collect();
         found.errors.sort_by_key(|(_, _, count)| -count);
-        found.share_out(tokens, keys);
+        let names: HashMap<&str, &str> =
+            keys.iter().map(|key| (key.id.as_str(), key.name.as_str())).collect();
+        let named = |(id, figures): (String, KeyFigures)| {
+            let name = names.get(id.as_str()).map_or(id.clone(), |name| (*name).to_owned());
+            KeyFigures { id, name, ..figures }
+        };
+        found.keys = by_key.into_iter().map(named).collect();
+        found.keys.sort_by(|a, b| {
+            let rank = |key: &KeyFigures| Reverse((key.sums.total_tokens, key.sums.requests));
+            (rank(a), &a.name, &a.id).cmp(&(rank(b), &b.name, &b.id))
+        });
         Ok(found)
     }
 
-    /// Gives each bar its tokens by key: those of the few that have most, and those of all others.
-    fn share_out(&mut self, tokens: BTreeMap<String, Vec<i64>>, keys: &[Key]) {
-        let name =
-            |id: &str| keys.iter().find(|key| key.id == id).map_or(id.to_owned(), |key| key.name.clone());
-        let mut ranked: Vec<(String, Vec<i64>)> = tokens.into_iter().collect();
-        ranked.sort_by_key(|(_, bars)| -bars.iter().sum::<i64>());
-        let others = ranked.split_off(ranked.len().min(KEYS_SHOWN));
-        self.keys = ranked.iter().map(|(id, _)| name(id)).collect();
+    /// The tokens by bar of the few keys that have most, and of all others together, with their names.
+    pub fn tokens_by_key(&self) -> Vec<(String, Vec<i64>)> {
+        let with_tokens: Vec<&KeyFigures> =
+            self.keys.iter().filter(|key| key.sums.total_tokens > 0).collect();
+        let (shown, others) = with_tokens.split_at(with_tokens.len().min(KEYS_SHOWN));
+        let mut tokens: Vec<_> = shown.iter().map(|key| (key.name.clone(), key.bars.clone())).collect();
         if !others.is_empty() {
-            self.keys.push(format!("{} others", others.len()));
+            let sum = |bar: usize| others.iter().map(|key| key.bars[bar]).fold(0, i64::saturating_add);
+            tokens.push((format!("{} others", others.len()), (0..self.bars.len()).map(sum).collect()));
         }
-        for (at, bar) in self.bars.iter_mut().enumerate() {
-            bar.tokens = ranked.iter().map(|(_, bars)| bars[at]).collect();
-            if !others.is_empty() {
-                bar.tokens.push(others.iter().map(|(_, bars)| bars[at]).sum());
-            }
-        }
-    }
-
-    /// Completions whose tokens the runtime did measure.
-    pub fn measured(&self) -> i64 {
-        self.succeeded - self.all.unmeasured
+        tokens
     }
 }

@@ -5,7 +5,10 @@
 
 mod assets;
 mod audit;
+mod axis;
+mod by_key;
 mod chart;
+mod charts;
 mod export;
 mod figures;
 mod form;
@@ -16,6 +19,7 @@ mod monitoring;
 mod page;
 pub mod password;
 mod request;
+mod requests;
 mod sign_in;
 mod slowing;
 mod status;
@@ -31,7 +35,7 @@ use crate::api::key;
 use crate::config::Config;
 use crate::http::{Head, Request, Response};
 use crate::listener::Lane;
-use crate::store::{Digest, Store, StoreError, TokenKind};
+use crate::store::{Digest, Gateway, Store, StoreError, TokenKind};
 use crate::when;
 
 use self::assets::Assets;
@@ -127,6 +131,11 @@ impl Console {
         Some(Lane { name, limit: None })
     }
 
+    /// The gateways that share the database; none if it is a file.
+    fn shared_gateways(&self) -> Result<Vec<Gateway>, StoreError> {
+        if self.config.database.file().is_some() { Ok(Vec::new()) } else { self.store.gateways() }
+    }
+
     /// Answers a request for which there is no room.
     pub fn refuse(&self) -> Response {
         page::busy(&self.assets)
@@ -178,6 +187,7 @@ impl Console {
             ("GET", ["keys", id, "revoke"]) => keys::confirm_revoke(self, session, id),
             ("POST", ["keys", id, "revoke"]) => keys::revoke(self, visit, id),
             ("GET", ["usage"]) => usage::page(self, visit, session),
+            ("GET", ["usage", "keys"]) => by_key::page(self, visit, session),
             ("GET", ["usage", "find"]) => request::find(self, visit, session),
             ("GET", ["usage", "export.csv"]) => export::csv(self, visit),
             ("GET", ["usage", "export.json"]) => export::json(self, visit),

@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use super::page::{self, Part, took};
-use super::usage::outcome;
+use super::requests::{gateway_name, outcome};
 use super::visit::{Session, Visit};
 use super::{Console, Stop};
 use crate::http::Response;
@@ -71,6 +71,7 @@ pub fn page(console: &Console, session: &Session, id: &str) -> Result<Response, 
                 dt { "Whole time" } dd { (time(row.duration_ms)) }
                 dt { "Grounded" } dd { @if row.grounded { "yes: the answer rests on what Search found" } @else { "no" } }
                 dt { "Search" } dd { (search(&row)) }
+                @if console.config.database.file().is_none() { dt { "Gateway" } dd.text { (gateway_name(&row.gateway)) } }
                 dt { "Place in the ledger" } dd { @match row.seq { Some(seq) => (grouped(seq)), None => "open" } }
             }
             p.muted { "What was asked and answered is kept nowhere. The service’s log has a line with the same id." }

@@ -32,6 +32,43 @@ for (const form of document.querySelectorAll("form[data-now]")) {
   form.classList.add("now");
 }
 
+// The figures of a bar, from the table of all figures, at the pointer or the finger.
+const figures = document.getElementById("figures");
+for (const plot of document.querySelectorAll("[data-column]")) {
+  const make = (name) => plot.appendChild(Object.assign(document.createElement("div"), { className: name, hidden: true }));
+  const [band, tip] = [make("band"), make("tip")];
+  const svg = plot.querySelector("svg");
+  const names = [...plot.parentElement.querySelectorAll(".legend li")];
+  const show = (event) => {
+    const [frame, box, rows] = [plot.getBoundingClientRect(), svg.getBoundingClientRect(), figures.tBodies[0].rows];
+    const width = box.width / rows.length;
+    const bar = Math.min(rows.length - 1, Math.max(0, Math.floor((event.clientX - box.left) / width)));
+    const [label, ...values] = [...rows[bar].cells].map((cell) => cell.textContent);
+    const shown = values.slice(plot.dataset.column - 1).slice(0, names.length);
+    const lines = names.map((name, number) => [name.cloneNode(true), shown[number]]);
+    if ("sum" in plot.dataset) {
+      const sum = shown.reduce((all, value) => all + Number(value.replaceAll(",", "")), 0);
+      lines.push(["Total", sum.toLocaleString("en-US")]);
+    }
+    tip.replaceChildren(label, ...lines.map(([name, value]) => {
+      const line = document.createElement("div");
+      line.append(...(name.childNodes ?? [name]), Object.assign(document.createElement("b"), { textContent: value }));
+      return line;
+    }));
+    band.hidden = tip.hidden = false;
+    const left = box.left - frame.left + bar * width;
+    Object.assign(band.style, { left: `${left}px`, width: `${width}px` });
+    const room = frame.width - tip.offsetWidth;
+    tip.style.left = `${Math.max(0, Math.min(room, left + width / 2 - tip.offsetWidth / 2))}px`;
+  };
+  svg.addEventListener("pointermove", show);
+  svg.addEventListener("pointerdown", show);
+  const hide = () => (band.hidden = tip.hidden = true);
+  // A finger that is lifted leaves the figures to be read.
+  svg.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && hide());
+  addEventListener("pointerdown", (event) => svg.contains(event.target) || hide());
+}
+
 // The date is asked for where it is wanted.
 const expires = document.getElementById("expires");
 if (expires) {

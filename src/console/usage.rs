@@ -1,48 +1,48 @@
 //! Usage: what was asked, what came of it, and how long it took.
 
 use maud::{Markup, html};
-use time::OffsetDateTime;
-use time::format_description::BorrowedFormatItem;
-use time::macros::format_description;
 
-use super::chart::{Chart, Series, short};
-use super::figures::{Bar, Figures, Kind};
+use super::figures::Figures;
 use super::page::{self, Part, count, took};
-use super::view::{CHOICES, CODES, View};
+use super::view::{CHOICES, CODES, Took, View};
 use super::visit::{Session, Visit};
-use super::{Console, Stop};
+use super::{Console, Stop, axis, by_key, chart, charts, requests};
 use crate::http::Response;
-use crate::store::{Key, LedgerRow, Listing};
+use crate::store::{Durations, Gateway, Key};
 use crate::text::grouped;
 
-/// How many requests a page lists.
-const LISTED: usize = 15;
+/// How many keys can be chosen from a list; the table by key leads to the others.
+const KEYS_OFFERED: usize = 100;
 
 pub fn page(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
     let view = View::read(&visit.query, visit.now);
     let before = Some(visit.query.get("before")).filter(|id| super::request::is_id(id));
     let keys = console.store.list_keys()?;
-    let listing = console.store.newest(&view.which(), before, LISTED)?;
+    let gateways = console.shared_gateways()?;
+    let listing = console.store.newest(&view.which(), before, requests::LISTED)?;
     let content = html! {
         main {
             div.head {
                 h1 { "Usage" }
                 (super::request::find_form("Find a request: chatcmpl_…"))
             }
-            (filters(&view, &keys))
-            @match before {
-                Some(_) => p { a href=(format!("/usage?{}", view.query())) { "← Back to the figures and the newest requests" } },
-                None => (overview(console, visit, &view, &keys)?),
+            (filters(&view, &keys, &gateways))
+            @if before.is_some() || view.took != Took::default() {
+                p { a href=(format!("/usage?{}", view.of_any_duration().query())) { "← Back to the figures and the newest requests" } }
+            } @else {
+                (overview(console, visit, &view, &keys)?)
             }
-            (requests(&view, &listing, before.is_some()))
+            (requests::section(&view, &listing, before.is_some(), gateways.len() > 1))
         }
     };
     Ok(page::inside(&console.assets, session, Part::Usage, "Usage", &content))
 }
 
-fn filters(view: &View, keys: &[Key]) -> Markup {
+fn filters(view: &View, keys: &[Key], gateways: &[Gateway]) -> Markup {
     let (from, to) = view.dates();
     let link = |choice: &'static str| View { choice, ..view.clone() }.query();
+    let is_chosen = |key: &Key| view.key.as_ref() == Some(&key.id);
+    let offered = keys.iter().enumerate().filter(|(number, key)| *number < KEYS_OFFERED || is_chosen(key));
     html! {
         div.filters {
             nav.choices aria-label="Range" {
@@ -51,23 +51,26 @@ fn filters(view: &View, keys: &[Key]) -> Markup {
                 }
             }
             form.dates method="get" action="/usage" {
-                @if let Some(key) = &view.key { input type="hidden" name="key" value=(key); }
-                @if !view.outcome.is_empty() { input type="hidden" name="outcome" value=(view.outcome); }
+                (hidden(view, &["range", "from", "to"]))
                 label for="from" { "From" } input #from type="date" name="from" value=(from) required;
                 label for="to" { "to" } input #to type="date" name="to" value=(to) required;
                 button type="submit" { "Show" }
             }
             form.pick method="get" action="/usage" data-now {
-                @match view.choice {
-                    "dates" => { input type="hidden" name="from" value=(from); input type="hidden" name="to" value=(to); },
-                    choice => input type="hidden" name="range" value=(choice);,
-                }
+                (hidden(view, &["key", "gateway", "outcome"]))
                 label for="key" { "Key" }
                 select #key name="key" {
                     option value="" { "All keys" }
-                    @for key in keys { option value=(key.id) selected[view.key.as_ref() == Some(&key.id)] {
+                    @for (_, key) in offered { option value=(key.id) selected[is_chosen(key)] {
                         (key.name) @if key.revoked.is_some() { " (revoked)" }
                     } }
+                }
+                @if gateways.len() > 1 {
+                    label for="gateway" { "Gateway" }
+                    select #gateway name="gateway" {
+                        option value="" { "All gateways" }
+                        @for Gateway { name, .. } in gateways { option selected[view.gateway.as_ref() == Some(name)] { (name) } }
+                    }
                 }
                 label for="outcome" { "Outcome" }
                 select #outcome name="outcome" {
@@ -82,14 +85,37 @@ fn filters(view: &View, keys: &[Key]) -> Markup {
     }
 }
 
-fn overview(console: &Console, visit: &Visit, view: &View, keys: &[Key]) -> Result<Markup, Stop> {
-    let figures = Figures::read(&console.store, view, keys)?;
-    Ok(html! {
+/// The rest of a view, for a form that asks for some of its fields.
+pub fn hidden(view: &View, asked: &[&str]) -> Markup {
+    html! {
+        @for (name, value) in view.fields() {
+            @if !asked.contains(&name) { input type="hidden" name=(name) value=(value); }
+        }
+    }
+}
+
+/// The times that the figures are of.
+pub fn range(view: &View, now: i64) -> Markup {
+    let meaning = match view.choice {
+        "7d" => ": today and the 6 days before it",
+        "30d" => ": today and the 29 days before it",
+        "90d" => ": today and the 89 days before it",
+        _ => "",
+    };
+    html! {
         p.muted.range {
             (page::time(view.range.since, false)) " to "
-            @if view.range.until > visit.now { "now" } @else { (page::time(view.range.until, false)) }
-            ", UTC"
+            @if view.range.until > now { "now" } @else { (page::time(view.range.until, false)) }
+            ", UTC" (meaning)
         }
+    }
+}
+
+fn overview(console: &Console, visit: &Visit, view: &View, keys: &[Key]) -> Result<Markup, Stop> {
+    let figures = Figures::read(&console.store, view, keys)?;
+    let (drawn, table) = chart::draw(&charts::all(&figures), &axis::axis(view));
+    Ok(html! {
+        (range(view, visit.now))
         @if figures.missing > 0 {
             p.notice role="status" { (count(figures.missing, "newer request")) " not in these figures yet: sealing is behind. \
                 The status page shows by how much." }
@@ -100,17 +126,17 @@ fn overview(console: &Console, visit: &Visit, view: &View, keys: &[Key]) -> Resu
                 h2 { "No requests here" }
                 p {
                     @if keys.is_empty() { "Nobody has a key yet. " a href="/keys/new" { "Create the first key" } " and send a request with it." }
-                    @else if view.key.is_some() || !view.outcome.is_empty() { "None in this range matches the filters. " a href="/usage?range=90d" { "Show 90 days, unfiltered" } }
+                    @else if view.key.is_some() || view.gateway.is_some() || !view.outcome.is_empty() { "None in this range matches the filters. " a href="/usage?range=90d" { "Show 90 days, unfiltered" } }
                     @else { "There were none in this range. " a href="/usage?range=90d" { "Show 90 days" } }
                 }
             }
         } @else {
             section.charts aria-label="Charts" {
-                (requests_chart(view, &figures).bars())
-                @if !figures.keys.is_empty() { (tokens_chart(view, &figures).bars()) }
-                (times_chart(view, &figures).lines())
+                @for chart in drawn { (chart) }
                 (errors(view, &figures))
             }
+            (table)
+            (by_key::section(view, &figures))
         }
     })
 }
@@ -118,33 +144,36 @@ fn overview(console: &Console, visit: &Visit, view: &View, keys: &[Key]) -> Resu
 fn cards(figures: &Figures) -> Markup {
     let all = &figures.all;
     let unmeasured = html! { @if all.unmeasured > 0 { (count(all.unmeasured, "request")) " unmeasured" } };
-    // What was not measured is unknown, and no zero.
-    let tokens = |sum: i64, is_known: bool| if is_known { grouped(sum) } else { "–".into() };
-    let is_measured = figures.measured() > 0;
-    let times = |times: &crate::store::Durations| match (times.percentile(0.5), times.percentile(0.95)) {
+    let is_measured = figures.succeeded > all.unmeasured;
+    let times = |times: &Durations| match (times.percentile(0.5), times.percentile(0.95)) {
         (Some(half), Some(most)) => (took(half), html! { "95 % within " (took(most)) }),
         _ => ("–".to_owned(), html! { "nothing measured" }),
     };
     let (runtime, own) = (times(&all.runtime), times(&all.own));
     let succeeded = html! { (grouped(figures.succeeded)) " succeeded" };
     let not = html! { @if all.requests > 0 { (grouped(all.requests - figures.succeeded)) " did not succeed" } @else { "no requests" } };
-    let (prompt, completion) = (all.prompt_tokens, all.completion_tokens);
     html! {
         dl.cards-row {
             @for (title, figure, told) in [
                 ("Requests", grouped(all.requests), &succeeded),
                 ("Success rate", rate(figures.succeeded, all.requests), &not),
-                ("Tokens in", tokens(prompt, is_measured && prompt > 0), &unmeasured),
-                ("Tokens out", tokens(completion, is_measured), &unmeasured),
+                ("Tokens in", tokens(all.prompt_tokens, is_measured && all.prompt_tokens > 0), &unmeasured),
+                ("Tokens out", tokens(all.completion_tokens, is_measured), &unmeasured),
+                ("Tokens, total", tokens(all.total_tokens, is_measured), &unmeasured),
                 ("Runtime, median", runtime.0, &runtime.1),
-                ("Our own time, median", own.0, &own.1),
+                ("Overhead, median", own.0, &own.1),
             ] { div { dt { (title) } dd { strong { (figure) } span { (told) } } } }
         }
     }
 }
 
+/// A sum of tokens. What was not measured is unknown, and no zero.
+pub fn tokens(sum: i64, is_known: bool) -> String {
+    if is_known { grouped(sum) } else { "–".into() }
+}
+
 /// A share in percent; one that is not whole never looks as if it were.
-fn rate(part: i64, all: i64) -> String {
+pub fn rate(part: i64, all: i64) -> String {
     if all == 0 {
         return "–".into();
     }
@@ -158,107 +187,9 @@ fn rate(part: i64, all: i64) -> String {
     }
 }
 
-/// What the bars are of, and what stands under every quarter of them.
-fn labels(view: &View) -> (Vec<String>, Vec<String>) {
-    const DAY: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day]");
-    const CLOCK: &[BorrowedFormatItem<'_>] = format_description!("[hour]:[minute]");
-    const SHORT: &[BorrowedFormatItem<'_>] = format_description!("[month repr:short] [day padding:none]");
-    let shown = |unix: i64, format: &[BorrowedFormatItem<'_>]| {
-        OffsetDateTime::from_unix_timestamp(unix)
-            .ok()
-            .and_then(|time| time.format(format).ok())
-            .unwrap_or_default()
-    };
-    // A year is named where it could be another.
-    let day = if view.range.until - view.range.since > 300 * 86_400 { DAY } else { SHORT };
-    let label = |bar: usize| {
-        let (start, end) = (view.start(bar), (view.start(bar) + view.width).min(view.range.until));
-        match view.width {
-            86_400 => shown(start, day),
-            width if width > 86_400 => format!("{} – {}", shown(start, day), shown(end - 1, day)),
-            _ => format!("{} {}–{}", shown(start, day), shown(start, CLOCK), shown(end, CLOCK)),
-        }
-    };
-    let is_one_day = view.range.until - view.range.since <= 86_400;
-    let bars = view.bars();
-    let ticks = if bars < 4 { 1 } else { 4 };
-    let tick = |number: usize| shown(view.start(number * bars / ticks), if is_one_day { CLOCK } else { day });
-    ((0..bars).map(label).collect(), (0..ticks).map(tick).collect())
-}
-
-fn series(figures: &Figures, name: &str, class: &str, value: impl Fn(&Bar) -> Option<f64>) -> Series {
-    Series { name: name.into(), class: class.into(), values: figures.bars.iter().map(value).collect() }
-}
-
-fn requests_chart(view: &View, figures: &Figures) -> Chart<'static> {
-    let (labels, ticks) = labels(view);
-    let kind = |name, class, kind: Kind| {
-        series(figures, name, class, move |bar| Some(bar.requests[kind as usize] as f64))
-    };
-    let (all, succeeded) = (count(figures.all.requests, "request"), grouped(figures.succeeded));
-    Chart {
-        title: "Requests by outcome",
-        summary: format!("Bars: {all}, {succeeded} of them succeeded"),
-        series: vec![
-            kind("Succeeded", "ok", Kind::Succeeded),
-            kind("Refused (4xx)", "refused", Kind::Refused),
-            kind("Failed", "failed", Kind::Failed),
-        ],
-        labels,
-        ticks,
-        told: |value| grouped(value as i64),
-        axis: short,
-    }
-}
-
-fn tokens_chart(view: &View, figures: &Figures) -> Chart<'static> {
-    let (labels, ticks) = labels(view);
-    let by_key = figures.keys.iter().enumerate().map(|(number, name)| {
-        series(figures, name, &format!("k{number}"), |bar| Some(bar.tokens[number] as f64))
-    });
-    let missing = match figures.all.unmeasured {
-        0 => String::new(),
-        unmeasured => format!(", {} unmeasured", count(unmeasured, "request")),
-    };
-    Chart {
-        title: "Tokens by key",
-        summary: format!("Bars: {}{missing}", count(figures.all.total_tokens, "token")),
-        series: by_key.collect(),
-        labels,
-        ticks,
-        told: |value| grouped(value as i64),
-        axis: short,
-    }
-}
-
-fn times_chart(view: &View, figures: &Figures) -> Chart<'static> {
-    let (labels, ticks) = labels(view);
-    let runtime =
-        |name, class, share| series(figures, name, class, move |bar| bar.sums.runtime.percentile(share));
-    let own = |name, class, share| series(figures, name, class, move |bar| bar.sums.own.percentile(share));
-    Chart {
-        title: "Time taken",
-        summary: "Lines: the median, and what 95 % did not exceed, of the runtime's time and of our own"
-            .into(),
-        series: vec![
-            runtime("Runtime, 95 %", "k1", 0.95),
-            runtime("Runtime, median", "k0", 0.5),
-            own("Our own, 95 %", "k3", 0.95),
-            own("Our own, median", "k2", 0.5),
-        ],
-        labels,
-        ticks,
-        told: took,
-        axis: |value| match value {
-            v if v < 1000.0 => format!("{v:.0} ms"),
-            v if v < 120_000.0 => format!("{} s", short(v / 1000.0)),
-            v => format!("{} min", short(v / 60_000.0)),
-        },
-    }
-}
-
 fn errors(view: &View, figures: &Figures) -> Markup {
     let all = figures.all.requests;
+    let of = |code: &String| View { outcome: code.clone(), ..view.clone() }.query();
     html! {
         section.chart {
             h2 { "Errors by code" }
@@ -269,7 +200,7 @@ fn errors(view: &View, figures: &Figures) -> Markup {
                     tbody {
                         @for (status, code, requests) in &figures.errors {
                             tr {
-                                th scope="row" { a href=(format!("/usage?{}", view.with_outcome(code).query())) { (code) } }
+                                th scope="row" { a href=(format!("/usage?{}", of(code))) { (code) } }
                                 td.number { @match status { Some(status) => (status), None => "–" } }
                                 td.number { (grouped(*requests)) }
                                 td.number { (rate(*requests, all)) }
@@ -278,71 +209,6 @@ fn errors(view: &View, figures: &Figures) -> Markup {
                     }
                 }
             }
-        }
-    }
-}
-
-fn requests(view: &View, listing: &Listing, is_later_page: bool) -> Markup {
-    html! {
-        section {
-            div.head {
-                h2 { @if is_later_page { "Earlier requests" } @else { "Newest requests" } }
-                @if !listing.rows.is_empty() {
-                    p.export { "Export: "
-                        a href=(format!("/usage/export.csv?{}", view.query())) download { "CSV" } " "
-                        a href=(format!("/usage/export.json?{}", view.query())) download { "JSON" }
-                    }
-                }
-            }
-            @if listing.rows.is_empty() { p.muted { "None." } }
-            @else {
-                div.scroll tabindex="0" role="region" aria-label="Requests" {
-                    table.requests {
-                        thead { tr {
-                            th scope="col" { "Time" } th scope="col" { "Request" } th scope="col" { "Key" } th scope="col" { "Outcome" }
-                            th.number scope="col" { "Tokens in" } th.number scope="col" { "Tokens out" }
-                            th.number scope="col" { "Runtime" } th.number scope="col" { "Total" }
-                        } }
-                        tbody { @for row in &listing.rows { (request(row)) } }
-                    }
-                }
-            }
-            @if let Some(next) = &listing.next {
-                nav.pages aria-label="Pages" {
-                    a.button href=(format!("/usage?{}&before={next}", view.query())) rel="next" { "Earlier requests →" }
-                }
-            }
-        }
-    }
-}
-
-fn request(row: &LedgerRow) -> Markup {
-    let id = &row.request_id;
-    let short_id =
-        if id.len() > 24 { format!("{}…{}", &id[..15], &id[id.len() - 6..]) } else { id.clone() };
-    let number = |value: Option<i64>| value.map_or("–".into(), grouped);
-    let time = |value: Option<f64>| value.map_or("–".into(), took);
-    html! {
-        tr {
-            td { (page::time(row.created, true)) }
-            td { a href=(format!("/usage/{id}")) { code { (short_id) } } }
-            td.name { span.text { (row.key_name) } }
-            td { (outcome(row.status, row.error_code.as_deref())) }
-            td.number { (number(row.tokens.prompt_tokens)) }
-            td.number { (number(row.tokens.completion_tokens)) }
-            td.number { (time(row.runtime_ms)) }
-            td.number { (time(row.duration_ms)) }
-        }
-    }
-}
-
-/// What came of a request, in a word or two.
-pub fn outcome(status: Option<i64>, code: Option<&str>) -> Markup {
-    html! {
-        @match (status, code) {
-            (Some(200), _) => span.badge.good { "200" },
-            (None, None) => span.badge { "under way" },
-            (status, code) => span.badge.bad { @if let Some(status) = status { (status) " " } (code.unwrap_or("")) },
         }
     }
 }

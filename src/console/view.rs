@@ -1,13 +1,23 @@
-//! What the usage page shows, as its address says it: a range of time and filters.
+//! What the usage page shows, as its address says it: a range of time, filters and an order.
 
+use time::{Date, Month, OffsetDateTime};
+
+use super::by_key::Order;
 use super::form::Form;
 use crate::store::{Filter, Matching, Range, Span, Which};
 use crate::text::percent_encoded;
 use crate::when::{self, When};
 
 /// The ranges that are offered beside two dates.
-pub const CHOICES: [(&str, &str); 5] =
-    [("1h", "Hour"), ("24h", "24 hours"), ("7d", "7 days"), ("30d", "30 days"), ("90d", "90 days")];
+pub const CHOICES: [(&str, &str); 7] = [
+    ("1h", "Hour"),
+    ("24h", "24 hours"),
+    ("7d", "7 days"),
+    ("30d", "30 days"),
+    ("90d", "90 days"),
+    ("month", "This month"),
+    ("last-month", "Last month"),
+];
 
 /// The codes that a row of the ledger can have.
 pub const CODES: [&str; 7] = [
@@ -20,35 +30,82 @@ pub const CODES: [&str; 7] = [
     "abandoned",
 ];
 
-/// The most bars of a chart: a phone has room for them, and a page for their titles.
-const BARS: i64 = 31;
-
-/// How wide a bar may be, in seconds: what people count in.
-const WIDTHS: [i64; 14] = [
-    60,
-    120,
-    300,
-    3600,
-    2 * 3600,
-    3 * 3600,
-    6 * 3600,
-    12 * 3600,
-    DAY,
-    7 * DAY,
-    14 * DAY,
-    30 * DAY,
-    90 * DAY,
-    365 * DAY,
-];
-
-const DAY: i64 = 86_400;
 const HOUR: i64 = 3600;
+const DAY: i64 = 86_400;
+
+/// 1970-01-05, the first Monday.
+const MONDAY: i64 = 4 * DAY;
 
 /// How far back two dates are shown by hour.
 const HOURS_SHOWN: i64 = 10 * DAY;
 
-/// The longest range between two dates.
-const LONGEST: i64 = BARS * 365 * DAY;
+/// The longest range between two dates: 60 years.
+const LONGEST: i64 = 60 * 366 * DAY;
+
+/// The time that a bar stands for. Weeks begin on Monday.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    Seconds(i64),
+    Week,
+    Month,
+    Year,
+}
+
+impl Step {
+    /// Each with the most bars that a chart has of it: a phone has room for 31 that can be touched one by one, and six
+    /// years by month can still be read.
+    const ALL: [(Self, usize); 10] = [
+        (Self::Seconds(120), 31),
+        (Self::Seconds(HOUR), 31),
+        (Self::Seconds(2 * HOUR), 31),
+        (Self::Seconds(3 * HOUR), 31),
+        (Self::Seconds(6 * HOUR), 31),
+        (Self::Seconds(12 * HOUR), 31),
+        (Self::DAY, 31),
+        (Self::Week, 31),
+        (Self::Month, 74),
+        (Self::Year, usize::MAX),
+    ];
+
+    pub const DAY: Self = Self::Seconds(DAY);
+
+    /// When the next one begins after a time.
+    fn next(self, time: i64) -> i64 {
+        let after = |first: i64, length: i64| ((time - first).div_euclid(length) + 1) * length + first;
+        let date = OffsetDateTime::from_unix_timestamp(time).map_or(Date::MIN, OffsetDateTime::date);
+        let (year, month) = (date.year(), date.month());
+        match self {
+            Self::Seconds(seconds) => after(0, seconds),
+            Self::Week => after(MONDAY, 7 * DAY),
+            Self::Month if month != Month::December => first_day(year, month.next()),
+            Self::Month | Self::Year => first_day(year + 1, Month::January),
+        }
+    }
+
+    /// The starts of the bars that cover a range, or `None` if they are too many.
+    fn starts(self, range: Range, most: usize) -> Option<Vec<i64>> {
+        let mut starts = vec![range.since];
+        loop {
+            match self.next(starts[starts.len() - 1]) {
+                end if end >= range.until => return Some(starts),
+                _ if starts.len() == most => return None,
+                next => starts.push(next),
+            }
+        }
+    }
+}
+
+fn first_day(year: i32, month: Month) -> i64 {
+    Date::from_calendar_date(year, month, 1)
+        .map_or(i64::MAX, |date| date.midnight().assume_utc().unix_timestamp())
+}
+
+/// How long the listed requests took, in milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Took {
+    pub least: Option<u32>,
+    pub most: Option<u32>,
+}
 
 #[derive(Clone, Debug)]
 pub struct View {
@@ -56,11 +113,18 @@ pub struct View {
     pub choice: &'static str,
     pub range: Range,
     pub span: Span,
-    /// Seconds of a bar.
-    pub width: i64,
+    pub step: Step,
+    /// When each bar begins.
+    pub starts: Vec<i64>,
     pub key: Option<String>,
+    /// One of those that share the database.
+    pub gateway: Option<String>,
     /// As the address has it: empty, ok, failed or a code.
     pub outcome: String,
+    /// Of the listed requests only: the rollup does not know it.
+    pub took: Took,
+    /// Of the table by key.
+    pub order: Order,
 }
 
 impl View {
@@ -68,40 +132,63 @@ impl View {
     pub fn read(query: &Form, now: i64) -> Self {
         let next = |width: i64| (now.div_euclid(width) + 1) * width;
         let back = |until: i64, time: i64| Range { since: until - time, until };
+        let this_month = month_of(now);
         let named = CHOICES.iter().map(|(word, _)| *word).find(|word| *word == query.get("range"));
-        let (choice, range, span) = match (named, dates(query)) {
-            (Some("1h"), _) => ("1h", back(next(60), HOUR), Span::Minute),
-            (Some("7d"), _) => ("7d", back(next(DAY), 7 * DAY), Span::Hour),
-            (Some("30d"), _) => ("30d", back(next(DAY), 30 * DAY), Span::Day),
-            (Some("90d"), _) => ("90d", back(next(DAY), 90 * DAY), Span::Day),
-            (None, Some(range)) => {
-                let is_short = range.until - range.since <= 8 * DAY && range.since >= now - HOURS_SHOWN;
-                ("dates", range, if is_short { Span::Hour } else { Span::Day })
+        // So many days are today and the days before it.
+        let (choice, range) = match (named, dates(query)) {
+            (Some("1h"), _) => ("1h", back(next(120), HOUR)),
+            (Some("7d"), _) => ("7d", back(next(DAY), 7 * DAY)),
+            (Some("30d"), _) => ("30d", back(next(DAY), 30 * DAY)),
+            (Some("90d"), _) => ("90d", back(next(DAY), 90 * DAY)),
+            (Some("month"), _) => ("month", Range { since: this_month, until: next(DAY) }),
+            (Some("last-month"), _) => {
+                ("last-month", Range { since: month_of(this_month - 1), until: this_month })
             }
-            _ => ("24h", back(next(HOUR), 24 * HOUR), Span::Hour),
+            (None, Some(range)) => ("dates", range),
+            _ => ("24h", back(next(HOUR), DAY)),
         };
-        let length = range.until - range.since;
-        let width = WIDTHS.into_iter().find(|width| *width >= span.seconds() && length <= BARS * width);
+        let is_short = range.until - range.since <= 8 * DAY && range.since >= now - HOURS_SHOWN;
+        let span = match choice {
+            "1h" => Span::Minute,
+            _ if is_short => Span::Hour,
+            _ => Span::Day,
+        };
+        let fits = |(step, most): (Step, usize)| Some((step, step.starts(range, most)?));
+        let fine_enough =
+            |(step, _): &(Step, usize)| !matches!(step, Step::Seconds(s) if *s < span.seconds());
+        let (step, starts) = Step::ALL
+            .into_iter()
+            .filter(fine_enough)
+            .find_map(fits)
+            .expect("there may be any number of years");
         let outcome = query.get("outcome");
         let is_known = matches!(outcome, "ok" | "failed") || CODES.contains(&outcome);
+        let milliseconds = |name| query.get(name).parse().ok();
         Self {
             choice,
             range,
             span,
-            width: width.unwrap_or(365 * DAY),
+            step,
+            starts,
             key: Some(query.get("key")).filter(|key| is_key_id(key)).map(String::from),
+            gateway: Some(query.get("gateway"))
+                .filter(|name| (1..=64).contains(&name.len()))
+                .map(String::from),
             outcome: if is_known { outcome.into() } else { String::new() },
+            took: Took { least: milliseconds("least"), most: milliseconds("most") },
+            order: Order::read(query.get("sort")),
         }
     }
 
-    pub fn bars(&self) -> usize {
-        let length = self.range.until - self.range.since;
-        usize::try_from((length + self.width - 1) / self.width).unwrap_or(0).max(1)
+    /// The bar that a time belongs to.
+    pub fn bar(&self, time: i64) -> Option<usize> {
+        let before = self.starts.partition_point(|start| *start <= time);
+        before.checked_sub(1).filter(|_| time < self.range.until)
     }
 
-    /// When a bar begins.
-    pub fn start(&self, bar: usize) -> i64 {
-        self.range.since + bar as i64 * self.width
+    /// When a bar ends.
+    pub fn end(&self, bar: usize) -> i64 {
+        self.starts.get(bar + 1).copied().unwrap_or(self.range.until)
     }
 
     pub fn matching(&self) -> Matching {
@@ -114,11 +201,18 @@ impl View {
     }
 
     pub fn filter(&self) -> Filter<'_> {
-        Filter { key_id: self.key.as_deref(), ..Filter::ALL }
+        Filter { key_id: self.key.as_deref(), gateway: self.gateway.as_deref() }
     }
 
     pub fn which(&self) -> Which {
-        Which { range: self.range, key_id: self.key.clone(), gateway: None, matching: self.matching() }
+        Which {
+            range: self.range,
+            key_id: self.key.clone(),
+            gateway: self.gateway.clone(),
+            matching: self.matching(),
+            least_ms: self.took.least,
+            most_ms: self.took.most,
+        }
     }
 
     /// The two dates that it is between, the last one included.
@@ -127,27 +221,43 @@ impl View {
         (date(self.range.since), date(self.range.until - 1))
     }
 
-    /// The part of an address that leads here.
-    pub fn query(&self) -> String {
-        let mut query = match self.choice {
-            "dates" => {
-                let (from, to) = self.dates();
-                format!("from={from}&to={to}")
-            }
-            choice => format!("range={choice}"),
+    /// The names and values that an address or a form needs to lead here, the range first.
+    pub fn fields(&self) -> Vec<(&'static str, String)> {
+        let (from, to) = self.dates();
+        let mut fields = match self.choice {
+            "dates" => vec![("from", from), ("to", to)],
+            choice => vec![("range", choice.into())],
         };
-        if let Some(key) = &self.key {
-            query += &format!("&key={}", percent_encoded(key));
-        }
-        if !self.outcome.is_empty() {
-            query += &format!("&outcome={}", percent_encoded(&self.outcome));
-        }
-        query
+        let milliseconds = |value: Option<u32>| value.map(|value| value.to_string());
+        let filters = [
+            ("key", self.key.clone()),
+            ("gateway", self.gateway.clone()),
+            ("outcome", Some(self.outcome.clone()).filter(|outcome| !outcome.is_empty())),
+            ("least", milliseconds(self.took.least)),
+            ("most", milliseconds(self.took.most)),
+            ("sort", self.order.word()),
+        ];
+        fields.extend(filters.into_iter().filter_map(|(name, value)| Some((name, value?))));
+        fields
     }
 
-    pub fn with_outcome(&self, outcome: &str) -> Self {
-        Self { outcome: outcome.into(), ..self.clone() }
+    /// The part of an address that leads here.
+    pub fn query(&self) -> String {
+        let pairs =
+            self.fields().into_iter().map(|(name, value)| format!("{name}={}", percent_encoded(&value)));
+        pairs.collect::<Vec<_>>().join("&")
     }
+
+    /// The same of all durations: what the figures are of.
+    pub fn of_any_duration(&self) -> Self {
+        Self { took: Took::default(), ..self.clone() }
+    }
+}
+
+/// When the month of a time began.
+fn month_of(time: i64) -> i64 {
+    let date = OffsetDateTime::from_unix_timestamp(time).map_or(Date::MIN, OffsetDateTime::date);
+    first_day(date.year(), date.month())
 }
 
 /// Two dates, or one that stands for both.
@@ -171,51 +281,91 @@ fn is_key_id(text: &str) -> bool {
 mod tests {
     use super::*;
 
+    /// 2026-01-15 12:02:03, a Thursday.
     const NOW: i64 = 1_768_478_523;
+
+    fn view(query: &str) -> View {
+        View::read(&Form::parse(query), NOW)
+    }
 
     #[test]
     fn an_address_leads_back_to_itself() {
         for query in [
             "range=1h",
+            "range=last-month",
             "range=24h&key=key_0123456789abcdef",
-            "range=90d&outcome=failed",
+            "range=90d&outcome=failed&sort=requests",
+            "range=month&key=key_1&gateway=host-1&outcome=ok&least=1000&most=5000",
             "from=2026-01-01&to=2026-01-14&outcome=inference_error",
         ] {
-            assert_eq!(View::read(&Form::parse(query), NOW).query(), query);
+            assert_eq!(view(query).query(), query);
         }
         for (query, understood) in [
             ("", "range=24h"),
             ("range=nonsense&key=%22%3E&outcome=%3Cscript%3E", "range=24h"),
+            ("least=-1&most=1e9", "range=24h"),
             ("from=2026-01-14&to=2026-01-01", "from=2026-01-01&to=2026-01-14"),
             ("from=2026-01-14", "from=2026-01-14&to=2026-01-14"),
             ("from=0001-01-01&to=9999-12-31", "range=24h"),
             ("from=1960-01-01&to=1961-01-01", "range=24h"),
         ] {
-            assert_eq!(View::read(&Form::parse(query), NOW).query(), understood, "{query}");
+            assert_eq!(view(query).query(), understood, "{query}");
+        }
+    }
+
+    #[test]
+    fn ranges_are_whole_days_and_months() {
+        for (query, from, to) in [
+            ("range=7d", "2026-01-09", "2026-01-15"),
+            ("range=30d", "2025-12-17", "2026-01-15"),
+            ("range=month", "2026-01-01", "2026-01-15"),
+            ("range=last-month", "2025-12-01", "2025-12-31"),
+        ] {
+            let view = view(query);
+            assert_eq!(view.dates(), (from.into(), to.into()), "{query}");
+            assert_eq!((view.range.since % DAY, view.range.until % DAY), (0, 0), "{query}");
         }
     }
 
     #[test]
     fn bars_are_few_and_cover_the_range() {
-        for (query, bars, width) in [
-            ("range=1h", 30, 120),
-            ("range=24h", 24, HOUR),
-            ("range=7d", 28, 6 * HOUR),
-            ("range=30d", 30, DAY),
-            ("range=90d", 13, 7 * DAY),
-            ("from=2026-01-15&to=2026-01-15", 24, HOUR),
-            ("from=2025-01-01&to=2025-01-01", 1, DAY),
-            ("from=2025-01-01&to=2025-12-31", 27, 14 * DAY),
-            ("from=1996-01-01&to=2026-01-01", 31, 365 * DAY),
+        for (query, bars, step) in [
+            ("range=1h", 30, Step::Seconds(120)),
+            ("range=24h", 24, Step::Seconds(HOUR)),
+            ("range=7d", 28, Step::Seconds(6 * HOUR)),
+            ("range=30d", 30, Step::DAY),
+            ("range=90d", 14, Step::Week),
+            ("range=month", 15, Step::DAY),
+            ("range=last-month", 31, Step::DAY),
+            ("from=2026-01-15&to=2026-01-15", 24, Step::Seconds(HOUR)),
+            ("from=2025-01-01&to=2025-01-01", 1, Step::DAY),
+            ("from=2025-01-01&to=2025-12-31", 12, Step::Month),
+            ("from=2020-01-16&to=2026-01-15", 73, Step::Month),
+            ("from=1996-01-01&to=2026-01-01", 31, Step::Year),
         ] {
-            let view = View::read(&Form::parse(query), NOW);
-            assert_eq!((view.bars(), view.width), (bars, width), "{query}");
-            assert_eq!(view.width % view.span.seconds(), 0, "{query}");
+            let view = view(query);
+            assert_eq!((view.starts.len(), view.step), (bars, step), "{query}");
             assert_eq!(view.range.since % view.span.seconds(), 0, "{query}");
-            assert!(view.start(view.bars()) >= view.range.until, "{query}");
-            if query.starts_with("range") {
-                assert!(view.range.until > NOW && view.range.since >= view.span.kept_since(NOW), "{query}");
+            assert_eq!((view.starts[0], view.end(bars - 1)), (view.range.since, view.range.until), "{query}");
+            for (bar, start) in view.starts.iter().enumerate() {
+                assert_eq!(start % view.span.seconds(), 0, "{query}: a sum belongs to one bar");
+                assert_eq!(
+                    (view.bar(*start), view.bar(view.end(bar) - 1)),
+                    (Some(bar), Some(bar)),
+                    "{query}"
+                );
             }
+            assert_eq!((view.bar(view.range.since - 1), view.bar(view.range.until)), (None, None), "{query}");
+            if query.starts_with("range") && query != "range=last-month" {
+                assert!(view.range.until > NOW, "{query}");
+            }
+            assert!(view.range.since >= view.span.kept_since(NOW), "{query}");
         }
+        let months = view("from=2025-12-16&to=2026-11-15").starts;
+        let shown: Vec<String> =
+            months.iter().map(|start| when::shown(Some(*start))[..10].to_owned()).collect();
+        assert_eq!(shown[..3], ["2025-12-16", "2026-01-01", "2026-02-01"]);
+        let weeks = view("range=90d").starts;
+        assert!(weeks[1..].iter().all(|start| (start - MONDAY) % (7 * DAY) == 0), "{weeks:?}");
     }
 }

@@ -43,7 +43,7 @@ pub use keys::{
     CONCURRENT_TAKES, Digest, Key, KeyChange, KeyChanged, KeyName, NewKey, Permission, parse_concurrent,
 };
 pub use ledger::{COLUMNS as LEDGER_COLUMNS, LedgerRow, NewRow, Outcome, Searched, Tokens};
-pub use listing::{Listing, Matching, Which};
+pub use listing::{Listing, Matching, SEARCHED_ROWS, Which};
 pub use moving::Progress;
 pub use rollup::{RollupRow, Span, SpanSums};
 use sealing::Backlog;
@@ -74,6 +74,9 @@ pub struct LedgerState {
     pub unsealed_seconds: i64,
     /// The bytes of the WAL that are in use.
     pub wal_bytes: u64,
+    /// When the last checkpoint ran, and when rows were last sealed; `None`: not since the start.
+    pub last_checkpoint: Option<i64>,
+    pub last_seal: Option<i64>,
     /// How often requests had to wait because the WAL had reached its limit.
     pub wal_restarts: u64,
 }
@@ -133,6 +136,8 @@ impl Store {
             unsealed_rows,
             unsealed_seconds,
             wal_bytes: self.engine.sqlite().map_or(0, Sqlite::wal_bytes),
+            last_checkpoint: self.engine.sqlite().and_then(Sqlite::last_checkpoint),
+            last_seal: self.backlog.last_seal(),
             wal_restarts: self.engine.sqlite().map_or(0, Sqlite::wal_restarts),
         }
     }
@@ -312,6 +317,8 @@ mod tests {
             key_id: Some("key_1".into()),
             gateway: None,
             matching: Matching::Anything,
+            least_ms: None,
+            most_ms: None,
         };
         let failures_of_one_key = Which { matching: Matching::Failure, ..of_one_key.clone() };
         for (statement, index) in [

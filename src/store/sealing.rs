@@ -30,11 +30,17 @@ pub(super) struct Backlog {
     rows: AtomicI64,
     /// When sealing last had nothing left to do. The time before a start does not count.
     caught_up: AtomicI64,
+    /// When rows were last sealed; 0: not since the start.
+    last_seal: AtomicI64,
 }
 
 impl Backlog {
     pub fn new() -> Self {
-        Self { rows: AtomicI64::new(0), caught_up: AtomicI64::new(when::now()) }
+        Self { rows: AtomicI64::new(0), caught_up: AtomicI64::new(when::now()), last_seal: AtomicI64::new(0) }
+    }
+
+    pub fn last_seal(&self) -> Option<i64> {
+        Some(self.last_seal.load(Ordering::Relaxed)).filter(|&time| time != 0)
     }
 
     /// A row whose fsync failed was not counted and may be sealed all the same, so the count stops at zero.
@@ -75,6 +81,7 @@ impl Store {
             seal(session, &self.gateway, &rows, now)
         })?;
         self.backlog.add(-(rows.len() as i64));
+        self.backlog.last_seal.store(now, Ordering::Relaxed);
         Ok(rows.len())
     }
 
@@ -136,7 +143,9 @@ mod tests {
         store.begin(&row("open", "key_1", 0)).expect("a running request");
         assert_eq!(store.backlog.state(9).0, 5);
         assert_eq!(store.unsealed().expect("a count"), Unsealed { rows: 5, oldest: Some(1) });
+        assert_eq!(store.backlog.last_seal(), None);
         assert_eq!(store.seal(3, 9).expect("a batch"), 3);
+        assert_eq!(store.backlog.last_seal(), Some(9));
         assert_eq!(store.seal(3, 9).expect("a batch"), 2);
         assert_eq!(store.seal(3, 9).expect("a batch"), 0);
         for number in 1..=5 {

@@ -7,6 +7,8 @@ import { chromium } from "playwright-core";
 const { password, ports, shots } = JSON.parse(process.argv[2]);
 const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const heaviest = 60 * 1024;
+const today = new Date().toISOString().slice(0, 10);
+const sixYearsAgo = `${Number(today.slice(0, 4)) - 6}${today.slice(4, 8)}01`;
 const base = (ledger) => `http://console.localhost:${ports[ledger]}`;
 
 const browser = await chromium.launch({
@@ -183,9 +185,67 @@ const flows = {
     await page.getByRole("link", { name: "Earlier requests" }).click();
     assert.notEqual(await page.locator(".requests a").first().textContent(), first);
     await page.goto(page.base + "/usage?range=90d");
-    await page.getByText("As a table").first().click();
-    // Thirteen weeks, and a row of headings.
-    assert.equal(await page.locator(".data table").first().locator("tr").count(), 14);
+    await page.getByText("All figures as a table").click();
+    // 90 days are parts of 13 or 14 weeks.
+    assert.ok([13, 14].includes(await page.locator("#figures tbody tr").count()));
+  },
+
+  async "a bar's exact figures at the pointer and at the finger"() {
+    for (const [width, hasTouch] of [[1280, false], [390, true], [320, true]]) {
+      const page = await open("many", { viewport: { width, height: 900 }, hasTouch });
+      await signIn(page, "/usage?range=30d");
+      const plot = page.locator(".plot").nth(1);
+      const svg = plot.locator("svg");
+      await svg.scrollIntoViewIfNeeded();
+      const box = await svg.boundingBox();
+      // The middle of the last bar but three.
+      const [x, y] = [box.x + (box.width * 26.5) / 30, box.y + box.height / 2];
+      await (hasTouch ? page.touchscreen.tap(x, y) : page.mouse.move(x, y));
+      const tip = plot.locator(".tip");
+      await tip.waitFor();
+      const cells = await page.locator("#figures tbody tr").nth(26).locator("th, td").allTextContents();
+      const shown = await tip.textContent();
+      // The date, and after the three columns of requests the tokens of four keys and the others.
+      for (const text of [cells[0], ...cells.slice(4, 9)]) assert.ok(shown.includes(text), `${shown} has ${text}`);
+      const total = cells.slice(4, 9).reduce((sum, text) => sum + Number(text.replaceAll(",", "")), 0);
+      assert.ok(shown.endsWith(total.toLocaleString("en-US")), shown);
+      const [tipBox, name] = [await tip.boundingBox(), await plot.locator(".x i").nth(25).boundingBox()];
+      assert.ok(tipBox.x >= 0 && tipBox.x + tipBox.width <= width, "it is on the screen");
+      assert.ok(name.x < x && x - name.x < box.width / 15, "a label is at the bar it names");
+      if (shots) await page.screenshot({ path: `${shots}/tooltip-${width}.png` });
+      await page.locator("h1").click();
+      await tip.waitFor({ state: "hidden" });
+    }
+  },
+
+  async "the table by key is sorted, the list is filtered by duration, and months are chosen, without JavaScript too"() {
+    for (const [width, javaScriptEnabled] of [[1280, true], [390, true], [320, true], [1280, false]]) {
+      const page = await open("many", { viewport: { width, height: 900 }, javaScriptEnabled });
+      await signIn(page, "/usage?range=90d");
+      const names = () => page.locator(".by-key tbody th").allTextContents();
+      assert.equal((await names())[0], "billing service");
+      await page.getByRole("link", { name: "Requests", exact: true }).click();
+      await page.waitForURL(/sort=-requests/);
+      const first = await names();
+      await page.getByRole("link", { name: "Requests", exact: true }).click();
+      await page.waitForURL(/sort=requests/);
+      assert.deepEqual(await names(), first.toReversed());
+      await page.getByLabel("Took at least").fill("4000");
+      await page.getByRole("button", { name: "Filter" }).click();
+      await page.waitForURL(/least=4000/);
+      const times = await page.locator(".requests tbody td:nth-child(8)").allTextContents();
+      assert.ok(times.length === 15 && times.every((time) => / s$/.test(time) && parseFloat(time) >= 4), times.join());
+      await page.getByLabel("Took at least").fill("4000000");
+      await page.getByRole("button", { name: "Filter" }).click();
+      await page.getByText("Searched 10,000 requests, back to").waitFor();
+      await page.getByRole("link", { name: "Earlier requests" }).click();
+      await page.getByText("Searched 10,000 requests, back to").waitFor();
+      await page.getByRole("link", { name: "Back to the figures" }).click();
+      await page.getByRole("link", { name: "Last month" }).click();
+      const days = await page.locator("#figures tbody tr").count();
+      assert.ok(days >= 28 && days <= 31, `${days}`);
+      await page.context().close();
+    }
   },
 
   async "a request is found by the id in an error message"() {
@@ -289,8 +349,9 @@ async function look(ledger, scheme, width) {
   await signIn(page);
   const pages = { keys: "/keys", "keys-filtered": "/keys?q=a&sort=-tokens", "keys-none": "/keys?q=nothing", "keys-revoked": "/keys?state=revoked",
     "new-key": "/keys/new", audit: "/audit", usage: "/usage", "usage-90d": "/usage?range=90d", "usage-7d": "/usage?range=7d",
-    "usage-1h": "/usage?range=1h", status: "/status", missing: "/usage/find?id=x", nothing: "/nothing" };
-  const wanted = Object.entries(pages).filter(([, path]) => ledger !== "keys" || /^\/(keys|audit)/.test(path));
+    "usage-1h": "/usage?range=1h", "usage-month": "/usage?range=month", "usage-six-years": `/usage?from=${sixYearsAgo}&to=${today}`,
+    "usage-slow": "/usage?range=90d&least=5000", "usage-keys": "/usage/keys?range=90d", status: "/status", missing: "/usage/find?id=x", nothing: "/nothing" };
+  const wanted = Object.entries(pages).filter(([, path]) => ledger !== "keys" || /^\/(keys|audit|usage)/.test(path));
   for (const [name, path] of wanted) {
     const response = await page.goto(page.base + path, { waitUntil: "load" });
     const weight = [...assets.values()].reduce((sum, size) => sum + size, (await response.body()).length);
@@ -333,8 +394,6 @@ process.on("uncaughtException", (error) => { failures += 1; console.log(`FAIL  $
 
 for (const ledger of ["empty", "one", "many", "keys"]) {
   for (const [scheme, width] of [["light", 1280], ["dark", 1280], ["light", 390], ["dark", 390], ["light", 320]]) {
-    // The usage page is still wider than 320 pixels.
-    if (width === 320 && ledger !== "keys") continue;
     if (["many", "keys"].includes(ledger) || width === 1280 || shots) await attempt(`pages, ${ledger}, ${scheme}, ${width}`, () => look(ledger, scheme, width));
   }
 }

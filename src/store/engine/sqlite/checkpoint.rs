@@ -11,6 +11,7 @@ use rusqlite::{Connection, OpenFlags};
 
 use super::super::super::StoreError;
 use super::{READER_CACHE, Sqlite, connect};
+use crate::when;
 
 /// How many pages that are not in the database yet make a checkpoint worth its two fsyncs.
 const CHECKPOINT_PAGES: i64 = 1_000;
@@ -31,6 +32,7 @@ impl Sqlite {
         let mut progress = run(&connection, "PRAGMA wal_checkpoint(NOOP)")?;
         if progress.pages - progress.moved >= CHECKPOINT_PAGES {
             progress = run(&connection, "PRAGMA wal_checkpoint(PASSIVE)")?;
+            self.last_checkpoint.store(when::now(), Ordering::Relaxed);
         }
         self.wal_pages.store(u64::try_from(progress.pages).unwrap_or(0), Ordering::Relaxed);
         Ok(())
@@ -39,6 +41,11 @@ impl Sqlite {
     /// The bytes of the WAL that are in use, as the last checkpoint found.
     pub fn wal_bytes(&self) -> u64 {
         self.wal_pages.load(Ordering::Relaxed) * FRAME
+    }
+
+    /// When a checkpoint last ran since the start.
+    pub fn last_checkpoint(&self) -> Option<i64> {
+        Some(self.last_checkpoint.load(Ordering::Relaxed)).filter(|&time| time != 0)
     }
 
     /// How often the WAL reached 64 MiB and was restarted.
@@ -64,6 +71,7 @@ impl Sqlite {
                 next = RESTART_PAGES;
                 self.wal_pages.store(0, Ordering::Relaxed);
                 self.wal_restarts.fetch_add(1, Ordering::Relaxed);
+                self.last_checkpoint.store(when::now(), Ordering::Relaxed);
                 log::debug!("the WAL had {pages} pages and was restarted");
             }
             Err(error) => log::error!("the WAL could not be restarted: {error}"),
@@ -124,11 +132,13 @@ mod tests {
         write_pages(&engine, 500);
         engine.checkpoint().expect("a look");
         assert_eq!(moved(&engine), 0, "too little to move");
+        assert_eq!(engine.last_checkpoint(), None);
         let file = temporary.folder.join("wal.db-wal").metadata().expect("the WAL");
         assert_eq!(engine.wal_bytes() + 32, file.len(), "all of it but its header");
         write_pages(&engine, 600);
         engine.checkpoint().expect("a checkpoint");
         assert!(moved(&engine) > 1000, "all is in the database");
+        assert!(engine.last_checkpoint().is_some_and(|time| time > when::now() - 600));
         small_write(&engine);
         engine.checkpoint().expect("a look");
         assert!(engine.wal_bytes() < 10 * 4120, "the WAL begins again: {}", engine.wal_bytes());

@@ -12,7 +12,7 @@ use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -63,6 +63,8 @@ pub struct Sqlite {
     /// From this many pages on the leader restarts the WAL.
     restart_at: AtomicU64,
     wal_restarts: AtomicU64,
+    /// When pages were last moved; 0: not since the start.
+    last_checkpoint: AtomicI64,
 }
 
 impl Sqlite {
@@ -101,6 +103,7 @@ impl Sqlite {
             wal_pages: AtomicU64::new(0),
             restart_at: AtomicU64::new(checkpoint::RESTART_PAGES),
             wal_restarts: AtomicU64::new(0),
+            last_checkpoint: AtomicI64::new(0),
         })
     }
 

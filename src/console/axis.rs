@@ -1,0 +1,107 @@
+//! What is written at the bars of a view: in full, for the table and the tooltips, and under some of them.
+
+use time::OffsetDateTime;
+use time::format_description::BorrowedFormatItem;
+use time::macros::format_description;
+
+use super::chart::Axis;
+use super::view::{Step, View};
+
+type Format = &'static [BorrowedFormatItem<'static>];
+
+const CLOCK: Format = format_description!("[hour]:[minute]");
+const DAY: Format = format_description!("[month repr:short] [day padding:none]");
+const MONTH: Format = format_description!("[month repr:short] [year]");
+const YEAR: Format = format_description!("[year]");
+
+const HOUR_SECONDS: i64 = 3600;
+const DAY_SECONDS: i64 = 86_400;
+
+/// The most labels under a chart.
+const LABELS: usize = 7;
+
+pub fn axis(view: &View) -> Axis {
+    let bars = 0..view.starts.len();
+    Axis {
+        labels: bars.clone().map(|bar| label(view, bar)).collect(),
+        ticks: bars.map(|bar| tick(view, bar).unwrap_or_default()).collect(),
+    }
+}
+
+fn label(view: &View, bar: usize) -> String {
+    let (start, end) = (view.starts[bar], view.end(bar));
+    match view.step {
+        Step::DAY => shown(start, DAY),
+        Step::Seconds(_) => format!("{} {}–{}", shown(start, DAY), shown(start, CLOCK), shown(end, CLOCK)),
+        Step::Week => format!("{} – {}", shown(start, DAY), shown(end - 1, DAY)),
+        Step::Month => shown(start, MONTH),
+        Step::Year => shown(start, YEAR),
+    }
+}
+
+/// The text under a bar, if it has one: at whole steps of the clock or the calendar, or at every so many bars.
+fn tick(view: &View, bar: usize) -> Option<String> {
+    let (start, bars) = (view.starts[bar], view.starts.len());
+    let is_one_day = view.range.until - view.range.since <= DAY_SECONDS;
+    let smallest =
+        |steps: &[usize]| steps.iter().copied().find(|step| bars.div_ceil(*step) <= LABELS).unwrap_or(bars);
+    let (format, is_labelled) = match view.step {
+        Step::Seconds(120) => (CLOCK, start % 600 == 0),
+        Step::Seconds(seconds) if seconds < DAY_SECONDS && is_one_day => {
+            (CLOCK, start % (4 * HOUR_SECONDS) == 0)
+        }
+        Step::Seconds(seconds) if seconds < DAY_SECONDS => (DAY, start % DAY_SECONDS == 0),
+        Step::Seconds(_) => (DAY, bar % smallest(&[1, 2, 5]) == 0),
+        Step::Week => (DAY, bar % smallest(&[1, 2, 4, 5]) == 0),
+        Step::Month => {
+            let step = smallest(&[1, 2, 3, 6, 12]).min(12);
+            let month = OffsetDateTime::from_unix_timestamp(start).map_or(1, |time| u8::from(time.month()));
+            (if step == 12 { YEAR } else { MONTH }, (usize::from(month) - 1) % step == 0)
+        }
+        Step::Year => (YEAR, bar % smallest(&[1, 2, 5, 10]) == 0),
+    };
+    is_labelled.then(|| shown(start, format))
+}
+
+fn shown(unix: i64, format: Format) -> String {
+    let time = OffsetDateTime::from_unix_timestamp(unix).ok();
+    time.and_then(|time| time.format(format).ok()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::form::Form;
+    use super::*;
+
+    /// 2026-01-15 12:02:03.
+    const NOW: i64 = 1_768_478_523;
+
+    #[test]
+    fn labels_are_at_the_bars_they_name_and_in_whole_steps() {
+        for (query, labels, second) in [
+            ("range=1h", "11:10 11:20 11:30 11:40 11:50 12:00", "Jan 15 11:06–11:08"),
+            ("range=24h", "16:00 20:00 00:00 04:00 08:00 12:00", "Jan 14 14:00–15:00"),
+            ("range=7d", "Jan 9|Jan 10|Jan 11|Jan 12|Jan 13|Jan 14|Jan 15", "Jan 9 06:00–12:00"),
+            ("range=30d", "Dec 17|Dec 22|Dec 27|Jan 1|Jan 6|Jan 11", "Dec 18"),
+            ("range=last-month", "Dec 1|Dec 6|Dec 11|Dec 16|Dec 21|Dec 26|Dec 31", "Dec 2"),
+            ("range=90d", "Oct 18|Oct 27|Nov 10|Nov 24|Dec 8|Dec 22|Jan 5", "Oct 20 – Oct 26"),
+            (
+                "from=2025-01-01&to=2025-12-31",
+                "Jan 2025|Mar 2025|May 2025|Jul 2025|Sep 2025|Nov 2025",
+                "Feb 2025",
+            ),
+            ("from=2020-01-16&to=2026-01-15", "2020 2021 2022 2023 2024 2025 2026", "Feb 2020"),
+            ("from=1996-01-01&to=2026-01-01", "1996 2001 2006 2011 2016 2021 2026", "1997"),
+        ] {
+            let axis = axis(&View::read(&Form::parse(query), NOW));
+            let ticks: Vec<&str> =
+                axis.ticks.iter().map(String::as_str).filter(|tick| !tick.is_empty()).collect();
+            let labels: Vec<&str> = labels.split(if labels.contains('|') { '|' } else { ' ' }).collect();
+            assert_eq!(ticks, labels, "{query}");
+            assert_eq!(axis.labels[1], second, "{query}");
+            for (tick, label) in axis.ticks.iter().zip(&axis.labels) {
+                assert!(label.contains(tick.as_str()), "{query}: {tick} is under {label}");
+            }
+        }
+    }
+}

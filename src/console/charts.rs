@@ -1,0 +1,86 @@
+//! The charts of the usage page: a function each.
+
+use super::chart::{Chart, Series, Shape, Unit};
+use super::figures::{Bar, Figures, Kind};
+use super::page::count;
+use crate::store::Durations;
+use crate::text::grouped;
+
+pub fn all(figures: &Figures) -> Vec<Chart> {
+    let mut charts = vec![requests(figures)];
+    charts.extend(tokens(figures));
+    charts.extend([
+        times(
+            "Runtime",
+            "what 95 % of the runtime’s answers did not exceed",
+            figures,
+            ["k1", "k0"],
+            |bar| &bar.sums.runtime,
+        ),
+        times("Gateway overhead", "what 95 % of the rest did not exceed", figures, ["k3", "k2"], |bar| {
+            &bar.sums.own
+        }),
+    ]);
+    charts
+}
+
+fn requests(figures: &Figures) -> Chart {
+    let of = |name: &str, class: &str, kind: Kind| {
+        let values = figures.bars.iter().map(|bar| Some(bar.requests[kind as usize] as f64));
+        Series { name: name.into(), class: class.into(), values: values.collect() }
+    };
+    let (all, succeeded) = (count(figures.all.requests, "request"), grouped(figures.succeeded));
+    Chart {
+        title: "Requests by outcome",
+        summary: format!("Bars: {all}, {succeeded} of them succeeded"),
+        shape: Shape::Bars,
+        unit: Unit::Count,
+        series: vec![
+            of("Succeeded", "ok", Kind::Succeeded),
+            of("Refused (4xx)", "refused", Kind::Refused),
+            of("Failed", "failed", Kind::Failed),
+        ],
+    }
+}
+
+/// `None` if no tokens were measured.
+fn tokens(figures: &Figures) -> Option<Chart> {
+    let of = |(number, (name, tokens)): (usize, (String, Vec<i64>))| Series {
+        name,
+        class: format!("k{number}"),
+        values: tokens.into_iter().map(|tokens| Some(tokens as f64)).collect(),
+    };
+    let series: Vec<Series> = figures.tokens_by_key().into_iter().enumerate().map(of).collect();
+    let missing = match figures.all.unmeasured {
+        0 => String::new(),
+        unmeasured => format!(", {} unmeasured", count(unmeasured, "request")),
+    };
+    (!series.is_empty()).then(|| Chart {
+        title: "Tokens by key",
+        summary: format!("Bars: {}{missing}", count(figures.all.total_tokens, "token")),
+        shape: Shape::Bars,
+        unit: Unit::Count,
+        series,
+    })
+}
+
+fn times(
+    title: &'static str,
+    slow: &str,
+    figures: &Figures,
+    classes: [&str; 2],
+    of: impl Fn(&Bar) -> &Durations,
+) -> Chart {
+    let series = |name: &str, class: &str, share: f64| Series {
+        name: name.into(),
+        class: class.into(),
+        values: figures.bars.iter().map(|bar| of(bar).percentile(share)).collect(),
+    };
+    Chart {
+        title,
+        summary: format!("Lines: the median, and {slow}"),
+        shape: Shape::Lines,
+        unit: Unit::Milliseconds,
+        series: vec![series("95 % within", classes[0], 0.95), series("Median", classes[1], 0.5)],
+    }
+}

@@ -1,0 +1,99 @@
+//! The requests themselves, the newest first.
+
+use maud::{Markup, html};
+
+use super::page::{self, took};
+use super::usage::hidden;
+use super::view::{Took, View};
+use crate::id::RequestId;
+use crate::store::{LedgerRow, Listing, SEARCHED_ROWS};
+use crate::text::grouped;
+
+/// How many requests a page lists.
+pub const LISTED: usize = 15;
+
+pub fn section(view: &View, listing: &Listing, is_later_page: bool, with_gateway: bool) -> Markup {
+    html! {
+        section #requests {
+            div.head {
+                h2 { @if is_later_page { "Earlier requests" } @else { "Newest requests" } }
+                (by_duration(view))
+                @if !listing.rows.is_empty() {
+                    p.export { "Export: "
+                        a href=(format!("/usage/export.csv?{}", view.query())) download { "CSV" } " "
+                        a href=(format!("/usage/export.json?{}", view.query())) download { "JSON" }
+                    }
+                }
+            }
+            @if listing.rows.is_empty() { p.muted { "None." } }
+            @else {
+                table.cards.requests {
+                    thead { tr {
+                        @for name in ["Time", "Request", "Key", "Outcome", "Tokens in", "Tokens out", "Runtime", "Total"] { th scope="col" { (name) } }
+                        @if with_gateway { th scope="col" { "Gateway" } }
+                    } }
+                    tbody { @for row in &listing.rows { (request(row, with_gateway)) } }
+                }
+            }
+            @if let Some(last) = &listing.searched_to {
+                p.muted { "Searched " (grouped(SEARCHED_ROWS)) " requests, back to " (page::time(RequestId::time_of(last), true)) "." }
+            }
+            @if let Some(next) = &listing.next {
+                nav.pages aria-label="Pages" {
+                    a.button href=(format!("/usage?{}&before={next}", view.query())) rel="next" { "Earlier requests →" }
+                }
+            }
+        }
+    }
+}
+
+/// The filter that only the list knows.
+fn by_duration(view: &View) -> Markup {
+    let Took { least, most } = view.took;
+    html! {
+        form.took method="get" action="/usage#requests" {
+            (hidden(view, &["least", "most"]))
+            @for (name, text, value) in [("least", "Took at least", least), ("most", "at most", most)] {
+                label { (text) input name=(name) type="number" min="0" max=(u32::MAX) value=[value]; "ms" }
+            }
+            button type="submit" { "Filter" }
+        }
+    }
+}
+
+fn request(row: &LedgerRow, with_gateway: bool) -> Markup {
+    let id = &row.request_id;
+    let short_id =
+        if id.len() > 24 { format!("{}…{}", &id[..15], &id[id.len() - 6..]) } else { id.clone() };
+    let number = |value: Option<i64>| value.map_or("–".into(), grouped);
+    let time = |value: Option<f64>| value.map_or("–".into(), took);
+    html! {
+        tr {
+            td { (page::time(row.created, true)) }
+            td { a href=(format!("/usage/{id}")) { code { (short_id) } } }
+            td.name { span.text { (row.key_name) } }
+            td { (outcome(row.status, row.error_code.as_deref())) }
+            td { (number(row.tokens.prompt_tokens)) }
+            td { (number(row.tokens.completion_tokens)) }
+            td { (time(row.runtime_ms)) }
+            td { (time(row.duration_ms)) }
+            @if with_gateway { td { (gateway_name(&row.gateway)) } }
+        }
+    }
+}
+
+/// Rows of a ledger that was moved here have no gateway.
+pub fn gateway_name(name: &str) -> &str {
+    if name.is_empty() { "–" } else { name }
+}
+
+/// What came of a request, in a word or two.
+pub fn outcome(status: Option<i64>, code: Option<&str>) -> Markup {
+    html! {
+        @match (status, code) {
+            (Some(200), _) => span.badge.good { "200" },
+            (None, None) => span.badge { "under way" },
+            (status, code) => span.badge.bad { @if let Some(status) = status { (status) " " } (code.unwrap_or("")) },
+        }
+    }
+}
