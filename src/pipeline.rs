@@ -28,7 +28,7 @@ pub struct Pipeline {
     pub api_hosts: Vec<String>,
     pub compatibility: Compatibility,
     pub store: Arc<Store>,
-    pub runtimes: Option<Runtimes>,
+    pub runtimes: Option<Arc<Runtimes>>,
     /// `None` if no answer is grounded.
     pub grounding: Option<Grounding>,
     pub metrics: Arc<Metrics>,
@@ -121,7 +121,7 @@ impl Pipeline {
     ) -> Result<(&Runtimes, Chat<'a>), Failure> {
         permission::check(&caller.permissions)?;
         let chat = validation::read(&request.head, body, self.compatibility)?;
-        let runtimes = inference::configured(self.runtimes.as_ref())?;
+        let runtimes = inference::configured(self.runtimes.as_deref())?;
         Ok((runtimes, chat))
     }
 

@@ -69,7 +69,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let store = Arc::new(store);
     let notify =
         Notify::from_environment().map_err(|error| failed("the socket that NOTIFY_SOCKET names", &error))?;
-    let runtimes = Runtimes::new(&config.runtime, config.workers);
+    let runtimes = Runtimes::new(&config.runtime, config.workers).map(Arc::new);
     if runtimes.is_none() {
         log::warn!("no runtime is configured, so no completion can be run: set runtime.url");
     }
@@ -112,20 +112,21 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
             move || status(&metrics, &load.snapshot())
         }),
         reload: Box::new({
-            let running = config.clone();
-            let store = Arc::clone(&store);
+            let (running, store) = (Arc::clone(&config), Arc::clone(&store));
+            let acceptor = acceptor.clone();
             move || reload(&args, &running, acceptor.as_deref(), &store)
         }),
     })
     .and_then(|supervisor| supervisor.heed_signals().map(|()| supervisor))
     .map_err(|error| failed("the supervisor", &error))?;
-    let monitoring = Monitoring::new(
-        Arc::clone(&store),
-        Arc::clone(&metrics),
-        listener.load(),
+    let monitoring = Monitoring {
+        store: Arc::clone(&store),
+        metrics: Arc::clone(&metrics),
+        load: listener.load(),
         readiness,
-        runtimes.is_some(),
-    );
+        runtimes: runtimes.clone(),
+        acceptor: acceptor.clone(),
+    };
     let console = |host| (host, Console::new(Arc::clone(&config), Arc::clone(&store), monitoring));
     let console = config.console_host.clone().map(console);
     let api = Pipeline {

@@ -8,8 +8,9 @@ use crate::background::Readiness;
 use crate::error::{ApiError, Failure};
 use crate::http::{Head, Response};
 use crate::id::RequestId;
-use crate::listener::{LaneLoad, Load, Snapshot};
+use crate::listener::{Acceptor, Load};
 use crate::metrics::Metrics;
+use crate::runtime::Runtimes;
 use crate::store::{Permission, Store};
 
 const TEXT: &str = "text/plain; charset=utf-8";
@@ -18,24 +19,17 @@ const TEXT: &str = "text/plain; charset=utf-8";
 const METRICS_TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 pub struct Monitoring {
-    store: Arc<Store>,
-    metrics: Arc<Metrics>,
-    load: Arc<Load>,
-    readiness: Arc<Readiness>,
-    has_runtime: bool,
+    pub store: Arc<Store>,
+    pub metrics: Arc<Metrics>,
+    pub load: Arc<Load>,
+    pub readiness: Arc<Readiness>,
+    /// `None` if none is configured.
+    pub runtimes: Option<Arc<Runtimes>>,
+    /// `None` without TLS.
+    pub acceptor: Option<Arc<Acceptor>>,
 }
 
 impl Monitoring {
-    pub fn new(
-        store: Arc<Store>,
-        metrics: Arc<Metrics>,
-        load: Arc<Load>,
-        readiness: Arc<Readiness>,
-        has_runtime: bool,
-    ) -> Self {
-        Self { store, metrics, load, readiness, has_runtime }
-    }
-
     /// Answers a probe of `/healthz` or `/readyz` with what is known already. Returns `None` for another path.
     pub fn probe(&self, head: &Head) -> Option<Response> {
         match head.path() {
@@ -50,16 +44,6 @@ impl Monitoring {
         head.path() == "/metrics"
     }
 
-    /// The API's requests by key.
-    pub fn lanes(&self) -> Vec<LaneLoad> {
-        self.load.lanes()
-    }
-
-    /// How busy the service is.
-    pub fn load(&self) -> Snapshot {
-        self.load.snapshot()
-    }
-
     /// Answers a scrape. Returns `None` if the request is for another path.
     pub fn answer(&self, head: &Head) -> Option<Response> {
         Self::takes_key(head).then(|| unless_refused(head, || self.metrics(head)))
@@ -69,7 +53,7 @@ impl Monitoring {
         let id = RequestId::new();
         match self.admit(head, id.created()) {
             Ok(_) => {
-                let text = self.metrics.render(&self.load(), &self.store.state(id.created()));
+                let text = self.metrics.render(&self.load.snapshot(), &self.store.state(id.created()));
                 Response::new(200, METRICS_TEXT, text.into_bytes())
             }
             Err(failure) => {
@@ -100,7 +84,7 @@ impl Monitoring {
 
     /// Whether a completion could be run now, as far as this service can say by itself.
     fn readiness(&self) -> Response {
-        let reason = if !self.has_runtime {
+        let reason = if self.runtimes.is_none() {
             "No runtime is configured: set runtime.url."
         } else if !self.readiness.accepts_writes() {
             "The ledger can't be written. The log says why."

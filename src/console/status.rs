@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use maud::{Markup, html};
 
-use super::page::{self, Part, count, form_token};
+use super::page::{self, Part, count, form_token, took};
 use super::visit::Session;
 use super::{Console, Stop};
 use crate::checks::{self, Finding, Verdict};
+use crate::config::GroundingMode;
 use crate::http::Response;
 use crate::listener::{Cause, Level};
 use crate::text::grouped;
@@ -18,6 +19,12 @@ use crate::when;
 
 /// For how long what the checks found is good enough: they ask the runtime for a token.
 const GOOD_FOR: Duration = Duration::from_secs(60);
+
+/// A gateway says that it is there about every second.
+const SEEN_LATELY: i64 = 5;
+
+/// How many seconds two clocks may differ.
+const CLOCK_SLACK: i64 = 2;
 
 /// What the checks found last. They run beside the pages: a runtime that is down takes its time to say so.
 #[derive(Default)]
@@ -70,9 +77,11 @@ pub fn page(console: &Console, session: &Session) -> Result<Response, Stop> {
             }
             (verdict(found.as_deref(), is_running))
             @if let Some(found) = &found { (findings(&found.findings)) }
-            h2 { "The service" }
-            (facts(console))
+            (runtimes(console))
             (queue_by_key(console)?)
+            (gateways(console)?)
+            h2 { "The service" }
+            (facts(console)?)
         }
     };
     let response = page::inside(&console.assets, session, Part::Status, "Status", &content);
@@ -124,12 +133,18 @@ fn findings(findings: &[Finding]) -> Markup {
     }
 }
 
-fn facts(console: &Console) -> Markup {
-    let load = console.monitoring.load();
-    let ledger = console.store.state(when::now());
+fn facts(console: &Console) -> Result<Markup, Stop> {
+    let load = console.monitoring.load.snapshot();
+    let now = when::now();
+    let ledger = console.store.state(now);
     let file = console.config.database.file();
     let size = file.and_then(|file| file.metadata().ok()).map(|file| file.len());
-    html! {
+    let last = |time: Option<i64>| html! { @match time { Some(time) => (page::time(time, true)), None => "none since the start" } };
+    let clock = match file {
+        Some(_) => None,
+        None => Some(console.store.clock_difference()?),
+    };
+    Ok(html! {
         dl.facts {
             dt { "Version" } dd { (env!("CARGO_PKG_VERSION")) }
             dt { "Running for" } dd { (lasted(console.started.elapsed())) }
@@ -138,22 +153,122 @@ fn facts(console: &Console) -> Markup {
             dt { "Connections" } dd { (level(load.connections)) }
             dt { "Held in buffers" } dd { (bytes(load.buffered_bytes.now as u64)) " of " (bytes(load.buffered_bytes.most as u64)) }
             dt { "Rejected (no room)" } dd { (count((load.of(Cause::QueueFull) + load.of(Cause::BuffersFull)) as i64, "request")) " since the start" }
+            dt { "Search" } dd { (search(console)) }
+            @if let Some(acceptor) = &console.monitoring.acceptor {
+                dt { "Certificate" } dd { @match acceptor.expires() { Some(time) => (certificate(time, now)), None => "in use; its end can’t be read" } }
+            }
+            @if let Some(ahead) = clock { dt { "Clock" } dd { (clock_difference(ahead)) } }
+            dt { "Last seal" } dd { (last(ledger.last_seal)) }
             dt { "Rows without a seal" } dd { (grouped(ledger.unsealed_rows)) @if ledger.unsealed_rows > 0 { ", for " (count(ledger.unsealed_seconds, "second")) } }
-            @match file {
-                None => { dt { "Database" } dd { (console.config.database) } }
-                Some(file) => {
-                    dt { "WAL" } dd { (bytes(ledger.wal_bytes)) }
-                    dt { "Database" } dd { @match size { Some(size) => (bytes(size)), None => "not known" } }
-                    dt { "Left on its disk" } dd { @match checks::bytes_free(file) { Some(free) => (bytes(free)), None => "not known" } }
+            dt { "Database" } dd {
+                @match size { Some(size) => { (bytes(size)) ", and " (bytes(ledger.wal_bytes)) " of WAL" }, None => (console.config.database) }
+            }
+            @if let Some(file) = file {
+                dt { "Last checkpoint" } dd { (last(ledger.last_checkpoint)) }
+                dt { "Left on its disk" } dd { @match checks::bytes_free(file) { Some(free) => (bytes(free)), None => "not known" } }
+            }
+        }
+    })
+}
+
+/// When answers rest on Search, and what came of asking it.
+fn search(console: &Console) -> String {
+    let mode = match console.config.search.grounding {
+        GroundingMode::Off => return "off: answers are not grounded".into(),
+        GroundingMode::Always => "always",
+        GroundingMode::Match => "match",
+        GroundingMode::Auto => "auto",
+    };
+    let [found, nothing, unavailable] =
+        console.monitoring.metrics.searches().map(|number| grouped(number as i64));
+    format!(
+        "{mode}; since the start {found} searches with passages, {nothing} without, {unavailable} unavailable"
+    )
+}
+
+/// The end of the certificate that new connections get. The check warns in time.
+fn certificate(expires: i64, now: i64) -> Markup {
+    html! {
+        @if expires > now { "expires " (page::time(expires, false)) ", in " (lasted(Duration::from_secs((expires - now) as u64))) }
+        @else { span.badge.bad { "expired" } " " (page::time(expires, false)) }
+    }
+}
+
+/// How far this host's clock is from the database's, by which gateways see each other.
+fn clock_difference(ahead: i64) -> Markup {
+    let way = if ahead > 0 { "ahead of" } else { "behind" };
+    html! {
+        @if ahead.abs() > CLOCK_SLACK { span.badge.warn { "differs" } " " }
+        @if ahead == 0 { "agrees with the database’s" } @else { (count(ahead.abs(), "second")) " " (way) " the database’s" }
+    }
+}
+
+/// The gateways that share the database; nothing if it is a file.
+fn gateways(console: &Console) -> Result<Markup, Stop> {
+    let gateways = console.shared_gateways()?;
+    Ok(html! {
+        @if !gateways.is_empty() {
+            h2 { "Gateways" }
+            div.scroll tabindex="0" role="region" aria-label="Gateways" {
+                table {
+                    thead { tr {
+                        @for name in ["Gateway", "Version", "Address", "Last seen"] { th scope="col" { (name) } }
+                        th.number scope="col" { "Open requests" }
+                    } }
+                    tbody { @for gateway in gateways {
+                        tr {
+                            th.text scope="row" { (gateway.name) }
+                            td { (gateway.version) }
+                            td.text { (gateway.address) }
+                            td { @if gateway.seen_ago > SEEN_LATELY { span.badge.bad { "not seen" } " for " (lasted(Duration::from_secs(gateway.seen_ago as u64))) } @else { span.badge.good { "now" } } }
+                            td.number { (grouped(gateway.open_requests)) }
+                        }
+                    } }
                 }
             }
         }
+    })
+}
+
+/// How each runtime is doing, as far as calls of the API have shown.
+fn runtimes(console: &Console) -> Markup {
+    let Some(runtimes) = &console.monitoring.runtimes else {
+        return html! {};
+    };
+    html! {
+        h2 { "Runtimes" }
+        div.scroll tabindex="0" role="region" aria-label="Runtimes" {
+            table {
+                thead { tr {
+                    @for name in ["Runtime", "State"] { th scope="col" { (name) } }
+                    @for name in ["In progress", "Median"] { th.number scope="col" { (name) } }
+                    th scope="col" { "Last error" }
+                } }
+                tbody {
+                    @for runtime in runtimes.status() {
+                        tr {
+                            th.text scope="row" { (runtime.url) }
+                            td {
+                                @if runtime.is_unreachable { span.badge.bad { "unreachable" } }
+                                @else if runtime.is_failing { span.badge.bad { "failing" } }
+                                @else if runtime.median.is_none() { span.badge { "not asked yet" } }
+                                @else { span.badge.good { "answers" } }
+                            }
+                            td.number { (runtime.in_progress) }
+                            td.number { (runtime.median.map_or("–".into(), |time| took(when::milliseconds(time)))) }
+                            td.text { @match &runtime.last_error { Some((time, error)) => { (page::time(*time, true)) ": " (error) }, None => "none since the start" } }
+                        }
+                    }
+                }
+            }
+        }
+        p.muted { "The median is of the last 100 answers." }
     }
 }
 
 /// Which keys' requests run and wait; nothing if there are none.
 fn queue_by_key(console: &Console) -> Result<Markup, Stop> {
-    let mut lanes = console.monitoring.lanes();
+    let mut lanes = console.monitoring.load.lanes();
     if lanes.is_empty() {
         return Ok(html! {});
     }
@@ -161,13 +276,13 @@ fn queue_by_key(console: &Console) -> Result<Markup, Stop> {
     lanes.sort_by_key(|lane| Reverse((lane.waiting, lane.running, lane.shed)));
     Ok(html! {
         h2 { "Queue by key" }
-        table {
-            thead { tr {
-                th scope="col" { "Key" }
-                @for figure in ["Waiting", "Longest wait", "Running", "Limit", "Shed"] { th.number scope="col" { (figure) } }
-            } }
-            tbody {
-                @for lane in lanes {
+        div.scroll tabindex="0" role="region" aria-label="Queue by key" {
+            table {
+                thead { tr {
+                    th scope="col" { "Key" }
+                    @for figure in ["Waiting", "Longest wait", "Running", "Limit", "Shed"] { th.number scope="col" { (figure) } }
+                } }
+                tbody { @for lane in lanes {
                     tr {
                         th scope="row" { (keys.iter().find(|key| key.id == *lane.name).map_or(&*lane.name, |key| &key.name)) }
                         td.number { (lane.waiting) }
@@ -176,7 +291,7 @@ fn queue_by_key(console: &Console) -> Result<Markup, Stop> {
                         td.number { @match lane.limit { Some(limit) => (limit), None => "–" } }
                         td.number { (lane.shed) }
                     }
-                }
+                } }
             }
         }
         p.muted { "Shed requests are counted since the start." }

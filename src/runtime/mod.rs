@@ -3,6 +3,7 @@
 //! A request is sent once. If a connection can't be made, the next runtime is tried; once a byte was sent, an inference
 //! may have been spent, and there is no second try.
 
+mod history;
 mod probe;
 mod wire;
 
@@ -15,6 +16,8 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use ureq::http::Uri;
 
+use history::History;
+pub use history::RuntimeStatus;
 pub use probe::{About, probe};
 use wire::Question;
 pub use wire::{context_exceeded, read_answer};
@@ -151,6 +154,7 @@ struct Member {
     under_way: AtomicUsize,
     /// Before then it is asked last, because a connection could not be made.
     backoff_until: Mutex<Instant>,
+    history: History,
 }
 
 impl Runtimes {
@@ -188,10 +192,25 @@ impl Runtimes {
         spent.add(self.timeout, |deadline, cancellation| self.ask_in_order(&body, deadline, cancellation))
     }
 
+    /// How each of them is doing, in the order of the configuration.
+    pub fn status(&self) -> Vec<RuntimeStatus> {
+        let now = Instant::now();
+        let status = |member: &Member| RuntimeStatus {
+            url: member.url.clone(),
+            in_progress: member.under_way.load(Ordering::Relaxed),
+            is_unreachable: *member.backoff_until() > now,
+            ..member.history.status()
+        };
+        self.members.iter().map(status).collect()
+    }
+
     fn ask_in_order(&self, body: &[u8], deadline: Instant, cancellation: &Cancellation) -> Outcome {
         let mut failure = None;
         for member in self.in_order() {
-            match self.ask(member, body, deadline, cancellation) {
+            let asked = Instant::now();
+            let result = self.ask(member, body, deadline, cancellation);
+            member.history.note(asked.elapsed(), &result);
+            match result {
                 Err(error @ RuntimeError::Unreachable(_)) => {
                     *member.backoff_until() = Instant::now() + BACKOFF;
                     failure = Some((member.url.clone(), error));
@@ -245,6 +264,7 @@ impl Member {
                 .expect("the configuration has checked the address"),
             under_way: AtomicUsize::new(0),
             backoff_until: Mutex::new(Instant::now()),
+            history: History::default(),
         }
     }
 

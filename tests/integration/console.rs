@@ -518,7 +518,7 @@ fn what_a_person_typed_is_never_markup() {
         ),
         "/usage?range=1h".into(),
         format!(
-            "/usage?range={inject}&key={inject}&outcome={inject}&from={inject}&to={inject}&before={inject}"
+            "/usage?range={inject}&key={inject}&outcome={inject}&from={inject}&to={inject}&before={inject}&least={inject}&sort={inject}&gateway={inject}"
         ),
         format!("/usage?key={id}"),
         format!("/usage/{request}"),
@@ -582,7 +582,7 @@ fn usage_tells_what_the_ledger_holds() {
     let figures = |text: &str| -> Vec<String> {
         text.split("<strong>")
             .skip(1)
-            .take(4)
+            .take(5)
             .map(|rest| rest.split('<').next().unwrap_or("").to_owned())
             .collect()
     };
@@ -592,7 +592,7 @@ fn usage_tells_what_the_ledger_holds() {
         }
         for range in ["1h", "24h", "7d", "30d", "90d"] {
             let text = browser.get(&format!("/usage?range={range}")).text();
-            assert_eq!(figures(&text), ["6", "66.7 %", "33", "9"], "{range}");
+            assert_eq!(figures(&text), ["6", "66.7 %", "33", "9", "42"], "{range}");
             assert!(text.contains("1 request unmeasured"), "{range}");
             assert!(text.len() < 45_000, "{}", text.len());
         }
@@ -604,11 +604,43 @@ fn usage_tells_what_the_ledger_holds() {
                 .clone();
         let key = key.as_str().expect("an id");
         let text = browser.get(&format!("/usage?range=1h&key={key}")).text();
-        assert_eq!(figures(&text), ["2", "50.0 %", "–", "–"], "what was not measured is no zero");
+        assert_eq!(figures(&text), ["2", "50.0 %", "–", "–", "–"], "what was not measured is no zero");
         assert_eq!(figures(&browser.get("/usage?outcome=invalid_request").text())[..2], ["1", "0 %"]);
         assert_eq!(browser.get("/usage?outcome=failed").text().matches("class=\"badge bad\"").count(), 2);
         assert_eq!(browser.get("/usage?outcome=ok").text().matches("class=\"badge good\"").count(), 4);
     }
+    // By tokens: "other" has all of them.
+    let by_key = |browser: &mut Browser, sort: &str| -> Vec<String> {
+        let text = browser.get(&format!("/usage?range=24h&sort={sort}")).text();
+        let table = text.split("class=\"by-key\"").nth(1).and_then(|rest| rest.split("</table>").next());
+        let rows = table.expect("the table").split("<tr>").skip(2);
+        rows.map(|row| {
+            row.replace("</td>", "|").split('<').map(|part| part.split('>').nth(1).unwrap_or("")).collect()
+        })
+        .collect()
+    };
+    let rows = by_key(&mut browser, "");
+    assert!(
+        rows[0].starts_with("other") && rows[0].contains("4|75.0 %|33|9|42|") && rows[0].ends_with("100 %|"),
+        "{rows:?}"
+    );
+    assert!(
+        rows[1].starts_with("test") && rows[1].contains("2|50.0 %|–|–|–|") && rows[1].ends_with("–|"),
+        "{rows:?}"
+    );
+    assert!(by_key(&mut browser, "tokens")[0].starts_with("test"), "the other way round");
+    assert!(browser.get("/usage/keys?range=24h").text().contains("Usage by key"));
+    let listed = |browser: &mut Browser, query: &str| {
+        let text = browser.get(&format!("/usage?range=1h&{query}")).text();
+        assert!(!text.contains("<figure"), "the figures are not of a duration");
+        text.matches("href=\"/usage/chatcmpl_").count()
+    };
+    assert_eq!((listed(&mut browser, "least=0"), listed(&mut browser, "least=4000000")), (6, 0));
+    assert_eq!(listed(&mut browser, "most=4000000&outcome=failed"), 2);
+    assert_eq!(
+        whole_body(&browser.get("/usage/export.csv?range=1h&least=4000000")).matches("chatcmpl_").count(),
+        0
+    );
     let rows = whole_body(&browser.get("/usage/export.json?range=1h&outcome=ok"));
     assert_eq!(rows.matches("\"status\":200").count(), 4);
     assert_eq!(whole_body(&browser.get("/usage/export.csv?range=1h")).matches("chatcmpl_").count(), 6);
@@ -634,6 +666,29 @@ fn status_says_what_the_checks_say() {
     assert_eq!(runtime.count(), asked, "the runtime is not asked for every look");
     assert_eq!(browser.post("/status", &[]).header("location"), Some("/status"));
     until("it is asked again", || runtime.count() > asked);
+}
+
+#[test]
+fn the_status_page_shows_how_the_runtime_does() {
+    let runtime = Runtime::start();
+    let server = with_console(Some(&runtime));
+    let key = server.key();
+    let mut browser = Browser::signed_in(&server);
+    assert!(browser.get("/status").text().contains("not asked yet"));
+    until("the checks are through", || browser.get("/status").text().contains("Checked at"));
+    server.post(&key, &chat("x")).is_completion();
+    let text = browser.get("/status").text();
+    assert!(text.contains(">answers</span>") && text.contains("none since the start"), "{text}");
+    runtime.next(Script::Answer(500, json!({})));
+    server.post(&key, &chat("x")).is_error(502, "inference_error");
+    let text = browser.get("/status").text();
+    assert!(text.contains(">failing</span>") && text.contains("it answered with HTTP status 500"), "{text}");
+    server.post(&key, &chat("x")).is_completion();
+    assert!(browser.get("/status").text().contains(">answers</span>"));
+    server.wait_for_seals();
+    let seal =
+        |text: &str| text.split("Last seal</dt><dd>").nth(1).is_some_and(|rest| rest.starts_with("<time"));
+    until("the seal is shown", || seal(&browser.get("/status").text()));
 }
 
 #[test]
