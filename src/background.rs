@@ -1,15 +1,15 @@
-//! Tasks beside the requests, each on a thread of its own: sealing, checkpoints, readiness and retention. If one fails,
-//! requests continue, and the next round tries again.
+//! Tasks beside the requests, each on a thread of its own: sealing, checkpoints, readiness, retention and presence. If one
+//! fails, requests continue, and the next round tries again.
 
 use std::mem;
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::store::{Store, StoreError};
+use crate::store::{ServeLock, SessionLock, Store, StoreError};
 use crate::when;
 
 /// The pause between two looks for rows without a seal.
@@ -29,6 +29,12 @@ const READINESS_INTERVAL: Duration = Duration::from_secs(1);
 /// How often it is tried otherwise: every try writes to the disk.
 const UNPROBED_INTERVAL: Duration = Duration::from_secs(10);
 
+/// How long a try may take until probes are answered without its result.
+const TRY_TIME: Duration = Duration::from_secs(1);
+
+/// How often a gateway says that it is alive.
+const PRESENCE_INTERVAL: Duration = Duration::from_secs(1);
+
 /// The pause between two looks for old rows.
 const RETENTION_INTERVAL: Duration = Duration::from_secs(3600);
 
@@ -41,18 +47,30 @@ const REMOVAL_PAUSE: u32 = 4;
 /// The pause after a round that panicked.
 const AFTER_PANIC: Duration = Duration::from_secs(5);
 
-/// All tasks. Dropping it stops them, and waits until sealing has sealed every row.
-pub struct Background(#[expect(dead_code, reason = "they are stopped when they are dropped")] Vec<Task>);
+/// All tasks. Dropping it stops them, waits until sealing has sealed every row, and releases the lock last.
+#[expect(dead_code, reason = "they are stopped when they are dropped")]
+pub struct Background(Vec<Task>, Option<ServeLock>);
 
 impl Background {
-    pub fn start(store: &Arc<Store>, readiness: &Arc<Readiness>, retention_days: Option<u32>) -> Self {
+    /// Calls `replaced` if another process serves under this gateway's name, which keeps this one from writing.
+    pub fn start(
+        store: &Arc<Store>,
+        readiness: &Arc<Readiness>,
+        retention_days: Option<u32>,
+        lock: ServeLock,
+        replaced: impl Fn() + Send + 'static,
+    ) -> Self {
         let mut tasks = vec![
             sealing(Arc::clone(store)),
             checkpoints(Arc::clone(store)),
-            try_ledger(Arc::clone(store), Arc::clone(readiness)),
+            try_ledger(Arc::clone(readiness)),
         ];
         tasks.extend(retention_days.map(|days| retention(Arc::clone(store), days)));
-        Self(tasks)
+        match lock {
+            ServeLock::Session(lock) => tasks.push(presence(Arc::clone(store), lock, replaced)),
+            ServeLock::File(_) => return Self(tasks, Some(lock)),
+        }
+        Self(tasks, None)
     }
 }
 
@@ -60,10 +78,13 @@ impl Background {
 fn sealing(store: Arc<Store>) -> Task {
     Task::start("sealing", move |stop| {
         stop.repeat(SEALING_INTERVAL, || {
-            seal_all(&store, stop).and(store.write_uses()).and(store.write_failed_sign_ins(when::now()))
+            seal_all(&store, stop)?;
+            store.write_uses()?;
+            store.write_failed_sign_ins(when::now())?;
+            store.settle()
         });
         // After a graceful stop every row has its seal.
-        let _ = store.write_uses();
+        let _ = store.write_uses().and_then(|()| store.settle());
         let _ = store.write_failed_sign_ins(i64::MAX);
         while store.seal(SEALED_AT_ONCE, when::now()).is_ok_and(|sealed| sealed > 0) {}
     })
@@ -85,31 +106,60 @@ fn checkpoints(store: Arc<Store>) -> Task {
     Task::start("checkpoints", move |stop| stop.repeat(CHECKPOINT_INTERVAL, || store.checkpoint()))
 }
 
+/// Says that the gateway is alive, and closes what ended gateways have left open.
+fn presence(store: Arc<Store>, mut lock: SessionLock, replaced: impl Fn() + Send + 'static) -> Task {
+    Task::start("presence", move |stop| {
+        stop.repeat(PRESENCE_INTERVAL, || match store.keep_presence(&mut lock) {
+            Err(StoreError::Fenced) => {
+                replaced();
+                Ok(())
+            }
+            result => result,
+        });
+    })
+}
+
 /// Whether the ledger takes a write: the result of the last try. No probe waits for the database.
 pub struct Readiness {
+    store: Arc<Store>,
     accepts_writes: AtomicBool,
+    /// When the present try began.
+    trying: Mutex<Option<Instant>>,
     /// A probe came since the last try.
     probed: AtomicBool,
 }
 
 impl Readiness {
     /// Tries the ledger once, so that the state is known from the start.
-    pub fn new(store: &Store) -> Self {
-        let readiness = Self { accepts_writes: AtomicBool::new(true), probed: AtomicBool::new(false) };
-        readiness.try_ledger(store);
+    pub fn new(store: &Arc<Store>) -> Self {
+        let readiness = Self {
+            store: Arc::clone(store),
+            accepts_writes: AtomicBool::new(true),
+            trying: Mutex::default(),
+            probed: AtomicBool::new(false),
+        };
+        readiness.try_ledger();
         readiness
     }
 
     /// Whether the ledger takes a write, for a probe.
     pub fn accepts_writes(&self) -> bool {
         self.probed.store(true, Ordering::Relaxed);
-        self.accepts_writes.load(Ordering::Relaxed)
+        let is_late = self.trying().is_some_and(|began| began.elapsed() > TRY_TIME);
+        self.accepts_writes.load(Ordering::Relaxed) && !is_late && self.store.lost().is_none()
     }
 
-    fn try_ledger(&self, store: &Store) {
-        let result = store.try_write();
+    fn trying(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.trying.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn try_ledger(&self) {
+        *self.trying() = Some(Instant::now());
+        let result = self.store.try_write();
+        *self.trying() = None;
         let did_accept = self.accepts_writes.swap(result.is_ok(), Ordering::Relaxed);
         match result {
+            Err(error @ StoreError::Unavailable(_)) => log::debug!("not ready: {error}"),
             Err(error) if did_accept => log::error!("not ready: the ledger can't be written: {error}"),
             Ok(()) if !did_accept => log::info!("ready again: the ledger can be written"),
             Ok(()) | Err(_) => {}
@@ -117,14 +167,14 @@ impl Readiness {
     }
 }
 
-fn try_ledger(store: Arc<Store>, readiness: Arc<Readiness>) -> Task {
+fn try_ledger(readiness: Arc<Readiness>) -> Task {
     Task::start("readiness", move |stop| {
         let mut tried = Instant::now();
         stop.repeat(READINESS_INTERVAL, || {
             let is_urgent = readiness.probed.swap(false, Ordering::Relaxed)
                 || !readiness.accepts_writes.load(Ordering::Relaxed);
             if is_urgent || tried.elapsed() >= UNPROBED_INTERVAL {
-                readiness.try_ledger(&store);
+                readiness.try_ledger();
                 tried = Instant::now();
             }
             Ok(())
@@ -192,20 +242,33 @@ impl Stop {
     }
 
     /// Runs `round` until the task has to stop, with a pause after each. The log has the first of several failures, and
-    /// their end.
+    /// their end. That the database is away, it has already; a connection that was lost once does not matter.
     fn repeat(&self, pause: Duration, mut round: impl FnMut() -> Result<(), StoreError>) {
         let name = thread::current().name().unwrap_or_default().to_owned();
-        let mut is_failing = false;
+        let (mut failures, mut is_logged) = (0, false);
         loop {
             let result = panic::catch_unwind(AssertUnwindSafe(&mut round));
-            let was_failing = mem::replace(&mut is_failing, !matches!(result, Ok(Ok(()))));
             match &result {
-                Ok(Ok(())) if was_failing => log::info!("{name} works again"),
-                Ok(Err(error)) if !was_failing => {
-                    log::error!("{name} failed: {error}. Requests continue, and the next round tries again");
+                Ok(Ok(())) => {
+                    failures = 0;
+                    if mem::take(&mut is_logged) {
+                        log::info!("{name} works again");
+                    }
                 }
-                Ok(_) => {}
-                Err(_) => log::error!("{name}: a round panicked; the line before says where"),
+                Ok(Err(StoreError::Unavailable(_))) => {}
+                Ok(Err(error)) => {
+                    failures += 1;
+                    let is_new = failures > 1 || !matches!(error, StoreError::Unknown(_));
+                    if is_new && !mem::replace(&mut is_logged, true) {
+                        log::error!(
+                            "{name} failed: {error}. Requests continue, and the next round tries again"
+                        );
+                    }
+                }
+                Err(_) => {
+                    is_logged = true;
+                    log::error!("{name}: a round panicked; the line before says where");
+                }
             }
             if self.wait(if result.is_ok() { pause } else { AFTER_PANIC }) {
                 return;

@@ -19,7 +19,7 @@ use crate::config::{Config, GroundingMode, RuntimeConfig, SearchPlace};
 use crate::listener::Address;
 use crate::runtime::{Chat, Message, Role, Runtimes, Spent, probe};
 use crate::search;
-use crate::store::{IfMissing, Store, StoreError, Unsealed};
+use crate::store::{CLOCK_SLACK as DATABASE_CLOCK_SLACK, IfMissing, Store, StoreError, Unsealed};
 use crate::text::count;
 use crate::when;
 
@@ -184,6 +184,9 @@ fn clock(store: Option<&Store>) -> Finding {
         let message = format!("it says {}. Set it, or keys do not expire", when::shown(Some(now)));
         return Finding::fail("clock", message);
     }
+    if let Some(told) = store.and_then(|store| store.clock_difference().ok()).and_then(clock_is_off) {
+        return Finding::warn("clock", format!("it says {}, {told}", when::shown(Some(now))));
+    }
     match store.and_then(|store| store.newest_row().ok().flatten()) {
         Some(newest) if newest > now + CLOCK_SLACK => {
             let message = format!(
@@ -195,6 +198,16 @@ fn clock(store: Option<&Store>) -> Finding {
         }
         _ => Finding::ok("clock", format!("it says {}", when::shown(Some(now)))),
     }
+}
+
+/// What to say of a clock that is this many seconds ahead of the database's; `None` if they agree.
+pub fn clock_is_off(ahead: f64) -> Option<String> {
+    let side = if ahead > 0.0 { "ahead of" } else { "behind" };
+    let told = format!(
+        "{:.1} s {side} the database's clock. Synchronize both with NTP: the times of rows and the expiry of keys use it",
+        ahead.abs()
+    );
+    (ahead.abs() > DATABASE_CLOCK_SLACK).then_some(told)
 }
 
 fn database(config: &Config, checked: Result<(), StoreError>) -> Finding {

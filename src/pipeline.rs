@@ -159,13 +159,15 @@ impl Pipeline {
             return result;
         };
         self.metrics.ledger_settle_errors.add(1);
-        match result {
-            Ok(_) => Err(ledger::not_kept(&error)),
+        let failure = match result {
+            Ok(_) => ledger::not_kept(&error),
             Err(failure) => {
                 log::error!("{} ledger: {error}", record.id);
-                Err(failure)
+                failure
             }
-        }
+        };
+        self.store.settle_later(id, record.outcome(Err(&failure)));
+        Err(failure)
     }
 
     /// Writes the row of a refused request, unless its key has had too many. The client gets its error even if that fails.

@@ -67,7 +67,7 @@ fn move_database(from: &Database, mut to: DatabaseUri) -> Result<(), CliError> {
     let failed =
         |database: &dyn Display, error: &dyn Display| CliError::Failed(format!("{database}: {error}."));
     let mut store = Store::open(from, 1, IfMissing::Fail).map_err(|error| failed(from, &error))?;
-    let _lock = ServeLock::take(from).map_err(|error| failed(from, &error))?;
+    let _lock = ServeLock::take(from, "").map_err(|error| failed(from, &error))?;
     store.join("", "").map_err(|error| failed(from, &error))?;
     while store.seal(SEALED_AT_ONCE, when::now()).map_err(|error| failed(from, &error))? > 0 {}
     let mut tenths = 0;

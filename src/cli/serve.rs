@@ -1,6 +1,6 @@
 //! `serve`: the service itself.
 
-use std::io;
+use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -57,12 +57,16 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         log::warn!("unknown variable in the environment: {name}");
     }
     let acceptor = config.tls.as_ref().map(acceptor).transpose()?;
-    // Before the sockets and the database, so that a second service ends here and has changed nothing. Dropped last.
-    let _lock = ServeLock::take(&config.database)
+    // Before the sockets and the database, so that a second service ends here and has changed nothing.
+    let lock = ServeLock::take(&config.database, &config.gateway)
         .map_err(|error| CliError::Failed(checks::database_failed(&config, &error)))?;
     let sockets = sockets(&config)?;
     let mut store = open_or(&config, IfMissing::Create)?;
-    match store.join("", "")? {
+    let addresses = sockets.iter().map(Socket::address).collect::<io::Result<Vec<_>>>();
+    let addresses = addresses.map_err(|error| failed("the socket", &error))?;
+    let scheme = if acceptor.is_some() { "https" } else { "http" };
+    let shown: Vec<String> = addresses.iter().map(|address| shown(address, scheme)).collect();
+    match store.join(&config.gateway, &shown.join(" "))? {
         0 => {}
         rows => log::warn!("interrupted when the service last ended: {}", count(rows as i64, "request")),
     }
@@ -82,16 +86,10 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         ..Limits::default()
     };
     log::info!("buffer_limit: at most {} bytes for all requests together", config.buffer_limit);
-    let scheme = if acceptor.is_some() { "https" } else { "http" };
-    for socket in &sockets {
-        match socket.address().map_err(|error| failed("the socket", &error))? {
-            Address::Tcp(address) => {
-                log::info!("listening on {scheme}://{address}");
-                if let Some(host) = &config.console_host {
-                    log::info!("console at {scheme}://{host}:{}/", address.port());
-                }
-            }
-            address @ Address::Unix(_) => log::info!("listening on {address}"),
+    for (address, shown) in addresses.iter().zip(shown) {
+        log::info!("listening on {shown}");
+        if let (Address::Tcp(address), Some(host)) = (address, &config.console_host) {
+            log::info!("console at {scheme}://{host}:{}/", address.port());
         }
     }
     let mut listener = Listener::new(sockets, limits).map_err(|error| failed("the listener", &error))?;
@@ -100,7 +98,18 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     }
     listener.trust(config.trusted_proxies.clone());
     let readiness = Arc::new(Readiness::new(&store));
-    let background = Background::start(&store, &readiness, config.retention_days);
+    let is_replaced = Arc::new(AtomicBool::new(false));
+    let replaced = {
+        let stopper = listener.stopper().map_err(|error| failed("the listener", &error))?;
+        let is_replaced = Arc::clone(&is_replaced);
+        move || {
+            if !is_replaced.swap(true, Ordering::Relaxed) {
+                log::error!("another process serves under the name of this gateway, so this one stops");
+                let _ = (&stopper).write_all(&[1]);
+            }
+        }
+    };
+    let background = Background::start(&store, &readiness, config.retention_days, lock, replaced);
     let metrics = Arc::new(Metrics::default());
     let supervisor = Supervisor::start(Watched {
         notify,
@@ -145,8 +154,22 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let dispatcher = Dispatcher { console, console_is_local: config.console_is_local, api };
     listener.run(Arc::new(dispatcher)).map_err(|error| failed("the listener", &error))?;
     drop((background, supervisor));
+    if is_replaced.load(Ordering::Relaxed) {
+        return Err(CliError::Failed(format!(
+            "another process serves under the name {} (gateway, ADRIATICUM_GATEWAY).",
+            config.gateway
+        )));
+    }
     log::info!("stopped");
     Ok(())
+}
+
+/// An address as a client would write it.
+fn shown(address: &Address, scheme: &str) -> String {
+    match address {
+        Address::Tcp(address) => format!("{scheme}://{address}"),
+        address @ Address::Unix(_) => address.to_string(),
+    }
 }
 
 /// The sockets that systemd passes, else the one of the configuration.

@@ -1,7 +1,9 @@
-//! The setting of the database.
+//! The settings of the database and of the gateway's name in it.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
+
+use rustix::system::uname;
 
 use super::Secret;
 use super::settings::Settings;
@@ -58,5 +60,44 @@ fn password(database: &Database) -> Option<&str> {
     match database {
         Database::Postgres(uri) => uri.password.as_ref().map(Secret::expose),
         Database::Sqlite(_) => None,
+    }
+}
+
+/// The name of this gateway, by default the host's; empty if no other can share the database.
+pub(super) fn read_gateway(settings: &mut Settings, database: &Database) -> String {
+    let takes = "a name of 1 to 64 printable characters without spaces, colons and commas";
+    let host = uname().nodename().to_string_lossy().into_owned();
+    let name = settings.value("gateway", String::new(), |written| {
+        written.parse(takes, |text| (text.is_empty() || is_gateway_name(text)).then(|| text.to_owned()))
+    });
+    match database {
+        Database::Sqlite(_) => String::new(),
+        Database::Postgres(_) if !name.is_empty() => name,
+        Database::Postgres(_) if is_gateway_name(&host) => host,
+        Database::Postgres(_) => "gateway".into(),
+    }
+}
+
+/// Whether it can be told apart in a list and in front of a head of `usage verify`.
+fn is_gateway_name(name: &str) -> bool {
+    let is_good = |character: char| {
+        !character.is_control() && !character.is_whitespace() && character != ':' && character != ','
+    };
+    (1..=64).contains(&name.chars().count()) && name.chars().all(is_good)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_gateways() {
+        let long = "x".repeat(64);
+        for name in ["a", "gateway-1.example", "vrata-\u{161}", &long] {
+            assert!(is_gateway_name(name), "{name}");
+        }
+        for name in ["", "a b", "a:1", "a,b", "a\n", "a\u{2003}b", &(long.clone() + "x")] {
+            assert!(!is_gateway_name(name), "{name:?}");
+        }
     }
 }

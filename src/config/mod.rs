@@ -34,6 +34,8 @@ pub struct Config {
     /// `console_host` is not set: the console is served to clients on this host only.
     pub console_is_local: bool,
     pub database: Database,
+    /// Its name in a shared database; empty if the database is a file.
+    pub gateway: String,
     pub workers: usize,
     pub queue: usize,
     pub max_connections: usize,
@@ -103,6 +105,7 @@ impl Config {
         let (console_host, console_is_local) = settings
             .value("console_host", default, |written| Ok((console_host(written, &api_hosts)?, false)));
         let database = database::read(&mut settings);
+        let gateway = database::read_gateway(&mut settings, &database);
         let mut config = Self {
             listen: settings.value("listen", Address::Tcp(([127, 0, 0, 1], 8080).into()), listen),
             console_host,
@@ -121,6 +124,7 @@ impl Config {
             runtime: runtime::read(&mut settings),
             search: search::read(&mut settings, &database),
             database,
+            gateway,
             retention_days: retention_days(settings.number("usage.retention_days", 0..=36_500, 0)),
             file: file.map(Path::to_owned),
             secret_files: mem::take(&mut settings.secret_files),

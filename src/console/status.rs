@@ -14,6 +14,7 @@ use crate::checks::{self, Finding, Verdict};
 use crate::config::GroundingMode;
 use crate::http::Response;
 use crate::listener::{Cause, Level};
+use crate::store::CLOCK_SLACK;
 use crate::text::grouped;
 use crate::when;
 
@@ -22,9 +23,6 @@ const GOOD_FOR: Duration = Duration::from_secs(60);
 
 /// A gateway says that it is there about every second.
 const SEEN_LATELY: i64 = 5;
-
-/// How many seconds two clocks may differ.
-const CLOCK_SLACK: i64 = 2;
 
 /// What the checks found last. They run beside the pages: a runtime that is down takes its time to say so.
 #[derive(Default)]
@@ -195,11 +193,12 @@ fn certificate(expires: i64, now: i64) -> Markup {
 }
 
 /// How far this host's clock is from the database's, by which gateways see each other.
-fn clock_difference(ahead: i64) -> Markup {
-    let way = if ahead > 0 { "ahead of" } else { "behind" };
+fn clock_difference(ahead: f64) -> Markup {
+    let way = if ahead > 0.0 { "ahead of" } else { "behind" };
     html! {
         @if ahead.abs() > CLOCK_SLACK { span.badge.warn { "differs" } " " }
-        @if ahead == 0 { "agrees with the database’s" } @else { (count(ahead.abs(), "second")) " " (way) " the database’s" }
+        @if ahead.abs() < 0.5 { "agrees with the database’s" }
+        @else { (format!("{:.1} seconds ", ahead.abs())) (way) " the database’s" }
     }
 }
 

@@ -1,9 +1,23 @@
 //! The gateways that share a database. Each has a name and an epoch, which every start raises. A row is written only if its
 //! gateway still has the epoch of the process that writes it, so a process that was replaced can't write any more.
 
-use super::engine::values;
-use super::ledger::INTERRUPT;
+use std::time::{Duration, SystemTime};
+
+use super::engine::postgres::{SessionLock, Sighting};
+use super::engine::{Statement, values};
+use super::ledger::{INTERRUPT, read_row};
+use super::sealing::{self, COUNT_UNSEALED_OF, UNSEALED_ROWS};
 use super::{Store, StoreError};
+use crate::{text, when};
+
+/// How long a gateway has to be silent, with its lock free, until others close its rows.
+const SILENCE: Duration = Duration::from_secs(15);
+
+/// How many seconds a gateway's clock may be off the database's: ids and expiry use it.
+pub const CLOCK_SLACK: f64 = 2.0;
+
+/// How many rows of another gateway a transaction seals at most.
+const SEALED_AT_ONCE: i64 = 64;
 
 /// A gateway as others see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,15 +46,63 @@ impl Store {
         self.epoch = self.engine.transaction(true, |session| session.value(&raise, &parameters))?;
         self.gateway = name.to_owned();
         let interrupted = self.close_earlier_epochs()?;
-        self.backlog.add(self.unsealed()?.rows);
+        let own = values![name];
+        self.backlog.add(self.engine.read(|session| session.value(COUNT_UNSEALED_OF, &own))?);
         Ok(interrupted)
     }
 
     /// Marks the rows as interrupted that earlier processes of this gateway have left open. One of them may still have
     /// inserted a row while the epoch was raised.
     pub fn close_earlier_epochs(&self) -> Result<usize, StoreError> {
-        let parameters = values![&self.gateway, self.epoch - 1];
-        self.engine.transaction(true, |session| session.execute(INTERRUPT, &parameters))
+        self.write(Statement::new(INTERRUPT, values![&self.gateway, self.epoch - 1]))
+    }
+
+    /// One round of a gateway's life beside its requests, every second or so: it says that it is alive, and closes what
+    /// ended processes have left open, its own earlier ones and those of other gateways. Fails with `Fenced` if another
+    /// process has its name.
+    pub fn keep_presence(&self, lock: &mut SessionLock) -> Result<(), StoreError> {
+        let is_present = lock.renew(self.epoch).map_err(|error| match error {
+            // The log has this already.
+            error if self.engine.lost().is_some() => StoreError::Unavailable(error.to_string()),
+            StoreError::Unavailable(cause) => StoreError::Unknown(cause),
+            error => error,
+        })?;
+        if !is_present {
+            return Err(StoreError::Fenced);
+        }
+        self.backlog.add(self.close_earlier_epochs()? as i64);
+        for (name, sighting) in lock.silent_for(SILENCE) {
+            match self.close_rows_of(&name, &sighting)? {
+                0 => {}
+                rows => log::warn!(
+                    "interrupted by the end of the gateway {name}: {}",
+                    text::count(rows as i64, "request")
+                ),
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks the open rows of another gateway as interrupted and seals all of its rows, unless it was seen again. Returns how
+    /// many were open.
+    fn close_rows_of(&self, name: &str, sighting: &Sighting) -> Result<usize, StoreError> {
+        let lock = "UPDATE gateways SET epoch = epoch WHERE name = $1 AND epoch = $2 AND last_seen = $3";
+        let mut closed = 0;
+        loop {
+            let (interrupted, sealed) = self.engine.transaction(true, |session| {
+                if session.execute(lock, &values![name, sighting.epoch, sighting.last_seen])? == 0 {
+                    return Ok((0, 0));
+                }
+                let interrupted = session.execute(INTERRUPT, &values![name, sighting.epoch])?;
+                let rows = session.rows(&UNSEALED_ROWS, &values![SEALED_AT_ONCE, name], read_row)?;
+                sealing::seal(session, name, &rows, when::now())?;
+                Ok((interrupted, rows.len()))
+            })?;
+            closed += interrupted;
+            if sealed < SEALED_AT_ONCE as usize {
+                return Ok(closed);
+            }
+        }
     }
 
     /// Those that have served, by name.
@@ -66,21 +128,27 @@ impl Store {
         })
     }
 
-    /// How many seconds this host's clock is ahead of the database's.
-    pub fn clock_difference(&self) -> Result<i64, StoreError> {
-        let clock = format!("SELECT {}", self.engine.clock());
-        let began = crate::when::now();
-        let found: i64 = self.engine.read(|session| session.value(&clock, &[]))?;
+    /// How many seconds this host's clock is ahead of the database's; 0 if the database is a file.
+    pub fn clock_difference(&self) -> Result<f64, StoreError> {
+        let seconds = || {
+            let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+            since_1970.map_or(0.0, |time| time.as_secs_f64())
+        };
+        let began = seconds();
+        let Some(found) = self.engine.precise_time()? else {
+            return Ok(0.0);
+        };
         // The database looked at its clock at some time between these two.
-        Ok(if found < began { began - found } else { (crate::when::now() - found).min(0) })
+        Ok(if found < began { began - found } else { (seconds() - found).min(0.0) })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::ledger::tests::{id, outcome, row, write};
+    use super::super::test_server::PostgresServer;
     use super::super::tests::Temporary;
-    use super::super::{Filter, Grouping, Range, UsageRow};
+    use super::super::{Database, Filter, Grouping, IfMissing, Range, UsageRow};
     use super::*;
 
     #[test]
@@ -114,11 +182,13 @@ mod tests {
         write(one, "0", "key_1", 1, 200, Some(1));
         one.seal_all(9);
         one.join("a", "http://a:1").expect("a start");
+        write(one, "1", "key_1", 1, 200, Some(1));
         other.join("b", "http://b:1").expect("a start");
+        assert_eq!(other.state(9).unsealed_rows, 0);
         for number in 1..=5 {
-            write(one, &number.to_string(), "key_1", number, 200, Some(1));
             write(&other, &number.to_string(), "key_2", number + 1, 502, None);
         }
+        (2..=5).for_each(|number| write(one, &number.to_string(), "key_1", number, 200, Some(1)));
         one.begin(&row("open", "key_1", 9)).expect("a running request");
         one.seal_all(9);
         let found = one.verify().expect("a walk");
@@ -143,6 +213,85 @@ mod tests {
 
     #[test]
     fn clocks_of_one_host_are_the_same() {
-        assert!(Temporary::new().store.clock_difference().expect("a look").abs() < 2);
+        assert!(Temporary::new().store.clock_difference().expect("a look").abs() < CLOCK_SLACK);
+    }
+
+    /// A gateway on a database, with the lock of its name.
+    fn gateway(database: &Database, name: &str) -> (Store, SessionLock) {
+        let Database::Postgres(uri) = database else { panic!("only PostgreSQL has several") };
+        let lock = SessionLock::take(uri, name).unwrap_or_else(|error| panic!("{error}"));
+        let mut store = Store::open(database, 1, IfMissing::Fail).expect("the database");
+        store.join(name, "http://gateway.test").expect("a start");
+        (store, lock)
+    }
+
+    #[test]
+    fn a_name_is_served_by_one_process() {
+        let temporary = Temporary::postgres();
+        let Database::Postgres(uri) = &temporary.database else { panic!("it is PostgreSQL") };
+        let (_, lock) = gateway(&temporary.database, "a");
+        let told = SessionLock::take(uri, "a").err().expect("the name is taken").to_string();
+        assert!(told.contains("the name a") && told.contains("at http://gateway.test"), "{told}");
+        gateway(&temporary.database, "b");
+        drop(lock);
+        SessionLock::take(uri, "a").unwrap_or_else(|error| panic!("it was released: {error}"));
+    }
+
+    #[test]
+    fn rows_of_a_gateway_that_has_ended_are_closed_and_sealed_in_its_chain() {
+        let temporary = Temporary::postgres();
+        let (a, mut lock_of_a) = gateway(&temporary.database, "a");
+        let (b, mut lock) = gateway(&temporary.database, "b");
+        write(&a, "1", "key_1", 1, 200, Some(1));
+        a.seal_all(2);
+        write(&a, "2", "key_1", 2, 200, Some(1));
+        a.begin(&row("3", "key_1", 3)).expect("a running request");
+        let mut silent = || {
+            assert!(lock.renew(b.epoch).expect("b is alive"));
+            lock.silent_for(Duration::ZERO)
+        };
+        assert_eq!(silent(), [], "a has its lock");
+        // A lock that is tried is taken for a moment, and this one must never be refused.
+        assert!(lock_of_a.renew(a.epoch).expect("a is alive"));
+        drop(lock_of_a);
+        let found = std::iter::repeat_with(silent).find(|found| !found.is_empty()).expect("its lock is free");
+        let (name, sighting) = &found[0];
+        assert_eq!((name.as_str(), sighting.epoch), ("a", 1));
+        let seen_later = Sighting { last_seen: sighting.last_seen - 1, ..sighting.clone() };
+        assert_eq!(b.close_rows_of("a", &seen_later).expect("a look"), 0, "it was seen again");
+        assert_eq!(a.find_row(&id("3", 3)).expect("a look").expect("the row").error_code, None);
+        assert_eq!(b.close_rows_of("a", sighting).expect("a look"), 1);
+        let found = b.verify().expect("a walk");
+        assert_eq!((found.rows, found.unsealed, found.fault), (3, 0, None));
+        assert_eq!((found.heads[0].gateway.as_str(), found.heads[0].seq), ("a", 3));
+        assert!(a.finish(&id("3", 3), &outcome(200, None)).is_err(), "it is closed");
+        a.begin(&row("4", "key_1", 4)).expect("a has its epoch still");
+    }
+
+    #[test]
+    fn a_lost_connection_loses_neither_the_name_nor_the_epoch_but_what_was_seen() {
+        let temporary = Temporary::postgres();
+        let (a, lock_of_a) = gateway(&temporary.database, "a");
+        let (b, mut lock) = gateway(&temporary.database, "b");
+        a.begin(&row("1", "key_1", 1)).expect("a running request");
+        drop(lock_of_a);
+        let mut since = || {
+            while !lock.renew(b.epoch).unwrap_or(false) {}
+            lock.silent_for(Duration::ZERO).first().map(|(_, sighting)| sighting.since)
+        };
+        let first = std::iter::repeat_with(&mut since).find_map(|since| since).expect("a is silent");
+        assert_eq!(since(), Some(first), "it still is");
+        let database = temporary.store.value::<String>("SELECT CAST(current_database() AS TEXT)");
+        PostgresServer::shared().psql(&format!(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_locks JOIN pg_stat_activity USING (pid)
+             WHERE locktype = 'advisory' AND datname = '{database}'"
+        ));
+        let again = std::iter::repeat_with(&mut since).find_map(|since| since).expect("a is silent");
+        assert!(again > first, "what another connection saw does not count");
+        let held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'
+            AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
+        assert_eq!(b.value::<i64>(held), 1, "b has its lock again");
+        b.tamper("UPDATE gateways SET epoch = 2 WHERE name = 'b'");
+        assert!(matches!(b.keep_presence(&mut lock), Err(StoreError::Fenced)));
     }
 }

@@ -1,10 +1,15 @@
 //! The ledger's rows: begun before an inference is spent, finished before its response is sent.
 
+use std::sync::{MutexGuard, PoisonError};
+
 use serde::Serialize;
 
 use super::engine::{Row, Session, Statement, Value, values};
 use super::{Store, StoreError};
 use crate::when;
+
+/// How many outcomes wait for the database at most. The rows of the others stay open until the next start.
+const MOST_UNSETTLED: usize = 1000;
 
 /// A request as it is known when it begins.
 #[derive(Clone, Debug)]
@@ -169,6 +174,38 @@ impl Store {
         Ok(())
     }
 
+    /// Notes what was sent of a request whose outcome could not be written, for `settle`.
+    pub fn settle_later(&self, request_id: String, outcome: Outcome) {
+        let mut unsettled = self.unsettled();
+        if unsettled.len() < MOST_UNSETTLED {
+            unsettled.push((request_id, outcome));
+        }
+    }
+
+    /// Writes the outcomes that could not be written earlier, if their rows are still open.
+    pub fn settle(&self) -> Result<(), StoreError> {
+        loop {
+            let Some((id, outcome)) = self.unsettled().first().cloned() else {
+                return Ok(());
+            };
+            match self.finish(&id, &outcome) {
+                Err(StoreError::NoRow) => {
+                    if self.find_row(&id)?.is_some_and(|row| row.status == Some(200)) {
+                        log::warn!(
+                            "{id} the ledger says 200, and the client got 503: the database's answer was lost"
+                        );
+                    }
+                }
+                result => result?,
+            }
+            self.unsettled().remove(0);
+        }
+    }
+
+    fn unsettled(&self) -> MutexGuard<'_, Vec<(String, Outcome)>> {
+        self.unsettled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub fn find_row(&self, request_id: &str) -> Result<Option<LedgerRow>, StoreError> {
         let statement = format!("SELECT {COLUMNS} FROM usage WHERE request_id = $1");
         self.engine.read(|session| session.first(&statement, &values![request_id], read_row))
@@ -293,6 +330,24 @@ pub(super) mod tests {
         store.begin(&row("a", "key_1", 1)).expect("a new row");
         store.tamper("DELETE FROM usage");
         assert!(matches!(store.finish(&id("a", 1), &outcome(200, None)), Err(StoreError::NoRow)));
+    }
+
+    #[test]
+    fn an_outcome_that_was_not_written_is_written_later_if_the_row_is_open() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        let find = |end| store.find_row(&id(end, 1)).expect("a look-up").expect("the row");
+        store.begin(&row("a", "key_1", 1)).expect("a new row");
+        write(store, "b", "key_1", 1, 200, Some(5));
+        for end in ["a", "b"] {
+            store.settle_later(id(end, 1), outcome(503, Some(7)));
+        }
+        store.settle().expect("the database is back");
+        assert_eq!((find("a").status, find("a").tokens.total_tokens), (Some(503), Some(7)));
+        assert_eq!(find("b").status, Some(200), "the update was done, and only its answer lost");
+        assert!(store.unsettled().is_empty());
+        (0..MOST_UNSETTLED + 9).for_each(|_| store.settle_later(String::new(), outcome(503, None)));
+        assert_eq!(store.unsettled().len(), MOST_UNSETTLED);
     }
 
     #[test]

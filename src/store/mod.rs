@@ -33,12 +33,12 @@ use audit::FailedSignIns;
 pub use audit::{Actor, AuditRow};
 pub use chain::{Fault, Head, Noted, Verification};
 pub use durations::Durations;
-pub use engine::postgres::DatabaseUri;
+pub use engine::postgres::{DatabaseUri, SessionLock};
 use engine::sqlite::Sqlite;
 pub use engine::{Database, IfMissing, ServeLock};
 use engine::{Engine, Statement, Write};
 pub use error::StoreError;
-pub use gateways::Gateway;
+pub use gateways::{CLOCK_SLACK, Gateway};
 pub use keys::{
     CONCURRENT_TAKES, Digest, Key, KeyChange, KeyChanged, KeyName, NewKey, Permission, parse_concurrent,
 };
@@ -60,6 +60,8 @@ pub struct Store {
     gateway: String,
     epoch: i64,
     backlog: Backlog,
+    /// Outcomes that could not be written, by request id, until `settle`.
+    unsettled: Mutex<Vec<(String, Outcome)>>,
     /// The last uses of keys that leave no row, by id, until `write_uses`.
     uses: Mutex<HashMap<String, i64>>,
     failed_sign_ins: Mutex<FailedSignIns>,
@@ -90,6 +92,7 @@ impl Store {
             gateway: String::new(),
             epoch: 0,
             backlog: Backlog::new(),
+            unsettled: Mutex::default(),
             uses: Mutex::default(),
             failed_sign_ins: Mutex::default(),
         };
@@ -197,13 +200,16 @@ mod tests {
         /// On the engine that `TEST_DATABASE` names: `postgres`, or by default `sqlite`.
         pub fn new() -> Self {
             match std::env::var("TEST_DATABASE").as_deref() {
-                Ok("postgres") => {
-                    let uri = PostgresServer::shared().database();
-                    Self::with(|_| Database::parse(&uri).expect("a good URI"))
-                }
+                Ok("postgres") => Self::postgres(),
                 Ok("sqlite") | Err(_) => Self::sqlite(),
                 Ok(other) => panic!("TEST_DATABASE is {other}"),
             }
+        }
+
+        /// For what only PostgreSQL has.
+        pub fn postgres() -> Self {
+            let uri = PostgresServer::shared().database();
+            Self::with(|_| Database::parse(&uri).expect("a good URI"))
         }
 
         /// For what only SQLite has.

@@ -5,13 +5,18 @@ use super::{Store, StoreError};
 
 impl Store {
     /// Removes sealed rows created before a time, the oldest of a chain first and at most `most`, and returns how many. The
-    /// chain then begins after them, so the rest still verifies. Takes the chains in turn: 0 says that none has such rows.
+    /// chain then begins after them, so the rest still verifies. Takes the chains in turn: 0 says that none has such rows, or that
+    /// another gateway removes them.
     pub fn remove_before(&self, time: i64, most: i64) -> Result<usize, StoreError> {
         let names = |session: &dyn Session| {
             session.rows("SELECT name FROM gateways", &[], |mut row| row.next::<String>())
         };
         for name in self.engine.read(names)? {
-            let removed = self.engine.transaction(false, |session| remove(session, &name, time, most))?;
+            let removed =
+                self.engine.transaction(false, |session| match self.engine.is_only_remover(session)? {
+                    true => remove(session, &name, time, most),
+                    false => Ok(0),
+                })?;
             if removed > 0 {
                 self.engine.shrink()?;
                 return Ok(removed);

@@ -25,6 +25,9 @@ pub(super) static UNSEALED_ROWS: LazyLock<String> = LazyLock::new(|| {
 pub(super) const COUNT_UNSEALED: &str = "SELECT count(*), min(created) FROM usage
     WHERE seq IS NULL AND (status IS NOT NULL OR error_code IS NOT NULL)";
 
+pub(super) const COUNT_UNSEALED_OF: &str = "SELECT count(*) FROM usage
+    WHERE seq IS NULL AND gateway = $1 AND (status IS NOT NULL OR error_code IS NOT NULL)";
+
 /// How many rows wait for their seal, counted without the database.
 pub(super) struct Backlog {
     rows: AtomicI64,
@@ -102,7 +105,12 @@ fn lock_gateway(session: &dyn Session, name: &str, epoch: i64) -> Result<(), Sto
 }
 
 /// Seals rows of a gateway in its chain.
-fn seal(session: &dyn Session, gateway: &str, rows: &[LedgerRow], now: i64) -> Result<(), StoreError> {
+pub(super) fn seal(
+    session: &dyn Session,
+    gateway: &str,
+    rows: &[LedgerRow],
+    now: i64,
+) -> Result<(), StoreError> {
     let mut head = chain::head(session, gateway)?;
     let mut batch = Batch::default();
     let mut last_used: BTreeMap<&str, i64> = BTreeMap::new();

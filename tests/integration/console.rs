@@ -9,7 +9,7 @@ pub const PASSWORD: &str = "correct horse battery staple";
 /// A browser's side of it: cookies, and the token of the last form.
 #[derive(Clone)]
 pub struct Browser<'a> {
-    server: &'a Server,
+    pub server: &'a Server,
     pub cookies: Vec<(String, String)>,
     token: String,
 }

@@ -13,6 +13,7 @@ mod console;
 mod crowd;
 mod fairness;
 mod faults;
+mod gateways;
 mod key_pages;
 mod ledger;
 mod lifecycle;

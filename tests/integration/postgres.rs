@@ -38,7 +38,7 @@ fn every_command_works_and_none_shows_the_password() {
     for output in [backup, second] {
         told += &String::from_utf8_lossy(&output.stderr);
     }
-    assert!(told.contains("pg_dump") && told.contains("another adriaticum serve uses it"), "{told}");
+    assert!(told.contains("pg_dump") && told.contains("another adriaticum serve has the name"), "{told}");
     server.signal("TERM");
     assert!(server.wait().success());
     assert!(!(told + &server.log()).contains("secret"), "the password is shown");
@@ -49,7 +49,8 @@ fn told_id(keys: &str) -> String {
     keys[0]["id"].as_str().expect("an id").to_owned()
 }
 
-fn set_usable(uri: &str, is_usable: bool) {
+/// Ends every session of a database, and refuses or accepts new ones.
+pub fn set_usable(uri: &str, is_usable: bool) {
     let name = uri.rsplit_once('/').and_then(|(_, rest)| rest.split_once('?')).expect("a name").0;
     let postgres = PostgresServer::shared();
     postgres.psql(&format!("ALTER DATABASE {name} ALLOW_CONNECTIONS {is_usable}"));

@@ -63,7 +63,16 @@ impl Engine {
     pub fn clock(&self) -> &'static str {
         match self {
             Self::Sqlite(_) => "unixepoch()",
-            Self::Postgres(_) => "CAST(floor(extract(epoch FROM clock_timestamp())) AS BIGINT)",
+            Self::Postgres(_) => postgres::CLOCK,
+        }
+    }
+
+    /// The same with fractions, by the clock of another host; `None` if the database is a file.
+    pub fn precise_time(&self) -> Result<Option<f64>, StoreError> {
+        let time = "SELECT CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION)";
+        match self {
+            Self::Sqlite(_) => Ok(None),
+            Self::Postgres(postgres) => postgres.read(|session| session.value(time, &[])).map(Some),
         }
     }
 
@@ -112,6 +121,14 @@ impl Engine {
         match self {
             Self::Sqlite(_) => None,
             Self::Postgres(postgres) => postgres.lost(),
+        }
+    }
+
+    /// Whether this transaction is the only one of all gateways that removes old rows.
+    pub fn is_only_remover(&self, session: &dyn Session) -> Result<bool, StoreError> {
+        match self {
+            Self::Sqlite(_) => Ok(true),
+            Self::Postgres(_) => session.value(postgres::TRY_RETENTION_LOCK, &[]),
         }
     }
 

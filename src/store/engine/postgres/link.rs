@@ -1,10 +1,11 @@
 //! The bytes to and from a server: a TCP or Unix socket whose every read and write ends at a deadline, plain or with TLS.
 
 use std::io::{self, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -125,7 +126,7 @@ fn too_late() -> io::Error {
 
 /// Connects to the first address of a name that can be reached.
 fn connect_tcp(name: &str, port: u16, deadline: Instant) -> io::Result<TcpStream> {
-    let mut addresses = (name, port).to_socket_addrs()?.peekable();
+    let mut addresses = look_up(name, port, deadline)?.into_iter().peekable();
     let mut failure = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     while let Some(address) = addresses.next() {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -140,4 +141,47 @@ fn connect_tcp(name: &str, port: u16, deadline: Instant) -> io::Result<TcpStream
         }
     }
     Err(failure)
+}
+
+fn look_up(name: &str, port: u16, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
+    if let Ok(address) = name.parse::<IpAddr>() {
+        return Ok(vec![(address, port).into()]);
+    }
+    let name = name.to_owned();
+    within(deadline, move || Ok((name.as_str(), port).to_socket_addrs()?.collect()))
+}
+
+/// Does something that has no deadline of its own, as the system's look-up of names. It ends by itself some time later.
+fn within<T: Send + 'static>(
+    deadline: Instant,
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    let (sender, done) = mpsc::channel();
+    thread::Builder::new().name("name look-up".into()).spawn(move || drop(sender.send(work())))?;
+    let left = deadline.saturating_duration_since(Instant::now());
+    let late = || io::Error::new(io::ErrorKind::TimedOut, "its name could not be looked up in time");
+    done.recv_timeout(left).unwrap_or_else(|_| Err(late()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_up_ends_at_the_deadline() {
+        let soon = Instant::now() + Duration::from_secs(60);
+        assert_eq!(
+            look_up("::1", 7, soon).expect("an address"),
+            [SocketAddr::from(([0, 0, 0, 0, 0, 0, 0, 1], 7))]
+        );
+        assert!(look_up("localhost", 7, soon).expect("a name").iter().all(|it| it.ip().is_loopback()));
+        let (_hold, never) = mpsc::channel::<()>();
+        let began = Instant::now();
+        let late = within(began + Duration::from_millis(50), move || {
+            let _ = never.recv();
+            Ok(())
+        });
+        assert_eq!(late.expect_err("it never ends").kind(), io::ErrorKind::TimedOut);
+        assert!(began.elapsed() < Duration::from_secs(30));
+    }
 }

@@ -22,7 +22,8 @@ use std::time::{Duration, Instant};
 
 use self::connection::Bound;
 use self::pool::{Pool, Pooled, WhileLost};
-pub use self::session_lock::SessionLock;
+pub use self::schema::TRY_RETENTION_LOCK;
+pub use self::session_lock::{SessionLock, Sighting};
 pub use self::uri::DatabaseUri;
 use self::wire::SqlError;
 use super::super::StoreError;
@@ -48,6 +49,9 @@ const DURABLE_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Changes nothing. Its commit proves that the server is the primary, and that all earlier commits on it are durable.
 const TRY_WRITE: &str = "UPDATE schema_version SET version = version";
+
+/// The time by the server's clock, in Unix seconds.
+pub const CLOCK: &str = "CAST(floor(extract(epoch FROM clock_timestamp())) AS BIGINT)";
 
 const READ: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
 const TRANSACTION: &str = "BEGIN ISOLATION LEVEL SERIALIZABLE";

@@ -186,13 +186,12 @@ impl Pool {
                 return;
             };
             let first = pool.lock().first;
-            let tried =
-                pool.connect(first, Instant::now() + pool.uri.connect_timeout * pool.uri.hosts.len() as u32);
+            let tried = pool.connect(first, Instant::now() + pool.time_to_connect());
             let tried = tried.and_then(|(mut connection, host)| {
                 match connection.run(None, &[(TRY_WRITE, &[])], Instant::now() + PROBE_TIME, &mut |_| ()) {
                     Ok(_) => Ok(host),
                     Err(error) => {
-                        pool.lock().first = (host + 1) % pool.uri.hosts.len();
+                        pool.lock().first = pool.after(host);
                         Err(format!("{}: {error}", pool.uri.hosts[host]))
                     }
                 }
@@ -208,6 +207,16 @@ impl Pool {
                 Err(cause) => state.lost = Some(cause),
             }
         }
+    }
+
+    /// What an attempt on every host may take.
+    pub fn time_to_connect(&self) -> Duration {
+        self.uri.connect_timeout * self.uri.hosts.len() as u32
+    }
+
+    /// The host to try after one that failed.
+    pub fn after(&self, host: usize) -> usize {
+        (host + 1) % self.uri.hosts.len()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -249,7 +258,7 @@ impl Pooled {
         state.open -= 1;
         // Another thread may have done so already.
         if state.generation == generation {
-            state.first = (host + 1) % self.pool.uri.hosts.len();
+            state.first = self.pool.after(host);
             state.forget_connections();
         }
         drop(state);

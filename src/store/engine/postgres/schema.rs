@@ -16,6 +16,9 @@ const UPGRADE_TIME: Duration = Duration::from_secs(3600);
 /// The first of the two numbers of every advisory lock; any that other programs in the same database do not use.
 pub(super) const LOCK: i32 = 0x6164_7269;
 
+/// Until the transaction ends, the others remove no old rows.
+pub const TRY_RETENTION_LOCK: &str = "SELECT pg_try_advisory_xact_lock(1633972841, 2)";
+
 /// The versions below this one were never on PostgreSQL.
 const FIRST_VERSION: i64 = 8;
 

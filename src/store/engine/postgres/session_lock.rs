@@ -1,58 +1,189 @@
-//! The lock that keeps a second `serve` off a database: an advisory lock of a session that does nothing else. The server
-//! releases it when the session ends.
+//! The lock that keeps a second `serve` off the name of a gateway: an advisory lock of a session that does nothing else. The
+//! server releases it when the session ends.
+//!
+//! The session also says that the gateway is alive, and looks for gateways that are not. Only what it sees on one unbroken
+//! connection counts: a failover frees all locks at once.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{process, thread};
+
+use sha2::{Digest, Sha256};
 
 use super::super::super::StoreError;
-use super::super::Row;
 use super::super::sqlite::LockError;
-use super::START_TIME;
-use super::connection::Connection;
+use super::super::{Row, values};
+use super::connection::{Bound, Connection};
 use super::pool::Pool;
 use super::schema::LOCK;
 use super::uri::DatabaseUri;
+use super::wire::SqlError;
+use super::{CLOCK, START_TIME, STATEMENT_TIME};
+
+/// The first number of a gateway's lock; the second is made from its name.
+const GATEWAY_LOCK: i32 = LOCK + 1;
 
 /// After a kill the server needs a moment to end the session.
 const PATIENCE: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Held until the value is dropped, or the connection is lost.
-pub struct SessionLock(
-    #[expect(dead_code, reason = "the server holds the lock as long as it is open")] Connection,
-);
+/// The server notices within 11 s that the gateway's host has vanished. By default it would hold the lock for two hours.
+const KEEPALIVE: &str =
+    "SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3";
+
+/// Held until the value is dropped. If the connection is lost, `renew` takes it again.
+pub struct SessionLock {
+    pool: Arc<Pool>,
+    /// The host to begin with.
+    host: usize,
+    name: String,
+    connection: Option<Connection>,
+    /// Whether the present connection has the lock.
+    is_held: bool,
+    /// Other gateways that have rows without a seal, as this connection has seen them.
+    others: HashMap<String, Sighting>,
+}
+
+/// A gateway as it was seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sighting {
+    pub epoch: i64,
+    pub last_seen: i64,
+    /// Since when its lock is free and nothing has changed.
+    pub since: Instant,
+}
 
 impl SessionLock {
-    pub fn take(uri: &DatabaseUri) -> Result<Self, LockError> {
+    pub fn take(uri: &DatabaseUri, name: &str) -> Result<Self, LockError> {
+        let pool = Pool::new(uri, 1).map_err(LockError::Database)?;
+        let (host, name, others) = (0, name.to_owned(), HashMap::new());
+        let mut lock = Self { pool, host, name, connection: None, is_held: false, others };
         let deadline = Instant::now() + START_TIME;
-        let opened =
-            Pool::new(uri, 1).and_then(|pool| pool.connect(0, deadline).map_err(StoreError::Unavailable));
-        let (mut connection, _) = opened.map_err(LockError::Database)?;
-        let lock = format!("SELECT 1 WHERE pg_try_advisory_lock({LOCK}, 0)");
+        lock.connect(deadline).map_err(LockError::Database)?;
         let give_up = Instant::now() + PATIENCE;
-        loop {
-            let taken = connection.run(None, &[(&lock, &[])], deadline, &mut |_| ());
-            match taken.map_err(|error| LockError::Database(error.into()))? {
-                0 if Instant::now() < give_up => thread::sleep(PAUSE),
-                0 => return Err(LockError::Held(holder(&mut connection, deadline))),
-                _ => break,
+        while !lock.try_lock(deadline).map_err(|error| LockError::Database(error.into()))? {
+            if Instant::now() >= give_up {
+                return Err(LockError::NameHeld { address: lock.holder(deadline), name: lock.name });
             }
+            thread::sleep(PAUSE);
         }
-        // For `holder`.
-        let name = format!("SET application_name = 'adriaticum serve {}'", process::id());
-        connection.run_text(&name, deadline).map_err(|error| LockError::Database(error.into()))?;
-        Ok(Self(connection))
+        Ok(lock)
+    }
+
+    /// Says that the gateway is alive, after taking the lock again if the connection was lost. The server may hold the lock
+    /// for a dead session for a while: the gateway serves on meanwhile. Returns false if the table has another epoch.
+    pub fn renew(&mut self, epoch: i64) -> Result<bool, StoreError> {
+        if self.connection.is_none() {
+            self.connect(Instant::now() + self.pool.time_to_connect())?;
+        }
+        let renewed = self.beat(epoch);
+        if let Err(error) = &renewed
+            && (matches!(error, SqlError::Unknown(_)) || error.is_of_host())
+        {
+            // The server may be a primary that was replaced.
+            (self.connection, self.host) = (None, self.pool.after(self.host));
+        }
+        Ok(renewed?)
+    }
+
+    fn beat(&mut self, epoch: i64) -> Result<bool, SqlError> {
+        let deadline = Instant::now() + STATEMENT_TIME;
+        if !self.is_held {
+            self.try_lock(deadline)?;
+        }
+        let beat = format!("UPDATE gateways SET last_seen = {CLOCK} WHERE name = $1 AND epoch = $2");
+        let parameters = values![&self.name, epoch];
+        if self.run((&beat, &parameters), deadline, &mut |_| ())? == 0 {
+            return Ok(false);
+        }
+        self.look_at_others(deadline)?;
+        Ok(true)
+    }
+
+    /// The gateways whose lock has been free, and which have said nothing, for this long.
+    pub fn silent_for(&self, time: Duration) -> Vec<(String, Sighting)> {
+        let is_silent = |(_, sighting): &(&String, &Sighting)| sighting.since.elapsed() >= time;
+        self.others
+            .iter()
+            .filter(is_silent)
+            .map(|(name, sighting)| (name.clone(), sighting.clone()))
+            .collect()
+    }
+
+    /// Looks at every other gateway that has open or unsealed rows. A lock is looked up, not tried: that would keep its
+    /// gateway from taking it.
+    fn look_at_others(&mut self, deadline: Instant) -> Result<(), SqlError> {
+        let look = "SELECT name, epoch, last_seen FROM gateways WHERE name <> $1 AND epoch > 0
+            AND EXISTS (SELECT 1 FROM usage WHERE seq IS NULL AND gateway = name)";
+        let held = format!(
+            "SELECT CAST(objid AS BIGINT) FROM pg_locks WHERE locktype = 'advisory' AND granted
+             AND classid = {GATEWAY_LOCK}
+             AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        );
+        let (mut found, mut locks) = (Vec::new(), Vec::new());
+        let parameters = values![&self.name];
+        self.run((look, &parameters), deadline, &mut |mut row| {
+            if let (Ok(name), Ok(epoch), Ok(last_seen)) = (row.next::<String>(), row.next(), row.next()) {
+                found.push((name, Sighting { epoch, last_seen, since: Instant::now() }));
+            }
+        })?;
+        self.run((&held, &[]), deadline, &mut |mut row| locks.extend(row.next::<i64>()))?;
+        found.retain(|(name, _)| !locks.contains(&i64::from(lock_number(name) as u32)));
+        let mut before = std::mem::take(&mut self.others);
+        self.others = found
+            .into_iter()
+            .map(|(name, now)| {
+                let same = before
+                    .remove(&name)
+                    .filter(|before| (before.epoch, before.last_seen) == (now.epoch, now.last_seen));
+                (name, same.unwrap_or(now))
+            })
+            .collect();
+        Ok(())
+    }
+
+    /// Connects, and forgets what was seen on the connection before.
+    fn connect(&mut self, deadline: Instant) -> Result<(), StoreError> {
+        (self.is_held, self.connection) = (false, None);
+        self.others.clear();
+        let (mut connection, host) =
+            self.pool.connect(self.host, deadline).map_err(StoreError::Unavailable)?;
+        connection.run_text(KEEPALIVE, Instant::now() + STATEMENT_TIME)?;
+        (self.connection, self.host) = (Some(connection), host);
+        Ok(())
+    }
+
+    fn try_lock(&mut self, deadline: Instant) -> Result<bool, SqlError> {
+        let number = lock_number(&self.name);
+        let lock = format!("SELECT 1 WHERE pg_try_advisory_lock({GATEWAY_LOCK}, {number})");
+        self.is_held = self.run((&lock, &[]), deadline, &mut |_| ())? > 0;
+        Ok(self.is_held)
+    }
+
+    /// Where the process that has the lock listens, if it has said so.
+    fn holder(&mut self, deadline: Instant) -> Option<String> {
+        let mut found = None;
+        let parameters = values![&self.name];
+        let address = "SELECT address FROM gateways WHERE name = $1 AND address <> ''";
+        let _ = self.run((address, &parameters), deadline, &mut |mut row| found = row.next().ok());
+        found
+    }
+
+    fn run(
+        &mut self,
+        statement: Bound,
+        deadline: Instant,
+        each: &mut dyn FnMut(Row),
+    ) -> Result<usize, SqlError> {
+        let connection =
+            self.connection.as_mut().ok_or_else(|| SqlError::NotSent("there is no connection".into()))?;
+        connection.run(None, &[statement], deadline, each)
     }
 }
 
-/// The pid of the process that has the lock, on the host that it runs on.
-fn holder(connection: &mut Connection, deadline: Instant) -> Option<u32> {
-    let name = format!(
-        "SELECT application_name FROM pg_stat_activity JOIN pg_locks USING (pid) WHERE locktype = 'advisory'
-         AND datname = current_database() AND classid = {LOCK} AND objid = 0 AND granted"
-    );
-    let mut found = None;
-    let mut read = |mut row: Row| found = row.next::<String>().ok();
-    connection.run(None, &[(&name, &[])], deadline, &mut read).ok()?;
-    found?.rsplit(' ').next()?.parse().ok()
+/// The second number of a gateway's lock.
+fn lock_number(name: &str) -> i32 {
+    let digest = Sha256::digest(name);
+    i32::from_be_bytes([digest[0], digest[1], digest[2], digest[3]])
 }

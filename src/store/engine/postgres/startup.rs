@@ -154,8 +154,8 @@ fn encrypt(mut link: Link, config: &Arc<ClientConfig>, host: &Host) -> Result<Li
 fn explain_connect(error: &io::Error) -> String {
     match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::PERM | Errno::ACCESS | Errno::AFNOSUPPORT) => format!(
-            "{error}. If systemd runs the service, its unit may not allow this: see IPAddressAllow and \
-             RestrictAddressFamilies"
+            "{error}. If systemd runs the service, its sandbox may not allow this: run systemctl edit adriaticum, and add \
+             IPAddressAllow= with the address, or RestrictAddressFamilies= with its family, under [Service]"
         ),
         _ => error.to_string(),
     }

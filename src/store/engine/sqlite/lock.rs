@@ -24,6 +24,11 @@ pub struct FileLock {
 pub enum LockError {
     /// Another process holds it. Its pid is unknown for the moment before it has written it.
     Held(Option<u32>),
+    /// Another process serves under the name of this gateway. Its address is unknown if it has just started.
+    NameHeld {
+        name: String,
+        address: Option<String>,
+    },
     Io(PathBuf, io::Error),
     Database(StoreError),
 }
@@ -36,6 +41,14 @@ impl fmt::Display for LockError {
                 write!(
                     f,
                     "another adriaticum serve uses it (pid {pid}): stop that process first, or choose another database"
+                )
+            }
+            Self::NameHeld { name, address } => {
+                let address = address.as_deref().unwrap_or("an unknown address");
+                write!(
+                    f,
+                    "another adriaticum serve has the name {name} in it, at {address}: stop that process first, or \
+                     choose another name (gateway, ADRIATICUM_GATEWAY)"
                 )
             }
             Self::Io(path, error) => write!(f, "{}: {error}", path.display()),

@@ -1,0 +1,128 @@
+//! Several gateways on one database.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rusqlite::types::Value::{Integer, Null, Text};
+
+use crate::console::{Browser, PASSWORD, set_password};
+use crate::postgres::set_usable;
+use crate::postgres_server::PostgresServer;
+use crate::support::{Client, Runtime, Script, Server, chat, completion, request, until};
+
+fn gateway(uri: &str, name: &str, runtime: &Runtime) -> Server {
+    Server::new(Some(runtime)).set("ADRIATICUM_DATABASE", uri).set("ADRIATICUM_GATEWAY", name)
+}
+
+/// A request that runs until the gate is opened.
+fn held(server: &Server, runtime: &Runtime, key: &str) -> (Client, Arc<AtomicBool>) {
+    let (gate, calls) = (Arc::new(AtomicBool::new(false)), runtime.count());
+    runtime.next(Script::Held(Arc::clone(&gate), completion("at last")));
+    let mut client = server.connect();
+    client.send(request(key, &chat("x")));
+    until("it is running", || runtime.count() == calls + 1);
+    (client, gate)
+}
+
+#[test]
+fn keys_and_sessions_are_the_same_at_every_gateway() {
+    let (runtime, uri) = (Runtime::start(), PostgresServer::shared().database());
+    let a = gateway(&uri, "a", &runtime).start();
+    assert!(set_password(&a, PASSWORD).status.success());
+    let b = gateway(&uri, "b", &runtime).start();
+    let second = gateway(&uri, "a", &runtime).run(&["serve"]);
+    let told = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert_eq!(second.status.code(), Some(1), "{told}");
+    assert!(told.contains(&format!("http://{}", a.address)) && told.contains("ADRIATICUM_GATEWAY"), "{told}");
+    for _ in 0..20 {
+        let key = a.key();
+        b.post(&key, &chat("x")).is_completion();
+        let id = "SELECT id FROM keys WHERE revoked IS NULL";
+        let Text(id) = &a.query(id)[0][0] else { panic!("no id") };
+        a.told(&["keys", "revoke", id]);
+        b.post(&key, &chat("x")).is_error(401, "invalid_api_key");
+    }
+    let mut browser = Browser::signed_in(&a);
+    browser.server = &b;
+    assert_eq!(browser.get("/usage").status, 200, "the session is valid here too");
+    b.wait_for_seals();
+    let told = b.told(&["usage", "verify"]);
+    assert!(told.contains("20 rows, nothing wrong") && told.contains("b:20:"), "{told}");
+}
+
+/// One gateway loses its connection, another its life.
+#[test]
+fn only_rows_of_a_gateway_that_has_ended_are_closed_and_not_at_once() {
+    let (runtime, uri) = (Runtime::start(), PostgresServer::shared().database());
+    let [a, b, c] = ["a", "b", "c"].map(|name| gateway(&uri, name, &runtime).start());
+    let key = a.key();
+    let (mut running, gate) = held(&a, &runtime, &key);
+    let (_lost, _gate) = held(&c, &runtime, &key);
+    let lock_of_a = "SELECT pid FROM pg_locks JOIN pg_stat_activity USING (pid)
+        WHERE locktype = 'advisory' AND datname = current_database() ORDER BY backend_start LIMIT 1";
+    let end = format!("SELECT pg_terminate_backend(({lock_of_a}), 10000)");
+    a.query(&end);
+    c.signal("KILL");
+    let began = Instant::now();
+    let rows = "SELECT gateway, epoch, error_code FROM usage ORDER BY gateway";
+    let open = |name: &str| vec![Text(name.into()), Integer(1), Null];
+    assert_eq!(b.query(rows), [open("a"), open("c")]);
+    until("its row is closed", || b.query(rows)[1] != open("c"));
+    assert!(began.elapsed() > Duration::from_secs(12), "after {:?}", began.elapsed());
+    assert_eq!(b.query(rows), [open("a"), vec![Text("c".into()), Integer(1), Text("interrupted".into())]]);
+    gate.store(true, Ordering::Release);
+    running.reply().is_completion();
+    b.wait_for_seals();
+    let told = b.told(&["usage", "verify"]);
+    assert!(told.contains("2 rows, nothing wrong") && told.contains("c:1:"), "{told}");
+    let logs = a.log() + &b.log();
+    assert_eq!(logs.matches("by the end of the gateway c").count(), 1, "{logs}");
+    // A process that starts under the name closes its rows at once.
+    let (_lost, _gate) = held(&a, &runtime, &key);
+    a.signal("KILL");
+    let began = Instant::now();
+    let a = gateway(&uri, "a", &runtime).start();
+    assert!(a.log().contains("interrupted when the service last ended: 1 request"), "{}", a.log());
+    assert!(began.elapsed() < Duration::from_secs(12), "after {:?}", began.elapsed());
+    let epochs = "SELECT name, epoch FROM gateways WHERE epoch > 0 ORDER BY name";
+    let epochs = a.query(epochs).into_iter().map(|row| row[1].clone()).collect::<Vec<_>>();
+    assert_eq!(epochs, [Integer(2), Integer(1), Integer(1)]);
+}
+
+#[test]
+fn a_process_that_was_replaced_stops_and_writes_nothing_more() {
+    let (runtime, uri) = (Runtime::start(), PostgresServer::shared().database());
+    let mut server = gateway(&uri, "a", &runtime).start();
+    let key = server.key();
+    let (mut running, gate) = held(&server, &runtime, &key);
+    server.query("UPDATE gateways SET epoch = epoch + 1 WHERE name = 'a'");
+    until("it finds out", || server.log().contains("another process serves under the name"));
+    gate.store(true, Ordering::Release);
+    running.reply().is_error(503, "service_unavailable");
+    assert_eq!(server.wait().code(), Some(1));
+    assert_eq!(server.query("SELECT status, error_code, seq FROM usage"), [[Null, Null, Null]]);
+}
+
+#[test]
+fn an_outcome_that_comes_too_late_is_written_as_what_was_sent() {
+    let (runtime, uri) = (Runtime::start(), PostgresServer::shared().database());
+    let server = gateway(&uri, "a", &runtime).start();
+    let key = server.key();
+    let (mut running, gate) = held(&server, &runtime, &key);
+    set_usable(&uri, false);
+    gate.store(true, Ordering::Release);
+    let reply = running.reply();
+    reply.is_error(503, "service_unavailable");
+    assert_eq!(reply.header("x-should-retry"), Some("false"));
+    set_usable(&uri, true);
+    let row = "SELECT status, error_code, total_tokens > 0 FROM usage";
+    let expected = [vec![Integer(503), Text("service_unavailable".into()), Integer(1)]];
+    until("the row has its outcome", || server.query(row) == expected);
+    until("it is served again", || server.post(&key, &chat("x")).status == 200);
+    server.wait_for_seals();
+    assert!(server.told(&["usage", "verify"]).contains("nothing wrong"));
+    let log = server.log();
+    let told = ["] the database can't be used: ", "the database is back", "failed: "];
+    assert_eq!(told.map(|line| log.matches(line).count()), [1, 1, 0], "{log}");
+}
