@@ -67,7 +67,7 @@ impl Background {
         ];
         tasks.extend(retention_days.map(|days| retention(Arc::clone(store), days)));
         match lock {
-            ServeLock::Session(lock) => tasks.push(presence(Arc::clone(store), lock, replaced)),
+            ServeLock::Session(lock) => tasks.push(presence(Arc::clone(store), *lock, replaced)),
             ServeLock::File(_) => return Self(tasks, Some(lock)),
         }
         Self(tasks, None)

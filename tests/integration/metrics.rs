@@ -278,6 +278,8 @@ fn ready_is_with_a_runtime_and_a_ledger_that_takes_a_write() {
         }
         askers.iter_mut().any(|asker| asker.reply().status == 503)
     });
+    // The probe is answered while the try still waits for the lock.
+    until("the log says so", || server.log().contains("not ready: the ledger can't be written"));
     let log = server.log();
     assert_eq!(log.matches("not ready: the ledger can't be written").count(), 1, "{log}");
     database.execute_batch("ROLLBACK").expect("the lock goes");

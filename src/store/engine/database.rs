@@ -43,14 +43,14 @@ impl fmt::Display for Database {
 /// Keeps a second `serve` off a file, or off the name of a gateway. Held until the value is dropped.
 pub enum ServeLock {
     File(FileLock),
-    Session(SessionLock),
+    Session(Box<SessionLock>),
 }
 
 impl ServeLock {
     pub fn take(database: &Database, gateway: &str) -> Result<Self, LockError> {
         match database {
             Database::Sqlite(path) => FileLock::take(path).map(Self::File),
-            Database::Postgres(uri) => SessionLock::take(uri, gateway).map(Self::Session),
+            Database::Postgres(uri) => SessionLock::take(uri, gateway).map(Box::new).map(Self::Session),
         }
     }
 }
