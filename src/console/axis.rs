@@ -51,14 +51,14 @@ fn tick(view: &View, bar: usize) -> Option<String> {
             (CLOCK, start % (4 * HOUR_SECONDS) == 0)
         }
         Step::Seconds(seconds) if seconds < DAY_SECONDS => (DAY, start % DAY_SECONDS == 0),
-        Step::Seconds(_) => (DAY, bar % smallest(&[1, 2, 5]) == 0),
-        Step::Week => (DAY, bar % smallest(&[1, 2, 4, 5]) == 0),
+        Step::Seconds(_) => (DAY, bar.is_multiple_of(smallest(&[1, 2, 5]))),
+        Step::Week => (DAY, bar.is_multiple_of(smallest(&[1, 2, 4, 5]))),
         Step::Month => {
             let step = smallest(&[1, 2, 3, 6, 12]).min(12);
             let month = OffsetDateTime::from_unix_timestamp(start).map_or(1, |time| u8::from(time.month()));
             (if step == 12 { YEAR } else { MONTH }, (usize::from(month) - 1) % step == 0)
         }
-        Step::Year => (YEAR, bar % smallest(&[1, 2, 5, 10]) == 0),
+        Step::Year => (YEAR, bar.is_multiple_of(smallest(&[1, 2, 5, 10]))),
     };
     is_labelled.then(|| shown(start, format))
 }
