@@ -26,9 +26,8 @@ use crate::client::{Call, CallError, Cancellation, Client};
 use crate::config::RuntimeConfig;
 use crate::store::Tokens;
 
-/// The largest answer that is read: several times 512 tokens, even if all their characters are escaped. Each worker may hold
-/// one.
-const MAX_ANSWER: u64 = 1024 * 1024;
+/// The largest answer that is read.
+const MAX_ANSWER: u64 = 4 * 1024 * 1024;
 
 /// The time for which a runtime that could not be reached is asked last.
 const BACKOFF: Duration = Duration::from_secs(5);
@@ -291,7 +290,7 @@ impl From<CallError> for RuntimeError {
             CallError::Unreachable(cause) => Self::Unreachable(cause),
             CallError::TimedOut => Self::TimedOut,
             CallError::Cancelled => Self::Cancelled,
-            CallError::TooLarge => Self::Unreadable("it is larger than 1 MiB"),
+            CallError::TooLarge => Self::Unreadable("it is larger than 4 MiB"),
             CallError::Broken(cause) => Self::Broken(cause),
         }
     }

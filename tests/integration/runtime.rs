@@ -69,10 +69,10 @@ fn an_answer_has_a_largest_size() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).start();
     let key = server.key();
-    runtime.next(Script::Answer(200, completion(&"x".repeat(1024 * 1024))));
+    runtime.next(Script::Answer(200, completion(&"x".repeat(4 * 1024 * 1024))));
     server.post(&key, &chat("x")).is_error(502, "inference_error");
-    assert!(server.log().contains("larger than 1 MiB"), "{}", server.log());
-    runtime.next(Script::Answer(200, completion(&"x".repeat(1024 * 1024 - 1024))));
+    assert!(server.log().contains("larger than 4 MiB"), "{}", server.log());
+    runtime.next(Script::Answer(200, completion(&"x".repeat(4 * 1024 * 1024 - 1024))));
     server.post(&key, &chat("x")).is_completion();
 }
 
