@@ -35,5 +35,6 @@ CREATE TABLE usage_rollup (
 INSERT INTO usage_rollup SELECT span, start, key_id, key_name, status, error_code, requests, prompt_tokens,
     completion_tokens, total_tokens, unmeasured, runtime_times, own_times FROM new_rollup;
 DROP TABLE new_rollup;
+DROP TABLE audit;
 PRAGMA user_version = 6;
 COMMIT;

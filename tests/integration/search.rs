@@ -684,6 +684,7 @@ fn what_can_not_be_added_is_told() {
 fn check_asks_search() {
     let (runtime, search) = (Runtime::start(), Runtime::start());
     let server = grounded(&runtime, &search, "always").set("ADRIATICUM_API_HOSTS", "localhost");
+    server.key();
     search.next(results(&["a"]));
     let told = server.told(&["check"]);
     assert!(told.contains("1 found for the trial query"), "{told}");
