@@ -145,7 +145,12 @@ impl Pipeline {
             StoreError::KeyRefused => key::changed(),
             error => {
                 self.metrics.ledger_open_errors.add(1);
-                ledger::not_opened(&error)
+                let failure = ledger::not_opened(&error);
+                // The row may be there all the same, now or in a moment.
+                if let StoreError::Unknown(_) = error {
+                    self.store.settle_later(row.request_id, record.outcome(Err(&failure)));
+                }
+                failure
             }
         })
     }

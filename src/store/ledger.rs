@@ -1,12 +1,19 @@
 //! The ledger's rows: begun before an inference is spent, finished before its response is sent.
 
 use std::sync::{MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
 use super::engine::{Row, Session, Statement, Value, values};
 use super::{Store, StoreError};
 use crate::when;
+
+/// How long an insert whose answer was lost may take to show up: a primary can wait that long for its standby.
+const LATE_INSERT: Duration = Duration::from_secs(60);
+
+/// A request, what was sent of it, and when that was noted.
+pub(super) type UnsettledOutcome = (String, Outcome, Instant);
 
 /// How many outcomes wait for the database at most. The rows of the others stay open until the next start.
 const MOST_UNSETTLED: usize = 1000;
@@ -178,31 +185,30 @@ impl Store {
     pub fn settle_later(&self, request_id: String, outcome: Outcome) {
         let mut unsettled = self.unsettled();
         if unsettled.len() < MOST_UNSETTLED {
-            unsettled.push((request_id, outcome));
+            unsettled.push((request_id, outcome, Instant::now()));
         }
     }
 
     /// Writes the outcomes that could not be written earlier, if their rows are still open.
     pub fn settle(&self) -> Result<(), StoreError> {
-        loop {
-            let Some((id, outcome)) = self.unsettled().first().cloned() else {
-                return Ok(());
-            };
+        let noted = self.unsettled().clone();
+        for (id, outcome, since) in noted {
             match self.finish(&id, &outcome) {
-                Err(StoreError::NoRow) => {
-                    if self.find_row(&id)?.is_some_and(|row| row.status == Some(200)) {
-                        log::warn!(
-                            "{id} the ledger says 200, and the client got 503: the database's answer was lost"
-                        );
-                    }
-                }
+                Err(StoreError::NoRow) => match self.find_row(&id)? {
+                    None if since.elapsed() < LATE_INSERT => continue,
+                    Some(row) if row.status == Some(200) => log::warn!(
+                        "{id} the ledger says 200, and the client got 503: the database's answer was lost"
+                    ),
+                    _ => {}
+                },
                 result => result?,
             }
-            self.unsettled().remove(0);
+            self.unsettled().retain(|(other, ..)| *other != id);
         }
+        Ok(())
     }
 
-    fn unsettled(&self) -> MutexGuard<'_, Vec<(String, Outcome)>> {
+    fn unsettled(&self) -> MutexGuard<'_, Vec<UnsettledOutcome>> {
         self.unsettled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -339,10 +345,14 @@ pub(super) mod tests {
         let find = |end| store.find_row(&id(end, 1)).expect("a look-up").expect("the row");
         store.begin(&row("a", "key_1", 1)).expect("a new row");
         write(store, "b", "key_1", 1, 200, Some(5));
-        for end in ["a", "b"] {
+        for end in ["a", "b", "c"] {
             store.settle_later(id(end, 1), outcome(503, Some(7)));
         }
         store.settle().expect("the database is back");
+        assert_eq!(store.unsettled().len(), 1, "an insert whose answer was lost may still be on its way");
+        store.begin(&row("c", "key_1", 1)).expect("the late insert");
+        store.settle().expect("the next round");
+        assert_eq!(find("c").status, Some(503));
         assert_eq!((find("a").status, find("a").tokens.total_tokens), (Some(503), Some(7)));
         assert_eq!(find("b").status, Some(200), "the update was done, and only its answer lost");
         assert!(store.unsettled().is_empty());

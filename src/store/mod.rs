@@ -61,7 +61,7 @@ pub struct Store {
     epoch: i64,
     backlog: Backlog,
     /// Outcomes that could not be written, by request id, until `settle`.
-    unsettled: Mutex<Vec<(String, Outcome)>>,
+    unsettled: Mutex<Vec<ledger::UnsettledOutcome>>,
     /// The last uses of keys that leave no row, by id, until `write_uses`.
     uses: Mutex<HashMap<String, i64>>,
     failed_sign_ins: Mutex<FailedSignIns>,

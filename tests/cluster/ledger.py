@@ -6,7 +6,9 @@ import typing
 
 from cluster import psql
 from load import figures_of
+from service import until
 
+SETTLE_SECONDS = 60
 COLUMNS = "request_id, status, error_code, prompt_tokens, completion_tokens, total_tokens"
 
 
@@ -34,13 +36,13 @@ def number(text):
 
 def faults(database, gateways, answers, asked):
     """What is wrong when no request is running: a line for each kind of fault."""
+    # A row whose outcome could not be written in time gets it a moment later.
+    until(lambda: not any(row.is_open for row in read(database)), SETTLE_SECONDS)
     rows = list(read(database))
     by_id = {row.request_id: row for row in rows}
     completed = {answer.request_id: answer for answer in answers if answer.status == 200}
     # The database's answer was lost and could not be found out in time: the row may say 200.
     doubtful = {answer.request_id for answer in answers if answer.status == 503 and not answer.may_retry}
-    # Its outcome could not be written, and the row stays open until the gateway is started again.
-    unwritten = {answer.request_id for answer in answers if answer.status == 503}
     # A gateway may have got the request. HAProxy's own 503 means that none did.
     broken = sum(answer.request_id is None and answer.status != 503 for answer in answers)
     known = {answer.request_id for answer in answers if answer.request_id}
@@ -57,8 +59,8 @@ def faults(database, gateways, answers, asked):
         "rows of another outcome than the answer": [
             (answer, by_id[answer.request_id]) for answer in answers
             if answer.request_id in by_id and by_id[answer.request_id].status != answer.status
-            and answer.request_id not in (unwritten if by_id[answer.request_id].is_open else doubtful)],
-        "rows that are still open": [row for row in rows if row.is_open and row.request_id not in unwritten],
+            and answer.request_id not in doubtful],
+        "rows that are still open": [row for row in rows if row.is_open],
     }
     unknown = [row for row in rows if row.request_id not in known]
     if len(unknown) > broken:

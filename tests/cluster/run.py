@@ -250,8 +250,7 @@ def start_a_gateway_with_a_name_that_is_taken(trial):
     finally:
         second.kill()
     trial.expect(code == 1, f"it ended with {code}")
-    names = (f"127.0.0.1:{first.port}", f"pid {first.process.pid}")
-    trial.expect(any(name in second.logged() for name in names), f"it does not name the first: {second.logged()}")
+    trial.expect(f"127.0.0.1:{first.port}" in second.logged(), f"it does not name the first: {second.logged()}")
 
 
 def revoke_a_hundred_keys(trial):
@@ -276,7 +275,7 @@ ATTACKS = (kill_the_primary, stop_the_primary_and_let_it_go_on, stop_patroni_alo
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gateways", default="a")
+    parser.add_argument("--gateways", default="a,b")
     parser.add_argument("attacks", nargs="*", metavar="ATTACK")
     options = parser.parse_args()
     chosen = [attack for attack in ATTACKS if not options.attacks or any(word in attack.__name__ for word in options.attacks)]
