@@ -51,6 +51,41 @@ fn keys_and_sessions_are_the_same_at_every_gateway() {
     assert!(told.contains("20 rows, nothing wrong") && told.contains("b:20:"), "{told}");
 }
 
+#[test]
+fn the_console_tells_the_gateways_apart() {
+    let (runtime, uri) = (Runtime::start(), PostgresServer::shared().database());
+    let a = gateway(&uri, "north", &runtime).start();
+    assert!(set_password(&a, PASSWORD).status.success());
+    let mut browser = Browser::signed_in(&a);
+    assert!(!browser.get("/usage").text().contains("All gateways"), "there is one");
+    let b = gateway(&uri, "south", &runtime).start();
+    let key = a.key();
+    for server in [&a, &b, &b] {
+        server.post(&key, &chat("x")).is_completion();
+    }
+    let mut shown = |query: &str| {
+        let text = browser.get(&format!("/usage?range=24h{query}")).text();
+        let requests = text.split("<strong>").nth(1).and_then(|rest| rest.split('<').next());
+        let cells = |name: &str| text.matches(&format!("<td>{name}</td>")).count();
+        (requests.unwrap_or("").to_owned(), cells("north"), cells("south"))
+    };
+    assert_eq!(shown(""), ("3".into(), 1, 2));
+    assert_eq!(shown("&gateway=south"), ("2".into(), 0, 2));
+    assert_eq!(shown("&gateway=elsewhere"), ("0".into(), 0, 0));
+    let (_client, _gate) = held(&b, &runtime, &key);
+    let row = |text: &str, name: &str| -> String {
+        let row = text.split(&format!("scope=\"row\">{name}</th>")).nth(1).unwrap_or("");
+        row.split("</tr>").next().unwrap_or("").to_owned()
+    };
+    let text = browser.get("/status").text();
+    for (name, open) in [("north", 0), ("south", 1)] {
+        let row = row(&text, name);
+        assert!(row.contains(env!("CARGO_PKG_VERSION")), "{row}");
+        assert!(row.ends_with(&format!("<td class=\"number\">{open}</td>")), "{row}");
+    }
+    assert!(text.contains("<dt>Clock</dt>"), "{text}");
+}
+
 /// One gateway loses its connection, another its life.
 #[test]
 fn only_rows_of_a_gateway_that_has_ended_are_closed_and_not_at_once() {
