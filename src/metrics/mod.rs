@@ -116,7 +116,7 @@ impl Metrics {
         self.search.observe(Duration::from_secs_f64(searched.time_ms / 1000.0));
     }
 
-    /// How often Search was asked, in the order of [`FINDINGS`].
+    /// How often Search was asked, in the order of `FINDINGS`.
     pub fn searches(&self) -> [u64; FINDINGS.len()] {
         std::array::from_fn(|finding| self.searches.iter().map(|reason| reason[finding].get()).sum())
     }
