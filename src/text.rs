@@ -95,7 +95,7 @@ mod tests {
         for (word, meant) in [
             ("worker", Some("workers")),
             ("lsiten", Some("listen")),
-            ("runtime.modle", Some("runtime.model")),
+            ("runtime.modelx", Some("runtime.model")),
             ("que", None),
             ("nonsense", None),
             ("", None),

@@ -387,14 +387,14 @@ mod tests {
             ("\nworker = 1", "2: worker: there is no such setting. Did you mean workers?"),
             ("api_key = 'sesame'", "1: api_key: there is no such setting. Did you mean runtime.api_key?"),
             ("[runtime]\nworkers = 1", "2: runtime.workers: there is no such setting. Did you mean workers?"),
-            ("[serach]\nurl = 1", "1: serach: there is no such setting. Did you mean search?"),
+            ("[searchx]\nurl = 1", "1: searchx: there is no such setting. Did you mean search?"),
             (
                 "[nonsense]\na = 1",
                 "1: nonsense: there is no such setting. man adriaticum.toml lists all settings.",
             ),
             (
-                "[runtime]\n\nmodle = 1",
-                "3: runtime.modle: there is no such setting. Did you mean runtime.model?",
+                "[runtime]\n\nmodelx = 1",
+                "3: runtime.modelx: there is no such setting. Did you mean runtime.model?",
             ),
             ("runtime = 1", "1: runtime: expected a table: [runtime]."),
             ("runtime = [{api_key = 'sesame'}]", "1: runtime: expected a table: [runtime]."),
