@@ -104,9 +104,9 @@ fn without_a_password_it_only_tells_how_to_set_one() {
     let mut browser = Browser::new(&server);
     for path in ["/", "/keys", "/usage", "/sign-in", "/nonsense"] {
         let reply = browser.get(path);
-        assert!(reply.status == 200 && reply.text().contains("adriaticum console password"), "{path}");
+        assert!(reply.status == 200 && reply.text().contains("console password"), "{path}");
     }
-    assert!(browser.post("/keys", &[("name", "x")]).text().contains("adriaticum console password"));
+    assert!(browser.post("/keys", &[("name", "x")]).text().contains("console password"));
     for short in ["", "eleven char"] {
         let output = set_password(&server, short);
         assert_eq!(output.status.code(), Some(1));
@@ -205,7 +205,8 @@ fn every_page_has_its_headers() {
             "{path}: {text}"
         );
         assert_eq!(text.matches("<script").count(), 1);
-        assert!(!text.contains("http://") && !text.contains("https://"), "nothing from outside: {path}");
+        // A gateway's address is text.
+        assert!(!text.contains("=\"http") && !text.contains("url("), "nothing from outside: {path}");
     }
     let page = browser.get("/keys").text();
     for (mark, kind) in [("href=\"/assets/style", "text/css"), ("src=\"/assets/script", "text/javascript")] {
