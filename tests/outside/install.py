@@ -107,7 +107,7 @@ def broken_setting(machine, *_):
     machine.write("/etc/adriaticum/adriaticum.toml", "workers = 0\n" + good)
     ensure(machine.try_run("systemctl", "restart", "adriaticum").returncode != 0, "it starts with a broken setting")
     status = machine.status()
-    ensure("workers in /etc/adriaticum/adriaticum.toml" in status, f"systemctl status does not say why:\n{status}")
+    ensure("/etc/adriaticum/adriaticum.toml:1: workers = 0" in status, f"systemctl status does not say why:\n{status}")
     starts = machine.starts()
     # A client that connects is not refused, and does not make the service restart forever.
     with contextlib.suppress(OSError, http.client.HTTPException):

@@ -36,7 +36,7 @@ def a_key_is_changed():
     key = SERVER.keys()["changed"]
     assert key["concurrent"] == 2 and SERVER.keys()["conformance"]["concurrent"] is None, key
     change = lambda *options: SERVER.cli("keys", "set", key["id"], *options, check=False)  # noqa: E731
-    assert key["id"] in change("--concurrent", "none").stdout
+    assert key["id"] in change("--concurrent", "none").stderr
     assert change("--permission", "metrics", "--expires", "never").returncode == 0
     changed = SERVER.keys()["changed"]
     assert changed == key | {"concurrent": None, "expires": None, "permissions": ["metrics"]}, changed
