@@ -205,8 +205,9 @@ fn every_page_has_its_headers() {
             "{path}: {text}"
         );
         assert_eq!(text.matches("<script").count(), 1);
-        // A gateway's address is text.
-        assert!(!text.contains("=\"http") && !text.contains("url("), "nothing from outside: {path}");
+        // In a shared database the status page shows the address of this gateway.
+        let text = text.replace(&format!("http://{}", server.address), "");
+        assert!(!text.contains("http://") && !text.contains("https://"), "nothing from outside: {path}");
     }
     let page = browser.get("/keys").text();
     for (mark, kind) in [("href=\"/assets/style", "text/css"), ("src=\"/assets/script", "text/javascript")] {

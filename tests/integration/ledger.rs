@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rusqlite::types::Value::{Integer, Null, Text};
 
 use crate::metrics::{metrics_key, value};
-use crate::support::{Runtime, Script, Server, chat, completion, request, until};
+use crate::support::{Runtime, Script, Server, chat, completion, head_seq, request, until};
 
 #[test]
 fn a_row_tells_what_was_answered() {
@@ -106,7 +106,8 @@ fn a_graceful_stop_and_a_start_seal_every_row() {
     assert!(server.wait().success());
     let unsealed = "SELECT count(*) FROM usage WHERE seq IS NULL";
     assert_eq!(server.query(unsealed), [[Integer(0)]]);
-    assert!(server.told(&["usage", "verify"]).starts_with("3 rows, nothing wrong. The head is "));
+    let told = server.told(&["usage", "verify"]);
+    assert!(told.starts_with("3 rows, nothing wrong. The head is ") && head_seq(&told) == "3", "{told}");
     // What a crash leaves: one row with an outcome and no seal, and one that is open.
     server.query(
         "INSERT INTO usage (request_id, key_id, key_name, created, status, gateway, epoch)
@@ -123,7 +124,8 @@ fn a_graceful_stop_and_a_start_seal_every_row() {
     let server = server.start();
     server.wait_for_seals();
     assert_eq!(server.query(unsealed), [[Integer(0)]]);
-    assert!(server.told(&["usage", "verify"]).starts_with("5 rows, nothing wrong. The head is "));
+    let told = server.told(&["usage", "verify"]);
+    assert!(told.starts_with("5 rows, nothing wrong. The head is ") && head_seq(&told) == "5", "{told}");
     assert!(server.told(&["usage"]).starts_with("5 requests, 1 error,"), "the open one was interrupted");
 }
 

@@ -89,7 +89,10 @@ fn the_manager_is_told_of_the_start_the_reload_and_the_stop() {
     server.signal("HUP");
     manager.waits_for("RELOADING=1");
     assert_eq!(manager.hears(), "READY=1");
-    assert!(server.log().contains("[ERROR] configuration not reloaded: "));
+    let log = server.log();
+    let refused =
+        log.lines().find(|line| line.contains("[ERROR] configuration not reloaded: ")).expect("a line");
+    assert!(refused.contains(":2: workers = 0: expected"), "{refused}");
     fs::write(&config, "").expect("a file");
     server.signal("HUP");
     manager.waits_for("RELOADING=1");
