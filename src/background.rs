@@ -12,36 +12,36 @@ use std::time::{Duration, Instant};
 use crate::store::{ServeLock, SessionLock, Store, StoreError};
 use crate::when;
 
-/// The pause between two looks for rows without a seal.
+/// The pause between two searches for rows without a seal.
 const SEALING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How many rows a transaction seals at most. A write that waits for it is delayed: with 500 rows the 99th percentile at one
 /// client was 2.1 ms, with 64 it is 1.1 ms (`make bench`).
 const SEALED_AT_ONCE: i64 = 64;
 
-/// The pause between two looks at the WAL. Requests are slower while a checkpoint syncs the database's file, so it is rare
-/// enough to affect less than one in a hundred of them.
+/// The pause between two checks of the WAL's size. Requests are slower while a checkpoint syncs the database file, so it
+/// has to be rare enough to affect fewer than one in a hundred of them.
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often it is tried whether the ledger takes a write, while probes come or while it does not.
+/// How often a test write to the ledger is made while health probes arrive or while writes fail.
 const READINESS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often it is tried otherwise: every try writes to the disk.
+/// How often it is made otherwise: each one writes to the disk.
 const UNPROBED_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How long a try may take until probes are answered without its result.
+/// If a test write takes longer than this, probes report that the gateway is not ready.
 const TRY_TIME: Duration = Duration::from_secs(1);
 
-/// How often a gateway says that it is alive.
+/// How often a gateway updates its heartbeat.
 const PRESENCE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The pause between two looks for old rows.
+/// The pause between two searches for old rows.
 const RETENTION_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// How many rows a transaction removes at most: a write that waits for it is hardly delayed.
 const REMOVED_AT_ONCE: i64 = 100;
 
-/// After rows were removed, requests have the database for this many times as long as that took.
+/// After a batch of rows is removed, the task leaves the database to requests for this many times as long as the batch took.
 const REMOVAL_PAUSE: u32 = 4;
 
 /// The pause after a round that panicked.
@@ -90,7 +90,7 @@ fn sealing(store: Arc<Store>) -> Task {
     })
 }
 
-/// Seals all rows that wait. After each full batch requests have the database for as long as the batch took.
+/// Seals all rows that wait. After each full batch it leaves the database to requests for as long as the batch took.
 fn seal_all(store: &Store, stop: &Stop) -> Result<(), StoreError> {
     loop {
         let began = Instant::now();
@@ -106,7 +106,7 @@ fn checkpoints(store: Arc<Store>) -> Task {
     Task::start("checkpoints", move |stop| stop.repeat(CHECKPOINT_INTERVAL, || store.checkpoint()))
 }
 
-/// Says that the gateway is alive, and closes what ended gateways have left open.
+/// Updates the gateway's heartbeat, and closes the rows that stopped gateways have left open.
 fn presence(store: Arc<Store>, mut lock: SessionLock, replaced: impl Fn() + Send + 'static) -> Task {
     Task::start("presence", move |stop| {
         stop.repeat(PRESENCE_INTERVAL, || match store.keep_presence(&mut lock) {
@@ -119,18 +119,18 @@ fn presence(store: Arc<Store>, mut lock: SessionLock, replaced: impl Fn() + Send
     })
 }
 
-/// Whether the ledger takes a write: the result of the last try. No probe waits for the database.
+/// Whether the ledger accepts writes: the result of the last test write. No probe waits for the database.
 pub struct Readiness {
     store: Arc<Store>,
     accepts_writes: AtomicBool,
-    /// When the present try began.
+    /// When the test write in progress began.
     trying: Mutex<Option<Instant>>,
-    /// A probe came since the last try.
+    /// A probe has arrived since the last test write.
     probed: AtomicBool,
 }
 
 impl Readiness {
-    /// Tries the ledger once, so that the state is known from the start.
+    /// Makes one test write, so that the state is known from the start.
     pub fn new(store: &Arc<Store>) -> Self {
         let readiness = Self {
             store: Arc::clone(store),
@@ -142,7 +142,7 @@ impl Readiness {
         readiness
     }
 
-    /// Whether the ledger takes a write, for a probe.
+    /// Whether the ledger accepts writes, for a probe.
     pub fn accepts_writes(&self) -> bool {
         self.probed.store(true, Ordering::Relaxed);
         let is_late = self.trying().is_some_and(|began| began.elapsed() > TRY_TIME);
@@ -241,8 +241,8 @@ impl Stop {
         self.0.recv_timeout(time) != Err(RecvTimeoutError::Timeout)
     }
 
-    /// Runs `round` until the task has to stop, with a pause after each. The log has the first of several failures, and
-    /// their end. That the database is away, it has already; a connection that was lost once does not matter.
+    /// Runs `round` until the task has to stop, with a pause after each. Logs the first of several failures, and the
+    /// recovery. The engine already logs that the database is unavailable; one lost connection is not worth a line.
     fn repeat(&self, pause: Duration, mut round: impl FnMut() -> Result<(), StoreError>) {
         let name = thread::current().name().unwrap_or_default().to_owned();
         let (mut failures, mut is_logged) = (0, false);

@@ -91,7 +91,7 @@ pub fn database_failed(config: &Config, error: &dyn Display) -> String {
     format!("the database {name}: {error}. The setting is database (ADRIATICUM_DATABASE).")
 }
 
-/// The same, and what to do if there is none.
+/// The same for a database that may be missing: then the finding says what to do.
 pub fn store_failed(config: &Config, error: &StoreError) -> String {
     match error {
         StoreError::Missing => format!(
@@ -200,7 +200,7 @@ fn clock(store: Option<&Store>) -> Finding {
     }
 }
 
-/// What to say of a clock that is this many seconds ahead of the database's; `None` if they agree.
+/// The warning about a clock that is this many seconds ahead of the database's; `None` if they agree.
 pub fn clock_is_off(ahead: f64) -> Option<String> {
     let side = if ahead > 0.0 { "ahead of" } else { "behind" };
     let told = format!(
@@ -219,7 +219,7 @@ fn database(config: &Config, checked: Result<(), StoreError>) -> Finding {
     }
 }
 
-/// How far sealing is behind. Nothing else waits for it.
+/// How far sealing is behind. Requests do not wait for it.
 fn sealing(store: &Store) -> Finding {
     match store.unsealed() {
         Err(error) => Finding::fail("sealing", error.to_string()),

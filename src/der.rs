@@ -1,5 +1,5 @@
-//! The little that is read of certificates in DER, which rustls does not tell. A crate for all of X.509 would be larger
-//! than the rest of TLS here.
+//! Reads the few fields of a DER certificate that rustls does not expose. A crate for all of X.509 would be larger than
+//! the rest of TLS here.
 
 use time::PrimitiveDateTime;
 use time::format_description::BorrowedFormatItem;

@@ -1,5 +1,5 @@
-//! Dispatches a request by its host: to the console or to the API. The API is never served on the console's host, the
-//! console on no other.
+//! Dispatches a request by its host: to the console or to the API. The API is never served on the console's host, and
+//! the console is served on no other host.
 
 use std::net::IpAddr;
 use std::time::Instant;

@@ -65,17 +65,17 @@ pub struct Failure {
     pub cause: Option<String>,
     /// When to come back, on a 503.
     pub retry_after: Duration,
-    /// Whether a client's automatic retry is to be held back: it would cost an inference again, or ask a Search
-    /// again that is down.
+    /// Whether clients should not retry automatically: a retry would cost another inference, or query a Search that
+    /// is down.
     pub no_retry: bool,
     /// Whether there was no room for the request. The listener logs how many there were.
     pub is_shed: bool,
 }
 
-/// The time after which a fault of the host may have passed.
+/// `Retry-After` for a fault of the host, such as a full disk.
 const FAULT_RETRY: Duration = Duration::from_secs(5);
 
-/// The time after which a full queue has moved on.
+/// `Retry-After` for a full queue.
 const SHED_RETRY: Duration = Duration::from_secs(1);
 
 impl Failure {

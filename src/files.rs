@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-/// For a path that has no links: one may be put there meanwhile.
+/// For a path that was found to have no links: somebody could replace it by one meanwhile.
 pub const NO_FOLLOW: i32 = OFlags::NOFOLLOW.bits() as i32;
 
 /// Creates a file that only the service's own user and group may read. Returns false if there is one already, and an

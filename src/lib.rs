@@ -8,15 +8,15 @@
 //! - [`dispatch`] decides from its head what happens to a request, and sends it to the API or to the console by its host;
 //!   [`console`] answers the operator's.
 //! - [`pipeline`] takes a request through the steps of [`api`], in the order in which their errors win.
-//! - [`search`] finds what an answer is to rest on, [`runtime`] asks the inference runtime, both through
+//! - [`search`] finds the passages that ground an answer, [`runtime`] calls the inference runtime, both through
 //!   [`client`]; [`store`] keeps the keys and the ledger.
-//! - [`background`] seals the ledger's rows, runs checkpoints, tries the ledger and removes old rows.
-//! - [`metrics`] counts what came of it.
-//! - [`supervisor`] stands beside all of them, for the service manager and its signals.
+//! - [`background`] seals the ledger's rows, runs checkpoints, makes test writes and removes old rows.
+//! - [`metrics`] counts requests and their outcomes.
+//! - [`supervisor`] talks to systemd: readiness, reloads, stops and the watchdog.
 //!
 //! What holds everywhere:
 //!
-//! - A client costs a buffer, never a thread; every buffer, queue and time has a bound.
+//! - A client costs a buffer, never a thread; every buffer, queue and timeout has a bound.
 //! - A 200 is sent only after its row is on the disk, synced. A token figure is the runtime's or null.
 //! - Nothing that a person wrote and no secret is logged or stored.
 

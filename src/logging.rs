@@ -41,7 +41,7 @@ pub fn complain(message: fmt::Arguments) {
     write(lines.as_bytes());
 }
 
-/// Has `simplelog` format each line, with its priority before it for the journal.
+/// Formats lines with `simplelog`, and puts the priority before each one for the journal.
 struct StandardError {
     formatter: Box<WriteLogger<Lines>>,
     is_journal: bool,
@@ -112,7 +112,7 @@ fn write(bytes: &[u8]) {
     let _ = io::stderr().lock().write_all(bytes);
 }
 
-/// As sd-daemon(3) has them.
+/// As in sd-daemon(3).
 fn priority(level: Level) -> &'static str {
     match level {
         Level::Error => "<3>",

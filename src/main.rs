@@ -1,4 +1,4 @@
-//! Parses the command, runs it, and turns what came of it into an exit code.
+//! Parses the command, runs it, and turns its result into an exit code.
 
 use std::process::ExitCode;
 

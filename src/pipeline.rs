@@ -45,7 +45,7 @@ impl Pipeline {
         key::digest(head)
     }
 
-    /// What every request would get now; `None` if that is not known without a try.
+    /// The failure that every request would get now; `None` if only a request can show it.
     pub fn outage(&self) -> Option<Failure> {
         self.store.lost().map(|error| ledger::not_opened(&error))
     }
@@ -207,7 +207,7 @@ fn timed<T>(time: &mut Option<Duration>, step: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Bounds the lines about refused requests in one second of the clock.
+/// Limits the log lines about refused requests per second.
 #[derive(Default)]
 pub struct RefusalLines {
     second: AtomicI64,

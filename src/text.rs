@@ -5,10 +5,10 @@ use serde::Serialize;
 use serde_json::Value;
 use strsim::osa_distance;
 
-/// What can't stand for itself in a query: all but the unreserved characters of RFC 3986.
+/// The characters that are escaped in a query: all but the unreserved characters of RFC 3986.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// A value as it can stand in a query.
+/// A value, escaped for a query.
 pub fn percent_encoded(text: &str) -> String {
     utf8_percent_encode(text, RESERVED).to_string()
 }
@@ -60,7 +60,7 @@ pub fn cells<'a>(row: &impl Serialize, columns: impl IntoIterator<Item = &'a str
     columns.into_iter().map(cell).collect()
 }
 
-/// A line as RFC 4180 has it, with every cell in quotes.
+/// A CSV line (RFC 4180), with every cell in quotes.
 pub fn csv_line(cells: &[String]) -> String {
     let quoted: Vec<String> =
         cells.iter().map(|cell| format!("\"{}\"", without_formulas(cell).replace('"', "\"\""))).collect();

@@ -67,7 +67,7 @@ impl When {
     }
 }
 
-/// Whether a text has the form of a date and is none, such as 2027-02-30.
+/// Whether a text has the form of a date but is not a valid one, such as 2027-02-30.
 pub fn is_impossible_date(text: &str) -> bool {
     let has_form = text.len() == 10
         && text
@@ -88,7 +88,7 @@ pub fn shown(time: Option<i64>) -> String {
         .unwrap_or_else(|| "-".into())
 }
 
-/// A time to the second, UTC, as ISO 8601 has it.
+/// A time to the second, UTC, in ISO 8601.
 pub fn iso(time: i64) -> Option<String> {
     OffsetDateTime::from_unix_timestamp(time).ok()?.format(SECOND).ok()
 }

@@ -3,7 +3,7 @@
 use crate::error::{ApiError, Failure};
 use crate::runtime::{Chat, Generated, RuntimeError, Runtimes, Spent};
 
-/// The runtimes, where any is configured.
+/// Fails if no runtime is configured.
 pub fn configured(runtimes: Option<&Runtimes>) -> Result<&Runtimes, Failure> {
     runtimes.ok_or_else(|| {
         Failure::unavailable(
@@ -13,8 +13,8 @@ pub fn configured(runtimes: Option<&Runtimes>) -> Result<&Runtimes, Failure> {
     })
 }
 
-/// Runs the completion. Where the prompt is too long for the runtime, it is tried again for as long as
-/// `shorten` can take something away. The figures are those of all the request's calls.
+/// Runs the completion. If the prompt is too long for the runtime, shortens it and retries until `shorten` has
+/// nothing left to remove. The token figures are the sums over all calls of the request.
 pub fn run(
     runtimes: &Runtimes,
     chat: &mut Chat,

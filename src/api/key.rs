@@ -9,7 +9,7 @@ use crate::store::{Digest, Permission, Store};
 pub const SECRET_PREFIX: &str = "adr_";
 pub const SECRET_DIGITS: usize = 48;
 
-/// A key's last use is true to this many seconds: a write for every request would cost more than it tells.
+/// The precision of a key's last use, in seconds: a write for every request would cost more than it is worth.
 const LAST_USE_PRECISION: i64 = 60;
 
 /// The holder of a valid key.
@@ -60,7 +60,7 @@ pub fn digest(head: &Head) -> Result<Digest, Failure> {
     bearer(head).map(Digest::of)
 }
 
-/// The secret of the one `Authorization` header there has to be.
+/// The secret of the `Authorization` header. There has to be exactly one.
 fn bearer(head: &Head) -> Result<&str, Failure> {
     let mut values = head.header("authorization");
     let value = values

@@ -1,4 +1,4 @@
-//! How many refused requests of a key get a row: one client that sends nothing but invalid requests must not fill the disk.
+//! Limits the ledger rows for refused requests of a key: a client that sends only invalid requests must not fill the disk.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -35,11 +35,11 @@ impl Bucket {
 }
 
 impl Refusals {
-    /// Whether a refused request of this key gets a row. One that does not is counted in the log, in a line a minute.
+    /// Whether a refused request of this key gets a row. Those that do not are counted in a log line once a minute.
     pub fn have_row(&self, key_id: &str, now: Instant) -> bool {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if !state.buckets.contains_key(key_id) {
-            // A full bucket says nothing, so only keys that were refused lately have one.
+            // A full bucket is the same as none, so only keys that were refused lately have one.
             state.buckets.retain(|_, bucket| {
                 bucket.fill(now);
                 bucket.tokens < BURST

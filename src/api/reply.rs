@@ -43,7 +43,7 @@ pub fn completion(id: RequestId, created: i64, generated: &Generated) -> Respons
         choices: [Choice {
             index: 0,
             message: Message { role: "assistant", content: &generated.content },
-            // A runtime that gave a text and no reason came to its end.
+            // A text without a reason means that the runtime finished normally.
             finish_reason: generated.finish_reason.as_deref().unwrap_or("stop"),
         }],
         usage: generated.tokens,

@@ -6,7 +6,7 @@ use crate::listener::{Certificate, TlsError};
 use crate::text::count;
 use crate::when;
 
-/// So many days before its end a certificate should have been renewed: those of a month are renewed after 20 days.
+/// A certificate should be renewed this many days before it expires: one that is valid for a month is renewed after 20 days.
 const RENEWAL_DAYS: i64 = 10;
 
 pub fn check(files: &TlsFiles) -> Finding {
@@ -19,7 +19,7 @@ pub fn check(files: &TlsFiles) -> Finding {
     }
 }
 
-/// What is to be done about a certificate that expires at this time.
+/// The finding about a certificate that expires at this time.
 fn expiry(expires: i64, now: i64) -> Finding {
     let date = when::shown(Some(expires));
     match (expires - now).div_euclid(86_400) {

@@ -1,5 +1,5 @@
-//! A connection as `ureq` uses it. What a call sends is held back until the buffer is full or an answer is wanted, so
-//! that head and body are one write.
+//! A connection as `ureq` uses it. Output is buffered until the buffer is full or the answer is read, so that head and
+//! body are one write.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -16,10 +16,10 @@ use super::socket::Socket;
 /// The size of each buffer. The default of 128 KiB is more than a worker needs.
 const BUFFER: usize = 16 * 1024;
 
-/// The least room for what comes next: with none, `ureq` would wait for a body that it has no place for.
+/// The least free space in the input buffer: without any, `ureq` would wait for a body that it has no room for.
 const LEAST_ROOM: usize = 4 * 1024;
 
-/// The longest time that a setting can have.
+/// The longest timeout that a setting accepts.
 const LONGEST: Duration = Duration::from_secs(86_400);
 
 pub(super) struct Connection {
@@ -108,7 +108,7 @@ impl Stream {
         match self {
             Self::Plain(socket) => socket.is_quiet(),
             Self::Tls(session) => {
-                // What is decrypted already, or an end that the server has announced.
+                // Bytes that are already decrypted, or the server's close_notify.
                 let waiting = session.conn.reader().read(&mut [0; 1]);
                 waiting.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
                     && session.sock.is_quiet()

@@ -1,5 +1,5 @@
-//! How connections are made: on the caller's thread, and so that every error before the first byte of a call can be
-//! told from those after it.
+//! Opens connections on the caller's thread, and distinguishes errors before the first byte of a call from those after
+//! it.
 
 use std::fmt;
 use std::io;
@@ -109,7 +109,7 @@ fn connect(uri: &Uri, deadline: Instant) -> io::Result<TcpStream> {
         let time = if addresses.peek().is_some() { left / 2 } else { left };
         match TcpStream::connect_timeout(&address, time.max(Duration::from_millis(1))) {
             Ok(stream) => {
-                // A call is one write: waiting to fill a packet would only delay it.
+                // A call is one write: Nagle's algorithm would only delay it.
                 stream.set_nodelay(true)?;
                 return Ok(stream);
             }

@@ -1,4 +1,4 @@
-//! The socket of a connection: its timeouts, and the handle by which another thread can end the calls of a request.
+//! The socket of a connection: its timeouts, and the handle with which another thread can cancel the calls of a request.
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice, Read, Write};
@@ -13,24 +13,24 @@ use rustix::net::{RecvFlags, recv};
 const TIMEOUT_STEP: Duration = Duration::from_millis(125);
 
 thread_local! {
-    /// Where the call of this thread exposes its socket. `ureq` hands nothing of a call to the transport, and a call
-    /// stays on its thread.
+    /// Where the current call of this thread exposes its socket. `ureq` passes no per-call data to the transport, but
+    /// a call stays on its thread.
     static EXPOSED_AS: RefCell<Option<Cancellation>> = const { RefCell::new(None) };
 }
 
-/// Ends the calls of a request from another thread.
+/// Cancels the calls of a request from another thread.
 #[derive(Clone, Debug, Default)]
 pub struct Cancellation(Arc<Mutex<CallState>>);
 
 #[derive(Debug, Default)]
 struct CallState {
     is_cancelled: bool,
-    /// Of the call that is made. It is empty before, afterwards, and while connecting.
+    /// The socket of the call in progress. `None` before and after a call, and while it connects.
     socket: Option<Arc<TcpStream>>,
 }
 
 impl Cancellation {
-    /// Ends the call that is made, if there is one: it fails at once. So does every later one.
+    /// Cancels the call in progress, if there is one: it fails at once, and so does every later one.
     pub fn cancel(&self) {
         // The lock is held: a socket that was cleared may serve another call already.
         let mut state = self.lock();
@@ -56,7 +56,7 @@ impl CallState {
     }
 }
 
-/// Has the calls of this thread expose their socket, until the result is dropped.
+/// Makes the calls of this thread expose their socket until the result is dropped.
 pub(super) fn expose_as(handle: &Cancellation) -> impl Drop {
     struct Guard;
     impl Drop for Guard {
@@ -73,9 +73,9 @@ pub(super) fn expose_as(handle: &Cancellation) -> impl Drop {
 pub(super) struct Socket {
     stream: Arc<TcpStream>,
     pub deadline: Instant,
-    /// The timeout that the system has.
+    /// The timeout that is set on the socket.
     timeout: Duration,
-    /// Whether the system took any byte of the call.
+    /// Whether any byte of the call was sent.
     has_sent: bool,
     exposed_as: Option<Cancellation>,
 }
@@ -86,7 +86,7 @@ impl Socket {
         Self { stream, deadline, timeout: Duration::ZERO, has_sent: false, exposed_as: None }
     }
 
-    /// Makes the socket that of this thread's call. If the call was cancelled while it connected, it fails now.
+    /// Exposes the socket for this thread's call. If the call was cancelled while it connected, it fails now.
     pub fn expose(&mut self) {
         if self.exposed_as.is_none() {
             self.exposed_as = EXPOSED_AS.with_borrow(Clone::clone);
@@ -100,7 +100,7 @@ impl Socket {
         }
     }
 
-    /// The call is over: what comes next is another one.
+    /// Ends the call: the next bytes belong to another one.
     pub fn clear(&mut self) {
         self.forget_sent();
         if let Some(handle) = self.exposed_as.take() {
@@ -116,19 +116,19 @@ impl Socket {
         self.has_sent = false;
     }
 
-    /// Whether the server has neither closed the connection nor sent what no call asked for.
+    /// Whether the server has neither closed the connection nor sent unrequested bytes.
     pub fn is_quiet(&self) -> bool {
         let waiting = recv(&*self.stream, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
         matches!(waiting, Err(Errno::AGAIN))
     }
 
-    /// Runs a system call until it is not interrupted by a signal.
+    /// Repeats a system call while signals interrupt it.
     fn in_time<T>(&mut self, mut call: impl FnMut(&TcpStream) -> io::Result<T>) -> io::Result<T> {
         loop {
             self.set_timeout()?;
             match call(&self.stream) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // The system's word for a timeout.
+                // A socket timeout is reported as this.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     return Err(io::ErrorKind::TimedOut.into());
                 }

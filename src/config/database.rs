@@ -78,7 +78,7 @@ pub(super) fn read_gateway(settings: &mut Settings, database: &Database) -> Stri
     }
 }
 
-/// Whether it can be told apart in a list and in front of a head of `usage verify`.
+/// Whether a name can be parsed out of a list, and out of a head that `usage verify` prints.
 fn is_gateway_name(name: &str) -> bool {
     let is_good = |character: char| {
         !character.is_control() && !character.is_whitespace() && character != ':' && character != ','

@@ -43,13 +43,13 @@ pub struct Config {
     pub buffer_limit: usize,
     pub compatibility: Compatibility,
     pub log_level: LevelFilter,
-    /// The certificate and its key; nothing means plain HTTP.
+    /// The certificate and its key; `None` means plain HTTP.
     pub tls: Option<TlsFiles>,
-    /// Whose word on a client's address counts.
+    /// The proxies that are trusted to name a client's address.
     pub trusted_proxies: Proxies,
     pub runtime: RuntimeConfig,
     pub search: SearchConfig,
-    /// After how many days a row of the ledger is removed; nothing keeps everything.
+    /// After how many days a row of the ledger is removed; `None` keeps everything.
     pub retention_days: Option<u32>,
     /// The file it was read from, if any.
     pub file: Option<PathBuf>,
@@ -57,7 +57,7 @@ pub struct Config {
     pub secret_files: Vec<PathBuf>,
     /// Variables of the environment that look like settings and are none, with the setting that was probably meant.
     pub unknown_variables: Vec<String>,
-    /// By which a reload tells what was changed.
+    /// A reload compares these to find the changed settings.
     pub digests: Digests,
 }
 
@@ -97,7 +97,7 @@ impl Config {
         environment: impl Iterator<Item = (String, String)>,
     ) -> Result<Self, ConfigError> {
         let mut settings = Settings::read(file, environment)?;
-        // It says where the others are, and was followed already.
+        // It names the configuration file, which was read already.
         settings.take_variable("config");
         let local = ["localhost", "127.0.0.1", "::1"].map(String::from).into();
         let api_hosts = settings.value("api_hosts", local, api_hosts);
@@ -144,7 +144,7 @@ impl Config {
     }
 
     /// The command that sets the console's password in this service's database. A path is shown to a client of this host
-    /// only; if the console has a public name, that might be a proxy which passes on what strangers ask.
+    /// only. If the console has a public name, a local client may be a proxy that forwards requests of strangers.
     pub fn password_command(&self, is_local: bool) -> String {
         let command = "adriaticum console password";
         let is_usual = env::var_os("ADRIATICUM_DATABASE").is_none()
@@ -159,7 +159,7 @@ impl Config {
         }
     }
 
-    /// The settings in which another one differs, of those that a running service keeps to the end.
+    /// The settings that differ in `other` and that only a restart applies.
     pub fn differences(&self, other: &Self) -> Vec<&'static str> {
         let names: BTreeSet<&'static str> =
             self.digests.keys().chain(other.digests.keys()).copied().collect();
@@ -168,7 +168,7 @@ impl Config {
     }
 }
 
-/// The settings that a reload applies. Of TLS, these are the files and their content, but not whether it is spoken.
+/// The settings that a reload applies: also new TLS files and new content in them, but not turning TLS on or off.
 const RELOADED: [&str; 2] = ["log_level", "tls.key"];
 
 const COMPATIBILITIES: [(&str, Compatibility); 2] =
@@ -253,7 +253,7 @@ mod tests {
         Config::read(None, owned)
     }
 
-    /// An error is without the file's name.
+    /// Errors are returned without the file's name.
     fn file(text: &str) -> Result<Config, String> {
         let path = env::temp_dir().join(format!("adriaticum-{}.toml", crate::id::secret_hex::<8>()));
         fs::write(&path, text).expect("the folder for temporary files should take one");

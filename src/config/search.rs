@@ -13,10 +13,10 @@ use crate::store::Database;
 #[derive(Clone, Debug)]
 pub struct SearchConfig {
     pub place: Option<SearchPlace>,
-    /// The file of the embedded index, whether it is asked or not.
+    /// The file of the embedded index, even if Search does not use it.
     pub index: PathBuf,
     pub grounding: GroundingMode,
-    /// What in a person's words asks for Search.
+    /// If one of these matches the user's words, the answer needs Search.
     pub patterns: Vec<Regex>,
     /// For the Search call of a request.
     pub timeout: Duration,
@@ -31,14 +31,14 @@ pub enum SearchPlace {
     Index,
 }
 
-/// Which answers have to rest on Search.
+/// Which answers have to be grounded in Search results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroundingMode {
     Off,
     Always,
-    /// Those to words that a pattern matches.
+    /// If a pattern matches the user's words.
     Match,
-    /// These, and those for which the model says so.
+    /// If a pattern matches, or if the model says that facts are needed.
     Auto,
 }
 

@@ -15,7 +15,7 @@ pub enum Framing {
     Chunked,
 }
 
-/// Takes the bytes of one body as they come.
+/// Decodes one body from the bytes as they arrive.
 #[derive(Debug)]
 pub struct Body {
     content: Vec<u8>,
@@ -29,7 +29,7 @@ enum Decoder {
     Chunked(Chunked),
 }
 
-/// What came of some bytes.
+/// The state of a body after some bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Progress {
     Incomplete,
@@ -38,7 +38,7 @@ pub enum Progress {
 }
 
 impl Body {
-    /// Nothing if the head alone tells that the body is too large. Nothing is allocated on its word.
+    /// Returns `None` if the declared length is too large. Allocates nothing: the client may never send that much.
     pub fn new(framing: Framing) -> Option<Self> {
         let decoder = match framing {
             Framing::Length(length) => {

@@ -19,7 +19,7 @@ pub struct Head {
     pub framing: Framing,
     /// Whether the client asks for another request on this connection.
     pub keep_alive: bool,
-    /// Whether keeping the connection has to be told, as it has to HTTP/1.0.
+    /// Whether the response needs `Connection: keep-alive`, as for HTTP/1.0.
     pub tells_keep_alive: bool,
     /// Whether the client waits for `100 Continue` before it sends the body.
     pub expects_continue: bool,
@@ -88,7 +88,7 @@ impl Head {
         self.text(self.query)
     }
 
-    /// The host that the request is for, with the port where one was named.
+    /// The host that the request is for, with the port if one was named.
     pub fn authority(&self) -> &str {
         self.text(self.authority)
     }
@@ -277,7 +277,7 @@ fn absolute_form(target: &str) -> Option<(&str, &str)> {
     Some(rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len())))
 }
 
-/// The host and the port of `host`, `host:port` or `[address]:port`; nothing if it is none of them.
+/// The host and the port of `host`, `host:port` or `[address]:port`; `None` for anything else.
 pub fn split_authority(authority: &str) -> Option<(&str, &str)> {
     let (host, port) = match authority.strip_prefix('[') {
         Some(rest) => {

@@ -23,7 +23,7 @@ pub const MAX_BODY: usize = 262_144;
 /// A request whose every byte has arrived, or whose head alone tells that its body is too large.
 pub struct Request {
     pub head: Head,
-    /// None where the body is larger than `MAX_BODY`: the rest of it was not read.
+    /// `None` if the body is larger than `MAX_BODY`: the rest of it was not read.
     pub body: Option<Vec<u8>>,
     pub client: Client,
 }
@@ -46,7 +46,7 @@ impl Client {
     }
 }
 
-/// What a request costs beside its bytes while it is answered: the buffers of the call to the runtime, and the answer.
+/// The memory that a request needs besides its own bytes: the buffers of the call to the runtime, and the answer.
 const ANSWER_WEIGHT: usize = 32 * 1024;
 
 impl Request {
@@ -62,7 +62,7 @@ fn is_token_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
-/// HTTP that can't be parsed or framed safely; the text tells a person what is wrong with it.
+/// HTTP that can't be parsed or framed safely. The text is the message for the client.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Malformed(pub &'static str);
 

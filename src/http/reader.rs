@@ -1,4 +1,4 @@
-//! Reads requests off a connection, whatever the pieces are in which the bytes come.
+//! Reads requests from a connection, whatever pieces the bytes arrive in.
 
 use std::mem;
 
@@ -13,7 +13,7 @@ const MAX_EMPTY_LINES: u8 = 2;
 #[derive(Default)]
 pub struct Reader {
     state: State,
-    /// A client waits for `100 Continue` and was not told yet.
+    /// A client waits for `100 Continue`, which was not sent yet.
     continue_due: bool,
 }
 
@@ -68,7 +68,7 @@ impl Reader {
         if progress == Progress::Incomplete {
             return Ok(Step::More);
         }
-        // A client that has sent the whole body does not wait for leave to send it.
+        // A client that has already sent the whole body does not wait for 100 Continue.
         self.continue_due = false;
         let (head, body) = self.take();
         let body = body.filter(|_| progress == Progress::Complete).map(Body::into_content);
@@ -104,7 +104,7 @@ impl Reader {
         matches!(&self.state, State::Head(start) if start.bytes.is_empty())
     }
 
-    /// Whether `100 Continue` has to be sent now; it is asked once.
+    /// Whether `100 Continue` has to be sent now. Returns true once per request.
     pub fn take_continue(&mut self) -> bool {
         mem::take(&mut self.continue_due)
     }

@@ -7,21 +7,21 @@ use time::OffsetDateTime;
 use time::format_description::BorrowedFormatItem;
 use time::macros::format_description;
 
-/// A response, before it is known what becomes of its connection.
+/// A response, without the headers that depend on its connection.
 #[derive(Debug)]
 pub struct Response {
     pub status: u16,
     pub content_type: &'static str,
     pub headers: Vec<(&'static str, String)>,
     pub body: Vec<u8>,
-    /// What comes after the body, where that is too much to be held at once.
+    /// The rest of a body that is too large to be kept in memory.
     pub rest: Option<Box<dyn Pieces>>,
 }
 
 /// The rest of a body, made piece by piece as the client takes it.
 pub trait Pieces: Send {
-    /// The next piece, never an empty one; None at the end. After an error the connection ends, so that the
-    /// client knows that something is missing.
+    /// The next piece, never an empty one; `None` at the end. After an error the connection is closed, so that
+    /// the client knows that something is missing.
     fn next(&mut self) -> Result<Option<Vec<u8>>, Broken>;
 }
 
@@ -40,7 +40,7 @@ impl fmt::Debug for dyn Pieces {
 pub enum Connection {
     /// The default of HTTP/1.1: nothing needs to be said.
     Keep,
-    /// As HTTP/1.0 wants to hear it.
+    /// HTTP/1.0 needs the header.
     KeepTold,
     Close,
 }
@@ -49,7 +49,7 @@ pub enum Connection {
 const HTTP_DATE: &[BorrowedFormatItem<'_>] =
     format_description!("[weekday repr:short], [day] [month repr:short] [year] [hour]:[minute]:[second] GMT");
 
-/// What is sent to a client that waits for leave to send its body.
+/// For a client that waits for this before it sends its body.
 pub const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 impl Response {
@@ -66,7 +66,7 @@ impl Response {
         self
     }
 
-    /// The bytes of it, without those of the rest; to a HEAD request, those without the body.
+    /// The bytes of the head and of `body`, without `rest`; for a HEAD request, the head only.
     pub fn encode(&self, connection: Connection, without_body: bool) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(512 + self.body.len());
         write!(
@@ -117,7 +117,7 @@ pub fn chunk(piece: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The reason phrase; clients pass over it, people who look at the wire do not.
+/// The reason phrase. Clients ignore it; it helps people who read the traffic.
 fn reason(status: u16) -> &'static str {
     match status {
         200 => "OK",

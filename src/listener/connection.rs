@@ -23,7 +23,7 @@ pub(super) struct Connection {
     /// When the phase ends. `None` while a worker has the request, which has a deadline of its own.
     deadline: Option<Instant>,
     reader: Reader,
-    /// What the head of the request decided whose body is read.
+    /// The decision from the head of the request whose body is being read.
     admitted: Option<(Client, Destination)>,
     /// Bytes after a complete request: the beginning of the next.
     unread: Vec<u8>,
@@ -188,7 +188,7 @@ impl Connection {
         self.tls.as_ref().is_some_and(|session| session.is_half_shaken())
     }
 
-    /// The longest idle connection has the earliest.
+    /// The connection that has been idle longest has the earliest deadline.
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
@@ -198,8 +198,8 @@ impl Connection {
         Some(if self.holds_half_a_request() { Expired::Request } else { Expired::Silence })
     }
 
-    /// Whether it may give way to another although it is not idle: in the middle of a request or a handshake, or answered for
-    /// the last time.
+    /// Whether it can be evicted although it is not idle: in the middle of a request or a handshake, or after its last
+    /// response.
     pub fn is_unfinished(&self) -> bool {
         self.holds_half_a_request() || self.is_half_shaken() || matches!(self.phase, Phase::Draining { .. })
     }

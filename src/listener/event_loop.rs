@@ -45,10 +45,10 @@ pub(super) struct EventLoop<S> {
     connections: Slab<Entry>,
     /// The connections that have something to do, each once, in the order of their turns.
     ready: VecDeque<usize>,
-    /// Those that wait for the next step of their TLS handshake. One step is taken in a round, after all who are ready: with
-    /// an RSA key it costs milliseconds.
+    /// Those that wait for the next step of their TLS handshake. One step is taken per round, after all ready
+    /// connections: with an RSA key it costs milliseconds.
     handshakes: VecDeque<usize>,
-    /// Whose step was the last.
+    /// The origin of the last handshake step.
     last_handshake: Option<Origin>,
     /// What the connections hold, by their origin.
     holdings: Holdings,
@@ -291,8 +291,8 @@ impl<S: Service> EventLoop<S> {
         }
     }
 
-    /// Answers the requests that wait for a worker while the database is lost: every worker may be waiting for it, too, with
-    /// the outcome of a completion.
+    /// Answers the requests that wait for a worker while the database is lost: every worker may itself be waiting for the
+    /// database, to write the outcome of a completion.
     fn refuse_waiting(&mut self) {
         while let Some(failure) = self.service.outage()
             && let Some(Job { connection, request, .. }) = self.workers.take_waiting()

@@ -21,7 +21,7 @@ pub struct Limits {
     /// still sending sees the response and not a reset.
     pub drain_time: Duration,
     pub drain_bytes: usize,
-    /// After a stop, how long anything but running requests may still take.
+    /// After a stop, the time limit for everything except running requests.
     pub stop_time: Duration,
     /// After a stop, how long a connection without a request stays: one may be on its way, and its response says that
     /// it is the last.

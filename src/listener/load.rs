@@ -59,7 +59,7 @@ impl Cause {
         Self::AbandonedRunning,
     ];
 
-    /// The line about so many of them.
+    /// The log line for this many of them.
     pub(super) fn line(self, count: u64) -> String {
         let (what, why) = match self {
             Self::QueueFull => ("requests shed", "every worker and every place in the queue was taken"),
@@ -75,7 +75,7 @@ impl Cause {
         format!("{what} since the last such line: {count} ({why})")
     }
 
-    /// The level of its line: a warning if a client that does nothing wrong may be hurt.
+    /// The level of its log line: a warning if it may affect a client that does nothing wrong.
     pub(super) fn level(self) -> log::Level {
         match self {
             Self::QueueFull

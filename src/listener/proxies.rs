@@ -1,4 +1,4 @@
-//! The proxies whose word counts, and what they say of the client behind them.
+//! Trusted proxies, and the client address and scheme in their forwarding headers.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -50,7 +50,7 @@ impl fmt::Display for Proxy {
 }
 
 impl Proxy {
-    /// Whether it is the one at the other end of a connection; None is that of a Unix socket.
+    /// Whether it matches the peer of a connection; `None` is a peer on a Unix socket.
     fn is(&self, peer: Option<IpAddr>) -> bool {
         match (self, peer) {
             (Self::Unix, None) => true,
@@ -68,7 +68,7 @@ impl Proxy {
     }
 }
 
-/// Whether two numbers are the same but for so many of their last bits.
+/// Whether two numbers are equal except for this many of their last bits.
 fn agree(one: u128, other: u128, last: u32) -> bool {
     (one ^ other).checked_shr(last).unwrap_or(0) == 0
 }
@@ -88,7 +88,7 @@ impl Proxies {
         self.0.iter().any(|proxy| proxy.is(peer))
     }
 
-    /// The last address that a trusted proxy vouches for: each adds the one that it was asked by at the end.
+    /// The last address that a trusted proxy vouches for: each proxy appends the address of its own client.
     fn client(&self, peer: Option<IpAddr>, head: &Head) -> Option<IpAddr> {
         let values: Vec<&[u8]> = head.header("x-forwarded-for").collect();
         let mut client = peer;

@@ -1,4 +1,4 @@
-//! Who holds how much of the room for connections and bytes: when it runs out, those who hold most of it give way.
+//! How many connections and bytes each origin holds: when they run out, the origin that holds most is evicted first.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -34,7 +34,7 @@ pub(super) enum Scarce {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Held {
     pub connections: usize,
-    /// Of these, the ones that can give way before they are idle: unfinished requests and handshakes.
+    /// Of these, the ones that can be evicted before they are idle: unfinished requests and handshakes.
     pub unfinished: usize,
     pub unfinished_bytes: usize,
 }

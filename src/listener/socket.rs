@@ -1,4 +1,4 @@
-//! TCP and Unix sockets behind one face.
+//! TCP and Unix sockets behind one interface.
 
 use std::fmt;
 use std::io::{self, IoSlice, Read, Write};
@@ -64,7 +64,7 @@ impl Socket {
         Ok(Kind::Unix(UnixListener::from_std(listener)).into())
     }
 
-    /// Where it listens, the port filled in where the system chose it.
+    /// Where it listens, with the actual port if the system chose it.
     pub fn address(&self) -> io::Result<Address> {
         Ok(match &self.kind {
             Kind::Tcp(listener) => Address::Tcp(listener.local_addr()?),
@@ -86,10 +86,10 @@ impl Socket {
         match &self.kind {
             Kind::Tcp(listener) => {
                 let (stream, from) = listener.accept()?;
-                // A response is one write: waiting to fill a packet would only delay it. A connection that
-                // is gone already can't be told, and is found out when it is read.
+                // A response is one write: Nagle's algorithm would only delay it. On a connection that is
+                // already closed this fails, and the next read notices it.
                 let _ = stream.set_nodelay(true);
-                // A socket for both families gives IPv4 addresses in the form of the other.
+                // A dual-stack socket reports IPv4 addresses as IPv4-mapped IPv6 addresses.
                 Ok((Stream::Tcp(stream), Some(from.ip().to_canonical())))
             }
             Kind::Unix(listener) => Ok((Stream::Unix(listener.accept()?.0), None)),
@@ -165,9 +165,9 @@ impl Stream {
         Ok(written)
     }
 
-    /// Tells the client that no more comes, while it can still be heard.
+    /// Shuts down the sending side: the client sees the end, and can still send.
     pub fn finish(&self) {
-        // A client that has gone already is found out at the next read.
+        // If the client has already gone, the next read notices it.
         let _ = match self {
             Self::Tcp(stream) => stream.shutdown(Shutdown::Write),
             Self::Unix(stream) => stream.shutdown(Shutdown::Write),

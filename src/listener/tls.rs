@@ -1,5 +1,5 @@
-//! TLS on the listener's thread. A session is driven by what comes and never waited for: it belongs to the loop, which
-//! decrypts what a client sends and encrypts what a worker answers.
+//! TLS on the listener's thread. A session never blocks: it belongs to the event loop, which decrypts what a client sends
+//! and encrypts what a worker answers.
 
 use std::fmt;
 use std::fs;
@@ -17,14 +17,14 @@ use rustls::{ServerConfig, ServerConnection};
 use super::socket::Stream;
 use crate::der;
 
-/// What a session holds beside the bytes on their way: its keys, its state and the smallest of its buffers. Measured
-/// over 1,000 of them, as `rustls` does not tell: 7.7 KiB after the handshake, 9.3 after a completion.
+/// The memory of a session besides the bytes in transit: its keys, its state and its smallest buffers. `rustls` does not
+/// report it. Measured over 1,000 sessions: 7.7 KiB after the handshake, 9.3 after a completion.
 const OWN_WEIGHT: usize = 10 * 1024;
 
 /// How much of an answer is encrypted ahead of what the socket takes.
 const AHEAD: usize = 64 * 1024;
 
-/// Begins sessions with the certificate of the time.
+/// Begins sessions with the current certificate.
 pub struct Acceptor {
     config: Arc<ServerConfig>,
     shown: Arc<Shown>,
@@ -94,7 +94,7 @@ impl Acceptor {
             .with_no_client_auth()
             .with_cert_resolver(Arc::clone(&shown) as _);
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        // The client keeps what a later session needs, sealed: nothing is held for it here.
+        // Session tickets: the client keeps the encrypted state for a resumption, so none is kept here.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.ticketer = ring::Ticketer::new()?;
         config.send_tls13_tickets = 1;
@@ -118,7 +118,7 @@ impl Acceptor {
     }
 }
 
-/// The certificate that is shown at present.
+/// The certificate that new handshakes use.
 struct Shown(RwLock<Arc<CertifiedKey>>);
 
 impl ResolvesServerCert for Shown {
@@ -136,7 +136,7 @@ impl fmt::Debug for Shown {
 /// One client's session.
 pub(super) struct Session {
     connection: ServerConnection,
-    /// Bytes that have come and were not given on yet: a part of a record or of the handshake.
+    /// Bytes that were received and not passed on yet: a part of a record or of the handshake.
     unread: usize,
     /// Bytes that were taken to be sent and are not sent yet.
     unsent: usize,
@@ -162,7 +162,7 @@ impl Session {
         self.connection.is_handshaking()
     }
 
-    /// What the client has sent, as far as it was received; 0 at the end, nothing where more has to come.
+    /// Reads decrypted bytes. Returns 0 at the end, and `None` if more has to be received first.
     pub fn read(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
         match self.connection.reader().read(into) {
             Ok(count) => {
@@ -174,7 +174,7 @@ impl Session {
         }
     }
 
-    /// Takes some of what the socket holds, and sends what that calls for.
+    /// Reads from the socket, and sends the handshake messages or the alert that follow from it.
     pub fn receive(&mut self, stream: &Stream) -> io::Result<Received> {
         let mut wire = Wire { stream, is_all: false };
         let count = self.connection.read_tls(&mut wire)?;
@@ -185,7 +185,7 @@ impl Session {
         self.unread += count;
         let was_handshaking = self.connection.is_handshaking();
         let processed = self.connection.process_new_packets();
-        // The alert where it went wrong, else what the handshake is answered with.
+        // The alert after an error, else the next message of the handshake.
         self.flush(stream)?;
         processed.map_err(io::Error::other)?;
         if was_handshaking && !self.connection.is_handshaking() {
@@ -194,15 +194,14 @@ impl Session {
         Ok(Received::Some { count, is_all })
     }
 
-    /// Gives back the memory that the last of what came has needed: a large body leaves 32 KiB, and it may be long
-    /// until the next request.
+    /// Frees the buffer of the last request: a large body leaves 32 KiB, and it may be long until the next request.
     pub fn rest(&mut self) {
         // `rustls` makes its buffer smaller before it reads.
         let _ = self.connection.read_tls(&mut Nothing);
     }
 
-    /// Encrypts and sends what can be sent without waiting, and says how much was taken. It is sent when nothing
-    /// is left to be flushed.
+    /// Encrypts and sends what can be sent without waiting, and returns how many bytes were taken. They are sent when
+    /// nothing is left to be flushed.
     pub fn write(&mut self, stream: &Stream, bytes: &[u8]) -> io::Result<usize> {
         let mut taken = 0;
         while self.flush(stream)? && taken < bytes.len() {
@@ -213,7 +212,7 @@ impl Session {
         Ok(taken)
     }
 
-    /// Sends what is encrypted. Whether all of it is sent.
+    /// Sends what is encrypted. Returns whether all of it is sent.
     pub fn flush(&mut self, stream: &Stream) -> io::Result<bool> {
         while self.connection.wants_write() {
             match self.connection.write_tls(&mut Wire { stream, is_all: false }) {
@@ -231,10 +230,10 @@ impl Session {
         !self.connection.wants_write()
     }
 
-    /// Tells the client that no more comes, so that it knows that nothing was cut off.
+    /// Sends close_notify, so that the client knows that nothing was cut off.
     pub fn finish(&mut self, stream: &Stream) {
         self.connection.send_close_notify();
-        // It is a courtesy: what was answered tells its own length.
+        // Best effort: the response's own framing also shows its end.
         let _ = self.flush(stream);
     }
 
@@ -244,7 +243,7 @@ impl Session {
     }
 }
 
-/// A socket to which nothing has come.
+/// A socket without any input.
 struct Nothing;
 
 impl Read for Nothing {

@@ -161,7 +161,7 @@ impl<S: Service> Workers<S> {
         [&self.api, &self.console].iter().any(|group| group.remove(connection))
     }
 
-    /// Takes a request that waits for a worker away from them.
+    /// Removes a request from the queue before a worker takes it.
     pub fn take_waiting(&self) -> Option<Job> {
         self.api.queue.remove(|_| true)
     }
@@ -200,7 +200,7 @@ impl<S: Service> Workers<S> {
 }
 
 impl<S: Service> ThreadGroup<S> {
-    /// Submits the tokens that the pool lacks. It has to follow every change of the queue.
+    /// Submits the tokens that the pool lacks. Call it after every change of the queue.
     fn submit_tokens(self: &Arc<Self>) {
         for _ in 0..self.queue.claim_tokens() {
             let group = Arc::clone(self);

@@ -1,9 +1,9 @@
-//! Times, counted by how long they are.
+//! A histogram of durations.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// In seconds: from what a refusal takes to what a slow runtime may, at most a factor of 3 apart.
+/// In seconds: from the time of a refusal to that of a slow runtime, at most a factor of 3 apart.
 const BOUNDS: [f64; 18] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
     300.0,
@@ -34,7 +34,7 @@ impl Histogram {
         self.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
     }
 
-    /// The count is that of the buckets, so that the two agree while others go on counting.
+    /// The count is the sum of the buckets, so that the two agree while other threads continue to count.
     pub fn read(&self) -> Observed {
         let mut count = 0;
         let mut counted = self.buckets.iter().map(|bucket| {

@@ -14,10 +14,10 @@ use crate::error::ApiError;
 use crate::listener::{Cause, Snapshot};
 use crate::store::{LedgerState, Searched, Tokens};
 
-/// Why Search is asked, as the ledger has it.
+/// Why Search is asked, in the ledger's terms.
 const REASONS: [&str; 3] = ["always", "match", "model"];
 
-/// What comes of it.
+/// The outcomes of asking Search.
 const FINDINGS: [&str; 3] = ["found", "nothing", "unavailable"];
 
 /// One for the process.
@@ -126,7 +126,7 @@ impl Metrics {
         self.errors[error as usize].add(1);
     }
 
-    /// All of it as Prometheus reads it: the text format, version 0.0.4.
+    /// All metrics in Prometheus's text format, version 0.0.4.
     pub fn render(&self, load: &Snapshot, ledger: &LedgerState) -> String {
         let mut text = Text::default();
         self.counts(&mut text);
@@ -195,7 +195,7 @@ impl Metrics {
     }
 }
 
-/// What the listener has to do and can do at most, and how far the background jobs are behind.
+/// The listener's load and its limits, and how far the background jobs are behind.
 fn gauges(text: &mut Text, load: &Snapshot, ledger: &LedgerState) {
     let Snapshot { workers, queue, connections, buffered_bytes, .. } = load;
     for (name, help, value) in [
@@ -315,7 +315,7 @@ mod tests {
         }
     }
 
-    /// The rules of the format that no line shows by itself.
+    /// The rules of the format that concern more than one line.
     #[test]
     fn a_family_is_told_once_and_before_its_samples() {
         let text = Metrics::default().render(&load(), &LedgerState::default());

@@ -107,7 +107,7 @@ impl Record {
         for (name, time) in parts {
             let Some(time) = time else { continue };
             let separator = if text.is_empty() { "" } else { ", " };
-            // In milliseconds. Whole numbers are written in a fraction of the time that a floating one takes.
+            // In milliseconds. Formatting integers takes a fraction of the time of formatting floats.
             let (whole, fraction) = (time.as_millis(), time.subsec_micros() % 1000);
             let _ = write!(text, "{separator}{name};dur={whole}.{fraction:03}");
         }

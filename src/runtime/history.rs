@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{Generated, RuntimeError};
 use crate::when;
 
-/// How many answers the median is of.
+/// The number of answers in the median.
 const KEPT: usize = 100;
 
 #[derive(Default)]

@@ -82,7 +82,7 @@ impl Spent {
         let measured = match &outcome {
             Ok(generated) => Some(generated.tokens),
             Err((_, error)) if error.cost_nothing() => None,
-            // It may have cost something, and no figure came.
+            // It may have cost tokens, but no figure was received.
             Err(_) => Some(Tokens::default()),
         };
         if let Some(tokens) = measured {
@@ -95,7 +95,7 @@ impl Spent {
 /// What came of a call; an error comes with the address of the runtime it is about.
 pub type Outcome = Result<Generated, (String, RuntimeError)>;
 
-/// Why there is no answer. It holds nothing of what the runtime wrote, which may repeat the prompt.
+/// Why there is no answer. It contains nothing that the runtime sent, because that may repeat the prompt.
 #[derive(Debug)]
 pub enum RuntimeError {
     /// Nothing was sent.
@@ -108,7 +108,7 @@ pub enum RuntimeError {
     Status(u16),
     /// It answered 200, and not with a completion.
     Unreadable(&'static str),
-    /// The prompt does not fit: how many tokens it has and how many there may be, where the runtime tells.
+    /// The prompt does not fit: how many tokens it has and how many fit, if the runtime says so.
     ContextExceeded(Option<(u64, u64)>),
 }
 
@@ -148,7 +148,7 @@ pub struct Runtimes {
 
 struct Member {
     url: String,
-    /// Of its completions, parsed once.
+    /// The URL of its completions, parsed once.
     uri: Uri,
     under_way: AtomicUsize,
     /// Before then it is asked last, because a connection could not be made.
@@ -220,7 +220,7 @@ impl Runtimes {
         Err(failure.expect("there should be at least one runtime"))
     }
 
-    /// Those that can be reached first, and of these the one with the fewest calls first.
+    /// Reachable runtimes first, and among these the one with the fewest calls first.
     fn in_order(&self) -> Vec<&Member> {
         let now = Instant::now();
         let mut members: Vec<&Member> = self.members.iter().collect();

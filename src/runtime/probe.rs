@@ -1,4 +1,4 @@
-//! What can be learnt of a runtime without spending an inference.
+//! What can be learnt about a runtime without spending an inference.
 
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ pub fn probe(url: &str, config: &RuntimeConfig, time: Duration) -> Option<About>
     };
     let mut about = read_models(&get(format!("{url}/models"))?)?;
     if about.context.is_none() {
-        // llama.cpp tells the context it was started with, and not the one of the model, beside the API.
+        // llama.cpp reports the context size that it was started with, not the model's, at an address outside the API.
         let root = url.strip_suffix("/v1").unwrap_or(url);
         about.context = get(format!("{root}/props"))
             .and_then(|props| props["default_generation_settings"]["n_ctx"].as_u64());
@@ -45,7 +45,7 @@ pub fn probe(url: &str, config: &RuntimeConfig, time: Duration) -> Option<About>
     Some(about)
 }
 
-/// The list that every OpenAI-compatible runtime has; vLLM tells the context in it.
+/// The list that every OpenAI-compatible runtime has; vLLM includes the context size.
 fn read_models(list: &Value) -> Option<About> {
     let models = list["data"].as_array()?;
     Some(About {

@@ -1,4 +1,4 @@
-//! What a runtime is sent and what is read of its answer: OpenAI's chat completions.
+//! The wire format of a runtime: OpenAI's chat completions.
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -9,10 +9,10 @@ use crate::store::Tokens;
 /// The largest plausible token figure: a larger one was not measured, and sums of these can't overflow.
 const MAX_FIGURE: u32 = 1_000_000_000;
 
-/// What runtimes without a code of their own say of a prompt that is too long.
+/// What runtimes without an error code for it say about a prompt that is too long.
 const PHRASES: [&str; 2] = ["maximum context length", "available context size"];
 
-/// What is sent: nothing but what the service knows of.
+/// What is sent: only members that the service knows.
 #[derive(Serialize)]
 pub(super) struct Question<'a> {
     pub model: &'a str,
@@ -79,8 +79,8 @@ fn figure(raw: Option<&RawValue>) -> Option<i64> {
     raw?.get().parse().ok().filter(|&figure: &u32| figure <= MAX_FIGURE).map(i64::from)
 }
 
-/// Whether a refusal says that the prompt is too long: in the words of llama.cpp, of OpenAI, or of those that
-/// have no code of their own for it, as vLLM, which does not always wrap its errors either.
+/// Whether a refusal says that the prompt is too long: by the error type of llama.cpp, the code of OpenAI, or the message of
+/// runtimes that have no code for it, such as vLLM, which does not always wrap its errors either.
 pub fn context_exceeded(bytes: &[u8]) -> Option<RuntimeError> {
     let answer: serde_json::Value = serde_json::from_slice(bytes).ok()?;
     let error = answer.get("error").unwrap_or(&answer);

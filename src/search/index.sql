@@ -14,7 +14,7 @@ CREATE TABLE passages (
     id       INTEGER PRIMARY KEY,
     document INTEGER NOT NULL REFERENCES documents (id),
     title    TEXT    NOT NULL,                -- the document's
-    heading  TEXT    NOT NULL,                -- the one that it stands under, or empty
+    heading  TEXT    NOT NULL,                -- the one that it is under, or empty
     content  TEXT    NOT NULL
 ) STRICT;
 

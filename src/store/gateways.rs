@@ -57,12 +57,11 @@ impl Store {
         self.write(Statement::new(INTERRUPT, values![&self.gateway, self.epoch - 1]))
     }
 
-    /// One round of a gateway's life beside its requests, every second or so: it says that it is alive, and closes what
-    /// ended processes have left open, its own earlier ones and those of other gateways. Fails with `Fenced` if another
-    /// process has its name.
+    /// Runs about every second: updates the heartbeat, and closes the rows that stopped processes have left open, its own
+    /// earlier ones and those of other gateways. Fails with `Fenced` if another process has its name.
     pub fn keep_presence(&self, lock: &mut SessionLock) -> Result<(), StoreError> {
         let is_present = lock.renew(self.epoch).map_err(|error| match error {
-            // The log has this already.
+            // The engine has logged this already.
             error if self.engine.lost().is_some() => StoreError::Unavailable(error.to_string()),
             StoreError::Unavailable(cause) => StoreError::Unknown(cause),
             error => error,

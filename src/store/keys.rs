@@ -31,8 +31,8 @@ pub struct Key {
 }
 
 impl Key {
-    /// Stands for what can be changed of a key: a form that shows the key carries it, so that it replaces nothing that
-    /// was changed since.
+    /// The version of everything that can be changed about a key. A form that shows the key carries it, so that a save
+    /// does not overwrite a later change.
     pub fn version(&self) -> String {
         let all =
             format!("{:?}", (&self.name, &self.permissions, self.expires, self.concurrent, self.revoked));
@@ -127,7 +127,7 @@ pub enum KeyChanged {
     /// The key is as it should be, by this change or an earlier one.
     Done,
     NoSuchKey,
-    /// It is not as it was seen any more, but so. Nothing was changed.
+    /// The key was changed since it was read; this is its present state. Nothing was changed now.
     Meanwhile(Box<Key>),
 }
 
@@ -177,7 +177,7 @@ impl Store {
         }
     }
 
-    /// Keeps a new key with this id. Returns false, and changes nothing, if there is a key with this id.
+    /// Stores a new key with this id. Returns false, and changes nothing, if there is a key with this id.
     pub fn add_key_as(&self, id: &str, secret: &str, key: &NewKey, by: &Actor) -> Result<bool, StoreError> {
         let digest = Digest::of(secret).0;
         let insert = Statement::new(
@@ -217,7 +217,7 @@ impl Store {
         self.engine.read(|session| session.first(&statement, &values![id], read_key))
     }
 
-    /// Makes all of these changes, or none. With the version that a person has seen, only if the key is still that.
+    /// Makes all of these changes, or none. If a version is given, only if the key still has that version.
     pub fn change_key(
         &self,
         id: &str,

@@ -12,7 +12,7 @@ use crate::when;
 /// How long an insert whose answer was lost may take to show up: a primary can wait that long for its standby.
 const LATE_INSERT: Duration = Duration::from_secs(60);
 
-/// A request, what was sent of it, and when that was noted.
+/// A request, its outcome, and when that was noted.
 pub(super) type UnsettledOutcome = (String, Outcome, Instant);
 
 /// How many outcomes wait for the database at most. The rows of the others stay open until the next start.
@@ -181,7 +181,7 @@ impl Store {
         Ok(())
     }
 
-    /// Notes what was sent of a request whose outcome could not be written, for `settle`.
+    /// Keeps the outcome of a request that could not be written, for `settle`.
     pub fn settle_later(&self, request_id: String, outcome: Outcome) {
         let mut unsettled = self.unsettled();
         if unsettled.len() < MOST_UNSETTLED {

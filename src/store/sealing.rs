@@ -88,7 +88,7 @@ impl Store {
         Ok(rows.len())
     }
 
-    /// What the database says of the rows that wait for their seal, those of other gateways included.
+    /// The rows that wait for their seal, those of other gateways included, as counted by the database.
     pub fn unsealed(&self) -> Result<Unsealed, StoreError> {
         let read = |session: &dyn Session| {
             session

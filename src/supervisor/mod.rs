@@ -108,7 +108,7 @@ struct Rounds {
     asked: Arc<Asked>,
     /// Receives a byte with every request.
     wake: UnixStream,
-    /// How often the watchdog is fed: twice as often as it needs.
+    /// How often the watchdog is fed: twice per watchdog interval.
     feed_time: Option<Duration>,
     next_feed: Instant,
     next_status: Instant,

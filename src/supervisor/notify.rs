@@ -14,25 +14,25 @@ use rustix::time::{ClockId, clock_gettime};
 pub struct Notify {
     socket: UnixDatagram,
     manager: SocketAddr,
-    /// How soon after one sign of life the next has to come, where the manager wants any.
+    /// The watchdog interval, if the service manager has set one.
     pub watchdog: Option<Duration>,
 }
 
 impl Notify {
-    /// Nothing where no service manager wants to be told.
+    /// Returns `None` if there is no service manager to notify.
     pub fn from_environment() -> io::Result<Option<Self>> {
         let Some(name) = env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
             return Ok(None);
         };
         let number = |name| env::var(name).ok()?.parse::<u64>().ok();
-        // A process that the service starts inherits the variables, but is not meant.
+        // A process that the service starts inherits the variables, but they are not for it.
         let is_meant = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(process::id()));
         let watchdog =
             number("WATCHDOG_USEC").filter(|&time| is_meant && time > 0).map(Duration::from_micros);
         Self::new(&name, watchdog).map(Some)
     }
 
-    /// To the socket of this name: a path, or after an `@` one that is in no folder.
+    /// Connects to the socket of this name: a path, or after an `@` an abstract socket.
     pub fn new(name: &OsStr, watchdog: Option<Duration>) -> io::Result<Self> {
         let manager = match name.as_bytes().strip_prefix(b"@") {
             Some(name) => SocketAddr::from_abstract_name(name)?,

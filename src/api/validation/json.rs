@@ -1,6 +1,6 @@
-//! Reads JSON into what a place in the document takes, and refuses everything else in words of our own.
+//! Reads JSON into the type that each place in the document accepts, with error messages of our own.
 //!
-//! `serde`'s words for a wrong type repeat the text that was sent; these name its kind only. Nothing is
+//! `serde`'s messages for a wrong type repeat the text that was sent; these name only its kind. Nothing is
 //! allocated for a value that is not wanted.
 
 use std::borrow::Cow;
@@ -19,7 +19,7 @@ pub enum Json<'de> {
     Object,
 }
 
-/// What a refusal calls it: the value, unless that is long.
+/// The value in an error message: itself if it is short, else its kind.
 impl fmt::Display for Json<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -37,7 +37,7 @@ impl fmt::Display for Json<'_> {
 pub trait Slot<'de>: Sized {
     type Value;
 
-    /// Takes a value, or says what the place takes in its stead.
+    /// Takes a value. The error says what the place accepts instead.
     fn take(self, sent: Json<'de>) -> Result<Self::Value, String>;
 
     fn array<A: SeqAccess<'de>>(self, _: A) -> Result<Self::Value, A::Error> {

@@ -1,4 +1,4 @@
-//! The members of a request and of its messages, each with what it takes.
+//! The members of a request and of its messages, each with the values that it accepts.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -233,8 +233,8 @@ fn read_content<'de>(place: &str, sent: Json<'de>) -> Result<(Cow<'de, str>, usi
     }
 }
 
-/// A member that the specification does not have. Null asks for nothing, so it may be passed over; so may an
-/// object that holds nothing else, as LiteLLM's answers have one.
+/// A member that the specification does not have. Null asks for nothing, so it may be ignored. So may an object
+/// that contains only nulls: LiteLLM adds one to its answers, and clients send these back.
 struct Unknown {
     place: String,
     takes: &'static str,

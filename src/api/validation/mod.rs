@@ -13,7 +13,7 @@ use crate::error::Failure;
 use crate::http::Head;
 use crate::runtime::Chat;
 
-/// Reads a body that calls itself JSON.
+/// Reads a body whose `Content-Type` is JSON.
 pub fn read<'a>(head: &Head, body: &'a [u8], compatibility: Compatibility) -> Result<Chat<'a>, Failure> {
     check_content_type(head)?;
     parse(body, compatibility)
@@ -45,7 +45,7 @@ fn check_content_type(head: &Head) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Our own words for what is wrong with a member; the parser's, with the place, for what is not JSON at all.
+/// Our own message if a member is wrong; the parser's, with its position, if the body is not JSON at all.
 fn told(error: &serde_json::Error) -> String {
     let text = error.to_string();
     if error.classify() == Category::Data {

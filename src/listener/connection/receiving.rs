@@ -62,7 +62,7 @@ impl Connection {
                         self.deadline = Some(Instant::now() + turn.limits.request_time);
                     }
                     if self.reader.take_continue() {
-                        // It is a courtesy: a client that can't take it now will send its body anyway.
+                        // Best effort: a client that can't take it now will send its body anyway.
                         let _ = self.write(CONTINUE);
                     }
                 }
@@ -119,7 +119,7 @@ impl Connection {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
                 Err(error) => return Err(error),
             }
-            // A handshake has the time of a request, from its first byte on.
+            // A handshake has the same deadline as a request, from its first byte on.
             if session.is_half_shaken() && !was_begun {
                 self.deadline = Some(Instant::now() + turn.limits.request_time);
             } else if was_handshaking && !session.is_handshaking() {

@@ -36,8 +36,8 @@ impl<S: Service> EventLoop<S> {
             io::ErrorKind::WouldBlock => self.accepting[socket] = false,
             // The client gave up before it was its turn.
             io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted => {}
-            // No file descriptor or no memory: a connection gives way, but not one that has just come and had no time to
-            // send anything. If there is none, accepting pauses until some connection ends.
+            // No file descriptor or no memory: evicts a connection, but not one that has just come and had no time to
+            // send anything. If there is none to evict, accepting pauses until some connection ends.
             _ => {
                 let latest = began + self.limits.idle_time;
                 if !self.evict(Scarce::Connections, |entry| entry.connection.deadline() < Some(latest)) {

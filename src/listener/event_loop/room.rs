@@ -1,4 +1,4 @@
-//! Making room: which connection gives way to another.
+//! Eviction: which connection gives way to another.
 
 use std::io;
 
@@ -13,8 +13,8 @@ const NO_CONNECTION: &str = "every connection is taken";
 const NO_BYTES: &str = "the limit on buffered bytes is reached";
 
 impl<S: Service> EventLoop<S> {
-    /// Whether there is room for one more connection from an origin. One origin holds at most half of the connections, so that
-    /// there is room for others: beyond that, its own give way.
+    /// Whether there is room for one more connection from an origin. One origin holds at most half of the connections:
+    /// beyond that, a new one evicts one of its own.
     pub(super) fn make_room_for_connection(&mut self, origin: Origin) -> bool {
         let most = self.limits.max_connections;
         if !origin.is_shared && self.holdings.of(origin).connections >= most.div_ceil(2) {
@@ -34,14 +34,14 @@ impl<S: Service> EventLoop<S> {
         true
     }
 
-    /// Makes one of the connections that `is_meant` accepts give way: the oldest unfinished request or handshake of the origin
-    /// that holds most, else the longest idle connection. A complete request never gives way.
+    /// Evicts one of the connections that `is_meant` accepts: the oldest unfinished request or handshake of the origin that
+    /// holds most, else the longest idle connection. A complete request is never evicted.
     pub(super) fn evict(&mut self, scarce: Scarce, is_meant: impl Fn(&Entry) -> bool) -> bool {
         let oldest = |is_chosen: &dyn Fn(&Entry) -> bool| {
             let chosen = self.connections.iter().filter(|(_, entry)| is_chosen(entry) && is_meant(entry));
             chosen.min_by_key(|(_, entry)| entry.connection.deadline()).map(|(index, _)| index)
         };
-        // The largest holder need not be one that is meant.
+        // The largest holder may have no connection that `is_meant` accepts.
         let largest = self.holdings.largest(scarce);
         let unfinished = oldest(&|entry| entry.is_unfinished && Some(entry.origin) == largest)
             .or_else(|| oldest(&|entry| entry.is_unfinished));

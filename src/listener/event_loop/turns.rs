@@ -77,7 +77,7 @@ impl<S: Service> EventLoop<S> {
                         line.push_back(index);
                     }
                     self.account(index);
-                    // It may be this one that gives way.
+                    // The evicted connection may be this one.
                     self.make_room_for_bytes(0);
                     return;
                 }

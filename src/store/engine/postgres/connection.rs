@@ -189,7 +189,7 @@ impl Connection {
 }
 
 impl Drop for Connection {
-    /// Says goodbye, so that the server does not log a lost client.
+    /// Terminates the session, so that the server does not log a lost client.
     fn drop(&mut self) {
         if self.is_idle {
             self.output.clear();

@@ -77,7 +77,7 @@ impl Link {
         Ok(count)
     }
 
-    /// Whether the server has neither closed the connection nor sent what no statement asked for.
+    /// Whether the server has neither closed the connection nor sent unrequested bytes.
     pub fn is_quiet(&mut self) -> bool {
         let waiting = recv(&self.timed().socket, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
         matches!(waiting, Err(Errno::AGAIN))

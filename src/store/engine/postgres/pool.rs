@@ -1,4 +1,4 @@
-//! The connections of a process: at most as many as it has threads that need one, all to the host that was good last.
+//! The connection pool: at most one connection for each thread that needs one, all to the host that last worked.
 //!
 //! After an outcome that is not known, all of them are dropped and the next host is tried: the server may be a primary
 //! that was replaced, which accepts statements whose commit never ends. If no host can be used the database is lost:
@@ -16,7 +16,7 @@ use super::connection::Connection;
 use super::tls;
 use super::uri::{DatabaseUri, SslMode};
 
-/// The pause between two looks for the database while it is lost.
+/// The pause between two attempts to find the database while it is lost.
 const PROBE_PAUSE: Duration = Duration::from_millis(200);
 
 /// The SQLSTATE, in the text of an error, of a server that has as many connections as it may have.
@@ -225,7 +225,7 @@ impl Pool {
 }
 
 impl State {
-    /// The connections that there are serve in turn; dropping them would make it worse.
+    /// Threads take turns with the existing connections; dropping these would make it worse.
     fn note_no_room(&mut self, most: usize, cause: &str) {
         if !self.noted_no_room {
             self.noted_no_room = true;

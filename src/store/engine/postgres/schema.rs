@@ -43,7 +43,7 @@ pub(super) fn bring_up_to_date(connection: &mut Connection, if_missing: IfMissin
     upgrade(connection, &schema(), FIRST_VERSION, UPGRADES, OLDEST_KNOWN)
 }
 
-/// The present schema in the words of PostgreSQL. Text has the order of its bytes, as in SQLite.
+/// The current schema in PostgreSQL's types. Text is ordered by its bytes, as in SQLite.
 fn schema() -> String {
     let schema = [
         ("{INT}", "BIGINT"),
@@ -74,7 +74,7 @@ pub(super) fn begin_and_create(connection: &mut Connection) -> Result<(), StoreE
     note_version(connection, SCHEMA_VERSION, OLDEST_KNOWN, deadline)
 }
 
-/// Begins a transaction that no other program can change the schema beside.
+/// Begins a transaction in which no other program can change the schema.
 fn begin(connection: &mut Connection, deadline: Instant) -> Result<(), StoreError> {
     Ok(connection.run_text(&format!("BEGIN; SELECT pg_advisory_xact_lock({LOCK}, 1)"), deadline)?)
 }
@@ -109,7 +109,7 @@ fn upgrade(
 ) -> Result<(), StoreError> {
     let known = first + upgrades.len() as i64;
     let deadline = Instant::now() + UPGRADE_TIME;
-    // Nearly always there is nothing to do, and this look takes no lock.
+    // Nearly always there is nothing to do, and this query takes no lock.
     if is_usable(version(connection, deadline)?, known)? {
         return Ok(());
     }

@@ -1,8 +1,8 @@
 //! The lock that keeps a second `serve` off the name of a gateway: an advisory lock of a session that does nothing else. The
 //! server releases it when the session ends.
 //!
-//! The session also says that the gateway is alive, and looks for gateways that are not. Only what it sees on one unbroken
-//! connection counts: a failover frees all locks at once.
+//! The session also updates the gateway's heartbeat, and looks for gateways that have stopped. Only what it sees on one
+//! unbroken connection counts: a failover frees all locks at once.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -71,8 +71,8 @@ impl SessionLock {
         Ok(lock)
     }
 
-    /// Says that the gateway is alive, after taking the lock again if the connection was lost. The server may hold the lock
-    /// for a dead session for a while: the gateway serves on meanwhile. Returns false if the table has another epoch.
+    /// Updates the heartbeat, after taking the lock again if the connection was lost. The server may hold the lock for a
+    /// dead session for a while; the gateway continues to serve meanwhile. Returns false if the table has another epoch.
     pub fn renew(&mut self, epoch: i64) -> Result<bool, StoreError> {
         if self.connection.is_none() {
             self.connect(Instant::now() + self.pool.time_to_connect())?;
@@ -101,7 +101,7 @@ impl SessionLock {
         Ok(true)
     }
 
-    /// The gateways whose lock has been free, and which have said nothing, for this long.
+    /// The gateways whose lock has been free, and which have had no heartbeat, for this long.
     pub fn silent_for(&self, time: Duration) -> Vec<(String, Sighting)> {
         let is_silent = |(_, sighting): &(&String, &Sighting)| sighting.since.elapsed() >= time;
         self.others
@@ -161,7 +161,7 @@ impl SessionLock {
         Ok(self.is_held)
     }
 
-    /// Where the process that has the lock listens, if it has said so.
+    /// The address of the process that holds the lock, if it has written it.
     fn holder(&mut self, deadline: Instant) -> Option<String> {
         let mut found = None;
         let parameters = values![&self.name];

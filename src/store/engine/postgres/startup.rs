@@ -150,7 +150,7 @@ fn encrypt(mut link: Link, config: &Arc<ClientConfig>, host: &Host) -> Result<Li
     link.encrypt(Arc::clone(config), name).map_err(|error| tls::explain(&error))
 }
 
-/// A connection that the system refuses to make is the sandbox's doing, which an operator would not guess.
+/// If the system refuses to make a connection, the cause is the sandbox, which an operator would not guess.
 fn explain_connect(error: &io::Error) -> String {
     match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::PERM | Errno::ACCESS | Errno::AFNOSUPPORT) => format!(

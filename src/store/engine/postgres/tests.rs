@@ -20,7 +20,7 @@ const REFUSE: u8 = 1;
 const LOSE_REQUEST: u8 = 2;
 const LOSE_ANSWER: u8 = 3;
 
-/// Stands between the engine and its server.
+/// A proxy between the engine and its server.
 #[derive(Clone)]
 struct Proxy {
     address: SocketAddr,

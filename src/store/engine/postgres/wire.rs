@@ -10,7 +10,7 @@ use postgres_protocol::{IsNull, Oid};
 
 use super::super::{Row, Value};
 
-/// Why a statement has no result.
+/// Why a statement failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum SqlError {
     /// Nothing was sent, so it was certainly not done.
@@ -105,7 +105,7 @@ fn read_value(oid: Oid, bytes: &[u8]) -> io::Result<Value> {
     value.ok_or_else(|| io::Error::other(format!("a column has the type {oid}, which is not read here")))
 }
 
-/// What the server says of an error or a warning.
+/// The fields of an error or a warning from the server.
 #[derive(Default)]
 pub(super) struct Fields {
     pub severity: String,

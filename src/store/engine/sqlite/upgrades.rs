@@ -160,7 +160,7 @@ fn schema() -> String {
 
 fn upgrade(connection: &mut Connection, schema: &str, upgrades: &[Change]) -> Result<(), StoreError> {
     let present = 1 + upgrades.len() as i64;
-    // Nearly always there is nothing to do, and this look takes no lock.
+    // Nearly always there is nothing to do, and this query takes no lock.
     if version(connection)? == present {
         return Ok(());
     }
