@@ -49,7 +49,7 @@ complete -c adriaticum -n '__adriaticum_at keys set' -l concurrent -x -a none -d
 complete -c adriaticum -n '__adriaticum_at keys list' -l json -d 'Print JSON'
 
 complete -c adriaticum -n '__adriaticum_at usage' -a show -d 'Show one request'
-complete -c adriaticum -n '__adriaticum_at usage' -a verify -d 'Look for rows that were changed, deleted or inserted'
+complete -c adriaticum -n '__adriaticum_at usage' -a verify -d 'Find rows that were changed, deleted or inserted'
 complete -c adriaticum -n '__adriaticum_at usage' -l since -x -a '24h 7d 30d' -d 'Only requests since then'
 complete -c adriaticum -n '__adriaticum_at usage' -l until -x -a '24h 7d 30d' -d 'Only requests before then'
 complete -c adriaticum -n '__adriaticum_at usage' -l by -x -a 'hour day month key status gateway' -d 'Group by'

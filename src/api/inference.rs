@@ -52,7 +52,7 @@ impl From<(String, RuntimeError)> for Failure {
 
 fn too_long(figures: Option<(u64, u64)>) -> Failure {
     let measured = match figures {
-        Some((sent, most)) => format!(": {sent} tokens, where {most} is the most"),
+        Some((sent, most)) => format!(": {sent} tokens, but at most {most} fit"),
         None => String::new(),
     };
     Failure::invalid(format!(

@@ -22,7 +22,7 @@ pub fn not_kept(error: &StoreError) -> Failure {
         cause: error.for_log("ledger, after the call"),
         ..Failure::new(
             ApiError::ServiceUnavailable,
-            "The usage of this completion could not be recorded, so it can't be handed out. Try again later.",
+            "The usage of this completion could not be recorded, so it was not sent. Try again later.",
         )
     }
 }

@@ -24,7 +24,7 @@ set changes only what its options name. The permissions given replace those that
 
 Options:
   --permission P   completions (the default) or metrics; repeat the option to give both
-  --expires WHEN   When the key expires: 12h, 90d, or a date (YYYY-MM-DD, UTC)
+  --expires WHEN   When the key expires: 12h, 90d, a date (YYYY-MM-DD, UTC), or never
   --concurrent N   How many of the key's requests a gateway processes at once, 1 to 10000; the others wait.
                    Default: any number
   --json           Print JSON

@@ -38,11 +38,11 @@ Commands:
   keys create NAME      Create an API key and print its secret, once
   keys list             List the keys
   keys rename ID NAME   Rename a key
-  keys revoke ID        Revoke a key, for good
+  keys revoke ID        Revoke a key permanently
   keys set ID           Change a key's permissions, expiry or concurrency
   usage                 Show the requests and tokens of the ledger
   usage show ID         Show one request
-  usage verify          Look for rows that were changed, deleted or inserted
+  usage verify          Find rows that were changed, deleted or inserted
   search add PATH...    Add files and folders to the document index
   search list           List the documents
   search remove ID      Remove a document, by its ID or its path
@@ -55,7 +55,7 @@ Commands:
 
 Options:
   --config FILE         Read the configuration from this file
-  --help                Print help, after a command for it; also -h, and adriaticum help COMMAND
+  --help                Print help; after a command, help on that command. Also -h, and adriaticum help COMMAND
   --version             Print the version; also -V
 ";
 

@@ -288,7 +288,7 @@ fn reload(args: &Args, running: &Config, acceptor: Option<&Acceptor>, store: &St
         log::warn!("{waiting}");
     }
     if let Err(error) = store.note_reload(&Actor::signal("SIGHUP"), &waiting) {
-        log::error!("the reload is missing in the audit: {error}");
+        log::error!("the reload could not be recorded in the audit: {error}");
     }
 }
 

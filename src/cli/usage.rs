@@ -14,8 +14,8 @@ Usage: adriaticum usage [--since WHEN] [--until WHEN] [--by GROUP] [--key ID] [-
        adriaticum usage verify [--through HEAD] [--json]
 
 show prints everything known about one request. verify reads the whole ledger and names the first row that was
-changed, deleted or inserted, and the first day whose sums differ from its rows. It also prints the head of the
-chain, of each gateway: note it elsewhere, and give it to a later run with --through.
+changed, deleted or inserted, and the first day whose sums differ from its rows. It also prints the head of each
+gateway's chain: keep it in another place, and check it later with --through.
 
 Options:
   --since WHEN   Only requests since then: 90m, 24h, 30d, or a date (YYYY-MM-DD, UTC). Days are calendar days in
@@ -72,7 +72,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         Some(word) => return Err(no_command("usage ", word)),
     }
     if json && csv {
-        return Err(CliError::Usage("--json and --csv exclude each other.".into()));
+        return Err(CliError::Usage("--json and --csv can't be used together.".into()));
     }
     let now = when::now();
     let ago = |when: Option<When>, otherwise: i64| when.map_or(otherwise, |when| when.ago(now));
@@ -126,11 +126,9 @@ fn check_names(store: &Store, Filter { key_id, gateway }: Filter) -> Result<(), 
         return Err(super::keys::no_such_key(id));
     }
     match gateway.filter(|name| !name.is_empty()) {
-        Some(name) if !store.gateways()?.iter().any(|gateway| gateway.name == name) => {
-            Err(CliError::Failed(format!(
-                "there is no gateway {name:?}. adriaticum usage --by gateway shows those that there are."
-            )))
-        }
+        Some(name) if !store.gateways()?.iter().any(|gateway| gateway.name == name) => Err(CliError::Failed(
+            format!("there is no gateway {name:?}. List the gateways: adriaticum usage --by gateway"),
+        )),
         _ => Ok(()),
     }
 }

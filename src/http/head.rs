@@ -169,7 +169,7 @@ impl<'a> Wire<'a> {
                 }
             } else if is("transfer-encoding") {
                 if chunked || !header.value.eq_ignore_ascii_case(b"chunked") {
-                    return Err(Malformed("The only Transfer-Encoding that is taken is a single chunked."));
+                    return Err(Malformed("The only supported Transfer-Encoding is chunked, and only once."));
                 }
                 chunked = true;
             } else if is("connection") {
@@ -186,7 +186,7 @@ impl<'a> Wire<'a> {
             return Err(Malformed("The request has both a Content-Length and a Transfer-Encoding."));
         }
         if chunked && !http11 {
-            return Err(Malformed("HTTP/1.0 knows no Transfer-Encoding."));
+            return Err(Malformed("HTTP/1.0 does not have Transfer-Encoding."));
         }
         wire.host = host.unwrap_or_default();
         wire.framing = if chunked { Framing::Chunked } else { Framing::Length(length.unwrap_or(0)) };

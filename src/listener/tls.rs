@@ -56,7 +56,7 @@ impl Certificate {
             .and_then(|text| PrivateKeyDer::from_pem_slice(&text).map_err(|error| told(&error)))
             .map_err(TlsError::Key)?;
         let certified = CertifiedKey::from_der(chain, key, &provider())
-            .map_err(|error| TlsError::Key(format!("it does not go with the certificate: {error}")))?;
+            .map_err(|error| TlsError::Key(format!("it does not match the certificate: {error}")))?;
         Ok(Self(Arc::new(certified)))
     }
 
@@ -78,7 +78,7 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
 fn told(error: &pem::Error) -> String {
     match error {
         pem::Error::NoItemsFound => "there is no such part in it, or not in PEM".to_owned(),
-        _ => "it is not good PEM".to_owned(),
+        _ => "it is not valid PEM".to_owned(),
     }
 }
 

@@ -131,7 +131,7 @@ impl fmt::Display for RuntimeError {
             Self::Cancelled => f.write_str("the client has gone"),
             Self::Broken(cause) => write!(f, "the call broke off: {cause}"),
             Self::Status(status) => write!(f, "it answered with HTTP status {status}"),
-            Self::Unreadable(what) => write!(f, "its answer is no completion: {what}"),
+            Self::Unreadable(what) => write!(f, "its answer is not a completion: {what}"),
             Self::ContextExceeded(_) => f.write_str("the prompt is longer than its context"),
         }
     }

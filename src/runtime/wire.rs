@@ -59,8 +59,8 @@ struct AnswerUsage<'a> {
 }
 
 pub fn read_answer(bytes: &[u8]) -> Result<Generated, RuntimeError> {
-    let answer: Answer =
-        serde_json::from_slice(bytes).map_err(|_| RuntimeError::Unreadable("it is not the JSON of one"))?;
+    let answer: Answer = serde_json::from_slice(bytes)
+        .map_err(|_| RuntimeError::Unreadable("it is not JSON of the expected form"))?;
     let choice = answer.choices.into_iter().next().ok_or(RuntimeError::Unreadable("it has no choice"))?;
     let content = choice.message.content.ok_or(RuntimeError::Unreadable("it has no text"))?;
     let finish_reason = choice.finish_reason.and_then(|raw| serde_json::from_str(raw.get()).ok());

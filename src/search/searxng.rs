@@ -106,7 +106,7 @@ fn read_answer(bytes: &[u8], most: usize) -> Result<Vec<Passage>, SearchError> {
     // One result with broken text should not cost the others.
     let answer: Answer = serde_json::from_str(&String::from_utf8_lossy(bytes)).map_err(|_| {
         SearchError::new(
-            "its answer is not the JSON of one. Is this the address of a SearXNG instance, and is JSON in its \
+            "its answer is not JSON of the expected form. Is this the address of a SearXNG instance, and is JSON in its \
              search.formats?",
         )
     })?;

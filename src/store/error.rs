@@ -45,7 +45,7 @@ impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Busy => f.write_str("the database is locked by another process"),
-            Self::Full => f.write_str("the disk is full: make room and try again"),
+            Self::Full => f.write_str("the disk is full: free some space and try again"),
             Self::ReadOnly => {
                 f.write_str("the database is read-only: check who owns the file and its folder")
             }
@@ -57,7 +57,7 @@ impl fmt::Display for StoreError {
             ),
             Self::Damaged(cause) => write!(
                 f,
-                "the file is damaged or no database ({cause}): stop the service, move it away and restore a \
+                "the file is damaged or not a database ({cause}): stop the service, move it away and restore a \
                  backup, or save what can be read of it: sqlite3 DAMAGED .recover | sqlite3 NEW"
             ),
             Self::Newer { found, known } => write!(

@@ -197,7 +197,7 @@ impl Store {
                 Err(StoreError::NoRow) => match self.find_row(&id)? {
                     None if since.elapsed() < LATE_INSERT => continue,
                     Some(row) if row.status == Some(200) => log::warn!(
-                        "{id} the ledger says 200, and the client got 503: the database's answer was lost"
+                        "{id} the ledger says 200, but the client got 503: the database's answer was lost"
                     ),
                     _ => {}
                 },

@@ -287,7 +287,7 @@ mod tests {
             .err()
             .expect("it is no database");
         let error = error.to_string();
-        assert!(error.contains("damaged or no database"), "{error}");
+        assert!(error.contains("damaged or not a database"), "{error}");
         assert!(std::fs::read_to_string(&path).is_ok_and(|text| text.starts_with("something else")));
         let missing = Database::Sqlite(temporary.folder.join("missing.db"));
         for _ in 0..2 {

@@ -118,7 +118,7 @@ fn every_failure_of_search_is_an_honest_503() {
     let page = "<!DOCTYPE html><html><body>Not for you</body></html>";
     for (script, cause) in [
         (Script::Text(403, page.into()), "formats: [html, json]"),
-        (Script::Text(200, page.into()), "not the JSON of one"),
+        (Script::Text(200, page.into()), "not JSON of the expected form"),
         (Script::Text(429, page.into()), "limiter"),
         (Script::Text(500, page.into()), "HTTP status 500"),
         (Script::Redirect(format!("{}/elsewhere", runtime.url())), "HTTP status 307"),
@@ -126,9 +126,9 @@ fn every_failure_of_search_is_an_honest_503() {
             Script::Answer(200, json!({"results": [], "unresponsive_engines": [["a", "timeout"]]})),
             "did not respond",
         ),
-        (Script::Answer(200, json!({"query": "x"})), "not the JSON of one"),
-        (Script::Answer(200, json!({"results": {}})), "not the JSON of one"),
-        (Script::Text(200, "{\"results\": [{\"content\": \"cut".into()), "not the JSON of one"),
+        (Script::Answer(200, json!({"query": "x"})), "not JSON of the expected form"),
+        (Script::Answer(200, json!({"results": {}})), "not JSON of the expected form"),
+        (Script::Text(200, "{\"results\": [{\"content\": \"cut".into()), "not JSON of the expected form"),
         (Script::Text(200, "x".repeat(1024 * 1024 + 1)), "larger than 1 MiB"),
     ] {
         search.next(script);

@@ -48,7 +48,7 @@ impl<'de> Slot<'de> for Body {
                 "max_tokens" | "max_completion_tokens" if lenient || name == "max_tokens" => {
                     let given = members.next_value_seed(Fill(|sent| read_limit(&name, sent, lenient)))?;
                     if given.is_some() && max_tokens.is_some() {
-                        let told = "max_tokens and max_completion_tokens say the same: send one of them.";
+                        let told = "max_tokens and max_completion_tokens mean the same: send one of them.";
                         return Err(A::Error::custom(told));
                     }
                     max_tokens = max_tokens.or(given);

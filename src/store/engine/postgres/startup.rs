@@ -76,15 +76,15 @@ impl Connection {
                     scram = Some(exchange);
                 }
                 Message::AuthenticationSaslContinue(body) => {
-                    let exchange = scram.as_mut().ok_or("it answers what was not asked")?;
+                    let exchange = scram.as_mut().ok_or("it sent an unexpected message")?;
                     exchange.update(body.data()).map_err(told)?;
                     frontend::sasl_response(exchange.message(), &mut self.output).map_err(told)?;
                 }
                 Message::AuthenticationSaslFinal(body) => {
-                    let exchange = scram.as_mut().ok_or("it answers what was not asked")?;
+                    let exchange = scram.as_mut().ok_or("it sent an unexpected message")?;
                     exchange
                         .finish(body.data())
-                        .map_err(|_| "it does not know the password itself".to_owned())?;
+                        .map_err(|_| "it could not prove that it knows the password".to_owned())?;
                     is_finished = true;
                 }
                 Message::AuthenticationOk
