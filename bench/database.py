@@ -106,8 +106,8 @@ def main():
 
 def table(result):
     """The lines of a Markdown table."""
-    yield ("| | added to a direct call, median | 99th percentile | requests/s of 32 clients | processor, a request"
-           " | memory of the gateway, idle | after the load |")
+    yield ("| | added latency, median | added latency, p99 | requests/s, 32 clients | CPU time per request"
+           " | memory of the gateway, idle | memory after the load |")
     yield "|---|--:|--:|--:|--:|--:|--:|"
     for name, its in result["subjects"].items():
         value = {figure: its[figure]["median"] for figure in FIGURES}

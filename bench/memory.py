@@ -3,7 +3,7 @@
     python3 bench/memory.py
 
 For each number of workers, with short and with full bodies, the limit is lowered until the gateway is killed or answers
-anything but 200 and 503. There are 16 clients more than workers, and the runtime answers with all it was sent. The
+anything but 200 and 503. There are 16 more clients than workers, and the runtime echoes the whole conversation. The
 environment is that of the package's unit. The table is printed and written to target/memory.json.
 """
 

@@ -44,8 +44,8 @@ def wrapped(text):
 
 
 def comparison(result):
-    yield ("| | writes | added to a direct call, median | 99th percentile | requests/s of 32 clients | processor, a request"
-           " | memory, idle | after the load | exec to the first 200 | on disk |")
+    yield ("| | writes | added latency, median | added latency, p99 | requests/s, 32 clients | CPU time per request"
+           " | memory, idle | memory after the load | exec to first 200 | size on disk |")
     yield "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|"
     for name, its in result["subjects"].items():
         value = {figure: its[figure]["median"] for figure in its}
@@ -58,22 +58,22 @@ def comparison(result):
                    f" | {value['first_ms']:,.0f} ms | {value['disk_mib']:,.1f} MiB |")
     versions = {name.split(",")[0]: version for name, version in result["versions"].items() if name != "direct"}
     yield ""
-    yield (f"{result['machine']}, {result['made']}, medians of {result['rounds']} rounds. One synced commit of its disk takes "
+    yield (f"{result['machine']}, {result['made']}, medians of {result['rounds']} rounds. The commit latency of its disk is "
            f"{result['commit_us']['median']:.0f} µs. " + ", ".join(f"{name} {version}" for name, version in versions.items()) + ".")
 
 
 def kept_tokens(result):
     value = {name: {figure: its[figure]["median"] for figure in its} for name, its in result["subjects"].items()}
     ours = value[model.OURS]
-    others = ", ".join(f"{name.split(',')[0]} {value[name]['share']:.1%} and {value[name]['memory_mib']:.0f} MiB"
+    others = ", ".join(f"{name.split(',')[0]}: {value[name]['share']:.1%} and {value[name]['memory_mib']:.0f} MiB"
                        for name in value if name.startswith(("nginx", "LiteLLM")))
-    return wrapped(f"Beside a real model on the same {result['machine'].split(' ')[0]} cores, Adriaticum leaves it {ours['share']:.1%} of its tokens per"
-                   f" second, and uses {ours['core_share']:.2%} of one core and {ours['memory_mib']:.1f} MiB ({others};"
+    return wrapped(f"A real model on the same {result['machine'].split(' ')[0]} cores keeps {ours['share']:.1%} of its tokens per second beside"
+                   f" Adriaticum, which uses {ours['core_share']:.2%} of one core and {ours['memory_mib']:.1f} MiB of memory ({others};"
                    " [details](docs/performance.md#beside-a-real-model)).")
 
 
 def beside_a_model(result):
-    yield ("| | tokens/s | of the direct call's | spread | latency, median | added | processor, of one core | memory |")
+    yield ("| | tokens/s | share of direct | spread | latency, median | added latency | share of one core | memory |")
     yield "|---|--:|--:|--:|--:|--:|--:|--:|"
     for name, its in result["subjects"].items():
         value = {figure: its[figure]["median"] for figure in its}
@@ -90,8 +90,8 @@ def beside_a_model(result):
 
 def sizing(result):
     least = {(row["workers"], row["bodies"]): row["mib"] for row in result["rows"]}
-    return wrapped(f"Sizing: {least[16, 'short']} MiB of memory is the least for 16 workers with short requests, {least[16, 'full']} MiB with full ones of"
-                   f" 256 KiB; with 64 workers, {least[64, 'short']} and {least[64, 'full']} MiB. Give it twice that.")
+    return wrapped(f"Sizing: 16 workers need at least {least[16, 'short']} MiB of memory with short requests, and {least[16, 'full']} MiB with bodies of"
+                   f" 256 KiB; 64 workers need {least[64, 'short']} and {least[64, 'full']} MiB. Plan for twice that.")
 
 
 def least_memory(result):
@@ -104,7 +104,7 @@ def least_memory(result):
 
 
 def growth(result):
-    yield "| | | added to a direct call, median | requests/s of 32 clients | processor, a request | memory after it |"
+    yield "| | | added latency, median | requests/s, 32 clients | CPU time per request | memory after the load |"
     yield "|---|--:|--:|--:|--:|--:|"
     for kind, sizes in result["kinds"].items():
         for size, its in sizes.items():

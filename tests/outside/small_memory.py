@@ -2,8 +2,8 @@
 
     python3 tests/outside/small_memory.py [--seconds N]
 
-The service runs in a memory cgroup, without swap and on one core. It must not be killed, and answers nothing but 200 and
-503. The runtime answers with everything it was sent.
+The service runs in a memory cgroup, without swap and on one core. It must not be killed, and must answer every request with
+200 or 503. The runtime echoes the whole conversation.
 """
 
 import argparse
