@@ -1,4 +1,4 @@
-//! Clients that go away before their answer: what they asked for stops costing.
+//! Clients that close their connection before the answer: their requests are dropped or cancelled.
 
 use std::net::Shutdown;
 use std::sync::Arc;
@@ -156,7 +156,7 @@ fn an_outcome_that_is_recorded_stays() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).start();
     let key = server.key();
-    // More than the sockets take: the answer is on its way when the client goes.
+    // More than the socket buffers hold: the answer is being sent when the client closes its connection.
     runtime.next(Script::Answer(200, completion(&"é".repeat(1_500_000))));
     let client = send(&server, &key);
     let status = || rows(&server).first().map(|row| row[0].clone());

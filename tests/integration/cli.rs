@@ -379,7 +379,7 @@ fn a_head_that_was_noted_is_checked() {
         let told = server.told(&["usage", "verify", "--through", head]);
         assert!(told.ends_with(&format!("{head} is part of the chain.\n")), "{told}");
     }
-    // Another chain, one that is shorter, and one of a gateway that there is not.
+    // Another chain, a shorter one, and the chain of a gateway that does not exist.
     let other = format!("2:{}", &third[2..]);
     for head in [other.as_str(), &format!("4:{}", &third[2..]), &format!("other:{third}")] {
         let (status, told) = through(head);
@@ -431,7 +431,7 @@ fn a_backup_that_fails_leaves_no_file() {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let left = || std::fs::read_dir(server.folder.path("")).expect("a folder").flatten();
     assert!(left().all(|file| !file.file_name().to_string_lossy().starts_with("copy.db")));
-    // A file that was there before is not the command's to remove.
+    // The command must not remove a file that it did not create.
     std::fs::write(&copy, "").expect("a file");
     assert_eq!(backup().expect("bash should run").status.code(), Some(1));
     assert!(copy.exists());

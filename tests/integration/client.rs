@@ -256,7 +256,7 @@ fn a_call_ends_at_its_deadline() {
     assert!(matches!(error, CallError::TimedOut), "{error:?}");
     assert!(matches!(call(&client(), &base, None, Duration::ZERO), Err(CallError::TimedOut)));
     drop(silent);
-    // A byte now and then is no reason to wait longer.
+    // An answer that arrives byte by byte does not extend the deadline.
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
     let base = format!("http://{}", listener.local_addr().expect("it listens"));
     let server = thread::spawn(move || {
@@ -307,7 +307,7 @@ fn a_call_is_ended_by_another_thread() {
         call(&second).expect("an answer on the same connection");
         assert!(matches!(call(&second), Err(CallError::Cancelled)));
     });
-    // What would be called next is not, although somebody listens.
+    // The next call is not made, although a server listens.
     assert!(matches!(call(&second), Err(CallError::Cancelled)));
     listener.set_nonblocking(true).expect("an option of the socket");
     assert!(listener.accept().is_err(), "no connection was made");

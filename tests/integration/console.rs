@@ -1,4 +1,4 @@
-//! The console from outside: who gets in, what a form takes, and that nothing typed is taken for markup.
+//! The console from outside: sign-in, forms, and that all input is escaped.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! More clients than the service would like, and worse ones.
+//! More clients than there is room for, and clients that misbehave.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -32,7 +32,7 @@ fn thousands_of_slow_clients_cost_no_thread() {
     }
     assert_eq!(server.status("Threads"), threads, "threads are fixed at the start");
     assert!(server.status("VmRSS") < 32 * 1024, "{} KiB", server.status("VmRSS"));
-    // The slow ones are served too, once they have said what they want.
+    // The slow ones are served too, once their requests are complete.
     for (number, mut stream) in half.into_iter().enumerate().step_by(100) {
         let sent = 1 + number * (whole.len() - 2) / 500;
         stream.write_all(&whole.as_bytes()[sent..]).expect("the rest should be taken");

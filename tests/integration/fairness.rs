@@ -146,7 +146,7 @@ fn strangers_leave_room_for_the_others() {
     assert_eq!((&strangers[..2], &strangers[2..]), (&[401; 2][..], &[503; 38][..]));
 }
 
-/// A page that needs no session is not to keep a scrape from being answered.
+/// Pages that need no session must not delay a scrape.
 #[test]
 fn strangers_leave_room_on_the_console() {
     let server = Server::new(None).start();

@@ -1,5 +1,5 @@
-//! What becomes of a request when the database fails, and that it serves again afterwards without a restart.
-//! docs/ledger.md tells the same in words. A full disk and a read-only one are tried in tests/outside/full_disk.py.
+//! What happens to requests when the database fails, and that they succeed again afterwards without a restart.
+//! docs/ledger.md describes the same. tests/outside/full_disk.py tests a full disk and a read-only one.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ fn a_lock_that_passes_is_waited_for() {
     let other = lock(&server);
     let mut client = server.connect();
     client.send(request(&key, &chat("x")));
-    // A key is looked up while another process writes: reading waits for nobody.
+    // A key is looked up while another process writes: reads do not wait for writes.
     server.post("adr_0", &chat("x")).is_error(401, "invalid_api_key");
     assert_eq!(runtime.count(), 0, "no inference before the row is there");
     other.execute_batch("ROLLBACK").expect("the lock goes");

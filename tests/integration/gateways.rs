@@ -86,7 +86,7 @@ fn the_console_tells_the_gateways_apart() {
     assert!(text.contains("<dt>Clock</dt>"), "{text}");
 }
 
-/// One gateway loses its connection, another its life.
+/// One gateway loses its connection, another one is killed.
 #[test]
 fn only_rows_of_a_gateway_that_has_ended_are_closed_and_not_at_once() {
     let (runtime, uri) = (Runtime::start(), PostgresServer::shared().database());

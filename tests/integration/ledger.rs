@@ -202,7 +202,7 @@ fn refusals_of_one_key_do_not_fill_the_ledger() {
     });
     assert!(rows(400) >= 100);
     assert_eq!(rows(400) + unrecorded(), refused, "each is counted once");
-    // Neither this key's completions nor another key's refusals are concerned.
+    // This key's completions and another key's refusals still get their rows.
     server.post(&key, &chat("x")).is_completion();
     let before = rows(400);
     server.post(&other, &serde_json::json!({})).is_error(400, "invalid_request");

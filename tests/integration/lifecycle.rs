@@ -1,4 +1,4 @@
-//! From the start to the stop: sockets, signals, what is left behind.
+//! Start and stop: sockets, signals and leftover files.
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
@@ -80,7 +80,7 @@ fn start_with_sockets(server: Server, first: impl AsFd, second: impl AsFd) -> Se
     for socket in [first.as_fd(), second.as_fd()] {
         rustix::io::fcntl_setfd(socket, FdFlags::empty()).expect("a child may have it");
     }
-    // By way of two others, since the numbers they have may be the ones that they are to get.
+    // Through two temporary descriptors, because the present numbers may be the ones that are needed.
     let script = format!(
         "exec 203<&{} 204<&{}; exec 3<&203 4<&204; LISTEN_PID=$$ LISTEN_FDS=2 exec \"$@\"",
         first.as_fd().as_raw_fd(),

@@ -1,4 +1,4 @@
-//! The listener by itself, with bounds so small that a test can reach them.
+//! The listener alone, with limits small enough for a test to reach.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -24,7 +24,7 @@ use crate::tls;
 
 const SHORT: Duration = Duration::from_millis(300);
 
-/// Answers with the path; what the path says may also happen.
+/// Answers with the path; some paths have further effects.
 #[derive(Default)]
 struct Echo {
     gate: AtomicBool,
@@ -160,7 +160,7 @@ impl Running {
         Client::new(TcpStream::connect(self.address).expect("a connection"))
     }
 
-    /// From another address than all others.
+    /// Connects from an address that no other client has.
     fn connect_elsewhere(&self) -> Client {
         Client::new(connect_from([127, 0, 0, 2], self.address))
     }
@@ -322,13 +322,13 @@ fn all_buffers_together_have_a_bound() {
     until("both are buffered", || running.load.snapshot().buffered_bytes.now >= 449_998);
     let mut third = running.connect();
     third.send(post(250_000, 249_999));
-    // It grew past the limit: the oldest of the address gives way, and the others go on.
+    // It grew past the limit: the oldest of the address is evicted, and the others continue.
     let shed = first.reply();
     assert_eq!((shed.status, first.ends()), (503, true));
     assert_eq!((running.counted(Cause::UnfinishedEvicted), running.counted(Cause::BuffersFull)), (1, 0));
     // The loop tells how much there is at the end of its round, after the answer.
     until("the rest is counted", || (499_998..600_000).contains(&running.load.snapshot().buffered_bytes.now));
-    // When the body is complete, all that the request costs is counted. The other gives way to it.
+    // When the body is complete, the whole cost of the request is counted. The other one is evicted.
     second.send("x");
     assert_eq!((second.reply().status, third.reply().status), (503, 503));
     assert_eq!(running.counted(Cause::BuffersFull), 1, "a request that is too large for the limit is shed");
@@ -442,7 +442,7 @@ fn the_longest_idle_connection_makes_room() {
             client
         })
         .into();
-    // The address has its half, so its own longest idle gives way and not the other's.
+    // The address has its half, so its own longest idle connection is evicted and not the other address's.
     let mut new = running.connect_elsewhere();
     new.send(get("/"));
     assert_eq!(new.reply().status, 200);
@@ -693,7 +693,7 @@ fn a_full_queue_sheds_at_once_and_every_place_is_used() {
     }
     let told = running.load.snapshot();
     assert_eq!((told.workers.now, told.queue.now), (0, 0), "the room is free before the answer is sent");
-    // Clients as many as there are places are never shed, however fast they are.
+    // If there are only as many clients as places, none is shed, however fast they are.
     let clients: Vec<JoinHandle<()>> = (0..3)
         .map(|_| {
             let mut client = running.connect();

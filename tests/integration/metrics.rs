@@ -1,4 +1,4 @@
-//! What the console's host tells programs.
+//! Metrics and health probes on the console host.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -143,7 +143,7 @@ fn how_busy_it_is_is_told() {
         .collect();
     until("all three are taken", || told("adriaticum_queue_length") == 1.0);
     assert_eq!((told("adriaticum_workers_busy"), told("adriaticum_workers")), (2.0, 2.0));
-    // The watcher is heard all the same, and counts as a connection and not as a worker.
+    // The scrape is answered all the same, and counts as a connection and not as a worker.
     until("four are open", || told("adriaticum_connections_open") == 4.0);
     // Each is counted for what it costs until it is answered.
     assert!(told("adriaticum_buffered_bytes") > 3.0 * (27_000.0 + 32_768.0));
@@ -196,7 +196,7 @@ fn a_scrape_needs_its_permission_and_leaves_no_row() {
     let mut told = String::new();
     client.stream.read_to_string(&mut told).expect("an answer and the end");
     assert!(told.starts_with("HTTP/1.1 200 ") && told.ends_with("\r\n\r\n"), "{told}");
-    // Neither on the API's host nor on one that is nobody's.
+    // Neither on an API host nor on an unknown one.
     for host in ["api.test", "other.test"] {
         for path in ["/metrics", "/healthz", "/readyz"] {
             ask(&server, "GET", host, path, Some(&watcher)).is_error(404, "not_found");

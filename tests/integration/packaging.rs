@@ -1,5 +1,4 @@
-//! What is packaged beside the program says the same as the program: the manual pages, the completions and the
-//! example configuration.
+//! The manual pages, the completions and the example configuration match the program.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,7 +23,7 @@ fn words<'a>(words: impl IntoIterator<Item = &'a str>) -> Words {
     words.into_iter().map(str::to_owned).collect()
 }
 
-/// What --help tells.
+/// The text of --help.
 struct Help {
     /// Such as `serve` and `keys create`.
     commands: Words,
@@ -61,7 +60,7 @@ impl Help {
     }
 }
 
-/// The words of a line up to the first that stands for something else.
+/// The words of a line up to the first placeholder.
 fn command_of(line: &str) -> String {
     let plain = |word: &&str| word.bytes().all(|b| b.is_ascii_lowercase());
     // What follows two spaces is the explanation.

@@ -1,4 +1,4 @@
-//! The service's side of the runtime: what it sends, what it makes of answers, which of several it asks.
+//! Calls to the runtime: what is sent, how answers are read, and which of several runtimes is called.
 
 use std::collections::HashSet;
 use std::fs;

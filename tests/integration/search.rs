@@ -337,7 +337,7 @@ fn figures_are_the_sums_of_what_was_measured() {
         (Script::Answer(200, partial), json!([16, null, null])),
         // It was refused, so it cost nothing, and counts as a wish for Search.
         (refused(), json!([11, 3, 14])),
-        // What it cost before it failed, nobody told.
+        // The runtime reported no cost before it failed.
         (Script::Text(500, "x".into()), unknown),
     ] {
         runtime.next(first);

@@ -1,4 +1,4 @@
-//! What the service manager hears of the service, and what SIGHUP does.
+//! Notifications to the service manager, and reloads on SIGHUP.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -41,7 +41,7 @@ impl Manager {
         String::from_utf8(told[..length].to_vec()).expect("it should be text")
     }
 
-    /// Waits until this is told, whatever else is told before.
+    /// Waits for this message, and ignores others before it.
     #[track_caller]
     fn waits_for(&self, start: &str) -> String {
         loop {
@@ -52,7 +52,7 @@ impl Manager {
         }
     }
 
-    /// Forgets what was told up to now.
+    /// Discards the messages received so far.
     fn forget(&self) {
         self.0.set_nonblocking(true).expect("it can be asked not to wait");
         while self.0.recv(&mut [0; 4096]).is_ok() {}

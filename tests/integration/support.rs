@@ -81,7 +81,7 @@ pub struct Call {
     pub from: Option<SocketAddr>,
 }
 
-/// A runtime that does what it is told: what is next in the script, and at its end a good completion.
+/// A scripted runtime: it follows the script, and at its end returns good completions.
 pub struct Runtime {
     address: SocketAddr,
     pub calls: Arc<Mutex<Vec<Call>>>,
@@ -481,7 +481,7 @@ impl<S: Read + Write> Client<S> {
         let _ = self.stream.write_all(bytes.as_ref());
     }
 
-    /// The next reply; its status is 0 where the server closed instead.
+    /// The next reply; its status is 0 if the server closed the connection instead.
     #[track_caller]
     pub fn reply(&mut self) -> Reply {
         loop {
@@ -507,7 +507,7 @@ impl<S: Read + Write> Client<S> {
         }
     }
 
-    /// A body in chunks, as far as it comes.
+    /// A chunked body, as far as it arrives.
     #[track_caller]
     fn chunks(&mut self) -> Vec<u8> {
         let mut body = Vec::new();

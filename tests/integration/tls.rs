@@ -1,4 +1,4 @@
-//! TLS on the listener, and the proxies that stand before it.
+//! TLS on the listener, and trusted proxies in front of it.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -103,7 +103,7 @@ fn both_versions_kept_connections_pipelining_and_close_notify() {
         }
         client.send(raw_request(&key, "Connection: close\r\n", &chat("x").to_string()));
         client.reply().is_completion();
-        // Without a word at the end, reading on would be an error.
+        // Without a close_notify at the end, the next read would be an error.
         assert!(client.ends(), "the end is told");
         let mut again = shake_hands(&server.address, &config).expect("a handshake");
         assert_eq!(again.stream.conn.handshake_kind(), Some(rustls::HandshakeKind::Resumed));
@@ -228,7 +228,7 @@ fn a_certificate_that_cannot_be_used_is_told_at_once() {
     }
 }
 
-/// What is no handshake, or half of one, costs a buffer for a while and nothing else.
+/// Bytes that are not a handshake, or only half of one, cost a buffer for a while and nothing else.
 #[test]
 fn silence_slowness_and_garbage_cost_no_worker() {
     let runtime = Runtime::start();

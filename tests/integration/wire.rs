@@ -70,7 +70,7 @@ fn an_early_answer_reaches_a_client_that_is_still_sending() {
     ] {
         let mut client = server.connect();
         client.send(&start);
-        // By now it may have answered and shut its side; what is sent goes on being taken.
+        // By now it may have answered and shut down its side; it still accepts what the client sends.
         client.send(vec![b'x'; 6_000_000]);
         client.reply().is_error(status, code);
         assert!(client.ends());
