@@ -23,7 +23,7 @@ REMAP := --remap-path-prefix=$(CURDIR)=. --remap-path-prefix=$(CARGO_HOME)=cargo
 # Without the time, which would make some build scripts run again after every commit.
 BUILD := env -u SOURCE_DATE_EPOCH RUSTFLAGS="$(RUSTFLAGS) $(REMAP)" cargo build --release --locked
 
-# The architecture of deb, static and image, in Debian's words.
+# The architecture of deb, static and image, by Debian's name.
 HOST_ARCH := $(if $(filter aarch64,$(shell uname -m)),arm64,amd64)
 ARCH ?= $(HOST_ARCH)
 MACHINE := $(if $(filter arm64,$(ARCH)),aarch64,x86_64)
@@ -70,7 +70,7 @@ unit: need-unit ## Run the unit and integration tests
 	TEST_DATABASE=postgres cargo test --locked --lib store::
 	TEST_DATABASE=postgres cargo test --locked --test integration -- ledger:: cli:: console:: metrics::
 
-outside: need-outside build .venv/ready ## Check the contract, the OpenAPI document, Search, Prometheus, attacks, crashes
+outside: need-outside build .venv/ready ## Run the conformance suite, and test the OpenAPI document, Search, Prometheus, attacks and crashes
 	$(call step,conformance)
 	$(PYTHON) tests/conformance/run.py
 	$(call step,conformance on PostgreSQL)
@@ -92,7 +92,7 @@ outside: need-outside build .venv/ready ## Check the contract, the OpenAPI docum
 	$(call step,power cuts)
 	$(PYTHON) tests/outside/power_cut.py
 
-tls: need-tls build ## Check the contract over TLS, with sslscan and slow handshakes
+tls: need-tls build ## Run the conformance suite over TLS, sslscan, and slow handshakes
 	$(call step,conformance over TLS)
 	$(PYTHON) tests/conformance/run.py --tls
 	$(call step,TLS)
@@ -114,14 +114,14 @@ model: need-model build ## Test the release binary with the real model of make r
 	$(call step,real model with grounding)
 	$(PYTHON) tests/outside/grounded_model.py
 
-test-crash: need-outside build ## Look for lost rows after 100 kills and 50 simulated power cuts
+test-crash: need-outside build ## Check for lost rows after 100 kills and 50 simulated power cuts
 	$(PYTHON) tests/outside/crash.py --kills 100
 	$(PYTHON) tests/outside/power_cut.py --cuts 50
 
 soak: need-soak build ## Run mixed load for SOAK_MINUTES (60), and fail if memory, files, threads or the WAL grow
 	$(PYTHON) tests/outside/soak.py
 
-bench: need-bench build bench-tools ## Compare it with nginx and HAProxy, and with PEERS=1 with other gateways
+bench: need-bench build bench-tools ## Compare the gateway with nginx and HAProxy; PEERS=1 adds other gateways
 	$(PYTHON) bench/compare.py
 
 bench-model: need-bench need-model build ## Measure what each gateway takes from a real model; PEERS=0 leaves the other gateways out
@@ -207,7 +207,7 @@ image: need-image static ## Build a container image with buildah, target/image-A
 	buildah push --quiet adriaticum docker-archive:target/image-$(ARCH).tar:adriaticum:latest
 	@echo "target/image-$(ARCH).tar is the image adriaticum, also in the local storage"
 
-sizes: deb static ## Print sizes, the exposure of the unit, and whether two builds have the same bytes
+sizes: deb static ## Print sizes and the exposure of the unit, and fail if a second build is not identical
 	$(PYTHON) packaging/sizes.py
 
 test-install: need-test-install deb image ## Test the package in a booted Debian, three proxies, little memory and the image (as root)
@@ -227,7 +227,7 @@ test-arm64: ## Build for arm64; run the unit tests and the conformance suite und
 	$(PYTHON) tests/outside/arm64.py
 	@echo "make test-arm64: passed"
 
-test-cluster: need-test-cluster build ## Kill and replace the servers of a PostgreSQL cluster below the gateway (as root)
+test-cluster: need-test-cluster build ## Kill and replace the servers of a PostgreSQL cluster while gateways use it (as root)
 	$(call step,cluster)
 	$(PYTHON) tests/cluster/run.py
 	@echo "make test-cluster: passed"
@@ -240,7 +240,7 @@ fuzz: need-fuzz ## Fuzz the parsers of requests, JSON bodies, answers and docume
 	done
 
 # A quarter of the mutants that .cargo/mutants.toml describes, some 150, another one each time. -j 2: two cores.
-mutants: need-mutants ## Change the path of a request and the ledger in some 150 random ways; list those that no test notices
+mutants: need-mutants ## Make about 150 random changes to the request path and the ledger; list those that no test detects
 	timeout 90m cargo mutants --shard $$(shuf -i 0-3 -n 1)/4 --sharding round-robin -j 2 --output target
 
 clean: ## Remove build results; var/, with the keys and the ledger of make run, stays

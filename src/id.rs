@@ -15,8 +15,9 @@ impl RequestId {
         Self::at(SystemTime::now())
     }
 
-    /// Of a request that was complete at this time: its milliseconds and 80 random bits. Ids in the order of time stand
-    /// side by side in the ledger's index, however large it grows. Unique, not secret: the thread's own generator will do.
+    /// Of a request that was complete at this time: its milliseconds and 80 random bits. Ids sort by time, so new rows are
+    /// next to each other in the ledger's index, however large it grows. Unique, not secret: the thread's own generator
+    /// is enough.
     pub fn at(time: SystemTime) -> Self {
         let mut bytes = [0; 16];
         rand::rng().fill_bytes(&mut bytes[6..]);
@@ -38,8 +39,7 @@ impl RequestId {
         milliseconds.and_then(|digits| i64::from_str_radix(digits, 16).ok()).unwrap_or(0) / 1000
     }
 
-    /// What every id begins with that was made at a second or later, and none that was made before it: ids
-    /// are in the order of time as texts too.
+    /// The lower bound of the ids that were made at this second or later: as texts, too, ids sort by time.
     pub fn from(second: i64) -> String {
         let last = (1 << 48) - 1;
         format!("chatcmpl_{:012x}", second.saturating_mul(1000).clamp(0, last))

@@ -55,7 +55,7 @@ pub fn changed() -> Failure {
     refused("This API key was revoked or changed a moment ago. Ask for a new one.")
 }
 
-/// The digest of the key that a request presents. It may be no key's.
+/// The digest of the key that a request presents, which may not exist.
 pub fn digest(head: &Head) -> Result<Digest, Failure> {
     bearer(head).map(Digest::of)
 }

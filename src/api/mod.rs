@@ -1,5 +1,5 @@
-//! The steps that a request goes through, a file each, in this order. None knows another: the order is the
-//! pipeline's.
+//! The steps that a request goes through, a file each, in this order. They do not know each other: only the
+//! pipeline knows the order.
 
 pub mod host;
 pub mod route;

@@ -174,8 +174,8 @@ impl Args {
         Ok(Self { parser: Parser::from_args(rest), config })
     }
 
-    /// Takes options up to the next word that is none, and returns that word; `None` at the end. Prints help or the version
-    /// if asked to, and ends the process.
+    /// Takes options up to the next word that is not an option, and returns that word; `None` at the end. If help or the
+    /// version is asked for, prints it and ends the process.
     fn next_word(&mut self, help: &str, options: &mut [Opt]) -> Result<Option<String>, CliError> {
         while let Some(arg) = self.parser.next()? {
             let name = match arg {
@@ -262,7 +262,7 @@ fn read_certificate(files: &TlsFiles) -> Result<Certificate, CliError> {
     checks::read_certificate(files).map_err(CliError::Config)
 }
 
-/// Prints to standard output. A reader that stops early, as `head` does, is no error.
+/// Prints to standard output. A reader that stops early, such as `head`, is not an error.
 fn print(text: &str) -> Result<(), CliError> {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {

@@ -93,7 +93,7 @@ fn move_database(from: &Database, mut to: DatabaseUri) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Writes to standard error. That nobody reads it is no reason to stop.
+/// Writes to standard error. If it is closed, the move still continues.
 fn note(text: fmt::Arguments) {
     let _ = writeln!(io::stderr(), "{text}");
 }

@@ -297,7 +297,7 @@ fn reload(args: &Args, running: &Config, acceptor: Option<&Acceptor>, store: &St
 fn connections_that_fit(wanted: usize, workers: usize) -> usize {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current != maximum {
-        // The soft limit is a default for programs that can't count further; the hard one is the operator's.
+        // The soft limit is low for the sake of programs that use select(); the hard limit is the operator's choice.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     }
     let Some(most) = getrlimit(Resource::Nofile).current else {

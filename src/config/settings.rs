@@ -166,7 +166,7 @@ impl Settings {
         Ok((variables.collect(), self.digests))
     }
 
-    /// The setting that an unknown name probably means: one of the same table that is spelt alike, or the same of another.
+    /// The setting that an unknown name probably means: a similar name in the same table, or the same name in another.
     fn advice(&self, name: &str) -> String {
         let (table, last) = name.split_at(name.rfind('.').map_or(0, |dot| dot + 1));
         let in_table = self.known.iter().filter_map(|known| known.strip_prefix(table));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 #[derive(Clone, Debug)]
 pub enum StoreError {
-    /// Other writers did not give way in time.
+    /// Other writers held the database for too long.
     Busy,
     Full,
     ReadOnly,

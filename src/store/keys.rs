@@ -138,8 +138,8 @@ pub fn parse_concurrent(text: &str) -> Option<u32> {
     text.parse().ok().filter(|number| (1..=10_000).contains(number))
 }
 
-/// The SHA-256 of a secret: all that is needed to know it again. A secret has 192 random bits, so there is
-/// nothing to guess and no need for a slow hash.
+/// The SHA-256 of a secret: enough to recognize it. A secret has 192 random bits, so it can't be guessed and needs no
+/// slow hash.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest(pub(super) [u8; 32]);
 

@@ -137,7 +137,7 @@ impl Engine {
         matches!(self, Self::Sqlite(sqlite) if sqlite.is_stuck())
     }
 
-    /// Whether the files are sound. PostgreSQL looks after its own.
+    /// Whether the files are sound. PostgreSQL checks its own files.
     pub fn check(&self) -> Result<(), StoreError> {
         match self {
             Self::Sqlite(sqlite) => sqlite.check(),

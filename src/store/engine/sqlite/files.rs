@@ -20,7 +20,7 @@ pub(super) struct Files {
     failed: OnceLock<Arc<io::Error>>,
 }
 
-/// What stays the same for as long as a file is the same: its device and its number there.
+/// Identifies a file: its device and its inode.
 type Identity = (u64, u64);
 
 impl Files {
@@ -45,7 +45,7 @@ impl Files {
         })
     }
 
-    /// Whether what is written now would be there after the next start.
+    /// Whether the open files are still those at their paths, so that a write is not lost at the next start.
     pub fn check(&self) -> Result<(), StoreError> {
         self.check_synced()?;
         let is_known =
