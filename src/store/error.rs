@@ -53,7 +53,7 @@ impl fmt::Display for StoreError {
                 f.write_str("the database can't be opened: check that its folder exists and who owns it")
             }
             Self::Missing => f.write_str(
-                "there is none: adriaticum serve, keys create and console password make a new one",
+                "there is none: adriaticum serve, keys create, console password and move create one",
             ),
             Self::Damaged(cause) => write!(
                 f,

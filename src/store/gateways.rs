@@ -257,7 +257,10 @@ mod tests {
         let (name, sighting) = &found[0];
         assert_eq!((name.as_str(), sighting.epoch), ("a", 1));
         let seen_later = Sighting { last_seen: sighting.last_seen - 1, ..sighting.clone() };
-        assert_eq!(b.close_rows_of("a", &seen_later).expect("a look"), 0, "it was seen again");
+        let replaced = Sighting { epoch: sighting.epoch + 1, ..sighting.clone() };
+        for (other, why) in [(seen_later, "it was seen again"), (replaced, "it was replaced")] {
+            assert_eq!(b.close_rows_of("a", &other).expect("a look"), 0, "{why}");
+        }
         assert_eq!(a.find_row(&id("3", 3)).expect("a look").expect("the row").error_code, None);
         assert_eq!(b.close_rows_of("a", sighting).expect("a look"), 1);
         let found = b.verify().expect("a walk");

@@ -93,6 +93,36 @@ mod tests {
     }
 
     #[test]
+    fn the_chains_of_two_gateways_still_verify_after_each_step() {
+        let mut temporary = Temporary::new();
+        let mut other = temporary.open_again();
+        for (store, name) in [(&mut temporary.store, "a"), (&mut other, "b")] {
+            store.join(name, "").expect("a start");
+            (1..=6).for_each(|number| write(store, name, "key_1", number, 200, Some(1)));
+            store.seal_all(9);
+        }
+        for (removed, left) in [(3, 9), (3, 6), (0, 6)] {
+            assert_eq!(other.remove_before(4, 10).expect("a step"), removed, "one chain at a time");
+            let found = temporary.store.verify().expect("a walk");
+            assert_eq!((found.rows, found.fault), (left, None));
+        }
+    }
+
+    #[test]
+    fn while_one_gateway_removes_rows_another_removes_none() {
+        let temporary = Temporary::postgres();
+        let (one, other) = (&temporary.store, temporary.open_again());
+        write(one, "1", "key_1", 1, 200, None);
+        one.seal_all(9);
+        let during = one.engine.transaction(false, |session| {
+            assert!(one.engine.is_only_remover(session)?);
+            other.remove_before(i64::MAX, 10)
+        });
+        assert_eq!(during.expect("a step"), 0);
+        assert_eq!(other.remove_before(i64::MAX, 10).expect("a step"), 1);
+    }
+
+    #[test]
     fn a_row_out_of_order_holds_back_those_after_it() {
         let temporary = Temporary::new();
         for (id, created) in [("a", 1), ("b", 100), ("c", 2)] {

@@ -112,6 +112,9 @@ fn a_missing_database_is_not_created_by_a_command_that_needs_one() {
     let server = Server::new(None).set("ADRIATICUM_DATABASE", "missing.db");
     let path = server.folder.path("missing.db");
     let named = format!("there is no database at {}", path.display());
+    let creators = "adriaticum serve, keys create, console password and move create one";
+    refused(&server, &["usage"], 1, creators);
+    refused(&server, &["move", "--from", "missing.db", "--to", "postgresql://a@127.0.0.1:1/a"], 1, creators);
     for command in [
         &["keys", "list"][..],
         &["keys", "rename", "key_1", "x"],

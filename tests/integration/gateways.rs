@@ -8,7 +8,7 @@ use rusqlite::types::Value::{Integer, Null, Text};
 
 use crate::console::{Browser, PASSWORD, set_password};
 use crate::postgres::set_usable;
-use crate::postgres_server::PostgresServer;
+use crate::postgres_server::{PostgresServer, psql};
 use crate::support::{Client, Runtime, Script, Server, chat, completion, request, until};
 
 fn gateway(uri: &str, name: &str, runtime: &Runtime) -> Server {
@@ -160,4 +160,28 @@ fn an_outcome_that_comes_too_late_is_written_as_what_was_sent() {
     let log = server.log();
     let told = ["] the database can't be used: ", "the database is back", "failed: "];
     assert_eq!(told.map(|line| log.matches(line).count()), [1, 1, 0], "{log}");
+}
+
+#[test]
+fn check_warns_of_a_clock_that_differs_from_that_of_the_database() {
+    let (runtime, uri) = (Runtime::start(), PostgresServer::shared().database());
+    let server = gateway(&uri, "a", &runtime);
+    server.told(&["keys", "create", "x"]);
+    let name = psql(&uri, &["-c", "SELECT current_database()"]);
+    // A function of ours is found before the system's.
+    psql(&uri, &["-c", &format!("ALTER DATABASE {name} SET search_path = public, pg_catalog")]);
+    for (difference, expected) in
+        [("- interval '1 hour'", "s ahead of"), ("+ interval '1 hour'", "s behind"), ("", "")]
+    {
+        let clock = format!(
+            "CREATE OR REPLACE FUNCTION public.clock_timestamp() RETURNS timestamptz LANGUAGE sql
+             AS $$ SELECT pg_catalog.clock_timestamp() {difference} $$"
+        );
+        psql(&uri, &["-c", &clock]);
+        let told = String::from_utf8_lossy(&server.run(&["check"]).stdout).into_owned();
+        let line = told.lines().find(|line| line.contains(" clock ")).unwrap_or_default();
+        let warning = format!("{expected} the database's clock. Synchronize both with NTP");
+        let found = (line.starts_with("warn"), line.contains(&warning));
+        assert_eq!(found, (!expected.is_empty(), !expected.is_empty()), "{told}");
+    }
 }
