@@ -49,4 +49,5 @@ pub mod error;
 pub mod files;
 pub mod id;
 pub mod text;
+pub mod timed_stream;
 pub mod when;

@@ -47,7 +47,7 @@ impl Connection {
         timeout: NextTimeout,
         run: impl FnOnce(&mut Stream, &mut HeldBuffers) -> io::Result<T>,
     ) -> Result<T, Error> {
-        self.stream.socket().deadline = Instant::now() + (*timeout.after).min(LONGEST);
+        self.stream.socket().stream.deadline = Instant::now() + (*timeout.after).min(LONGEST);
         run(&mut self.stream, &mut self.buffers).map_err(|error| match error.kind() {
             io::ErrorKind::TimedOut => Error::Timeout(timeout.reason),
             _ if !self.stream.socket().has_sent() => NotSent::error(error),
@@ -106,12 +106,12 @@ impl Stream {
 
     fn is_quiet(&mut self) -> bool {
         match self {
-            Self::Plain(socket) => socket.is_quiet(),
+            Self::Plain(socket) => socket.stream.is_quiet(),
             Self::Tls(session) => {
                 // Bytes that are already decrypted, or the server's close_notify.
                 let waiting = session.conn.reader().read(&mut [0; 1]);
                 waiting.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
-                    && session.sock.is_quiet()
+                    && session.sock.stream.is_quiet()
             }
         }
     }
@@ -183,12 +183,13 @@ mod tests {
     use ureq::Timeout;
 
     use super::*;
+    use crate::timed_stream::TimedStream;
 
     fn pair() -> (Connection, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
         let stream = TcpStream::connect(listener.local_addr().expect("it listens")).expect("a connection");
         let (peer, _) = listener.accept().expect("its other end");
-        (Connection::new(Stream::Plain(Socket::new(stream, Instant::now()))), peer)
+        (Connection::new(Stream::Plain(Socket::new(TimedStream::new(stream, Instant::now())))), peer)
     }
 
     fn timeout() -> NextTimeout {

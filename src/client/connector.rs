@@ -3,9 +3,9 @@
 
 use std::fmt;
 use std::io;
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::ToSocketAddrs;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustls::crypto::ring;
 use rustls::pki_types::ServerName;
@@ -19,6 +19,7 @@ use ureq::unversioned::transport::{ConnectionDetails, NextTimeout};
 use super::connection::{Connection, Stream};
 use super::roots;
 use super::socket::Socket;
+use crate::timed_stream::TimedStream;
 
 /// Nothing of the call was sent.
 #[derive(Debug)]
@@ -76,7 +77,9 @@ impl Connector {
 
     fn open(&self, details: &ConnectionDetails) -> io::Result<Connection> {
         let deadline = Instant::now() + (*details.timeout.after).min(super::CONNECT_TIME);
-        let mut socket = Socket::new(connect(details.uri, deadline)?, deadline);
+        // The C library's own settings bound the time of a look-up; an address needs none.
+        let addresses = host_and_port(details.uri).to_socket_addrs()?;
+        let mut socket = Socket::new(TimedStream::connect(addresses, deadline)?);
         socket.expose();
         let stream = if details.needs_tls() {
             let mut session =
@@ -96,27 +99,6 @@ impl ureq::unversioned::transport::Connector for Connector {
     fn connect(&self, details: &ConnectionDetails, _: Option<()>) -> Result<Option<Connection>, Error> {
         self.open(details).map(Some).map_err(NotSent::error)
     }
-}
-
-/// Looks up the name and connects to the first of its addresses that can be reached. The C library's own settings bound
-/// the time of a look-up; an address needs none.
-fn connect(uri: &Uri, deadline: Instant) -> io::Result<TcpStream> {
-    let mut addresses = host_and_port(uri).to_socket_addrs()?.peekable();
-    let mut failure = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-    while let Some(address) = addresses.next() {
-        let left = deadline.saturating_duration_since(Instant::now());
-        // One that does not answer leaves time for the next.
-        let time = if addresses.peek().is_some() { left / 2 } else { left };
-        match TcpStream::connect_timeout(&address, time.max(Duration::from_millis(1))) {
-            Ok(stream) => {
-                // A call is one write: Nagle's algorithm would only delay it.
-                stream.set_nodelay(true)?;
-                return Ok(stream);
-            }
-            Err(error) => failure = error,
-        }
-    }
-    Err(failure)
 }
 
 /// Says why a handshake failed, so that an operator knows what to do.

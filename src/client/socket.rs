@@ -1,16 +1,12 @@
-//! The socket of a connection: its timeouts, and the handle with which another thread can cancel the calls of a request.
+//! The socket of a connection: whether a call was sent, and the handle with which another thread can cancel the calls of a
+//! request.
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, recv};
-
-/// Timeouts are rounded up to this, so that most calls on a kept connection need no setsockopt.
-const TIMEOUT_STEP: Duration = Duration::from_millis(125);
+use crate::timed_stream::TimedStream;
 
 thread_local! {
     /// Where the current call of this thread exposes its socket. `ureq` passes no per-call data to the transport, but
@@ -68,22 +64,17 @@ pub(super) fn expose_as(handle: &Cancellation) -> impl Drop {
     Guard
 }
 
-/// A TCP stream whose reads and writes end at a deadline.
 #[derive(Debug)]
 pub(super) struct Socket {
-    stream: Arc<TcpStream>,
-    pub deadline: Instant,
-    /// The timeout that is set on the socket.
-    timeout: Duration,
+    pub stream: TimedStream,
     /// Whether any byte of the call was sent.
     has_sent: bool,
     exposed_as: Option<Cancellation>,
 }
 
 impl Socket {
-    pub fn new(stream: TcpStream, deadline: Instant) -> Self {
-        let stream = Arc::new(stream);
-        Self { stream, deadline, timeout: Duration::ZERO, has_sent: false, exposed_as: None }
+    pub fn new(stream: TimedStream) -> Self {
+        Self { stream, has_sent: false, exposed_as: None }
     }
 
     /// Exposes the socket for this thread's call. If the call was cancelled while it connected, it fails now.
@@ -92,7 +83,7 @@ impl Socket {
             self.exposed_as = EXPOSED_AS.with_borrow(Clone::clone);
             if let Some(handle) = &self.exposed_as {
                 let mut state = handle.lock();
-                state.socket = Some(Arc::clone(&self.stream));
+                state.socket = Some(Arc::clone(&self.stream.stream));
                 if state.is_cancelled {
                     state.shut_down();
                 }
@@ -116,42 +107,6 @@ impl Socket {
         self.has_sent = false;
     }
 
-    /// Whether the server has neither closed the connection nor sent unrequested bytes.
-    pub fn is_quiet(&self) -> bool {
-        let waiting = recv(&*self.stream, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
-        matches!(waiting, Err(Errno::AGAIN))
-    }
-
-    /// Repeats a system call while signals interrupt it.
-    fn in_time<T>(&mut self, mut call: impl FnMut(&TcpStream) -> io::Result<T>) -> io::Result<T> {
-        loop {
-            self.set_timeout()?;
-            match call(&self.stream) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // A socket timeout is reported as this.
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    return Err(io::ErrorKind::TimedOut.into());
-                }
-                result => return result,
-            }
-        }
-    }
-
-    fn set_timeout(&mut self) -> io::Result<()> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        let steps = left.as_nanos().div_ceil(TIMEOUT_STEP.as_nanos());
-        let timeout = TIMEOUT_STEP.saturating_mul(u32::try_from(steps).unwrap_or(u32::MAX));
-        if timeout != self.timeout {
-            self.stream.set_read_timeout(Some(timeout))?;
-            self.stream.set_write_timeout(Some(timeout))?;
-            self.timeout = timeout;
-        }
-        Ok(())
-    }
-
     fn note_sent(&mut self, count: usize) -> usize {
         self.has_sent |= count > 0;
         count
@@ -160,17 +115,17 @@ impl Socket {
 
 impl Read for Socket {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.in_time(|mut stream| stream.read(into))
+        self.stream.read(into)
     }
 }
 
 impl Write for Socket {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.in_time(|mut stream| stream.write(bytes)).map(|count| self.note_sent(count))
+        self.stream.write(bytes).map(|count| self.note_sent(count))
     }
 
     fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.in_time(|mut stream| stream.write_vectored(parts)).map(|count| self.note_sent(count))
+        self.stream.write_vectored(parts).map(|count| self.note_sent(count))
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -544,6 +544,8 @@ impl<S: Read + Write> Client<S> {
                 count
             }
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => 0,
+            // The system does so to a read with a timeout if the process is stopped and continued.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => self.fill(),
             Err(error) => panic!("no reply came: {error}"),
         }
     }

@@ -6,34 +6,29 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, recv};
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
 use super::uri::Host;
-
-/// A socket, and when to give up waiting for it.
-pub(super) struct Timed {
-    socket: TcpStream,
-    deadline: Instant,
-}
+use crate::timed_stream::TimedStream;
 
 pub(super) enum Link {
-    Plain(Timed),
-    Tls(Box<StreamOwned<ClientConnection, Timed>>),
+    Plain(TimedStream),
+    Tls(Box<StreamOwned<ClientConnection, TimedStream>>),
 }
 
 impl Link {
     pub fn connect(host: &Host, deadline: Instant) -> io::Result<Self> {
         let socket = match host {
-            Host::Tcp { name, port } => connect_tcp(name, *port, deadline)?,
+            Host::Tcp { name, port } => TimedStream::connect(look_up(name, *port, deadline)?, deadline)?,
             // Once it is connected, a Unix socket is used like the other kind.
-            Host::Unix(path) => TcpStream::from(OwnedFd::from(UnixStream::connect(path)?)),
+            Host::Unix(path) => {
+                TimedStream::new(TcpStream::from(OwnedFd::from(UnixStream::connect(path)?)), deadline)
+            }
         };
-        Ok(Self::Plain(Timed { socket, deadline }))
+        Ok(Self::Plain(socket))
     }
 
     /// Starts TLS on a plain link.
@@ -77,70 +72,16 @@ impl Link {
         Ok(count)
     }
 
-    /// Whether the server has neither closed the connection nor sent unrequested bytes.
     pub fn is_quiet(&mut self) -> bool {
-        let waiting = recv(&self.timed().socket, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
-        matches!(waiting, Err(Errno::AGAIN))
+        self.timed().is_quiet()
     }
 
-    fn timed(&mut self) -> &mut Timed {
+    fn timed(&mut self) -> &mut TimedStream {
         match self {
             Self::Plain(socket) => socket,
             Self::Tls(stream) => &mut stream.sock,
         }
     }
-}
-
-impl Timed {
-    fn left(&self) -> io::Result<Option<Duration>> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() { Err(too_late()) } else { Ok(Some(left)) }
-    }
-}
-
-impl Read for Timed {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.socket.set_read_timeout(self.left()?)?;
-        self.socket.read(buffer).map_err(timeout)
-    }
-}
-
-impl Write for Timed {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.socket.set_write_timeout(self.left()?)?;
-        self.socket.write(bytes).map_err(timeout)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-fn timeout(error: io::Error) -> io::Error {
-    if error.kind() == io::ErrorKind::WouldBlock { too_late() } else { error }
-}
-
-fn too_late() -> io::Error {
-    io::Error::new(io::ErrorKind::TimedOut, "it does not answer in time")
-}
-
-/// Connects to the first address of a name that can be reached.
-fn connect_tcp(name: &str, port: u16, deadline: Instant) -> io::Result<TcpStream> {
-    let mut addresses = look_up(name, port, deadline)?.into_iter().peekable();
-    let mut failure = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-    while let Some(address) = addresses.next() {
-        let left = deadline.saturating_duration_since(Instant::now());
-        // One that does not answer leaves time for the next.
-        let time = if addresses.peek().is_some() { left / 2 } else { left };
-        match TcpStream::connect_timeout(&address, time.max(Duration::from_millis(1))) {
-            Ok(socket) => {
-                socket.set_nodelay(true)?;
-                return Ok(socket);
-            }
-            Err(error) => failure = error,
-        }
-    }
-    Err(failure)
 }
 
 fn look_up(name: &str, port: u16, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
@@ -165,6 +106,8 @@ fn within<T: Send + 'static>(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
