@@ -1,0 +1,123 @@
+//! The runtimes: whether each returns a completion, and which others listen on this host.
+
+use std::borrow::Cow;
+use std::time::{Duration, Instant};
+
+use super::{Finding, Verdict};
+use crate::config::{Config, RuntimeConfig};
+use crate::listener::Address;
+use crate::runtime::{Chat, Message, Role, Runtimes, Spent, probe};
+
+/// Where runtimes listen by default.
+const USUAL: [(&str, u16); 4] =
+    [("llama-server", 8080), ("Ollama", 11434), ("vLLM", 8000), ("LM Studio", 1234)];
+
+/// The timeout for what a runtime says about itself.
+const PROBE_TIME: Duration = Duration::from_secs(2);
+
+pub fn check(config: &Config) -> Vec<Finding> {
+    let mut findings: Vec<Finding> =
+        config.runtime.urls.iter().filter_map(|url| try_one(url, config)).collect();
+    if findings.is_empty() {
+        let message =
+            "no runtime is configured. Set runtime.url (ADRIATICUM_RUNTIME_URL) to its base address";
+        findings.push(Finding::fail("runtime", message));
+    }
+    if findings.iter().any(|finding| finding.status == Verdict::Fail) {
+        findings.extend(found_here(config));
+    }
+    findings
+}
+
+/// Asks for one token.
+fn try_one(url: &str, config: &Config) -> Option<Finding> {
+    let runtime = Runtimes::new(&RuntimeConfig { urls: vec![url.to_owned()], ..config.runtime.clone() }, 1)?;
+    let about = probe(url, &config.runtime, PROBE_TIME).unwrap_or_default();
+    let chat = Chat {
+        messages: vec![Message { role: Role::User, content: Cow::Borrowed("Say yes.") }],
+        temperature: 0.0,
+        max_tokens: 1,
+    };
+    let asked = Instant::now();
+    Some(match runtime.complete(&chat, None, &mut Spent::default()) {
+        Ok(generated) => {
+            let mut message = format!("{url}: answers in {} ms", asked.elapsed().as_millis());
+            if let Some(context) = about.context {
+                message += &format!(", has a context of {context} tokens");
+            }
+            match generated.tokens.total_tokens {
+                Some(_) => Finding::ok("runtime", message + ", reports usage"),
+                None => {
+                    Finding::warn("runtime", message + ", reports no usage: the token figures will be null")
+                }
+            }
+        }
+        Err((_, error)) => {
+            let mut message = format!("{url}: {error}. ");
+            if about.models.is_empty() && url.starts_with("https://") {
+                message += "Is it running, is this its base address (runtime.url), and is its certificate signed by a CA \
+                         of runtime.ca, or without that setting, of the system?";
+            } else if about.models.is_empty() {
+                message += "Is it running, and is this its base address? The setting is runtime.url";
+            } else if !about.models.contains(&config.runtime.model) {
+                message += &format!("It knows {}: set runtime.model", about.models.join(", "));
+            } else {
+                message += "It lists its models, so its own log should say why it returns no completion";
+            }
+            Finding::fail("runtime", message)
+        }
+    })
+}
+
+/// Runtimes that listen on this host's usual ports and are not used.
+fn found_here(config: &Config) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    // The key is for the runtimes of the configuration only.
+    let without_key = RuntimeConfig { api_key: None, ..config.runtime.clone() };
+    for (name, port) in USUAL {
+        let url = format!("http://127.0.0.1:{port}/v1");
+        if config.runtime.urls.contains(&url) || is_own(port, &config.listen) {
+            continue;
+        }
+        if let Some(about) = probe(&url, &without_key, PROBE_TIME) {
+            let model = match about.models.first() {
+                Some(model) => format!(" and runtime.model = \"{model}\""),
+                None => String::new(),
+            };
+            let message = format!(
+                "a runtime answers at {url}, where {name} usually listens. To use it: runtime.url = \"{url}\"{model}"
+            );
+            findings.push(Finding::warn("runtime", message));
+        }
+    }
+    findings
+}
+
+/// Whether this service itself listens on a port of this host: it would answer 404, and log that.
+fn is_own(port: u16, listen: &Address) -> bool {
+    match listen {
+        Address::Tcp(address) => {
+            address.port() == port && (address.ip().is_loopback() || address.ip().is_unspecified())
+        }
+        Address::Unix(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_service_does_not_take_itself_for_a_runtime() {
+        for (listen, expected) in [
+            ("127.0.0.1:8080", true),
+            ("[::]:8080", true),
+            ("127.0.0.1:8081", false),
+            ("192.0.2.1:8080", false),
+        ] {
+            let address = Address::Tcp(listen.parse().expect("an address"));
+            assert_eq!(is_own(8080, &address), expected, "{listen}");
+        }
+        assert!(!is_own(8080, &Address::Unix("/run/x.sock".into())));
+    }
+}
