@@ -30,9 +30,7 @@ impl Dispatcher {
         let is_admitted = !self.console_is_local || client.is_local() || console.probe(head).is_some();
         (is_meant && is_admitted).then_some(console)
     }
-}
 
-impl Dispatcher {
     /// A person on this host who opens the API's address in a browser probably looks for the console.
     fn with_console_address(&self, client: Client, head: &Head, mut failure: Failure) -> Failure {
         let is_meant = failure.error == ApiError::NotFound && head.method() == "GET" && client.is_local();

@@ -69,7 +69,7 @@ struct Waiting<T> {
 
 /// A request with a thread. It counts as running until [`FairQueue::finish`].
 pub(super) struct Taken<T> {
-    lane: Name,
+    pub lane: Name,
     digest: Option<Digest>,
     since: Instant,
     pub item: T,
@@ -199,12 +199,6 @@ impl<T> FairQueue<T> {
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<T> Taken<T> {
-    pub fn lane(&self) -> &Name {
-        &self.lane
     }
 }
 
@@ -378,7 +372,7 @@ mod tests {
 
         fn finish(&mut self, place: usize) -> u32 {
             let taken = self.running.remove(place);
-            self.queue.finish(taken.lane());
+            self.queue.finish(&taken.lane);
             self.tokens += self.queue.claim_tokens();
             taken.item
         }
@@ -390,7 +384,7 @@ mod tests {
         }
 
         fn running_of(&self, name: &str) -> usize {
-            self.running.iter().filter(|taken| taken.lane().as_deref() == Some(name)).count()
+            self.running.iter().filter(|taken| taken.lane.as_deref() == Some(name)).count()
         }
 
         /// Serves everything with one request at a time, and returns the order.
@@ -551,7 +545,7 @@ mod tests {
         pool.names.clear();
         pool.push("a", 1);
         pool.settle();
-        assert_eq!(pool.running[0].lane(), &None);
+        assert_eq!(pool.running[0].lane, None);
         pool.push("a", 2);
         assert!(pool.queue.lanes().is_empty());
     }

@@ -232,7 +232,7 @@ impl<S: Service> ThreadGroup<S> {
     fn serve(self: &Arc<Self>, taken: Taken<Job>, caller: S::Caller) {
         // Its response goes out last, after a panic too: the client's next request must find room.
         let assignment = Assignment::new(&self.completions, taken.item.connection);
-        let running = Running { group: Arc::clone(self), lane: taken.lane().clone() };
+        let running = Running { group: Arc::clone(self), lane: taken.lane };
         let Job { request, received, cancellation, weight, .. } = taken.item;
         if cancellation.is_cancelled() {
             return;
