@@ -106,23 +106,7 @@ const GATEWAYS: &str = "
      DROP INDEX usage_unsealed;
      CREATE INDEX usage_unsealed ON usage (seq, gateway, request_id) WHERE seq IS NULL;
      ALTER TABLE usage_rollup RENAME TO old_rollup;
-     CREATE TABLE usage_rollup (
-         span              INTEGER NOT NULL,
-         start             INTEGER NOT NULL,
-         key_id            TEXT    NOT NULL,
-         key_name          TEXT    NOT NULL,
-         status            INTEGER NOT NULL,
-         error_code        TEXT    NOT NULL,
-         gateway           TEXT    NOT NULL,
-         requests          INTEGER NOT NULL,
-         prompt_tokens     INTEGER NOT NULL,
-         completion_tokens INTEGER NOT NULL,
-         total_tokens      INTEGER NOT NULL,
-         unmeasured        INTEGER NOT NULL,
-         runtime_times     BLOB    NOT NULL,
-         own_times         BLOB    NOT NULL,
-         PRIMARY KEY (span, start, key_id, key_name, status, error_code, gateway)
-     ) STRICT, WITHOUT ROWID;
+     {ROLLUP}
      INSERT INTO usage_rollup SELECT span, start, key_id, key_name, status, error_code, '', requests, prompt_tokens,
          completion_tokens, total_tokens, unmeasured, runtime_times, own_times FROM old_rollup;
      DROP TABLE old_rollup;
@@ -171,7 +155,9 @@ fn upgrade(connection: &mut Connection, schema: &str, upgrades: &[Change]) -> Re
         found => {
             for change in &upgrades[found as usize - 1..] {
                 match change {
-                    Change::Sql(statements) => transaction.execute_batch(statements)?,
+                    Change::Sql(statements) => {
+                        transaction.execute_batch(&statements.replace("{ROLLUP}", version_5::CREATE))?;
+                    }
                     Change::Code(run) => run(&transaction)?,
                 }
             }

@@ -20,7 +20,7 @@ use crate::when;
 const PROGRESS_TIME: Duration = Duration::from_secs(5);
 
 /// With the column `gateway` of version 7, because `Batch` writes it.
-const CREATE: &str = "
+pub(super) const CREATE: &str = "
     CREATE TABLE usage_rollup (
         span              INTEGER NOT NULL,
         start             INTEGER NOT NULL,
