@@ -54,6 +54,7 @@ pub struct Bar {
 pub struct KeyFigures {
     pub id: String,
     pub name: String,
+    /// Without the durations in `own`, which are shown of all keys together.
     pub sums: SpanSums,
     pub succeeded: i64,
     /// Total tokens by bar.
@@ -62,30 +63,28 @@ pub struct KeyFigures {
 
 impl Figures {
     pub fn read(store: &Store, view: &View, keys: &[Key]) -> Result<Self, StoreError> {
-        let matching = view.matching();
         let bars = view.starts.len();
         let mut found = Self { bars: vec![Bar::default(); bars], ..Self::default() };
         let mut errors: BTreeMap<(Option<i64>, String), i64> = BTreeMap::new();
         let mut by_key: HashMap<String, KeyFigures> = HashMap::new();
-        found.missing = store.figures(view.span, view.range, view.filter(), |row| {
-            if !matching.takes(row.status, row.error_code.as_deref()) {
-                return;
-            }
+        found.missing = store.figures(view.span, view.range, view.filter(), &view.matching(), |row| {
             let Some(at) = view.bar(row.start) else {
                 return;
             };
             let (bar, kind, sums) = (&mut found.bars[at], Kind::of(row.status), &row.sums);
-            bar.requests[kind as usize] += sums.requests;
-            bar.sums.add(sums);
+            bar.requests[kind as usize] += sums.requests();
+            bar.sums.add_stored(sums);
             if kind != Kind::Succeeded {
-                *errors.entry((row.status, row.error_code.unwrap_or_default())).or_default() += sums.requests;
+                *errors.entry((row.status, row.error_code.unwrap_or_default())).or_default() +=
+                    sums.requests();
             }
             let key = by_key
                 .entry(row.key_id)
                 .or_insert_with(|| KeyFigures { bars: vec![0; bars], ..KeyFigures::default() });
-            key.sums.add(sums);
-            key.succeeded += if kind == Kind::Succeeded { sums.requests } else { 0 };
-            key.bars[at] = key.bars[at].saturating_add(sums.total_tokens);
+            key.sums.add_counts(&sums.counts);
+            key.sums.runtime.merge_bytes(&sums.runtime);
+            key.succeeded += if kind == Kind::Succeeded { sums.requests() } else { 0 };
+            key.bars[at] = key.bars[at].saturating_add(sums.total_tokens());
         })?;
         for bar in &found.bars {
             found.all.add(&bar.sums);

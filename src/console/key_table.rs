@@ -10,7 +10,7 @@ use super::page::{self, Part};
 use super::visit::{Session, Visit};
 use super::{Console, Stop};
 use crate::http::Response;
-use crate::store::{Filter, Grouping, Key, Permission, Range, Span, Sums};
+use crate::store::{Filter, Key, Matching, Permission, Range, Span, Sums};
 use crate::text::{grouped, percent_encoded};
 
 /// The time over which requests are counted: today and the days before it.
@@ -144,10 +144,11 @@ pub fn figures(console: &Console, filter: Filter, now: i64) -> Result<HashMap<St
     let until = (now.div_euclid(day) + 1) * day;
     let range = Range { since: until - COUNTED_DAYS * day, until };
     let mut figures: HashMap<String, Sums> = HashMap::new();
-    console.store.grouped(range, filter, Grouping::Key, |row| {
-        // A renamed key has a group for each name.
-        let key_id = row.labels["key_id"].as_str().unwrap_or_default();
-        figures.entry(key_id.to_owned()).or_default().add(&row.sums);
+    console.store.figures(Span::Day, range, filter, &Matching::Anything, |row| {
+        let sums = figures.entry(row.key_id).or_default();
+        sums.requests += row.sums.requests();
+        sums.errors += if row.status == Some(200) { 0 } else { row.sums.requests() };
+        sums.total_tokens = sums.total_tokens.saturating_add(row.sums.total_tokens());
     })?;
     Ok(figures)
 }

@@ -6,7 +6,7 @@ use super::durations::Durations;
 use super::engine::{Row, Session, Value, values};
 use super::ledger::{COLUMNS, LedgerRow, Tokens, read_row};
 use super::sealing::COUNT_UNSEALED;
-use super::{DAY, Filter, Range, Store, StoreError};
+use super::{DAY, Filter, Matching, Range, Store, StoreError};
 
 /// How many unsealed rows a page reads at most. There are more only if sealing has stopped.
 const MOST_UNSEALED: i64 = 20_000;
@@ -60,9 +60,7 @@ pub struct SpanSums {
 
 impl SpanSums {
     pub fn add(&mut self, other: &Self) {
-        self.add_counts(&other.counts());
-        self.runtime.merge(&other.runtime);
-        self.own.merge(&other.own);
+        self.add_stored(&other.to_stored());
     }
 
     fn add_row(&mut self, row: &LedgerRow) {
@@ -79,37 +77,60 @@ impl SpanSums {
         }
     }
 
-    /// In the order of their columns.
-    fn counts(&self) -> [i64; 5] {
-        [self.requests, self.prompt_tokens, self.completion_tokens, self.total_tokens, self.unmeasured]
+    pub fn add_stored(&mut self, stored: &StoredSums) {
+        self.add_counts(&stored.counts);
+        self.runtime.merge_bytes(&stored.runtime);
+        self.own.merge_bytes(&stored.own);
     }
 
-    fn add_counts(&mut self, counts: &[i64; 5]) {
+    fn to_stored(&self) -> StoredSums {
+        let Self { requests, prompt_tokens, completion_tokens, total_tokens, unmeasured, runtime, own } =
+            self;
+        let counts =
+            [requests, prompt_tokens, completion_tokens, total_tokens, unmeasured].map(|count| *count);
+        StoredSums { counts, runtime: runtime.to_bytes(), own: own.to_bytes() }
+    }
+
+    pub fn add_counts(&mut self, counts: &[i64; 5]) {
         let Self { requests, prompt_tokens, completion_tokens, total_tokens, unmeasured, .. } = self;
         let sums = [requests, prompt_tokens, completion_tokens, total_tokens, unmeasured];
         for (sum, more) in sums.into_iter().zip(counts) {
             *sum = sum.saturating_add(*more);
         }
     }
+}
+
+/// Sums as the database has them: most are merged into others, for which the histograms need not be unpacked.
+pub struct StoredSums {
+    /// In the order of their columns, from `requests` to `unmeasured`.
+    pub counts: [i64; 5],
+    pub runtime: Vec<u8>,
+    own: Vec<u8>,
+}
+
+impl StoredSums {
+    pub fn requests(&self) -> i64 {
+        self.counts[0]
+    }
+
+    pub fn total_tokens(&self) -> i64 {
+        self.counts[3]
+    }
 
     /// Reads the columns from `requests` to `own_times`.
     fn read(mut row: Row) -> Result<Self, StoreError> {
-        let mut sums = Self::default();
-        sums.add_counts(&[row.next()?, row.next()?, row.next()?, row.next()?, row.next()?]);
-        sums.runtime.merge_bytes(&row.next::<Vec<u8>>()?);
-        sums.own.merge_bytes(&row.next::<Vec<u8>>()?);
-        Ok(sums)
+        let counts = [row.next()?, row.next()?, row.next()?, row.next()?, row.next()?];
+        Ok(Self { counts, runtime: row.next()?, own: row.next()? })
     }
 }
 
-/// Sums of one key, one outcome and one gateway in one span.
+/// Sums of one key and one outcome in one span, of one gateway.
 pub struct RollupRow {
     pub start: i64,
     pub key_id: String,
     pub status: Option<i64>,
     pub error_code: Option<String>,
-    pub gateway: String,
-    pub sums: SpanSums,
+    pub sums: StoredSums,
 }
 
 /// The primary key of the rollup.
@@ -174,14 +195,15 @@ fn add(session: &dyn Session, place: &Place, mut sums: SpanSums) -> Result<(), S
          WHERE span = $1 AND start = $2 AND key_id = $3 AND key_name = $4 AND status = $5 AND error_code = $6
          AND gateway = $7 RETURNING requests, prompt_tokens, completion_tokens, total_tokens, unmeasured, runtime_times, own_times",
         &place.values(),
-        SpanSums::read,
+        StoredSums::read,
     )?;
     if let Some(known) = known {
-        sums.add(&known);
+        sums.add_stored(&known);
     }
+    let StoredSums { counts, runtime, own } = sums.to_stored();
     let mut parameters = place.values();
-    parameters.extend(sums.counts().map(Value::from));
-    parameters.extend(values![sums.runtime.to_bytes(), sums.own.to_bytes()]);
+    parameters.extend(counts.map(Value::from));
+    parameters.extend(values![runtime, own]);
     let insert =
         "INSERT INTO usage_rollup VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)";
     session.execute(insert, &parameters).map(drop)
@@ -195,28 +217,38 @@ impl Store {
         span: Span,
         range: Range,
         filter: Filter,
+        matching: &Matching,
         mut take: impl FnMut(RollupRow),
     ) -> Result<i64, StoreError> {
+        let mut parameters: Vec<Value> =
+            values![span.seconds(), range.since, range.until, filter.key_id, filter.gateway].into();
+        let outcome = match matching {
+            Matching::Anything => "",
+            Matching::Success => "AND status = 200",
+            Matching::Failure => "AND error_code <> ''",
+            Matching::Code(code) => {
+                parameters.push(code.into());
+                "AND error_code = $6"
+            }
+        };
+        let sealed = format!(
+            "SELECT start, key_id, status, error_code, requests, prompt_tokens, completion_tokens, total_tokens,
+             unmeasured, runtime_times, own_times FROM usage_rollup
+             WHERE span = $1 AND start >= $2 AND start < $3 AND (CAST($4 AS TEXT) IS NULL OR key_id = $4)
+             AND (CAST($5 AS TEXT) IS NULL OR gateway = $5) {outcome}"
+        );
         // On one state of the database a row is either in the rollup or unsealed.
         self.engine.read(|session| {
-            session.query(
-                "SELECT start, key_id, status, error_code, gateway, requests, prompt_tokens, completion_tokens,
-                 total_tokens, unmeasured, runtime_times, own_times FROM usage_rollup
-                 WHERE span = $1 AND start >= $2 AND start < $3 AND (CAST($4 AS TEXT) IS NULL OR key_id = $4)
-                 AND (CAST($5 AS TEXT) IS NULL OR gateway = $5)",
-                &values![span.seconds(), range.since, range.until, filter.key_id, filter.gateway],
-                &mut |mut row| {
-                    take(RollupRow {
-                        start: row.next()?,
-                        key_id: row.next()?,
-                        status: Some(row.next()?).filter(|&status| status != 0),
-                        error_code: Some(row.next()?).filter(|code: &String| !code.is_empty()),
-                        gateway: row.next()?,
-                        sums: SpanSums::read(row)?,
-                    });
-                    Ok(())
-                },
-            )?;
+            session.query(&sealed, &parameters, &mut |mut row| {
+                take(RollupRow {
+                    start: row.next()?,
+                    key_id: row.next()?,
+                    status: Some(row.next()?).filter(|&status| status != 0),
+                    error_code: Some(row.next()?).filter(|code: &String| !code.is_empty()),
+                    sums: StoredSums::read(row)?,
+                });
+                Ok(())
+            })?;
             let mut read = 0;
             let unsealed = format!(
                 "SELECT {COLUMNS} FROM usage WHERE seq IS NULL AND (status IS NOT NULL OR error_code IS NOT NULL)
@@ -227,17 +259,17 @@ impl Store {
                 read += 1;
                 let is_wanted = (range.since..range.until).contains(&row.created)
                     && filter.key_id.is_none_or(|key_id| key_id == row.key_id)
-                    && filter.gateway.is_none_or(|gateway| gateway == row.gateway);
+                    && filter.gateway.is_none_or(|gateway| gateway == row.gateway)
+                    && matching.takes(row.status, row.error_code.as_deref());
                 if is_wanted {
                     let mut sums = SpanSums::default();
                     sums.add_row(&row);
                     take(RollupRow {
                         start: span.start(row.created),
-                        sums,
+                        sums: sums.to_stored(),
                         key_id: row.key_id,
                         status: row.status,
                         error_code: row.error_code,
-                        gateway: row.gateway,
                     });
                 }
                 Ok(())
@@ -256,14 +288,20 @@ mod tests {
     /// Start, key, status and error code.
     type Group = (i64, String, Option<i64>, Option<String>);
 
-    fn groups(store: &Store, span: Span, range: Range, key_id: Option<&str>) -> BTreeMap<Group, SpanSums> {
+    fn groups(
+        store: &Store,
+        span: Span,
+        range: Range,
+        key_id: Option<&str>,
+        matching: &Matching,
+    ) -> BTreeMap<Group, SpanSums> {
         let mut groups = BTreeMap::<_, SpanSums>::new();
         let take = |row: RollupRow| {
             let group = (row.start, row.key_id, row.status, row.error_code);
-            groups.entry(group).or_default().add(&row.sums);
+            groups.entry(group).or_default().add_stored(&row.sums);
         };
         assert_eq!(
-            store.figures(span, range, Filter { key_id, ..Filter::ALL }, take).expect("figures"),
+            store.figures(span, range, Filter { key_id, ..Filter::ALL }, matching, take).expect("figures"),
             0,
             "no row is missing"
         );
@@ -272,7 +310,7 @@ mod tests {
 
     fn total(store: &Store, span: Span) -> SpanSums {
         let mut sums = SpanSums::default();
-        groups(store, span, Range::ALL, None).values().for_each(|more| sums.add(more));
+        groups(store, span, Range::ALL, None, &Matching::Anything).values().for_each(|more| sums.add(more));
         sums
     }
 
@@ -288,16 +326,23 @@ mod tests {
         }
         store.begin(&row("open", "key_1", now)).expect("a running request");
         let ranges = [
-            (Span::Minute, Range { since: now - 3600, until: now + 60 }, None),
-            (Span::Hour, Range { since: now - 7200, until: now + 3600 }, None),
-            (Span::Hour, Range { since: now - 3600, until: now + 3600 }, Some("key_2")),
-            (Span::Day, Range::ALL, None),
+            (Span::Minute, Range { since: now - 3600, until: now + 60 }, None, Matching::Anything),
+            (Span::Hour, Range { since: now - 7200, until: now + 3600 }, None, Matching::Anything),
+            (Span::Hour, Range { since: now - 3600, until: now + 3600 }, Some("key_2"), Matching::Anything),
+            (Span::Day, Range::ALL, None, Matching::Success),
+            (Span::Day, Range::ALL, None, Matching::Failure),
+            (Span::Day, Range::ALL, Some("key_2"), Matching::Code("inference_error".into())),
+            (Span::Day, Range::ALL, None, Matching::Code("interrupted".into())),
         ];
-        let figures = || ranges.map(|(span, range, key_id)| groups(store, span, range, key_id));
+        let figures = || {
+            ranges
+                .each_ref()
+                .map(|(span, range, key_id, matching)| groups(store, *span, *range, *key_id, matching))
+        };
         let before = figures();
         assert_eq!(
             before.each_ref().map(|groups| groups.values().map(|sums| sums.requests).sum::<i64>()),
-            [73, 100, 36, 100]
+            [73, 100, 36, 90, 10, 10, 0]
         );
         assert_eq!(store.seal(30, now).expect("a batch"), 30);
         assert_eq!(figures(), before, "partly sealed");

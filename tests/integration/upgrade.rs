@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use adriaticum::store::{
-    Database, Durations, Filter, Grouping, IfMissing, Range, RollupRow, Span, SpanSums, Store, UsageRow,
+    Database, Durations, Filter, Grouping, IfMissing, Matching, Range, RollupRow, Span, SpanSums, Store,
+    UsageRow,
 };
 use rusqlite::{Connection, params};
 use sha2::{Digest, Sha256};
@@ -266,9 +267,11 @@ fn check_figures(store: &Store, span: Span, since: i64, rows: &[Row]) {
     let mut found: BTreeMap<_, SpanSums> = BTreeMap::new();
     let take = |row: RollupRow| {
         let place = (row.start, row.key_id, row.status.unwrap_or(0), row.error_code.unwrap_or_default());
-        found.entry(place).or_default().add(&row.sums);
+        found.entry(place).or_default().add_stored(&row.sums);
     };
-    store.figures(span, Range { since, until: i64::MAX }, Filter::ALL, take).expect("figures");
+    store
+        .figures(span, Range { since, until: i64::MAX }, Filter::ALL, &Matching::Anything, take)
+        .expect("figures");
     let expected = figures(rows.iter(), span.seconds(), since);
     assert!(!expected.is_empty() && found.keys().eq(expected.keys()), "{span:?}");
     for (place, sums) in expected {
