@@ -85,22 +85,21 @@ fn start(console: &Console, visit: &Visit, is_json: bool) -> Result<Response, St
 
 impl Pieces for Export {
     fn next(&mut self) -> Result<Option<Vec<u8>>, Broken> {
-        while !self.is_done {
-            let listing = self.store.oldest(&self.which, self.after.as_deref(), ROWS).map_err(|error| {
-                log::error!("console, export: {error}");
-                Broken
-            })?;
-            let mut piece: String = listing.rows.iter().map(|row| self.text(row)).collect();
-            self.is_done = listing.next.is_none();
-            self.after = listing.next;
-            if self.is_done && self.is_json {
-                piece += "\n]\n";
-            }
-            if !piece.is_empty() {
-                return Ok(Some(piece.into_bytes()));
-            }
+        if self.is_done {
+            return Ok(None);
         }
-        Ok(None)
+        let listing = self.store.oldest(&self.which, self.after.as_deref(), ROWS).map_err(|error| {
+            log::error!("console, export: {error}");
+            Broken
+        })?;
+        let mut piece: String = listing.rows.iter().map(|row| self.text(row)).collect();
+        self.is_done = listing.next.is_none();
+        self.after = listing.next;
+        if self.is_done && self.is_json {
+            piece += "\n]\n";
+        }
+        // A search for rare rows has empty pieces, so that it does not hold a thread until it finds one.
+        Ok(Some(piece.into_bytes()))
     }
 }
 
@@ -112,5 +111,46 @@ impl Export {
         let separator = if self.is_first { "" } else { "," };
         self.is_first = false;
         format!("{separator}\n{}", serde_json::to_string(row).expect("a row should have its JSON"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::tests::Temporary;
+    use crate::store::{Matching, Range, SEARCHED_ROWS};
+
+    /// An export of few rows among many held one of the console's two threads until it found the first.
+    #[test]
+    fn a_piece_takes_one_search() {
+        let temporary = Temporary::sqlite();
+        let rows = 2 * SEARCHED_ROWS + 1;
+        temporary.store.tamper(&format!(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {rows})
+             INSERT INTO usage (request_id, key_id, key_name, created, status, duration_ms)
+             SELECT printf('chatcmpl_%012x%020x', 150000, i), 'key_1', 'x', 150, 200,
+             CASE i WHEN {rows} THEN 9000 ELSE 1 END FROM n"
+        ));
+        let mut export = Export {
+            store: Arc::new(temporary.open_again()),
+            which: Which {
+                range: Range { since: 100, until: 200 },
+                key_id: None,
+                gateway: None,
+                matching: Matching::Anything,
+                least_ms: Some(5000),
+                most_ms: None,
+            },
+            is_json: false,
+            after: None,
+            is_first: true,
+            is_done: false,
+            _permit: Arc::default(),
+        };
+        let mut lines = Vec::new();
+        while let Some(piece) = export.next().expect("a piece") {
+            lines.push(piece.iter().filter(|byte| **byte == b'\n').count());
+        }
+        assert_eq!(lines, [0, 0, 1]);
     }
 }

@@ -173,7 +173,9 @@ impl<S: Service> Workers<S> {
             let (completions, started) = (Arc::clone(&assignment.completions), Instant::now());
             match rest.next() {
                 Ok(Some(piece)) => {
-                    assignment.finish(Outgoing { rest: Some(rest), ..Outgoing::new(chunk(&piece), then) });
+                    // An empty chunk would end the response.
+                    let bytes = if piece.is_empty() { piece } else { chunk(&piece) };
+                    assignment.finish(Outgoing { rest: Some(rest), ..Outgoing::new(bytes, then) });
                 }
                 Ok(None) => assignment.finish(Outgoing::new(chunk(b""), then)),
                 // Without a response the connection is closed, so the client sees that this one is incomplete.

@@ -181,7 +181,7 @@ fn date(day: i64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use std::path::PathBuf;
     use std::time::Duration;
 
