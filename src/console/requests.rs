@@ -6,7 +6,7 @@ use super::page::{self, took};
 use super::usage::hidden;
 use super::view::{Took, View};
 use crate::id::RequestId;
-use crate::store::{LedgerRow, Listing, SEARCHED_ROWS};
+use crate::store::{LedgerRow, Listing};
 use crate::text::grouped;
 
 /// How many requests a page lists.
@@ -36,7 +36,7 @@ pub fn section(view: &View, listing: &Listing, is_later_page: bool, with_gateway
                 }
             }
             @if let Some(last) = &listing.searched_to {
-                p.muted { "Searched " (grouped(SEARCHED_ROWS)) " requests, back to " (page::time(RequestId::time_of(last), true)) "." }
+                p.muted { "Searched " (grouped(view.which().searched_rows())) " requests, back to " (page::time(RequestId::time_of(last), true)) "." }
             }
             @if let Some(next) = &listing.next {
                 nav.pages aria-label="Pages" {
