@@ -26,8 +26,9 @@ use crate::client::{Call, CallError, Cancellation, Client};
 use crate::config::RuntimeConfig;
 use crate::store::Tokens;
 
-/// The largest answer that is read.
-const MAX_ANSWER: u64 = 4 * 1024 * 1024;
+/// The largest answer that is read, beside a repeated prompt. Every worker may hold one that `buffer_limit` does not count. It
+/// is enough: a completion has at most 512 tokens, and the longest tokens of common vocabularies have some 128 characters.
+const MAX_ANSWER: u64 = 128 * 1024;
 
 /// The time for which a runtime that could not be reached is asked last.
 const BACKOFF: Duration = Duration::from_secs(5);
@@ -243,7 +244,8 @@ impl Runtimes {
             authorization: self.authorization.as_deref(),
             body: Some(body),
             deadline,
-            limit: MAX_ANSWER,
+            // Some runtimes repeat the prompt, as llama.cpp with `--verbose`. Escapes make it three times as long.
+            limit: MAX_ANSWER + 3 * body.len() as u64,
             cancellation,
         })?;
         match answer.status().as_u16() {
@@ -290,7 +292,7 @@ impl From<CallError> for RuntimeError {
             CallError::Unreachable(cause) => Self::Unreachable(cause),
             CallError::TimedOut => Self::TimedOut,
             CallError::Cancelled => Self::Cancelled,
-            CallError::TooLarge => Self::Unreadable("it is larger than 4 MiB"),
+            CallError::TooLarge => Self::Unreadable("it is larger than 128 KiB and three times the request"),
             CallError::Broken(cause) => Self::Broken(cause),
         }
     }

@@ -69,11 +69,19 @@ fn an_answer_has_a_largest_size() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).start();
     let key = server.key();
-    runtime.next(Script::Answer(200, completion(&"x".repeat(4 * 1024 * 1024))));
-    server.post(&key, &chat("x")).is_error(502, "inference_error");
-    assert!(server.log().contains("larger than 4 MiB"), "{}", server.log());
-    runtime.next(Script::Answer(200, completion(&"x".repeat(4 * 1024 * 1024 - 1024))));
-    server.post(&key, &chat("x")).is_completion();
+    // 128 KiB, and three times what the request has.
+    for (prompt, answer_kib, fits) in
+        [(1, 127, true), (1, 130, false), (10_000, 156, true), (10_000, 159, false)]
+    {
+        runtime.next(Script::Answer(200, completion(&"x".repeat(answer_kib * 1024))));
+        let reply = server.post(&key, &chat(&"x".repeat(prompt)));
+        if fits {
+            reply.is_completion();
+        } else {
+            reply.is_error(502, "inference_error");
+        }
+    }
+    assert!(server.log().contains("larger than 128 KiB"), "{}", server.log());
 }
 
 #[test]
