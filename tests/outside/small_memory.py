@@ -3,7 +3,7 @@
     python3 tests/outside/small_memory.py [--seconds N]
 
 The service runs in a memory cgroup, without swap and on one core. It must not be killed, and must answer every request with
-200 or 503. The runtime echoes the whole conversation.
+200 or 503. The runtime echoes the whole conversation, or sends 64 workers the longest answers that are read.
 """
 
 import argparse
@@ -45,12 +45,19 @@ class Confined(Service):
 
 
 class EchoingRuntime(SlowRuntime):
-    is_echo = True
+    def text(self, contents, label):
+        return "".join(contents)
+
+
+class LongRuntime(SlowRuntime):
+    """Answers with the longest text that is read, and 1 KiB for the rest of the answer."""
+
+    def text(self, contents, label):
+        return "x" * (127 << 10)
 
 
 class ConfinedTrial(Trial):
     service_class = Confined
-    runtime_class = EchoingRuntime
 
 
 @contextlib.contextmanager
@@ -88,10 +95,11 @@ FULL = [full_body("\N{GRINNING FACE}"), full_body("\1")]
 SHORT = [chat("short 0.02")] * 2
 
 
-async def load(mebibytes, clients, bodies, seconds, **settings):
+async def load(mebibytes, clients, bodies, seconds, runtime=EchoingRuntime, **settings):
     """Loads a service in a cgroup. Returns what the clients saw, the most memory in MiB, and what went wrong."""
     with memory_group(mebibytes) as Confined.group:
         trial, tally = ConfinedTrial("small_memory", seconds), Tally()
+        trial.runtime_class = runtime
         trial.settings |= settings
         async with trial:
             await asyncio.gather(*(trial.honest(seconds, clients // 2, 0, tally=tally, body=body) for body in bodies))
@@ -104,11 +112,15 @@ def main():
     parser.add_argument("--seconds", type=float, default=10)
     seconds = parser.parse_args().seconds
     faults = []
-    for mebibytes, clients, bodies in ((32, 32, FULL), (32, 80, FULL), (16, 32, SHORT)):
-        tally, peak, its_faults = asyncio.run(load(mebibytes, clients, bodies, seconds))
-        kind = "full" if bodies is FULL else "short"
-        print(f"{clients} clients with {kind} bodies in {mebibytes} MiB: {tally}; at most {peak:.1f} MiB were used", flush=True)
-        faults += its_faults
+    for name, mebibytes, clients, bodies, options in (
+        ("full bodies", 32, 32, FULL, {}),
+        ("full bodies", 32, 80, FULL, {}),
+        ("short bodies", 16, 32, SHORT, {}),
+        ("long answers", 32, 80, SHORT, {"workers": 64, "runtime": LongRuntime}),
+    ):
+        tally, peak, its_faults = asyncio.run(load(mebibytes, clients, bodies, seconds, **options))
+        print(f"{clients} clients with {name} in {mebibytes} MiB: {tally}; at most {peak:.1f} MiB were used", flush=True)
+        faults += [f"{clients} clients with {name} in {mebibytes} MiB: {fault}" for fault in its_faults]
     ensure(not faults, "\n".join(faults))
 
 
