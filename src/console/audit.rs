@@ -1,12 +1,13 @@
 //! Audit: who changed what.
 
-use maud::html;
+use maud::{Markup, html};
 
 use super::page::{self, Part};
 use super::visit::{Session, Visit};
-use super::{Console, Stop};
+use super::{Console, Stop, table};
 use crate::http::Response;
 use crate::id::has_shape;
+use crate::store::AuditRow;
 
 /// How many rows a page has.
 const ROWS: usize = 50;
@@ -24,40 +25,29 @@ pub fn page(console: &Console, visit: &Visit, session: &Session) -> Result<Respo
             @if rows.is_empty() {
                 section.empty { h2 { "No rows" } p { "There is nothing before this." } }
             } @else {
-                table.cards.audit role="table" {
-                    thead role="rowgroup" {
-                        tr role="row" {
-                            @for name in ["Time", "Action", "By", "Key", "Details"] {
-                                th role="columnheader" scope="col" { (name) }
-                            }
-                        }
-                    }
-                    tbody role="rowgroup" {
-                        @for row in &rows {
-                            tr role="row" {
-                                td role="cell" { (page::time(row.created, true)) }
-                                td role="cell" { strong { (row.description()) } }
-                                td role="cell" { span.text { (row.actor) } " " span.muted { (row.via) } }
-                                td role="cell" {
-                                    @if let (Some(id), Some(name)) = (&row.key_id, &row.key_name) {
-                                        a.text href=(format!("/keys/{id}")) { (name) }
-                                    }
-                                }
-                                td.text role="cell" { (row.details) }
-                            }
-                        }
-                    }
-                }
+                (table::cards("audit", &["Time", "Action", "By", "Key", "Details"].map(table::heading), rows.iter().map(cells)))
             }
             @if has_more || before.is_some() {
-                p.pages {
-                    @if before.is_some() { a href="/audit" { "Newest" } " " }
+                nav.pages aria-label="Pages" {
+                    @if before.is_some() { a.button href="/audit" { "← Newest" } }
                     @if let Some(last) = rows.last().filter(|_| has_more) {
-                        a href=(format!("/audit?before={}", last.id)) { "Earlier changes" }
+                        a.button href=(format!("/audit?before={}", last.id)) rel="next" { "Earlier changes →" }
                     }
                 }
             }
         }
     };
     Ok(page::inside(&console.assets, session, Part::Audit, "Audit", &content))
+}
+
+fn cells(row: &AuditRow) -> Vec<Markup> {
+    vec![
+        page::time(row.created, true),
+        html! { strong { (row.description()) } },
+        html! { span.text { (row.actor) } " " span.muted { (row.via) } },
+        html! {
+            @if let (Some(id), Some(name)) = (&row.key_id, &row.key_name) { a.text href=(format!("/keys/{id}")) { (name) } }
+        },
+        html! { (row.details) },
+    ]
 }

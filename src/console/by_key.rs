@@ -6,6 +6,7 @@ use maud::{Markup, html};
 
 use super::figures::{Figures, KeyFigures};
 use super::page::{self, Part, count, took};
+use super::table::sort_heading;
 use super::usage::{rate, tokens};
 use super::view::View;
 use super::visit::{Session, Visit};
@@ -110,7 +111,6 @@ pub fn page(console: &Console, visit: &Visit, session: &Session) -> Result<Respo
             (table(&view, &figures, "/usage/keys", (number - 1) * PAGE, PAGE))
             nav.pages aria-label="Pages" {
                 @if number > 1 { a.button href=(address(number - 1)) rel="prev" { "← Previous keys" } }
-                " "
                 @if figures.keys.len() > number * PAGE { a.button href=(address(number + 1)) rel="next" { "More keys →" } }
             }
         }
@@ -128,7 +128,7 @@ fn table(view: &View, figures: &Figures, address: &str, skipped: usize, most: us
             table.by-key {
                 thead { tr {
                     @for (column, name) in COLUMNS {
-                        th scope="col" aria-sort=[view.order.aria(column)] { a href=(format!("{address}?{}#by-key", sorted(column))) { (name) } }
+                        (sort_heading(name, &format!("{address}?{}#by-key", sorted(column)), view.order.aria(column)))
                     }
                 } }
                 tbody {

@@ -7,6 +7,7 @@ use maud::{Markup, html};
 
 use super::form::Form;
 use super::page::{self, Part};
+use super::table::{cards, sort_heading};
 use super::visit::{Session, Visit};
 use super::{Console, Stop};
 use crate::http::Response;
@@ -249,64 +250,55 @@ fn filters(view: &ListView, active: usize, revoked: usize) -> Markup {
 }
 
 fn table(view: &ListView, entries: &[Entry], now: i64) -> Markup {
+    let heading = |(column, _, name): (Column, &str, &str)| {
+        let sorted =
+            (column == view.column).then_some(if view.descending { "descending" } else { "ascending" });
+        let name = if column == Column::End && view.revoked { "Revoked" } else { name };
+        sort_heading(name, &view.sorted_by(column).address(), sorted)
+    };
+    let class = if view.revoked { "keys revoked" } else { "keys" };
     html! {
-        table.cards.keys.revoked[view.revoked] role="table" {
-            thead role="rowgroup" {
-                tr role="row" {
-                    @for (column, _, name) in COLUMNS {
-                        @let sorted = (column == view.column).then_some(if view.descending { "descending" } else { "ascending" });
-                        th.number[column.is_number()] role="columnheader" scope="col" aria-sort=[sorted] {
-                            a href=(view.sorted_by(column).address()) {
-                                @if column == Column::End && view.revoked { "Revoked" } @else { (name) }
-                            }
-                        }
-                    }
-                }
-            }
-            tbody role="rowgroup" { @for entry in entries { (row(entry, now)) } }
-        }
+        (cards(class, &COLUMNS.map(heading), entries.iter().map(|entry| cells(entry, now))))
         p.muted { "Requests, errors and tokens: " (COUNTED_DAYS) " days, today included." }
     }
 }
 
-/// A page has fifty of these and stays below 60 KB, so a row has no more markup than it needs.
-fn row((key, sums): &Entry, now: i64) -> Markup {
+/// A page has fifty rows of these and stays below 60 KB, so they have no more markup than they need.
+fn cells((key, sums): &Entry, now: i64) -> Vec<Markup> {
     let date =
         |time: Option<i64>| html! { @match time { Some(time) => (page::date(time)), None => "never" } };
     let has_expired = key.revoked.is_none() && key.expires.is_some_and(|expires| expires <= now);
-    html! {
-        tr role="row" {
-            th.name role="rowheader" scope="row" {
-                a.text href=(format!("/keys/{}", key.id)) { (key.name) }
-                " " code.muted { (key.hint.as_deref().unwrap_or(&key.id)) }
-            }
-            td role="cell" {
-                (key.permissions.iter().map(|permission| permission.as_str()).collect::<Vec<_>>().join(", "))
-                @if let Some(number) = key.concurrent { span.muted { " " (number) " at once" } }
-            }
-            td role="cell" { (date(Some(key.created))) }
-            td role="cell" {
-                (date(key.revoked.or(key.expires)))
-                @if has_expired { " " span.badge.bad { "expired" } }
-            }
-            td role="cell" { @match key.last_used { Some(time) => (page::time(time, false)), None => "never" } }
-            td.number role="cell" { a href=(format!("/usage?range=30d&key={}", key.id)) { (grouped(sums.requests)) } }
-            td.number role="cell" { (grouped(sums.errors)) }
-            td.number role="cell" { (grouped(sums.total_tokens)) }
-        }
-    }
+    vec![
+        html! {
+            a.text href=(format!("/keys/{}", key.id)) { (key.name) }
+            " " code.muted { (key.hint.as_deref().unwrap_or(&key.id)) }
+        },
+        html! {
+            (key.permissions.iter().map(|permission| permission.as_str()).collect::<Vec<_>>().join(", "))
+            @if let Some(number) = key.concurrent { span.muted { " " (number) " at once" } }
+        },
+        date(Some(key.created)),
+        html! {
+            (date(key.revoked.or(key.expires)))
+            @if has_expired { " " span.badge.bad { "expired" } }
+        },
+        html! { @match key.last_used { Some(time) => (page::time(time, false)), None => "never" } },
+        html! { a href=(format!("/usage?range=30d&key={}", key.id)) { (grouped(sums.requests)) } },
+        html! { (grouped(sums.errors)) },
+        html! { (grouped(sums.total_tokens)) },
+    ]
 }
 
 fn page_links(view: &ListView, keys: usize, pages: usize) -> Markup {
     let link = |page: usize, name: &str| {
-        html! { a href=(ListView { page, ..view.clone() }.address()) { (name) } }
+        html! { a.button href=(ListView { page, ..view.clone() }.address()) { (name) } }
     };
     html! {
         @if pages > 1 {
             nav.pages aria-label="Pages" {
-                @if view.page > 1 { (link(view.page - 1, "Previous")) " " }
+                @if view.page > 1 { (link(view.page - 1, "← Previous")) }
                 span.muted { "Page " (view.page) " of " (pages) ", " (page::count(keys as i64, "key")) }
-                @if view.page < pages { " " (link(view.page + 1, "Next")) }
+                @if view.page < pages { (link(view.page + 1, "Next →")) }
             }
         }
     }

@@ -23,6 +23,7 @@ mod requests;
 mod sign_in;
 mod slowing;
 mod status;
+mod table;
 mod usage;
 mod view;
 mod visit;

@@ -130,35 +130,35 @@ pub fn no_password(assets: &Assets, command: &str) -> Response {
 }
 
 pub fn busy(assets: &Assets) -> Response {
-    let told = "The console has more to do than it takes at once. Completions go on meanwhile.";
-    message(assets, 503, "Busy", told).with("retry-after", "1")
+    let told = "Try again in a moment. Completions are not affected.";
+    message(assets, 503, "The console is busy", told).with("retry-after", "1")
 }
 
 pub fn broken(assets: &Assets) -> Response {
-    let told = "The service's log tells where. Completions go on meanwhile.";
+    let told = "The service’s log has the reason. Completions are not affected.";
     message(assets, 503, "Something went wrong", told).with("retry-after", "5")
 }
 
 pub fn stopped(assets: &Assets, stop: &Stop) -> Response {
     let (status, title, told) = match stop {
-        Stop::NotFound => (404, "There is nothing here", "Check the address, or begin at the top."),
-        Stop::Method => (405, "That can't be done here", "Begin at the top."),
-        Stop::TooLarge => (413, "That is too much", "A form of the console has at most 16 KiB."),
+        Stop::NotFound => (404, "Page not found", "Check the address."),
+        Stop::Method => (405, "Not possible here", "Nothing was changed."),
+        Stop::TooLarge => (413, "The form is too large", "It has more than 16 KiB."),
         Stop::Stale => (
             403,
             "The form was too old",
             "You have signed in again since it was shown. Nothing was changed. Go back, load the page again and \
-             repeat what you did.",
+             repeat the change.",
         ),
         Stop::Foreign => (
             403,
             "The form came from elsewhere",
             "Another site's page sent it. Nothing was changed. If you did not intend this, contact the operator of that site.",
         ),
-        Stop::Wait(_) => (429, "Too much at once", "Try again in a moment."),
+        Stop::Wait(_) => (429, "Too many requests", "Try again in a moment."),
         Stop::Store(error) => {
             log::error!("console: {error}");
-            let told = "The database can't be read or written at the moment. The service's log tells why.";
+            let told = "It can’t be read or written at the moment. The service’s log has the reason.";
             (503, "The database does not answer", told)
         }
     };

@@ -28,7 +28,7 @@ pub fn find(console: &Console, visit: &Visit, session: &Session) -> Result<Respo
     match id_in(asked) {
         Some(id) => Ok(page::redirect(&format!("/usage/{id}"))),
         None => {
-            let told = "A request's id is chatcmpl_ and 32 hexadecimal digits. It stands in the answer, as id or \
+            let told = "A request's id is chatcmpl_ and 32 hexadecimal digits. It is in the answer, as id or \
                         request_id, and in its header x-request-id.";
             Ok(missing(console, session, asked, told))
         }
@@ -66,10 +66,10 @@ pub fn page(console: &Console, session: &Session, id: &str) -> Result<Response, 
                 dt { "Tokens in" } dd { (tokens(row.tokens.prompt_tokens)) }
                 dt { "Tokens out" } dd { (tokens(row.tokens.completion_tokens)) }
                 dt { "Tokens, total" } dd { (tokens(row.tokens.total_tokens)) }
-                dt { "Wait for a worker" } dd { (time(row.queue_ms)) }
+                dt { "Queue" } dd { (time(row.queue_ms)) }
                 dt { "Runtime" } dd { @match row.runtime_ms { Some(ms) => (took(ms)), None => "not asked" } }
-                dt { "Whole time" } dd { (time(row.duration_ms)) }
-                dt { "Grounded" } dd { @if row.grounded { "yes: the answer rests on what Search found" } @else { "no" } }
+                dt { "Total time" } dd { (time(row.duration_ms)) }
+                dt { "Grounded" } dd { @if row.grounded { "yes, in passages that Search found" } @else { "no" } }
                 dt { "Search" } dd { (search(&row)) }
                 @if console.config.database.file().is_none() { dt { "Gateway" } dd.text { (gateway_name(&row.gateway)) } }
                 dt { "Place in the ledger" } dd { @match row.seq { Some(seq) => (grouped(seq)), None => "open" } }
@@ -108,11 +108,11 @@ fn missing(console: &Console, session: &Session, asked: &str, told: &str) -> Res
 /// What happened, in a sentence.
 fn story(row: &LedgerRow) -> String {
     match (row.status, row.error_code.as_deref(), row.duration_ms) {
-        (None, None, _) => "It is under way: the runtime has been asked and has not answered yet.".into(),
+        (None, None, _) => "The runtime has not answered yet.".into(),
         (None, Some("abandoned"), _) => {
-            "The client went away before there was an answer. Nothing was sent.".into()
+            "The client closed its connection before there was an answer. Nothing was sent.".into()
         }
-        (None, _, _) => "The service ended while it was under way. Nothing was sent.".into(),
+        (None, _, _) => "The service ended before it was answered. Nothing was sent.".into(),
         (Some(200), _, Some(ms)) => format!("Answered in {}.", took(ms)),
         (Some(status), _, Some(ms)) if row.runtime_ms.is_none() => {
             format!("Answered with {status} after {}, before the runtime was asked.", took(ms))
@@ -133,15 +133,13 @@ fn advice(row: &LedgerRow) -> Option<&'static str> {
             "The key may not run completions. Give the client one that has the permission."
         }
         "inference_error" => {
-            "The runtime could not be reached, took too long or gave no usable answer. The service’s log tells which, \
-             under this id; Status shows whether it answers now."
+            "The runtime could not be reached, took too long or gave no usable answer. The service’s log has the \
+             reason, under this id; Status shows whether it answers now."
         }
-        "search_unavailable" => {
-            "Search could not be asked or gave nothing usable, and the answer had to rest on it."
-        }
+        "search_unavailable" => "The answer needed Search, which could not be asked or gave no usable reply.",
         "service_unavailable" => {
             "The service could not do its part: no runtime is configured, or the ledger could not be written. Its log \
-             tells which, under this id."
+             has the reason, under this id."
         }
         "interrupted" => {
             "The service was killed or lost power. The runtime may have done the work; what it used is not known."
@@ -186,7 +184,7 @@ fn timeline(row: &LedgerRow) -> Markup {
     let (queue, runtime) = (row.queue_ms.unwrap_or(0.0), row.runtime_ms.unwrap_or(0.0));
     let search = row.search_ms.unwrap_or(0.0);
     let own = (all - queue - search - runtime).max(0.0);
-    let mut parts = vec![("Waiting", "k3", queue), ("Our own", "k2", own), ("Runtime", "k0", runtime)];
+    let mut parts = vec![("Queue", "k3", queue), ("Gateway", "k2", own), ("Runtime", "k0", runtime)];
     if row.search_ms.is_some() {
         parts.insert(2, ("Search", "k1", search));
     }

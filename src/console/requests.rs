@@ -3,6 +3,7 @@
 use maud::{Markup, html};
 
 use super::page::{self, took};
+use super::table::{cards, heading};
 use super::usage::hidden;
 use super::view::{Took, View};
 use crate::id::RequestId;
@@ -12,7 +13,12 @@ use crate::text::grouped;
 /// How many requests a page lists.
 pub const LISTED: usize = 15;
 
+const COLUMNS: [&str; 9] =
+    ["Time", "Request", "Key", "Outcome", "Tokens in", "Tokens out", "Runtime", "Total", "Gateway"];
+
 pub fn section(view: &View, listing: &Listing, is_later_page: bool, with_gateway: bool) -> Markup {
+    let headings: Vec<Markup> =
+        COLUMNS.into_iter().filter(|name| with_gateway || *name != "Gateway").map(heading).collect();
     html! {
         section #requests {
             div.head {
@@ -27,13 +33,7 @@ pub fn section(view: &View, listing: &Listing, is_later_page: bool, with_gateway
             }
             @if listing.rows.is_empty() { p.muted { "None." } }
             @else {
-                table.cards.requests {
-                    thead { tr {
-                        @for name in ["Time", "Request", "Key", "Outcome", "Tokens in", "Tokens out", "Runtime", "Total"] { th scope="col" { (name) } }
-                        @if with_gateway { th scope="col" { "Gateway" } }
-                    } }
-                    tbody { @for row in &listing.rows { (request(row, with_gateway)) } }
-                }
+                (cards("requests", &headings, listing.rows.iter().map(|row| cells(row, with_gateway))))
             }
             @if let Some(last) = &listing.searched_to {
                 p.muted { "Searched " (grouped(view.which().searched_rows())) " requests, back to " (page::time(RequestId::time_of(last), true)) "." }
@@ -61,25 +61,26 @@ fn by_duration(view: &View) -> Markup {
     }
 }
 
-fn request(row: &LedgerRow, with_gateway: bool) -> Markup {
+fn cells(row: &LedgerRow, with_gateway: bool) -> Vec<Markup> {
     let id = &row.request_id;
     let short_id =
         if id.len() > 24 { format!("{}…{}", &id[..15], &id[id.len() - 6..]) } else { id.clone() };
-    let number = |value: Option<i64>| value.map_or("–".into(), grouped);
-    let time = |value: Option<f64>| value.map_or("–".into(), took);
-    html! {
-        tr {
-            td { (page::time(row.created, true)) }
-            td { a href=(format!("/usage/{id}")) { code { (short_id) } } }
-            td.name { span.text { (row.key_name) } }
-            td { (outcome(row.status, row.error_code.as_deref())) }
-            td { (number(row.tokens.prompt_tokens)) }
-            td { (number(row.tokens.completion_tokens)) }
-            td { (time(row.runtime_ms)) }
-            td { (time(row.duration_ms)) }
-            @if with_gateway { td { (gateway_name(&row.gateway)) } }
-        }
+    let number = |value: Option<i64>| html! { (value.map_or("–".into(), grouped)) };
+    let time = |value: Option<f64>| html! { (value.map_or("–".into(), took)) };
+    let mut cells = vec![
+        page::time(row.created, true),
+        html! { a href=(format!("/usage/{id}")) { code { (short_id) } } },
+        html! { span.text { (row.key_name) } },
+        outcome(row.status, row.error_code.as_deref()),
+        number(row.tokens.prompt_tokens),
+        number(row.tokens.completion_tokens),
+        time(row.runtime_ms),
+        time(row.duration_ms),
+    ];
+    if with_gateway {
+        cells.push(html! { (gateway_name(&row.gateway)) });
     }
+    cells
 }
 
 /// Rows of a ledger that was moved here have no gateway.
@@ -92,7 +93,7 @@ pub fn outcome(status: Option<i64>, code: Option<&str>) -> Markup {
     html! {
         @match (status, code) {
             (Some(200), _) => span.badge.good { "200" },
-            (None, None) => span.badge { "under way" },
+            (None, None) => span.badge { "in progress" },
             (status, code) => span.badge.bad { @if let Some(status) = status { (status) " " } (code.unwrap_or("")) },
         }
     }

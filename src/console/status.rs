@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use maud::{Markup, html};
 
 use super::page::{self, Part, count, form_token, took};
+use super::table::{cards, heading};
 use super::visit::Session;
 use super::{Console, Stop};
 use crate::checks::{self, Finding, Verdict};
@@ -78,7 +79,6 @@ pub fn page(console: &Console, session: &Session) -> Result<Response, Stop> {
             (runtimes(console))
             (queue_by_key(console)?)
             (gateways(console)?)
-            h2 { "The service" }
             (facts(console)?)
         }
     };
@@ -96,13 +96,13 @@ fn verdict(found: Option<&Found>, is_running: bool) -> Markup {
     html! {
         p.lead role="status" {
             @match found {
-                None => "Checking every part that a completion needs…",
+                None => "Checking every part that completions need…",
                 Some(found) => {
                     @let failing = found.findings.iter().filter(|finding| finding.status == Verdict::Fail).count();
                     @let warnings = found.findings.iter().filter(|finding| finding.status == Verdict::Warn).count();
-                    @if failing > 0 { span.badge.bad { "failing" } " " (count(failing as i64, "part")) " of what a completion needs can’t be used." }
-                    @else if warnings > 0 { span.badge.warn { "works" } " Completions can be run; " (count(warnings as i64, "thing")) " to know." }
-                    @else { span.badge.good { "works" } " Everything that a completion needs is there." }
+                    @if failing > 0 { span.badge.bad { "failing" } " " (count(failing as i64, "part")) " that completions need can’t be used." }
+                    @else if warnings > 0 { span.badge.warn { "works" } " Completions can be run; " (count(warnings as i64, "note")) " below." }
+                    @else { span.badge.good { "works" } " Every part that completions need is available." }
                     span.muted { " Checked at " (page::time(found.time, true)) @if is_running { ", checking again…" } }
                 }
             }
@@ -111,24 +111,15 @@ fn verdict(found: Option<&Found>, is_running: bool) -> Markup {
 }
 
 fn findings(findings: &[Finding]) -> Markup {
-    html! {
-        table.findings {
-            thead { tr { th scope="col" { "Part" } th scope="col" { "State" } th scope="col" { "What was found" } } }
-            tbody {
-                @for finding in findings {
-                    tr {
-                        th scope="row" { (finding.part) }
-                        td { @match finding.status {
-                            Verdict::Ok => span.badge.good { "ok" },
-                            Verdict::Warn => span.badge.warn { "note" },
-                            Verdict::Fail => span.badge.bad { "fails" },
-                        } }
-                        td.text { (finding.message) }
-                    }
-                }
-            }
-        }
-    }
+    let cells = |finding: &Finding| {
+        let badge = match finding.status {
+            Verdict::Ok => html! { span.badge.good { "ok" } },
+            Verdict::Warn => html! { span.badge.warn { "note" } },
+            Verdict::Fail => html! { span.badge.bad { "fails" } },
+        };
+        vec![html! { (finding.part) }, badge, html! { span.text { (finding.message) } }]
+    };
+    cards("findings", &["Part", "State", "What was found"].map(heading), findings.iter().map(cells))
 }
 
 fn facts(console: &Console) -> Result<Markup, Stop> {
@@ -143,19 +134,23 @@ fn facts(console: &Console) -> Result<Markup, Stop> {
         None => Some(console.store.clock_difference()?),
     };
     Ok(html! {
+        h2 { "The service" }
         dl.facts {
             dt { "Version" } dd { (env!("CARGO_PKG_VERSION")) }
-            dt { "Running for" } dd { (lasted(console.started.elapsed())) }
+            dt { "Uptime" } dd { (lasted(console.started.elapsed())) }
             dt { "Workers busy" } dd { (level(load.workers)) }
-            dt { "Waiting for a worker" } dd { (level(load.queue)) }
+            dt { "Queue" } dd { (level(load.queue)) }
             dt { "Connections" } dd { (level(load.connections)) }
-            dt { "Held in buffers" } dd { (bytes(load.buffered_bytes.now as u64)) " of " (bytes(load.buffered_bytes.most as u64)) }
+            dt { "Buffers" } dd { (bytes(load.buffered_bytes.now as u64)) " of " (bytes(load.buffered_bytes.most as u64)) }
             dt { "Rejected (no room)" } dd { (count((load.of(Cause::QueueFull) + load.of(Cause::BuffersFull)) as i64, "request")) " since the start" }
             dt { "Search" } dd { (search(console)) }
             @if let Some(acceptor) = &console.monitoring.acceptor {
                 dt { "Certificate" } dd { @match acceptor.expires() { Some(time) => (certificate(time, now)), None => "in use; its end can’t be read" } }
             }
             @if let Some(ahead) = clock { dt { "Clock" } dd { (clock_difference(ahead)) } }
+        }
+        h2 { "The ledger" }
+        dl.facts {
             dt { "Last seal" } dd { (last(ledger.last_seal)) }
             dt { "Rows without a seal" } dd { (grouped(ledger.unsealed_rows)) @if ledger.unsealed_rows > 0 { ", for " (count(ledger.unsealed_seconds, "second")) } }
             dt { "Database" } dd {
@@ -163,7 +158,7 @@ fn facts(console: &Console) -> Result<Markup, Stop> {
             }
             @if let Some(file) = file {
                 dt { "Last checkpoint" } dd { (last(ledger.last_checkpoint)) }
-                dt { "Left on its disk" } dd { @match checks::bytes_free(file) { Some(free) => (bytes(free)), None => "not known" } }
+                dt { "Free disk space" } dd { @match checks::bytes_free(file) { Some(free) => (bytes(free)), None => "not known" } }
             }
         }
     })

@@ -11,8 +11,8 @@ use crate::http::Response;
 use crate::store::{Durations, Gateway, Key};
 use crate::text::grouped;
 
-/// How many keys can be chosen from a list; the table by key leads to the others.
-const KEYS_OFFERED: usize = 100;
+/// How many keys can be chosen from a list; the table by key leads to the others. More make the page exceed 60 KB.
+const KEYS_OFFERED: usize = 40;
 
 pub fn page(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
     let view = View::read(&visit.query, visit.now);
@@ -117,15 +117,15 @@ fn overview(console: &Console, visit: &Visit, view: &View, keys: &[Key]) -> Resu
     Ok(html! {
         (range(view, visit.now))
         @if figures.missing > 0 {
-            p.notice role="status" { (count(figures.missing, "newer request")) " not in these figures yet: sealing is behind. \
+            p.notice { (count(figures.missing, "newer request")) " not in these figures yet: sealing is behind. \
                 The status page shows by how much." }
         }
         (cards(&figures))
-        @if figures.all.requests == 0 {
+        @if figures.all.requests == 0 && figures.missing == 0 {
             section.empty {
-                h2 { "No requests here" }
+                h2 { "No requests" }
                 p {
-                    @if keys.is_empty() { "Nobody has a key yet. " a href="/keys/new" { "Create the first key" } " and send a request with it." }
+                    @if keys.is_empty() { "There is no key yet. " a href="/keys/new" { "Create the first key" } " and send a request with it." }
                     @else if view.key.is_some() || view.gateway.is_some() || !view.outcome.is_empty() { "None in this range matches the filters. " a href="/usage?range=90d" { "Show 90 days, unfiltered" } }
                     @else { "There were none in this range. " a href="/usage?range=90d" { "Show 90 days" } }
                 }
@@ -151,7 +151,7 @@ fn cards(figures: &Figures) -> Markup {
     };
     let (runtime, own) = (times(&all.runtime), times(&all.own));
     let succeeded = html! { (grouped(figures.succeeded)) " succeeded" };
-    let not = html! { @if all.requests > 0 { (grouped(all.requests - figures.succeeded)) " did not succeed" } @else { "no requests" } };
+    let not = html! { @if all.requests > 0 { (count(all.requests - figures.succeeded, "error")) } @else { "no requests" } };
     html! {
         dl.cards-row {
             @for (title, figure, told) in [

@@ -1,21 +1,24 @@
 """Tests the console in Chromium: every flow, the size of every page, and accessibility with axe-core, in light and dark.
 
-    python3 tests/browser/run.py [FOLDER]
+    python3 tests/browser/run.py [--only PATTERN] [FOLDER]
 
-Writes screenshots of every page to FOLDER, if it is given, at the widths of a desktop and a phone. It needs Debian's
-chromium and nodejs, and the npm packages of this folder.
+Writes screenshots of every page to FOLDER, if it is given, at the widths of a desktop and of two phones. With --only, it
+runs the tests whose names match PATTERN. It needs Debian's chromium and nodejs, and the npm packages of this folder.
 """
 
+import argparse
 import contextlib
 import json
 import pathlib
+import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "outside"))
 from fill import fill  # noqa: E402
-from service import Runtime, Service, ensure  # noqa: E402
+from service import REPLY_SECONDS, Runtime, Service, ensure, until  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
 PASSWORD = "correct horse battery staple"
@@ -23,8 +26,29 @@ LEDGERS = {"empty": 0, "one": 1, "many": 200_000, "keys": 300}
 # In the ledger "keys", which has more than one page of both.
 MORE_KEYS = 57
 AUDIT_ROWS = 70
-# Ends a browser that hangs. The flows take 40 s on two idle cores.
-RUN_SECONDS = 900
+SEAL_SECONDS = 300
+# Ends a browser that hangs.
+RUN_SECONDS = 1800
+
+
+class DirectedRuntime(Runtime):
+    """Fails or waits if a message says so: from "Hold." on, until "Go on."."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = threading.Event()
+
+    def answer(self, body):
+        content = body["messages"][-1]["content"]
+        if content == "Fail.":
+            return 500, {"error": {"message": "out of memory"}}
+        if content == "Wait.":
+            self.gate.wait(REPLY_SECONDS)
+        elif content == "Hold.":
+            self.gate.clear()
+        elif content == "Go on.":
+            self.gate.set()
+        return self.good(body)
 
 
 class WithConsole(Service):
@@ -36,18 +60,31 @@ class WithConsole(Service):
         if rows:
             fill(self.database, rows, more_keys, audit_rows)
 
+    def has_sealed_all(self):
+        """The figures leave out rows that are not sealed yet, except for the newest."""
+        with contextlib.closing(sqlite3.connect(self.database)) as connection:
+            return connection.execute("SELECT count(*) FROM usage WHERE seq IS NULL").fetchone() == (0,)
+
 
 def main():
-    shots = pathlib.Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else None
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default="")
+    parser.add_argument("folder", nargs="?", type=pathlib.Path)
+    options = parser.parse_args()
+    shots = options.folder and options.folder.resolve()
     if shots:
         shots.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="browser-") as name, Runtime() as runtime, contextlib.ExitStack() as running:
+    with tempfile.TemporaryDirectory(prefix="browser-") as name, DirectedRuntime() as runtime, contextlib.ExitStack() as running:
         services = {}
         for ledger, rows in LEDGERS.items():
             more = (MORE_KEYS, AUDIT_ROWS) if ledger == "keys" else (0, 0)
             services[ledger] = running.enter_context(WithConsole(pathlib.Path(name) / ledger, runtime, rows, *more))
+        for service in services.values():
+            ensure(until(service.has_sealed_all, SEAL_SECONDS), "the service has not sealed its rows")
         plan = {
             "password": PASSWORD,
+            "only": options.only,
+            "runtime": runtime.url,
             "shots": shots and str(shots),
             "ports": {ledger: service.port for ledger, service in services.items()},
         }

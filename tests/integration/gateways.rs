@@ -66,7 +66,7 @@ fn the_console_tells_the_gateways_apart() {
     let mut shown = |query: &str| {
         let text = browser.get(&format!("/usage?range=24h{query}")).text();
         let requests = text.split("<strong>").nth(1).and_then(|rest| rest.split('<').next());
-        let cells = |name: &str| text.matches(&format!("<td>{name}</td>")).count();
+        let cells = |name: &str| text.matches(&format!("<td role=\"cell\">{name}</td>")).count();
         (requests.unwrap_or("").to_owned(), cells("north"), cells("south"))
     };
     assert_eq!(shown(""), ("3".into(), 1, 2));

@@ -16,7 +16,7 @@ fn only_id(server: &Server) -> String {
 /// The names that a list shows, in its order.
 fn names(reply: &Reply) -> Vec<String> {
     let text = reply.text();
-    let rows = text.split("<th class=\"name\"").skip(1);
+    let rows = text.split("<th role=\"rowheader\"").skip(1);
     rows.map(|row| row.split('>').nth(2).and_then(|rest| rest.split('<').next()).expect("a name").to_owned())
         .collect()
 }
@@ -58,7 +58,7 @@ fn the_list_is_filtered_sorted_and_paged() {
         assert_eq!(found, expected, "{query}");
     }
     let text = browser.get("/keys?sort=-requests").text();
-    let first = text.split("<th class=\"name\"").nth(1).expect("a row");
+    let first = text.split("<th role=\"rowheader\"").nth(1).expect("a row");
     assert!(first.contains("busy") && first.contains(">3</a>"), "requests: {first}");
     assert!(first.contains(">1</td>") && first.contains(">28</td>"), "errors and tokens: {first}");
     assert!(text.contains("aria-sort=\"descending\""));
