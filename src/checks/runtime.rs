@@ -31,7 +31,11 @@ pub fn check(config: &Config) -> Vec<Finding> {
 
 /// Asks for one token.
 fn try_one(url: &str, config: &Config) -> Option<Finding> {
-    let runtime = Runtimes::new(&RuntimeConfig { urls: vec![url.to_owned()], ..config.runtime.clone() }, 1)?;
+    let runtime = Runtimes::new(
+        &RuntimeConfig { urls: vec![url.to_owned()], ..config.runtime.clone() },
+        1,
+        config.buffer_limit,
+    )?;
     let about = probe(url, &config.runtime, PROBE_TIME).unwrap_or_default();
     let chat = Chat {
         messages: vec![Message { role: Role::User, content: Cow::Borrowed("Say yes.") }],

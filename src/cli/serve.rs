@@ -73,7 +73,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let store = Arc::new(store);
     let notify =
         Notify::from_environment().map_err(|error| failed("the socket that NOTIFY_SOCKET names", &error))?;
-    let runtimes = Runtimes::new(&config.runtime, config.workers).map(Arc::new);
+    let runtimes = Runtimes::new(&config.runtime, config.workers, config.buffer_limit).map(Arc::new);
     if runtimes.is_none() {
         log::warn!("no runtime is configured, so no completion can be run: set runtime.url");
     }

@@ -26,9 +26,10 @@ use crate::client::{Call, CallError, Cancellation, Client};
 use crate::config::RuntimeConfig;
 use crate::store::Tokens;
 
-/// The largest answer that is read, beside a repeated prompt. Every worker may hold one that `buffer_limit` does not count. It
-/// is enough: a completion has at most 512 tokens, and the longest tokens of common vocabularies have some 128 characters.
-const MAX_ANSWER: u64 = 128 * 1024;
+/// How large an answer may be, apart from a repeated prompt. Every worker may hold one, so the limit is a worker's share of
+/// `buffer_limit`. The least is enough for an honest answer: a completion has at most 512 tokens, and the longest tokens of
+/// common vocabularies have some 128 characters.
+const ANSWER_LIMITS: (usize, usize) = (128 * 1024, 4 * 1024 * 1024);
 
 /// The time for which a runtime that could not be reached is asked last.
 const BACKOFF: Duration = Duration::from_secs(5);
@@ -145,6 +146,7 @@ pub struct Runtimes {
     model: String,
     authorization: Option<String>,
     timeout: Duration,
+    answer_limit: u64,
 }
 
 struct Member {
@@ -159,7 +161,7 @@ struct Member {
 
 impl Runtimes {
     /// Returns `None` if no runtime is configured.
-    pub fn new(config: &RuntimeConfig, workers: usize) -> Option<Self> {
+    pub fn new(config: &RuntimeConfig, workers: usize, buffer_limit: usize) -> Option<Self> {
         if config.urls.is_empty() {
             return None;
         }
@@ -169,6 +171,7 @@ impl Runtimes {
             model: config.model.clone(),
             authorization: config.api_key.as_ref().map(|key| format!("Bearer {}", key.expose())),
             timeout: config.timeout,
+            answer_limit: (buffer_limit / workers).clamp(ANSWER_LIMITS.0, ANSWER_LIMITS.1) as u64,
         })
     }
 
@@ -245,7 +248,7 @@ impl Runtimes {
             body: Some(body),
             deadline,
             // Some runtimes repeat the prompt, as llama.cpp with `--verbose`. Escapes make it three times as long.
-            limit: MAX_ANSWER + 3 * body.len() as u64,
+            limit: self.answer_limit + 3 * body.len() as u64,
             cancellation,
         })?;
         match answer.status().as_u16() {
@@ -292,7 +295,7 @@ impl From<CallError> for RuntimeError {
             CallError::Unreachable(cause) => Self::Unreachable(cause),
             CallError::TimedOut => Self::TimedOut,
             CallError::Cancelled => Self::Cancelled,
-            CallError::TooLarge => Self::Unreadable("it is larger than 128 KiB and three times the request"),
+            CallError::TooLarge => Self::Unreadable("it is too large for a worker's share of buffer_limit"),
             CallError::Broken(cause) => Self::Broken(cause),
         }
     }
@@ -327,7 +330,7 @@ mod tests {
             timeout: Duration::from_secs(1),
             ca: None,
         };
-        let runtimes = Runtimes::new(&config, 1).expect("there are three");
+        let runtimes = Runtimes::new(&config, 1, 0).expect("there are three");
         let order = || -> Vec<&str> { runtimes.in_order().iter().map(|m| &m.url[7..8]).collect() };
         assert_eq!(order(), ["a", "b", "c"]);
         let first = runtimes.members[0].count();

@@ -181,7 +181,7 @@ fn date(day: i64) -> String {
 }
 
 #[cfg(test)]
-pub mod tests {
+pub(crate) mod tests {
     use std::path::PathBuf;
     use std::time::Duration;
 

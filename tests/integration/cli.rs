@@ -180,7 +180,7 @@ fn wrong_use_is_told() {
         (&["move", "--from", "a.db"], "--to DATABASE is missing"),
         (&["usage", "show"], "REQUEST_ID"),
         (&["backup"], "FILE"),
-        (&["usage", "--json", "--csv"], "exclude"),
+        (&["usage", "--json", "--csv"], "can't be used together"),
     ] {
         refused(&server, arguments, 2, word);
     }
