@@ -21,7 +21,7 @@ import urllib.parse
 import subjects
 from measure import load_once
 from subjects import BINARY, ROOT, Ours
-from years import DAYS, fill
+from years import DAYS, KEYS, fill
 
 PASSWORD = "correct horse battery staple"
 CLIENTS = 8
@@ -107,7 +107,7 @@ def page_times(port, pages=PAGES):
 
 
 def main():
-    rows, keys, rounds = map(int, sys.argv[1:] + ["10000000", "50", "3"][len(sys.argv) - 1:])
+    rows, keys, rounds = map(int, sys.argv[1:] + ["10000000", str(KEYS), "3"][len(sys.argv) - 1:])
     with tempfile.TemporaryDirectory(prefix="console-", dir=ROOT / "target") as name:
         folder = pathlib.Path(name)
         with subjects.upstream(folder) as upstream:

@@ -19,7 +19,7 @@ use crate::config::{Config, GroundingMode, SearchPlace};
 use crate::listener::Address;
 use crate::search;
 use crate::store::{CLOCK_SLACK as DATABASE_CLOCK_SLACK, IfMissing, Store, StoreError, Unsealed};
-use crate::text::count;
+use crate::text::{count, grouped};
 use crate::when;
 
 /// The query that tests whether Search answers.
@@ -218,7 +218,8 @@ fn sealing(store: &Store) -> Finding {
         Ok(Unsealed { rows: 0, .. }) => Finding::ok("sealing", "every finished row is sealed"),
         Ok(Unsealed { rows, oldest }) => {
             let behind = oldest.map_or(0, |oldest| when::now() - oldest);
-            let message = format!("{} not sealed yet, the oldest for {behind} s", count(rows, "row"));
+            let message =
+                format!("{} not sealed yet, the oldest of {}", count(rows, "row"), when::shown(oldest));
             if behind <= SEALING_SLACK {
                 return Finding::ok("sealing", message);
             }
@@ -232,7 +233,7 @@ fn with_room(path: &Path, message: String) -> Finding {
     let Some(free) = bytes_free(path) else {
         return Finding::ok("database", message);
     };
-    let message = format!("{message}, {} MiB free", free / 1024 / 1024);
+    let message = format!("{message}, {} MiB free", grouped((free / 1024 / 1024) as i64));
     if free >= FREE_ENOUGH {
         Finding::ok("database", message)
     } else {

@@ -222,8 +222,7 @@ fn gauges(text: &mut Text, load: &Snapshot, ledger: &LedgerState) {
 fn shed(text: &mut Text, load: &Snapshot) {
     text.counter("adriaticum_connections_accepted_total", "Connections that were taken.")
         .with("", load.accepted);
-    let help =
-        "Connections closed because there was no room: new ones, and unfinished or idle ones that gave way.";
+    let help = "Connections closed because there was no room: new ones, and unfinished or idle ones that were evicted.";
     text.counter("adriaticum_connections_shed_total", help)
         .with("which=\"new\"", load.of(Cause::TurnedAway))
         .with("which=\"unfinished\"", load.of(Cause::UnfinishedEvicted))

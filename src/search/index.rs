@@ -136,7 +136,7 @@ impl Index {
         };
         match open().map_err(|error| self.told(&error))? {
             (VERSION, connection) => Ok(connection),
-            _ => Err(self.damaged("it is no index of this version")),
+            _ => Err(self.damaged("it is not an index of this version")),
         }
     }
 
@@ -167,7 +167,7 @@ impl Index {
         };
         match change().map_err(|error| self.told(&error))? {
             Some(value) => Ok(value),
-            None => Err(self.damaged("it is no index of this version")),
+            None => Err(self.damaged("it is not an index of this version")),
         }
     }
 
