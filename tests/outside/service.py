@@ -270,7 +270,7 @@ class Service:
 def allocator_settings():
     """Returns the environment that the package's unit sets for the allocator."""
     unit = (ROOT / "systemd" / "adriaticum.service").read_text()
-    return dict(re.findall(r"^Environment=(MALLOC_\w+)=(\d+)$", unit, re.MULTILINE))
+    return {"GLIBC_TUNABLES": re.search(r"^Environment=GLIBC_TUNABLES=(\S+)$", unit, re.MULTILINE)[1]}
 
 
 def free_port():
