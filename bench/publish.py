@@ -67,8 +67,8 @@ def kept_tokens(result):
     ours = value[model.OURS]
     others = ", ".join(f"{name.split(',')[0]}: {value[name]['share']:.1%} and {value[name]['memory_mib']:.0f} MiB"
                        for name in value if name.startswith(("nginx", "LiteLLM")))
-    return wrapped(f"A real model on the same {result['machine'].split(' ')[0]} cores keeps {ours['share']:.1%} of its tokens per second beside"
-                   f" Adriaticum, which uses {ours['core_share']:.2%} of one core and {ours['memory_mib']:.1f} MiB of memory ({others};"
+    return wrapped(f"A real model on the same {result['machine'].split(' ')[0]} cores keeps {ours['share']:.1%} of its tokens per second"
+                   f" (±{result['subjects'][model.OURS]['share']['spread']:.0%} between rounds) beside Adriaticum, which uses {ours['core_share']:.2%} of one core and {ours['memory_mib']:.1f} MiB of memory ({others};"
                    " [details](docs/performance.md#beside-a-real-model)).")
 
 
