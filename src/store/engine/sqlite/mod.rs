@@ -36,7 +36,7 @@ const READER_CACHE: i64 = 256;
 const WRITER_CACHE: i64 = 1024;
 
 /// How many connections stay open for later reads. A moment of more reads at once must not keep memory and descriptors.
-const IDLE_READERS: usize = 4;
+const IDLE_READERS: usize = 2;
 
 /// How many prepared statements a connection keeps: more than there are on a request's path.
 const STATEMENTS: usize = 64;
