@@ -6,8 +6,8 @@
 use std::collections::VecDeque;
 use std::mem;
 use std::slice;
-use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
-use std::thread;
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
@@ -33,6 +33,12 @@ impl State {
     pub fn new(connection: Connection) -> Self {
         Self { connection: Some(connection), taken: Instant::now(), waiting: VecDeque::new() }
     }
+
+    fn wake_next(&self) {
+        if let Some(next) = self.waiting.front() {
+            next.thread.unpark();
+        }
+    }
 }
 
 struct Job {
@@ -40,6 +46,8 @@ struct Job {
     write: Option<Write>,
     deadline: Instant,
     outcome: OnceLock<Outcome>,
+    /// Woken when the outcome is known, and when it is next and the connection is free.
+    thread: Thread,
 }
 
 /// How many rows were changed.
@@ -61,19 +69,14 @@ impl Sqlite {
     /// Writes in a transaction that other threads may share. Returns how many rows the last statement changed, when they
     /// are committed and, if it is durable, synced.
     pub fn write(&self, write: Write) -> Result<usize, StoreError> {
-        let job = self.job(Some(write));
-        let mut state = lock(&self.state);
-        state.waiting.push_back(Arc::clone(&job));
+        let job = self.queue(Some(write));
         loop {
             if let Some(outcome) = job.outcome.get() {
                 return outcome.clone();
             }
-            if let Some(lease) = self.lead(&mut state) {
-                drop(state);
-                lease.write_group();
-                state = lock(&self.state);
-            } else {
-                state = self.wait(state, &job)?;
+            match self.lead() {
+                Some(lease) => lease.write_group(),
+                None => self.wait(&job)?,
             }
         }
     }
@@ -84,8 +87,13 @@ impl Sqlite {
         durable: bool,
         work: impl FnOnce(&dyn Session) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let job = self.job(None);
-        let lease = self.lease(&job)?;
+        let job = self.queue(None);
+        let lease = loop {
+            match self.lease(&job) {
+                Some(lease) => break lease,
+                None => self.wait(&job)?,
+            }
+        };
         loop {
             match lease.begin(job.deadline) {
                 Err(StoreError::Busy) if Instant::now() < job.deadline => thread::sleep(RETRY_PAUSE),
@@ -102,29 +110,26 @@ impl Sqlite {
         Ok(value)
     }
 
-    fn job(&self, write: Option<Write>) -> Arc<Job> {
+    fn queue(&self, write: Option<Write>) -> Arc<Job> {
         let deadline = Instant::now() + self.patience;
-        Arc::new(Job { write, deadline, outcome: OnceLock::new() })
+        let job = Arc::new(Job { write, deadline, outcome: OnceLock::new(), thread: thread::current() });
+        lock(&self.state).waiting.push_back(Arc::clone(&job));
+        job
     }
 
     /// Takes the connection and all writes at the head of the queue. Returns `None` if the connection is taken, or if
     /// the next in the queue needs it for itself.
-    fn lead(&self, state: &mut State) -> Option<Lease<'_>> {
+    fn lead(&self) -> Option<Lease<'_>> {
+        let mut state = lock(&self.state);
         let count = state.waiting.iter().take_while(|job| job.write.is_some()).count();
-        if count == 0 { None } else { self.take(state, count) }
+        if count == 0 { None } else { self.take(&mut state, count) }
     }
 
-    /// Takes the connection for one thread, when it is its turn.
-    fn lease(&self, job: &Arc<Job>) -> Result<Lease<'_>, StoreError> {
+    /// Takes the connection for one thread, if it is its turn.
+    fn lease(&self, job: &Arc<Job>) -> Option<Lease<'_>> {
         let mut state = lock(&self.state);
-        state.waiting.push_back(Arc::clone(job));
-        loop {
-            let is_next = state.waiting.front().is_some_and(|next| Arc::ptr_eq(next, job));
-            if is_next && let Some(lease) = self.take(&mut state, 1) {
-                return Ok(lease);
-            }
-            state = self.wait(state, job)?;
-        }
+        let is_next = state.waiting.front().is_some_and(|next| Arc::ptr_eq(next, job));
+        if is_next { self.take(&mut state, 1) } else { None }
     }
 
     /// Takes the connection, if it is free, for the first of the queue.
@@ -135,24 +140,29 @@ impl Sqlite {
         Some(Lease { engine: self, connection: Some(connection), group })
     }
 
-    /// Waits for a signal. Past its deadline a job that no leader has taken leaves the queue.
-    fn wait<'a>(
-        &self,
-        mut state: MutexGuard<'a, State>,
-        job: &Arc<Job>,
-    ) -> Result<MutexGuard<'a, State>, StoreError> {
-        let Some(place) = state.waiting.iter().position(|other| Arc::ptr_eq(other, job)) else {
-            // A leader has it, and reports its outcome on every path.
-            return Ok(self.changed.wait(state).unwrap_or_else(PoisonError::into_inner));
-        };
+    /// Waits to be woken. Past its deadline a job that no leader has taken leaves the queue.
+    fn wait(&self, job: &Arc<Job>) -> Result<(), StoreError> {
         let left = job.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            state.waiting.remove(place);
-            // Those behind it may go on.
-            self.changed.notify_all();
+        if !left.is_zero() {
+            thread::park_timeout(left);
+        } else if self.withdraw(job) {
             return Err(StoreError::Busy);
+        } else {
+            // A leader has it, and reports its outcome on every path.
+            thread::park();
         }
-        Ok(self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0)
+        Ok(())
+    }
+
+    fn withdraw(&self, job: &Arc<Job>) -> bool {
+        let mut state = lock(&self.state);
+        let Some(place) = state.waiting.iter().position(|other| Arc::ptr_eq(other, job)) else {
+            return false;
+        };
+        state.waiting.remove(place);
+        // It may have been the one that was woken when the connection became free.
+        state.wake_next();
+        true
     }
 }
 
@@ -168,8 +178,11 @@ struct Lease<'a> {
 impl Drop for Lease<'_> {
     fn drop(&mut self) {
         self.roll_back();
-        lock(&self.engine.state).connection = self.connection.take();
-        self.report(self.group.iter().map(|job| (job, Err(StoreError::Panicked))));
+        let mut state = lock(&self.engine.state);
+        state.connection = self.connection.take();
+        state.wake_next();
+        drop(state);
+        report(self.group.iter().map(|job| (job, Err(StoreError::Panicked))));
     }
 }
 
@@ -194,10 +207,10 @@ impl Lease<'_> {
         let (durable, others): (Vec<_>, Vec<_>) =
             self.group.iter().zip(outcomes).partition(|(job, outcome)| job.is_durable() && outcome.is_ok());
         // They need no fsync, so they do not wait for it.
-        self.report(others);
+        report(others);
         if !durable.is_empty() {
             let synced = self.engine.files.sync();
-            self.report(durable.into_iter().map(|(job, outcome)| (job, synced.clone().and(outcome))));
+            report(durable.into_iter().map(|(job, outcome)| (job, synced.clone().and(outcome))));
         }
     }
 
@@ -208,16 +221,7 @@ impl Lease<'_> {
         let (late, in_time) = mem::take(&mut self.group).into_iter().partition(|job| job.deadline <= now);
         self.group = late;
         Vec::into_iter(in_time).rev().for_each(|job| lock(&self.engine.state).waiting.push_front(job));
-        self.report(self.group.iter().map(|job| (job, Err(StoreError::Busy))));
-    }
-
-    fn report<'j>(&self, outcomes: impl IntoIterator<Item = (&'j Arc<Job>, Outcome)>) {
-        // With the lock, so that no thread misses the signal between its look and its wait.
-        let _state = lock(&self.engine.state);
-        for (job, outcome) in outcomes {
-            let _ = job.outcome.set(outcome);
-        }
-        self.engine.changed.notify_all();
+        report(self.group.iter().map(|job| (job, Err(StoreError::Busy))));
     }
 
     /// Writes a group in one transaction: all of it, or nothing. Returns how many rows each member changed.
@@ -253,6 +257,15 @@ impl Lease<'_> {
     fn roll_back(&self) {
         if !self.connection().is_autocommit() {
             let _ = self.connection().execute_batch("ROLLBACK");
+        }
+    }
+}
+
+/// Wakes the threads of those that had no outcome.
+fn report<'j>(outcomes: impl IntoIterator<Item = (&'j Arc<Job>, Outcome)>) {
+    for (job, outcome) in outcomes {
+        if job.outcome.set(outcome).is_ok() {
+            job.thread.unpark();
         }
     }
 }
@@ -307,6 +320,14 @@ mod tests {
         });
     }
 
+    /// Queues a job of this thread that has so many seconds.
+    fn queue(engine: &Sqlite, write: Option<Write>, seconds: u64) -> Arc<Job> {
+        let deadline = Instant::now() + Duration::from_secs(seconds);
+        let job = Arc::new(Job { write, deadline, outcome: OnceLock::new(), thread: thread::current() });
+        lock(&engine.state).waiting.push_back(Arc::clone(&job));
+        job
+    }
+
     fn waiting(engine: &Sqlite) -> usize {
         lock(&engine.state).waiting.len()
     }
@@ -319,7 +340,8 @@ mod tests {
 
     #[test]
     fn writes_that_wait_share_a_transaction_and_a_failing_one_fails_alone() {
-        let (_temporary, engine) = engine(PATIENCE);
+        let (_temporary, engine) = engine(Duration::from_secs(60));
+        let began = Instant::now();
         let outcomes = thread::scope(|scope| {
             let mut writers = Vec::new();
             while_taken(&engine, || {
@@ -333,6 +355,10 @@ mod tests {
             });
             writers.into_iter().map(|writer| writer.join().expect("no panic")).collect::<Vec<_>>()
         });
+        assert!(
+            began.elapsed() < Duration::from_secs(30),
+            "they were not woken when their outcome was known"
+        );
         for (number, is_good) in outcomes {
             assert_eq!(is_good, number != 13, "{number}");
         }
@@ -366,6 +392,34 @@ mod tests {
         assert_eq!(numbers(&engine), [5], "what timed out was not written");
     }
 
+    /// A thread that nobody wakes would go on when its time is over: here after ten minutes.
+    #[test]
+    fn the_next_is_woken_when_the_connection_is_free_and_when_the_one_before_it_gives_up() {
+        let (_temporary, engine) = engine(Duration::from_secs(600));
+        let (sender, receiver) = mpsc::channel();
+        let write = || sender.send(engine.write(insert(1, true)).is_ok()).expect("a receiver");
+        let ensure_woken = |writer: thread::ScopedJoinHandle<()>| {
+            let outcome = receiver.recv_timeout(Duration::from_secs(60));
+            // So that a failure is not reported after ten minutes.
+            writer.thread().unpark();
+            assert!(outcome.expect("it was not woken"));
+        };
+        thread::scope(|scope| {
+            let mut writer = None;
+            while_taken(&engine, || {
+                writer = Some(scope.spawn(write));
+                until(|| waiting(&engine) == 1);
+            });
+            ensure_woken(writer.expect("a thread"));
+            let late = queue(&engine, None, 0);
+            let writer = scope.spawn(write);
+            until(|| waiting(&engine) == 2);
+            assert!(receiver.recv_timeout(Duration::from_millis(100)).is_err(), "it waits for its turn");
+            assert!(matches!(engine.wait(&late), Err(StoreError::Busy)));
+            ensure_woken(writer);
+        });
+    }
+
     #[test]
     fn a_write_ends_within_its_patience_if_another_process_has_the_database() {
         let (temporary, engine) = engine(Duration::from_millis(300));
@@ -384,13 +438,8 @@ mod tests {
         assert!(began.elapsed() < Duration::from_secs(9), "{:?}", began.elapsed());
         assert!(!engine.is_stuck(), "it answers that it is locked");
         // A member whose time is over does not wait for the others of its group.
-        let [late, in_time] = [0, 600].map(|seconds| {
-            let deadline = Instant::now() + Duration::from_secs(seconds);
-            Arc::new(Job { write: Some(insert(8, true)), deadline, outcome: OnceLock::new() })
-        });
-        lock(&engine.state).waiting.extend([&late, &in_time].map(Arc::clone));
-        let leader = engine.lead(&mut lock(&engine.state)).expect("the connection is free");
-        leader.write_group();
+        let [late, in_time] = [0, 600].map(|seconds| queue(&engine, Some(insert(8, true)), seconds));
+        engine.lead().expect("the connection is free").write_group();
         assert!(matches!(late.outcome.get(), Some(Err(StoreError::Busy))));
         assert!(in_time.outcome.get().is_none() && waiting(&engine) == 1);
         let (sender, receiver) = mpsc::channel();
@@ -415,12 +464,8 @@ mod tests {
         engine.write(insert(2, true)).expect("the connection was given back");
         assert_eq!(numbers(&engine), [2]);
         // A leader that panics reports to its group.
-        let job = engine.job(Some(insert(3, false)));
-        let mut state = lock(&engine.state);
-        state.waiting.push_back(Arc::clone(&job));
-        let lease = engine.lead(&mut state);
-        drop(state);
-        drop(lease);
+        let job = engine.queue(Some(insert(3, false)));
+        drop(engine.lead());
         assert!(matches!(job.outcome.get(), Some(Err(StoreError::Panicked))));
         engine.write(insert(4, true)).expect("the connection was given back");
     }

@@ -13,7 +13,7 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, AtomicU64};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -56,8 +56,6 @@ pub struct Sqlite {
     readers: Mutex<Vec<Connection>>,
     /// The connection that writes, and what waits for it.
     state: Mutex<group_commit::State>,
-    /// Signalled when the connection is free and when outcomes are known.
-    changed: Condvar,
     patience: Duration,
     /// Pages of the WAL that are in use, as the last checkpoint found.
     wal_pages: AtomicU64,
@@ -99,7 +97,6 @@ impl Sqlite {
             files: Files::open(path)?,
             readers: Mutex::default(),
             state: Mutex::new(group_commit::State::new(connection)),
-            changed: Condvar::new(),
             patience: group_commit::PATIENCE,
             wal_pages: AtomicU64::new(0),
             restart_at: AtomicU64::new(checkpoint::RESTART_PAGES),
