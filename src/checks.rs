@@ -248,7 +248,7 @@ pub fn bytes_free(path: &Path) -> Option<u64> {
 
 /// Sends a real query to Search; what it finds does not matter.
 fn search(config: &Config) -> Finding {
-    let search = match search::configured(&config.search, 1) {
+    let search = match search::configured(&config.search, 1, config.worker_share()) {
         Some(search) if config.search.grounding != GroundingMode::Off => search,
         _ => return Finding::ok("search", "off: answers are not grounded"),
     };

@@ -34,7 +34,7 @@ fn try_one(url: &str, config: &Config) -> Option<Finding> {
     let runtime = Runtimes::new(
         &RuntimeConfig { urls: vec![url.to_owned()], ..config.runtime.clone() },
         1,
-        config.buffer_limit,
+        config.worker_share(),
     )?;
     let about = probe(url, &config.runtime, PROBE_TIME).unwrap_or_default();
     let chat = Chat {

@@ -73,11 +73,11 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let store = Arc::new(store);
     let notify =
         Notify::from_environment().map_err(|error| failed("the socket that NOTIFY_SOCKET names", &error))?;
-    let runtimes = Runtimes::new(&config.runtime, config.workers, config.buffer_limit).map(Arc::new);
+    let runtimes = Runtimes::new(&config.runtime, config.workers, config.worker_share()).map(Arc::new);
     if runtimes.is_none() {
         log::warn!("no runtime is configured, so no completion can be run: set runtime.url");
     }
-    let grounding = Grounding::new(&config.search, config.workers);
+    let grounding = Grounding::new(&config.search, config.workers, config.worker_share());
     let limits = Limits {
         workers: config.workers,
         queue: config.queue,

@@ -135,6 +135,11 @@ impl Config {
         Ok(config)
     }
 
+    /// The bytes of `buffer_limit` that each worker has for what others answer it.
+    pub fn worker_share(&self) -> usize {
+        self.buffer_limit / self.workers
+    }
+
     /// The database as messages name it: a file with its whole path, a URI without its password.
     pub fn database_name(&self) -> String {
         match &self.database {

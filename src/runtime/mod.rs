@@ -161,7 +161,7 @@ struct Member {
 
 impl Runtimes {
     /// Returns `None` if no runtime is configured.
-    pub fn new(config: &RuntimeConfig, workers: usize, buffer_limit: usize) -> Option<Self> {
+    pub fn new(config: &RuntimeConfig, workers: usize, worker_share: usize) -> Option<Self> {
         if config.urls.is_empty() {
             return None;
         }
@@ -171,7 +171,7 @@ impl Runtimes {
             model: config.model.clone(),
             authorization: config.api_key.as_ref().map(|key| format!("Bearer {}", key.expose())),
             timeout: config.timeout,
-            answer_limit: (buffer_limit / workers).clamp(ANSWER_LIMITS.0, ANSWER_LIMITS.1) as u64,
+            answer_limit: worker_share.clamp(ANSWER_LIMITS.0, ANSWER_LIMITS.1) as u64,
         })
     }
 

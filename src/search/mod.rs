@@ -54,9 +54,9 @@ impl fmt::Display for SearchError {
 }
 
 /// The configured Search. Returns `None` if there is none.
-pub fn configured(config: &SearchConfig, workers: usize) -> Option<Box<dyn Search>> {
+pub fn configured(config: &SearchConfig, workers: usize, worker_share: usize) -> Option<Box<dyn Search>> {
     Some(match config.place.as_ref()? {
-        SearchPlace::SearXng(url) => Box::new(SearXng::new(url, config, workers)),
+        SearchPlace::SearXng(url) => Box::new(SearXng::new(url, config, workers, worker_share)),
         SearchPlace::Index => Box::new(Index::new(config)),
     })
 }

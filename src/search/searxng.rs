@@ -7,14 +7,16 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::{MAX_QUERY, Passage, Search, SearchError, html, text};
 use crate::client::{Call, CallError, Cancellation, Client};
 use crate::config::SearchConfig;
 use crate::text::percent_encoded;
 
-/// The largest answer that is read.
-const MAX_ANSWER: u64 = 1024 * 1024;
+/// How large an answer may be. Every worker may hold one, so the limit is a worker's share of `buffer_limit`. The least is
+/// several times what an instance with many engines answers.
+const ANSWER_LIMITS: (usize, usize) = (256 * 1024, 1024 * 1024);
 
 /// How many characters of a result are read, with markup: more than a prompt has room for.
 const MAX_RESULT: usize = 16 * 1024;
@@ -28,15 +30,17 @@ pub struct SearXng {
     url: String,
     timeout: Duration,
     results: usize,
+    answer_limit: u64,
 }
 
 impl SearXng {
-    pub fn new(url: &str, config: &SearchConfig, workers: usize) -> Self {
+    pub fn new(url: &str, config: &SearchConfig, workers: usize, worker_share: usize) -> Self {
         Self {
             client: Client::new(workers, None),
             url: url.to_owned(),
             timeout: config.timeout,
             results: config.results,
+            answer_limit: worker_share.clamp(ANSWER_LIMITS.0, ANSWER_LIMITS.1) as u64,
         }
     }
 
@@ -48,7 +52,7 @@ impl SearXng {
             authorization: None,
             body: None,
             deadline: Instant::now() + self.timeout,
-            limit: MAX_ANSWER,
+            limit: self.answer_limit,
             cancellation,
         };
         let answer = self.client.call(&call).map_err(|error| {
@@ -56,7 +60,7 @@ impl SearXng {
                 CallError::Unreachable(cause) => format!("no connection: {cause}. Is it running?"),
                 CallError::TimedOut => "no complete answer in time".into(),
                 CallError::Cancelled => "the client has gone".into(),
-                CallError::TooLarge => "its answer is larger than 1 MiB".into(),
+                CallError::TooLarge => "its answer is too large for a worker's share of buffer_limit".into(),
                 CallError::Broken(cause) => format!("the call broke off: {cause}"),
             })
         })?;
@@ -94,28 +98,38 @@ fn query(words: &str) -> String {
     text::cut(&plain.join(" "), MAX_QUERY).to_owned()
 }
 
-/// The members of an answer that are used.
+/// The members of an answer that are used. The results are read one by one: as values they take several times the memory.
 #[derive(Deserialize)]
-struct Answer {
-    results: Vec<Value>,
+struct Answer<'a> {
+    #[serde(borrow)]
+    results: Vec<&'a RawValue>,
     #[serde(default)]
     unresponsive_engines: Vec<Value>,
 }
 
 fn read_answer(bytes: &[u8], most: usize) -> Result<Vec<Passage>, SearchError> {
-    // One result with broken text should not cost the others.
-    let answer: Answer = serde_json::from_str(&String::from_utf8_lossy(bytes)).map_err(|_| {
+    let unreadable = |_| {
         SearchError::new(
             "its answer is not JSON of the expected form. Is this the address of a SearXNG instance, and is JSON in its \
              search.formats?",
         )
-    })?;
+    };
+    // One result with broken text should not cost the others.
+    let text = String::from_utf8_lossy(bytes);
+    let answer: Answer = serde_json::from_str(&text).map_err(unreadable)?;
     if answer.results.is_empty() && !answer.unresponsive_engines.is_empty() {
         let engines: Vec<String> = answer.unresponsive_engines.iter().take(MAX_ENGINES).map(engine).collect();
         let engines = engines.join(", ");
         return Err(SearchError::new(format!("it found nothing, and engines did not respond: {engines}")));
     }
-    Ok(answer.results.iter().filter_map(read_result).take(most).collect())
+    let mut passages = Vec::new();
+    for result in answer.results {
+        if passages.len() == most {
+            break;
+        }
+        passages.extend(read_result(&serde_json::from_str(result.get()).map_err(unreadable)?));
+    }
+    Ok(passages)
 }
 
 /// An engine that did not respond, and the reason that the instance gives: `["name", "timeout"]`.

@@ -129,7 +129,7 @@ fn every_failure_of_search_is_an_honest_503() {
         (Script::Answer(200, json!({"query": "x"})), "not JSON of the expected form"),
         (Script::Answer(200, json!({"results": {}})), "not JSON of the expected form"),
         (Script::Text(200, "{\"results\": [{\"content\": \"cut".into()), "not JSON of the expected form"),
-        (Script::Text(200, "x".repeat(1024 * 1024 + 1)), "larger than 1 MiB"),
+        (Script::Text(200, "x".repeat(1024 * 1024 + 1)), "too large for a worker's share"),
     ] {
         search.next(script);
         is_search_unavailable(&server.post(&key, &chat(QUESTION)));
@@ -155,6 +155,22 @@ fn every_failure_of_search_is_an_honest_503() {
     assert!(!server.log().contains("Velna") && !server.log().contains("Not for you"), "{}", server.log());
     search.next(results(&["It is 47 metres high."]));
     server.post(&key, &chat(QUESTION)).is_completion();
+}
+
+#[test]
+fn an_answer_of_search_has_a_largest_size() {
+    let (runtime, search) = (Runtime::start(), Runtime::start());
+    // A worker's share is 400 KiB.
+    let server = grounded(&runtime, &search, "always")
+        .set("ADRIATICUM_BUFFER_LIMIT", 4 * 400 * 1024)
+        .set("ADRIATICUM_WORKERS", 4)
+        .start();
+    let key = server.key();
+    for (kib, fits) in [(399, true), (401, false)] {
+        search.next(results(&[&"x ".repeat(kib * 512)]));
+        let reply = server.post(&key, &chat(QUESTION));
+        if fits { drop(reply.is_completion()) } else { is_search_unavailable(&reply) }
+    }
 }
 
 #[test]

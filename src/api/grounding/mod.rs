@@ -25,11 +25,11 @@ pub struct Grounding {
 }
 
 impl Grounding {
-    pub fn new(config: &SearchConfig, workers: usize) -> Option<Self> {
+    pub fn new(config: &SearchConfig, workers: usize, worker_share: usize) -> Option<Self> {
         if config.grounding == GroundingMode::Off {
             return None;
         }
-        let search = search::configured(config, workers)?;
+        let search = search::configured(config, workers, worker_share)?;
         Some(Self { search, mode: config.grounding, patterns: config.patterns.clone() })
     }
 
