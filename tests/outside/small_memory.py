@@ -3,7 +3,7 @@
     python3 tests/outside/small_memory.py [--seconds N]
 
 The service runs in a memory cgroup, without swap and on one core. It must not be killed, and must answer every request with
-200 or 503. The runtime echoes the whole conversation, or sends 64 workers the longest answers that are read.
+200 or 503. The runtime echoes the whole conversation, or it and Search send 64 workers the longest answers that are read.
 """
 
 import argparse
@@ -54,6 +54,16 @@ class LongRuntime(SlowRuntime):
 
     def text(self, contents, label):
         return "x" * (127 << 10)
+
+
+class SearchingRuntime(LongRuntime):
+    """Is a SearXNG instance, too, and sends the longest answers that are read."""
+
+    def settings(self, origin):
+        return super().settings(origin) | {"search_url": origin, "search_grounding": "always"}
+
+    def page(self):
+        return {"results": [{"title": "x", "url": "http://x.test/", "content": "x" * 240} for _ in range(880)]}
 
 
 class ConfinedTrial(Trial):
@@ -117,6 +127,7 @@ def main():
         ("full bodies", 32, 80, FULL, {}),
         ("short bodies", 16, 32, SHORT, {}),
         ("long answers", 32, 80, SHORT, {"workers": 64, "runtime": LongRuntime}),
+        ("long answers of Search", 32, 80, SHORT, {"workers": 64, "runtime": SearchingRuntime}),
     ):
         tally, peak, its_faults = asyncio.run(load(mebibytes, clients, bodies, seconds, **options))
         print(f"{clients} clients with {name} in {mebibytes} MiB: {tally}; at most {peak:.1f} MiB were used", flush=True)

@@ -52,7 +52,7 @@ class SlowRuntime:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
                 body = await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0))
-                reply = {"status": "ok"}
+                reply = self.page()
                 if body:
                     contents = [message["content"] for message in json.loads(body)["messages"]]
                     # The console's status page sends a message of its own.
@@ -62,6 +62,14 @@ class SlowRuntime:
                     reply = Runtime.completion(self.text(contents, label))
                 text = json.dumps(reply).encode()
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(text) + text)
+
+    def settings(self, origin):
+        """What a service needs to know about it."""
+        return {"runtime_url": f"{origin}/v1"}
+
+    def page(self):
+        """What it answers to a request without a body."""
+        return {"status": "ok"}
 
     def text(self, contents, label):
         """What it answers to these messages."""
@@ -162,8 +170,8 @@ class Trial:
         self.runtime = self.runtime_class()
         self.server = await asyncio.start_server(self.runtime.serve, "127.0.0.1", 0)
         self.folder = tempfile.TemporaryDirectory(prefix="adriaticum-attacks-")
-        url = f"http://127.0.0.1:{self.server.sockets[0].getsockname()[1]}/v1"
-        self.service = self.service_class(pathlib.Path(self.folder.name), runtime_url=url, **self.settings)
+        settings = self.runtime.settings(f"http://127.0.0.1:{self.server.sockets[0].getsockname()[1]}") | self.settings
+        self.service = self.service_class(pathlib.Path(self.folder.name), **settings)
         self.key, self.other_key = self.service.create_key("honest"), self.service.create_key("attacker")
         self.service.__enter__()
         # Every worker gets its connection to the runtime: on a busy machine not in the first round.
