@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::documents::{Candidate, Text};
 use super::query::{self, Word};
+use super::turns::Turns;
 use super::{Passage, Search, SearchError};
 use crate::client::Cancellation;
 use crate::config::SearchConfig;
@@ -37,10 +38,15 @@ const CACHE: i64 = 1024;
 /// After how many of SQLite's steps the deadline is checked.
 const STEPS: i32 = 10_000;
 
+/// How many queries run at once. A query takes some MiB if many passages have its words; it needs a processor all the time,
+/// so more at once would not be faster.
+const AT_ONCE: usize = 2;
+
 pub struct Index {
     path: PathBuf,
     timeout: Duration,
     results: usize,
+    turns: Turns,
 }
 
 /// The result of adding a file.
@@ -66,14 +72,21 @@ pub struct Document {
 impl Search for Index {
     /// A query is short, so it is not cancelled.
     fn find(&self, words: &str, _: &Cancellation) -> Result<Vec<Passage>, SearchError> {
-        let connection = self.open()?;
+        let deadline = Instant::now() + self.timeout;
+        let _turn = self.turns.take(deadline).ok_or_else(late)?;
+        let connection = self.open(deadline)?;
         find(&connection, &query::words(words), self.results).map_err(|error| self.told(&error))
     }
 }
 
 impl Index {
     pub fn new(config: &SearchConfig) -> Self {
-        Self { path: config.index.clone(), timeout: config.timeout, results: config.results }
+        Self {
+            path: config.index.clone(),
+            timeout: config.timeout,
+            results: config.results,
+            turns: Turns::new(AT_ONCE),
+        }
     }
 
     pub fn path(&self) -> &Path {
@@ -95,7 +108,7 @@ impl Index {
     }
 
     pub fn list(&self) -> Result<Vec<Document>, SearchError> {
-        let connection = self.open()?;
+        let connection = self.open(Instant::now() + self.timeout)?;
         let list = || {
             connection
                 .prepare(
@@ -120,7 +133,7 @@ impl Index {
     }
 
     /// Opens the index read-only, for the time of one query. Creates nothing.
-    fn open(&self) -> Result<Connection, SearchError> {
+    fn open(&self, deadline: Instant) -> Result<Connection, SearchError> {
         if !self.path.exists() {
             return Err(SearchError::new(format!(
                 "there is no index at {}: adriaticum search add PATH makes one",
@@ -129,9 +142,8 @@ impl Index {
         }
         let open = || {
             let mut connection = self.connect(OpenFlags::SQLITE_OPEN_READ_ONLY)?;
-            let deadline = Instant::now() + self.timeout;
             connection.progress_handler(STEPS, Some(move || Instant::now() > deadline))?;
-            connection.busy_timeout(self.timeout)?;
+            connection.busy_timeout(deadline.saturating_duration_since(Instant::now()))?;
             Ok((version(&connection)?, connection))
         };
         match open().map_err(|error| self.told(&error))? {
@@ -180,9 +192,7 @@ impl Index {
     fn told(&self, error: &rusqlite::Error) -> SearchError {
         match error.sqlite_error_code() {
             Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => self.damaged(&error.to_string()),
-            Some(ErrorCode::OperationInterrupted | ErrorCode::DatabaseBusy) => {
-                SearchError::new("the index did not answer in time")
-            }
+            Some(ErrorCode::OperationInterrupted | ErrorCode::DatabaseBusy) => late(),
             _ => SearchError::new(format!(
                 "the index {}: {error}. Check who owns the file and its folder",
                 self.path.display()
@@ -196,6 +206,10 @@ impl Index {
             self.path.display()
         ))
     }
+}
+
+fn late() -> SearchError {
+    SearchError::new("the index did not answer in time")
 }
 
 fn version(connection: &Connection) -> rusqlite::Result<i64> {

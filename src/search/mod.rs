@@ -9,6 +9,7 @@ pub mod passages;
 mod query;
 mod searxng;
 pub mod text;
+mod turns;
 
 use std::fmt;
 

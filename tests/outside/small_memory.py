@@ -3,28 +3,34 @@
     python3 tests/outside/small_memory.py [--seconds N]
 
 The service runs in a memory cgroup, without swap and on one core. It must not be killed, and must answer every request with
-200 or 503. The runtime echoes the whole conversation, or it and Search send 64 workers the longest answers that are read.
+200 or 503. The runtime echoes the whole conversation, or it and Search send 64 workers the longest answers that are read, or
+64 workers query an index in which every passage has the word that they look for.
 """
 
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import pathlib
 import shutil
 import subprocess
 
-from service import Service, ensure
+from service import Service, allocator_settings, ensure
 from trial import SlowRuntime, Tally, Trial, chat
 
 BODY = 262_144
 
 
 class Confined(Service):
-    """Runs in the cgroup, on one core."""
+    """Runs in the cgroup, on one core, with the allocator settings of the package's unit."""
 
     group = None
+
+    def __enter__(self):
+        self.environment |= allocator_settings()
+        return super().__enter__()
 
     def start(self):
         enter = 'echo $$ > "$0/cgroup.procs" && exec taskset -c "$@"'
@@ -32,7 +38,6 @@ class Confined(Service):
             core = str(max(os.sched_getaffinity(0)))
             command = ["sh", "-c", enter, self.group, core, self.uncached_binary(), "serve"]
             self.process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
-
 
     def uncached_binary(self):
         """A copy that is not in the page cache: a cgroup is charged only for the pages of files that it reads first."""
@@ -42,6 +47,21 @@ class Confined(Service):
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return copy
+
+
+class Indexed(Confined):
+    """Has a large index, with the word "short" in each of its 32,000 passages."""
+
+    def __enter__(self):
+        documents = self.folder / "documents"
+        documents.mkdir()
+        numbers = itertools.count()
+        for name in range(400):
+            paragraphs = (" ".join(["short", *(f"word{next(numbers) % 20_000}" for _ in range(120))]) for _ in range(80))
+            (documents / f"{name}.txt").write_text("\n\n".join(paragraphs))
+        added = self.run("search", "add", str(documents))
+        ensure(added.returncode == 0, f"search add: {added.stderr}")
+        return super().__enter__()
 
 
 class EchoingRuntime(SlowRuntime):
@@ -64,10 +84,6 @@ class SearchingRuntime(LongRuntime):
 
     def page(self):
         return {"results": [{"title": "x", "url": "http://x.test/", "content": "x" * 240} for _ in range(880)]}
-
-
-class ConfinedTrial(Trial):
-    service_class = Confined
 
 
 @contextlib.contextmanager
@@ -103,13 +119,14 @@ def full_body(character):
 # Characters of four bytes are large in memory, control characters in the request to the runtime.
 FULL = [full_body("\N{GRINNING FACE}"), full_body("\1")]
 SHORT = [chat("short 0.02")] * 2
+INDEX = {"search_url": "index:", "search_grounding": "always"}
 
 
-async def load(mebibytes, clients, bodies, seconds, runtime=EchoingRuntime, **settings):
+async def load(mebibytes, clients, bodies, seconds, runtime=EchoingRuntime, service=Confined, **settings):
     """Loads a service in a cgroup. Returns what the clients saw, the most memory in MiB, and what went wrong."""
     with memory_group(mebibytes) as Confined.group:
-        trial, tally = ConfinedTrial("small_memory", seconds), Tally()
-        trial.runtime_class = runtime
+        trial, tally = Trial("small_memory", seconds), Tally()
+        trial.runtime_class, trial.service_class = runtime, service
         trial.settings |= settings
         async with trial:
             await asyncio.gather(*(trial.honest(seconds, clients // 2, 0, tally=tally, body=body) for body in bodies))
@@ -128,6 +145,7 @@ def main():
         ("short bodies", 16, 32, SHORT, {}),
         ("long answers", 32, 80, SHORT, {"workers": 64, "runtime": LongRuntime}),
         ("long answers of Search", 32, 80, SHORT, {"workers": 64, "runtime": SearchingRuntime}),
+        ("a large index", 32, 80, SHORT, {"workers": 64, "runtime": SlowRuntime, "service": Indexed} | INDEX),
     ):
         tally, peak, its_faults = asyncio.run(load(mebibytes, clients, bodies, seconds, **options))
         print(f"{clients} clients with {name} in {mebibytes} MiB: {tally}; at most {peak:.1f} MiB were used", flush=True)

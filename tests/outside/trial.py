@@ -61,7 +61,12 @@ class SlowRuntime:
                         return
                     reply = Runtime.completion(self.text(contents, label))
                 text = json.dumps(reply).encode()
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(text) + text)
+                # The warm-up sees to it that each worker has its connection for completions. There are none for pages.
+                connection = b"keep-alive" if body else b"close"
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: %b\r\n\r\n%b"
+                             % (len(text), connection, text))
+                if not body:
+                    return
 
     def settings(self, origin):
         """What a service needs to know about it."""
