@@ -186,7 +186,8 @@ fn connect(path: &Path, mode: OpenFlags, cache: i64) -> Result<Connection, Store
     // Checkpoints have a task of their own: see checkpoint.rs.
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
-    // Otherwise a statement that may use a partial index is planned again whenever its parameters change.
+    // Otherwise a parameter with the value 1, as the first epoch of a gateway is, has its statement planned again whenever it
+    // is bound.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     Ok(connection)
 }
@@ -316,6 +317,20 @@ mod tests {
             Sqlite::open(&temporary.folder.join("reads.db"), IfMissing::Create).expect("a new database");
         read_within(&engine, 10 * IDLE_READERS);
         assert_eq!(lock(&engine.readers).len(), IDLE_READERS);
+    }
+
+    #[test]
+    fn no_parameter_has_its_statement_planned_again() {
+        let temporary = Temporary::sqlite();
+        let path = temporary.folder.join("test.db");
+        let connection = connect(&path, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE).expect("it");
+        // As in `begin`.
+        let join = "SELECT 1 FROM keys, gateways WHERE keys.id = ?1 AND gateways.name = ?2 AND epoch = ?3";
+        for _ in 0..3 {
+            let mut statement = connection.prepare_cached(join).expect("a good statement");
+            assert!(!statement.exists(("key_1", "none", 1)).expect("a look-up"));
+            assert_eq!(statement.get_status(rusqlite::StatementStatus::RePrepare), 0);
+        }
     }
 
     /// `keys create` met a locked database while `serve` created it.
