@@ -2,25 +2,14 @@
 
 import collections
 import json
-import typing
 
-from cluster import psql
+from cluster import psql  # first: it adds tests/outside to the path
+from acknowledged import Row
 from load import figures_of
 from service import until
 
 SETTLE_SECONDS = 60
 COLUMNS = "request_id, status, error_code, prompt_tokens, completion_tokens, total_tokens"
-
-
-class Row(typing.NamedTuple):
-    request_id: str
-    status: int | None
-    error_code: str | None
-    figures: tuple
-
-    @property
-    def is_open(self):
-        return self.status is None and self.error_code is None
 
 
 def read(database):
