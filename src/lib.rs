@@ -50,4 +50,5 @@ pub mod files;
 pub mod id;
 pub mod text;
 pub mod timed_stream;
+pub mod turns;
 pub mod when;

@@ -12,11 +12,11 @@ use serde::Serialize;
 
 use super::documents::{Candidate, Text};
 use super::query::{self, Word};
-use super::turns::Turns;
 use super::{Passage, Search, SearchError};
 use crate::client::Cancellation;
 use crate::config::SearchConfig;
 use crate::files;
+use crate::turns::Turns;
 
 const SCHEMA: &str = include_str!("index.sql");
 

@@ -9,7 +9,6 @@ pub mod passages;
 mod query;
 mod searxng;
 pub mod text;
-mod turns;
 
 use std::fmt;
 
