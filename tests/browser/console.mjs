@@ -66,6 +66,10 @@ async function check(page, name) {
   assert.deepEqual(nameless, [], `${text}: elements of a table without a role`);
   const wide = await page.evaluate(() => document.documentElement.scrollWidth);
   assert.ok(wide <= page.viewportSize().width, `${text}: it is ${wide} wide`);
+  const cut = await page.evaluate(() => [...document.querySelectorAll("body *")]
+    .filter((element) => getComputedStyle(element).overflowX === "hidden" && !element.matches(".unseen")
+      && element.scrollWidth > element.clientWidth).map((element) => element.outerHTML.slice(0, 200)));
+  assert.deepEqual(cut, [], `${text}: content is cut off`);
   if (shots) await page.screenshot({ path: `${shots}/${name}-${page.viewportSize().width}.png`, fullPage: true });
 }
 

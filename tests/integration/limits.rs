@@ -678,6 +678,7 @@ fn a_full_queue_sheds_at_once_and_every_place_is_used() {
     }
     // Which of them came first is the system's choice; that three are taken is not.
     until("a fourth is shed", || running.get("/hold") == 503);
+    until("a worker has taken one", || running.load.snapshot().workers.now == 1);
     let told = running.load.snapshot();
     assert_eq!((told.workers, told.queue), (Level { now: 1, most: 1 }, Level { now: 2, most: 2 }));
     assert_eq!((told.of(Cause::QueueFull), told.of(Cause::BuffersFull)), (1, 0));
