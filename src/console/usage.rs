@@ -200,7 +200,12 @@ fn errors(view: &View, figures: &Figures) -> Markup {
                     tbody {
                         @for (status, code, requests) in &figures.errors {
                             tr {
-                                th scope="row" { a href=(format!("/usage?{}", of(code))) { (code) } }
+                                th scope="row" {
+                                    a href=(format!("/usage?{}", of(code))) {
+                                        // On a phone it is broken after a word.
+                                        @for word in code.split_inclusive('_') { (word) wbr; }
+                                    }
+                                }
                                 td.number { @match status { Some(status) => (status), None => "–" } }
                                 td.number { (grouped(*requests)) }
                                 td.number { (rate(*requests, all)) }
