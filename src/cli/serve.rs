@@ -34,12 +34,12 @@ a second signal ends it at once. SIGHUP reloads the log level and the certificat
 Usage: adriaticum serve
 ";
 
-/// The file descriptors that a worker may need besides its client's: the database, its WAL, its index, the
-/// connection to the runtime, and the three files of the embedded index or the connection to Search.
-const FILES_PER_WORKER: usize = 7;
+/// The file descriptors that a worker may need besides its client's: the connections to the runtime, to Search and to
+/// PostgreSQL.
+const FILES_PER_WORKER: usize = 3;
 
-/// Those of the process itself, and some to spare.
-const OWN_FILES: usize = 32;
+/// Those of the process itself, with the files of SQLite and of the embedded index, which workers share; and some to spare.
+const OWN_FILES: usize = 64;
 
 /// The fewest connections, however few descriptors there are.
 const FEWEST_CONNECTIONS: usize = 16;
