@@ -48,7 +48,8 @@ pub mod der;
 pub mod error;
 pub mod files;
 pub mod id;
+pub mod semaphore;
 pub mod text;
 pub mod timed_stream;
-pub mod turns;
+
 pub mod when;

@@ -16,7 +16,7 @@ use super::{Passage, Search, SearchError};
 use crate::client::Cancellation;
 use crate::config::SearchConfig;
 use crate::files;
-use crate::turns::Turns;
+use crate::semaphore::Semaphore;
 
 const SCHEMA: &str = include_str!("index.sql");
 
@@ -46,7 +46,7 @@ pub struct Index {
     path: PathBuf,
     timeout: Duration,
     results: usize,
-    turns: Turns,
+    running: Semaphore,
 }
 
 /// The result of adding a file.
@@ -73,7 +73,7 @@ impl Search for Index {
     /// A query is short, so it is not cancelled.
     fn find(&self, words: &str, _: &Cancellation) -> Result<Vec<Passage>, SearchError> {
         let deadline = Instant::now() + self.timeout;
-        let _turn = self.turns.take(deadline).ok_or_else(late)?;
+        let _permit = self.running.acquire(deadline).ok_or_else(late)?;
         let connection = self.open(deadline)?;
         find(&connection, &query::words(words), self.results).map_err(|error| self.told(&error))
     }
@@ -85,7 +85,7 @@ impl Index {
             path: config.index.clone(),
             timeout: config.timeout,
             results: config.results,
-            turns: Turns::new(AT_ONCE),
+            running: Semaphore::new(AT_ONCE),
         }
     }
 

@@ -25,7 +25,7 @@ use self::files::Files;
 pub use self::lock::{FileLock, LockError};
 use super::super::StoreError;
 use super::{IfMissing, Row, Session, Table, Value};
-use crate::turns::Turns;
+use crate::semaphore::Semaphore;
 
 /// How long a start waits for other processes.
 const START_PATIENCE: Duration = Duration::from_secs(5);
@@ -57,7 +57,7 @@ pub struct Sqlite {
     /// Idle connections. They are dropped before the one that writes, because the last connection to close moves the WAL
     /// into the database, and a read-only one can't.
     readers: Mutex<Vec<Connection>>,
-    reading: Turns,
+    reading: Semaphore,
     /// The connection that writes, and what waits for it.
     state: Mutex<group_commit::State>,
     patience: Duration,
@@ -100,7 +100,7 @@ impl Sqlite {
             path: path.to_owned(),
             files: Files::open(path)?,
             readers: Mutex::default(),
-            reading: Turns::new(READERS),
+            reading: Semaphore::new(READERS),
             state: Mutex::new(group_commit::State::new(connection)),
             patience: group_commit::PATIENCE,
             wal_pages: AtomicU64::new(0),
@@ -112,7 +112,7 @@ impl Sqlite {
 
     /// Runs `work` on one state of the database.
     pub fn read<T>(&self, work: impl FnOnce(&dyn Session) -> Result<T, StoreError>) -> Result<T, StoreError> {
-        let _turn = self.reading.take(Instant::now() + READ_PATIENCE).ok_or(StoreError::Busy)?;
+        let _permit = self.reading.acquire(Instant::now() + READ_PATIENCE).ok_or(StoreError::Busy)?;
         let idle = lock(&self.readers).pop();
         let connection = match idle {
             Some(connection) => connection,

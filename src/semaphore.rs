@@ -1,28 +1,28 @@
-//! A few threads at a time may do something that takes much memory; the others wait for their turn.
+//! A counting semaphore: a few threads at a time may do something that takes much memory, the others wait.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-pub struct Turns {
+pub struct Semaphore {
     free: Mutex<usize>,
     freed: Condvar,
 }
 
-/// Ends when it is dropped.
-pub struct Turn<'a>(&'a Turns);
+/// Dropping it releases it.
+pub struct Permit<'a>(&'a Semaphore);
 
-impl Turns {
+impl Semaphore {
     pub fn new(at_once: usize) -> Self {
         Self { free: Mutex::new(at_once), freed: Condvar::new() }
     }
 
-    /// Waits for a turn. Returns `None` if there is none before the deadline.
-    pub fn take(&self, deadline: Instant) -> Option<Turn<'_>> {
+    /// Waits for a permit. Returns `None` if there is none before the deadline.
+    pub fn acquire(&self, deadline: Instant) -> Option<Permit<'_>> {
         let left = deadline.saturating_duration_since(Instant::now());
         let waited = self.freed.wait_timeout_while(self.lock(), left, |free| *free == 0);
         let (mut free, _) = waited.unwrap_or_else(PoisonError::into_inner);
         *free = free.checked_sub(1)?;
-        Some(Turn(self))
+        Some(Permit(self))
     }
 
     fn lock(&self) -> MutexGuard<'_, usize> {
@@ -30,7 +30,7 @@ impl Turns {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for Permit<'_> {
     fn drop(&mut self) {
         *self.0.lock() += 1;
         self.0.freed.notify_one();
@@ -45,18 +45,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_turn_is_given_on_and_waited_for_in_vain_until_the_deadline() {
-        let turns = Turns::new(2);
+    fn a_released_permit_goes_to_the_next_and_a_wait_ends_at_the_deadline() {
+        let semaphore = Semaphore::new(2);
         let now = Instant::now();
-        let first = turns.take(now).expect("a free one");
-        let _second = turns.take(now).expect("a free one");
-        assert!(turns.take(now + Duration::from_millis(10)).is_none(), "two have one");
+        let first = semaphore.acquire(now).expect("a free one");
+        let _second = semaphore.acquire(now).expect("a free one");
+        assert!(semaphore.acquire(now + Duration::from_millis(10)).is_none(), "both permits are taken");
         thread::scope(|scope| {
-            let third = scope.spawn(|| turns.take(now + Duration::from_secs(60)).is_some());
+            let third = scope.spawn(|| semaphore.acquire(now + Duration::from_secs(60)).is_some());
             drop(first);
             assert!(third.join().expect("no panic"), "it waits for the first to end");
         });
-        let third = turns.take(now + Duration::from_secs(60));
-        assert!(third.is_some() && turns.take(now).is_none(), "the number stays the same");
+        let third = semaphore.acquire(now + Duration::from_secs(60));
+        assert!(third.is_some() && semaphore.acquire(now).is_none(), "the number stays the same");
     }
 }
