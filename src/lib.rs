@@ -51,5 +51,4 @@ pub mod id;
 pub mod semaphore;
 pub mod text;
 pub mod timed_stream;
-
 pub mod when;
