@@ -279,6 +279,8 @@ class Trial:
             await self.honest(self.seconds, **honest, tally=self.attacked)
             self.expect(self.service.status("Threads") == self.threads, "the number of threads changed")
             probes.cancel()
+            # Before the attacker ends: the runtime may see its next request before the end of a cancelled one.
+            self.most = self.runtime.most.copy()
         self.check()
 
     def check(self):
