@@ -1,5 +1,5 @@
-//! The SQLite engine: a database in WAL mode, one connection that writes, and one connection for each thread that reads.
-//! Reading never waits for writing.
+//! The SQLite engine: a database in WAL mode, one connection that writes, and a few that read. Reading never waits for
+//! writing.
 
 mod checkpoint;
 mod files;
@@ -8,6 +8,7 @@ mod lock;
 mod upgrades;
 mod version_5;
 
+use std::collections::VecDeque;
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
@@ -33,13 +34,16 @@ const START_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a read waits for its turn, and if the database has to be recovered after a crash.
 const READ_PATIENCE: Duration = Duration::from_secs(2);
 
-/// A connection's page cache in KiB: a look-up touches few pages, a write some more.
-const READER_CACHE: i64 = 256;
+/// A connection's page cache in KiB. A look-up touches few pages, a page of the console reads most of its pages once, and
+/// every write of another connection empties the cache. This many fit into the block that SQLite allocates at first; a larger
+/// cache would allocate its other pages one by one, and leave gaps between what else is allocated meanwhile.
+const READER_CACHE: i64 = 64;
 const WRITER_CACHE: i64 = 1024;
 
 /// How many connections read at once; they stay open. The console's two threads may have two of them for long, and looking
 /// up a key takes a tenth of a millisecond. More would not be faster, but a moment of many reads would keep their memory and
-/// their descriptors.
+/// their descriptors. They are used in turn: otherwise the last one would rarely have a turn, and memory would still grow
+/// after hours, with each statement that it prepares for the first time.
 const READERS: usize = 4;
 
 /// How many prepared statements a connection keeps: more than there are on a request's path.
@@ -56,7 +60,7 @@ pub struct Sqlite {
     files: Files,
     /// Idle connections. They are dropped before the one that writes, because the last connection to close moves the WAL
     /// into the database, and a read-only one can't.
-    readers: Mutex<Vec<Connection>>,
+    readers: Mutex<VecDeque<Connection>>,
     reading: Semaphore,
     /// The connection that writes, and what waits for it.
     state: Mutex<group_commit::State>,
@@ -113,7 +117,7 @@ impl Sqlite {
     /// Runs `work` on one state of the database.
     pub fn read<T>(&self, work: impl FnOnce(&dyn Session) -> Result<T, StoreError>) -> Result<T, StoreError> {
         let _permit = self.reading.acquire(Instant::now() + READ_PATIENCE).ok_or(StoreError::Busy)?;
-        let idle = lock(&self.readers).pop();
+        let idle = lock(&self.readers).pop_front();
         let connection = match idle {
             Some(connection) => connection,
             None => {
@@ -126,7 +130,7 @@ impl Sqlite {
         let result = work(&Statements(&connection))?;
         connection.prepare_cached("COMMIT")?.execute([])?;
         // After an error the connection is dropped, and the next reader opens another one.
-        lock(&self.readers).push(connection);
+        lock(&self.readers).push_back(connection);
         Ok(result)
     }
 
@@ -308,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn few_connections_read_at_once_and_stay_open() {
+    fn few_connections_read_at_once_stay_open_and_take_turns() {
         let temporary = Temporary::sqlite();
         let engine =
             Sqlite::open(&temporary.folder.join("reads.db"), IfMissing::Create).expect("a new database");
@@ -342,6 +346,10 @@ mod tests {
         });
         assert_eq!(reading.load(Ordering::Relaxed), 10);
         assert_eq!(lock(&engine.readers).len(), READERS);
+        for _ in 0..READERS {
+            let create = engine.read(|session| session.execute("CREATE TEMP TABLE mine (n)", &[]));
+            create.expect("a connection without this table");
+        }
     }
 
     #[test]
