@@ -88,7 +88,7 @@ impl Console {
             started: Instant::now(),
             assets: Assets::new(),
             sign_in: SignIn::new(),
-            checks: Checks::default(),
+            checks: Checks::new(),
             exports: Arc::default(),
             monitoring,
         }

@@ -1,11 +1,11 @@
 //! Status: what the checks say, and how the service is doing.
 
 use std::cmp::Reverse;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use maud::{Markup, html};
+use threadpool::ThreadPool;
 
 use super::page::{self, Part, count, form_token, took};
 use super::table::{cards, heading};
@@ -25,14 +25,10 @@ const GOOD_FOR: Duration = Duration::from_secs(60);
 /// A gateway says that it is there about every second.
 const SEEN_LATELY: i64 = 5;
 
-/// What the checks found last. They run beside the pages: a runtime that is down takes its time to say so.
-#[derive(Default)]
-pub struct Checks(Mutex<State>);
-
-#[derive(Default)]
-struct State {
-    found: Option<Arc<Found>>,
-    running: Option<JoinHandle<Found>>,
+/// What the checks found last. They have a thread of their own: a runtime that is down takes its time to say so.
+pub struct Checks {
+    thread: ThreadPool,
+    found: Arc<Mutex<Option<Arc<Found>>>>,
 }
 
 struct Found {
@@ -42,25 +38,33 @@ struct Found {
 }
 
 impl Checks {
+    pub fn new() -> Self {
+        Self { thread: ThreadPool::with_name("checks".into(), 1), found: Arc::default() }
+    }
+
     /// Returns what was found last, and whether checks run now. Starts them if that is too old.
     fn latest(&self, console: &Console, good_for: Duration) -> (Option<Arc<Found>>, bool) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(ended) = state.running.take_if(|running| running.is_finished()) {
-            // Checks that panicked have found nothing.
-            state.found = ended.join().ok().map(Arc::new).or(state.found.take());
-        }
-        let is_good = state.found.as_ref().is_some_and(|found| found.at.elapsed() < good_for);
-        if !is_good && state.running.is_none() {
+        let last = lock(&self.found);
+        let is_good = last.as_ref().is_some_and(|found| found.at.elapsed() < good_for);
+        if !is_good && !self.are_running() {
+            // The thread has the store only while they run: at the end of the service it must not be the last that has it.
             let (config, store) = (Arc::clone(&console.config), Arc::clone(&console.store));
-            let run = move || Found {
-                findings: checks::of_a_running_service(&config, &store),
-                at: Instant::now(),
-                time: when::now(),
-            };
-            state.running = thread::Builder::new().name("checks".into()).spawn(run).ok();
+            let found = Arc::clone(&self.found);
+            self.thread.execute(move || {
+                let findings = checks::of_a_running_service(&config, &store);
+                *lock(&found) = Some(Arc::new(Found { findings, at: Instant::now(), time: when::now() }));
+            });
         }
-        (state.found.clone(), state.running.is_some())
+        (last.clone(), self.are_running())
     }
+
+    fn are_running(&self) -> bool {
+        self.thread.queued_count() + self.thread.active_count() > 0
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub fn page(console: &Console, session: &Session) -> Result<Response, Stop> {

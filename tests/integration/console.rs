@@ -1,5 +1,8 @@
 //! The console from outside: sign-in, forms, and that all input is escaped.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use serde_json::json;
 
 use crate::support::{Reply, Runtime, Script, Server, chat, completion, request, until};
@@ -668,6 +671,22 @@ fn status_says_what_the_checks_say() {
     assert_eq!(runtime.count(), asked, "the runtime is not asked for every look");
     assert_eq!(browser.post("/status", &[]).header("location"), Some("/status"));
     until("it is asked again", || runtime.count() > asked);
+}
+
+#[test]
+fn no_page_waits_for_the_checks_and_they_start_no_thread() {
+    let runtime = Runtime::start();
+    let server = with_console(Some(&runtime));
+    let mut browser = Browser::signed_in(&server);
+    let threads = server.status("Threads");
+    let gate = Arc::new(AtomicBool::new(false));
+    runtime.next(Script::Held(Arc::clone(&gate), completion("yes")));
+    assert!(browser.get("/status").text().contains("Checking every part"));
+    until("the checks ask the runtime", || runtime.count() == 1);
+    assert!(browser.get("/status").text().contains("Checking every part"));
+    assert_eq!(server.status("Threads"), threads);
+    gate.store(true, Ordering::Release);
+    until("the checks are through", || browser.get("/status").text().contains("Checked at"));
 }
 
 #[test]
