@@ -14,8 +14,8 @@ import time
 import typing
 
 from balancer import CONSOLE, HOST
-from cluster import psql
-from service import REPLY_SECONDS, Runtime
+from cluster import CHANGE_SECONDS, psql
+from service import REPLY_SECONDS, Runtime, ensure, until
 
 # Of each gateway and of HAProxy: more than a gateway has workers, so that some of their requests always wait for one.
 CLIENTS = 12
@@ -163,13 +163,19 @@ class Revoker(Threads):
     def revoke_one(self, here, there):
         name = next(self.names)
         created = here.run("keys", "create", name)
-        listed = here.run("keys", "list", "--json")
-        if created.returncode or listed.returncode:
+        if created.returncode:
             return self.ended.wait(0.2)
-        secret = created.stdout.strip()
-        identity = next((key["id"] for key in json.loads(listed.stdout) if key["name"] == name), None)
-        if not identity:  # It was listed by an old primary on which no commit ends.
-            return self.ended.wait(0.2)
+        secret, ids = created.stdout.strip(), []
+
+        def is_listed():
+            listed = here.run("keys", "list", "--json")
+            keys = [] if listed.returncode else json.loads(listed.stdout)
+            ids.extend(key["id"] for key in keys if key["name"] == name)
+            return ids
+
+        # While two servers say that they are the primary, the old one may be asked. A key that was created is never lost.
+        ensure(until(is_listed, CHANGE_SECONDS), f"the key {name} was created and is not listed")
+        identity = ids[0]
         if before := ask(there, secret):
             self.answers.append(before)
             if before.status not in (200, 503, None):

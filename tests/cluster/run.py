@@ -161,7 +161,8 @@ def stop_patroni_alone(trial):
     """The old primary accepts connections and reads, but no commit on it ends: two servers say that they are the primary."""
     primary = trial.cluster.with_role("leader")
     primary.pause("/usr/bin/patroni")
-    wait_for_another(trial, "leader", primary)
+    # psql may choose the old primary every time. It has to be served once Patroni goes on.
+    wait_for_another(trial, "leader", primary, also_psql=False)
     primary.resume()
 
 
@@ -172,13 +173,12 @@ def kill_the_synchronous_standby(trial):
     standby.start()
 
 
-def wait_for_another(trial, role, server):
+def wait_for_another(trial, role, server, also_psql=True):
     """Waits until another server has a role, and completions work again."""
     others = [name for name, node in trial.cluster.nodes.items() if node is not server]
     ensure(until(lambda: any(trial.cluster.roles().get(name) == role for name in others), CHANGE_SECONDS),
            f"no other node became {role}: {trial.cluster.roles()}")
-    # If two servers say that they are the primary, psql may choose the one on which no commit ends, time and again.
-    trial.wait_for_service(time.monotonic(), also_psql=False)
+    trial.wait_for_service(time.monotonic(), also_psql)
 
 
 def stop_both_standbys_and_let_them_go_on(trial):
