@@ -38,13 +38,23 @@ enum Kind {
     Unix(UnixListener),
 }
 
+/// Connections that the system keeps until they are accepted; it has a limit of its own, usually the same. With mio's
+/// 128, a burst of 2,000 clients took 10 s: the system drops what is beyond, and a client tries again after a second.
+const BACKLOG: i32 = 4096;
+
 impl Socket {
     pub fn bind(address: &Address) -> io::Result<Self> {
         match address {
-            Address::Tcp(address) => Ok(Kind::Tcp(TcpListener::bind(*address)?).into()),
+            Address::Tcp(address) => {
+                let listener = TcpListener::bind(*address)?;
+                rustix::net::listen(&listener, BACKLOG)?;
+                Ok(Kind::Tcp(listener).into())
+            }
             Address::Unix(path) => {
                 remove_stale(path)?;
-                let socket = Self { kind: Kind::Unix(UnixListener::bind(path)?), made: Some(path.clone()) };
+                let listener = UnixListener::bind(path)?;
+                rustix::net::listen(&listener, BACKLOG)?;
+                let socket = Self { kind: Kind::Unix(listener), made: Some(path.clone()) };
                 // Every user who may reach the folder may connect, as anybody on the host may to a loopback
                 // port: the key decides, not the file.
                 fs::set_permissions(path, fs::Permissions::from_mode(0o666))?;
@@ -180,6 +190,24 @@ fn retry(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
         match call() {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             result => return result,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_burst_of_clients_is_kept_until_it_is_accepted() {
+        let socket = Socket::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).expect("a port");
+        let Ok(Address::Tcp(address)) = socket.address() else { panic!("no address") };
+        let connect = |_| net::TcpStream::connect_timeout(&address, Duration::from_secs(20));
+        let clients: Vec<_> = (0..300).map(connect).collect::<io::Result<_>>().expect("all connect");
+        for client in &clients {
+            assert_eq!(socket.accept().expect("it is there").1, client.local_addr().ok().map(|it| it.ip()));
         }
     }
 }
