@@ -24,6 +24,12 @@ STATUS = {
 MAX_BODY = 262_144
 
 
+def beside(case):
+    """Marks a case that has a service of its own and mostly waits for a deadline: it runs beside the others."""
+    case.runs_beside = True
+    return case
+
+
 class Unreachable:
     """An address that refuses every connection: its port is bound, but nothing listens."""
 

@@ -10,6 +10,7 @@ target/release/adriaticum.
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import importlib
 import pathlib
@@ -67,19 +68,25 @@ def chosen(parts):
 def run(cases):
     from shared import SERVER
 
-    passed, failed, began = 0, 0, time.monotonic()
-    with SERVER:
-        for name, case in cases:
-            try:
-                case()
-                passed += 1
-            # A helper of tests/outside ends a test with SystemExit.
-            except (Exception, SystemExit):
-                failed += 1
-                print(f"FAILED {name}")
-                print("  " + traceback.format_exc().strip().replace("\n", "\n  "), flush=True)
-    print(f"{passed + failed} cases in {time.monotonic() - began:.0f} s")
-    return passed, failed
+    began = time.monotonic()
+    waiting = [case for case in cases if hasattr(case[1], "runs_beside")]
+    with SERVER, concurrent.futures.ThreadPoolExecutor(len(waiting) or 1) as beside:
+        running = [beside.submit(passes, *case) for case in waiting]
+        results = [passes(*case) for case in cases if case not in waiting]
+        results += [case.result() for case in running]
+    print(f"{len(results)} cases in {time.monotonic() - began:.0f} s")
+    return results.count(True), results.count(False)
+
+
+def passes(name, case):
+    try:
+        case()
+        return True
+    # A helper of tests/outside ends a test with SystemExit.
+    except (Exception, SystemExit):
+        trace = traceback.format_exc().strip().replace("\n", "\n  ")
+        print(f"FAILED {name}\n  {trace}", flush=True)
+        return False
 
 
 if __name__ == "__main__":

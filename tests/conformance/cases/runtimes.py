@@ -5,7 +5,7 @@ import tempfile
 import threading
 import time
 
-from harness import Runtime, Server, chat, is_completion, is_error
+from harness import Runtime, Server, beside, chat, is_completion, is_error
 from shared import KEY, RUNTIME, SERVER, UNREACHABLE, ok
 
 
@@ -66,6 +66,7 @@ def no_reachable_runtime_is_502():
         is_error(server.post(chat(), server.create_key()), "inference_error")
 
 
+@beside
 def the_timeout_is_for_the_whole_call():
     """An answer that arrives in small pieces for 15 s is too slow for 1 s as well."""
     runtime, gate = Runtime(), threading.Event()
@@ -80,6 +81,7 @@ def the_timeout_is_for_the_whole_call():
     gate.set()
 
 
+@beside
 def all_calls_of_one_request_share_the_timeout():
     """In auto mode the runtime is called twice. Each call takes 3 s of 5 s, so the second one is too late."""
     runtime = Runtime()

@@ -5,7 +5,8 @@ import json
 import re
 import threading
 
-from harness import (MAX_BODY, chat, chunked, ends, is_completion, is_error, padded, read_reply, request)
+from harness import (MAX_BODY, Runtime, Server, beside, chat, chunked, ends, is_completion, is_error, padded, read_reply,
+                     request)
 from shared import KEY, METRICS_KEY, RUNTIME, SERVER, ok
 
 
@@ -163,13 +164,15 @@ def concurrent_requests_get_their_own_answers():
     assert not failures, failures
 
 
+@beside
 def an_incomplete_request_gets_400_and_an_idle_connection_nothing():
     """Takes a minute: the service waits 20 s for the rest of a request and 60 s for the next one."""
-    RUNTIME.answer = RUNTIME.good
-    with SERVER.connect(timeout=180) as idle, SERVER.connect(timeout=180) as half, SERVER.connect(timeout=180) as used:
-        used.sendall(request(chat(), KEY))
-        is_completion(read_reply(used))
-        half.sendall(request(chat(), KEY)[:-1])
+    with Server(Runtime()) as server, contextlib.ExitStack() as stack:
+        key = server.create_key()
+        idle, half, used = (stack.enter_context(server.connect(timeout=180)) for _ in range(3))
+        used.sendall(request(chat("x"), key))
+        is_completion(read_reply(used), "x")
+        half.sendall(request(chat("x"), key)[:-1])
         is_error(read_reply(half), "invalid_request")
         assert ends(half), "the connection of an incomplete request stays open"
         assert ends(idle) and ends(used), "an idle connection got an answer"
