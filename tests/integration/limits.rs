@@ -201,7 +201,7 @@ fn post(length: usize, sent: usize) -> String {
 
 #[test]
 fn half_a_request_has_a_deadline_for_the_whole_of_it() {
-    let running = serve(Limits { request_time: SHORT, ..Limits::default() });
+    let running = serve(Limits { request_time: SHORT, drain_time: SHORT, ..Limits::default() });
     for start in ["G", "GET / HTTP/1.1\r\nHost: h\r\n", &post(1000, 0), &post(1000, 10)] {
         let began = Instant::now();
         let mut client = running.connect();
