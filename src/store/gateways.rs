@@ -145,9 +145,8 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::super::ledger::tests::{id, outcome, row, write};
-    use super::super::test_server::PostgresServer;
     use super::super::tests::Temporary;
-    use super::super::{Database, Filter, Grouping, IfMissing, Range, UsageRow};
+    use super::super::{Filter, Grouping, Range, UsageRow};
     use super::*;
 
     #[test]
@@ -215,85 +214,93 @@ mod tests {
         assert!(Temporary::new().store.clock_difference().expect("a look").abs() < CLOCK_SLACK);
     }
 
-    /// A gateway on a database, with the lock of its name.
-    fn gateway(database: &Database, name: &str) -> (Store, SessionLock) {
-        let Database::Postgres(uri) = database else { panic!("only PostgreSQL has several") };
-        let lock = SessionLock::take(uri, name).unwrap_or_else(|error| panic!("{error}"));
-        let mut store = Store::open(database, 1, IfMissing::Fail).expect("the database");
-        store.join(name, "http://gateway.test").expect("a start");
-        (store, lock)
-    }
+    #[cfg(feature = "test-postgres")]
+    mod on_postgres {
+        use super::super::super::test_server::PostgresServer;
+        use super::super::super::{Database, IfMissing};
+        use super::*;
 
-    #[test]
-    fn a_name_is_served_by_one_process() {
-        let temporary = Temporary::postgres();
-        let Database::Postgres(uri) = &temporary.database else { panic!("it is PostgreSQL") };
-        let (_, lock) = gateway(&temporary.database, "a");
-        let told = SessionLock::take(uri, "a").err().expect("the name is taken").to_string();
-        assert!(told.contains("the name a") && told.contains("at http://gateway.test"), "{told}");
-        gateway(&temporary.database, "b");
-        drop(lock);
-        SessionLock::take(uri, "a").unwrap_or_else(|error| panic!("it was released: {error}"));
-    }
-
-    #[test]
-    fn rows_of_a_gateway_that_has_ended_are_closed_and_sealed_in_its_chain() {
-        let temporary = Temporary::postgres();
-        let (a, mut lock_of_a) = gateway(&temporary.database, "a");
-        let (b, mut lock) = gateway(&temporary.database, "b");
-        write(&a, "1", "key_1", 1, 200, Some(1));
-        a.seal_all(2);
-        write(&a, "2", "key_1", 2, 200, Some(1));
-        a.begin(&row("3", "key_1", 3)).expect("a running request");
-        let mut silent = || {
-            assert!(lock.renew(b.epoch).expect("b is alive"));
-            lock.silent_for(Duration::ZERO)
-        };
-        assert_eq!(silent(), [], "a has its lock");
-        // A lock that is tried is taken for a moment, and this one must never be refused.
-        assert!(lock_of_a.renew(a.epoch).expect("a is alive"));
-        drop(lock_of_a);
-        let found = std::iter::repeat_with(silent).find(|found| !found.is_empty()).expect("its lock is free");
-        let (name, sighting) = &found[0];
-        assert_eq!((name.as_str(), sighting.epoch), ("a", 1));
-        let seen_later = Sighting { last_seen: sighting.last_seen - 1, ..sighting.clone() };
-        let replaced = Sighting { epoch: sighting.epoch + 1, ..sighting.clone() };
-        for (other, why) in [(seen_later, "it was seen again"), (replaced, "it was replaced")] {
-            assert_eq!(b.close_rows_of("a", &other).expect("a look"), 0, "{why}");
+        /// A gateway on a database, with the lock of its name.
+        fn gateway(database: &Database, name: &str) -> (Store, SessionLock) {
+            let Database::Postgres(uri) = database else { panic!("only PostgreSQL has several") };
+            let lock = SessionLock::take(uri, name).unwrap_or_else(|error| panic!("{error}"));
+            let mut store = Store::open(database, 1, IfMissing::Fail).expect("the database");
+            store.join(name, "http://gateway.test").expect("a start");
+            (store, lock)
         }
-        assert_eq!(a.find_row(&id("3", 3)).expect("a look").expect("the row").error_code, None);
-        assert_eq!(b.close_rows_of("a", sighting).expect("a look"), 1);
-        let found = b.verify().expect("a walk");
-        assert_eq!((found.rows, found.unsealed, found.fault), (3, 0, None));
-        assert_eq!((found.heads[0].gateway.as_str(), found.heads[0].seq), ("a", 3));
-        assert!(a.finish(&id("3", 3), &outcome(200, None)).is_err(), "it is closed");
-        a.begin(&row("4", "key_1", 4)).expect("a has its epoch still");
-    }
 
-    #[test]
-    fn a_lost_connection_loses_neither_the_name_nor_the_epoch_but_what_was_seen() {
-        let temporary = Temporary::postgres();
-        let (a, lock_of_a) = gateway(&temporary.database, "a");
-        let (b, mut lock) = gateway(&temporary.database, "b");
-        a.begin(&row("1", "key_1", 1)).expect("a running request");
-        drop(lock_of_a);
-        let mut since = || {
-            while !lock.renew(b.epoch).unwrap_or(false) {}
-            lock.silent_for(Duration::ZERO).first().map(|(_, sighting)| sighting.since)
-        };
-        let first = std::iter::repeat_with(&mut since).find_map(|since| since).expect("a is silent");
-        assert_eq!(since(), Some(first), "it still is");
-        let database = temporary.store.value::<String>("SELECT CAST(current_database() AS TEXT)");
-        PostgresServer::shared().psql(&format!(
-            "SELECT pg_terminate_backend(pid, 10000) FROM pg_locks JOIN pg_stat_activity USING (pid)
-             WHERE locktype = 'advisory' AND datname = '{database}'"
-        ));
-        let again = std::iter::repeat_with(&mut since).find_map(|since| since).expect("a is silent");
-        assert!(again > first, "what another connection saw does not count");
-        let held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'
-            AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
-        assert_eq!(b.value::<i64>(held), 1, "b has its lock again");
-        b.tamper("UPDATE gateways SET epoch = 2 WHERE name = 'b'");
-        assert!(matches!(b.keep_presence(&mut lock), Err(StoreError::Fenced)));
+        #[test]
+        fn a_name_is_served_by_one_process() {
+            let temporary = Temporary::postgres();
+            let Database::Postgres(uri) = &temporary.database else { panic!("it is PostgreSQL") };
+            let (_, lock) = gateway(&temporary.database, "a");
+            let told = SessionLock::take(uri, "a").err().expect("the name is taken").to_string();
+            assert!(told.contains("the name a") && told.contains("at http://gateway.test"), "{told}");
+            gateway(&temporary.database, "b");
+            drop(lock);
+            SessionLock::take(uri, "a").unwrap_or_else(|error| panic!("it was released: {error}"));
+        }
+
+        #[test]
+        fn rows_of_a_gateway_that_has_ended_are_closed_and_sealed_in_its_chain() {
+            let temporary = Temporary::postgres();
+            let (a, mut lock_of_a) = gateway(&temporary.database, "a");
+            let (b, mut lock) = gateway(&temporary.database, "b");
+            write(&a, "1", "key_1", 1, 200, Some(1));
+            a.seal_all(2);
+            write(&a, "2", "key_1", 2, 200, Some(1));
+            a.begin(&row("3", "key_1", 3)).expect("a running request");
+            let mut silent = || {
+                assert!(lock.renew(b.epoch).expect("b is alive"));
+                lock.silent_for(Duration::ZERO)
+            };
+            assert_eq!(silent(), [], "a has its lock");
+            // A lock that is tried is taken for a moment, and this one must never be refused.
+            assert!(lock_of_a.renew(a.epoch).expect("a is alive"));
+            drop(lock_of_a);
+            let found =
+                std::iter::repeat_with(silent).find(|found| !found.is_empty()).expect("its lock is free");
+            let (name, sighting) = &found[0];
+            assert_eq!((name.as_str(), sighting.epoch), ("a", 1));
+            let seen_later = Sighting { last_seen: sighting.last_seen - 1, ..sighting.clone() };
+            let replaced = Sighting { epoch: sighting.epoch + 1, ..sighting.clone() };
+            for (other, why) in [(seen_later, "it was seen again"), (replaced, "it was replaced")] {
+                assert_eq!(b.close_rows_of("a", &other).expect("a look"), 0, "{why}");
+            }
+            assert_eq!(a.find_row(&id("3", 3)).expect("a look").expect("the row").error_code, None);
+            assert_eq!(b.close_rows_of("a", sighting).expect("a look"), 1);
+            let found = b.verify().expect("a walk");
+            assert_eq!((found.rows, found.unsealed, found.fault), (3, 0, None));
+            assert_eq!((found.heads[0].gateway.as_str(), found.heads[0].seq), ("a", 3));
+            assert!(a.finish(&id("3", 3), &outcome(200, None)).is_err(), "it is closed");
+            a.begin(&row("4", "key_1", 4)).expect("a has its epoch still");
+        }
+
+        #[test]
+        fn a_lost_connection_loses_neither_the_name_nor_the_epoch_but_what_was_seen() {
+            let temporary = Temporary::postgres();
+            let (a, lock_of_a) = gateway(&temporary.database, "a");
+            let (b, mut lock) = gateway(&temporary.database, "b");
+            a.begin(&row("1", "key_1", 1)).expect("a running request");
+            drop(lock_of_a);
+            let mut since = || {
+                while !lock.renew(b.epoch).unwrap_or(false) {}
+                lock.silent_for(Duration::ZERO).first().map(|(_, sighting)| sighting.since)
+            };
+            let first = std::iter::repeat_with(&mut since).find_map(|since| since).expect("a is silent");
+            assert_eq!(since(), Some(first), "it still is");
+            let database = temporary.store.value::<String>("SELECT CAST(current_database() AS TEXT)");
+            PostgresServer::shared().psql(&format!(
+                "SELECT pg_terminate_backend(pid, 10000) FROM pg_locks JOIN pg_stat_activity USING (pid)
+                 WHERE locktype = 'advisory' AND datname = '{database}'"
+            ));
+            let again = std::iter::repeat_with(&mut since).find_map(|since| since).expect("a is silent");
+            assert!(again > first, "what another connection saw does not count");
+            let held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'
+                AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
+            assert_eq!(b.value::<i64>(held), 1, "b has its lock again");
+            b.tamper("UPDATE gateways SET epoch = 2 WHERE name = 'b'");
+            assert!(matches!(b.keep_presence(&mut lock), Err(StoreError::Fenced)));
+        }
     }
 }

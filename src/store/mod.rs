@@ -21,7 +21,7 @@ mod rollup;
 mod sealing;
 mod sessions;
 mod sums;
-#[cfg(test)]
+#[cfg(all(test, feature = "test-postgres"))]
 #[path = "../../tests/postgres.rs"]
 mod test_server;
 
@@ -186,6 +186,7 @@ pub(crate) mod tests {
     use std::time::Duration;
 
     use super::engine::{FromValue, Value, values};
+    #[cfg(feature = "test-postgres")]
     use super::test_server::PostgresServer;
     use super::*;
 
@@ -197,16 +198,16 @@ pub(crate) mod tests {
     }
 
     impl Temporary {
-        /// On the engine that `TEST_DATABASE` names: `postgres`, or by default `sqlite`.
+        /// On SQLite, or on PostgreSQL with the feature `test-postgres`.
         pub fn new() -> Self {
-            match std::env::var("TEST_DATABASE").as_deref() {
-                Ok("postgres") => Self::postgres(),
-                Ok("sqlite") | Err(_) => Self::sqlite(),
-                Ok(other) => panic!("TEST_DATABASE is {other}"),
-            }
+            #[cfg(feature = "test-postgres")]
+            return Self::postgres();
+            #[cfg(not(feature = "test-postgres"))]
+            Self::sqlite()
         }
 
         /// For what only PostgreSQL has.
+        #[cfg(feature = "test-postgres")]
         pub fn postgres() -> Self {
             let uri = PostgresServer::shared().database();
             Self::with(|_| Database::parse(&uri).expect("a good URI"))

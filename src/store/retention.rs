@@ -109,6 +109,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg(feature = "test-postgres")]
     fn while_one_gateway_removes_rows_another_removes_none() {
         let temporary = Temporary::postgres();
         let (one, other) = (&temporary.store, temporary.open_again());

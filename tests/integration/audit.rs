@@ -1,5 +1,6 @@
 //! The audit: what the console, the command line and a signal leave in it.
 
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::console::{Browser, PASSWORD, set_password};
@@ -53,7 +54,7 @@ fn every_way_to_change_something_leaves_a_row() {
     }
     assert_eq!(rows(&server, "key_revoked"), [web(1)], "the second time changes nothing");
 
-    server.signal("HUP");
+    server.signal(Signal::HUP);
     until("the settings are reloaded", || !rows(&server, "settings_reloaded").is_empty());
     assert_eq!(rows(&server, "settings_reloaded"), [("signal".to_owned(), "SIGHUP".to_owned(), 1)]);
 
@@ -73,7 +74,7 @@ fn every_way_to_change_something_leaves_a_row() {
     browser.post("/sign-out", &[]);
     browser.get("/sign-in");
     assert_eq!(browser.post("/sign-in", &[("password", "a wrong password")]).status, 401);
-    server.signal("TERM");
+    server.signal(Signal::TERM);
     server.wait();
     assert_eq!(rows(&server, "sign_ins_failed"), [web(3), web(1)]);
 }
@@ -109,7 +110,7 @@ fn the_page_has_pages_and_retention_removes_old_rows() {
     for number in 0..110 {
         assert_eq!(seen.matches(&format!(">row {number}<")).count(), 1, "{number}");
     }
-    server.signal("TERM");
+    server.signal(Signal::TERM);
     server.wait();
     let server = server.set("ADRIATICUM_USAGE_RETENTION_DAYS", 30).start();
     let count = || {

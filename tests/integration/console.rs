@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::process::Signal;
 use serde_json::json;
 
 use crate::support::{Reply, Runtime, Script, Server, chat, completion, request, until};
@@ -171,7 +172,7 @@ fn the_command_for_a_forgotten_password_names_the_database() {
     let server = with_console(None).sqlite();
     let database = server.folder.path("adriaticum.db");
     let command = format!("ADRIATICUM_DATABASE='{}' adriaticum console password", database.display());
-    if std::env::var("TEST_DATABASE").is_err() {
+    if cfg!(not(feature = "test-postgres")) {
         let page = Browser::new(&server).get("/sign-in").text();
         assert!(page.contains(&command), "{page}");
         let page = Browser::new(&Server::new(None).sqlite().start()).get("/").text();
@@ -432,7 +433,7 @@ fn a_form_that_is_sent_twice_creates_one_key() {
 
     // A restart forgets nothing.
     let (cookies, token) = (browser.cookies, browser.token);
-    server.signal("TERM");
+    server.signal(Signal::TERM);
     server.wait();
     let server = server.start();
     let browser = Browser { server: &server, cookies, token };

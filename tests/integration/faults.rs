@@ -5,6 +5,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
+use rustix::process::Signal;
 
 use crate::support::{Runtime, Script, Server, chat, completion, request, until};
 
@@ -104,7 +105,7 @@ fn a_damaged_page_is_refused_at_the_start_and_nothing_is_made_anew() {
     for _ in 0..30 {
         server.post(&key, &chat("x")).is_completion();
     }
-    server.signal("TERM");
+    server.signal(Signal::TERM);
     server.wait();
     let path = server.folder.path("adriaticum.db");
     let good = fs::read(&path).expect("the database");
@@ -131,7 +132,7 @@ fn old_rows_are_removed_while_it_serves() {
     for _ in 0..5 {
         server.post(&key, &chat("x")).is_completion();
     }
-    server.signal("TERM");
+    server.signal(Signal::TERM);
     server.wait();
     // Ten days pass for the first three rows and their sums. Their hashes do not fit any more, but the walk
     // afterwards begins after them.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rusqlite::types::Value::{Integer, Null, Text};
+use rustix::process::Signal;
 
 use crate::console::{Browser, PASSWORD, set_password};
 use crate::postgres::set_usable;
@@ -98,7 +99,7 @@ fn only_rows_of_a_gateway_that_has_ended_are_closed_and_not_at_once() {
         WHERE locktype = 'advisory' AND datname = current_database() ORDER BY backend_start LIMIT 1";
     let end = format!("SELECT pg_terminate_backend(({lock_of_a}), 10000)");
     a.query(&end);
-    c.signal("KILL");
+    c.signal(Signal::KILL);
     let began = Instant::now();
     let rows = "SELECT gateway, epoch, error_code FROM usage ORDER BY gateway";
     let open = |name: &str| vec![Text(name.into()), Integer(1), Null];
@@ -115,7 +116,7 @@ fn only_rows_of_a_gateway_that_has_ended_are_closed_and_not_at_once() {
     assert_eq!(logs.matches("by the end of the gateway c").count(), 1, "{logs}");
     // A process that starts under the name closes its rows at once.
     let (_lost, _gate) = held(&a, &runtime, &key);
-    a.signal("KILL");
+    a.signal(Signal::KILL);
     let began = Instant::now();
     let a = gateway(&uri, "a", &runtime).start();
     assert!(a.log().contains("interrupted when the service last ended: 1 request"), "{}", a.log());

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rusqlite::types::Value::{Integer, Null, Text};
+use rustix::process::Signal;
 
 use crate::metrics::{metrics_key, value};
 use crate::support::{Runtime, Script, Server, chat, completion, head_seq, request, until};
@@ -102,7 +103,7 @@ fn a_graceful_stop_and_a_start_seal_every_row() {
     for _ in 0..3 {
         server.post(&key, &chat("x")).is_completion();
     }
-    server.signal("TERM");
+    server.signal(Signal::TERM);
     assert!(server.wait().success());
     let unsealed = "SELECT count(*) FROM usage WHERE seq IS NULL";
     assert_eq!(server.query(unsealed), [[Integer(0)]]);
@@ -175,7 +176,7 @@ fn the_database_is_let_go_at_the_end() {
     let key = server.key();
     server.post(&key, &chat("x")).is_completion();
     assert!(crate::support::exists(&server.folder.path("adriaticum.db-wal")));
-    server.signal("TERM");
+    server.signal(Signal::TERM);
     assert!(server.wait().success());
     until("the log of the database is folded into it", || {
         !crate::support::exists(&server.folder.path("adriaticum.db-wal"))

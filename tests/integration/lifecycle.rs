@@ -32,7 +32,7 @@ fn a_unix_socket() {
     assert_eq!(second.status.code(), Some(1), "the socket of a running service is not taken from it");
     client.send(request(&key, &chat("x")));
     client.reply().is_completion();
-    server.signal("TERM");
+    server.signal(Signal::TERM);
     assert!(server.wait().success());
     assert!(!exists(&path), "it takes its socket with it");
 }
@@ -105,7 +105,7 @@ fn sockets_that_are_handed_over() {
     let mut client = Client::of(UnixStream::connect(&path).expect("a connection"));
     client.send(request(&key, &chat("x")));
     client.reply().is_completion();
-    server.signal("TERM");
+    server.signal(Signal::TERM);
     assert!(server.wait().success());
     assert!(exists(&path), "a socket that was handed over is its owner's to remove");
     TcpStream::connect(tcp.local_addr().expect("an address")).expect("the owner's socket still listens");
@@ -130,7 +130,7 @@ fn a_stop_answers_what_is_under_way_and_what_waits() {
     let mut broken = server.connect();
     broken.send("broken\r\n\r\n");
     broken.reply().is_error(400, "invalid_request");
-    server.signal("TERM");
+    server.signal(Signal::TERM);
     assert!(idle.ends(), "an idle connection ends");
     until("no connection is taken", || TcpStream::connect(&server.address).is_err());
     gate.store(true, Ordering::Release);
@@ -150,7 +150,7 @@ fn half_a_request_does_not_hold_a_stop_up_for_long() {
     let mut half = server.connect();
     half.send("POST /v1/chat");
     until("it was read", || server.post("none", &chat("x")).status == 401);
-    server.signal("INT");
+    server.signal(Signal::INT);
     half.reply().is_error(400, "invalid_request");
     assert!(server.wait().success());
 }
@@ -164,9 +164,9 @@ fn a_second_signal_ends_it_at_once() {
     let mut client = server.connect();
     client.send(request(&server.key(), &chat("x")));
     until("it is under way", || runtime.count() == 1);
-    server.signal("TERM");
+    server.signal(Signal::TERM);
     until("it stops", || TcpStream::connect(&server.address).is_err());
-    server.signal("INT");
+    server.signal(Signal::INT);
     assert_eq!(server.wait().code(), Some(1));
     gate.store(true, Ordering::Release);
 }
@@ -181,14 +181,14 @@ fn caught(pid: u32) -> u64 {
 #[test]
 fn a_signal_during_the_start_ends_it_with_0() {
     // The database is locked, so that the start takes 5 s. It has its own lock by then.
-    for signal in ["TERM", "INT"] {
+    for signal in [Signal::TERM, Signal::INT] {
         let server = Server::new(None).sqlite();
         let other = rusqlite::Connection::open(server.folder.path("adriaticum.db")).expect("a database");
         other.execute_batch("CREATE TABLE t (x); BEGIN EXCLUSIVE").expect("a lock");
         let mut server = server.spawn(&[]);
         until("it is starting", || exists(&server.folder.path("adriaticum.db.lock")));
         server.signal(signal);
-        assert_eq!(server.wait().code(), Some(0), "{signal}");
+        assert_eq!(server.wait().code(), Some(0), "{signal:?}");
     }
     // As soon as it has a handler, and when it is about to serve.
     for _ in 0..10 {
@@ -203,7 +203,7 @@ fn a_signal_during_the_start_ends_it_with_0() {
         kill_process(Pid::from_raw(pid as i32).expect("a pid"), Signal::TERM).expect("it should get it");
         assert_eq!(early.wait().code(), Some(0));
         let mut late = Server::new(None).start();
-        late.signal("TERM");
+        late.signal(Signal::TERM);
         assert_eq!(late.wait().code(), Some(0));
     }
 }
@@ -239,11 +239,11 @@ fn a_second_service_on_the_same_database_is_refused() {
     assert_eq!(client.reply().is_completion(), "under way", "the first one's requests are its own");
 
     // Whatever ends the first, the next can start at once.
-    first.signal("KILL");
+    first.signal(Signal::KILL);
     first.wait();
     let mut next = second().start();
     next.post(&key, &chat("x")).is_completion();
-    next.signal("TERM");
+    next.signal(Signal::TERM);
     assert!(next.wait().success());
     second().start().post(&key, &chat("x")).is_completion();
 }

@@ -1,6 +1,9 @@
 //! The real binary, started as an operator would; and the listener and the HTTP client by themselves, if a test needs
 //! bounds that no operator can set. The conformance run checks what a client can see of the specification.
+//!
+//! Without the feature `test-postgres` every service is on SQLite, and tests that need PostgreSQL do not exist.
 
+#[cfg(feature = "test-postgres")]
 #[path = "../postgres.rs"]
 mod postgres_server;
 mod support;
@@ -13,14 +16,17 @@ mod console;
 mod crowd;
 mod fairness;
 mod faults;
+#[cfg(feature = "test-postgres")]
 mod gateways;
 mod key_pages;
 mod ledger;
 mod lifecycle;
 mod limits;
 mod metrics;
+#[cfg(feature = "test-postgres")]
 mod moving;
 mod packaging;
+#[cfg(feature = "test-postgres")]
 mod postgres;
 mod runtime;
 mod search;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use serde_json::json;
 
 use crate::support::{Client, Reply, Runtime, Script, Server, chat, completion, request, until};
@@ -120,7 +121,7 @@ fn shed_requests_are_counted_each_and_logged_once_a_minute() {
     );
     gate.store(true, Ordering::Release);
     held.reply().is_completion();
-    server.signal("TERM");
+    server.signal(Signal::TERM);
     server.wait();
     let log = server.log();
     assert!(log.contains("[WARN] requests shed since the last such line: 49 (every worker"), "{log}");

@@ -98,7 +98,7 @@ fn a_hundred_thousand_rows_are_the_same_afterwards() {
     let uri = PostgresServer::shared().database();
     let (code, told) = moved(&server, &path(&server), &uri);
     assert!(code == Some(1) && told.contains("another adriaticum serve uses it"), "{told}");
-    server.signal("TERM");
+    server.signal(Signal::TERM);
     assert!(server.wait().success());
 
     // A kill in the middle leaves nothing, so that the move can be repeated.
@@ -141,7 +141,7 @@ fn what_is_open_is_closed_first_and_the_keys_work_afterwards() {
     let mut server = Server::new(Some(&runtime)).sqlite().start();
     let key = server.key();
     server.post(&key, &chat("x")).is_completion();
-    server.signal("TERM");
+    server.signal(Signal::TERM);
     assert!(server.wait().success());
     let head = server.told(&["usage", "verify"]);
     // What a crash leaves: one row with an outcome and no seal, and one that is open.

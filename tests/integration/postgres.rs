@@ -1,10 +1,11 @@
-//! The service on PostgreSQL. With TEST_DATABASE=postgres the other tests of the ledger run on it too.
+//! The service on PostgreSQL. With the feature `test-postgres`, the other tests run on it too.
 
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rusqlite::types::Value::Integer;
+use rustix::process::Signal;
 
 use crate::postgres_server::PostgresServer;
 use crate::support::{Runtime, Script, Server, chat, completion, request, until};
@@ -39,7 +40,7 @@ fn every_command_works_and_none_shows_the_password() {
         told += &String::from_utf8_lossy(&output.stderr);
     }
     assert!(told.contains("pg_dump") && told.contains("another adriaticum serve has the name"), "{told}");
-    server.signal("TERM");
+    server.signal(Signal::TERM);
     assert!(server.wait().success());
     assert!(!(told + &server.log()).contains("secret"), "the password is shown");
 }

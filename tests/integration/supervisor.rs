@@ -18,6 +18,7 @@ use adriaticum::http::{self, Head, Request, Response};
 use adriaticum::listener::{Address, Admission, Destination, Lane, Limits, Listener, Service, Socket};
 use adriaticum::store::{Database, Digest, IfMissing, Store};
 use adriaticum::supervisor::{Notify, Supervisor, Watched};
+use rustix::process::Signal;
 
 use crate::support::{Client, Folder, PATIENCE, Runtime, Script, Server, chat, completion, request, until};
 
@@ -71,7 +72,7 @@ fn the_manager_is_told_of_the_start_the_reload_and_the_stop() {
     let mut server =
         server.set("ADRIATICUM_CONFIG", config.display()).set("NOTIFY_SOCKET", path.display()).spawn(&[]);
     assert_eq!(manager.hears(), "READY=1");
-    server.signal("HUP");
+    server.signal(Signal::HUP);
     let told = manager.waits_for("RELOADING=1");
     let time = told.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").expect("the time of the reload");
     assert!(time.parse::<u64>().is_ok_and(|time| time > 0), "{told}");
@@ -79,14 +80,14 @@ fn the_manager_is_told_of_the_start_the_reload_and_the_stop() {
     assert!(!server.log().contains("INFO"), "{}", server.log());
 
     fs::write(&config, "log_level = 'info'\nworkers = 3\n[usage]\nretention_days = 9\n").expect("a file");
-    server.signal("HUP");
+    server.signal(Signal::HUP);
     manager.waits_for("RELOADING=1");
     assert_eq!(manager.hears(), "READY=1");
     assert!(server.log().contains("[INFO] configuration reloaded"), "{}", server.log());
     assert!(server.log().contains("restart: usage.retention_days, workers\n"), "{}", server.log());
 
     fs::write(&config, "log_level = 'error'\nworkers = 0\n").expect("a file");
-    server.signal("HUP");
+    server.signal(Signal::HUP);
     manager.waits_for("RELOADING=1");
     assert_eq!(manager.hears(), "READY=1");
     let log = server.log();
@@ -94,12 +95,12 @@ fn the_manager_is_told_of_the_start_the_reload_and_the_stop() {
         log.lines().find(|line| line.contains("[ERROR] configuration not reloaded: ")).expect("a line");
     assert!(refused.contains(":2: workers = 0: expected"), "{refused}");
     fs::write(&config, "").expect("a file");
-    server.signal("HUP");
+    server.signal(Signal::HUP);
     manager.waits_for("RELOADING=1");
     assert_eq!(manager.hears(), "READY=1");
     assert_eq!(server.log().matches("configuration reloaded").count(), 2, "the broken one changed nothing");
 
-    server.signal("TERM");
+    server.signal(Signal::TERM);
     manager.waits_for("STOPPING=1");
     assert!(server.wait().success());
 }
@@ -158,9 +159,9 @@ fn the_watchdog_of_another_process_is_not_fed() {
     let mut server =
         server.set("NOTIFY_SOCKET", path.display()).set("WATCHDOG_USEC", 1000).set("WATCHDOG_PID", 1).start();
     assert_eq!(manager.hears(), "READY=1");
-    server.signal("HUP");
+    server.signal(Signal::HUP);
     manager.waits_for("RELOADING=1");
-    server.signal("TERM");
+    server.signal(Signal::TERM);
     assert!(server.wait().success());
     while manager.0.set_nonblocking(true).is_ok() {
         let mut told = [0; 4096];

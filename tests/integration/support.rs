@@ -12,8 +12,10 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketType};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
+#[cfg(feature = "test-postgres")]
 use crate::postgres_server::{self, PostgresServer};
 
 pub const BINARY: &str = env!("CARGO_BIN_EXE_adriaticum");
@@ -210,10 +212,10 @@ impl Server {
             ("ADRIATICUM_LISTEN".into(), "127.0.0.1:0".into()),
             ("ADRIATICUM_API_HOSTS".into(), "api.test".into()),
         ];
-        let database = match std::env::var("TEST_DATABASE").as_deref() {
-            Ok("postgres") => PostgresServer::shared().database(),
-            _ => folder.path("adriaticum.db").display().to_string(),
-        };
+        #[cfg(feature = "test-postgres")]
+        let database = PostgresServer::shared().database();
+        #[cfg(not(feature = "test-postgres"))]
+        let database = folder.path("adriaticum.db").display().to_string();
         environment.push(("ADRIATICUM_DATABASE".into(), database));
         if let Some(runtime) = runtime {
             environment.push(("ADRIATICUM_RUNTIME_URL".into(), runtime.url()));
@@ -333,9 +335,9 @@ impl Server {
         number.and_then(|number| number.parse().ok()).expect("the line should hold a number")
     }
 
-    pub fn signal(&self, name: &str) {
-        let sent = Command::new("kill").args(["-s", name, &self.pid().to_string()]).status();
-        assert!(sent.is_ok_and(|status| status.success()), "the signal should reach it");
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.pid() as i32).expect("a pid");
+        kill_process(pid, signal).expect("the signal should reach it");
     }
 
     #[track_caller]
@@ -371,6 +373,7 @@ impl Server {
     }
 
     pub fn query(&self, sql: &str) -> Vec<Vec<rusqlite::types::Value>> {
+        #[cfg(feature = "test-postgres")]
         if self.database().starts_with("postgresql:") {
             return query_postgres(self.database(), sql);
         }
@@ -384,6 +387,7 @@ impl Server {
 }
 
 /// The same on PostgreSQL. A text that looks like a number becomes one.
+#[cfg(feature = "test-postgres")]
 fn query_postgres(uri: &str, sql: &str) -> Vec<Vec<rusqlite::types::Value>> {
     use rusqlite::types::Value::{Integer, Null, Real, Text};
     let read = |text: &str| match text {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use rustix::process::Signal;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedProtocolVersion, version};
 
@@ -190,12 +191,12 @@ fn a_reload_shows_another_certificate_and_drops_no_connection() {
     kept.reply().is_completion();
 
     fs::write(folder.join("key.pem"), "nonsense").expect("a file");
-    server.signal("HUP");
+    server.signal(Signal::HUP);
     until("it is told", || server.log().contains("not reloaded: tls.key = "));
     connect(&server, &old).send("the old one is still shown");
 
     let new = certify(&folder);
-    server.signal("HUP");
+    server.signal(Signal::HUP);
     until("it is taken", || server.log().contains("configuration reloaded"));
     let mut client = connect(&server, &new);
     client.send(request(&key, &chat("x")));
@@ -333,7 +334,7 @@ fn a_stop_answers_what_is_under_way() {
     let mut idle = connect(&server, &certificate);
     let mut half_shaken = TcpStream::connect(&server.address).expect("a connection");
     half_shaken.write_all(&[22, 3, 1]).expect("it is taken");
-    server.signal("TERM");
+    server.signal(Signal::TERM);
     assert!(idle.ends(), "an idle connection ends, and is told so");
     gate.store(true, Ordering::Release);
     let reply = under_way.reply();

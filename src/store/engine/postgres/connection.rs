@@ -200,7 +200,7 @@ impl Drop for Connection {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "test-postgres"))]
 mod tests {
     use std::fs;
     use std::path::{Path, PathBuf};

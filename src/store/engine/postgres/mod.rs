@@ -10,7 +10,7 @@ mod pool;
 mod schema;
 mod session_lock;
 mod startup;
-#[cfg(test)]
+#[cfg(all(test, feature = "test-postgres"))]
 mod tests;
 mod tls;
 mod uri;

@@ -157,7 +157,7 @@ fn number(connection: &mut Connection, statement: &str, deadline: Instant) -> Re
     found
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "test-postgres"))]
 mod tests {
     use std::thread;
 
