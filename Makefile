@@ -4,15 +4,11 @@ PYTHON ?= python3
 FUZZ_SECONDS ?= 120
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test lint unit outside tls clients console model test-crash test-install test-cluster test-arm64 \
-	soak bench bench-years bench-model bench-memory bench-database bench-tools bench-docs bench-scale bench-console sizes \
-	install uninstall deb cross sbom static image fuzz mutants \
-	requirements clean FORCE
+.PHONY: help build run test test-all lint postgres tls openapi attacks crashes full-disk search prometheus clients console model \
+	test-install test-cluster test-crash test-arm64 soak bench bench-years bench-model bench-memory bench-database bench-tools \
+	bench-docs bench-scale bench-console sizes install uninstall deb cross sbom static image fuzz mutants requirements clean FORCE
 # On two cores, tests that run beside a build or another test would time out or measure each other.
 .NOTPARALLEL:
-
-# Prints the name of a test step and the time of day.
-step = @printf '\n== %s (%s)\n' '$(1)' "$$(date +%H:%M:%S)"
 
 # Reproducible builds: folder names stay out of the binary, and packed files have the time of the last commit or, without
 # a repository, of Cargo.toml.
@@ -37,7 +33,7 @@ help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 26
 
 build: need-build ## Build the release binary, target/release/adriaticum
-	@echo "Building target/release/adriaticum: about two minutes the first time on two cores, less after a change."
+	@echo "Building target/release/adriaticum: about four minutes the first time on two cores, less after a change."
 	@$(BUILD)
 
 run: need-run build ## Start the gateway with a small real model; RUNTIME_URL=... uses your own runtime
@@ -47,76 +43,85 @@ run: need-run build ## Start the gateway with a small real model; RUNTIME_URL=..
 need-%: FORCE
 	@PYTHON=$(PYTHON) tests/prerequisites $*
 
-need-test: FORCE
-	@PYTHON=$(PYTHON) tests/prerequisites $(TESTS)
+test: need-test ## Run the unit and integration tests and the conformance suite, on SQLite (three minutes with the first build)
+	cargo test --locked
+	ADRIATICUM=target/debug/adriaticum $(PYTHON) tests/conformance/run.py
+	@echo "make test: passed. The tests that need PostgreSQL are not part of it: see make test-all."
 
-TESTS := lint unit outside tls clients console model
-test: need-test $(TESTS) ## Run every check
-	@echo "make test: passed"
+test-all: ## Run every check: make test and the steps below; STEPS="lint attacks" runs some of them
+	@PYTHON=$(PYTHON) $(PYTHON) tests/steps.py
+
+# The steps of make test-all (tests/steps.py has their order), each also by itself.
 
 lint: need-lint .venv/ready ## Check format, lints, documentation and spelling
-	$(call step,lint)
 	cargo fmt --check
 	cargo clippy --all-targets --locked -- -D warnings
+	cargo clippy --all-targets --locked --features test-postgres -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --document-private-items --locked
 	@# The words are a function of SQL, a part of a split "hello", and German.
 	.venv/bin/codespell --ignore-words-list=iif,hel,als,firs --skip='*/requirements.txt,*/package-lock.json,*/node_modules,*.png' \
 		*.md Makefile bench docs packaging runtime src systemd tests
 
-unit: need-unit ## Run the unit and integration tests
-	$(call step,unit and integration tests)
-	cargo test --locked
-	$(call step,the same of the store on PostgreSQL)
-	TEST_DATABASE=postgres cargo test --locked --lib store::
-	TEST_DATABASE=postgres cargo test --locked --test integration -- ledger:: cli:: console:: metrics::
-
-outside: need-outside build .venv/ready ## Run the conformance suite, and test the OpenAPI document, Search, Prometheus, attacks and crashes
-	$(call step,conformance)
-	$(PYTHON) tests/conformance/run.py
-	$(call step,conformance on PostgreSQL)
+postgres: need-postgres build ## Run the tests of the store and the ledger, and the conformance suite, on PostgreSQL
+	cargo test --locked --features test-postgres --lib store::
+	cargo test --locked --features test-postgres --test integration -- \
+		ledger:: cli:: console:: metrics:: postgres:: moving:: gateways::
 	$(PYTHON) tests/conformance/run.py --postgres
-	$(call step,OpenAPI document)
-	.venv/bin/python tests/outside/openapi.py
-	$(call step,slow clients)
-	$(PYTHON) tests/outside/slow_clients.py
-	$(call step,attacks)
-	$(PYTHON) tests/outside/attacks.py
-	$(call step,Search server)
-	$(PYTHON) tests/outside/search.py
-	$(call step,Prometheus)
-	$(PYTHON) tests/outside/metrics.py
-	$(call step,full disk)
-	$(PYTHON) tests/outside/full_disk.py
-	$(call step,crashes)
-	$(PYTHON) tests/outside/crash.py
-	$(call step,power cuts)
-	$(PYTHON) tests/outside/power_cut.py
 
 tls: need-tls build ## Run the conformance suite over TLS, sslscan, and slow handshakes
-	$(call step,conformance over TLS)
 	$(PYTHON) tests/conformance/run.py --tls
-	$(call step,TLS)
 	$(PYTHON) tests/outside/tls.py
 
+openapi: need-openapi build .venv/ready ## Test the service against docs/openapi.yaml with Schemathesis
+	.venv/bin/python tests/outside/openapi.py
+
+attacks: need-attacks build ## Attack the service while honest clients use it
+	$(PYTHON) tests/outside/slow_clients.py
+	$(PYTHON) tests/outside/attacks.py
+
+crashes: need-crashes build ## Check for lost rows after 10 kills and 10 simulated power cuts under load
+	$(PYTHON) tests/outside/crash.py
+	$(PYTHON) tests/outside/power_cut.py
+
+full-disk: need-full-disk build ## Fill the disk of the database, and make it read-only
+	$(PYTHON) tests/outside/full_disk.py
+
+search: need-search build ## Test grounding with a real Search server, which fails
+	$(PYTHON) tests/outside/search.py
+
+prometheus: need-prometheus build ## Test the metrics, alerts and dashboard with a real Prometheus
+	$(PYTHON) tests/outside/metrics.py
+
 clients: need-clients build .venv-clients/ready ## Run six client libraries against the release binary
-	$(call step,client libraries)
 	npm ci --prefix tests/clients --silent --no-audit --no-fund
 	.venv-clients/bin/python tests/clients/run.py
 
 console: need-console build ## Test the console in a real browser, with its accessibility
-	$(call step,console)
 	npm ci --prefix tests/browser --silent --no-audit --no-fund
 	$(PYTHON) tests/browser/run.py
 
 model: need-model build ## Test the release binary with the real model of make run
-	$(call step,real model)
 	$(PYTHON) tests/outside/real_model.py
-	$(call step,real model with grounding)
 	$(PYTHON) tests/outside/grounded_model.py
 
-test-crash: need-outside build ## Check for lost rows after 100 kills and 50 simulated power cuts
+test-install: need-test-install deb image ## Test the package in a booted Debian, three proxies, little memory and the image (as root)
+	$(PYTHON) tests/outside/install.py
+	$(PYTHON) tests/outside/proxies.py
+	$(PYTHON) tests/outside/small_memory.py
+	$(PYTHON) tests/outside/image.py
+
+test-cluster: need-test-cluster build ## Kill and replace the servers of a PostgreSQL cluster while gateways use it (as root)
+	$(PYTHON) tests/cluster/run.py
+
+# Longer tests, and tests of other builds.
+
+test-crash: need-crashes build ## Check for lost rows after 100 kills and 50 simulated power cuts
 	$(PYTHON) tests/outside/crash.py --kills 100
 	$(PYTHON) tests/outside/power_cut.py --cuts 50
+
+test-arm64: ## Build for arm64; run the unit tests and the conformance suite under QEMU, and check the package
+	$(MAKE) need-test-arm64 deb static ARCH=arm64
+	$(PYTHON) tests/outside/arm64.py
 
 soak: need-soak build ## Run mixed load for SOAK_MINUTES (60), and fail if memory, files, threads or the WAL grow
 	$(PYTHON) tests/outside/soak.py
@@ -209,28 +214,6 @@ image: need-image static ## Build a container image with buildah, target/image-A
 
 sizes: deb static ## Print sizes and the exposure of the unit, and fail if a second build is not identical
 	$(PYTHON) packaging/sizes.py
-
-test-install: need-test-install deb image ## Test the package in a booted Debian, three proxies, little memory and the image (as root)
-	$(call step,package)
-	$(PYTHON) tests/outside/install.py
-	$(call step,proxies)
-	$(PYTHON) tests/outside/proxies.py
-	$(call step,small memory)
-	$(PYTHON) tests/outside/small_memory.py
-	$(call step,container image)
-	$(PYTHON) tests/outside/image.py
-	@echo "make test-install: passed"
-
-test-arm64: ## Build for arm64; run the unit tests and the conformance suite under QEMU, and check the package
-	$(MAKE) need-test-arm64 deb static ARCH=arm64
-	$(call step,arm64)
-	$(PYTHON) tests/outside/arm64.py
-	@echo "make test-arm64: passed"
-
-test-cluster: need-test-cluster build ## Kill and replace the servers of a PostgreSQL cluster while gateways use it (as root)
-	$(call step,cluster)
-	$(PYTHON) tests/cluster/run.py
-	@echo "make test-cluster: passed"
 
 fuzz: need-fuzz ## Fuzz the parsers of requests, JSON bodies, answers and documents, FUZZ_SECONDS each
 	@for target in head chunked reader validator answer documents; do \
