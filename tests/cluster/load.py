@@ -29,12 +29,13 @@ class NumberedRuntime(Runtime):
     """Each prompt is a number, and its figures follow from it. A prompt with `slow` takes 20 s."""
 
     def __init__(self):
-        self.asked = collections.Counter()
+        self.asked, self.slow = collections.Counter(), []
         super().__init__()
 
     def answer(self, body):
         number, *is_slow = body["messages"][-1]["content"].split()
         self.asked[int(number)] += 1
+        self.slow += [number] if is_slow else []
         self.calls.clear()
         time.sleep(SLOW_SECONDS if is_slow else MODEL_SECONDS)
         return 200, self.completion(number, usage=figures_of(int(number)))

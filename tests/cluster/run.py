@@ -203,13 +203,15 @@ def kill_a_member_of_etcd(trial):
 
 def switch_over_during_slow_calls(trial):
     """A planned switchover, when the calls to the model have taken their 20 s or are about to."""
-    with concurrent.futures.ThreadPoolExecutor() as pool:
+    count, before, began = SLOW_CALLS * len(trial.gateways), len(trial.runtime.slow), time.monotonic()
+    # A thread for each call: one that waited for a thread would begin during the switchover, and may be refused then.
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
         calls = []
         for _ in range(SLOW_CALLS):
             calls += [pool.submit(ask, gateway, trial.key, is_slow=True) for gateway in trial.gateways]
             time.sleep(SLOW_PAUSE_SECONDS)
-        time.sleep(SLOW_SECONDS - SLOW_CALLS * SLOW_PAUSE_SECONDS - 1)
-        trial.expect(not any(call.done() for call in calls), "a slow call ended early")
+        ensure(until(lambda: len(trial.runtime.slow) - before == count), "not every slow call reached the model")
+        time.sleep(max(0, began + SLOW_SECONDS - 1 - time.monotonic()))
         said = trial.cluster.switch_over()
         trial.expect("Success" in said, f"switchover: {said}")
         answers = [call.result() for call in calls]
@@ -222,7 +224,7 @@ def kill_a_gateway(trial):
     """Its open rows are closed by another gateway, or by itself if there is no other."""
     gateway = trial.gateways[-1]
     trial.killed.add(gateway.name)
-    with concurrent.futures.ThreadPoolExecutor() as pool:
+    with concurrent.futures.ThreadPoolExecutor(SLOW_CALLS) as pool:
         before = {row.request_id for row in ledger.read(trial.database)}
         calls = [pool.submit(ask, gateway, trial.key, is_slow=True) for _ in range(SLOW_CALLS)]
         ensure(until(lambda: sum(row.is_open for row in ledger.read(trial.database)) >= SLOW_CALLS), "no open rows")
