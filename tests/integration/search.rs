@@ -6,12 +6,11 @@ use std::os::unix::fs::{MetadataExt, chown, symlink};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 use rusqlite::types::Value as Cell;
 use serde_json::{Value, json};
 
-use crate::support::{Reply, Runtime, Script, Server, chat, completion, request};
+use crate::support::{Reply, Runtime, Script, Server, chat, completion};
 
 const QUESTION: &str = "How high is the Velna lighthouse?";
 
@@ -171,27 +170,6 @@ fn an_answer_of_search_has_a_largest_size() {
         let reply = server.post(&key, &chat(QUESTION));
         if fits { drop(reply.is_completion()) } else { is_search_unavailable(&reply) }
     }
-}
-
-#[test]
-fn the_runtime_calls_of_one_request_share_its_time() {
-    let (runtime, search) = (Runtime::start(), Runtime::start());
-    let server = grounded(&runtime, &search, "auto").set("ADRIATICUM_RUNTIME_TIMEOUT", 3).start();
-    let key = server.key();
-    let (first, second) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-    runtime.next(Script::Held(Arc::clone(&first), completion(r#"{"search": false}"#)));
-    runtime.next(Script::Held(Arc::clone(&second), completion("too late")));
-    let mut client = server.connect();
-    let began = Instant::now();
-    client.send(request(&key, &chat(QUESTION)));
-    // The decision takes two of the three seconds, so the completion has one.
-    std::thread::sleep(Duration::from_secs(2));
-    first.store(true, Ordering::Release);
-    client.reply().is_error(502, "inference_error");
-    let took = began.elapsed();
-    assert!(took > Duration::from_millis(2900) && took < Duration::from_millis(4500), "{took:?}");
-    assert_eq!(runtime.count(), 2);
-    second.store(true, Ordering::Release);
 }
 
 #[test]
