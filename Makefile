@@ -79,7 +79,7 @@ attacks: need-attacks build ## Attack the service while honest clients use it
 	$(PYTHON) tests/outside/slow_clients.py
 	$(PYTHON) tests/outside/attacks.py
 
-crashes: need-crashes build ## Check for lost rows after 10 kills and 10 simulated power cuts under load
+crashes: need-crashes build ## Check for lost rows after 10 kills and 5 simulated power cuts under load
 	$(PYTHON) tests/outside/crash.py
 	$(PYTHON) tests/outside/power_cut.py
 
