@@ -81,7 +81,7 @@ def run(step):
 
 
 def minutes(seconds):
-    return f"{seconds // 60:.0f}:{seconds % 60:02.0f}"
+    return "{}:{:02}".format(*divmod(round(seconds), 60))
 
 
 if __name__ == "__main__":
