@@ -117,7 +117,8 @@ mod tests {
             look_up("::1", 7, soon).expect("an address"),
             [SocketAddr::from(([0, 0, 0, 0, 0, 0, 0, 1], 7))]
         );
-        assert!(look_up("localhost", 7, soon).expect("a name").iter().all(|it| it.ip().is_loopback()));
+        // A name that the system's resolver knows even where /etc/hosts is missing.
+        assert_eq!(look_up("127.1", 7, soon).expect("a name"), [SocketAddr::from(([127, 0, 0, 1], 7))]);
         let (_hold, never) = mpsc::channel::<()>();
         let began = Instant::now();
         let late = within(began + Duration::from_millis(50), move || {
