@@ -461,7 +461,7 @@ fn status_of(pairs: &[(String, String)], part: &str) -> Vec<String> {
 #[test]
 fn check_tells_what_works() {
     let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).sqlite().set("ADRIATICUM_API_HOSTS", "localhost");
+    let server = Server::new(Some(&runtime)).sqlite().set("ADRIATICUM_API_HOSTS", "127.1");
     server.key();
     let told = server.told(&["check"]);
     assert!(told.contains("MiB free") && told.contains("reports usage"), "{told}");
