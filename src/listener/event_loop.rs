@@ -318,6 +318,8 @@ impl<S: Service> EventLoop<S> {
         self.accepting.clear();
         self.limits.drain_time = self.limits.drain_time.min(self.limits.stop_time);
         self.limits.request_time = self.limits.request_time.min(self.limits.stop_time);
+        // For a connection whose handshake ends after the stop.
+        self.limits.idle_time = self.limits.idle_time.min(self.limits.farewell_time);
         let now = Instant::now();
         for index in self.indices() {
             let Some(entry) = self.connections.get_mut(index) else { continue };

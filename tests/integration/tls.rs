@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Instant;
 
 use rustix::process::Signal;
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -342,6 +343,27 @@ fn a_stop_answers_what_is_under_way() {
     assert_eq!(reply.header("connection"), Some("close"));
     assert!(under_way.ends());
     assert!(server.wait().success());
+}
+
+/// A connection whose handshake ended after the signal was kept for a minute, as an idle one is.
+#[test]
+fn a_handshake_that_ends_after_the_signal_does_not_delay_a_stop() {
+    let runtime = Runtime::start();
+    let (server, certificate) = secured(&runtime);
+    let mut server = server.start();
+    let name = ServerName::try_from("api.test").expect("a good name");
+    let config = client_config(&certificate, rustls::ALL_VERSIONS);
+    let mut session = ClientConnection::new(config, name).expect("a session");
+    let mut stream = TcpStream::connect(&server.address).expect("a connection");
+    session.write_tls(&mut stream).expect("it is taken");
+    stream.peek(&mut [0]).expect("the server's part of the handshake");
+    let began = Instant::now();
+    server.signal(Signal::TERM);
+    until("no connection is accepted", || TcpStream::connect(&server.address).is_err());
+    // It fails if the machine is so slow that the time for a stop is over.
+    while session.is_handshaking() && session.complete_io(&mut stream).is_ok() {}
+    assert!(server.wait().success());
+    assert!(began.elapsed() < PATIENCE / 2, "{:?}", began.elapsed());
 }
 
 #[test]
