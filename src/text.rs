@@ -47,6 +47,25 @@ pub fn shortened(text: &str, most: usize) -> String {
     if text.chars().nth(most).is_some() { line + "…" } else { line }
 }
 
+/// Whether a value that an operator wrote may hold a password or a key, so that no message repeats it: user information or a
+/// query of an address, whole or mistyped, or `password=`.
+pub fn may_hold_a_secret(text: &str) -> bool {
+    let has_user = text.contains('@') || text.contains("%40");
+    let has_query = text.split_once('?').is_some_and(|(_, query)| query.contains('='));
+    // What follows a host's colon and is no port is a password without its @.
+    let is_odd = |address: &str| {
+        let authority = address.split(['/', ',', '"', '\'', ' ']).next().unwrap_or_default();
+        let (_, port) = authority.split_once(':').unwrap_or_default();
+        address.contains(['?', '#']) || !port.bytes().all(|b| b.is_ascii_digit())
+    };
+    has_user || has_query || has_password(text) || text.split("://").skip(1).any(is_odd)
+}
+
+/// Whether a text has a password as libpq takes it: `host=a password=b`, also with spaces.
+pub fn has_password(text: &str) -> bool {
+    text.to_ascii_lowercase().split("password").skip(1).any(|rest| rest.trim_start().starts_with('='))
+}
+
 /// The members of a row that the columns name, as cells; null is an empty one.
 pub fn cells<'a>(row: &impl Serialize, columns: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     let row = serde_json::to_value(row).expect("a row should have its JSON");
@@ -103,6 +122,37 @@ mod tests {
             assert_eq!(nearest(word, ["listen", "workers", "queue", "runtime.model"]), meant, "{word}");
         }
         assert_eq!((shortened("a\nbé", 4), shortened("a\nbé", 3)), ("a bé".into(), "a b…".into()));
+    }
+
+    #[test]
+    fn what_no_message_repeats() {
+        for secret in [
+            "postgresql://u:sesame@a/b",
+            " mysql://u:sesame@a",
+            "http://u:sesame%40a/v1",
+            "http://u:sesame/v1",
+            "['http://a/v1', 'http://b:sesame/v1']",
+            "http://a/v1?sesame",
+            "http://a/v1#sesame",
+            "a/v1?key=sesame",
+            "u:sesame@a",
+            "host=a Password = sesame",
+        ] {
+            assert!(may_hold_a_secret(secret), "{secret}");
+        }
+        for plain in [
+            "",
+            "8080",
+            "http://a",
+            "http://a:99999/v1,http://b",
+            "http://[a b]/v1",
+            "[\"http://a:1/v1\", \"ftp://b\"]",
+            "/etc/adriaticum/database-password",
+            "10.0.0.0/33",
+            "(?i)price|opening (hours",
+        ] {
+            assert!(!may_hold_a_secret(plain), "{plain}");
+        }
     }
 
     #[test]

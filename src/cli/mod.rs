@@ -25,7 +25,7 @@ use crate::config::{Config, ConfigError, TlsFiles};
 use crate::listener::Certificate;
 use crate::logging;
 use crate::store::{IfMissing, Store, StoreError};
-use crate::text::nearest;
+use crate::text::{may_hold_a_secret, nearest};
 use crate::when;
 
 const HELP: &str = "\
@@ -115,8 +115,13 @@ fn no_command(group: &str, word: &str) -> CliError {
     let known =
         HELP.lines().filter_map(|line| line.strip_prefix("  ")?.strip_prefix(group)?.split(' ').next());
     let meant = nearest(word, known).map(|meant| format!(" Did you mean adriaticum {group}{meant}?"));
-    let command = format!("{group}{word}");
-    CliError::Usage(format!("there is no command {command:?}.{}", meant.unwrap_or_default()))
+    let command = quoted(&format!("{group}{word}"));
+    CliError::Usage(format!("there is no command {command}.{}", meant.unwrap_or_default()))
+}
+
+/// A word of the command line, for a message. The URI of a database may be where no word is expected.
+fn quoted(word: &str) -> String {
+    if may_hold_a_secret(word) { "\"…\"".into() } else { format!("{word:?}") }
 }
 
 /// The command line, without `--config`.
@@ -144,7 +149,7 @@ fn wrong_value(option: &str, value: &str, accepted: &str) -> CliError {
         true => "there is no such date".into(),
         false => format!("expected {accepted}"),
     };
-    CliError::Usage(format!("--{option} {value:?}: {expected}."))
+    CliError::Usage(format!("--{option} {}: {expected}.", quoted(value)))
 }
 
 impl Args {
@@ -223,7 +228,7 @@ impl Args {
         let mut words = Vec::new();
         while let Some(word) = self.next_word(help, options)? {
             if words.len() == N {
-                return Err(CliError::Usage(format!("{word:?} is one argument too many.")));
+                return Err(CliError::Usage(format!("{} is one argument too many.", quoted(&word))));
             }
             words.push(word);
         }
@@ -280,7 +285,12 @@ fn print_json(value: &impl serde::Serialize) -> Result<(), CliError> {
 
 impl From<lexopt::Error> for CliError {
     fn from(error: lexopt::Error) -> Self {
-        Self::Usage(format!("{error}."))
+        match error.to_string() {
+            text if may_hold_a_secret(&text) => {
+                Self::Usage("an argument is not expected or not UTF-8.".into())
+            }
+            text => Self::Usage(format!("{text}.")),
+        }
     }
 }
 

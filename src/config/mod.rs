@@ -341,6 +341,9 @@ mod tests {
             ("CONSOLE_HOST", "c:1"),
             ("CONSOLE_HOST", "localhost"),
             ("DATABASE", "postgresql://user:sesame@db.test:x/"),
+            ("DATABASE", " postgresql://user:sesame@db.test/"),
+            ("DATABASE", "mysql://user:sesame@db.test/"),
+            ("DATABASE", "host=db.test password=sesame"),
             ("DATABASE_PASSWORD_FILE", "/nowhere/at/all"),
             ("WORKERS", "0"),
             ("WORKERS", "1.5"),
@@ -357,6 +360,8 @@ mod tests {
             ("RUNTIME_URL", "http://user@a/v1"),
             ("RUNTIME_URL", "http://a b/v1"),
             ("RUNTIME_URL", "http://a/v1?x=y"),
+            ("RUNTIME_URL", "a/v1?key=sesame"),
+            ("RUNTIME_URL", "http://good/v1, http://user:sesame@a/v1"),
             ("RUNTIME_URL", "https:///v1"),
             ("RUNTIME_URL", "http://a"),
             ("RUNTIME_URL", "http://a/"),
@@ -378,9 +383,10 @@ mod tests {
         ] {
             let variable = format!("ADRIATICUM_{name}");
             let error = environment(&[(&variable, value)]).expect_err(name).to_string();
-            let is_secret = value.contains('@') || ["DATABASE", "RUNTIME_API_KEY"].contains(&name);
+            let is_secret = value.contains(['@', '?']) || ["DATABASE", "RUNTIME_API_KEY"].contains(&name);
             let found = if is_secret { variable } else { format!("{variable}={value:?}") };
             assert!(error.starts_with(&format!("{found}: expected ")) && error.ends_with('.'), "{error}");
+            assert!(!error.contains("sesame"), "{error}");
         }
         let long = format!("http://a/{}", "v".repeat(2_000));
         assert!(environment(&[("ADRIATICUM_RUNTIME_URL", &long)]).is_err());

@@ -8,7 +8,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::settings::SECTIONS;
-use crate::text::shortened;
+use crate::text::{may_hold_a_secret, shortened};
 
 /// What is wrong with a setting, where it is, and what is accepted.
 #[derive(Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct Problem {
     pub(super) text: String,
 }
 
-/// Settings that are or may hold a secret.
+/// Settings whose value is never repeated.
 const SECRET: [&str; 2] = ["database", "runtime.api_key"];
 
 /// The most characters of a wrong value that a message repeats.
@@ -52,9 +52,9 @@ impl Written {
         Self { name: name.into(), value: Value::Text(text), place: Place::Variable(variable), found }
     }
 
-    /// That the value is not what the setting accepts. It is repeated unless it may be a secret: a URL may hold a password.
+    /// That the value is not what the setting accepts. It is repeated unless it may hold a secret.
     pub fn refuse(&self, accepted: &str) -> Problem {
-        let is_secret = SECRET.contains(&self.name.as_str()) || self.found.contains('@');
+        let is_secret = SECRET.contains(&self.name.as_str()) || may_hold_a_secret(&self.found);
         let found = shortened(&self.found, SHOWN);
         let setting = match &self.place {
             Place::File(..) if is_secret => self.name.clone(),

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::support::{Runtime, Script, Server, chat, head_seq};
+use crate::support::{Runtime, Script, Server, chat, head_seq, until};
 
 #[track_caller]
 fn refused(server: &Server, arguments: &[&str], code: i32, word: &str) {
@@ -560,6 +560,74 @@ fn an_address_that_cannot_be_used_has_its_reason() {
     {
         refused(&Server::new(None).set("ADRIATICUM_LISTEN", listen), &["serve"], 1, reason);
     }
+}
+
+/// A mistyped address was taken for the name of a file: its password was printed, and was in the name of a new file.
+#[test]
+fn a_mistyped_address_keeps_its_password() {
+    const COMMANDS: [&[&str]; 11] = [
+        &["serve"],
+        &["check"],
+        &["check", "--json"],
+        &["keys", "create", "x"],
+        &["keys", "list"],
+        &["usage"],
+        &["usage", "verify"],
+        &["audit"],
+        &["backup", "copy.db"],
+        &["console", "password"],
+        &["search", "list"],
+    ];
+    let keeps = |server: &Server, arguments: &[&str]| {
+        let output = server.run(arguments);
+        let all = String::from_utf8([output.stdout, output.stderr].concat()).expect("text");
+        assert!(!all.contains("sesame"), "{arguments:?}: {all}");
+        let files = std::fs::read_dir(server.folder.path("")).expect("a folder").flatten();
+        let names: Vec<_> = files.map(|file| file.file_name()).collect();
+        assert!(names.iter().all(|name| !name.to_string_lossy().contains("sesame")), "{names:?}");
+        (output.status.code(), all)
+    };
+    for (name, value) in [
+        ("DATABASE", " postgresql://u:sesame@127.0.0.1:1/"),
+        ("DATABASE", "mysql://u:sesame@127.0.0.1:1/"),
+        ("DATABASE", "host=127.0.0.1 port=1 password=sesame"),
+        ("DATABASE", "POSTGRESQL://u:sesame@127.0.0.1:1/?sesame=1"),
+        ("RUNTIME_URL", "http://127.0.0.1:1/v1?key=sesame"),
+        ("RUNTIME_URL", "http://u:sesame@127.0.0.1:1/v1"),
+        ("SEARCH_URL", "http://127.0.0.1:1/?key=sesame"),
+    ] {
+        let server = Server::new(None).set(&format!("ADRIATICUM_{name}"), value);
+        for command in COMMANDS {
+            let (code, all) = keeps(&server, command);
+            assert!(code == Some(2) && all.contains(": expected "), "{value}, {command:?}: {all}");
+        }
+    }
+    // The scheme of a URI may be in upper case.
+    let server = Server::new(None).set("ADRIATICUM_DATABASE", "POSTGRESQL://u:sesame@127.0.0.1:1/");
+    for command in COMMANDS {
+        keeps(&server, command);
+    }
+    assert!(keeps(&server, &["usage"]).1.contains("postgresql://u@127.0.0.1:1/u"));
+    let uri = "POSTGRES://u:sesame@127.0.0.1:1/";
+    for words in [
+        &["move", "--from", "mysql://u:sesame@a/", "--to", uri][..],
+        &["move", "--from", "a.db", "--to", "host=a password=sesame"],
+        &["move", "--from", uri, "--to", uri],
+        &["move", "--from", "a.db", uri],
+        &["move", "--from", "a.db", "--to", "b.db", uri],
+        &["keys", "list", "--json=u:sesame@a"],
+        &[uri],
+    ] {
+        assert_eq!(keeps(&server, words).0, Some(2), "{words:?}");
+    }
+    assert_eq!(keeps(&server, &["move", "--from", "a.db", "--to", uri]).0, Some(1), "there is no a.db");
+
+    let server = Server::new(None).start();
+    let config = "[runtime]\nurl = 'http://127.0.0.1:1/v1?key=sesame'\n";
+    std::fs::write(server.folder.path("empty.toml"), config).expect("a file");
+    server.signal(rustix::process::Signal::HUP);
+    until("it is told", || server.log().contains("configuration not reloaded: "));
+    assert!(!server.log().contains("sesame"), "{}", server.log());
 }
 
 /// In the service's folder, root follows no link that the service's user could have put there.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::postgres::{DatabaseUri, SessionLock};
 use super::sqlite::{FileLock, LockError};
+use crate::text::has_password;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Database {
@@ -13,12 +14,17 @@ pub enum Database {
 }
 
 impl Database {
-    /// A URI or the path of a file. The error says what a URI takes, and repeats nothing of it.
+    /// A URI or the path of a file. The error says what is accepted, and repeats nothing of the text.
     pub fn parse(text: &str) -> Result<Self, String> {
-        match DatabaseUri::is_uri(text) {
-            true => DatabaseUri::parse(text).map(Self::Postgres),
-            false => Ok(Self::Sqlite(text.into())),
+        if DatabaseUri::is_uri(text) {
+            return DatabaseUri::parse(text).map(Self::Postgres);
         }
+        if is_connection(text) {
+            return Err("the path of a SQLite file, or a URI that begins with postgresql://, such as \
+                        postgresql://adriaticum@db.example/adriaticum"
+                .into());
+        }
+        Ok(Self::Sqlite(text.into()))
     }
 
     /// Its file, if it is one.
@@ -28,6 +34,14 @@ impl Database {
             Self::Postgres(_) => None,
         }
     }
+}
+
+/// Whether a text is the URI of another database, a mistyped one, or libpq's `host=… password=…`. As the name of a file it
+/// would be printed with its password.
+fn is_connection(text: &str) -> bool {
+    let scheme = text.split_once(':').map(|(scheme, _)| scheme.trim_start().to_ascii_lowercase());
+    let is_postgres = matches!(scheme.as_deref(), Some("postgresql" | "postgres"));
+    is_postgres || text.contains("://") || has_password(text)
 }
 
 /// Without the password.
@@ -51,6 +65,29 @@ impl ServeLock {
         match database {
             Database::Sqlite(path) => FileLock::take(path).map(Self::File),
             Database::Postgres(uri) => SessionLock::take(uri, gateway).map(Box::new).map(Self::Session),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_neither_a_uri_nor_a_path_is_refused() {
+        for text in [
+            " postgresql://u:sesame@a/",
+            "postgresql:/u:sesame@a/",
+            "mysql://u:sesame@a/",
+            "file:///a.db?key=sesame",
+            "host=a password=sesame",
+            "host=a PASSWORD = 'sesame'",
+        ] {
+            let error = Database::parse(text).expect_err(text);
+            assert!(error.contains("postgresql://") && !error.contains("sesame"), "{error}");
+        }
+        for path in ["a.db", "/srv/password/a=b.db", "a@b:c.db", "postgres.db", "./a?b.db"] {
+            assert_eq!(Database::parse(path), Ok(Database::Sqlite(path.into())));
         }
     }
 }

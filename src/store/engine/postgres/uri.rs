@@ -54,8 +54,10 @@ pub enum SslMode {
 }
 
 impl DatabaseUri {
+    /// The scheme may be in upper case, as in every URI.
     pub fn is_uri(text: &str) -> bool {
-        ["postgresql://", "postgres://"].iter().any(|scheme| text.starts_with(scheme))
+        let scheme = text.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
+        matches!(scheme.as_deref(), Some("postgresql" | "postgres"))
     }
 
     /// The error names what is wrong, and repeats nothing that may be a secret.
@@ -243,6 +245,7 @@ mod tests {
         assert_eq!(uri.password.as_ref().map(Secret::expose), Some("p@ss:"));
         assert_eq!((uri.connect_timeout, uri.needs_writable), (Duration::from_secs(1), true));
         check("postgres://u@localhost", "postgresql://u@localhost:5432/u");
+        check("PostgreSQL://u:hidden@localhost", "postgresql://u@localhost:5432/u");
         check("postgresql://u@[::1]", "postgresql://u@[::1]:5432/u");
         check("postgresql://u@%2Frun%2Fpg:7/d%2Fb", "postgresql://u@/run/pg/.s.PGSQL.7/d/b");
         check("postgresql://u@/db", "postgresql://u@/var/run/postgresql/.s.PGSQL.5432/db");
