@@ -1,7 +1,7 @@
 //! Files in the service's folder, which commands that root runs open too.
 //!
-//! The folder belongs to the service's user, who could put a link there that leads root to any file. So root follows no
-//! link in a folder of another user.
+//! The folder belongs to the service's user, who could put a link there that leads root to any file, at any time. So root
+//! follows no link in a folder that another user may write to.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-/// For a path that was found to have no links: somebody could replace it by one meanwhile.
+/// For a path that `resolve` returned: somebody could put a link there meanwhile.
 pub const NO_FOLLOW: i32 = OFlags::NOFOLLOW.bits() as i32;
 
 /// Creates a file that only the service's own user and group may read. Returns false if there is one already, and an
@@ -36,17 +36,25 @@ fn give_to_the_folders_owner(file: &File, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The path of an existing file without links. It fails if root would follow one in a folder of another user.
+/// The path of an existing file without links. It fails if root would follow one in a folder that another user may write to.
+/// Everything that writes opens the result with `NO_FOLLOW` or SQLite's counterpart.
 pub fn resolve(path: &Path) -> io::Result<PathBuf> {
-    let is_link = fs::symlink_metadata(path)?.is_symlink();
-    if is_link && rustix::process::geteuid().is_root() && fs::metadata(folder(path))?.uid() != 0 {
+    let owner = fs::metadata(folder(path))?;
+    let is_foreign = owner.uid() != 0 || owner.mode() & 0o022 != 0;
+    if !rustix::process::geteuid().is_root() || !is_foreign {
+        return fs::canonicalize(path);
+    }
+    // Only the folder is resolved: whatever was checked before, the last part could be a link by then.
+    let name = path.file_name().ok_or_else(|| io::Error::other("it is not the path of a file"))?;
+    let real = fs::canonicalize(folder(path))?.join(name);
+    if fs::symlink_metadata(&real)?.is_symlink() {
         return Err(io::Error::other(format!(
-            "{} is a symbolic link in a folder of another user, which root does not follow. Name the file itself, or \
-             run the command as that user",
+            "{} is a symbolic link in a folder that another user may write to, which root does not follow. Name the file \
+             itself, or run the command as that user",
             path.display()
         )));
     }
-    fs::canonicalize(path)
+    Ok(real)
 }
 
 pub fn folder(path: &Path) -> &Path {
@@ -55,7 +63,10 @@ pub fn folder(path: &Path) -> &Path {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{chown, symlink};
+    use std::collections::BTreeSet;
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
 
     use super::*;
 
@@ -91,6 +102,33 @@ mod tests {
         assert_eq!(made.mode() & 0o007, 0, "others may not read it");
     }
 
+    /// The folder's owner swaps the file for a link while root's command runs: see `tests/integration/search.rs` too.
+    #[test]
+    fn a_link_that_is_put_there_meanwhile_is_not_followed() {
+        let (folder, outside) = (Folder::new(), Folder::new());
+        let (path, link) = (folder.0.join("test.db"), folder.0.join("link"));
+        fs::write(outside.0.join("target"), "").expect("a file");
+        fs::write(&path, "").expect("a file");
+        let is_over = AtomicBool::new(false);
+        let found = thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    fs::write(&link, "").and_then(|()| fs::rename(&link, &path)).expect("a file");
+                    symlink(outside.0.join("target"), &link)
+                        .and_then(|()| fs::rename(&link, &path))
+                        .expect("a link");
+                }
+            });
+            let found: BTreeSet<PathBuf> = (0..2_000).filter_map(|_| resolve(&path).ok()).collect();
+            is_over.store(true, Ordering::Relaxed);
+            found
+        });
+        if rustix::process::geteuid().is_root() {
+            let real = fs::canonicalize(&folder.0).expect("a folder").join("test.db");
+            assert_eq!(found, BTreeSet::from([real]));
+        }
+    }
+
     #[test]
     fn root_follows_no_link_of_another_user() {
         let (folder, outside) = (Folder::new(), Folder::new());
@@ -106,6 +144,8 @@ mod tests {
             chown(&folder.0, Some(0), Some(0)).expect("root may");
             let real = fs::canonicalize(&target).expect("it is there");
             assert_eq!(resolve(&link).expect("root's own link"), real);
+            fs::set_permissions(&folder.0, fs::Permissions::from_mode(0o1777)).expect("a folder for all");
+            assert!(resolve(&link).is_err(), "anybody's link");
         }
     }
 }

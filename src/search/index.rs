@@ -4,6 +4,7 @@
 //! and an index that was missing or damaged works again as soon as it is back.
 
 use std::collections::HashMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -140,8 +141,9 @@ impl Index {
                 self.path.display()
             )));
         }
+        let path = files::resolve(&self.path).map_err(|error| self.failed(&error))?;
         let open = || {
-            let mut connection = self.connect(OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+            let mut connection = connect(&path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
             connection.progress_handler(STEPS, Some(move || Instant::now() > deadline))?;
             connection.busy_timeout(deadline.saturating_duration_since(Instant::now()))?;
             Ok((version(&connection)?, connection))
@@ -155,11 +157,10 @@ impl Index {
     /// Does work in a transaction. Creates the index if there is none.
     fn change<T>(&self, work: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, SearchError> {
         // Created here and not by SQLite, so that only the service's own user and group may read it.
-        files::create(&self.path).map_err(|error| {
-            SearchError::new(format!("the index {} can't be written: {error}", self.path.display()))
-        })?;
+        let path = files::create(&self.path).and_then(|_| files::resolve(&self.path));
+        let path = path.map_err(|error| self.failed(&error))?;
         let change = || {
-            let mut connection = self.connect(OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+            let mut connection = connect(&path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
             connection.busy_timeout(WRITE_PATIENCE)?;
             // Readers see the old state until the change is committed, and wait for no writer.
             connection.pragma_update(None, "journal_mode", "WAL")?;
@@ -183,12 +184,6 @@ impl Index {
         }
     }
 
-    fn connect(&self, mode: OpenFlags) -> rusqlite::Result<Connection> {
-        let connection = Connection::open_with_flags(&self.path, mode | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
-        connection.pragma_update(None, "cache_size", -CACHE)?;
-        Ok(connection)
-    }
-
     fn told(&self, error: &rusqlite::Error) -> SearchError {
         match error.sqlite_error_code() {
             Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => self.damaged(&error.to_string()),
@@ -200,12 +195,24 @@ impl Index {
         }
     }
 
+    fn failed(&self, error: &io::Error) -> SearchError {
+        SearchError::new(format!("the index {} can't be opened: {error}", self.path.display()))
+    }
+
     fn damaged(&self, how: &str) -> SearchError {
         SearchError::new(format!(
             "the index {} is damaged ({how}): move it away and add the documents again, or put a copy in its place",
             self.path.display()
         ))
     }
+}
+
+fn connect(path: &Path, mode: OpenFlags) -> rusqlite::Result<Connection> {
+    // The path has no links. NOFOLLOW is for one that is put there meanwhile.
+    let flags = mode | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+    let connection = Connection::open_with_flags(path, flags)?;
+    connection.pragma_update(None, "cache_size", -CACHE)?;
+    Ok(connection)
 }
 
 fn late() -> SearchError {

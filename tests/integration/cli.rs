@@ -415,6 +415,8 @@ fn a_backup_is_made_while_the_service_goes_on() {
     let copies = files.filter(|file| file.file_name().to_string_lossy().starts_with("copy.db")).count();
     assert_eq!(copies, 1, "nothing beside it");
     refused(&server, &["backup", &path], 1, "new file");
+    std::os::unix::fs::symlink(".", server.folder.path("link")).expect("a link");
+    server.told(&["backup", "link/other.db"]);
     server.post(&key, &chat("x")).is_completion();
     let restored = server.set("ADRIATICUM_DATABASE", &path);
     assert!(restored.told(&["usage"]).starts_with("1 request,"));

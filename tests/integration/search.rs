@@ -6,6 +6,7 @@ use std::os::unix::fs::{MetadataExt, chown, symlink};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use rusqlite::types::Value as Cell;
 use serde_json::{Value, json};
@@ -608,6 +609,43 @@ fn root_s_index_belongs_to_the_service_and_check_tests_as_its_user() {
         assert_eq!(output.status.code(), Some(1), "{told}");
         assert!(told.contains("FAIL  search") && told.contains("ok    database"), "{told}");
     }
+}
+
+/// Root's command wrote into a file elsewhere if the folder's owner put a link in the place of the index meanwhile.
+#[test]
+fn root_writes_nothing_through_a_link_that_replaces_the_index() {
+    let server = indexed(&Runtime::start()).sqlite();
+    let docs = folder_of(&server, &[("a.txt", b"The Adriatic Sea is deep.")]);
+    let [service, elsewhere] = ["service", "elsewhere"].map(|name| server.folder.path(name));
+    fs::create_dir(&service).and_then(|()| fs::create_dir(&elsewhere)).expect("two folders");
+    let server = server.set("ADRIATICUM_DATABASE", service.join("a.db").display());
+    let (index, other, target) = (service.join("a-search.db"), service.join("x"), elsewhere.join("target"));
+    fs::write(&target, "").expect("a file");
+    symlink(&target, &index).expect("a link");
+    server.told(&["search", "add", &docs]);
+    assert!(fs::metadata(&target).expect("a file").len() > 0, "the operator's own link is followed");
+    if chown(&service, Some(12_345), Some(54_321)).is_err() {
+        return; // not root
+    }
+    // With the WAL that the last reader has left.
+    fs::remove_dir_all(&elsewhere).and_then(|()| fs::create_dir(&elsewhere)).expect("an empty folder");
+    fs::write(&target, "").expect("a file");
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                fs::write(&other, "").and_then(|()| fs::rename(&other, &index)).expect("a file");
+                symlink(&target, &other).and_then(|()| fs::rename(&other, &index)).expect("a link");
+            }
+        });
+        for _ in 0..25 {
+            // It fails if it meets the link.
+            server.run(&["search", "add", &docs]);
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(fs::metadata(&target).expect("a file").len(), 0, "root has written into it");
+    assert_eq!(fs::read_dir(&elsewhere).expect("a folder").count(), 1, "nothing is beside it");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! The system releases it when the process ends, however it ends, so the file stays and is no obstacle.
 
 use std::ffi::OsString;
-use std::fs::{self, File, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -87,7 +87,7 @@ impl FileLock {
 
 /// Beside the database's own file, whichever link leads to it. A database that is yet to be created has no link.
 fn path_for(database: &Path) -> PathBuf {
-    let real = fs::canonicalize(database).unwrap_or_else(|_| database.to_owned());
+    let real = files::resolve(database).unwrap_or_else(|_| database.to_owned());
     let mut path = OsString::from(real);
     path.push(".lock");
     path.into()
@@ -95,6 +95,7 @@ fn path_for(database: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::{MetadataExt, symlink};
 
     use super::super::super::super::tests::Temporary;

@@ -144,9 +144,11 @@ impl Sqlite {
         // Not by SQLite, which would say "table already exists" for a file that is there.
         OpenOptions::new().write(true).create_new(true).mode(0o640).open(to)?;
         let copy = || {
+            // The connection's NOFOLLOW holds for the copy too.
+            let to = crate::files::resolve(to)?;
             let connection = connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE)?;
             connection.execute("VACUUM INTO ?", [to.to_string_lossy()])?;
-            let copy = connect(&fs::canonicalize(to)?, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE)?;
+            let copy = connect(&to, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE)?;
             Ok(copy.query_row("SELECT count(*) FROM usage", [], |row| row.get(0))?)
         };
         copy().inspect_err(|_: &StoreError| {
