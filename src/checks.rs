@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-pub use self::certificate::read_certificate;
+pub use self::certificate::{read_certificate, read_unexpired};
 
 use crate::client::Cancellation;
 use crate::config::{Config, GroundingMode, SearchPlace};

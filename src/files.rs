@@ -1,10 +1,10 @@
-//! Files in the service's folder, which commands that root runs open too.
+//! Files in the service's folder, which commands that root runs open too, and files with certificates and secrets.
 //!
 //! The folder belongs to the service's user, who could put a link there that leads root to any file, at any time. So root
 //! follows no link in a folder that another user may write to.
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 
@@ -57,6 +57,21 @@ pub fn resolve(path: &Path) -> io::Result<PathBuf> {
     Ok(real)
 }
 
+/// The content of a certificate, a key or a password. A pipe or a device is refused: reading it could take forever.
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut file = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    let mut content = Vec::new();
+    file.read_to_end(&mut content)?;
+    Ok(content)
+}
+
+pub fn read_text(path: &Path) -> io::Result<String> {
+    String::from_utf8(read(path)?).map_err(|_| io::Error::other("it is not UTF-8"))
+}
+
 pub fn folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
@@ -67,6 +82,8 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     use super::*;
 
@@ -126,6 +143,19 @@ mod tests {
         if rustix::process::geteuid().is_root() {
             let real = fs::canonicalize(&folder.0).expect("a folder").join("test.db");
             assert_eq!(found, BTreeSet::from([real]));
+        }
+    }
+
+    #[test]
+    fn a_pipe_is_not_waited_for() {
+        let folder = Folder::new();
+        let (file, pipe) = (folder.0.join("file"), folder.0.join("pipe"));
+        fs::write(&file, "sesame").expect("a file");
+        mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR, 0).expect("a pipe");
+        assert_eq!(read(&file).expect("a file"), b"sesame");
+        for path in [&pipe, &folder.0, Path::new("/dev/zero")] {
+            let error = read(path).expect_err("it has no end").to_string();
+            assert_eq!(error, "it is not a regular file");
         }
     }
 

@@ -51,6 +51,19 @@ pub fn read_certificate(files: &TlsFiles) -> Result<Certificate, String> {
     })
 }
 
+/// The same for a reload: the service has another certificate, and with an expired one it would lose its clients.
+pub fn read_unexpired(files: &TlsFiles) -> Result<Certificate, String> {
+    let certificate = read_certificate(files)?;
+    match certificate.expires() {
+        Some(expires) if expires <= when::now() => Err(format!(
+            "tls.cert = {:?}: the certificate expired at {}. Renew it, then reload the service.",
+            files.cert,
+            when::shown(Some(expires))
+        )),
+        _ => Ok(certificate),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::Verdict;

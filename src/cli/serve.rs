@@ -268,9 +268,8 @@ fn status(metrics: &Metrics, Snapshot { workers, queue, .. }: &Snapshot) -> Stri
 fn reload(args: &Args, running: &Config, acceptor: Option<&Acceptor>, store: &Store) {
     let taken = args.config().and_then(|config| {
         let shown = config.tls.as_ref().zip(acceptor);
-        let certificate =
-            shown.map(|(files, acceptor)| Ok::<_, CliError>((read_certificate(files)?, acceptor)));
-        Ok((certificate.transpose()?, config))
+        let certificate = shown.map(|(files, acceptor)| Ok((checks::read_unexpired(files)?, acceptor)));
+        Ok((certificate.transpose().map_err(CliError::Config)?, config))
     });
     let (certificate, config) = match taken {
         Ok(taken) => taken,

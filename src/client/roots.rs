@@ -4,7 +4,9 @@ use std::path::Path;
 
 use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::pem::PemObject;
+
+use crate::files;
 
 /// Those of the system; `SSL_CERT_FILE` and `SSL_CERT_DIR` name others.
 pub fn of_the_system() -> RootCertStore {
@@ -19,17 +21,10 @@ pub fn of_the_system() -> RootCertStore {
 /// Those of a PEM file. The error says what is wrong with the file.
 pub fn read(path: &Path) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
-    let certificates = CertificateDer::pem_file_iter(path).map_err(|error| cause(&error))?;
-    for certificate in certificates {
-        let certificate = certificate.map_err(|error| cause(&error))?;
+    let text = files::read(path).map_err(|error| error.to_string())?;
+    for certificate in CertificateDer::pem_slice_iter(&text) {
+        let certificate = certificate.map_err(|_| "it is not valid PEM".to_owned())?;
         roots.add(certificate).map_err(|_| "a certificate in it is not valid".to_owned())?;
     }
     if roots.is_empty() { Err("there is no certificate in it".into()) } else { Ok(roots) }
-}
-
-fn cause(error: &pem::Error) -> String {
-    match error {
-        pem::Error::Io(error) => error.to_string(),
-        _ => "it is not valid PEM".into(),
-    }
 }

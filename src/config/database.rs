@@ -1,13 +1,14 @@
 //! The settings of the database and of the gateway's name in it.
 
+use std::io;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
 use rustix::system::uname;
 
 use super::Secret;
 use super::settings::Settings;
 use super::written::{Problem, Written};
+use crate::files;
 use crate::store::Database;
 
 pub(super) fn read(settings: &mut Settings) -> Database {
@@ -51,7 +52,7 @@ fn read_password(written: &Written, database: &mut Database) -> Result<PathBuf, 
 
 /// The password in a file. The packaged service always names one, which is empty if no password is needed.
 pub fn password_in(path: &Path) -> io::Result<Option<Secret>> {
-    let text = fs::read_to_string(path)?;
+    let text = files::read_text(path)?;
     let text = text.trim_end_matches(['\r', '\n']);
     Ok((!text.is_empty()).then(|| Secret::new(text)))
 }

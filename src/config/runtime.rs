@@ -1,7 +1,6 @@
 //! The settings of the runtime.
 
 use std::fmt;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,6 +10,7 @@ use ureq::http::Uri;
 use super::settings::Settings;
 use super::written::{Problem, Written};
 use crate::client::roots;
+use crate::files;
 use crate::http::head::split_authority;
 
 /// A path and a query are added to an address, and the head of a call has to fit into the client's buffer.
@@ -109,7 +109,7 @@ fn api_key(settings: &mut Settings) -> Option<Secret> {
 }
 
 fn read_key(file: &Written) -> Result<String, Problem> {
-    fs::read_to_string(file.text()?)
+    files::read_text(Path::new(file.text()?))
         .map_err(|error| file.refuse(&format!("a file that can be read ({error})")))
 }
 

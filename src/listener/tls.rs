@@ -2,7 +2,6 @@
 //! and encrypts what a worker answers.
 
 use std::fmt;
-use std::fs;
 use std::io::{self, IoSlice, Read, Write};
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -15,7 +14,7 @@ use rustls::sign::CertifiedKey;
 use rustls::{ServerConfig, ServerConnection};
 
 use super::socket::Stream;
-use crate::der;
+use crate::{der, files};
 
 /// The memory of a session besides the bytes in transit: its keys, its state and its smallest buffers. `rustls` does not
 /// report it. Measured over 1,000 sessions: 7.7 KiB after the handshake, 9.3 after a completion.
@@ -71,7 +70,7 @@ fn expires(certified: &CertifiedKey) -> Option<i64> {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, String> {
-    fs::read(path).map_err(|error| error.to_string())
+    files::read(path).map_err(|error| error.to_string())
 }
 
 /// What is wrong with a PEM file, with nothing of it in the text.

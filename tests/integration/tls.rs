@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
 
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::Signal;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedProtocolVersion, version};
@@ -25,6 +26,12 @@ pub fn certify(folder: &Path) -> CertificateDer<'static> {
     fs::write(folder.join("cert.pem"), made.cert.pem()).expect("a file");
     fs::write(folder.join("key.pem"), made.signing_key.serialize_pem()).expect("a file");
     made.cert.der().clone()
+}
+
+/// Puts a pipe in the place of a file. Opening it would wait for a writer.
+fn make_pipe(path: &Path) {
+    let _ = fs::remove_file(path);
+    mknodat(CWD, path, FileType::Fifo, Mode::RUSR, 0).expect("a pipe");
 }
 
 /// A server that speaks TLS, not started yet, and its certificate.
@@ -196,6 +203,22 @@ fn a_reload_shows_another_certificate_and_drops_no_connection() {
     until("it is told", || server.log().contains("not reloaded: tls.key = "));
     connect(&server, &old).send("the old one is still shown");
 
+    let mut params = rcgen::CertificateParams::new(["api.test".to_owned()]).expect("a name");
+    params.not_after = rcgen::date_time_ymd(2020, 1, 1);
+    let expired_key = rcgen::KeyPair::generate().expect("a key");
+    let expired = params.self_signed(&expired_key).expect("a certificate");
+    fs::write(folder.join("cert.pem"), expired.pem()).expect("a file");
+    fs::write(folder.join("key.pem"), expired_key.serialize_pem()).expect("a file");
+    server.signal(Signal::HUP);
+    until("it is told", || server.log().contains("the certificate expired at 2020-01-01"));
+    connect(&server, &old).send("the old one is still shown");
+
+    make_pipe(&folder.join("key.pem"));
+    server.signal(Signal::HUP);
+    until("it is told", || server.log().contains("it is not a regular file"));
+    connect(&server, &old).send("the old one is still shown");
+    fs::remove_file(folder.join("key.pem")).expect("it should go");
+
     let new = certify(&folder);
     server.signal(Signal::HUP);
     until("it is taken", || server.log().contains("configuration reloaded"));
@@ -227,6 +250,28 @@ fn a_certificate_that_cannot_be_used_is_told_at_once() {
             let all = String::from_utf8(all).expect("text");
             assert!(all.contains(told) && !all.contains("BEGIN"), "{command}: {all}");
         }
+    }
+}
+
+/// A command that waits for a pipe's writer would wait forever.
+#[test]
+fn a_pipe_is_not_a_certificate_a_key_or_a_password() {
+    let (mut server, _) = secured(&Runtime::start());
+    let pipe = server.folder.path("pipe").display().to_string();
+    make_pipe(Path::new(&pipe));
+    for (variable, told) in [
+        ("ADRIATICUM_TLS_CERT", "tls.cert = "),
+        ("ADRIATICUM_TLS_KEY", "tls.key = "),
+        ("ADRIATICUM_RUNTIME_CA", "ADRIATICUM_RUNTIME_CA="),
+        ("ADRIATICUM_RUNTIME_API_KEY_FILE", "ADRIATICUM_RUNTIME_API_KEY_FILE="),
+        ("ADRIATICUM_DATABASE_PASSWORD_FILE", "ADRIATICUM_DATABASE_PASSWORD_FILE="),
+    ] {
+        let before = server.environment.clone();
+        server = server.set(variable, &pipe).spawn(&[]);
+        assert_eq!(server.wait().code(), Some(2), "{}", server.log());
+        let log = server.log();
+        assert!(log.contains(told) && log.contains("it is not a regular file"), "{log}");
+        server.environment = before;
     }
 }
 
