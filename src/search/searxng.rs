@@ -108,28 +108,39 @@ struct Answer<'a> {
 }
 
 fn read_answer(bytes: &[u8], most: usize) -> Result<Vec<Passage>, SearchError> {
-    let unreadable = |_| {
+    // One result with broken text should not cost the others.
+    let text = String::from_utf8_lossy(bytes);
+    let answer: Answer = serde_json::from_str(&text).map_err(|_| {
         SearchError::new(
             "its answer is not JSON of the expected form. Is this the address of a SearXNG instance, and is JSON in its \
              search.formats?",
         )
-    };
-    // One result with broken text should not cost the others.
-    let text = String::from_utf8_lossy(bytes);
-    let answer: Answer = serde_json::from_str(&text).map_err(unreadable)?;
+    })?;
     if answer.results.is_empty() && !answer.unresponsive_engines.is_empty() {
         let engines: Vec<String> = answer.unresponsive_engines.iter().take(MAX_ENGINES).map(engine).collect();
         let engines = engines.join(", ");
         return Err(SearchError::new(format!("it found nothing, and engines did not respond: {engines}")));
     }
     let mut passages = Vec::new();
+    let mut has_unreadable = false;
     for result in answer.results {
         if passages.len() == most {
             break;
         }
-        passages.extend(read_result(&serde_json::from_str(result.get()).map_err(unreadable)?));
+        match serde_json::from_str::<Value>(result.get()) {
+            Ok(result) if has_form(&result) => passages.extend(read_result(&result)),
+            _ => has_unreadable = true,
+        }
+    }
+    if passages.is_empty() && has_unreadable {
+        return Err(SearchError::new("none of its results can be read"));
     }
     Ok(passages)
+}
+
+/// Whether a result has the form of one: an object whose text, if it has one, is a text.
+fn has_form(result: &Value) -> bool {
+    result.is_object() && matches!(result["content"], Value::Null | Value::String(_))
 }
 
 /// An engine that did not respond, and the reason that the instance gives: `["name", "timeout"]`.
@@ -193,6 +204,18 @@ mod tests {
         ] {
             assert_eq!(read_answer(answer.as_bytes(), 2), Ok(found), "{answer}");
         }
+        // None of these can be read by itself, and each is skipped.
+        for result in
+            [r#"{"content": "\ud800"}"#, r#"{"score": 1e999}"#, "7", "null", r#"{"content": ["x"]}"#]
+        {
+            let answer = |rest: &str| format!(r#"{{"results": [{result}{rest}]}}"#);
+            let found = read_answer(answer(r#", {"content": "good"}"#).as_bytes(), 2);
+            assert_eq!(found, Ok(vec![passage("", "", "good")]), "{result}");
+            for rest in ["", r#", {"content": ""}"#] {
+                assert!(read_answer(answer(rest).as_bytes(), 2).is_err(), "{result} is no answer");
+            }
+        }
+        assert_eq!(read_answer(br#"{"results": [{"content": ""}, {"title": "x"}]}"#, 2), Ok(vec![]));
         let broken = b"{\"results\": [{\"content\": \"br\xf6ken\"}, {\"content\": \"good\"}]}";
         let texts = vec![passage("", "", "br\u{fffd}ken"), passage("", "", "good")];
         assert_eq!(read_answer(broken, 2), Ok(texts));

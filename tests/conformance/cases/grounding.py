@@ -56,6 +56,17 @@ def an_answer_without_results_is_not_grounded():
         assert _row(server) == (200, None, 0), _row(server)
 
 
+def a_result_that_cannot_be_read_is_skipped():
+    RUNTIME.answer = RUNTIME.good
+    search = _SearXng("\ud800", {}, FACT)
+    with Server(RUNTIME, search_url=search.url, search_grounding="always") as server:
+        key = server.create_key()
+        is_completion(server.post(chat(QUESTION), key))
+        assert "47 metres" in _prompt()[0] and _row(server) == (200, None, 1), (_prompt(), _row(server))
+        search.facts = ["\ud800", {}]
+        is_error(server.post(chat(QUESTION), key), "search_unavailable")
+
+
 def an_unavailable_search_is_503_and_wins_over_the_runtime():
     slow = _SearXng(FACT)
     slow.gate.clear()
