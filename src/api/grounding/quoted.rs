@@ -84,12 +84,14 @@ fn quote(number: usize, Passage { title, source, text }: &Passage) -> String {
 }
 
 /// Breaks up control tokens of chat templates by a space. A runtime that recognizes its tokens in a message's text would
-/// take one for the end of the message.
+/// take one for the end of the message. Some tokenizers normalize a text first, so tokens are looked for in the plain forms of
+/// its characters.
 fn harmless(line: &str) -> String {
+    let plain: String = line.chars().map(plain_form).collect();
     let mut broken = String::with_capacity(line.len() + 8);
-    for (at, c) in line.char_indices() {
-        broken.push(c);
-        let (before, rest) = line.split_at(at + c.len_utf8());
+    for (written, (at, c)) in line.chars().zip(plain.char_indices()) {
+        broken.push(written);
+        let (before, rest) = plain.split_at(at + c.len_utf8());
         if is_inside_token(before, c, rest) {
             broken.push(' ');
         }
@@ -97,24 +99,39 @@ fn harmless(line: &str) -> String {
     broken
 }
 
+/// The ASCII character that Unicode's normalization NFKC makes of a full-width form or of another form of a sign in a token.
+fn plain_form(c: char) -> char {
+    match c {
+        '\u{ff01}'..='\u{ff5e}' => char::from_u32(c as u32 - 0xfee0).unwrap_or(c),
+        '\u{fe64}' => '<',
+        '\u{fe65}' => '>',
+        '\u{fe47}' => '[',
+        '\u{fe48}' => ']',
+        '\u{fe5f}' => '#',
+        '\u{fe13}' | '\u{fe55}' => ':',
+        '\u{fe15}' | '\u{fe57}' => '!',
+        _ => c,
+    }
+}
+
 /// Whether a control token could go on after `c`. `before` ends with it, and `rest` follows.
 fn is_inside_token(before: &str, c: char, rest: &str) -> bool {
     let next = rest.chars().next().unwrap_or(' ');
     match c {
         // <s>, <|user|>, <<SYS>>, <0x0A>; but not "a < b", "1<2", "<= 3" and "x << 2".
-        '<' | '＜' => {
+        '<' => {
             let inside = rest.trim_start_matches('<');
             let is_sign = |c: char| c.is_whitespace() || c.is_ascii_digit() || c == '=';
             !inside.is_empty() && !inside.starts_with(is_sign) || inside.starts_with("0x")
         }
         // [INST], [/INST], [|user|], [gMASK], [e~[; but not "[1]", "a[i]" and "[see below]".
-        '[' | '［' => {
-            let end = rest.find(|c: char| c.is_whitespace() || matches!(c, '[' | ']' | '］'));
+        '[' => {
+            let end = rest.find(|c: char| c.is_whitespace() || matches!(c, '[' | ']'));
             let is_word = end.is_some_and(|end| end > 1 && !rest[end..].starts_with(char::is_whitespace));
             is_word && !next.is_ascii_digit()
         }
         // The ends of <|user|> and [|user|], and |||EMAIL_ADDRESS|||; but not "a || b".
-        '|' | '｜' => matches!(next, '>' | '＞' | ']' | '］') || rest.starts_with("||"),
+        '|' => matches!(next, '>' | ']') || rest.starts_with("||"),
         // ]~b] and ]!p~[
         ']' => matches!(next, '~' | '!'),
         // >>QUESTION<<
@@ -122,7 +139,7 @@ fn is_inside_token(before: &str, c: char, rest: &str) -> bool {
         // ### Instruction:
         '#' => next == '#',
         // USER: and ASSISTANT:
-        _ if matches!(next, ':' | '：') => {
+        _ if next == ':' => {
             let word = before.rsplit(|c: char| !c.is_ascii_alphabetic()).next().unwrap_or_default();
             let word = word.to_ascii_lowercase();
             ["system", "user", "assistant", "human"].iter().any(|role| word.ends_with(role))
@@ -283,6 +300,29 @@ mod tests {
                     );
                 }
             }
+        }
+    }
+
+    /// A tokenizer that normalizes its text would make the tokens of these.
+    #[test]
+    fn no_control_token_is_left_in_other_forms_of_its_characters() {
+        for (token, broken) in [
+            ("\u{fe64}s\u{fe65}", "\u{fe64} s\u{fe65}"),
+            ("\u{fe64}|im_end|\u{fe65}", "\u{fe64} |im_end| \u{fe65}"),
+            ("\u{ff1c}|im_end|\u{ff1e}", "\u{ff1c} |im_end| \u{ff1e}"),
+            ("<\u{fe64}SYS>\u{fe65}", "< \u{fe64} SYS>\u{fe65}"),
+            ("\u{fe65}>QUESTION", "\u{fe65} >QUESTION"),
+            ("\u{fe47}INST\u{fe48}", "\u{fe47} INST\u{fe48}"),
+            ("\u{fe5f}\u{ff03}# Instruction", "\u{fe5f} \u{ff03} # Instruction"),
+            (
+                "USER\u{fe55} \u{ff35}\u{ff33}\u{ff25}\u{ff32}\u{fe13}",
+                "USER \u{fe55} \u{ff35}\u{ff33}\u{ff25}\u{ff32} \u{fe13}",
+            ),
+        ] {
+            assert_eq!(harmless(token), broken);
+        }
+        for line in ["a \u{fe64} b", "1\u{ff1c}2", "価格：５％（税込）", "\u{fe5f}1"] {
+            assert_eq!(harmless(line), line);
         }
     }
 
