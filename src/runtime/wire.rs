@@ -9,6 +9,9 @@ use crate::store::Tokens;
 /// The largest plausible token figure: a larger one was not measured, and sums of these can't overflow.
 const MAX_FIGURE: u32 = 1_000_000_000;
 
+/// The longest finish reason that is passed on, in characters.
+const MAX_REASON: usize = 64;
+
 /// What runtimes without an error code for it say about a prompt that is too long.
 const PHRASES: [&str; 2] = ["maximum context length", "available context size"];
 
@@ -63,7 +66,10 @@ pub fn read_answer(bytes: &[u8]) -> Result<Generated, RuntimeError> {
         .map_err(|_| RuntimeError::Unreadable("it is not JSON of the expected form"))?;
     let choice = answer.choices.into_iter().next().ok_or(RuntimeError::Unreadable("it has no choice"))?;
     let content = choice.message.content.ok_or(RuntimeError::Unreadable("it has no text"))?;
-    let finish_reason = choice.finish_reason.and_then(|raw| serde_json::from_str(raw.get()).ok());
+    let is_reason =
+        |reason: &String| reason.len() <= MAX_REASON && reason.bytes().all(|b| matches!(b, b' '..=b'~'));
+    let finish_reason =
+        choice.finish_reason.and_then(|raw| serde_json::from_str(raw.get()).ok()).filter(is_reason);
     let usage: AnswerUsage =
         answer.usage.and_then(|raw| serde_json::from_str(raw.get()).ok()).unwrap_or_default();
     let tokens = Tokens {
@@ -113,6 +119,22 @@ mod tests {
             let found = read_answer(answer.as_bytes()).expect(answer);
             let told = (found.content.as_str(), found.finish_reason.as_deref(), found.tokens.total_tokens);
             assert_eq!(told, (content, reason, total), "{answer}");
+        }
+    }
+
+    #[test]
+    fn finish_reasons() {
+        let read = |reason: &str| {
+            let answer =
+                serde_json::json!({"choices": [{"message": {"content": "x"}, "finish_reason": reason}]});
+            read_answer(answer.to_string().as_bytes()).expect(reason).finish_reason
+        };
+        let long = "x".repeat(MAX_REASON);
+        for reason in ["stop", "tool calls", "~", &long] {
+            assert_eq!(read(reason).as_deref(), Some(reason));
+        }
+        for reason in ["st\u{f6}p", "a\nb", "\u{0}", "\u{7f}", &(long.clone() + "x")] {
+            assert_eq!(read(reason), None, "{reason:?}");
         }
     }
 

@@ -72,6 +72,13 @@ def a_missing_finish_reason_becomes_stop_if_there_is_text():
         is_completion(SERVER.post(chat(), KEY), "x", "stop")
 
 
+def a_finish_reason_is_at_most_64_printable_characters():
+    for reason, expected in (("a" * 64, "a" * 64), ("a ~", "a ~"), ("a" * 65, "stop"), ("a" * 100_000, "stop"),
+                             ("st\u00f6p", "stop"), ("a\nb", "stop"), ("\u0000", "stop"), (7, "stop"), ({}, "stop")):
+        RUNTIME.answer = lambda body, reason=reason: (200, RUNTIME.completion("x", reason))
+        is_completion(SERVER.post(chat(), KEY), "x", expected)
+
+
 def an_empty_completion_is_a_completion():
     RUNTIME.answer = lambda body: (200, RUNTIME.completion(""))
     is_completion(SERVER.post(chat(), KEY), "")
