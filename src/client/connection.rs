@@ -19,12 +19,18 @@ const BUFFER: usize = 16 * 1024;
 /// The least free space in the input buffer: without any, `ureq` would wait for a body that it has no room for.
 const LEAST_ROOM: usize = 4 * 1024;
 
+/// The most bytes of an answer with its heads, chunk sizes and trailers. `ureq` limits only one head and the body, whose limit is
+/// less than half of this in every call.
+const MAX_ANSWER: u64 = 16 * 1024 * 1024;
+
 /// The longest timeout that a setting accepts.
 const LONGEST: Duration = Duration::from_secs(86_400);
 
 pub(super) struct Connection {
     stream: Stream,
     buffers: HeldBuffers,
+    /// Bytes of the call's answer.
+    received: u64,
 }
 
 pub(super) enum Stream {
@@ -34,8 +40,8 @@ pub(super) enum Stream {
 
 impl Connection {
     pub fn new(stream: Stream) -> Self {
-        let mut connection =
-            Self { stream, buffers: HeldBuffers { buffers: LazyBuffers::new(BUFFER, BUFFER), held: 0 } };
+        let buffers = HeldBuffers { buffers: LazyBuffers::new(BUFFER, BUFFER), held: 0 };
+        let mut connection = Self { stream, buffers, received: 0 };
         // A TLS handshake is not a part of the call.
         connection.stream.socket().forget_sent();
         connection
@@ -71,17 +77,23 @@ impl Transport for Connection {
     }
 
     fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
-        self.io(timeout, |stream, buffers| {
+        let count = self.io(timeout, |stream, buffers| {
             stream.write_all(buffers.take_held())?;
             let count = stream.read(buffers.input_append_buf())?;
             buffers.input_appended(count);
-            Ok(count > 0)
-        })
+            Ok(count)
+        })?;
+        self.received += count as u64;
+        if self.received > MAX_ANSWER {
+            return Err(Error::BodyExceedsLimit(MAX_ANSWER));
+        }
+        Ok(count > 0)
     }
 
     /// `ureq` asks after a call, before it keeps the connection, and before the next one.
     fn is_open(&mut self) -> bool {
         self.stream.socket().clear();
+        self.received = 0;
         self.stream.is_quiet()
     }
 

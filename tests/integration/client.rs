@@ -241,6 +241,35 @@ fn an_answer_has_a_largest_size() {
     }
 }
 
+/// The limit on the body covers neither chunk sizes nor trailers, nor the heads before the final one.
+#[test]
+fn an_answer_that_never_ends_is_given_up() {
+    for (beginning, more) in [
+        ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n", "x: y\r\n"),
+        ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nx: ", "y"),
+        ("", "HTTP/1.1 103 Hints\r\nx: y\r\n\r\n"),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
+        let base = format!("http://{}", listener.local_addr().expect("it listens"));
+        let server = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("a connection");
+            assert!(stream.read(&mut [0; 1024]).expect("a request") > 0);
+            stream.write_all(beginning.as_bytes()).expect("the client reads");
+            let block = more.repeat(64 * 1024 / more.len());
+            let mut blocks = 0;
+            // Enough to show that there is no limit.
+            while blocks < 4096 && stream.write_all(block.as_bytes()).is_ok() {
+                blocks += 1;
+            }
+            blocks
+        });
+        let error = call(&client(), &base, None, Duration::from_secs(60)).expect_err("it never ends");
+        assert!(matches!(error, CallError::TooLarge | CallError::Broken(_)), "{more:?}: {error:?}");
+        let blocks = server.join().expect("no panic");
+        assert!(blocks < 1024, "{more:?}: {blocks} times 64 KiB were read");
+    }
+}
+
 #[test]
 fn a_runtime_that_switches_protocols_has_answered() {
     // The connection stays open: to wait for an answer would be to wait for the timeout.

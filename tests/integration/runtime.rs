@@ -165,6 +165,21 @@ fn an_answer_that_is_only_the_beginning_of_one_is_502_at_once() {
     drop(open);
 }
 
+/// `tests/integration/client.rs` has other answers without an end.
+#[test]
+fn trailers_without_an_end_are_502_and_take_no_memory() {
+    let content = completion("x").to_string();
+    let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let answer = format!("{head}{:x}\r\n{content}\r\n0\r\n{}", content.len(), "x: y\r\n".repeat(3_000_000));
+    let (url, _) = breaking(answer.leak());
+    let server = Server::new(None).set("ADRIATICUM_RUNTIME_URL", url).start();
+    let key = server.key();
+    let before = server.status("VmHWM");
+    server.post(&key, &chat("x")).is_error(502, "inference_error");
+    let grown = server.status("VmHWM") - before;
+    assert!(grown < 8 * 1024, "{grown} KiB more for 18 MB of trailers");
+}
+
 #[test]
 fn a_figure_that_is_not_plausible_is_null() {
     let runtime = Runtime::start();
