@@ -58,9 +58,11 @@ impl Service for Dispatcher {
         }
         match self.api.check_head(head) {
             Ok(digest) => Admission::Read(Destination::Api(digest)),
-            Err(failure) => Admission::Answer(
-                self.api.refuse(client.peer, self.with_console_address(client, head, failure)),
-            ),
+            Err(failure) => {
+                self.api.metrics.head_refused.add(1);
+                let failure = self.with_console_address(client, head, failure);
+                Admission::Answer(self.api.refuse(client.peer, failure))
+            }
         }
     }
 

@@ -239,9 +239,6 @@ impl<S: Service> EventLoop<S> {
     /// Sends the response to a request whose head was enough for it. The connection stays open if the body was skipped.
     fn answer(&mut self, index: usize, answered: Answered) {
         let Answered { response, head, is_body_skipped } = answered;
-        if response.status >= 400 {
-            self.load.count(Cause::HeadRefused);
-        }
         let (header, then) = connection_after(&head, is_body_skipped, self.stopping);
         let bytes = response.encode(header, head.method() == "HEAD");
         self.connections[index].connection.send_response(Outgoing::new(bytes, then), &self.limits);

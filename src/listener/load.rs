@@ -37,8 +37,6 @@ pub enum Cause {
     UnfinishedEvicted,
     /// An idle connection made room for another.
     IdleEvicted,
-    /// A request was refused from its head.
-    HeadRefused,
     /// A client went away while its request waited.
     AbandonedWaiting,
     /// A client went away while its request ran.
@@ -47,14 +45,13 @@ pub enum Cause {
 
 impl Cause {
     /// In the order of the variants.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 8] = [
         Self::QueueFull,
         Self::ConsoleFull,
         Self::BuffersFull,
         Self::TurnedAway,
         Self::UnfinishedEvicted,
         Self::IdleEvicted,
-        Self::HeadRefused,
         Self::AbandonedWaiting,
         Self::AbandonedRunning,
     ];
@@ -68,7 +65,6 @@ impl Cause {
             Self::TurnedAway => ("connections turned away", "no other connection could be evicted"),
             Self::UnfinishedEvicted => ("unfinished requests closed", "evicted to make room for others"),
             Self::IdleEvicted => ("idle connections closed", "evicted to make room for others"),
-            Self::HeadRefused => ("requests refused from their head", "host, route, length or key"),
             Self::AbandonedWaiting => ("requests dropped", "their client went away while they waited"),
             Self::AbandonedRunning => ("requests cancelled", "their client went away while they ran"),
         };
@@ -83,9 +79,7 @@ impl Cause {
             | Self::BuffersFull
             | Self::TurnedAway
             | Self::UnfinishedEvicted => log::Level::Warn,
-            Self::IdleEvicted | Self::HeadRefused | Self::AbandonedWaiting | Self::AbandonedRunning => {
-                log::Level::Info
-            }
+            Self::IdleEvicted | Self::AbandonedWaiting | Self::AbandonedRunning => log::Level::Info,
         }
     }
 }

@@ -251,6 +251,11 @@ fn ready_is_with_a_runtime_and_a_ledger_that_takes_a_write() {
     let (status, reason) = get(&without, "/readyz");
     assert_eq!(status, 503);
     assert!(reason.contains("runtime.url"), "{reason}");
+    let watcher = metrics_key(&without);
+    let head_refused = || value(&without, &watcher, "adriaticum_requests_head_refused_total");
+    assert_eq!(head_refused(), 0.0, "a probe is not refused");
+    ask(&without, "GET", "other.test", "/", None).is_error(404, "not_found");
+    assert_eq!(head_refused(), 1.0);
 
     let server = Server::new(Some(&runtime)).sqlite().start();
     assert_eq!(get(&server, "/readyz"), (200, "ready\n".into()));
