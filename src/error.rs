@@ -61,6 +61,8 @@ pub struct Failure {
     pub error: ApiError,
     /// For the client: what happened and what to do next. It may name a number, a length or a member.
     pub message: Cow<'static, str>,
+    /// For the log: why it was refused, a word from a fixed list. The error's code if there is no better one.
+    pub reason: &'static str,
     /// For the operator: the cause of a 5xx, with nothing in it that a client wrote.
     pub cause: Option<String>,
     /// When to come back, on a 503.
@@ -83,6 +85,7 @@ impl Failure {
         Self {
             error,
             message: message.into(),
+            reason: error.code(),
             cause: None,
             retry_after: FAULT_RETRY,
             no_retry: false,
@@ -96,6 +99,10 @@ impl Failure {
 
     pub fn unavailable(message: impl Into<Cow<'static, str>>, cause: impl ToString) -> Self {
         Self { cause: Some(cause.to_string()), ..Self::new(ApiError::ServiceUnavailable, message) }
+    }
+
+    pub fn because(self, reason: &'static str) -> Self {
+        Self { reason, ..self }
     }
 
     /// There is no room for a request. Its content was not read.

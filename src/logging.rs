@@ -1,14 +1,35 @@
 //! The log: lines on standard error, of this crate only, because `ureq` and `rustls` log what they send.
+//!
+//! One thread writes them, because standard error may be a pipe that nobody reads: no other thread ever waits for it.
+
+mod line_buffer;
+mod strangers;
 
 use std::cell::RefCell;
 use std::env;
 use std::fmt;
 use std::io::{self, Write};
+use std::net::IpAddr;
 use std::panic;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use rustix::fs::fstat;
 use simplelog::{Config, ConfigBuilder, FormatItem, WriteLogger, format_description};
+
+use self::line_buffer::{Batch, LineBuffer};
+use self::strangers::StrangerBudget;
+
+/// The target of lines about single requests. When lines have to be dropped, these are the first.
+pub const REQUEST: &str = concat!(env!("CARGO_PKG_NAME"), "::request");
+
+/// How often the refusals without a line of their own are summed up.
+const SUMMARY_INTERVAL: Duration = Duration::from_secs(60);
+
+/// How long the end of the process waits for the last lines to be written.
+const FLUSH_TIME: Duration = Duration::from_secs(1);
 
 const TIME: &[FormatItem<'_>] =
     format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:3]Z");
@@ -18,8 +39,15 @@ thread_local! {
     static LINES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-pub fn start(level: LevelFilter) {
-    if log::set_boxed_logger(Box::new(StandardError::new(is_journal()))).is_ok() {
+/// `None` until the log is started.
+static LOG: OnceLock<&StandardError> = OnceLock::new();
+
+static STRANGERS: Mutex<StrangerBudget> = Mutex::new(StrangerBudget::new());
+
+pub fn start(level: LevelFilter) -> io::Result<()> {
+    let log: &StandardError = Box::leak(Box::new(StandardError::new(is_journal())));
+    thread::Builder::new().name("log".into()).spawn(move || log.write_lines())?;
+    if LOG.set(log).is_ok() && log::set_logger(log).is_ok() {
         panic::set_hook(Box::new(|info| {
             // The place, but not the message, which may hold what a client wrote.
             let place = info.location().map_or("an unknown place".into(), ToString::to_string);
@@ -27,6 +55,7 @@ pub fn start(level: LevelFilter) {
         }));
     }
     set_level(level);
+    Ok(())
 }
 
 /// SIGHUP changes the level while the service runs.
@@ -38,32 +67,80 @@ pub fn set_level(level: LevelFilter) {
 pub fn complain(message: fmt::Arguments) {
     let mark = if is_journal() { priority(Level::Error) } else { "" };
     let lines: String = message.to_string().lines().map(|line| format!("{mark}{line}\n")).collect();
-    write(lines.as_bytes());
+    match LOG.get() {
+        Some(log) => log.buffer.push(lines.as_bytes(), false),
+        None => write(lines.as_bytes()),
+    }
+}
+
+/// Returns whether the refusal of a request without a valid key may have a line of its own. All such refusals share a small
+/// budget; those beyond it are counted by their cause, a word from a fixed list, and by address.
+pub fn allow_stranger(cause: &'static str, client: Option<IpAddr>) -> bool {
+    strangers().allow(cause, client, Instant::now())
+}
+
+/// Logs how many refusals had no line of their own since the last summary. The writing thread does so once a minute.
+pub fn sum_up_strangers() {
+    let summary = strangers().sum_up(Instant::now());
+    if let Some(summary) = summary {
+        log::warn!("{summary}");
+    }
+}
+
+fn strangers() -> MutexGuard<'static, StrangerBudget> {
+    STRANGERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Dropping it waits until the log is written, also while a panic ends the process. If standard error is stuck, it gives up
+/// after a second.
+pub struct FlushAtEnd;
+
+impl Drop for FlushAtEnd {
+    fn drop(&mut self) {
+        log::logger().flush();
+    }
 }
 
 /// Formats lines with `simplelog`, and puts the priority before each one for the journal.
 struct StandardError {
     formatter: Box<WriteLogger<Lines>>,
     is_journal: bool,
+    buffer: LineBuffer,
 }
 
 impl StandardError {
     fn new(is_journal: bool) -> Self {
         // The level is checked before a record comes here: SIGHUP could not change the formatter's own.
-        Self { formatter: WriteLogger::new(LevelFilter::Trace, format(is_journal), Lines), is_journal }
+        let formatter = WriteLogger::new(LevelFilter::Trace, format(is_journal), Lines);
+        Self { formatter, is_journal, buffer: LineBuffer::default() }
     }
 
-    /// The lines of a record, as they are written.
-    fn lines(&self, record: &Record) -> Vec<u8> {
-        // Formatted before the formatter takes its lock: a `Display` that panics would poison it.
-        let text = record.args().to_string();
+    /// The lines of a text, as they are written.
+    fn lines(&self, level: Level, text: &str) -> Vec<u8> {
         for line in text.lines() {
             if self.is_journal {
-                let _ = Lines.write_all(priority(record.level()).as_bytes());
+                let _ = Lines.write_all(priority(level).as_bytes());
             }
-            self.formatter.log(&Record::builder().level(record.level()).args(format_args!("{line}")).build());
+            self.formatter.log(&Record::builder().level(level).args(format_args!("{line}")).build());
         }
         LINES.take()
+    }
+
+    /// Writes what the other threads log, as long as the process runs.
+    fn write_lines(&self) {
+        let mut next_summary = Instant::now() + SUMMARY_INTERVAL;
+        loop {
+            let Batch { lines, dropped } = self.buffer.take(next_summary);
+            lines.split_inclusive(|&byte| byte == b'\n').for_each(write);
+            if dropped > 0 {
+                let notice = format!("{dropped} log lines dropped: standard error was not read in time");
+                write(&self.lines(Level::Warn, &notice));
+            }
+            if Instant::now() >= next_summary {
+                next_summary = Instant::now() + SUMMARY_INTERVAL;
+                sum_up_strangers();
+            }
+        }
     }
 }
 
@@ -74,11 +151,15 @@ impl Log for StandardError {
 
     fn log(&self, record: &Record) {
         if self.enabled(record.metadata()) {
-            write(&self.lines(record));
+            // Formatted before the formatter takes its lock: a `Display` that panics would poison it.
+            let text = record.args().to_string();
+            self.buffer.push(&self.lines(record.level(), &text), record.target() == REQUEST);
         }
     }
 
-    fn flush(&self) {}
+    fn flush(&self) {
+        self.buffer.flush(FLUSH_TIME);
+    }
 }
 
 /// A time and a level; the journal has a time for every line and takes the level from the priority.
@@ -106,7 +187,7 @@ impl Write for Lines {
     }
 }
 
-/// One write, so that the lines of two processes do not mix.
+/// One write for a line, so that the lines of two processes do not mix.
 fn write(bytes: &[u8]) {
     // If standard error is closed, there is no place left to report it.
     let _ = io::stderr().lock().write_all(bytes);
@@ -137,8 +218,7 @@ mod tests {
 
     fn lines(is_journal: bool, level: Level, text: &str) -> String {
         let log = StandardError::new(is_journal);
-        let lines = log.lines(&Record::builder().level(level).args(format_args!("{text}")).build());
-        String::from_utf8(lines).expect("a line is text")
+        String::from_utf8(log.lines(level, text)).expect("a line is text")
     }
 
     #[test]

@@ -6,10 +6,9 @@ mod record;
 use std::net::IpAddr;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use self::record::{Record, shown};
+use self::record::Record;
 use crate::api::grounding::Grounding;
 use crate::api::key::{self, Caller};
 use crate::api::refusals::Refusals;
@@ -32,7 +31,6 @@ pub struct Pipeline {
     /// `None` if no answer is grounded.
     pub grounding: Option<Grounding>,
     pub metrics: Arc<Metrics>,
-    pub refusal_lines: RefusalLines,
     pub refusals: Refusals,
 }
 
@@ -78,18 +76,12 @@ impl Pipeline {
         respond(&record, &result)
     }
 
-    /// Answers a request that gets no worker. The listener counts these in the log; each of them has a line of its own only
-    /// while they are few: a stranger could fill the disk with them.
+    /// Answers a request that gets no worker.
     pub fn refuse(&self, client: Option<IpAddr>, failure: Failure) -> Response {
         self.metrics.refused(failure.error);
         let record = Record::new(client, Instant::now());
         let result = Err(failure);
-        if result.as_ref().is_err_and(|failure| failure.is_shed) || !self.refusal_lines.allow(record.created)
-        {
-            log::debug!("{} client={} refused", record.id, shown(client));
-        } else {
-            record.log(&result);
-        }
+        record.log(&result);
         respond(&record, &result)
     }
 
@@ -207,24 +199,6 @@ fn timed<T>(time: &mut Option<Duration>, step: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Limits the log lines about refused requests per second.
-#[derive(Default)]
-pub struct RefusalLines {
-    second: AtomicI64,
-    lines: AtomicUsize,
-}
-
-impl RefusalLines {
-    const MOST: usize = 100;
-
-    fn allow(&self, now: i64) -> bool {
-        if self.second.swap(now, Ordering::Relaxed) != now {
-            self.lines.store(0, Ordering::Relaxed);
-        }
-        self.lines.fetch_add(1, Ordering::Relaxed) < Self::MOST
-    }
-}
-
 fn respond(record: &Record, result: &Result<Generated, Failure>) -> Response {
     let response = match result {
         Ok(generated) => reply::completion(record.id, record.created, generated),
@@ -237,15 +211,6 @@ fn respond(record: &Record, result: &Result<Generated, Failure>) -> Response {
 mod tests {
     use super::*;
     use crate::error::ApiError;
-
-    #[test]
-    fn lines_about_refusals_are_bounded() {
-        let lines = RefusalLines::default();
-        for second in [7, 8] {
-            let allowed = (0..1_000).filter(|_| lines.allow(second)).count();
-            assert_eq!(allowed, RefusalLines::MOST);
-        }
-    }
 
     #[test]
     fn a_panic_is_one_requests_failure() {

@@ -10,5 +10,6 @@ pub fn check(head: &Head, api_hosts: &[String]) -> Result<(), Failure> {
     Err(Failure::new(
         ApiError::NotFound,
         "The API is not served on this host. Check the base address that you were given.",
-    ))
+    )
+    .because("host"))
 }

@@ -34,12 +34,13 @@ pub fn authenticate(head: &Head, store: &Store, now: i64) -> Result<Caller, Fail
             "The API keys can't be read at the moment. Try again later.",
         )
     })?;
-    let key = key.ok_or_else(|| refused("There is no such API key. Check that it was copied whole."))?;
+    let key = key
+        .ok_or_else(|| refused("unknown_key", "There is no such API key. Check that it was copied whole."))?;
     if key.revoked.is_some() {
-        return Err(refused("This API key was revoked. Ask for a new one."));
+        return Err(refused("revoked", "This API key was revoked. Ask for a new one."));
     }
     if key.expires.is_some_and(|expires| expires <= now) {
-        return Err(refused("This API key has expired. Ask for a new one."));
+        return Err(refused("expired", "This API key has expired. Ask for a new one."));
     }
     Ok(Caller {
         key_id: key.id,
@@ -52,7 +53,7 @@ pub fn authenticate(head: &Head, store: &Store, now: i64) -> Result<Caller, Fail
 
 /// The failure of a request whose key was changed after [`authenticate`].
 pub fn changed() -> Failure {
-    refused("This API key was revoked or changed a moment ago. Ask for a new one.")
+    refused("revoked", "This API key was revoked or changed a moment ago. Ask for a new one.")
 }
 
 /// The digest of the key that a request presents, which may not exist.
@@ -63,11 +64,11 @@ pub fn digest(head: &Head) -> Result<Digest, Failure> {
 /// The secret of the `Authorization` header. There has to be exactly one.
 fn bearer(head: &Head) -> Result<&str, Failure> {
     let mut values = head.header("authorization");
-    let value = values
-        .next()
-        .ok_or_else(|| refused("There is no Authorization header. Send Authorization: Bearer <API_KEY>."))?;
+    let value = values.next().ok_or_else(|| {
+        refused("no_key", "There is no Authorization header. Send Authorization: Bearer <API_KEY>.")
+    })?;
     if values.next().is_some() {
-        return Err(refused("There are two Authorization headers. Send one."));
+        return Err(refused("no_key", "There are two Authorization headers. Send one."));
     }
     str::from_utf8(value)
         .ok()
@@ -77,13 +78,14 @@ fn bearer(head: &Head) -> Result<&str, Failure> {
         .filter(|secret| has_shape(secret, SECRET_PREFIX, SECRET_DIGITS))
         .ok_or_else(|| {
             refused(
+                "no_key",
                 "The API key is malformed. Send Authorization: Bearer, a space, and the key as it was given.",
             )
         })
 }
 
-fn refused(message: &'static str) -> Failure {
-    Failure::new(ApiError::InvalidApiKey, message)
+fn refused(reason: &'static str, message: &'static str) -> Failure {
+    Failure::new(ApiError::InvalidApiKey, message).because(reason)
 }
 
 #[cfg(test)]

@@ -10,5 +10,6 @@ pub fn check(head: &Head) -> Result<(), Failure> {
     Err(Failure::new(
         ApiError::NotFound,
         "There is nothing here. The API has one operation: POST /v1/chat/completions.",
-    ))
+    )
+    .because("route"))
 }

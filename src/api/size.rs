@@ -22,4 +22,5 @@ fn too_large() -> Failure {
         ApiError::PayloadTooLarge,
         format!("The request body is larger than {MAX_BODY} bytes. Send fewer or shorter messages."),
     )
+    .because("too_large")
 }

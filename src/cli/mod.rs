@@ -86,6 +86,7 @@ enum CliError {
 
 /// Exit codes: 0 success, 1 failure, 2 wrong usage of the command line or of a setting.
 pub fn main() -> ExitCode {
+    let _flush = logging::FlushAtEnd;
     let mut command = "";
     let (code, message) = match run(&mut command) {
         Ok(()) => return ExitCode::SUCCESS,

@@ -21,7 +21,7 @@ use crate::dispatch::Dispatcher;
 use crate::listener::{Acceptor, Address, Limits, Listener, Snapshot, Socket};
 use crate::logging;
 use crate::metrics::Metrics;
-use crate::pipeline::{Pipeline, RefusalLines};
+use crate::pipeline::Pipeline;
 use crate::runtime::Runtimes;
 use crate::store::{Actor, IfMissing, ServeLock, Store};
 use crate::supervisor::{Notify, Supervisor, Watched};
@@ -51,7 +51,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let [] = args.words(HELP, [], &mut [])?;
     let starting = exit_on_signals().map_err(|error| failed("the signals", &error))?;
     let config = Arc::new(args.config()?);
-    logging::start(config.log_level);
+    logging::start(config.log_level).map_err(|error| failed("the log", &error))?;
     log::info!("adriaticum {}, database {}", env!("CARGO_PKG_VERSION"), config.database_name());
     for name in &config.unknown_variables {
         log::warn!("unknown variable in the environment: {name}");
@@ -145,7 +145,6 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         runtimes,
         grounding,
         metrics,
-        refusal_lines: RefusalLines::default(),
         refusals: Refusals::default(),
     };
     stop_on_signals(&listener).map_err(|error| failed("the signals", &error))?;
@@ -154,6 +153,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let dispatcher = Dispatcher { console, console_is_local: config.console_is_local, api };
     listener.run(Arc::new(dispatcher)).map_err(|error| failed("the listener", &error))?;
     drop((background, supervisor));
+    logging::sum_up_strangers();
     if is_replaced.load(Ordering::Relaxed) {
         return Err(CliError::Failed(format!(
             "another process serves under the name {} (gateway, ADRIATICUM_GATEWAY).",

@@ -36,6 +36,7 @@ use crate::api::key;
 use crate::config::Config;
 use crate::http::{Head, Request, Response};
 use crate::listener::Lane;
+use crate::logging;
 use crate::store::{Digest, Gateway, Store, StoreError, TokenKind};
 use crate::when;
 
@@ -101,7 +102,7 @@ impl Console {
         if request.client.secure {
             response = response.with("strict-transport-security", HTTPS_ONLY);
         }
-        log::debug!("console {} status={}", request.head.method(), response.status);
+        log::debug!(target: logging::REQUEST, "console {} status={}", request.head.method(), response.status);
         response
     }
 
@@ -146,10 +147,10 @@ impl Console {
         if let Some(file) = self.assets.find(&request.head) {
             return file;
         }
-        if let Some(answer) = self.monitoring.answer(&request.head) {
+        if let Some(answer) = self.monitoring.answer(request) {
             return answer;
         }
-        self.page(request).unwrap_or_else(|stop| page::stopped(&self.assets, &stop))
+        self.page(request).unwrap_or_else(|stop| page::stopped(&self.assets, request.client, &stop))
     }
 
     fn page(&self, request: &Request) -> Result<Response, Stop> {

@@ -6,9 +6,10 @@ use crate::api::key::{self, Caller};
 use crate::api::reply;
 use crate::background::Readiness;
 use crate::error::{ApiError, Failure};
-use crate::http::{Head, Response};
+use crate::http::{Head, Request, Response};
 use crate::id::RequestId;
 use crate::listener::{Acceptor, Load};
+use crate::logging;
 use crate::metrics::Metrics;
 use crate::runtime::Runtimes;
 use crate::store::{Permission, Store};
@@ -45,19 +46,22 @@ impl Monitoring {
     }
 
     /// Answers a scrape. Returns `None` if the request is for another path.
-    pub fn answer(&self, head: &Head) -> Option<Response> {
-        Self::takes_key(head).then(|| unless_refused(head, || self.metrics(head)))
+    pub fn answer(&self, request: &Request) -> Option<Response> {
+        let head = &request.head;
+        Self::takes_key(head).then(|| unless_refused(head, || self.metrics(request)))
     }
 
-    fn metrics(&self, head: &Head) -> Response {
+    fn metrics(&self, request: &Request) -> Response {
         let id = RequestId::new();
-        match self.admit(head, id.created()) {
+        match self.admit(&request.head, id.created()) {
             Ok(_) => {
                 let text = self.metrics.render(&self.load.snapshot(), &self.store.state(id.created()));
                 Response::new(200, METRICS_TEXT, text.into_bytes())
             }
             Err(failure) => {
-                if let Some(cause) = &failure.cause {
+                if let Some(cause) = &failure.cause
+                    && logging::allow_stranger(failure.reason, request.client.peer)
+                {
                     log::error!("{id} {cause}");
                 }
                 reply::error(id, &failure)

@@ -5,7 +5,9 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use super::Stop;
 use super::assets::Assets;
 use super::visit::Session;
-use crate::http::Response;
+use crate::error::ApiError;
+use crate::http::{Client, Response};
+use crate::logging;
 pub use crate::text::count;
 use crate::text::grouped;
 use crate::when;
@@ -139,7 +141,7 @@ pub fn broken(assets: &Assets) -> Response {
     message(assets, 503, "Something went wrong", told).with("retry-after", "5")
 }
 
-pub fn stopped(assets: &Assets, stop: &Stop) -> Response {
+pub fn stopped(assets: &Assets, client: Client, stop: &Stop) -> Response {
     let (status, title, told) = match stop {
         Stop::NotFound => (404, "Page not found", "Check the address."),
         Stop::Method => (405, "Not possible here", "Nothing was changed."),
@@ -157,7 +159,10 @@ pub fn stopped(assets: &Assets, stop: &Stop) -> Response {
         ),
         Stop::Wait(_) => (429, "Too many requests", "Try again in a moment."),
         Stop::Store(error) => {
-            log::error!("console: {error}");
+            // Without the database, nobody is known to be signed in.
+            if logging::allow_stranger(ApiError::ServiceUnavailable.code(), client.peer) {
+                log::error!("console: {error}");
+            }
             let told = "It can’t be read or written at the moment. The service’s log has the reason.";
             (503, "The database does not answer", told)
         }

@@ -10,6 +10,7 @@ use super::visit::{BROWSER, SESSION, Session, VISITOR, Visit, form_token};
 use super::{Console, Stop, page, password};
 use crate::http::Response;
 use crate::id::secret_hex;
+use crate::logging;
 use crate::store::{Digest, PasswordHash, TokenKind};
 use crate::text::percent_encoded;
 
@@ -110,7 +111,9 @@ impl SignIn {
         if !is_right {
             slowing().failed(who, Instant::now());
             console.store.note_failed_sign_in(visit.request.client.peer, visit.now);
-            log::warn!("console: sign-in failed, client={}", visit.client());
+            if logging::allow_stranger("sign_in", visit.request.client.peer) {
+                log::warn!("console: sign-in failed, client={}", visit.client());
+            }
             return refused(Refused::Wrong);
         }
         slowing().succeeded(who);

@@ -280,7 +280,8 @@ impl<S: Service> EventLoop<S> {
             match expired {
                 Some(Expired::Silence) => self.close(index),
                 Some(Expired::Request) => {
-                    self.refuse(index, None, Failure::invalid("The request was not complete in time."));
+                    let late = Failure::invalid("The request was not complete in time.");
+                    self.refuse(index, None, late.because("incomplete"));
                     self.advance(index, false);
                 }
                 None => {}

@@ -1,5 +1,4 @@
-//! The log lines about a lack of room: at most one a minute for each cause, because the loop writes them, and standard error
-//! may block.
+//! The log lines about a lack of room: at most one a minute for each cause, because a stranger could fill the disk with them.
 
 use std::time::{Duration, Instant};
 

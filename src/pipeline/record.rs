@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::api::key::Caller;
 use crate::error::{ApiError, Failure};
 use crate::id::RequestId;
+use crate::logging;
 use crate::metrics::Times;
 use crate::runtime::{Generated, Spent};
 use crate::store::{NewRow, Outcome, Searched};
@@ -114,13 +115,20 @@ impl Record {
         text
     }
 
-    /// One line a request, with nothing in it that the client wrote; and the cause of every 5xx.
+    /// One line a request, with nothing in it that the client wrote; and the cause of every 5xx. A refusal without a valid
+    /// key may have none.
     pub fn log(&self, result: &Result<Generated, Failure>) {
+        if let Err(failure) = result
+            && !self.has_line(failure)
+        {
+            return log::debug!(target: logging::REQUEST, "{} client={} refused", self.id, shown(self.client));
+        }
         let Outcome { status, error_code, tokens, duration_ms, queue_ms, runtime_ms, search, .. } =
             self.outcome(result.as_ref().map(drop));
         let key = self.key_id.as_deref().unwrap_or("-");
         let id = self.id;
         log::info!(
+            target: logging::REQUEST,
             "{id} client={} status={} error={} key={key} total_ms={duration_ms} queue_ms={queue_ms} runtime_ms={} prompt_tokens={} \
              completion_tokens={} total_tokens={}{}",
             shown(self.client),
@@ -144,8 +152,14 @@ impl Record {
             }
         }
     }
+
+    /// Whether a refused request has a line of its own.
+    fn has_line(&self, failure: &Failure) -> bool {
+        // The listener has a line with the number of shed requests.
+        !failure.is_shed && (self.key_id.is_some() || logging::allow_stranger(failure.reason, self.client))
+    }
 }
 
-pub(super) fn shown(value: Option<impl ToString>) -> String {
+fn shown(value: Option<impl ToString>) -> String {
     value.map_or("-".into(), |value| value.to_string())
 }

@@ -22,6 +22,7 @@ mod key_pages;
 mod ledger;
 mod lifecycle;
 mod limits;
+mod logging;
 mod metrics;
 #[cfg(feature = "test-postgres")]
 mod moving;

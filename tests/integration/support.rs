@@ -319,7 +319,11 @@ impl Server {
         });
     }
 
+    /// Everything that was logged so far: the thread that writes the log sleeps when it has written all lines.
     pub fn log(&self) -> String {
+        if let Some(process) = &self.process {
+            until("the log is written", || !is_writing_log(process.id()));
+        }
         fs::read_to_string(self.folder.path("log")).unwrap_or_default()
     }
 
@@ -384,6 +388,15 @@ impl Server {
             statement.query_map([], |row| (0..width).map(|i| row.get(i)).collect()).expect("it should run");
         rows.collect::<rusqlite::Result<_>>().expect("its rows should be read")
     }
+}
+
+/// Whether the thread of this process that writes the log has something to do.
+fn is_writing_log(pid: u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task"));
+    threads.into_iter().flatten().flatten().any(|thread| {
+        let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        stat.split_once(" (log) ").is_some_and(|(_, rest)| rest.starts_with(['R', 'D']))
+    })
 }
 
 /// The same on PostgreSQL. A text that looks like a number becomes one.

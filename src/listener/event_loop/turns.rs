@@ -82,7 +82,9 @@ impl<S: Service> EventLoop<S> {
                     return;
                 }
                 Outcome::Gone => return self.close(index),
-                Outcome::Malformed(malformed) => self.refuse(index, None, Failure::invalid(malformed.0)),
+                Outcome::Malformed(malformed) => {
+                    self.refuse(index, None, Failure::invalid(malformed.0).because("http"));
+                }
                 // A stop does not wait for downloads: one may take hours.
                 Outcome::Next(..) if self.stopping => return self.close(index),
                 Outcome::Next(rest, then) => {

@@ -1,0 +1,124 @@
+//! The lines about requests without a valid key share one budget, because a stranger could fill the disk with them. Those
+//! beyond it are counted for a summary.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+/// The lines that may come at once, and the time after which one more may follow.
+const BURST: u32 = 20;
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Addresses that are counted at once.
+const ADDRESSES: usize = 256;
+
+pub(super) struct StrangerBudget {
+    /// When the whole burst is available again.
+    full_at: Option<Instant>,
+    /// When the first refusal was counted.
+    since: Option<Instant>,
+    /// The refusals without a line.
+    causes: BTreeMap<&'static str, u64>,
+    addresses: BTreeMap<Option<IpAddr>, u64>,
+}
+
+impl StrangerBudget {
+    pub const fn new() -> Self {
+        Self { full_at: None, since: None, causes: BTreeMap::new(), addresses: BTreeMap::new() }
+    }
+
+    /// Whether a refusal gets a line of its own. If not, it is counted.
+    pub fn allow(&mut self, cause: &'static str, client: Option<IpAddr>, now: Instant) -> bool {
+        let full_at = self.full_at.map_or(now, |full_at| full_at.max(now)) + INTERVAL;
+        if full_at <= now + BURST * INTERVAL {
+            self.full_at = Some(full_at);
+            return true;
+        }
+        self.since.get_or_insert(now);
+        *self.causes.entry(cause).or_default() += 1;
+        if self.addresses.len() < ADDRESSES || self.addresses.contains_key(&client) {
+            *self.addresses.entry(client).or_default() += 1;
+        } else {
+            // An address with more than a 256th of all refusals is never lost (Misra and Gries, 1982).
+            self.addresses.retain(|_, count| {
+                *count -= 1;
+                *count > 0
+            });
+        }
+        false
+    }
+
+    /// Returns a line about the refusals that were counted, and forgets them; `None` if there were none.
+    pub fn sum_up(&mut self, now: Instant) -> Option<String> {
+        let since = self.since.take()?;
+        let mut causes: Vec<_> = std::mem::take(&mut self.causes).into_iter().collect();
+        causes.sort_by_key(|&(_, count)| Reverse(count));
+        let total: u64 = causes.iter().map(|(_, count)| count).sum();
+        let causes: Vec<_> = causes.iter().map(|(cause, count)| format!("{cause} {count}")).collect();
+        let most = std::mem::take(&mut self.addresses).into_iter().max_by_key(|&(_, count)| count);
+        let most = match most {
+            Some((Some(address), _)) => format!(", most from {address}"),
+            Some((None, _)) => ", most from a Unix socket".to_owned(),
+            None => String::new(),
+        };
+        let seconds = now.saturating_duration_since(since).as_secs().max(1);
+        Some(format!(
+            "further requests refused without a valid key in the last {seconds} s: {total} ({}){most}",
+            causes.join(", ")
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(last: u8) -> Option<IpAddr> {
+        Some(IpAddr::from([192, 0, 2, last]))
+    }
+
+    #[test]
+    fn a_burst_and_then_one_line_per_second() {
+        let (mut budget, start) = (StrangerBudget::new(), Instant::now());
+        let mut lines = |second: u64| {
+            let now = start + Duration::from_secs(second);
+            (0..100).filter(|_| budget.allow("no_key", None, now)).count()
+        };
+        assert_eq!((lines(0), lines(0), lines(1), lines(4)), (20, 0, 1, 3));
+        assert_eq!((lines(3600), lines(3600)), (20, 0), "never more than the burst");
+    }
+
+    #[test]
+    fn the_rest_is_summed_up() {
+        let (mut budget, start) = (StrangerBudget::new(), Instant::now());
+        assert!((0..20).all(|_| budget.allow("host", address(9), start)));
+        assert_eq!(budget.sum_up(start), None, "each had its line");
+        for number in 0..30 {
+            let cause = if number % 3 == 0 { "no_key" } else { "unknown_key" };
+            assert!(!budget.allow(cause, address(1 + number % 2 * number), start));
+        }
+        assert_eq!(
+            budget.sum_up(start + Duration::from_secs(60)).as_deref(),
+            Some(
+                "further requests refused without a valid key in the last 60 s: 30 (unknown_key 20, no_key 10), \
+                 most from 192.0.2.1"
+            )
+        );
+        assert_eq!(budget.sum_up(start + Duration::from_secs(120)), None);
+    }
+
+    #[test]
+    fn many_addresses_do_not_hide_the_largest_or_fill_the_memory() {
+        let (mut budget, start) = (StrangerBudget::new(), Instant::now());
+        assert!((0..BURST).all(|_| budget.allow("host", None, start)));
+        for number in 0..100_000_u32 {
+            let client =
+                if number % 100 == 0 { address(7) } else { Some(IpAddr::from(number.to_be_bytes())) };
+            budget.allow("unknown_key", client, start);
+            assert!(budget.addresses.len() <= ADDRESSES);
+        }
+        let summary = budget.sum_up(start).expect("a line");
+        assert!(summary.contains(": 100000 (unknown_key 100000), most from 192.0.2.7"), "{summary}");
+    }
+}
