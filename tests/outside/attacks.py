@@ -27,6 +27,8 @@ from trial import CONNECTIONS, WORKERS, Client, Tally, Trial, chat
 CANCEL_SECONDS = 0.1
 # Contract 13: refused requests of one key that leave a row.
 REFUSALS_BURST, REFUSALS_PER_SECOND = 100, 10
+# Contract 24: log lines about requests without a valid key, and the bytes that they may add to the log in an hour.
+LINES_BURST, LINES_PER_SECOND, LOG_BYTES_PER_HOUR = 20, 1, 2_000_000
 
 
 async def chunk_extensions(trial):
@@ -68,6 +70,18 @@ async def requests_without_a_key(trial):
 
 async def requests_with_unknown_keys(trial):
     await trial.compare("requests", {"clients": 24, "pause": 0.05}, connections=100, key="unknown")
+
+
+async def log_lines_of_unknown_keys(trial):
+    """Requests with keys that do not exist do not fill the disk with log lines."""
+    before, began = len(trial.service.logged()), time.monotonic()
+    await trial.compare("requests", connections=8, key="unknown")
+    lines = [line for line in trial.service.logged()[before:].splitlines(keepends=True) if " status=200 " not in line]
+    bound = LINES_BURST + LINES_PER_SECOND * (time.monotonic() - began + 1)
+    trial.expect(LINES_BURST <= len(lines) <= bound, f"{len(lines)} log lines, at most {bound:.0f} are allowed")
+    size = statistics.mean(map(len, lines or [""])) * (LINES_BURST + LINES_PER_SECOND * 3600)
+    trial.expect(size <= LOG_BYTES_PER_HOUR, f"{size / 1e6:.1f} MB of log per hour")
+    trial.note = f"{len(lines)} log lines, {size / 1e6:.1f} MB per hour"
 
 
 async def sign_in_pages(trial):
@@ -180,7 +194,8 @@ async def no_http(trial):
 ATTACKS = [
     chunk_extensions, chunk_extensions_over_tls, unfinished_bodies_without_a_key, unfinished_bodies_with_unknown_keys,
     one_byte_each, one_byte_each_over_tls, greedy_key, equal_shares, limited_key, abandoned_requests,
-    requests_without_a_key, requests_with_unknown_keys, sign_in_pages, replayed_hellos, invalid_requests_of_one_key, no_http,
+    requests_without_a_key, requests_with_unknown_keys, log_lines_of_unknown_keys, sign_in_pages, replayed_hellos,
+    invalid_requests_of_one_key, no_http,
 ]
 OVER_TLS = {chunk_extensions_over_tls, one_byte_each_over_tls, replayed_hellos}
 
