@@ -92,7 +92,7 @@ fn strangers() -> MutexGuard<'static, StrangerBudget> {
 }
 
 /// Dropping it waits until the log is written, also while a panic ends the process. If standard error is stuck, it gives up
-/// after a second.
+/// after a second. A second signal ends the process without it: only lines of that moment can be missing then.
 pub struct FlushAtEnd;
 
 impl Drop for FlushAtEnd {

@@ -84,18 +84,21 @@ mod tests {
     #[test]
     fn requests_do_not_displace_errors() {
         let (buffer, now) = (LineBuffer::default(), Instant::now());
-        let line = [b"x".repeat(99), b"\n".to_vec()].concat();
-        let most = REQUEST_LIMIT / line.len();
-        (0..most + 7).for_each(|_| buffer.push(&line, true));
-        buffer.push(b"an error\n", false);
+        let (request, error) = ([b'r'; 100], [b'e'; 100]);
+        let half = LIMIT / 2 / 100;
+        (0..3 * half).for_each(|_| buffer.push(&request, true));
+        (0..half).for_each(|_| buffer.push(&error, false));
         let batch = buffer.take(now);
-        assert_eq!(batch.dropped, 7);
-        assert!(batch.lines.ends_with(b"x\nan error\n"), "the error found room");
-        assert_eq!(batch.lines.len(), most * line.len() + 9);
+        assert_eq!(
+            batch.lines,
+            [request.repeat(half), error.repeat(half)].concat(),
+            "every error found room"
+        );
+        assert_eq!(batch.dropped, 2 * half as u64);
         assert_eq!(buffer.take(now), Batch::default(), "the count is given once");
-        buffer.push(&line, true);
-        assert_eq!(buffer.take(now), Batch { lines: line.clone(), dropped: 0 }, "there is room again");
-        (0..2 * LIMIT / line.len()).for_each(|_| buffer.push(&line, false));
+        buffer.push(&request, true);
+        assert_eq!(buffer.take(now), Batch { lines: request.to_vec(), dropped: 0 }, "there is room again");
+        (0..3 * half).for_each(|_| buffer.push(&error, false));
         assert!(buffer.take(now).lines.len() <= LIMIT, "errors have a limit too");
     }
 
