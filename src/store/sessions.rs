@@ -4,6 +4,9 @@ use super::audit::{Action, NewAuditRow};
 use super::engine::{Statement, Write, values};
 use super::{Actor, Digest, Store, StoreError};
 
+/// How many browsers are known at a time.
+const KNOWN_BROWSERS: i64 = 32;
+
 /// A password as it is stored: its Argon2id hash and the parameters of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PasswordHash {
@@ -17,7 +20,7 @@ pub struct PasswordHash {
 pub enum TokenKind {
     /// Its holder is signed in.
     Session,
-    /// The operator has signed in from this browser before.
+    /// The operator has signed in from this browser before. It gives no access.
     Browser,
 }
 
@@ -45,11 +48,11 @@ impl Store {
         })
     }
 
-    /// Sets the password, and ends all sessions.
+    /// Sets the password, and ends all sessions. Browsers stay known: their tokens give no access, only attempts of their own.
     pub fn set_console_password(&self, password: PasswordHash, by: &Actor) -> Result<(), StoreError> {
         let PasswordHash { salt, hash, memory_kib, passes } = password;
         let statements = vec![
-            Statement::new("DELETE FROM console_tokens", []),
+            Statement::new("DELETE FROM console_tokens WHERE kind = $1", values![TokenKind::Session.as_str()]),
             Statement::new(
                 "INSERT INTO console_password VALUES (1, $1, $2, $3, $4) ON CONFLICT (id) DO UPDATE SET
                  salt = excluded.salt, hash = excluded.hash, memory_kib = excluded.memory_kib, passes = excluded.passes",
@@ -60,7 +63,8 @@ impl Store {
         self.engine.write(Write { statements, durable: true }).map(drop)
     }
 
-    /// Stores the tokens of a sign-in with the seconds that each is valid, the session's first, and removes expired ones.
+    /// Stores the tokens of a sign-in with the seconds that each is valid, the session's first, and removes expired ones. The
+    /// token of a known browser is valid for longer then.
     /// Returns false if the password is not the one that was verified any more.
     pub fn sign_in(
         &self,
@@ -71,7 +75,8 @@ impl Store {
     ) -> Result<bool, StoreError> {
         let insert = |(digest, kind, time): (Digest, TokenKind, i64)| {
             Statement::new(
-                "INSERT INTO console_tokens SELECT $1, $2, $3 FROM console_password WHERE hash = $4",
+                "INSERT INTO console_tokens SELECT $1, $2, $3 FROM console_password WHERE hash = $4
+                 ON CONFLICT (digest) DO UPDATE SET expires = excluded.expires",
                 values![digest.bytes(), kind.as_str(), now + time, password.hash.as_slice()],
             )
         };
@@ -94,6 +99,15 @@ impl Store {
             .engine
             .read(|session| session.value(statement, &values![digest.bytes(), kind.as_str(), now]))?;
         Ok(count > 0)
+    }
+
+    /// The browsers that the operator signed in with last. Each has attempts of its own, so there are not many: somebody who
+    /// knew an old password may have signed in with any number of them.
+    pub fn known_browsers(&self, now: i64) -> Result<Vec<Digest>, StoreError> {
+        let statement = "SELECT digest FROM console_tokens WHERE kind = $1 AND expires > $2
+                         ORDER BY expires DESC LIMIT $3";
+        let parameters = values![TokenKind::Browser.as_str(), now, KNOWN_BROWSERS];
+        self.engine.read(|session| session.rows(statement, &parameters, |mut row| row.next().map(Digest)))
     }
 
     pub fn remove_token(&self, digest: Digest) -> Result<(), StoreError> {
@@ -130,8 +144,35 @@ mod tests {
         store.remove_token(session).expect("a sign-out");
         assert!(!has(&session, TokenKind::Session, 9));
         let changed = PasswordHash { hash: vec![3; 32], ..password.clone() };
-        store.set_console_password(changed, &by).expect("another password");
-        assert!(!has(&browser, TokenKind::Browser, 9), "another password ends them all");
+        assert!(store.sign_in(tokens, 1, &password, &by).expect("a second sign-in"));
+        store.set_console_password(changed.clone(), &by).expect("another password");
+        assert!(!has(&session, TokenKind::Session, 9), "another password ends the sessions");
+        assert!(has(&browser, TokenKind::Browser, 9), "the browser stays known");
         assert!(!store.sign_in(tokens, 1, &password, &by).expect("the old password"));
+        assert!(store.sign_in(tokens, 11, &changed, &by).expect("the new password"));
+        assert!(has(&browser, TokenKind::Browser, 108), "its time starts again");
+    }
+
+    #[test]
+    fn the_browsers_that_signed_in_last_are_known() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        let by = Actor::console("192.0.2.1".into());
+        let password = PasswordHash { salt: vec![1; 16], hash: vec![2; 32], memory_kib: 8, passes: 1 };
+        store.set_console_password(password.clone(), &by).expect("a password");
+        let browser = |number: i64| Digest::of(&format!("browser {number}"));
+        let sign_in = |number: i64, now: i64| {
+            let session = Digest::of(&format!("session {now}"));
+            let tokens = [(session, TokenKind::Session, 9), (browser(number), TokenKind::Browser, 1000)];
+            assert!(store.sign_in(tokens, now, &password, &by).expect("a sign-in"));
+        };
+        (0..=KNOWN_BROWSERS).for_each(|number| sign_in(number, number));
+        let known = store.known_browsers(100).expect("a look-up");
+        assert_eq!(known.len() as i64, KNOWN_BROWSERS);
+        assert!(!known.contains(&browser(0)) && known.contains(&browser(1)));
+        sign_in(0, 200);
+        let known = store.known_browsers(200).expect("a look-up");
+        assert!(known.contains(&browser(0)) && !known.contains(&browser(1)));
+        assert_eq!(store.known_browsers(1200).expect("a look-up"), [], "until they expire");
     }
 }
