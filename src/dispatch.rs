@@ -54,7 +54,7 @@ impl Service for Dispatcher {
             if let Some(response) = console.probe(head) {
                 return Admission::Answer(response);
             }
-            return Admission::Read(Destination::Console(console.credential(head)));
+            return Admission::Read(Destination::Console(console.ticket(client, head)));
         }
         match self.api.check_head(head) {
             Ok(digest) => Admission::Read(Destination::Api(digest)),

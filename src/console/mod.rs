@@ -34,17 +34,17 @@ use std::time::{Duration, Instant};
 
 use crate::api::key;
 use crate::config::Config;
-use crate::http::{Head, Request, Response};
-use crate::listener::Lane;
+use crate::http::{Client, Head, Request, Response};
+use crate::listener::{Lane, Ticket};
 use crate::logging;
-use crate::store::{Digest, Gateway, Store, StoreError, TokenKind};
+use crate::store::{Gateway, Store, StoreError, TokenKind};
 use crate::when;
 
 use self::assets::Assets;
 pub use self::monitoring::Monitoring;
 use self::sign_in::SignIn;
 use self::status::Checks;
-use self::visit::Visit;
+use self::visit::{SESSION, Visit};
 
 /// A browser that came by HTTPS uses nothing else for a year.
 const HTTPS_ONLY: &str = "max-age=31536000";
@@ -84,11 +84,11 @@ impl From<StoreError> for Stop {
 impl Console {
     pub fn new(config: Arc<Config>, store: Arc<Store>, monitoring: Monitoring) -> Self {
         Self {
+            sign_in: SignIn::new(&store),
             config,
             store,
             started: Instant::now(),
             assets: Assets::new(),
-            sign_in: SignIn::new(),
             checks: Checks::new(),
             exports: Arc::default(),
             monitoring,
@@ -111,12 +111,12 @@ impl Console {
         self.monitoring.probe(head)
     }
 
-    /// The digest of the session that a request presents, or of the key if it asks for the metrics.
-    pub fn credential(&self, head: &Head) -> Option<Digest> {
+    /// The place of a request in the queue, from its head. Nothing is looked up.
+    pub fn ticket(&self, client: Client, head: &Head) -> Ticket {
         if Monitoring::takes_key(head) {
-            return key::digest(head).ok();
+            return Ticket { credential: key::digest(head).ok(), ..Ticket::default() };
         }
-        visit::presented_session(head)
+        self.sign_in.ticket(client, head)
     }
 
     /// The lane of a request: one for each session that is signed in, and for each key that may read the metrics.
@@ -125,7 +125,8 @@ impl Console {
             if Monitoring::takes_key(&request.head) {
                 return self.monitoring.admit(&request.head, when::now()).ok().map(|caller| caller.key_id);
             }
-            let session = self.credential(&request.head)?;
+            self.sign_in.look_up_browser(&self.store, request);
+            let session = visit::presented(request.client, &request.head, SESSION)?;
             let is_valid = self.store.has_token(&session, TokenKind::Session, when::now()).ok()?;
             is_valid.then(|| hex::encode(session.bytes()))
         };

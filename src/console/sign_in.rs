@@ -1,18 +1,20 @@
 //! Signing in and out.
 
-use std::sync::{Mutex, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use maud::html;
 
 use super::slowing::{Slowing, Who};
-use super::visit::{BROWSER, SESSION, Session, VISITOR, Visit, form_token};
+use super::visit::{BROWSER, SESSION, Session, VISITOR, Visit, form_token, presented};
 use super::{Console, Stop, page, password};
-use crate::http::Response;
+use crate::http::{Client, Head, Request, Response};
 use crate::id::secret_hex;
+use crate::listener::Ticket;
 use crate::logging;
-use crate::store::{Digest, PasswordHash, TokenKind};
+use crate::store::{Digest, PasswordHash, Store, StoreError, TokenKind};
 use crate::text::percent_encoded;
+use crate::when;
 
 /// How long a session lasts, in seconds.
 const SESSION_TIME: i64 = 12 * 3600;
@@ -22,8 +24,9 @@ const BROWSER_TIME: i64 = 90 * 86_400;
 
 pub struct SignIn {
     slowing: Mutex<Slowing>,
-    /// Held while a password is verified: one at a time needs memory once.
-    verifying: Mutex<()>,
+    /// The known browsers, for the listener's loop, which looks nothing up. A browser that signed in through another gateway
+    /// is added when its first request was looked up.
+    browsers: Mutex<Vec<Digest>>,
 }
 
 /// The message after a failed sign-in.
@@ -34,8 +37,49 @@ pub enum Refused {
 }
 
 impl SignIn {
-    pub fn new() -> Self {
-        Self { slowing: Mutex::new(Slowing::new(Instant::now())), verifying: Mutex::default() }
+    pub fn new(store: &Store) -> Self {
+        let slowing = Mutex::new(Slowing::new(Instant::now()));
+        let sign_in = Self { slowing, browsers: Mutex::default() };
+        if let Err(error) = sign_in.read_browsers(store, when::now()) {
+            log::warn!("console: could not read the known browsers: {error}");
+        }
+        sign_in
+    }
+
+    /// The place of a request in the queue. A known browser has a lane of its own and so have the clients on this host:
+    /// strangers can neither delay them nor take their places.
+    pub fn ticket(&self, client: Client, head: &Head) -> Ticket {
+        let browser = presented(client, head, BROWSER).filter(|digest| self.browsers().contains(digest));
+        let (lane, origin) = match Who::new(client, browser) {
+            Who::Browser(digest) => (Some(hex::encode(digest.bytes()).into()), None),
+            Who::Loopback => (Some("loopback".into()), None),
+            Who::Stranger(address) => (None, address),
+        };
+        Ticket {
+            credential: presented(client, head, SESSION),
+            lane,
+            origin,
+            exclusive: (head.method(), head.path()) == ("POST", "/sign-in"),
+        }
+    }
+
+    /// Looks up a browser that is not known here. If it is known to another gateway, its next request has a lane.
+    pub fn look_up_browser(&self, store: &Store, request: &Request) {
+        let browser = presented(request.client, &request.head, BROWSER);
+        if browser.is_some_and(|digest| !self.browsers().contains(&digest)) {
+            // Without an answer it stays a stranger. The page itself reports a failing database.
+            let _ = self.read_browsers(store, when::now());
+        }
+    }
+
+    fn read_browsers(&self, store: &Store, now: i64) -> Result<(), StoreError> {
+        let browsers = store.known_browsers(now)?;
+        *self.browsers() = browsers;
+        Ok(())
+    }
+
+    fn browsers(&self) -> MutexGuard<'_, Vec<Digest>> {
+        self.browsers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn form(&self, console: &Console, visit: &Visit, refused: Option<&Refused>) -> Response {
@@ -84,6 +128,8 @@ impl SignIn {
         response.with("set-cookie", visit.set_cookie(VISITOR, visitor, SESSION_TIME))
     }
 
+    /// Verifies a password. The queue runs one such request at a time, so hashing needs its memory once, and the others wait
+    /// in their lanes without a thread.
     pub fn submit(&self, console: &Console, visit: &Visit, kept: &PasswordHash) -> Result<Response, Stop> {
         let refused = |refused| Ok(self.form(console, visit, Some(&refused)));
         let is_ours =
@@ -91,23 +137,14 @@ impl SignIn {
         if !is_ours {
             return refused(Refused::Stale);
         }
-        let browser = visit.cookie(BROWSER).map(Digest::of);
-        let browser = match browser {
-            Some(digest) if console.store.has_token(&digest, TokenKind::Browser, visit.now)? => Some(digest),
-            _ => None,
-        };
-        let who = Who::new(visit.request.client.peer, browser);
+        self.read_browsers(&console.store, visit.now)?;
+        let browser = visit.cookie(BROWSER).filter(|token| self.browsers().contains(&Digest::of(token)));
+        let who = Who::new(visit.request.client, browser.map(Digest::of));
         let slowing = || self.slowing.lock().unwrap_or_else(PoisonError::into_inner);
-        let verifying = match self.verifying.try_lock() {
-            Ok(verifying) => verifying,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return refused(Refused::Wait(Duration::from_secs(1))),
-        };
         if let Err(wait) = slowing().try_now(who, Instant::now()) {
             return refused(Refused::Wait(wait));
         }
         let is_right = password::verify(visit.form.get("password"), kept);
-        drop(verifying);
         if !is_right {
             slowing().failed(who, Instant::now());
             console.store.note_failed_sign_in(visit.request.client.peer, visit.now);
@@ -117,7 +154,8 @@ impl SignIn {
             return refused(Refused::Wrong);
         }
         slowing().succeeded(who);
-        let (session, browser) = (secret_hex::<32>(), secret_hex::<32>());
+        // A known browser keeps its token, so that it stays known if this response is lost.
+        let (session, browser) = (secret_hex::<32>(), browser.map_or_else(secret_hex::<32>, str::to_owned));
         let tokens = [
             (Digest::of(&session), TokenKind::Session, SESSION_TIME),
             (Digest::of(&browser), TokenKind::Browser, BROWSER_TIME),
@@ -126,6 +164,8 @@ impl SignIn {
             // The password was changed meanwhile.
             return refused(Refused::Wrong);
         }
+        // The browser's next request needs its lane. It gets it later if this fails.
+        let _ = self.read_browsers(&console.store, visit.now);
         log::info!("console: operator signed in, client={}", visit.client());
         Ok(page::redirect(place(visit.form.get("next")))
             .with("set-cookie", visit.set_cookie(SESSION, &session, SESSION_TIME))

@@ -2,7 +2,7 @@
 
 use super::Stop;
 use super::form::Form;
-use crate::http::{Head, Request};
+use crate::http::{Client, Head, Request};
 use crate::store::{Actor, Digest, Store, TokenKind};
 use crate::when;
 
@@ -98,17 +98,12 @@ impl<'a> Visit<'a> {
 
     /// The first cookie of a name.
     pub fn cookie(&self, name: &str) -> Option<&'a str> {
-        cookie(&self.request.head, &self.cookie_name(name))
-    }
-
-    fn cookie_name(&self, name: &str) -> String {
-        let prefix = if self.request.client.secure { HOST_PREFIX } else { "" };
-        format!("{prefix}{name}")
+        cookie(self.request.client, &self.request.head, name)
     }
 
     /// A line that sets a cookie for some seconds; none ends it.
     pub fn set_cookie(&self, name: &str, value: &str, seconds: i64) -> String {
-        let name = self.cookie_name(name);
+        let name = cookie_name(self.request.client, name);
         // A cookie that came by HTTPS is kept to that.
         let secure = if self.request.client.secure { "; Secure" } else { "" };
         format!("{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}")
@@ -139,19 +134,24 @@ impl Session {
     }
 }
 
-/// The digest of the session that a request presents, by HTTPS or not. It may be nobody's.
-pub fn presented_session(head: &Head) -> Option<Digest> {
-    let names = [format!("{HOST_PREFIX}{SESSION}"), SESSION.to_owned()];
-    names.iter().find_map(|name| cookie(head, name)).map(Digest::of)
+/// The digest of the token in a cookie. It may be nobody's.
+pub fn presented(client: Client, head: &Head, name: &str) -> Option<Digest> {
+    cookie(client, head, name).map(Digest::of)
+}
+
+fn cookie_name(client: Client, name: &str) -> String {
+    let prefix = if client.secure { HOST_PREFIX } else { "" };
+    format!("{prefix}{name}")
 }
 
 /// The first cookie of a name.
-fn cookie<'a>(head: &'a Head, name: &str) -> Option<&'a str> {
+fn cookie<'a>(client: Client, head: &'a Head, name: &str) -> Option<&'a str> {
+    let name = cookie_name(client, name);
     head.header("cookie")
         .filter_map(|line| str::from_utf8(line).ok())
         .flat_map(|line| line.split(';'))
         .filter_map(|pair| pair.trim().split_once('='))
-        .find(|(known, _)| *known == name)
+        .find(|(known, _)| **known == name)
         .map(|(_, value)| value)
 }
 

@@ -286,13 +286,14 @@ mod tests {
 
     use mio::net::UnixStream;
 
+    use super::super::Ticket;
     use super::*;
 
     const TURN: usize = 10_000;
 
     /// Takes a turn, and returns what came of it and how much was not read.
     fn take_turn(connection: &mut Connection, limits: &Limits) -> (Outcome, usize) {
-        let admit = |_: &mut Client, _: &Head| Admission::Read(Destination::Console(None));
+        let admit = |_: &mut Client, _: &Head| Admission::Read(Destination::Console(Ticket::default()));
         let mut turn =
             Turn { scratch: &mut [0; 4096], limits, left: TURN, may_shake_hands: false, admit: &admit };
         let outcome = connection.advance(&mut turn);

@@ -28,7 +28,7 @@ pub use limits::Limits;
 pub use load::{Cause, Level, Load, Snapshot};
 pub use proxies::{Proxies, Proxy};
 pub use pulse::Pulse;
-pub use queue::{Lane, LaneLoad};
+pub use queue::{Lane, LaneLoad, Ticket};
 pub use socket::{Address, Socket};
 pub use tls::{Acceptor, Certificate, TlsError};
 
@@ -75,11 +75,12 @@ pub enum Admission {
     Read(Destination),
 }
 
-/// Whose threads answer a request, and the digest of the key or session that it presents.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Whose threads answer a request, and its place in their queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Destination {
+    /// The digest of the key that it presents.
     Api(Digest),
-    Console(Option<Digest>),
+    Console(Ticket),
 }
 
 /// A complete request and what its head decided.

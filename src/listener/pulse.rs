@@ -63,8 +63,8 @@ impl Pulse {
 mod tests {
     use mio::{Poll, Token};
 
-    use super::super::Limits;
     use super::super::workers::Job;
+    use super::super::{Limits, Ticket};
     use super::*;
 
     #[test]
@@ -81,7 +81,7 @@ mod tests {
         assert!(pulse.loop_answered());
         std::thread::sleep(Duration::from_millis(2));
         let start = || {
-            load.queue.push(None, Job::of("GET / HTTP/1.1\r\nHost: h\r\n\r\n", &load));
+            load.queue.push(Ticket::default(), Job::of("GET / HTTP/1.1\r\nHost: h\r\n\r\n", &load));
             load.queue.claim_tokens();
             let taken = load.queue.take().expect("the request");
             load.queue.start(taken, None).expect("a stranger has no limit");

@@ -4,6 +4,7 @@
 //! There are at least as many tokens as eligible requests, so none of these waits while a thread is free.
 
 use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,19 @@ pub struct Lane {
     pub name: String,
     /// How many of its requests run at once.
     pub limit: Option<usize>,
+}
+
+/// What the head of a request decides about its place in the queue.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ticket {
+    /// The digest of the key or session that it presents.
+    pub credential: Option<Digest>,
+    /// The lane of a request whose credential is not known; `None` is the lane that all strangers share.
+    pub lane: Option<Arc<str>>,
+    /// The address of a stranger. If there are too many strangers, the address that sent most loses a request.
+    pub origin: Option<IpAddr>,
+    /// One of these runs at a time, whatever its lane. The others wait without a thread.
+    pub exclusive: bool,
 }
 
 /// What the queue holds for one key.
@@ -49,9 +63,12 @@ struct State<T> {
     turns: VecDeque<Name>,
     waiting: usize,
     running: usize,
+    exclusive_runs: bool,
     /// In the pool's queue, or with a thread that is about to take a request.
     tokens: usize,
     known: Known,
+    /// How many requests each address of a stranger has sent.
+    origins: HashMap<IpAddr, u64>,
 }
 
 struct LaneState<T> {
@@ -62,7 +79,7 @@ struct LaneState<T> {
 }
 
 struct Waiting<T> {
-    digest: Option<Digest>,
+    ticket: Ticket,
     since: Instant,
     item: T,
 }
@@ -70,7 +87,7 @@ struct Waiting<T> {
 /// A request with a thread. It counts as running until [`FairQueue::finish`].
 pub(super) struct Taken<T> {
     pub lane: Name,
-    digest: Option<Digest>,
+    pub ticket: Ticket,
     since: Instant,
     pub item: T,
 }
@@ -83,23 +100,27 @@ impl<T> FairQueue<T> {
             turns: VecDeque::new(),
             waiting: 0,
             running: 0,
+            exclusive_runs: false,
             tokens: 0,
             known: Known::default(),
+            origins: HashMap::new(),
         };
         Self { threads, places, state: Mutex::new(state) }
     }
 
     /// Queues a request, and returns those for which there is no room: the newest of the lane with the most waiting.
     /// Strangers have a quarter of the places.
-    pub fn push(&self, digest: Option<Digest>, item: T) -> Vec<T> {
+    pub fn push(&self, ticket: Ticket, item: T) -> Vec<T> {
         let mut state = self.lock();
-        let name = digest.and_then(|digest| state.known.find(&digest));
-        state.lane(&name).waiting.push_back(Waiting { digest, since: Instant::now(), item });
+        let known = ticket.credential.and_then(|digest| state.known.find(&digest));
+        let name = known.or_else(|| ticket.lane.clone());
+        state.count_origin(ticket.origin.filter(|_| name.is_none()));
+        state.lane(&name).waiting.push_back(Waiting { ticket, since: Instant::now(), item });
         state.note_waiting(&name);
         let mut shed = Vec::new();
         let free = self.threads.saturating_sub(state.running);
         if name.is_none() && state.lane(&None).waiting.len().saturating_sub(free) > (self.places / 4).max(1) {
-            shed.extend(state.shed_newest(&None));
+            shed.extend(state.shed_stranger());
         }
         while state.waiting - state.eligible().min(free) > self.places {
             let longest =
@@ -122,10 +143,11 @@ impl<T> FairQueue<T> {
     pub fn take(&self) -> Option<Taken<T>> {
         let mut state = self.lock();
         state.tokens -= 1;
-        let turn = state.turns.iter().position(|name| state.lanes[name].eligible() > 0)?;
+        let exclusive_runs = state.exclusive_runs;
+        let turn = state.turns.iter().position(|name| state.lanes[name].eligible(exclusive_runs) > 0)?;
         let name = state.turns.remove(turn).expect("the position was just found");
         let lane = state.lane(&name);
-        let Waiting { digest, since, item } =
+        let Waiting { ticket, since, item } =
             lane.waiting.pop_front().expect("a lane with a turn has requests");
         lane.running += 1;
         if !lane.waiting.is_empty() {
@@ -133,7 +155,8 @@ impl<T> FairQueue<T> {
         }
         state.waiting -= 1;
         state.running += 1;
-        Some(Taken { lane: name, digest, since, item })
+        state.exclusive_runs |= ticket.exclusive;
+        Some(Taken { lane: name, ticket, since, item })
     }
 
     /// Starts a request that was looked up meanwhile. If its lane is at its limit, the request goes back to wait there:
@@ -141,15 +164,17 @@ impl<T> FairQueue<T> {
     pub fn start(&self, taken: Taken<T>, found: Option<Lane>) -> Option<Taken<T>> {
         let mut state = self.lock();
         state.leave(&taken.lane);
-        let name = found.as_ref().map(|lane| Arc::from(lane.name.as_str()));
-        if let Some(digest) = taken.digest {
-            state.identify(digest, &name);
+        let known = found.as_ref().map(|lane| Arc::from(lane.name.as_str()));
+        if let Some(digest) = taken.ticket.credential {
+            state.identify(digest, &known);
         }
+        let name = known.or_else(|| taken.ticket.lane.clone());
         let lane = state.lane(&name);
         lane.limit = found.and_then(|lane| lane.limit);
         if lane.limit.is_some_and(|limit| lane.running >= limit) {
-            let Taken { digest, since, item, .. } = taken;
-            lane.waiting.push_front(Waiting { digest, since, item });
+            let Taken { ticket, since, item, .. } = taken;
+            state.exclusive_runs &= !ticket.exclusive;
+            state.lane(&name).waiting.push_front(Waiting { ticket, since, item });
             state.note_waiting(&name);
             state.tokens += 1;
             return None;
@@ -160,8 +185,10 @@ impl<T> FairQueue<T> {
     }
 
     /// Counts a request as finished.
-    pub fn finish(&self, lane: &Name) {
-        self.lock().leave(lane);
+    pub fn finish(&self, lane: &Name, exclusive: bool) {
+        let mut state = self.lock();
+        state.exclusive_runs &= !exclusive;
+        state.leave(lane);
     }
 
     /// Removes a waiting request.
@@ -203,8 +230,11 @@ impl<T> FairQueue<T> {
 }
 
 impl<T> LaneState<T> {
-    /// How many of its waiting requests could run now.
-    fn eligible(&self) -> usize {
+    /// How many of its waiting requests could run now, or more: of several exclusive ones only the first can.
+    fn eligible(&self, exclusive_runs: bool) -> usize {
+        if exclusive_runs && self.waiting.front().is_some_and(|first| first.ticket.exclusive) {
+            return 0;
+        }
         let left = self.limit.map_or(usize::MAX, |limit| limit.saturating_sub(self.running));
         self.waiting.len().min(left)
     }
@@ -221,7 +251,7 @@ impl<T> State<T> {
     }
 
     fn eligible(&self) -> usize {
-        self.turns.iter().map(|name| self.lanes[name].eligible()).sum()
+        self.turns.iter().map(|name| self.lanes[name].eligible(self.exclusive_runs)).sum()
     }
 
     /// Counts a request that was just added to a lane.
@@ -244,6 +274,25 @@ impl<T> State<T> {
         lane.shed += 1;
         let newest = lane.waiting.len().checked_sub(1)?;
         self.remove(name, newest)
+    }
+
+    fn count_origin(&mut self, origin: Option<IpAddr>) {
+        let Some(origin) = origin else { return };
+        if self.origins.len() >= REMEMBERED && !self.origins.contains_key(&origin) {
+            // An address that floods is soon ahead of the others again.
+            self.origins.clear();
+        }
+        *self.origins.entry(origin).or_default() += 1;
+    }
+
+    /// Sheds the newest request of the stranger that sent most.
+    fn shed_stranger(&mut self) -> Option<T> {
+        let strangers = self.lanes.get_mut(&None)?;
+        strangers.shed += 1;
+        let sent = |waiting: &Waiting<T>| waiting.ticket.origin.and_then(|origin| self.origins.get(&origin));
+        // Of several that sent most, the last.
+        let (place, _) = strangers.waiting.iter().enumerate().max_by_key(|(_, waiting)| sent(waiting))?;
+        self.remove(&None, place)
     }
 
     fn leave(&mut self, name: &Name) {
@@ -275,7 +324,7 @@ impl<T> State<T> {
         self.known.remember(digest, Arc::clone(own));
         let Some(strangers) = self.lanes.get_mut(&None) else { return };
         let (own, others): (VecDeque<_>, VecDeque<_>) =
-            strangers.waiting.drain(..).partition(|waiting| waiting.digest == Some(digest));
+            strangers.waiting.drain(..).partition(|waiting| waiting.ticket.credential == Some(digest));
         strangers.waiting = others;
         if !own.is_empty() {
             self.lane(name).waiting.extend(own);
@@ -342,7 +391,11 @@ mod tests {
         }
 
         fn push(&mut self, name: &str, number: u32) {
-            self.shed.extend(self.queue.push(Some(Digest::of(name)), number));
+            self.push_ticket(Ticket { credential: Some(Digest::of(name)), ..Ticket::default() }, number);
+        }
+
+        fn push_ticket(&mut self, ticket: Ticket, number: u32) {
+            self.shed.extend(self.queue.push(ticket, number));
             self.tokens += self.queue.claim_tokens();
         }
 
@@ -353,7 +406,7 @@ mod tests {
             }
             self.tokens -= 1;
             while let Some(taken) = self.queue.take() {
-                let name = taken.digest.and_then(|digest| self.names.get(&digest).copied());
+                let name = taken.ticket.credential.and_then(|digest| self.names.get(&digest).copied());
                 let lane = name.map(|name| Lane { name: name.into(), limit: self.limits[name] });
                 let started = self.queue.start(taken, lane);
                 self.tokens += self.queue.claim_tokens();
@@ -372,7 +425,7 @@ mod tests {
 
         fn finish(&mut self, place: usize) -> u32 {
             let taken = self.running.remove(place);
-            self.queue.finish(&taken.lane);
+            self.queue.finish(&taken.lane, taken.ticket.exclusive);
             self.tokens += self.queue.claim_tokens();
             taken.item
         }
@@ -461,6 +514,67 @@ mod tests {
             pool.push("a", 200);
             assert!(places == most || !pool.shed.contains(&200), "the others are for known keys");
         }
+    }
+
+    #[test]
+    fn a_lane_that_needs_no_look_up_is_not_the_strangers() {
+        let mut pool = Pool::new(1, 8, &[("a", None)]);
+        pool.push("stranger", 1);
+        pool.settle();
+        (2..100).for_each(|number| pool.push("stranger", number));
+        let own = |name: &str| Ticket {
+            credential: Some(Digest::of(name)),
+            lane: Some("own".into()),
+            ..Ticket::default()
+        };
+        pool.shed.clear();
+        pool.push_ticket(own("x"), 200);
+        pool.push_ticket(own("a"), 201);
+        assert_eq!((pool.shed.len(), pool.order()), (0, vec![1, 2, 200, 3, 201]));
+        pool.push_ticket(own("x"), 202);
+        pool.push_ticket(own("a"), 203);
+        let waiting = |name: &str| {
+            pool.queue.lanes().iter().find(|lane| &*lane.name == name).map_or(0, |lane| lane.waiting)
+        };
+        assert_eq!((waiting("own"), waiting("a")), (1, 1), "a credential that is known comes first");
+    }
+
+    #[test]
+    fn of_strangers_the_address_that_sent_most_loses_a_request() {
+        let mut pool = Pool::new(1, 16, &[]);
+        let from = |number: u32| Ticket { origin: Some(number.to_be_bytes().into()), ..Ticket::default() };
+        (1..=20).for_each(|number| pool.push_ticket(from(1), number));
+        assert_eq!(pool.shed, (6..=20).collect::<Vec<_>>(), "one is about to run, and four wait");
+        pool.shed.clear();
+        (21..=23).for_each(|number| pool.push_ticket(from(number), number));
+        assert_eq!(pool.shed, [5, 4, 3]);
+        (24..=26).for_each(|number| pool.push_ticket(from(number), number));
+        assert_eq!(pool.shed, [5, 4, 3, 2, 1, 26], "the newest of several");
+        assert_eq!(pool.order(), [21, 22, 23, 24, 25]);
+        (0..REMEMBERED as u32 + 1).for_each(|number| pool.push_ticket(from(number), number));
+        assert!(pool.queue.lock().origins.len() <= REMEMBERED);
+    }
+
+    #[test]
+    fn exclusive_requests_run_one_at_a_time_and_no_thread_waits_for_them() {
+        let mut pool = Pool::new(2, 64, &[("a", None)]);
+        let sign_in = |lane: &str| Ticket { lane: Some(lane.into()), exclusive: true, ..Ticket::default() };
+        for (lane, number) in [("x", 1), ("x", 2), ("x", 3), ("y", 11), ("z", 21)] {
+            pool.push_ticket(sign_in(lane), number);
+        }
+        pool.settle();
+        assert_eq!(pool.running.len(), 1);
+        pool.push("a", 31);
+        pool.settle();
+        assert_eq!(pool.running.len(), 2, "another request has the other thread");
+        let mut order = Vec::new();
+        while let Some(place) = pool.running.iter().position(|taken| taken.ticket.exclusive) {
+            order.push(pool.finish(place));
+            pool.settle();
+            assert!(pool.running.iter().filter(|taken| taken.ticket.exclusive).count() <= 1);
+        }
+        assert_eq!(order, [1, 11, 21, 2, 3], "the lanes take turns");
+        assert_eq!((pool.finish(0), pool.queue.load()), (31, (0, 0)));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use threadpool::ThreadPool;
 use super::connection::Then;
 use super::limits::Limits;
 use super::load::Load;
-use super::queue::{FairQueue, Taken};
+use super::queue::{FairQueue, Taken, Ticket};
 use super::{Admitted, Destination, Pulse, Service};
 use crate::client::Cancellation;
 use crate::http::response::{self, Pieces, chunk};
@@ -145,13 +145,13 @@ impl<S: Service> Workers<S> {
     /// Queues a complete request for a thread. Returns those for which there is no room; this may be one of them.
     pub fn answer(&self, connection: usize, admitted: Admitted, cancellation: Cancellation) -> Vec<Job> {
         let Admitted { request, destination } = admitted;
-        let (group, credential) = match destination {
-            Destination::Api(digest) => (&self.api, Some(digest)),
-            Destination::Console(digest) => (&self.console, digest),
+        let (group, ticket) = match destination {
+            Destination::Api(digest) => (&self.api, Ticket { credential: Some(digest), ..Ticket::default() }),
+            Destination::Console(ticket) => (&self.console, ticket),
         };
         let weight = Weight::new(&self.completions.load, request.weight());
         let job = Job { connection, request, received: Instant::now(), cancellation, weight };
-        let shed = group.queue.push(credential, job);
+        let shed = group.queue.push(ticket, job);
         group.submit_tokens();
         shed
     }
@@ -234,7 +234,8 @@ impl<S: Service> ThreadGroup<S> {
     fn serve(self: &Arc<Self>, taken: Taken<Job>, caller: S::Caller) {
         // Its response goes out last, after a panic too: the client's next request must find room.
         let assignment = Assignment::new(&self.completions, taken.item.connection);
-        let running = Running { group: Arc::clone(self), lane: taken.lane };
+        let exclusive = taken.ticket.exclusive;
+        let running = Running { group: Arc::clone(self), lane: taken.lane, exclusive };
         let Job { request, received, cancellation, weight, .. } = taken.item;
         if cancellation.is_cancelled() {
             return;
@@ -261,11 +262,12 @@ impl<S: Service> ThreadGroup<S> {
 struct Running<S: Service> {
     group: Arc<ThreadGroup<S>>,
     lane: Option<Arc<str>>,
+    exclusive: bool,
 }
 
 impl<S: Service> Drop for Running<S> {
     fn drop(&mut self) {
-        self.group.queue.finish(&self.lane);
+        self.group.queue.finish(&self.lane, self.exclusive);
         self.group.submit_tokens();
     }
 }

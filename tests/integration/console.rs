@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::support::{Reply, Runtime, Script, Server, chat, completion, request, until};
+use crate::support::{
+    Client, Reply, Runtime, Script, Server, chat, completion, connect_from, request, until,
+};
 
 pub const PASSWORD: &str = "correct horse battery staple";
 
@@ -14,13 +16,15 @@ pub const PASSWORD: &str = "correct horse battery staple";
 #[derive(Clone)]
 pub struct Browser<'a> {
     pub server: &'a Server,
+    /// The address that it connects from.
+    pub source: [u8; 4],
     pub cookies: Vec<(String, String)>,
     token: String,
 }
 
 impl<'a> Browser<'a> {
     pub fn new(server: &'a Server) -> Self {
-        Self { server, cookies: Vec::new(), token: String::new() }
+        Self { server, source: [127, 0, 0, 1], cookies: Vec::new(), token: String::new() }
     }
 
     pub fn signed_in(server: &'a Server) -> Self {
@@ -53,7 +57,8 @@ impl<'a> Browser<'a> {
     fn send(&mut self, method: &str, path: &str, headers: &str, body: &str) -> Reply {
         let cookies: Vec<String> =
             self.cookies.iter().map(|(name, value)| format!("{name}={value}")).collect();
-        let mut client = self.server.connect();
+        let address = self.server.address.parse().expect("an address of IPv4");
+        let mut client = Client::new(connect_from(self.source, address));
         client.send(format!(
             "{method} {path} HTTP/1.1\r\nHost: console.localhost:8080\r\nCookie: {}\r\n{headers}Content-Length: {}\r\n\r\n{body}",
             cookies.join("; "),
@@ -436,7 +441,7 @@ fn a_form_that_is_sent_twice_creates_one_key() {
     server.signal(Signal::TERM);
     server.wait();
     let server = server.start();
-    let browser = Browser { server: &server, cookies, token };
+    let browser = Browser { cookies, token, ..Browser::new(&server) };
     assert_eq!(send(&browser, &tabs[0]).status, 303);
     assert_eq!(server.query("SELECT id FROM keys").len(), 2);
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use crate::metrics::{metrics_key, value};
-use crate::support::{Client, Runtime, Script, Server, chat, completion, request, until};
+use crate::support::{Client, Runtime, Script, Server, chat, completion, connect_from, request, until};
 
 /// Holds the next calls of the runtime until the result is true.
 fn hold(runtime: &Runtime, calls: usize) -> Arc<AtomicBool> {
@@ -152,12 +152,13 @@ fn strangers_leave_room_on_the_console() {
     let server = Server::new(None).start();
     let watcher = metrics_key(&server);
     value(&server, &watcher, "adriaticum_workers");
+    let address = server.address.parse().expect("an address of IPv4");
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         for _ in 0..30 {
             scope.spawn(|| {
                 while !done.load(Ordering::Acquire) {
-                    let mut client = server.connect();
+                    let mut client = Client::new(connect_from([127, 0, 0, 2], address));
                     client.send("GET /sign-in HTTP/1.1\r\nHost: console.localhost\r\n\r\n");
                     client.reply();
                 }

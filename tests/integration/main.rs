@@ -31,6 +31,7 @@ mod packaging;
 mod postgres;
 mod runtime;
 mod search;
+mod sign_in;
 mod supervisor;
 mod tls;
 mod upgrade;
