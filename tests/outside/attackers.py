@@ -3,11 +3,12 @@
     python3 tests/outside/attackers.py NAME PORT [OPTIONS]
 
 OPTIONS is a JSON object: the arguments of the function called NAME. An attacker prints a line when it is in place.
-Every connection comes from 127.0.0.1.
+Every connection comes from 127.0.0.1, unless an attacker has several addresses.
 """
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import random
 import resource
@@ -36,8 +37,8 @@ def in_place():
     print("in place", flush=True)
 
 
-def connect(port):
-    return asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.1", 0))
+def connect(port, address="127.0.0.1"):
+    return asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
 
 
 async def until_closed(reader):
@@ -81,24 +82,39 @@ async def unfinished_bodies(port, with_key):
     await hold(port, [payload(BODY - 1) for _ in range(300)] + [payload(BODY >> n) for n in range(1, 11)], 0.2)
 
 
-async def requests(port, connections, key=None, method="POST", path=COMPLETIONS, host="localhost", body="{}"):
+async def requests(port, connections, key=None, method="POST", path=COMPLETIONS, host="localhost", body="{}",
+                   address="127.0.0.1"):
     """Sends requests as fast as they are answered. The key "unknown" is another one in each request."""
-    async def one():
-        while True:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-                reader, writer = await connect(port)
-                with contextlib.closing(writer):
-                    answer = b""
-                    while b"connection: close" not in answer:
-                        secret = unknown_key() if key == "unknown" else key
-                        framing = f"Content-Length: {len(body)}"
-                        writer.write(head(secret, framing, method, path, host) + body.encode())
-                        answer = (await reader.readuntil(b"\r\n\r\n")).lower()
-                        length = answer.partition(b"content-length: ")[2].partition(b"\r\n")[0]
-                        await reader.readexactly(int(length or 0))
+    def request():
+        secret = unknown_key() if key == "unknown" else key
+        return head(secret, f"Content-Length: {len(body)}", method, path, host) + body.encode()
 
     in_place()
-    await asyncio.gather(*(one() for _ in range(connections)))
+    await asyncio.gather(*(repeat(port, address, request) for _ in range(connections)))
+
+
+async def repeat(port, address, request):
+    """Sends what `request` returns on one connection, as fast as it is answered. Opens the connection again if it ends."""
+    while True:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            reader, writer = await connect(port, address)
+            with contextlib.closing(writer):
+                answer = b""
+                while b"connection: close" not in answer:
+                    writer.write(request())
+                    answer = (await reader.readuntil(b"\r\n\r\n")).lower()
+                    length = answer.partition(b"content-length: ")[2].partition(b"\r\n")[0]
+                    await reader.readexactly(int(length or 0))
+
+
+async def wrong_passwords(port, addresses):
+    """Guesses the console's password from many addresses, with one connection each."""
+    visitor = secrets.token_hex(32)
+    body = f"token={hashlib.sha256(f'form {visitor}'.encode()).hexdigest()}&password=a+wrong+password"
+    lines = f"Content-Length: {len(body)}\r\nCookie: adriaticum_visitor={visitor}"
+    request = head(None, lines, path="/sign-in", host="console.localhost") + body.encode()
+    in_place()
+    await asyncio.gather(*(repeat(port, f"127.0.1.{number}", lambda: request) for number in range(1, addresses + 1)))
 
 
 async def abandoned(port, key, body, number):

@@ -9,6 +9,7 @@ the honest clients saw, and fails if one of the bounds below was exceeded in any
 
 import argparse
 import asyncio
+import collections
 import contextlib
 import functools
 import pathlib
@@ -21,7 +22,7 @@ import time
 
 from service import ensure
 from tls import NAME, hello_of
-from trial import CONNECTIONS, WORKERS, Client, Tally, Trial, chat
+from trial import CONNECTIONS, WORKERS, Browser, Client, Tally, Trial, chat
 
 # An abandoned request's connection to the runtime is closed within this time: the median of several trials.
 CANCEL_SECONDS = 0.1
@@ -29,6 +30,9 @@ CANCEL_SECONDS = 0.1
 REFUSALS_BURST, REFUSALS_PER_SECOND = 100, 10
 # Contract 24: log lines about requests without a valid key, and the bytes that they may add to the log in an hour.
 LINES_BURST, LINES_PER_SECOND, LOG_BYTES_PER_HOUR = 20, 1, 2_000_000
+# Sign-ins of each kind while strangers keep the console busy, and the statuses of a good one.
+SIGN_INS = 30
+GOOD_SIGN_IN = (200, 303, 200)
 
 
 async def chunk_extensions(trial):
@@ -82,6 +86,47 @@ async def log_lines_of_unknown_keys(trial):
     size = statistics.mean(map(len, lines or [""])) * (LINES_BURST + LINES_PER_SECOND * 3600)
     trial.expect(size <= LOG_BYTES_PER_HOUR, f"{size / 1e6:.1f} MB of log per hour")
     trial.note = f"{len(lines)} log lines, {size / 1e6:.1f} MB per hour"
+
+
+async def expect_sign_ins(trial, attacker, **options):
+    """The operator signs in from a known browser, also after a change of the password, and from new ones on this host."""
+    def set_password(password):
+        done = trial.service.run("console", "password", input=f"{password}\n")
+        ensure(done.returncode == 0, f"console password failed: {done.stderr}")
+        return password
+
+    async def sign_in(label, password, browser=None, address="127.0.0.1"):
+        for _ in range(SIGN_INS):
+            statuses = await asyncio.to_thread((browser or Browser(trial.service.port, address)).sign_in, password)
+            outcomes[label, statuses] += 1
+
+    outcomes, password = collections.Counter(), set_password("correct horse battery staple")
+    # Not from the loopback address that local clients have: its token alone makes it known.
+    own, elsewhere = Browser(trial.service.port, "127.0.0.2"), "127.0.0.4"
+    first = own.sign_in(password)
+    ensure(first == GOOD_SIGN_IN, f"without an attack: {first}")
+    async with trial.attack(attacker, **options) as in_place:
+        await in_place()
+        await sign_in("known browser", password, own)
+        password = await asyncio.to_thread(set_password, "another password than before")
+        await sign_in("after a change of the password", password, own)
+        await sign_in("new browser on this host", password)
+        await sign_in("new browser elsewhere", password, address=elsewhere)
+    bad = {outcome: number for outcome, number in outcomes.items() if outcome[1] != GOOD_SIGN_IN}
+    trial.expect(not bad, f"sign-ins: {bad}")
+    trial.note = f"{outcomes.total()} sign-ins"
+
+
+async def wrong_passwords(trial):
+    """40 addresses guess the console's password. The operator still signs in."""
+    await trial.compare("wrong_passwords", addresses=40)
+    await expect_sign_ins(trial, "wrong_passwords", addresses=40)
+
+
+async def sign_in_connections(trial):
+    """20 connections ask for the sign-in page. The operator still signs in."""
+    await expect_sign_ins(trial, "requests", connections=20, method="GET", path="/sign-in", host="console.localhost", body="",
+                          address="127.0.0.3")
 
 
 async def sign_in_pages(trial):
@@ -196,6 +241,8 @@ ATTACKS = [
     one_byte_each, one_byte_each_over_tls, greedy_key, equal_shares, limited_key, abandoned_requests,
     requests_without_a_key, requests_with_unknown_keys, log_lines_of_unknown_keys, sign_in_pages, replayed_hellos,
     invalid_requests_of_one_key, no_http,
+    requests_without_a_key, requests_with_unknown_keys, sign_in_pages, sign_in_connections, wrong_passwords,
+    replayed_hellos, invalid_requests_of_one_key, no_http,
 ]
 OVER_TLS = {chunk_extensions_over_tls, one_byte_each_over_tls, replayed_hellos}
 

@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import contextlib
+import http.client
 import json
 import os
 import pathlib
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.parse
 
 from service import Runtime, Service, until
 from tls import NAME
@@ -155,6 +157,36 @@ class Client:
         if self.streams:
             self.streams[1].close()
             self.streams = None
+
+
+class Browser:
+    """The operator's browser, with its cookies. It blocks."""
+
+    def __init__(self, port, address):
+        self.port, self.address, self.cookies = port, address, {}
+
+    def ask(self, method, path, form=None):
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", self.port, timeout=PATIENCE_SECONDS, source_address=(self.address, 0))
+        headers = {"Host": "console.localhost", "Cookie": "; ".join(f"{name}={value}" for name, value in self.cookies.items())}
+        with contextlib.closing(connection):
+            connection.request(method, path, urllib.parse.urlencode(form) if form else None, headers)
+            response = connection.getresponse()
+            for line in response.headers.get_all("Set-Cookie", []):
+                name, _, value = line.partition(";")[0].partition("=")
+                self.cookies[name] = value
+            return response.status, response.read().decode()
+
+    def sign_in(self, password):
+        """The way from the sign-in page to the keys, without a session: the three statuses."""
+        self.cookies.pop("adriaticum_session", None)
+        try:
+            seen, page = self.ask("GET", "/sign-in")
+            token = page.partition('name="token" value="')[2][:64]
+            submitted, _ = self.ask("POST", "/sign-in", {"token": token, "password": password})
+            return seen, submitted, self.ask("GET", "/keys")[0]
+        except (OSError, http.client.HTTPException) as error:
+            return type(error).__name__
 
 
 class Trial:
