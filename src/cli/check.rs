@@ -14,7 +14,7 @@ use crate::text::count;
 const HELP: &str = "\
 Tests every part that a completion needs: configuration, hosts, clock, database, Search, runtime. Names what fails
 and how to fix it, and warns about secrets in files that every user can read. It leaves no row in the ledger. Run by
-root, it tests as the user who owns the folder of the database.
+root, it tests as the user who owns the folder of a SQLite database.
 
 Usage: adriaticum check [--json]
 
@@ -51,8 +51,9 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
 
 /// Root can open every file, which says nothing about the service's user: the owner of the folder with the database and the
 /// index. So root runs the check again as that user, and ends with its exit code. Returns a finding if that is not possible.
+/// With PostgreSQL no folder of the configuration says who that user is.
 fn check_as_owner(config: &Config, json: bool) -> Option<Finding> {
-    let folder = files::folder(&config.search.index);
+    let folder = files::folder(config.database.file()?);
     let owner = fs::metadata(folder).ok()?;
     if !rustix::process::geteuid().is_root() || owner.uid() == 0 {
         return None;

@@ -673,6 +673,21 @@ fn check_tells_what_a_runtime_says_of_itself() {
     assert!(messages.contains("It knows other.gguf: set runtime.model"), "{messages}");
 }
 
+/// With PostgreSQL the current folder is anybody's.
+#[test]
+fn check_by_root_takes_the_owner_of_a_database_file_for_the_user_of_the_service() {
+    let server = Server::new(None).sqlite();
+    server.key();
+    if std::os::unix::fs::chown(server.folder.path(""), Some(12_345), None).is_err() {
+        return; // not root
+    }
+    let told = |server: &Server| String::from_utf8_lossy(&server.run(&["check"]).stderr).into_owned();
+    let as_owner = "Checking as user 12345";
+    assert!(told(&server).contains(as_owner), "{}", told(&server));
+    let server = server.set("ADRIATICUM_DATABASE", "postgresql://nobody@127.0.0.1:1/none");
+    assert!(!told(&server).contains(as_owner), "{}", told(&server));
+}
+
 #[test]
 fn check_notices_a_clock_that_was_set_back() {
     let runtime = Runtime::start();
