@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::checks;
 use crate::store::{ServeLock, SessionLock, Store, StoreError};
 use crate::when;
 
@@ -52,18 +53,19 @@ const AFTER_PANIC: Duration = Duration::from_secs(5);
 pub struct Background(Vec<Task>, Option<ServeLock>);
 
 impl Background {
-    /// Calls `replaced` if another process serves under this gateway's name, which keeps this one from writing.
+    /// Calls `replaced` if another process may serve in the place of this one, which keeps this one from writing.
     pub fn start(
         store: &Arc<Store>,
         readiness: &Arc<Readiness>,
         retention_days: Option<u32>,
         lock: ServeLock,
-        replaced: impl Fn() + Send + 'static,
+        replaced: impl Fn(&StoreError) + Send + Sync + 'static,
     ) -> Self {
+        let replaced = Arc::new(replaced);
         let mut tasks = vec![
             sealing(Arc::clone(store)),
             checkpoints(Arc::clone(store)),
-            try_ledger(Arc::clone(readiness)),
+            try_ledger(Arc::clone(readiness), Arc::clone(&replaced)),
         ];
         tasks.extend(retention_days.map(|days| retention(Arc::clone(store), days)));
         match lock {
@@ -77,14 +79,16 @@ impl Background {
 /// Seals rows a moment after their requests are answered, and writes when keys were last used and which sign-ins failed.
 fn sealing(store: Arc<Store>) -> Task {
     Task::start("sealing", move |stop| {
-        stop.repeat(SEALING_INTERVAL, || {
-            seal_all(&store, stop)?;
-            store.write_uses()?;
-            store.write_failed_sign_ins(when::now())?;
-            store.settle()
-        });
+        let steps = [
+            TaskStep::new("sealing", || seal_all(&store, stop)),
+            TaskStep::new("writing the last uses of keys", || store.write_uses()),
+            TaskStep::new("writing failed sign-ins", || store.write_failed_sign_ins(when::now())),
+            TaskStep::new("writing late outcomes", || store.settle()),
+        ];
+        stop.repeat(SEALING_INTERVAL, steps);
         // After a graceful stop every row has its seal.
-        let _ = store.write_uses().and_then(|()| store.settle());
+        let _ = store.write_uses();
+        let _ = store.settle();
         let _ = store.write_failed_sign_ins(i64::MAX);
         while store.seal(SEALED_AT_ONCE, when::now()).is_ok_and(|sealed| sealed > 0) {}
     })
@@ -103,23 +107,30 @@ fn seal_all(store: &Store, stop: &Stop) -> Result<(), StoreError> {
 
 /// Runs checkpoints, so that no request has to.
 fn checkpoints(store: Arc<Store>) -> Task {
-    Task::start("checkpoints", move |stop| stop.repeat(CHECKPOINT_INTERVAL, || store.checkpoint()))
+    Task::start("checkpoints", move |stop| {
+        stop.repeat(CHECKPOINT_INTERVAL, [TaskStep::new("checkpoints", || store.checkpoint())]);
+    })
 }
 
 /// Updates the gateway's heartbeat, and closes the rows that stopped gateways have left open.
-fn presence(store: Arc<Store>, mut lock: SessionLock, replaced: impl Fn() + Send + 'static) -> Task {
+fn presence(
+    store: Arc<Store>,
+    mut lock: SessionLock,
+    replaced: Arc<impl Fn(&StoreError) + Send + Sync + 'static>,
+) -> Task {
     Task::start("presence", move |stop| {
-        stop.repeat(PRESENCE_INTERVAL, || match store.keep_presence(&mut lock) {
-            Err(StoreError::Fenced) => {
-                replaced();
+        let keep = TaskStep::new("presence", || match store.keep_presence(&mut lock) {
+            Err(error) if error.is_replaced() => {
+                replaced(&error);
                 Ok(())
             }
             result => result,
         });
+        stop.repeat(PRESENCE_INTERVAL, [keep]);
     })
 }
 
-/// Whether the ledger accepts writes: the result of the last test write. No probe waits for the database.
+/// Whether the ledger would accept a request: the result of the last test. No probe waits for the database.
 pub struct Readiness {
     store: Arc<Store>,
     accepts_writes: AtomicBool,
@@ -138,7 +149,7 @@ impl Readiness {
             trying: Mutex::default(),
             probed: AtomicBool::new(false),
         };
-        readiness.try_ledger();
+        let _ = readiness.try_ledger();
         readiness
     }
 
@@ -153,57 +164,89 @@ impl Readiness {
         self.trying.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn try_ledger(&self) {
+    fn try_ledger(&self) -> Result<(), StoreError> {
         *self.trying() = Some(Instant::now());
-        let result = self.store.try_write();
+        let result = self.store.try_request();
         *self.trying() = None;
         let did_accept = self.accepts_writes.swap(result.is_ok(), Ordering::Relaxed);
-        match result {
+        match &result {
             Err(error @ StoreError::Unavailable(_)) => log::debug!("not ready: {error}"),
             Err(error) if did_accept => log::error!("not ready: the ledger can't be written: {error}"),
             Ok(()) if !did_accept => log::info!("ready again: the ledger can be written"),
             Ok(()) | Err(_) => {}
         }
+        result
     }
 }
 
-fn try_ledger(readiness: Arc<Readiness>) -> Task {
+fn try_ledger(
+    readiness: Arc<Readiness>,
+    replaced: Arc<impl Fn(&StoreError) + Send + Sync + 'static>,
+) -> Task {
     Task::start("readiness", move |stop| {
         let mut tried = Instant::now();
-        stop.repeat(READINESS_INTERVAL, || {
+        let try_again = TaskStep::new("readiness", || {
             let is_urgent = readiness.probed.swap(false, Ordering::Relaxed)
                 || !readiness.accepts_writes.load(Ordering::Relaxed);
             if is_urgent || tried.elapsed() >= UNPROBED_INTERVAL {
-                readiness.try_ledger();
+                if let Err(error) = readiness.try_ledger()
+                    && error.is_replaced()
+                {
+                    replaced(&error);
+                }
                 tried = Instant::now();
             }
             Ok(())
         });
+        stop.repeat(READINESS_INTERVAL, [try_again]);
     })
 }
 
 /// Removes old rows from the ledger and from the audit.
 fn retention(store: Arc<Store>, days: u32) -> Task {
     Task::start("retention", move |stop| {
-        stop.repeat(RETENTION_INTERVAL, || {
-            let removed = remove_old(&store, when::now() - i64::from(days) * 86_400, stop)?;
+        // The clock is read first: if it jumps meanwhile, the jump is found.
+        let limit = || -> Result<(i64, Option<i64>), StoreError> {
+            Ok((store.clock()? - i64::from(days) * 86_400, store.clock_jump()?))
+        };
+        let mut was_distrusted = false;
+        let ledger = TaskStep::new("retention", || {
+            let (before, jump) = limit()?;
+            if mem::replace(&mut was_distrusted, jump.is_some()) != jump.is_some() {
+                match jump {
+                    Some(last_seen) => log::warn!("the clock is {}", checks::clock_jumped(last_seen)),
+                    None => log::info!("the clock is trusted again, so retention continues"),
+                }
+            }
+            if jump.is_some() {
+                return Ok(());
+            }
+            let removed = remove_all(stop, || store.remove_before(before, REMOVED_AT_ONCE))?;
             if removed > 0 {
                 log::info!("removed {removed} rows older than {days} days from the ledger");
             }
             Ok(())
         });
+        let audit = TaskStep::new("retention of the audit", || match limit()? {
+            (before, None) => {
+                remove_all(stop, || store.remove_audit_before(before, REMOVED_AT_ONCE)).map(drop)
+            }
+            (_, Some(_)) => Ok(()),
+        });
+        stop.repeat(RETENTION_INTERVAL, [ledger, audit]);
     })
 }
 
-fn remove_old(store: &Store, before: i64, stop: &Stop) -> Result<usize, StoreError> {
+/// Calls `remove` until nothing is left to remove. Returns how many rows it removed.
+fn remove_all(stop: &Stop, remove: impl Fn() -> Result<usize, StoreError>) -> Result<usize, StoreError> {
     let mut removed = 0;
     loop {
         let began = Instant::now();
-        match store.remove_before(before, REMOVED_AT_ONCE) {
-            Ok(0) if store.remove_audit_before(before, REMOVED_AT_ONCE)? == 0 => return Ok(removed),
+        match remove() {
+            Ok(0) => return Ok(removed),
             Ok(count) => removed += count,
-            // Another process has the database. The next round is an hour away, so this one goes on.
-            Err(StoreError::Busy) => {}
+            // Others have the database. The next round is an hour away, so this one goes on.
+            Err(StoreError::Busy | StoreError::NoConnection) => {}
             Err(error) => return Err(error),
         }
         if stop.wait(began.elapsed() * REMOVAL_PAUSE) {
@@ -241,39 +284,58 @@ impl Stop {
         self.0.recv_timeout(time) != Err(RecvTimeoutError::Timeout)
     }
 
-    /// Runs `round` until the task has to stop, with a pause after each. Logs the first of several failures, and the
-    /// recovery. The engine already logs that the database is unavailable; one lost connection is not worth a line.
-    fn repeat(&self, pause: Duration, mut round: impl FnMut() -> Result<(), StoreError>) {
-        let name = thread::current().name().unwrap_or_default().to_owned();
-        let (mut failures, mut is_logged) = (0, false);
+    /// Runs all steps, whether or not one of them fails, until the task has to stop, with a pause after each round.
+    fn repeat<const N: usize>(&self, pause: Duration, mut steps: [TaskStep; N]) {
         loop {
-            let result = panic::catch_unwind(AssertUnwindSafe(&mut round));
-            match &result {
-                Ok(Ok(())) => {
-                    failures = 0;
-                    if mem::take(&mut is_logged) {
-                        log::info!("{name} works again");
-                    }
-                }
-                Ok(Err(StoreError::Unavailable(_))) => {}
-                Ok(Err(error)) => {
-                    failures += 1;
-                    let is_new = failures > 1 || !matches!(error, StoreError::Unknown(_));
-                    if is_new && !mem::replace(&mut is_logged, true) {
-                        log::error!(
-                            "{name} failed: {error}. Requests continue, and the next round tries again"
-                        );
-                    }
-                }
-                Err(_) => {
-                    is_logged = true;
-                    log::error!("{name}: a round panicked; the line before says where");
-                }
-            }
-            if self.wait(if result.is_ok() { pause } else { AFTER_PANIC }) {
+            let panicked = steps.iter_mut().map(TaskStep::run).filter(|did_return| !did_return).count();
+            if self.wait(if panicked == 0 { pause } else { AFTER_PANIC }) {
                 return;
             }
         }
+    }
+}
+
+/// One step of a task's round.
+struct TaskStep<'a> {
+    /// As the log calls it.
+    name: &'static str,
+    work: Box<dyn FnMut() -> Result<(), StoreError> + 'a>,
+    /// How often it failed since it last succeeded, and whether the log says so.
+    failures: u32,
+    is_logged: bool,
+}
+
+impl<'a> TaskStep<'a> {
+    fn new(name: &'static str, work: impl FnMut() -> Result<(), StoreError> + 'a) -> Self {
+        Self { name, work: Box::new(work), failures: 0, is_logged: false }
+    }
+
+    /// Logs the first of several failures, and the recovery. The engine already logs that the database is unavailable; one
+    /// lost connection is not worth a line. Returns false after a panic.
+    fn run(&mut self) -> bool {
+        let name = self.name;
+        let result = panic::catch_unwind(AssertUnwindSafe(&mut self.work));
+        match &result {
+            Ok(Ok(())) => {
+                self.failures = 0;
+                if mem::take(&mut self.is_logged) {
+                    log::info!("{name} works again");
+                }
+            }
+            Ok(Err(StoreError::Unavailable(_))) => {}
+            Ok(Err(error)) => {
+                self.failures += 1;
+                let is_new = self.failures > 1 || !matches!(error, StoreError::Unknown(_));
+                if is_new && !mem::replace(&mut self.is_logged, true) {
+                    log::error!("{name} failed: {error}. Requests continue, and the next round tries again");
+                }
+            }
+            Err(_) => {
+                self.is_logged = true;
+                log::error!("{name}: a round panicked; the line before says where");
+            }
+        }
+        result.is_ok()
     }
 }
 
@@ -286,16 +348,35 @@ mod tests {
         let (sender, rounds) = mpsc::channel();
         let task = Task::start("test", move |stop| {
             let mut number = 0;
-            stop.repeat(Duration::ZERO, || {
+            let step = TaskStep::new("test", || {
                 number += 1;
                 sender.send(number).expect("the test listens");
                 assert_ne!(number, 2, "on purpose");
                 Ok(())
             });
+            stop.repeat(Duration::ZERO, [step]);
         });
         assert_eq!(rounds.recv(), Ok(1));
         assert_eq!(rounds.recv(), Ok(2));
         drop(task);
         assert!(rounds.iter().next().is_none(), "it waits after a panic, and the stop ends that wait");
+    }
+
+    #[test]
+    fn a_step_that_fails_or_panics_does_not_prevent_the_others() {
+        let (sender, rounds) = mpsc::channel();
+        let task = Task::start("test", move |stop| {
+            let steps = [
+                TaskStep::new("panicking", || panic!("on purpose")),
+                TaskStep::new("failing", || Err(StoreError::NoRow)),
+                TaskStep::new("working", || {
+                    sender.send(()).expect("the test listens");
+                    Ok(())
+                }),
+            ];
+            stop.repeat(Duration::ZERO, steps);
+        });
+        assert_eq!(rounds.recv(), Ok(()));
+        drop(task);
     }
 }

@@ -97,14 +97,14 @@ pub fn store_failed(config: &Config, error: &StoreError) -> String {
 
 /// The checks of a running service, whose database may be too large to be read completely each time.
 pub fn of_a_running_service(config: &Config, store: &Store) -> Vec<Finding> {
-    parts(config, Some(store), database(config, store.try_write()))
+    parts(config, Some(store), database(config, store.try_request()))
 }
 
 fn parts(config: &Config, store: Option<&Store>, database: Finding) -> Vec<Finding> {
     let mut findings = vec![configuration(config), hosts(config)];
     findings.extend(config.tls.as_ref().map(certificate::check));
     findings.extend(exposed(config));
-    findings.extend([clock(store), database]);
+    findings.extend([clock(config, store), database]);
     findings.extend(store.map(sealing));
     findings.push(search(config));
     findings.extend(runtime::check(config));
@@ -170,7 +170,7 @@ fn hosts(config: &Config) -> Finding {
     Finding::warn("hosts", message)
 }
 
-fn clock(store: Option<&Store>) -> Finding {
+fn clock(config: &Config, store: Option<&Store>) -> Finding {
     let now = when::now();
     if now < NOT_BEFORE {
         let message = format!("it says {}. Set it, or keys do not expire", when::shown(Some(now)));
@@ -178,6 +178,13 @@ fn clock(store: Option<&Store>) -> Finding {
     }
     if let Some(told) = store.and_then(|store| store.clock_difference().ok()).and_then(clock_is_off) {
         return Finding::warn("clock", format!("it says {}, {told}", when::shown(Some(now))));
+    }
+    let jump = config.retention_days.and_then(|_| store?.clock_jump().ok().flatten());
+    if let Some(last_seen) = jump {
+        return Finding::warn(
+            "clock",
+            format!("it says {}, {}", when::shown(Some(now)), clock_jumped(last_seen)),
+        );
     }
     match store.and_then(|store| store.newest_row().ok().flatten()) {
         Some(newest) if newest > now + CLOCK_SLACK => {
@@ -190,6 +197,15 @@ fn clock(store: Option<&Store>) -> Finding {
         }
         _ => Finding::ok("clock", format!("it says {}", when::shown(Some(now)))),
     }
+}
+
+/// The warning about a clock that retention does not trust.
+pub fn clock_jumped(last_seen: i64) -> String {
+    format!(
+        "more than a day after the service was last seen ({}). Until it has run for 24 hours, retention removes nothing. If \
+         the clock is wrong, set it",
+        when::shown(Some(last_seen))
+    )
 }
 
 /// The warning about a clock that is this many seconds ahead of the database's; `None` if they agree.

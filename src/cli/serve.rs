@@ -1,8 +1,8 @@
 //! `serve`: the service itself.
 
 use std::io::{self, Write};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use listenfd::ListenFd;
@@ -23,7 +23,7 @@ use crate::logging;
 use crate::metrics::Metrics;
 use crate::pipeline::Pipeline;
 use crate::runtime::Runtimes;
-use crate::store::{Actor, IfMissing, ServeLock, Store};
+use crate::store::{Actor, Database, IfMissing, ServeLock, Store, StoreError};
 use crate::supervisor::{Notify, Supervisor, Watched};
 use crate::text::count;
 
@@ -62,6 +62,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         .map_err(|error| CliError::Failed(checks::database_failed(&config, &error)))?;
     let sockets = sockets(&config)?;
     let mut store = open_or(&config, IfMissing::Create)?;
+    store.watch(&lock)?;
     let addresses = sockets.iter().map(Socket::address).collect::<io::Result<Vec<_>>>();
     let addresses = addresses.map_err(|error| failed("the socket", &error))?;
     let scheme = if acceptor.is_some() { "https" } else { "http" };
@@ -98,13 +99,13 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     }
     listener.trust(config.trusted_proxies.clone());
     let readiness = Arc::new(Readiness::new(&store));
-    let is_replaced = Arc::new(AtomicBool::new(false));
+    let replaced_because = Arc::new(OnceLock::new());
     let replaced = {
         let stopper = listener.stopper().map_err(|error| failed("the listener", &error))?;
-        let is_replaced = Arc::clone(&is_replaced);
-        move || {
-            if !is_replaced.swap(true, Ordering::Relaxed) {
-                log::error!("another process serves under the name of this gateway, so this one stops");
+        let replaced_because = Arc::clone(&replaced_because);
+        move |error: &StoreError| {
+            if replaced_because.set(error.clone()).is_ok() {
+                log::error!("{error}: this process stops");
                 let _ = (&stopper).write_all(&[1]);
             }
         }
@@ -154,11 +155,14 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     listener.run(Arc::new(dispatcher)).map_err(|error| failed("the listener", &error))?;
     drop((background, supervisor));
     logging::sum_up_strangers();
-    if is_replaced.load(Ordering::Relaxed) {
-        return Err(CliError::Failed(format!(
-            "another process serves under the name {} (gateway, ADRIATICUM_GATEWAY).",
-            config.gateway
-        )));
+    if let Some(error) = replaced_because.get() {
+        return Err(CliError::Failed(match config.database {
+            Database::Sqlite(_) => checks::database_failed(&config, error),
+            Database::Postgres(_) => format!(
+                "another process serves under the name {} (gateway, ADRIATICUM_GATEWAY).",
+                config.gateway
+            ),
+        }));
     }
     log::info!("stopped");
     Ok(())

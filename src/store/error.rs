@@ -2,12 +2,15 @@
 
 use std::fmt;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 #[derive(Clone, Debug)]
 pub enum StoreError {
     /// Other writers held the database for too long.
     Busy,
+    /// This process's own connections were in use for too long.
+    NoConnection,
     Full,
     ReadOnly,
     CannotOpen,
@@ -22,6 +25,13 @@ pub enum StoreError {
     },
     /// The file that is open is not the one that the path names any more.
     Replaced,
+    /// The same of the file whose lock keeps a second `serve` off the database.
+    LockReplaced(PathBuf),
+    /// The database is empty, but its WAL is not.
+    LostContent {
+        wal: PathBuf,
+        bytes: u64,
+    },
     /// An fsync failed.
     NotSynced(Arc<io::Error>),
     Io(Arc<io::Error>),
@@ -45,6 +55,9 @@ impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Busy => f.write_str("the database is locked by another process"),
+            Self::NoConnection => f.write_str(
+                "all of this process's connections to the database are in use: try again when its long reads are done",
+            ),
             Self::Full => f.write_str("the disk is full: free some space and try again"),
             Self::ReadOnly => {
                 f.write_str("the database is read-only: check who owns the file and its folder")
@@ -69,6 +82,18 @@ impl fmt::Display for StoreError {
                 "the database's file, or its -wal, was removed or replaced under the running service: put it \
                  back or restore a backup, then restart",
             ),
+            Self::LockReplaced(path) => write!(
+                f,
+                "the lock file {} was removed or replaced under the running service, so another process may serve the \
+                 same database",
+                path.display()
+            ),
+            Self::LostContent { wal, bytes } => write!(
+                f,
+                "it has lost its content: its file is empty or missing, but {} beside it has {bytes} bytes. Restore a \
+                 backup, or delete both files to begin with an empty database",
+                wal.display()
+            ),
             Self::NotSynced(error) => {
                 write!(f, "fsync failed ({error}), so nothing more is written: check the disk, then restart")
             }
@@ -85,6 +110,11 @@ impl fmt::Display for StoreError {
 }
 
 impl StoreError {
+    /// Whether another process may serve in the place of this one, which then has to stop.
+    pub fn is_replaced(&self) -> bool {
+        matches!(self, Self::Fenced | Self::LockReplaced(_))
+    }
+
     /// What the log says of a request that failed at a step; `None` if the log has the cause already.
     pub fn for_log(&self, step: &str) -> Option<String> {
         (!matches!(self, Self::Unavailable(_))).then(|| format!("{step}: {self}"))

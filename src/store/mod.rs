@@ -24,10 +24,12 @@ mod sums;
 #[cfg(all(test, feature = "test-postgres"))]
 #[path = "../../tests/postgres.rs"]
 mod test_server;
+mod trial;
 
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Mutex;
+use std::time::Instant;
 
 use audit::FailedSignIns;
 pub use audit::{Actor, AuditRow};
@@ -65,6 +67,8 @@ pub struct Store {
     /// The last uses of keys that leave no row, by id, until `write_uses`.
     uses: Mutex<HashMap<String, i64>>,
     failed_sign_ins: Mutex<FailedSignIns>,
+    /// Since when the clock is distrusted, by the time that this process has run.
+    distrusted: Mutex<Option<Instant>>,
 }
 
 /// How the background jobs are doing.
@@ -95,20 +99,21 @@ impl Store {
             unsettled: Mutex::default(),
             uses: Mutex::default(),
             failed_sign_ins: Mutex::default(),
+            distrusted: Mutex::default(),
         };
         store.look_for_damage()?;
         Ok(store)
     }
 
-    /// Whether the database is sound and accepts a write. Reads all of it.
+    /// Whether the database is sound and a request would succeed. Reads all of it.
     pub fn check(&self) -> Result<(), StoreError> {
         self.engine.check()?;
-        self.try_write()
+        self.try_request()
     }
 
-    /// Whether the database accepts a write: a small one that is durable, as a completion's is, and changes nothing.
-    pub fn try_write(&self) -> Result<(), StoreError> {
-        self.engine.try_write()
+    /// Fails every write from now on if the lock's file is removed or replaced: another process could take the lock then.
+    pub fn watch(&mut self, lock: &ServeLock) -> Result<(), StoreError> {
+        self.engine.watch(lock)
     }
 
     /// Why every request would fail now; `None` if that is not known without a try.
@@ -268,11 +273,11 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_trial_reaches_the_disk_and_changes_nothing() {
+    fn a_trial_reaches_the_disk() {
         let temporary = Temporary::sqlite();
         let size = || temporary.folder.join("test.db-wal").metadata().expect("the WAL").len();
         let before = size();
-        temporary.store.try_write().expect("it should be taken");
+        temporary.store.try_request().expect("it should be taken");
         assert!(size() > before, "nothing was written");
         temporary.store.check().expect("it should be sound");
         temporary.open_again();

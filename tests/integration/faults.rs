@@ -5,8 +5,10 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
+use rusqlite::types::Value::Integer;
 use rustix::process::Signal;
 
+use crate::console::{Browser, PASSWORD, set_password};
 use crate::support::{Runtime, Script, Server, chat, completion, request, until};
 
 fn lock(server: &Server) -> Connection {
@@ -122,6 +124,103 @@ fn a_damaged_page_is_refused_at_the_start_and_nothing_is_made_anew() {
     fs::write(&path, &good).expect("the good one");
     let server = server.start();
     server.post(&key, &chat("x")).is_completion();
+}
+
+/// SQLite deletes the WAL of an empty database, and every row in it.
+#[test]
+fn a_database_that_has_lost_its_content_is_not_a_new_one() {
+    let runtime = Runtime::start();
+    let mut server = Server::new(Some(&runtime)).sqlite().start();
+    let (path, wal) = (server.folder.path("adriaticum.db"), server.folder.path("adriaticum.db-wal"));
+    let created = format!("created the database {}", path.display());
+    assert!(server.log().contains(&created), "{}", server.log());
+    server.key();
+    server.signal(Signal::KILL);
+    server.wait();
+    let size = wal.metadata().expect("the WAL").len();
+    for remove in [false, true] {
+        match remove {
+            false => fs::write(&path, "").expect("an empty file"),
+            true => fs::remove_file(&path).expect("no file"),
+        }
+        for command in [&["serve"][..], &["keys", "list"], &["keys", "create", "x"]] {
+            let output = server.run(command);
+            let told = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(1), "{command:?}: {told}");
+            let found = format!("{} beside it has {size} bytes", wal.display());
+            assert!(told.contains(&found) && told.contains("Restore a backup, or delete both"), "{told}");
+        }
+    }
+    assert_eq!(wal.metadata().expect("the WAL is still there").len(), size);
+    fs::remove_file(&wal).expect("the WAL");
+    let server = server.start();
+    assert!(server.log().contains(&created), "{}", server.log());
+}
+
+/// The clock is ten years ahead: the other way round, everything in the database is ten years old.
+#[test]
+fn retention_removes_nothing_after_a_jump_of_the_clock() {
+    let runtime = Runtime::start();
+    let mut server = Server::new(Some(&runtime)).sqlite().start();
+    let key = server.key();
+    assert!(set_password(&server, PASSWORD).status.success());
+    (0..3).for_each(|_| _ = server.post(&key, &chat("x")).is_completion());
+    server.signal(Signal::TERM);
+    server.wait();
+    for (table, column) in [("usage", "created"), ("audit", "created"), ("gateways", "last_seen")] {
+        server.query(&format!("UPDATE {table} SET {column} = {column} - 3650 * 86400"));
+    }
+    let rows = "SELECT (SELECT count(*) FROM usage), (SELECT count(*) FROM audit WHERE created < unixepoch() - 86400),
+        last_seen FROM gateways";
+    let before = server.query(rows);
+    let mut server = server.set("ADRIATICUM_USAGE_RETENTION_DAYS", 30);
+    // A restart does not make the clock trusted.
+    for _ in 0..2 {
+        server = server.start();
+        until("the log says so", || server.log().contains("retention removes nothing"));
+        assert_eq!(server.query(rows), before);
+        let told = String::from_utf8_lossy(&server.run(&["check"]).stdout).into_owned();
+        let clock = told.lines().find(|line| line.contains(" clock ")).unwrap_or_default();
+        assert!(clock.starts_with("warn") && clock.contains("retention removes nothing"), "{told}");
+        let mut browser = Browser::signed_in(&server);
+        until("the status page says so", || {
+            browser.get("/status").text().contains("retention removes nothing")
+        });
+        server.signal(Signal::TERM);
+        server.wait();
+        assert_eq!(server.query(rows), before, "the heartbeat does not follow the clock either");
+    }
+    assert_eq!(before[0][0], Integer(3));
+    server.query("UPDATE gateways SET last_seen = unixepoch() - 86000");
+    let server = server.start();
+    until("the old rows are gone", || server.query("SELECT 1 FROM usage").is_empty());
+}
+
+#[test]
+fn the_heartbeat_follows_the_clock() {
+    let server = Server::new(None).sqlite().start();
+    server.query("UPDATE gateways SET last_seen = last_seen - 80000");
+    let mut probe = server.connect();
+    probe.send("GET /readyz HTTP/1.1\r\nHost: console.localhost\r\n\r\n");
+    until("it is seen", || {
+        server.query("SELECT last_seen > unixepoch() - 60 FROM gateways") == [[Integer(1)]]
+    });
+}
+
+#[test]
+fn the_audit_has_its_retention_even_if_that_of_the_ledger_fails() {
+    let runtime = Runtime::start();
+    let mut server = Server::new(Some(&runtime)).sqlite().start();
+    server.post(&server.key(), &chat("x")).is_completion();
+    server.signal(Signal::TERM);
+    server.wait();
+    server.query("UPDATE usage SET created = created - 10 * 86400");
+    server.query("UPDATE audit SET created = created - 10 * 86400");
+    server.query("CREATE TRIGGER keep BEFORE DELETE ON usage WHEN OLD.seq IS NOT NULL BEGIN SELECT RAISE(ABORT, 'on purpose'); END");
+    let server = server.set("ADRIATICUM_USAGE_RETENTION_DAYS", 7).start();
+    until("the audit's rows are gone", || server.query("SELECT 1 FROM audit").is_empty());
+    assert_eq!(server.query("SELECT count(*) FROM usage"), [[Integer(1)]]);
+    assert!(server.log().contains("retention failed: on purpose"), "{}", server.log());
 }
 
 #[test]

@@ -247,3 +247,36 @@ fn a_second_service_on_the_same_database_is_refused() {
     assert!(next.wait().success());
     second().start().post(&key, &chat("x")).is_completion();
 }
+
+/// Waits until it has stopped because another process may serve in its place.
+#[track_caller]
+fn stops(server: &mut Server, mut probe: Client, told: &str) {
+    // While it is probed, it finds out within a second.
+    probe.send("GET /readyz HTTP/1.1\r\nHost: console.localhost\r\n\r\n");
+    assert_eq!(server.wait().code(), Some(1), "{}", server.log());
+    let log = server.log();
+    assert!(log.lines().any(|line| line.contains(told) && line.ends_with(": this process stops")), "{log}");
+    let last = log.lines().last().unwrap_or_default();
+    assert!(last.starts_with("adriaticum: the database ") && last.contains(told), "{last}");
+}
+
+#[test]
+fn a_service_whose_lock_file_was_removed_stops_when_another_one_starts() {
+    let runtime = Runtime::start();
+    let mut first = Server::new(Some(&runtime)).sqlite().start();
+    let (key, probe) = (first.key(), first.connect());
+    first.post(&key, &chat("x")).is_completion();
+    let (database, lock) = (first.folder.path("adriaticum.db"), first.folder.path("adriaticum.db.lock"));
+    std::fs::remove_file(&lock).expect("it is there");
+    let second = Server::new(Some(&runtime)).set("ADRIATICUM_DATABASE", database.display()).start();
+    stops(&mut first, probe, "was removed or replaced under the running service");
+    second.post(&key, &chat("x")).is_completion();
+}
+
+#[test]
+fn a_service_that_was_replaced_stops() {
+    let mut server = Server::new(None).sqlite().start();
+    let probe = server.connect();
+    server.query("UPDATE gateways SET epoch = epoch + 1");
+    stops(&mut server, probe, "another process serves under the name of this gateway");
+}

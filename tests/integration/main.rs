@@ -29,6 +29,7 @@ mod moving;
 mod packaging;
 #[cfg(feature = "test-postgres")]
 mod postgres;
+mod readiness;
 mod runtime;
 mod search;
 mod sign_in;

@@ -6,13 +6,15 @@ The disk is a small one in memory, mounted so that only this program and its chi
 namespaces.
 """
 
+import contextlib
 import os
 import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 
-from service import Runtime, Service, ensure
+from service import Runtime, Service, ensure, until
 
 SIZE = 4 * 1024 * 1024
 
@@ -35,6 +37,7 @@ def main():
 def fill_the_disk(folder, runtime):
     with Service(folder, runtime) as service:
         service.ensure_it_still_answers()
+        ensure(readiness(service) == 200, "it is not ready")
         ballast = folder / "ballast"
         with ballast.open("wb", buffering=0) as file:
             try:
@@ -55,7 +58,15 @@ def fill_the_disk(folder, runtime):
         # The first refused request may have a row without an outcome; later ones have no row.
         ensure(spent <= 1, f"{spent} inferences were spent on requests that were refused")
         ensure("disk is full" in service.logged(), "the log does not say why")
+        ensure(until(lambda: readiness(service) == 503), "it says that it is ready")
+        # Room for one page of the WAL, but not for the three that a request writes. It is tried again every second.
+        os.truncate(ballast, ballast.stat().st_size - 2 * 4096)
+        for _ in range(3):
+            time.sleep(1)
+            ensure(readiness(service) == 503, "it says that it is ready again")
+            ensure(service.complete()[0] == 503, "a request succeeds while it is not ready")
         ballast.unlink()
+        ensure(until(lambda: readiness(service) == 200), "it does not get ready again")
         service.ensure_it_still_answers()
         verify(service)
         service.ensure_it_ends_well()
@@ -71,6 +82,12 @@ def make_it_read_only(folder, runtime):
     with service:
         service.ensure_it_still_answers()
         verify(service)
+
+
+def readiness(service):
+    with contextlib.closing(service.connection()) as connection:
+        connection.request("GET", "/readyz", headers={"Host": "console.localhost"})
+        return connection.getresponse().status
 
 
 def verify(service):

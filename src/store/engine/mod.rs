@@ -145,16 +145,22 @@ impl Engine {
         }
     }
 
-    /// A small durable write that changes nothing.
-    pub fn try_write(&self) -> Result<(), StoreError> {
+    /// Runs `work` once, in a durable transaction of its own that gets in no other's way.
+    pub fn try_write(
+        &self,
+        work: impl FnOnce(&dyn Session) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
         match self {
-            Self::Sqlite(sqlite) => {
-                // There and back, because SQLite does not write a page that stays the same.
-                let shift =
-                    |by: i64| Statement::new("UPDATE gateways SET last_seen = last_seen + $1", values![by]);
-                sqlite.write(Write { statements: vec![shift(1), shift(-1)], durable: true }).map(drop)
-            }
-            Self::Postgres(postgres) => postgres.try_write(),
+            Self::Sqlite(sqlite) => sqlite.transaction(true, work),
+            Self::Postgres(postgres) => postgres.try_write(work),
+        }
+    }
+
+    /// Fails every write from now on if the lock's file is removed or replaced. A session lock is not a file.
+    pub fn watch(&mut self, lock: &ServeLock) -> Result<(), StoreError> {
+        match (self, lock) {
+            (Self::Sqlite(sqlite), ServeLock::File(lock)) => sqlite.watch(lock),
+            _ => Ok(()),
         }
     }
 

@@ -175,10 +175,13 @@ impl Postgres {
         self.pool.lost()
     }
 
-    /// A small durable write that changes nothing.
-    pub fn try_write(&self) -> Result<(), StoreError> {
+    /// Runs `work` once, in a transaction of its own. It is not serializable, so no other one fails because of it.
+    pub fn try_write(
+        &self,
+        work: impl FnOnce(&dyn Session) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
         let session = Statements::new(&self.pool, "BEGIN", STATEMENT_TIME)?;
-        session.execute(TRY_WRITE, &[])?;
+        work(&session)?;
         session.commit()
     }
 }

@@ -132,7 +132,7 @@ impl Pool {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() && state.lost.is_none() {
-                return Err(StoreError::Busy);
+                return Err(StoreError::NoConnection);
             }
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }

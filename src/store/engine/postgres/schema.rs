@@ -114,8 +114,9 @@ fn upgrade(
         return Ok(());
     }
     begin(connection, deadline)?;
-    let changes = match version(connection, deadline)? {
-        found if is_usable(found, known)? => return Ok(connection.run_text("ROLLBACK", deadline)?),
+    let found = version(connection, deadline)?;
+    let changes = match found {
+        _ if is_usable(found, known)? => return Ok(connection.run_text("ROLLBACK", deadline)?),
         Some((found, _)) if found < first => {
             return Err(StoreError::Other(format!(
                 "its version {found} was never released: create a new database"
@@ -126,7 +127,11 @@ fn upgrade(
     };
     connection.run_text(&changes, deadline)?;
     note_version(connection, known, oldest_known, deadline)?;
-    Ok(connection.run_text("COMMIT", deadline)?)
+    connection.run_text("COMMIT", deadline)?;
+    if found.is_none() {
+        log::info!("created the tables in a new database");
+    }
+    Ok(())
 }
 
 /// Whether the program can use the database as it is. A database that asks for a later program is an error.

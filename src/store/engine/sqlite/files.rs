@@ -4,17 +4,20 @@
 //! start. So every group checks the files before it writes.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use super::super::super::StoreError;
+use super::FileLock;
 
 pub(super) struct Files {
     /// The database and its WAL.
     known: [(PathBuf, Identity); 2],
+    /// The file that this process has locked, if it serves.
+    lock: Option<(PathBuf, Identity)>,
     wal: File,
     /// After a failed fsync the content of the disk is unknown, and a later fsync would not report it.
     failed: OnceLock<Arc<io::Error>>,
@@ -26,14 +29,19 @@ type Identity = (u64, u64);
 impl Files {
     /// The database and its WAL, as they are now.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
-        let mut wal = OsString::from(path);
-        wal.push("-wal");
-        let wal = PathBuf::from(wal);
+        let wal = wal_of(path);
         Ok(Self {
             wal: File::open(&wal)?,
             known: [(path.to_owned(), identity(path)?), (wal.clone(), identity(&wal)?)],
+            lock: None,
             failed: OnceLock::new(),
         })
+    }
+
+    /// Adds the file that a lock is on to those that are checked.
+    pub fn watch(&mut self, lock: &FileLock) -> Result<(), StoreError> {
+        self.lock = Some((lock.path.clone(), identity_of(&lock.file.metadata()?)));
+        Ok(())
     }
 
     /// Makes every earlier commit durable.
@@ -50,7 +58,13 @@ impl Files {
         self.check_synced()?;
         let is_known =
             |(path, known): &(PathBuf, Identity)| identity(path).is_ok_and(|found| found == *known);
-        if self.known.iter().all(is_known) { Ok(()) } else { Err(StoreError::Replaced) }
+        if !self.known.iter().all(is_known) {
+            return Err(StoreError::Replaced);
+        }
+        match &self.lock {
+            Some(lock) if !is_known(lock) => Err(StoreError::LockReplaced(lock.0.clone())),
+            _ => Ok(()),
+        }
     }
 
     /// Forgets an earlier failure, and puts a pipe in the place of the WAL: it can't be synced.
@@ -68,5 +82,16 @@ impl Files {
 }
 
 fn identity(path: &Path) -> io::Result<Identity> {
-    fs::metadata(path).map(|file| (file.dev(), file.ino()))
+    fs::metadata(path).map(|file| identity_of(&file))
+}
+
+fn identity_of(file: &Metadata) -> Identity {
+    (file.dev(), file.ino())
+}
+
+/// The path of a database's WAL.
+pub(super) fn wal_of(path: &Path) -> PathBuf {
+    let mut wal = OsString::from(path);
+    wal.push("-wal");
+    wal.into()
 }

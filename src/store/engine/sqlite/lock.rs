@@ -16,7 +16,8 @@ use crate::files;
 /// Held until the value is dropped.
 #[derive(Debug)]
 pub struct FileLock {
-    _file: File,
+    pub(super) file: File,
+    pub(super) path: PathBuf,
 }
 
 /// Why the lock was not taken.
@@ -73,7 +74,7 @@ impl FileLock {
             Ok(()) => {
                 // On a full disk this fails. The lock holds without it.
                 let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", process::id()));
-                Ok(Self { _file: file })
+                Ok(Self { file, path })
             }
             Err(TryLockError::WouldBlock) => {
                 let mut holder = String::new();

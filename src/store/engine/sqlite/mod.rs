@@ -77,11 +77,18 @@ pub struct Sqlite {
 impl Sqlite {
     /// Opens the database, or creates it, and upgrades it to the present version.
     pub fn open(path: &Path, if_missing: IfMissing) -> Result<Self, StoreError> {
+        // Before the database's own: a process that creates one fills its WAL last.
+        let wal = files::wal_of(&fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()));
+        let bytes = wal.metadata().map_or(0, |file| file.len());
         // An empty file is what a start that was interrupted has left.
         let is_missing = match path.metadata() {
             Ok(file) => file.len() == 0,
             Err(error) => error.kind() == io::ErrorKind::NotFound,
         };
+        // SQLite would delete the WAL.
+        if is_missing && bytes > 0 {
+            return Err(StoreError::LostContent { wal, bytes });
+        }
         if is_missing && if_missing == IfMissing::Fail {
             return Err(StoreError::Missing);
         }
@@ -114,9 +121,15 @@ impl Sqlite {
         })
     }
 
+    /// Checks from now on, before every write, that the lock's file is still at its path.
+    pub fn watch(&mut self, lock: &FileLock) -> Result<(), StoreError> {
+        self.files.watch(lock)
+    }
+
     /// Runs `work` on one state of the database.
     pub fn read<T>(&self, work: impl FnOnce(&dyn Session) -> Result<T, StoreError>) -> Result<T, StoreError> {
-        let _permit = self.reading.acquire(Instant::now() + READ_PATIENCE).ok_or(StoreError::Busy)?;
+        let permit = self.reading.acquire(Instant::now() + READ_PATIENCE);
+        let _permit = permit.ok_or(StoreError::NoConnection)?;
         let idle = lock(&self.readers).pop_front();
         let connection = match idle {
             Some(connection) => connection,
@@ -352,6 +365,20 @@ mod tests {
             let create = engine.read(|session| session.execute("CREATE TEMP TABLE mine (n)", &[]));
             create.expect("a connection without this table");
         }
+    }
+
+    #[test]
+    fn a_wait_for_one_of_our_own_readers_is_not_reported_as_another_process() {
+        let temporary = Temporary::sqlite();
+        let engine =
+            Sqlite::open(&temporary.folder.join("reads.db"), IfMissing::Create).expect("a new database");
+        let now = Instant::now();
+        let _all: Vec<_> = (0..READERS).map(|_| engine.reading.acquire(now).expect("a free one")).collect();
+        let error = engine.read(|_| Ok(())).expect_err("all are in use").to_string();
+        assert!(
+            error.contains("this process's connections") && !error.contains("another process"),
+            "{error}"
+        );
     }
 
     #[test]

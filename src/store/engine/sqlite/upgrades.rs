@@ -149,10 +149,11 @@ fn upgrade(connection: &mut Connection, schema: &str, upgrades: &[Change]) -> Re
         return Ok(());
     }
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    match version(&transaction)? {
+    let found = version(&transaction)?;
+    match found {
         0 => make(&transaction, schema)?,
-        found if found > present => return Err(StoreError::Newer { found, known: present }),
-        found => {
+        _ if found > present => return Err(StoreError::Newer { found, known: present }),
+        _ => {
             for change in &upgrades[found as usize - 1..] {
                 match change {
                     Change::Sql(statements) => {
@@ -165,6 +166,9 @@ fn upgrade(connection: &mut Connection, schema: &str, upgrades: &[Change]) -> Re
     }
     transaction.pragma_update(None, "user_version", present)?;
     transaction.commit()?;
+    if found == 0 {
+        log::info!("created the database {}", connection.path().unwrap_or_default());
+    }
     Ok(())
 }
 
