@@ -70,6 +70,7 @@ struct Entry {
     origin: Origin,
     /// What `buffered` counts for it.
     weight: usize,
+    is_idle: bool,
     is_unfinished: bool,
     /// Of the request that a worker has or will get. It is cancelled if the client goes away.
     call: Option<Cancellation>,
@@ -78,8 +79,12 @@ struct Entry {
 impl Entry {
     /// What `holdings` counts for it.
     fn held(&self) -> Held {
-        let unfinished = usize::from(self.is_unfinished);
-        Held { connections: 1, unfinished, unfinished_bytes: unfinished * self.weight }
+        let evictable = usize::from(self.is_evictable());
+        Held { connections: 1, evictable, evictable_bytes: evictable * self.weight }
+    }
+
+    fn is_evictable(&self) -> bool {
+        self.is_idle || self.is_unfinished
     }
 }
 
@@ -261,6 +266,7 @@ impl<S: Service> EventLoop<S> {
         let entry = &mut self.connections[index];
         let (held, weight) = (entry.held(), entry.weight);
         entry.weight = entry.connection.weight();
+        entry.is_idle = entry.connection.is_idle();
         entry.is_unfinished = entry.connection.is_unfinished();
         self.buffered = self.buffered - weight + entry.weight;
         self.holdings.change(entry.origin, held, entry.held());

@@ -1,11 +1,15 @@
-//! How many connections and bytes each origin holds: when they run out, the origin that holds most is evicted first.
+//! How many connections and bytes each origin holds: when they run out, the origin that holds most has to give way.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 
 use super::proxies::Proxies;
 
-/// Where a connection comes from: an IPv4 address, an IPv6 network of 64 bits, or a Unix socket.
+/// The bits of an IPv6 address that name its origin: many providers give each customer a /56.
+const ORIGIN_BITS: u32 = 56;
+
+/// Where a connection comes from: an IPv4 address, an IPv6 /56 network, or a Unix socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Origin {
     network: Option<IpAddr>,
@@ -17,7 +21,10 @@ impl Origin {
     pub fn of(peer: Option<IpAddr>, proxies: &Proxies) -> Self {
         let network = peer.map(|address| match address {
             IpAddr::V4(_) => address,
-            IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
+            IpAddr::V6(address) => {
+                let host_bits = u128::BITS - ORIGIN_BITS;
+                IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> host_bits << host_bits))
+            }
         });
         Self { network, is_shared: peer.is_none() || proxies.trust(peer) }
     }
@@ -34,17 +41,38 @@ pub(super) enum Scarce {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Held {
     pub connections: usize,
-    /// Of these, the ones that can be evicted before they are idle: unfinished requests and handshakes.
-    pub unfinished: usize,
-    pub unfinished_bytes: usize,
+    /// The connections among them that can be evicted: idle ones, unfinished requests and handshakes.
+    pub evictable: usize,
+    pub evictable_bytes: usize,
+}
+
+impl Held {
+    /// Returns how much it holds of what is scarce; 0 if nothing of that can be evicted.
+    fn amount(&self, scarce: Scarce) -> usize {
+        match scarce {
+            Scarce::Connections if self.evictable == 0 => 0,
+            Scarce::Connections => self.connections,
+            Scarce::Bytes => self.evictable_bytes,
+        }
+    }
 }
 
 #[derive(Default)]
-pub(super) struct Holdings(HashMap<Origin, Held>);
+pub(super) struct Holdings {
+    by_origin: HashMap<Origin, Holding>,
+    /// How many origins have come so far.
+    arrivals: u64,
+}
+
+struct Holding {
+    held: Held,
+    /// The origin's number in the order in which they came.
+    arrival: u64,
+}
 
 impl Holdings {
     pub fn of(&self, origin: Origin) -> Held {
-        self.0.get(&origin).copied().unwrap_or_default()
+        self.by_origin.get(&origin).map(|holding| holding.held).unwrap_or_default()
     }
 
     /// Replaces what a connection holds.
@@ -52,23 +80,27 @@ impl Holdings {
         if from == to {
             return;
         }
-        let held = self.0.entry(origin).or_default();
+        let new = || {
+            self.arrivals += 1;
+            Holding { held: Held::default(), arrival: self.arrivals }
+        };
+        let held = &mut self.by_origin.entry(origin).or_insert_with(new).held;
         held.connections = held.connections - from.connections + to.connections;
-        held.unfinished = held.unfinished - from.unfinished + to.unfinished;
-        held.unfinished_bytes = held.unfinished_bytes - from.unfinished_bytes + to.unfinished_bytes;
+        held.evictable = held.evictable - from.evictable + to.evictable;
+        held.evictable_bytes = held.evictable_bytes - from.evictable_bytes + to.evictable_bytes;
         if held.connections == 0 {
-            self.0.remove(&origin);
+            self.by_origin.remove(&origin);
         }
     }
 
-    /// The origin whose unfinished requests hold most. A shared one comes last, whatever it holds.
+    /// Returns the largest holder among the origins that have something to evict. A shared one comes last, whatever it
+    /// holds. Of equal ones it is the one that came first: a new client has time to send its request.
     pub fn largest(&self, scarce: Scarce) -> Option<Origin> {
-        let amount = |held: &Held| match scarce {
-            Scarce::Connections => held.unfinished,
-            Scarce::Bytes => held.unfinished_bytes,
+        let holders = self.by_origin.iter().filter(|(_, holding)| holding.held.amount(scarce) > 0);
+        let rank = |(origin, holding): &(&Origin, &Holding)| {
+            (!origin.is_shared, holding.held.amount(scarce), Reverse(holding.arrival))
         };
-        let holders = self.0.iter().filter(|(_, held)| amount(held) > 0);
-        holders.max_by_key(|(origin, held)| (!origin.is_shared, amount(held))).map(|(origin, _)| *origin)
+        holders.max_by_key(rank).map(|(origin, _)| *origin)
     }
 }
 
@@ -84,25 +116,48 @@ mod tests {
     fn an_origin_is_an_address_or_a_network() {
         assert_ne!(origin("192.0.2.1"), origin("192.0.2.2"));
         assert_eq!(origin("2001:db8::1"), origin("2001:db8::ffff:1"));
-        assert_ne!(origin("2001:db8::1"), origin("2001:db8:0:1::1"));
+        assert_eq!(origin("2001:db8::1"), origin("2001:db8:0:ff::1"));
+        assert_ne!(origin("2001:db8::1"), origin("2001:db8:0:100::1"));
         assert!(origin("10.1.1.1").is_shared && origin("unix").is_shared && !origin("192.0.2.1").is_shared);
+    }
+
+    fn held(connections: usize, evictable: usize, evictable_bytes: usize) -> Held {
+        Held { connections, evictable, evictable_bytes }
     }
 
     #[test]
     fn the_largest_holder_is_found_and_shared_origins_come_last() {
         let mut holdings = Holdings::default();
-        let held = |unfinished, unfinished_bytes| Held { connections: 100, unfinished, unfinished_bytes };
         assert_eq!(holdings.largest(Scarce::Connections), None);
-        holdings.change(origin("unix"), Held::default(), held(90, 9_000));
+        holdings.change(origin("unix"), Held::default(), held(100, 90, 9_000));
         assert_eq!(holdings.largest(Scarce::Connections), Some(origin("unix")), "there is no other");
-        holdings.change(origin("192.0.2.1"), Held::default(), held(50, 10));
-        holdings.change(origin("192.0.2.2"), Held::default(), held(2, 5_000));
-        assert_eq!(holdings.largest(Scarce::Connections), Some(origin("192.0.2.1")));
+        holdings.change(origin("192.0.2.1"), Held::default(), held(50, 50, 10));
+        holdings.change(origin("192.0.2.2"), Held::default(), held(60, 1, 5_000));
+        assert_eq!(holdings.largest(Scarce::Connections), Some(origin("192.0.2.2")), "all connections count");
         assert_eq!(holdings.largest(Scarce::Bytes), Some(origin("192.0.2.2")));
-        holdings.change(origin("192.0.2.1"), held(50, 10), held(1, 10));
-        assert_eq!(holdings.largest(Scarce::Connections), Some(origin("192.0.2.2")));
-        holdings.change(origin("192.0.2.2"), held(2, 5_000), Held::default());
+        holdings.change(origin("192.0.2.2"), held(60, 1, 5_000), held(60, 0, 0));
+        assert_eq!(
+            holdings.largest(Scarce::Connections),
+            Some(origin("192.0.2.1")),
+            "the other has no victim"
+        );
+        assert_eq!(holdings.largest(Scarce::Bytes), Some(origin("192.0.2.1")));
+        holdings.change(origin("192.0.2.2"), held(60, 0, 0), Held::default());
         assert_eq!(holdings.of(origin("192.0.2.2")), Held::default());
-        assert_eq!(holdings.0.len(), 2, "an origin without a connection is forgotten");
+        assert_eq!(holdings.by_origin.len(), 2, "an origin without a connection is forgotten");
+    }
+
+    /// An attacker with thousands of addresses must not make newcomers evict one another.
+    #[test]
+    fn of_equal_holders_the_first_to_come_gives_way() {
+        let mut holdings = Holdings::default();
+        let addresses = (1..=200).map(|number| origin(&format!("192.0.2.{number}"))).collect::<Vec<_>>();
+        for &address in &addresses {
+            holdings.change(address, Held::default(), held(1, 1, 0));
+        }
+        for address in addresses {
+            assert_eq!(holdings.largest(Scarce::Connections), Some(address));
+            holdings.change(address, held(1, 1, 0), Held::default());
+        }
     }
 }

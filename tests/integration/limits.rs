@@ -162,7 +162,20 @@ impl Running {
 
     /// Connects from an address that no other client has.
     fn connect_elsewhere(&self) -> Client {
-        Client::new(connect_from([127, 0, 0, 2], self.address))
+        self.connect_from(2)
+    }
+
+    /// Connects from an address with this last byte.
+    fn connect_from(&self, host: u8) -> Client {
+        Client::new(connect_from([127, 0, 0, host], self.address))
+    }
+
+    /// Connects, and waits until the listener has accepted the connection.
+    fn hold_from(&self, host: u8) -> Client {
+        let before = self.load.snapshot().accepted;
+        let client = self.connect_from(host);
+        until("it is accepted", || self.load.snapshot().accepted > before);
+        client
     }
 
     fn counted(&self, cause: Cause) -> u64 {
@@ -458,6 +471,73 @@ fn the_longest_idle_connection_makes_room() {
     let told = running.load.snapshot();
     assert_eq!((told.connections, told.accepted), (Level { now: 4, most: 4 }, 6));
     assert_eq!((told.of(Cause::IdleEvicted), told.of(Cause::UnfinishedEvicted)), (2, 0));
+}
+
+/// Two addresses hold all connections in silence, and reopen what is closed. Once they evicted every upload and every idle
+/// connection of the others.
+#[test]
+fn the_largest_holder_gives_way_although_it_is_idle() {
+    let running = serve(Limits { max_connections: 8, ..Limits::default() });
+    let (mut upload, mut kept) = (running.connect_elsewhere(), running.connect_elsewhere());
+    upload.send(post(2, 1));
+    kept.send(get("/"));
+    assert_eq!(kept.reply().status, 200);
+    let flood: Vec<Client> = (0..30).map(|number| running.hold_from(3 + number % 2)).collect();
+    assert_eq!(running.counted(Cause::IdleEvicted), 30 - 6, "they evict one another");
+    upload.send("x");
+    kept.send(get("/"));
+    assert_eq!((upload.reply().status, kept.reply().status), (200, 200));
+    assert_eq!((running.counted(Cause::UnfinishedEvicted), running.counted(Cause::TurnedAway)), (0, 0));
+    drop(flood);
+}
+
+#[test]
+fn an_address_loses_its_longest_idle_connection_first_and_then_its_oldest_request() {
+    let running = serve(Limits { max_connections: 6, ..Limits::default() });
+    let mut other = running.connect_elsewhere();
+    // When a later request is answered, what came before is read.
+    let mut unfinished = || {
+        let mut client = running.hold_from(3);
+        client.send("P");
+        other.send(get("/"));
+        assert_eq!(other.reply().status, 200);
+        client
+    };
+    let mut requests = vec![unfinished()];
+    let mut idle = [running.hold_from(3), running.hold_from(3)];
+    // The address has its half: each of these evicts one of its own.
+    for client in &mut idle {
+        requests.push(unfinished());
+        assert!(client.ends());
+    }
+    requests.push(unfinished());
+    assert_eq!(requests[0].reply().status, 503);
+    assert_eq!((running.counted(Cause::IdleEvicted), running.counted(Cause::UnfinishedEvicted)), (2, 1));
+}
+
+#[test]
+fn running_requests_count_as_held_and_are_not_evicted() {
+    let running = serve(Limits { max_connections: 6, ..Limits::default() });
+    let mut busy = [running.connect_from(3), running.connect_from(3)];
+    for client in &mut busy {
+        client.send(get("/hold"));
+    }
+    until("both are under way", || running.echo.under_way.load(Ordering::Acquire) == 2);
+    let mut others = [running.hold_from(4), running.hold_from(4), running.hold_from(5)];
+    let mut third = running.hold_from(3);
+    let _new = running.hold_from(6);
+    assert!(third.ends(), "its address has three connections");
+    let _newer = running.hold_from(7);
+    assert!(others[0].ends(), "nothing of the largest holder can be evicted, so the next one gives way");
+    running.echo.gate.store(true, Ordering::Release);
+    for client in &mut busy {
+        assert_eq!(client.reply().status, 200);
+    }
+    assert_eq!((running.counted(Cause::IdleEvicted), running.counted(Cause::TurnedAway)), (2, 0));
+    for client in &mut others[1..] {
+        client.send(get("/"));
+        assert_eq!(client.reply().status, 200);
+    }
 }
 
 #[test]

@@ -3,12 +3,13 @@
     python3 tests/outside/attackers.py NAME PORT [OPTIONS]
 
 OPTIONS is a JSON object: the arguments of the function called NAME. An attacker prints a line when it is in place.
-Every connection comes from 127.0.0.1, unless an attacker has several addresses.
+Every connection comes from 127.0.0.1, unless an attacker has other addresses.
 """
 
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import json
 import random
 import resource
@@ -46,16 +47,19 @@ async def until_closed(reader):
         pass
 
 
-async def hold(port, payloads, pause):
-    """Holds a connection for each payload, which it sends first. A connection that ends is opened again after a pause."""
-    async def send(payload):
+async def hold(port, payloads, pause, sources=("127.0.0.1",)):
+    """Holds a connection for each payload, which it sends first. A connection that ends is opened again after a pause.
+
+    The connections come from the sources in turn.
+    """
+    async def send(payload, source):
         with contextlib.suppress(OSError, TimeoutError):
-            reader, writer = await connect(port)
+            reader, writer = await connect(port, source)
             writer.write(payload)
             await asyncio.wait_for(writer.drain(), 5)
             return reader, writer
 
-    async def keep(payload, connection):
+    async def keep(payload, source, connection):
         while True:
             if connection:
                 reader, writer = connection
@@ -63,11 +67,16 @@ async def hold(port, payloads, pause):
                     await until_closed(reader)
                 writer.close()
             await asyncio.sleep(pause * (0.5 + random.random()))
-            connection = await send(payload)
+            connection = await send(payload, source)
 
-    connections = await asyncio.gather(*map(send, payloads))
+    connections = await asyncio.gather(*map(send, payloads, itertools.cycle(sources)))
     in_place()
-    await asyncio.gather(*map(keep, payloads, connections))
+    await asyncio.gather(*map(keep, payloads, itertools.cycle(sources), connections))
+
+
+async def silent(port, connections, sources):
+    """Sends nothing, and opens at once what is closed."""
+    await hold(port, [b""] * connections, 0, sources)
 
 
 async def one_byte(port, byte, connections):

@@ -1,10 +1,10 @@
-"""Attacks from one address, while honest clients of another go on working.
+"""Attacks from one or two addresses, while honest clients of another go on working.
 
     python3 tests/outside/attacks.py [--seconds N] [PART...]
 
 Runs the attacks whose name contains one of the PARTs, by default all, N seconds each, each against a service of its own
-at its default settings. The attackers (attackers.py) come from 127.0.0.1, the honest clients from 127.0.0.2. Prints what
-the honest clients saw, and fails if one of the bounds below was exceeded in any attack.
+at its default settings. The attackers (attackers.py) come from 127.0.0.1 or 127.0.0.3, the honest clients from 127.0.0.2.
+Prints what the honest clients saw, and fails if one of the bounds below was exceeded in any attack.
 """
 
 import argparse
@@ -22,10 +22,12 @@ import time
 
 from service import ensure
 from tls import NAME, hello_of
-from trial import CONNECTIONS, WORKERS, Browser, Client, Tally, Trial, chat
+from trial import CONNECTIONS, SUCCESS, WORKERS, Browser, Client, Tally, Trial, chat
 
 # An abandoned request's connection to the runtime is closed within this time: the median of several trials.
 CANCEL_SECONDS = 0.1
+# How long honest connections are idle while strangers hold all others.
+IDLE_SECONDS = 10
 # Contract 13: refused requests of one key that leave a row.
 REFUSALS_BURST, REFUSALS_PER_SECOND = 100, 10
 # Contract 24: log lines about requests without a valid key, and the bytes that they may add to the log in an hour.
@@ -66,6 +68,37 @@ async def one_byte_each(trial):
 
 async def one_byte_each_over_tls(trial):
     await one_byte_each(trial)
+
+
+async def silent_connections(trial):
+    """Two addresses hold all connections in silence, and reopen what is closed.
+
+    Uploads that pause in the middle of a request succeed, and idle connections survive it.
+    """
+    tallies = {f"uploads with a pause of {pause} s": (pause, Tally()) for pause in (0.05, 1)}
+    idle, kept = [Client(trial) for _ in range(20)], Tally()
+
+    async def upload(pause, tally):
+        while True:
+            client = Client(trial)
+            await client.ask(tally, trial.key, chat("upload 0"), pause=pause)
+            client.close()
+
+    async def stay_idle(client):
+        await client.ask(Tally(), trial.key, chat("idle 0"))
+        await asyncio.sleep(IDLE_SECONDS)
+        await client.ask(kept, trial.key, chat("idle 0"))
+
+    comparing = trial.compare("silent", seconds=IDLE_SECONDS, connections=CONNECTIONS, sources=["127.0.0.1", "127.0.0.3"])
+    uploads = [asyncio.create_task(upload(pause, tally)) for pause, tally in tallies.values() for _ in range(10)]
+    await asyncio.gather(comparing, *map(stay_idle, idle))
+    for task in uploads:
+        task.cancel()
+    for client in idle:
+        client.close()
+    for what, (_, tally) in tallies.items():
+        trial.expect(tally.success >= SUCCESS, f"{what}: {tally}")
+    trial.expect(kept.success >= SUCCESS, f"connections that were idle for {IDLE_SECONDS} s: {kept}")
 
 
 async def requests_without_a_key(trial):
@@ -238,11 +271,9 @@ async def no_http(trial):
 
 ATTACKS = [
     chunk_extensions, chunk_extensions_over_tls, unfinished_bodies_without_a_key, unfinished_bodies_with_unknown_keys,
-    one_byte_each, one_byte_each_over_tls, greedy_key, equal_shares, limited_key, abandoned_requests,
-    requests_without_a_key, requests_with_unknown_keys, log_lines_of_unknown_keys, sign_in_pages, replayed_hellos,
-    invalid_requests_of_one_key, no_http,
-    requests_without_a_key, requests_with_unknown_keys, sign_in_pages, sign_in_connections, wrong_passwords,
-    replayed_hellos, invalid_requests_of_one_key, no_http,
+    one_byte_each, one_byte_each_over_tls, silent_connections, greedy_key, equal_shares, limited_key, abandoned_requests,
+    requests_without_a_key, requests_with_unknown_keys, log_lines_of_unknown_keys, sign_in_pages, sign_in_connections,
+    wrong_passwords, replayed_hellos, invalid_requests_of_one_key, no_http,
 ]
 OVER_TLS = {chunk_extensions_over_tls, one_byte_each_over_tls, replayed_hellos}
 

@@ -126,26 +126,30 @@ class Client:
     def __init__(self, trial):
         self.trial, self.streams, self.head = trial, None, b""
 
-    async def ask(self, tally, key=None, body=b"", path="/v1/chat/completions", host="localhost"):
-        """Sends one request, a POST if there is a body, and adds its outcome to the tally."""
+    async def ask(self, tally, key=None, body=b"", path="/v1/chat/completions", host="localhost", pause=None):
+        """Sends one request, a POST if there is a body, and adds its outcome to the tally. A pause is before the last byte."""
         lines = [f"{'POST' if body else 'GET'} {path} HTTP/1.1", f"Host: {host}", f"Content-Length: {len(body)}"]
         lines += ["Content-Type: application/json"] if body else []
         lines += [f"Authorization: Bearer {key}"] if key else []
         began = time.monotonic()
         try:
-            exchange = self.exchange("\r\n".join([*lines, "", ""]).encode() + body)
+            exchange = self.exchange("\r\n".join([*lines, "", ""]).encode() + body, pause)
             outcome = await asyncio.wait_for(exchange, PATIENCE_SECONDS)
         except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
             outcome = type(error).__name__
             self.close()
         tally.add(outcome, time.monotonic() - began)
 
-    async def exchange(self, request):
+    async def exchange(self, request, pause=None):
         if not self.streams:
             self.streams = await asyncio.open_connection(
                 "127.0.0.1", self.trial.service.port, local_addr=("127.0.0.2", 0), ssl=self.trial.client_context,
                 server_hostname=NAME if self.trial.client_context else None)
         reader, writer = self.streams
+        if pause:
+            writer.write(request[:-1])
+            await asyncio.sleep(pause)
+            request = request[-1:]
         writer.write(request)
         self.head = head = (await reader.readuntil(b"\r\n\r\n")).lower()
         await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0]))
@@ -298,7 +302,7 @@ class Trial:
                 client.close()
                 await asyncio.sleep(0.1)
 
-    async def compare(self, attacker, honest=None, **options):
+    async def compare(self, attacker, honest=None, seconds=None, **options):
         """The honest clients without and then with the attacker, and the bounds that hold in every attack."""
         honest = honest or {}
         self.quiet = await self.honest(self.seconds * QUIET_SHARE, **honest)
@@ -308,7 +312,7 @@ class Trial:
             # Also while the attacker takes its place.
             while not placing.done():
                 await self.honest(0.1, **honest, tally=self.attacked)
-            await self.honest(self.seconds, **honest, tally=self.attacked)
+            await self.honest(seconds or self.seconds, **honest, tally=self.attacked)
             self.expect(self.service.status("Threads") == self.threads, "the number of threads changed")
             probes.cancel()
             # Before the attacker ends: the runtime may see its next request before the end of a cancelled one.

@@ -17,34 +17,37 @@ const ACCEPT_BATCH: usize = 64;
 
 impl<S: Service> EventLoop<S> {
     pub(super) fn accept(&mut self) {
-        let began = Instant::now();
+        let mut has_accepted = false;
         for index in 0..self.sockets.len() {
             for _ in 0..ACCEPT_BATCH {
                 if !self.accepting[index] || Instant::now() < self.accept_after {
                     break;
                 }
                 match self.sockets[index].accept() {
-                    Ok((stream, peer)) => self.welcome(stream, peer),
-                    Err(error) => self.accept_failed(index, &error, began),
+                    Ok((stream, peer)) => {
+                        self.welcome(stream, peer);
+                        has_accepted = true;
+                    }
+                    Err(error) => match error.kind() {
+                        io::ErrorKind::WouldBlock => self.accepting[index] = false,
+                        // The client gave up before it was its turn.
+                        io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted => {}
+                        // The connections that have just come take their turns first: evicted now, they would have had no
+                        // time to send anything.
+                        _ if has_accepted => return,
+                        _ => self.make_room_for_descriptor(&error),
+                    },
                 }
             }
         }
     }
 
-    fn accept_failed(&mut self, socket: usize, error: &io::Error, began: Instant) {
-        match error.kind() {
-            io::ErrorKind::WouldBlock => self.accepting[socket] = false,
-            // The client gave up before it was its turn.
-            io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted => {}
-            // No file descriptor or no memory: evicts a connection, but not one that has just come and had no time to
-            // send anything. If there is none to evict, accepting pauses until some connection ends.
-            _ => {
-                let latest = began + self.limits.idle_time;
-                if !self.evict(Scarce::Connections, |entry| entry.connection.deadline() < Some(latest)) {
-                    log::warn!("can't accept connections at the moment: {error}");
-                    self.accept_after = Instant::now() + self.limits.accept_pause;
-                }
-            }
+    /// Evicts a connection, because there is no file descriptor or no memory for another. If there is none to evict, accepting
+    /// pauses until some connection ends.
+    fn make_room_for_descriptor(&mut self, error: &io::Error) {
+        if !self.evict_from_largest(Scarce::Connections) {
+            log::warn!("can't accept connections at the moment: {error}");
+            self.accept_after = Instant::now() + self.limits.accept_pause;
         }
     }
 
@@ -69,7 +72,15 @@ impl<S: Service> EventLoop<S> {
         }
         let connection = Connection::new(stream, tls, peer, Instant::now(), &self.limits);
         let index = slot.key();
-        let entry = Entry { connection, in_line: false, origin, weight: 0, is_unfinished: false, call: None };
+        let entry = Entry {
+            connection,
+            in_line: false,
+            origin,
+            weight: 0,
+            is_idle: false,
+            is_unfinished: false,
+            call: None,
+        };
         self.holdings.change(origin, Held::default(), entry.held());
         slot.insert(entry);
         self.account(index);

@@ -18,41 +18,46 @@ impl<S: Service> EventLoop<S> {
     pub(super) fn make_room_for_connection(&mut self, origin: Origin) -> bool {
         let most = self.limits.max_connections;
         if !origin.is_shared && self.holdings.of(origin).connections >= most.div_ceil(2) {
-            self.evict(Scarce::Connections, |entry| entry.origin == origin)
+            self.evict(Scarce::Connections, origin)
         } else {
-            self.connections.len() < most || self.evict(Scarce::Connections, |_| true)
+            self.connections.len() < most || self.evict_from_largest(Scarce::Connections)
         }
     }
 
     /// Whether there is room for so many more bytes.
     pub(super) fn make_room_for_bytes(&mut self, wanted: usize) -> bool {
         while self.buffered + self.workers.weight() + wanted > self.limits.buffered_bytes {
-            if !self.evict(Scarce::Bytes, |entry| entry.weight > 0) {
+            if !self.evict_from_largest(Scarce::Bytes) {
                 return false;
             }
         }
         true
     }
 
-    /// Evicts one of the connections that `is_meant` accepts: the oldest unfinished request or handshake of the origin that
-    /// holds most, else the longest idle connection. A complete request is never evicted.
-    pub(super) fn evict(&mut self, scarce: Scarce, is_meant: impl Fn(&Entry) -> bool) -> bool {
-        let oldest = |is_chosen: &dyn Fn(&Entry) -> bool| {
-            let chosen = self.connections.iter().filter(|(_, entry)| is_chosen(entry) && is_meant(entry));
-            chosen.min_by_key(|(_, entry)| entry.connection.deadline()).map(|(index, _)| index)
+    /// Evicts a connection of the largest holder. Returns false if no connection can be evicted.
+    pub(super) fn evict_from_largest(&mut self, scarce: Scarce) -> bool {
+        self.holdings.largest(scarce).is_some_and(|holder| self.evict(scarce, holder))
+    }
+
+    /// Evicts one connection of an origin: the longest idle one, else the oldest unfinished request or handshake. A complete
+    /// request is never evicted. This looks at every connection: 50 µs for 4,096 of them.
+    fn evict(&mut self, scarce: Scarce, origin: Origin) -> bool {
+        let is_meant = |entry: &Entry| {
+            entry.origin == origin
+                && entry.is_evictable()
+                && (scarce == Scarce::Connections || entry.weight > 0)
         };
-        // The largest holder may have no connection that `is_meant` accepts.
-        let largest = self.holdings.largest(scarce);
-        let unfinished = oldest(&|entry| entry.is_unfinished && Some(entry.origin) == largest)
-            .or_else(|| oldest(&|entry| entry.is_unfinished));
-        if let Some(index) = unfinished {
+        let candidates = self.connections.iter().filter(|(_, entry)| is_meant(entry));
+        let first = candidates.min_by_key(|(_, entry)| (entry.is_unfinished, entry.connection.deadline()));
+        let Some((index, entry)) = first else {
+            return false;
+        };
+        if entry.is_unfinished {
             self.load.count(Cause::UnfinishedEvicted);
             self.give_way(index, scarce);
-        } else if let Some(index) = oldest(&|entry| entry.connection.is_idle()) {
+        } else {
             self.load.count(Cause::IdleEvicted);
             self.close(index);
-        } else {
-            return false;
         }
         true
     }
