@@ -198,7 +198,7 @@ fn sockets(config: &Config) -> Result<Vec<Socket>, CliError> {
                 config.listen
             ))
         };
-        sockets.push(Socket::bind(&config.listen).map_err(cannot_listen)?);
+        sockets.push(Socket::bind(&config.listen, config.socket_mode).map_err(cannot_listen)?);
     }
     Ok(sockets)
 }
@@ -211,7 +211,7 @@ fn listen_failed(error: &io::Error) -> String {
         }
         io::ErrorKind::PermissionDenied => {
             "permission denied: a port below 1024 needs root or CAP_NET_BIND_SERVICE, a Unix socket a folder that this user \
-             may write to"
+             may write to and in which no other user has a socket of this name"
                 .into()
         }
         io::ErrorKind::AddrNotAvailable => "this host does not have this address: `ip address` lists its addresses".into(),

@@ -29,6 +29,8 @@ const DEFAULT_FILE: &str = "/etc/adriaticum/adriaticum.toml";
 #[derive(Clone, Debug)]
 pub struct Config {
     pub listen: Address,
+    /// The permissions of a Unix socket.
+    pub socket_mode: u32,
     pub api_hosts: Vec<String>,
     pub console_host: Option<String>,
     /// `console_host` is not set: the console is served to clients on this host only.
@@ -108,6 +110,7 @@ impl Config {
         let gateway = database::read_gateway(&mut settings, &database);
         let mut config = Self {
             listen: settings.value("listen", Address::Tcp(([127, 0, 0, 1], 8080).into()), listen),
+            socket_mode: settings.value("socket_mode", 0o660, socket_mode),
             console_host,
             console_is_local,
             api_hosts,
@@ -195,6 +198,13 @@ fn listen(written: &Written) -> Result<Address, Problem> {
     })
 }
 
+fn socket_mode(written: &Written) -> Result<u32, Problem> {
+    written.parse("permissions in octal from 0000 to 0777, such as 0660", |text| {
+        let digits = text.bytes().all(|b| b.is_ascii_digit()).then_some(text)?;
+        u32::from_str_radix(digits, 8).ok().filter(|&mode| mode <= 0o777)
+    })
+}
+
 fn api_hosts(written: &Written) -> Result<Vec<String>, Problem> {
     let accepted = "one or more host names or addresses, without ports";
     let hosts = written.parse_each(accepted, host)?;
@@ -271,6 +281,7 @@ mod tests {
     fn defaults() {
         let config = environment(&[]).expect("all defaults should be good");
         assert_eq!(config.listen.to_string(), "http://127.0.0.1:8080");
+        assert_eq!(config.socket_mode, 0o660);
         assert_eq!(config.api_hosts, ["localhost", "127.0.0.1", "::1"]);
         assert_eq!(config.console_host.as_deref(), Some("console.localhost"));
         assert_eq!((config.workers, config.queue, config.max_connections), (16, 64, 4096));
@@ -281,13 +292,14 @@ mod tests {
     #[test]
     fn both_ways_of_writing() {
         let written = file(
-            "listen = 'unix:/run/a.sock'\napi_hosts = ['API.test', '[::1]']\nconsole_host = ''\nworkers = 3\n\
+            "listen = 'unix:/run/a.sock'\nsocket_mode = '0600'\napi_hosts = ['API.test', '[::1]']\nconsole_host = ''\nworkers = 3\n\
              compatibility = 'openai'\ntrusted_proxies = ['unix', '10.0.0.0/8']\n\
              tls = { cert = 'a', key = 'b' }\n[runtime]\nurl = ['http://a/v1/', 'http://b:1/v1']\ntimeout = 9\n",
         )
         .expect("the file should be good");
         let set = environment(&[
             ("ADRIATICUM_LISTEN", "unix:/run/a.sock"),
+            ("ADRIATICUM_SOCKET_MODE", "0600"),
             ("ADRIATICUM_API_HOSTS", "API.test, [::1]"),
             ("ADRIATICUM_CONSOLE_HOST", ""),
             ("ADRIATICUM_WORKERS", "3"),
@@ -304,6 +316,7 @@ mod tests {
         assert_eq!(set.runtime.urls, ["http://a/v1", "http://b:1/v1"]);
         assert_eq!(set.api_hosts, ["api.test", "::1"]);
         assert_eq!(set.console_host, None);
+        assert_eq!(set.socket_mode, 0o600);
     }
 
     #[test]
@@ -335,6 +348,12 @@ mod tests {
         for (name, value) in [
             ("LISTEN", "8080"),
             ("LISTEN", "unix:"),
+            ("SOCKET_MODE", ""),
+            ("SOCKET_MODE", "rw-rw----"),
+            ("SOCKET_MODE", "0o660"),
+            ("SOCKET_MODE", "+660"),
+            ("SOCKET_MODE", "0680"),
+            ("SOCKET_MODE", "1777"),
             ("API_HOSTS", ""),
             ("API_HOSTS", "a.test:80"),
             ("API_HOSTS", "a b"),
@@ -416,6 +435,7 @@ mod tests {
                 "1: workers = 99999999999999999999: expected a whole number from 1 to 1024.",
             ),
             ("listen = 8080", "1: listen = 8080: expected a text in quotation marks."),
+            ("socket_mode = 0o660", "1: socket_mode = 0o660: expected a text in quotation marks."),
             (
                 "api_hosts = [1,\n2]",
                 "1: api_hosts = [1, 2]: expected a text in quotation marks, or an array of them.",

@@ -9,6 +9,8 @@ use std::{fs, net, os};
 
 use mio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use mio::{Interest, Registry, Token};
+use rustix::fs::Mode;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// Where to listen, as the setting says it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +45,8 @@ enum Kind {
 const BACKLOG: i32 = 4096;
 
 impl Socket {
-    pub fn bind(address: &Address) -> io::Result<Self> {
+    /// Listens on an address. The file of a Unix socket gets this mode.
+    pub fn bind(address: &Address, unix_mode: u32) -> io::Result<Self> {
         match address {
             Address::Tcp(address) => {
                 let listener = TcpListener::bind(*address)?;
@@ -52,12 +55,11 @@ impl Socket {
             }
             Address::Unix(path) => {
                 remove_stale(path)?;
-                let listener = UnixListener::bind(path)?;
+                let listener = bind_unix(path, unix_mode)?;
                 rustix::net::listen(&listener, BACKLOG)?;
                 let socket = Self { kind: Kind::Unix(listener), made: Some(path.clone()) };
-                // Every user who may reach the folder may connect, as anybody on the host may to a loopback
-                // port: the key decides, not the file.
-                fs::set_permissions(path, fs::Permissions::from_mode(0o666))?;
+                // The umask may have removed some of it.
+                fs::set_permissions(path, fs::Permissions::from_mode(unix_mode))?;
                 Ok(socket)
             }
         }
@@ -121,14 +123,30 @@ impl Drop for Socket {
     }
 }
 
-/// Removes the socket file that a killed process left behind, and only that: not another kind of file, and
-/// not the socket of a process that still answers.
+/// Removes the socket file that a killed process left behind, and only that: not another kind of file, and not a socket
+/// that may still be in use. The system refuses a connection only if no process listens.
 fn remove_stale(path: &Path) -> io::Result<()> {
     let is_socket = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
-    if is_socket && os::unix::net::UnixStream::connect(path).is_err() {
-        fs::remove_file(path)?;
+    if !is_socket {
+        return Ok(());
     }
-    Ok(())
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
+        // A process listens, and may be too busy to accept: binding says that the address is in use.
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Creates a Unix socket at a path. Its file never has more permissions than `mode`: Linux takes the mode of the new file from
+/// the unbound socket, less the umask. Setting the umask itself would affect files that other threads create.
+fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode))?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(UnixListener::from_std(socket.into()))
 }
 
 /// One client's connection.
@@ -201,8 +219,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_unix_socket_never_has_more_permissions_than_its_mode() {
+        let path = std::env::temp_dir().join(format!("adriaticum-{}.sock", crate::id::secret_hex::<8>()));
+        let mode = || fs::symlink_metadata(&path).expect("a file").permissions().mode() & 0o7777;
+        let _unfinished = bind_unix(&path, 0o600).expect("a socket");
+        assert_eq!(mode() & !0o600, 0, "{:o}", mode());
+        fs::remove_file(&path).expect("it should go");
+        for wanted in [0o777, 0o660, 0] {
+            let _socket = Socket::bind(&Address::Unix(path.clone()), wanted).expect("a socket");
+            assert_eq!(mode(), wanted, "whatever the umask is");
+        }
+    }
+
+    #[test]
     fn a_burst_of_clients_is_kept_until_it_is_accepted() {
-        let socket = Socket::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).expect("a port");
+        let socket = Socket::bind(&Address::Tcp(([127, 0, 0, 1], 0).into()), 0).expect("a port");
         let Ok(Address::Tcp(address)) = socket.address() else { panic!("no address") };
         let connect = |_| net::TcpStream::connect_timeout(&address, Duration::from_secs(20));
         let clients: Vec<_> = (0..300).map(connect).collect::<io::Result<_>>().expect("all connect");

@@ -2,7 +2,8 @@
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -45,6 +46,45 @@ fn a_file_in_the_place_of_the_socket_is_not_removed() {
     let server = server.set("ADRIATICUM_LISTEN", format!("unix:{}", path.display()));
     assert_eq!(server.run(&["serve"]).status.code(), Some(1));
     assert!(exists(&path));
+}
+
+#[test]
+fn a_unix_socket_has_the_mode_of_the_setting() {
+    for (umask, setting, mode) in [("000", None, 0o660), ("077", None, 0o660), ("077", Some("0666"), 0o666)] {
+        let server = Server::new(None);
+        let path = server.folder.path("api.sock");
+        let mut server = server.set("ADRIATICUM_LISTEN", format!("unix:{}", path.display()));
+        if let Some(setting) = setting {
+            server = server.set("ADRIATICUM_SOCKET_MODE", setting);
+        }
+        let _server = server.start_with(&["sh", "-c", &format!("umask {umask}; exec \"$@\""), "sh"]);
+        let found = std::fs::metadata(&path).expect("the socket").permissions().mode();
+        assert_eq!(found & 0o7777, mode, "umask {umask}, {setting:?}");
+    }
+}
+
+/// A socket that can't be tried may still be in use.
+#[test]
+fn only_a_socket_on_which_no_process_listens_is_removed() {
+    let server = Server::new(None);
+    let path = server.folder.path("api.sock");
+    let server = server.set("ADRIATICUM_LISTEN", format!("unix:{}", path.display()));
+    let refused = |told: &str| {
+        let output = server.run(&["serve"]);
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{message}");
+        assert!(message.contains(told), "{message}");
+        assert!(exists(&path));
+    };
+    let datagrams = UnixDatagram::bind(&path).expect("a socket");
+    refused("Protocol wrong type for socket");
+    drop(datagrams);
+    std::fs::remove_file(&path).expect("it should go");
+    // A service that hangs: its backlog is full.
+    let busy = UnixListener::bind(&path).expect("a socket");
+    rustix::net::listen(&busy, 0).expect("a shorter backlog");
+    let _waiting = UnixStream::connect(&path).expect("a connection");
+    refused("another program uses this address");
 }
 
 #[test]

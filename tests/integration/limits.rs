@@ -140,7 +140,7 @@ fn serve(limits: Limits) -> Running {
 
 fn serve_with(limits: Limits, acceptor: Option<Acceptor>) -> Running {
     let any = Address::Tcp(([127, 0, 0, 1], 0).into());
-    let socket = Socket::bind(&any).expect("a port should be free");
+    let socket = Socket::bind(&any, 0).expect("a port should be free");
     let Ok(Address::Tcp(address)) = socket.address() else {
         panic!("a TCP socket should have an address");
     };

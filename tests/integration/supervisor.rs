@@ -206,7 +206,7 @@ fn the_watchdog_is_not_fed_for_a_loop_or_workers_that_are_stuck() {
     let folder = Folder::new();
     let manager = Manager::at(&folder.path("notify"));
     let any = Address::Tcp(([127, 0, 0, 1], 0).into());
-    let socket = Socket::bind(&any).expect("a port should be free");
+    let socket = Socket::bind(&any, 0).expect("a port should be free");
     let Ok(Address::Tcp(address)) = socket.address() else {
         panic!("a TCP socket should have an address");
     };

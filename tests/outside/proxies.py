@@ -42,7 +42,8 @@ def try_out(proxy, folder, runtime):
     service = Service(folder, runtime, api_hosts=HOST, console_host=CONSOLE, trusted_proxies="unix,127.0.0.1")
     port, unix = free_port(), folder / "adriaticum.sock"
     if proxy is not haproxy:
-        service.environment["ADRIATICUM_LISTEN"] = f"unix:{unix}"
+        # nginx is not in the group of the service.
+        service.environment |= {"ADRIATICUM_LISTEN": f"unix:{unix}", "ADRIATICUM_SOCKET_MODE": "0666"}
     service.start()
     command = proxy(folder, port, unix, service.port)
     log = folder / "proxy.log"

@@ -33,7 +33,7 @@ def _write(server, text):
 
 
 def a_wrong_variable_is_named():
-    for name, value in (("listen", "nonsense"), ("workers", "0"), ("workers", "many"), ("queue", "-1"),
+    for name, value in (("listen", "nonsense"), ("socket_mode", "0999"), ("workers", "0"), ("workers", "many"), ("queue", "-1"),
                         ("max_connections", "0"), ("buffer_limit", "1048575"), ("buffer_limit", "64 MB"),
                         ("compatibility", "loose"), ("log_level", "loud"),
                         ("trusted_proxies", "nobody"), ("runtime_url", "ftp://x"), ("runtime_url", "http://x"), ("runtime_timeout", "soon"), ("runtime_ca", "/nonexistent.pem"),
@@ -147,6 +147,7 @@ def a_unix_socket():
     server.start()
     try:
         assert until(path.exists), server.last_logged()
+        assert until(lambda: path.stat().st_mode & 0o777 == 0o660), oct(path.stat().st_mode)
         is_completion(_post(path, server.create_key()))
         assert server.stop() == 0 and not path.exists(), "the socket's file is still there"
     finally:
