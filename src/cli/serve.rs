@@ -2,7 +2,8 @@
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread;
 use std::time::Duration;
 
 use listenfd::ListenFd;
@@ -44,6 +45,10 @@ const OWN_FILES: usize = 64;
 /// The fewest connections, however few descriptors there are.
 const FEWEST_CONNECTIONS: usize = 16;
 
+/// The threads besides the workers: two of the console and one for its checks, the supervisor, the log and the background
+/// tasks; and some to spare, for names that are looked up and for a database that is lost.
+const OWN_THREADS: usize = 16;
+
 /// What the ledger may take of a request on PostgreSQL: 5 s to read the key, 5 s to insert the row and 20 s for the outcome.
 const LEDGER_TIME: Duration = Duration::from_secs(30);
 
@@ -51,6 +56,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let [] = args.words(HELP, [], &mut [])?;
     let starting = exit_on_signals().map_err(|error| failed("the signals", &error))?;
     let config = Arc::new(args.config()?);
+    ensure_threads(config.workers)?;
     logging::start(config.log_level).map_err(|error| failed("the log", &error))?;
     log::info!("adriaticum {}, database {}", env!("CARGO_PKG_VERSION"), config.database_name());
     for name in &config.unknown_variables {
@@ -315,6 +321,24 @@ fn connections_that_fit(wanted: usize, workers: usize) -> usize {
         );
     }
     room.min(wanted)
+}
+
+/// Starts as many threads as the service needs, all at once, and ends them again. The thread pool would panic if it could not
+/// start one.
+fn ensure_threads(workers: usize) -> Result<(), CliError> {
+    let wanted = workers + OWN_THREADS;
+    let gate = Mutex::new(());
+    let started = thread::scope(|scope| {
+        let _closed = gate.lock();
+        (0..wanted)
+            .try_for_each(|_| thread::Builder::new().spawn_scoped(scope, || drop(gate.lock())).map(drop))
+    });
+    started.map_err(|error| {
+        CliError::Failed(format!(
+            "can't start {wanted} threads, for {workers} workers and {OWN_THREADS} others: {error}. Raise the limit on threads \
+             (TasksMax= in the unit, ulimit -u in a shell, --pids-limit of a container) or on memory, or lower workers."
+        ))
+    })
 }
 
 fn failed(what: &str, error: &io::Error) -> CliError {

@@ -87,6 +87,18 @@ fn only_a_socket_on_which_no_process_listens_is_removed() {
     refused("another program uses this address");
 }
 
+/// The stacks of 1,024 threads do not fit. For the service this is like a limit on threads, which root does not have.
+#[test]
+fn too_few_threads_are_an_error_with_advice() {
+    let server = Server::new(None).set("ADRIATICUM_WORKERS", 1024);
+    let limited = ["bash", "-c", "ulimit -v 500000; exec \"$@\"", "bash"];
+    let output = server.prefixed(&limited, &["serve"]).output().expect("the binary should run");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("can't start 1040 threads") && message.contains("TasksMax="), "{message}");
+    assert!(!message.contains("panicked"), "{message}");
+}
+
 #[test]
 fn a_start_logs_what_runs_and_where() {
     let server = Server::new(None).sqlite().start();
