@@ -4,6 +4,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -66,25 +67,23 @@ fn a_unix_socket_has_the_mode_of_the_setting() {
 /// A socket that can't be tried may still be in use.
 #[test]
 fn only_a_socket_on_which_no_process_listens_is_removed() {
-    let server = Server::new(None);
-    let path = server.folder.path("api.sock");
-    let server = server.set("ADRIATICUM_LISTEN", format!("unix:{}", path.display()));
-    let refused = |told: &str| {
-        let output = server.run(&["serve"]);
-        let message = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{message}");
-        assert!(message.contains(told), "{message}");
-        assert!(exists(&path));
+    let refused = |path: &Path, server: Server, told: &str| {
+        let mut server = server.set("ADRIATICUM_LISTEN", format!("unix:{}", path.display())).spawn(&[]);
+        assert_eq!(server.wait().code(), Some(1), "{}", server.log());
+        assert!(server.log().contains(told), "{}", server.log());
+        assert!(exists(path));
     };
-    let datagrams = UnixDatagram::bind(&path).expect("a socket");
-    refused("Protocol wrong type for socket");
-    drop(datagrams);
-    std::fs::remove_file(&path).expect("it should go");
+    let server = Server::new(None);
+    let path = server.folder.path("datagrams.sock");
+    let _datagrams = UnixDatagram::bind(&path).expect("a socket");
+    refused(&path, server, "Protocol wrong type for socket");
     // A service that hangs: its backlog is full.
+    let server = Server::new(None);
+    let path = server.folder.path("busy.sock");
     let busy = UnixListener::bind(&path).expect("a socket");
     rustix::net::listen(&busy, 0).expect("a shorter backlog");
     let _waiting = UnixStream::connect(&path).expect("a connection");
-    refused("another program uses this address");
+    refused(&path, server, "another program uses this address");
 }
 
 /// The stacks of 1,024 threads do not fit. For the service this is like a limit on threads, which root does not have.
