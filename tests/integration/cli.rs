@@ -625,6 +625,8 @@ fn a_mistyped_address_keeps_its_password() {
     assert_eq!(keeps(&server, &["move", "--from", "a.db", "--to", uri]).0, Some(1), "there is no a.db");
 
     let server = Server::new(None).start();
+    // It listens before it takes signals.
+    server.post("none", &serde_json::json!({})).is_error(401, "invalid_api_key");
     let config = "[runtime]\nurl = 'http://127.0.0.1:1/v1?key=sesame'\n";
     std::fs::write(server.folder.path("empty.toml"), config).expect("a file");
     server.signal(rustix::process::Signal::HUP);
