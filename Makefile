@@ -17,7 +17,8 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || date -r Carg
 export SOURCE_DATE_EPOCH
 REMAP := --remap-path-prefix=$(CURDIR)=. --remap-path-prefix=$(CARGO_HOME)=cargo
 # Without the time, which would make some build scripts run again after every commit.
-BUILD := env -u SOURCE_DATE_EPOCH RUSTFLAGS="$(RUSTFLAGS) $(REMAP)" cargo build --release --locked
+CARGO := env -u SOURCE_DATE_EPOCH cargo
+BUILD := RUSTFLAGS="$(RUSTFLAGS) $(REMAP)" $(CARGO) build --release --locked
 
 # The architecture of deb, static and image, by Debian's name.
 HOST_ARCH := $(if $(filter aarch64,$(shell uname -m)),arm64,amd64)
@@ -44,7 +45,7 @@ need-%: FORCE
 	@PYTHON=$(PYTHON) tests/prerequisites $*
 
 test: need-test ## Run the unit and integration tests and the conformance suite, on SQLite (three minutes with the first build)
-	cargo test --locked
+	$(CARGO) test --locked
 	ADRIATICUM=target/debug/adriaticum $(PYTHON) tests/conformance/run.py
 	@echo "make test: passed. The tests that need PostgreSQL are not part of it: see make test-all."
 
@@ -55,16 +56,16 @@ test-all: ## Run every check: make test and the steps below; STEPS="lint attacks
 
 lint: need-lint .venv/ready ## Check format, lints, documentation and spelling
 	cargo fmt --check
-	cargo clippy --all-targets --locked -- -D warnings
-	cargo clippy --all-targets --locked --features test-postgres -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --document-private-items --locked
+	$(CARGO) clippy --all-targets --locked -- -D warnings
+	$(CARGO) clippy --all-targets --locked --features test-postgres -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items --locked
 	@# The words are a function of SQL, a part of a split "hello", and German.
 	.venv/bin/codespell --ignore-words-list=iif,hel,als,firs --skip='*/requirements.txt,*/package-lock.json,*/node_modules,*.png' \
 		*.md Makefile bench docs packaging runtime src systemd tests
 
 postgres: need-postgres build ## Run the tests of the store and the ledger, and the conformance suite, on PostgreSQL
-	cargo test --locked --features test-postgres --lib store::
-	cargo test --locked --features test-postgres --test integration -- \
+	$(CARGO) test --locked --features test-postgres --lib store::
+	$(CARGO) test --locked --features test-postgres --test integration -- \
 		ledger:: cli:: console:: metrics:: postgres:: moving:: gateways::
 	$(PYTHON) tests/conformance/run.py --postgres
 

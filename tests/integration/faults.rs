@@ -198,7 +198,9 @@ fn retention_removes_nothing_after_a_jump_of_the_clock() {
 
 #[test]
 fn the_heartbeat_follows_the_clock() {
-    let server = Server::new(None).sqlite().start();
+    // Without a runtime, a probe would not test the ledger.
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).sqlite().start();
     server.query("UPDATE gateways SET last_seen = last_seen - 80000");
     let mut probe = server.connect();
     probe.send("GET /readyz HTTP/1.1\r\nHost: console.localhost\r\n\r\n");

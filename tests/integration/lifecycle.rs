@@ -326,7 +326,9 @@ fn a_service_whose_lock_file_was_removed_stops_when_another_one_starts() {
 
 #[test]
 fn a_service_that_was_replaced_stops() {
-    let mut server = Server::new(None).sqlite().start();
+    // Without a runtime, a probe would not test the ledger.
+    let runtime = Runtime::start();
+    let mut server = Server::new(Some(&runtime)).sqlite().start();
     let probe = server.connect();
     server.query("UPDATE gateways SET epoch = epoch + 1");
     stops(&mut server, probe, "another process serves under the name of this gateway");
