@@ -19,7 +19,7 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 use rustix::fs::fstat;
 use simplelog::{Config, ConfigBuilder, FormatItem, WriteLogger, format_description};
 
-use self::line_buffer::{Batch, LineBuffer};
+use self::line_buffer::{LineBuffer, LogBatch};
 use self::strangers::StrangerBudget;
 
 /// The target of lines about single requests. When lines have to be dropped, these are the first.
@@ -130,7 +130,7 @@ impl StandardError {
     fn write_lines(&self) {
         let mut next_summary = Instant::now() + SUMMARY_INTERVAL;
         loop {
-            let Batch { lines, dropped } = self.buffer.take(next_summary);
+            let LogBatch { lines, dropped } = self.buffer.take(next_summary);
             lines.split_inclusive(|&byte| byte == b'\n').for_each(write);
             if dropped > 0 {
                 let notice = format!("{dropped} log lines dropped: standard error was not read in time");

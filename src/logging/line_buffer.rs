@@ -28,7 +28,7 @@ struct Pending {
 
 /// Lines to write, and how many records were dropped after them.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Batch {
+pub(super) struct LogBatch {
     pub lines: Vec<u8>,
     pub dropped: u64,
 }
@@ -52,7 +52,7 @@ impl LineBuffer {
 
     /// Waits for lines and takes all of them. The batch is empty if none have come until then. The call says that the last
     /// batch is written.
-    pub fn take(&self, until: Instant) -> Batch {
+    pub fn take(&self, until: Instant) -> LogBatch {
         let mut pending = self.lock();
         pending.is_writing = false;
         self.changed.notify_all();
@@ -60,7 +60,7 @@ impl LineBuffer {
         let waited = self.changed.wait_timeout_while(pending, time, |pending| pending.lines.is_empty());
         let (mut pending, _) = waited.unwrap_or_else(PoisonError::into_inner);
         pending.is_writing = !pending.lines.is_empty();
-        Batch { lines: mem::take(&mut pending.lines), dropped: mem::take(&mut pending.dropped) }
+        LogBatch { lines: mem::take(&mut pending.lines), dropped: mem::take(&mut pending.dropped) }
     }
 
     /// Waits until all lines are written, but not longer than `time`.
@@ -95,9 +95,9 @@ mod tests {
             "every error found room"
         );
         assert_eq!(batch.dropped, 2 * half as u64);
-        assert_eq!(buffer.take(now), Batch::default(), "the count is given once");
+        assert_eq!(buffer.take(now), LogBatch::default(), "the count is given once");
         buffer.push(&request, true);
-        assert_eq!(buffer.take(now), Batch { lines: request.to_vec(), dropped: 0 }, "there is room again");
+        assert_eq!(buffer.take(now), LogBatch { lines: request.to_vec(), dropped: 0 }, "there is room again");
         (0..3 * half).for_each(|_| buffer.push(&error, false));
         assert!(buffer.take(now).lines.len() <= LIMIT, "errors have a limit too");
     }
