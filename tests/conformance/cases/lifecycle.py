@@ -109,6 +109,8 @@ def a_limit_on_a_key_holds():
             gate.clear()
             connections = [send(limited, f"held {limit}") for _ in range(6)]
             assert until(lambda: _waits(server, metrics_key, 6 - limit)), f"not {limit} at once"
+            # The others have left the queue, but may not have reached the runtime yet.
+            assert until(lambda: _asked(runtime).count(f"held {limit}") >= limit), _asked(runtime)
             is_completion(server.post(chat("other"), free), "other")
             assert _asked(runtime).count(f"held {limit}") == limit, _asked(runtime)
             gate.set()
