@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use adriaticum::id::RequestId;
 use adriaticum::store::{
-    Actor, Database, Digest, IfMissing, KeyName, NewKey, NewRow, Outcome, Permission, Store, Tokens,
+    Access, Actor, Database, Digest, KeyName, NewKey, NewRow, Outcome, Permission, Store, Tokens,
 };
 
 fn row(key_id: &str) -> NewRow {
@@ -54,7 +54,7 @@ fn write(store: &Store, key_id: &str, end: Instant) -> (u64, Duration, Duration)
         store.begin(&row).expect("an open row");
         opening += began.elapsed();
         let began = Instant::now();
-        store.finish(&row.request_id, &outcome()).expect("a durable outcome");
+        store.finish(&row, &outcome()).expect("a durable outcome");
         closing += began.elapsed();
         rows += 1;
     }
@@ -70,7 +70,7 @@ fn main() {
     if counts.is_empty() {
         counts = vec![1, 2, 4, 8, 16, 32];
     }
-    let store = Arc::new(Store::open(&database, 32, IfMissing::Create).expect("a database"));
+    let store = Arc::new(Store::open(&database, Access::Create).expect("a database"));
     let key_id = key(&store);
     println!("threads     rows/s   making one   completing one");
     for threads in counts {

@@ -63,6 +63,7 @@ def fill(database, rows, keys=KEYS):
         connection.execute(MAKE, {"rows": rows, "start": start * 1000, "step": DAYS * DAY * 1000 / (rows + 1), "keys": keys})
         for span, since in ((60, now - 7200), (3600, 0), (DAY, 0)):
             connection.execute(ADD_UP, {"span": span, "since": since})
+        connection.execute("UPDATE gateways SET head_seq = :rows, head_hash = (SELECT hash FROM usage WHERE seq = :rows)", {"rows": rows})
         connection.execute(ADD_KEYS, {"keys": keys, "start": start, "now": now})
         connection.execute("COMMIT")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")

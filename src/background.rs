@@ -1,5 +1,5 @@
-//! Tasks beside the requests, each on a thread of its own: sealing, checkpoints, readiness, retention and presence. If one
-//! fails, requests continue, and the next round tries again.
+//! Tasks beside the requests, each on a thread of its own: housekeeping, checkpoints, readiness, retention and presence. If
+//! one fails, requests continue, and the next round tries again.
 
 use std::mem;
 use std::panic::{self, AssertUnwindSafe};
@@ -13,12 +13,8 @@ use crate::checks;
 use crate::store::{ServeLock, SessionLock, Store, StoreError};
 use crate::when;
 
-/// The pause between two searches for rows without a seal.
-const SEALING_INTERVAL: Duration = Duration::from_secs(1);
-
-/// How many rows a transaction seals at most. A write that waits for it is delayed: with 500 rows the 99th percentile at one
-/// client was 2.1 ms, with 64 it is 1.1 ms (`make bench`).
-const SEALED_AT_ONCE: i64 = 64;
+/// The pause between two rounds of housekeeping.
+const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The pause between two checks of the WAL's size. Requests are slower while a checkpoint syncs the database file, so it
 /// has to be rare enough to affect fewer than one in a hundred of them.
@@ -49,7 +45,7 @@ const REMOVAL_PAUSE: u32 = 4;
 /// The pause after a round that panicked.
 const AFTER_PANIC: Duration = Duration::from_secs(5);
 
-/// All tasks. Dropping it stops them, waits until sealing has sealed every row, and releases the lock last.
+/// All tasks. Dropping it stops them, waits until housekeeping has written what it noted, and releases the lock last.
 #[expect(dead_code, reason = "they are stopped when they are dropped")]
 pub struct Background(Vec<Task>, Option<ServeLock>);
 
@@ -64,7 +60,7 @@ impl Background {
     ) -> Self {
         let replaced = Arc::new(replaced);
         let mut tasks = vec![
-            sealing(Arc::clone(store)),
+            housekeeping(Arc::clone(store)),
             checkpoints(Arc::clone(store)),
             try_ledger(Arc::clone(readiness), Arc::clone(&replaced)),
         ];
@@ -77,33 +73,29 @@ impl Background {
     }
 }
 
-/// Seals rows a moment after their requests are answered, and writes when keys were last used and which sign-ins failed.
-fn sealing(store: Arc<Store>) -> Task {
-    Task::start("sealing", move |stop| {
+/// Writes what requests have only noted: when keys were last used, which sign-ins failed, and outcomes that the database did
+/// not take. Removes minutes and hours that are too old.
+fn housekeeping(store: Arc<Store>) -> Task {
+    Task::start("housekeeping", move |stop| {
+        let mut minute = 0;
         let steps = [
-            TaskStep::new("sealing", || seal_all(&store, stop)),
             TaskStep::new("writing the last uses of keys", || store.write_uses()),
             TaskStep::new("writing failed sign-ins", || store.write_failed_sign_ins(when::now())),
             TaskStep::new("writing late outcomes", || store.settle()),
+            TaskStep::new("removing old sums", || {
+                let now = when::now();
+                if mem::replace(&mut minute, now / 60) == now / 60 {
+                    Ok(())
+                } else {
+                    store.remove_old_sums(now)
+                }
+            }),
         ];
-        stop.repeat(SEALING_INTERVAL, steps);
-        // After a graceful stop every row has its seal.
+        stop.repeat(HOUSEKEEPING_INTERVAL, steps);
         let _ = store.write_uses();
         let _ = store.settle();
         let _ = store.write_failed_sign_ins(i64::MAX);
-        while store.seal(SEALED_AT_ONCE, when::now()).is_ok_and(|sealed| sealed > 0) {}
     })
-}
-
-/// Seals all rows that wait. After each full batch it leaves the database to requests for as long as the batch took.
-fn seal_all(store: &Store, stop: &Stop) -> Result<(), StoreError> {
-    loop {
-        let began = Instant::now();
-        let sealed = store.seal(SEALED_AT_ONCE, when::now())?;
-        if sealed < SEALED_AT_ONCE as usize || stop.wait(began.elapsed()) {
-            return Ok(());
-        }
-    }
 }
 
 /// Runs checkpoints, so that no request has to.

@@ -18,8 +18,8 @@ use crate::client::Cancellation;
 use crate::config::{Config, GroundingMode, SearchPlace};
 use crate::listener::Address;
 use crate::search;
-use crate::store::{CLOCK_SLACK as DATABASE_CLOCK_SLACK, IfMissing, Store, StoreError, Unsealed};
-use crate::text::{count, grouped};
+use crate::store::{Access, CLOCK_SLACK as DATABASE_CLOCK_SLACK, Store, StoreError};
+use crate::text::grouped;
 use crate::when;
 
 /// The query that tests whether Search answers.
@@ -30,9 +30,6 @@ const FREE_ENOUGH: u64 = 256 * 1024 * 1024;
 
 /// An earlier time means that the clock was never set: the beginning of 2026.
 const NOT_BEFORE: i64 = 1_767_225_600;
-
-/// How long a row may wait for its seal, in seconds: it is created before its inference.
-const SEALING_SLACK: i64 = 300;
 
 /// How far the newest row may be ahead of the clock.
 const CLOCK_SLACK: i64 = 5;
@@ -70,7 +67,7 @@ impl Finding {
 
 /// Every check, of the whole database too.
 pub fn all(config: &Config) -> Vec<Finding> {
-    let store = Store::open(&config.database, config.workers, IfMissing::Fail);
+    let store = Store::open(&config.database, Access::Existing);
     let found = match &store {
         Ok(store) => database(config, store.check()),
         Err(error) => Finding::fail("database", store_failed(config, error)),
@@ -104,9 +101,7 @@ fn parts(config: &Config, store: Option<&Store>, database: Finding) -> Vec<Findi
     let mut findings = vec![configuration(config), hosts(config)];
     findings.extend(config.tls.as_ref().map(certificate::check));
     findings.extend(exposed(config));
-    findings.extend([clock(config, store), database]);
-    findings.extend(store.map(sealing));
-    findings.push(search(config));
+    findings.extend([clock(config, store), database, search(config)]);
     findings.extend(runtime::check(config));
     findings
 }
@@ -224,24 +219,6 @@ fn database(config: &Config, checked: Result<(), StoreError>) -> Finding {
         (Err(error), _) => Finding::fail("database", format!("{name}: {error}")),
         (Ok(()), Some(path)) => with_room(path, format!("{name}: sound and writable")),
         (Ok(()), None) => Finding::ok("database", format!("{name}: writable")),
-    }
-}
-
-/// How far sealing is behind. Requests do not wait for it.
-fn sealing(store: &Store) -> Finding {
-    match store.unsealed() {
-        Err(error) => Finding::fail("sealing", error.to_string()),
-        Ok(Unsealed { rows: 0, .. }) => Finding::ok("sealing", "every finished row is sealed"),
-        Ok(Unsealed { rows, oldest }) => {
-            let behind = oldest.map_or(0, |oldest| when::now() - oldest);
-            let message =
-                format!("{} not sealed yet, the oldest of {}", count(rows, "row"), when::shown(oldest));
-            if behind <= SEALING_SLACK {
-                return Finding::ok("sealing", message);
-            }
-            let next = "The running service seals them; if it does not, its log says why";
-            Finding::warn("sealing", format!("{message}. {next}"))
-        }
     }
 }
 

@@ -10,14 +10,14 @@
 //! - [`pipeline`] takes a request through the steps of [`api`], in the order in which their errors win.
 //! - [`search`] finds the passages that ground an answer, [`runtime`] calls the inference runtime, both through
 //!   [`client`]; [`store`] keeps the keys and the ledger.
-//! - [`background`] seals the ledger's rows, runs checkpoints, makes test writes and removes old rows.
+//! - [`background`] does the housekeeping, runs checkpoints, makes test writes and removes old rows.
 //! - [`metrics`] counts requests and their outcomes.
 //! - [`supervisor`] talks to systemd: readiness, reloads, stops and the watchdog.
 //!
 //! What holds everywhere:
 //!
 //! - A client costs a buffer, never a thread; every buffer, queue and timeout has a bound.
-//! - A 200 is sent only after its row is on the disk, synced. A token figure is the runtime's or null.
+//! - A 200 is sent only after its row is on the disk, synced, with its place in the chain and in the sums. A token figure is the runtime's or null.
 //! - Nothing that a person wrote and no secret is logged or stored.
 
 #![forbid(unsafe_code)]

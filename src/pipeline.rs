@@ -19,7 +19,7 @@ use crate::error::Failure;
 use crate::http::{Head, Request, Response};
 use crate::metrics::Metrics;
 use crate::runtime::{Chat, Generated, Runtimes};
-use crate::store::{Digest, Store, StoreError};
+use crate::store::{Digest, NewRow, Store, StoreError};
 use crate::when;
 
 /// Everything that the steps use.
@@ -99,9 +99,9 @@ impl Pipeline {
         // From here on the request has a row, whatever its outcome, unless too many of the key's were refused.
         let (runtimes, chat) = catch_panic(|| self.admit(request, body, &caller))
             .inspect_err(|failure| self.record(record, &caller, failure))?;
-        self.begin(record, &caller)?;
+        let row = self.begin(record, &caller)?;
         let result = catch_panic(|| self.run(runtimes, chat, record));
-        self.finish(record, result)
+        self.finish(record, &row, result)
     }
 
     /// The steps between the key and the first cost.
@@ -130,7 +130,7 @@ impl Pipeline {
     }
 
     /// Inserts the open row. If that fails, no inference is spent.
-    fn begin(&self, record: &mut Record, caller: &Caller) -> Result<(), Failure> {
+    fn begin(&self, record: &mut Record, caller: &Caller) -> Result<NewRow, Failure> {
         let row = record.new_row(caller);
         let begun = timed(&mut record.ledger, || self.store.begin(&row));
         begun.map_err(|error| match error {
@@ -140,7 +140,7 @@ impl Pipeline {
                 let failure = ledger::not_opened(&error);
                 // The row may be there all the same, now or in a moment.
                 if let StoreError::Unknown(_) = error {
-                    self.store.settle_later(row.request_id, record.outcome(Err(&failure)));
+                    self.store.settle_later(record.id.to_string(), record.outcome(Err(&failure)));
                 }
                 failure
             }
@@ -149,10 +149,15 @@ impl Pipeline {
 
     /// Makes the outcome durable. A completion whose outcome is not durable is not sent; an error stays what it is. If the
     /// client has gone by now, that is the outcome, and nothing is sent.
-    fn finish(&self, record: &mut Record, result: Result<Generated, Failure>) -> Result<Generated, Failure> {
+    fn finish(
+        &self,
+        record: &mut Record,
+        row: &NewRow,
+        result: Result<Generated, Failure>,
+    ) -> Result<Generated, Failure> {
         record.is_abandoned = record.spent.cancellation.is_cancelled();
-        let (id, outcome) = (record.id.to_string(), record.outcome(result.as_ref().map(drop)));
-        let Err(error) = timed(&mut record.ledger, || self.store.finish(&id, &outcome)) else {
+        let outcome = record.outcome(result.as_ref().map(drop));
+        let Err(error) = timed(&mut record.ledger, || self.store.finish(row, &outcome)) else {
             return result;
         };
         self.metrics.ledger_settle_errors.add(1);
@@ -163,7 +168,7 @@ impl Pipeline {
                 failure
             }
         };
-        self.store.settle_later(id, record.outcome(Err(&failure)));
+        self.store.settle_later(row.request_id.clone(), record.outcome(Err(&failure)));
         Err(failure)
     }
 

@@ -5,9 +5,9 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
 use super::audit::actor;
-use super::{Args, CliError, no_command, open_or};
+use super::{Args, CliError, no_command, open_with};
 use crate::console::password;
-use crate::store::IfMissing;
+use crate::store::Access;
 
 const HELP: &str = "\
 Sets the password of the console, and ends all of its sessions.
@@ -28,7 +28,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
 fn set_password(mut args: Args) -> Result<(), CliError> {
     let [] = args.words(HELP, [], &mut [])?;
     let config = args.config()?;
-    let store = open_or(&config, IfMissing::Create)?;
+    let store = open_with(&config, Access::Create)?;
     let asked = io::stdin().is_terminal();
     let text = if asked { ask("New password for the console: ")? } else { read_line()? };
     password::check(&text).map_err(|told| CliError::Failed(told.into()))?;

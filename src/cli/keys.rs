@@ -1,11 +1,11 @@
 //! `keys`: who may use the API.
 
 use super::audit::actor;
-use super::{Args, CliError, Opt, no_command, open_or, open_store, print, print_json, table};
+use super::{Args, CliError, Opt, no_command, open_store, open_with, print, print_json, table};
 use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
 use crate::id::secret_hex;
 use crate::store::{
-    CONCURRENT_TAKES, IfMissing, Key, KeyChange, KeyChanged, KeyName, NewKey, Permission, Store,
+    Access, CONCURRENT_TAKES, Key, KeyChange, KeyChanged, KeyName, NewKey, Permission, Store,
     parse_concurrent,
 };
 use crate::when::{self, When};
@@ -98,7 +98,7 @@ fn create(mut args: Args) -> Result<(), CliError> {
         terms.permissions.push(Permission::Completions);
     }
     let config = args.config()?;
-    let store = open_or(&config, IfMissing::Create)?;
+    let store = open_with(&config, Access::Create)?;
     let secret = SECRET_PREFIX.to_owned() + &secret_hex::<{ SECRET_DIGITS / 2 }>();
     let key = NewKey {
         name: &name,

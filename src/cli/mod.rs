@@ -24,7 +24,7 @@ use crate::checks;
 use crate::config::{Config, ConfigError, TlsFiles};
 use crate::listener::Certificate;
 use crate::logging;
-use crate::store::{IfMissing, Store, StoreError};
+use crate::store::{Access, Store, StoreError};
 use crate::text::{may_hold_a_secret, nearest};
 use crate::when;
 
@@ -256,11 +256,11 @@ fn missing(name: &str) -> CliError {
 
 /// Opens a database that has to exist.
 fn open_store(config: &Config) -> Result<Store, CliError> {
-    open_or(config, IfMissing::Fail)
+    open_with(config, Access::Existing)
 }
 
-fn open_or(config: &Config, if_missing: IfMissing) -> Result<Store, CliError> {
-    Store::open(&config.database, config.workers, if_missing)
+fn open_with(config: &Config, access: Access) -> Result<Store, CliError> {
+    Store::open(&config.database, access)
         .map_err(|error| CliError::Failed(checks::store_failed(config, &error)))
 }
 

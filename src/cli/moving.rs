@@ -6,9 +6,8 @@ use std::io::{self, Write};
 
 use super::{Args, CliError, Opt, missing, print};
 use crate::config;
-use crate::store::{Database, DatabaseUri, IfMissing, Progress, ServeLock, Store};
+use crate::store::{Access, Database, DatabaseUri, Progress, ServeLock, Store};
 use crate::text::{count, grouped};
-use crate::when;
 
 const HELP: &str = "\
 Copies everything from a SQLite database to an empty PostgreSQL database, and verifies the copy.
@@ -24,9 +23,6 @@ Options:
   --to DATABASE     The postgresql:// URI of an empty database. Its password can also come from the file that
                     ADRIATICUM_DATABASE_PASSWORD_FILE names
 ";
-
-/// How many rows are sealed in one transaction.
-const SEALED_AT_ONCE: i64 = 1000;
 
 pub fn run(mut args: Args) -> Result<(), CliError> {
     let (mut from, mut to) = (None, None);
@@ -66,10 +62,10 @@ fn move_database(from: &Database, mut to: DatabaseUri) -> Result<(), CliError> {
     }
     let failed =
         |database: &dyn Display, error: &dyn Display| CliError::Failed(format!("{database}: {error}."));
-    let mut store = Store::open(from, 1, IfMissing::Fail).map_err(|error| failed(from, &error))?;
+    let mut store = Store::open(from, Access::Existing).map_err(|error| failed(from, &error))?;
     let _lock = ServeLock::take(from, "").map_err(|error| failed(from, &error))?;
+    // Closes the rows that a crash has left open.
     store.join("", "").map_err(|error| failed(from, &error))?;
-    while store.seal(SEALED_AT_ONCE, when::now()).map_err(|error| failed(from, &error))? > 0 {}
     let mut tenths = 0;
     let mut progress = |Progress { table, copied, rows }: Progress| {
         let now = if rows == 0 { 0 } else { copied * 10 / rows };

@@ -11,7 +11,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{flag, low_level::pipe};
 
-use super::{Args, CliError, open_or, read_certificate};
+use super::{Args, CliError, open_with, read_certificate};
 use crate::api::grounding::Grounding;
 use crate::api::refusals::Refusals;
 use crate::background::{Background, Readiness};
@@ -24,7 +24,7 @@ use crate::logging;
 use crate::metrics::Metrics;
 use crate::pipeline::Pipeline;
 use crate::runtime::Runtimes;
-use crate::store::{Actor, Database, IfMissing, ServeLock, Store, StoreError};
+use crate::store::{Access, Actor, Database, ServeLock, Store, StoreError};
 use crate::supervisor::{Notify, Supervisor, Watched};
 use crate::text::count;
 
@@ -35,11 +35,11 @@ a second signal ends it at once. SIGHUP reloads the log level and the certificat
 Usage: adriaticum serve
 ";
 
-/// The file descriptors that a worker may need besides its client's: the connections to the runtime, to Search and to
-/// PostgreSQL.
-const FILES_PER_WORKER: usize = 3;
+/// The file descriptors that a worker may need besides its client's: the connections to the runtime and to Search.
+const FILES_PER_WORKER: usize = 2;
 
-/// Those of the process itself, with the files of SQLite and of the embedded index, which workers share; and some to spare.
+/// Those of the process itself, with the files of SQLite, the connections to PostgreSQL and the files of the embedded index,
+/// which workers share; and some to spare.
 const OWN_FILES: usize = 64;
 
 /// The fewest connections, however few descriptors there are.
@@ -67,7 +67,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let lock = ServeLock::take(&config.database, &config.gateway)
         .map_err(|error| CliError::Failed(checks::database_failed(&config, &error)))?;
     let sockets = sockets(&config)?;
-    let mut store = open_or(&config, IfMissing::Create)?;
+    let mut store = open_with(&config, Access::Serve)?;
     store.watch(&lock)?;
     let addresses = sockets.iter().map(Socket::address).collect::<io::Result<Vec<_>>>();
     let addresses = addresses.map_err(|error| failed("the socket", &error))?;
@@ -162,12 +162,12 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     drop((background, supervisor));
     logging::sum_up_strangers();
     if let Some(error) = replaced_because.get() {
-        return Err(CliError::Failed(match config.database {
-            Database::Sqlite(_) => checks::database_failed(&config, error),
-            Database::Postgres(_) => format!(
-                "another process serves under the name {} (gateway, ADRIATICUM_GATEWAY).",
+        return Err(CliError::Failed(match (&config.database, error) {
+            (Database::Postgres(_), StoreError::Fenced) => format!(
+                "another process serves under the name {} (gateway, ADRIATICUM_GATEWAY), or has upgraded the database.",
                 config.gateway
             ),
+            _ => checks::database_failed(&config, error),
         }));
     }
     log::info!("stopped");

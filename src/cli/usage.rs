@@ -200,7 +200,7 @@ fn show(mut args: Args) -> Result<(), CliError> {
 
 /// The sums in a sentence. Unmeasured completions are counted separately, never as zero tokens.
 fn summary(sums: &Sums) -> String {
-    let measured = sums.requests - sums.errors - sums.unmeasured;
+    let measured = sums.succeeded() - sums.unmeasured;
     let tokens = if measured <= 0 && sums.total_tokens == 0 {
         "no tokens measured".into()
     } else {

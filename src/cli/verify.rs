@@ -1,4 +1,4 @@
-//! `usage verify`: whether the ledger is still what was sealed.
+//! `usage verify`: whether a row of the ledger was changed, deleted or inserted.
 
 use serde_json::{Value, json};
 
@@ -47,17 +47,12 @@ fn failure(found: &Verification, through: Option<&(Noted, Head)>) -> Option<Stri
 }
 
 fn summary(found: &Verification, through: Option<&(Noted, Head)>) -> String {
-    let unsealed = match found.unsealed {
-        0 => String::new(),
-        1 => "; 1 newer row has no seal yet".into(),
-        rows => format!("; {} have no seal yet", count(rows, "newer row")),
-    };
     let heads = match &found.heads[..] {
         [head] => format!("The head is {head}"),
         heads => heads.iter().fold("The heads are:".into(), |text, head| format!("{text}\n{head}")),
     };
     let through = through.map_or(String::new(), |(_, head)| format!("{head} is part of the chain.\n"));
-    format!("{}, nothing wrong{unsealed}. {heads}\n{through}", count(found.rows as i64, "row"))
+    format!("{}, nothing wrong. {heads}\n{through}", count(found.rows as i64, "row"))
 }
 
 fn as_json(found: &Verification, through: Option<&(Noted, Head)>, ok: bool) -> Value {
@@ -75,7 +70,6 @@ fn as_json(found: &Verification, through: Option<&(Noted, Head)>, ok: bool) -> V
     json!({
         "ok": ok,
         "rows": found.rows,
-        "unsealed": found.unsealed,
         "heads": found.heads.iter().map(members).collect::<Vec<_>>(),
         "fault": found.fault.as_ref().map(ToString::to_string),
         "through": through,

@@ -67,10 +67,10 @@ impl Order {
         let by_name = || (a.name.to_lowercase(), &a.id).cmp(&(b.name.to_lowercase(), &b.id));
         let figure = |key: &KeyFigures| match self.column {
             "requests" => key.sums.requests as f64,
-            "success" => key.succeeded as f64 / key.sums.requests as f64,
+            "success" => key.sums.succeeded() as f64 / key.sums.requests as f64,
             "in" => key.sums.prompt_tokens as f64,
             "out" => key.sums.completion_tokens as f64,
-            "runtime" => key.sums.runtime.percentile(0.5).unwrap_or(-1.0),
+            "runtime" => key.runtime.percentile(0.5).unwrap_or(-1.0),
             _ => key.sums.total_tokens as f64,
         };
         let order = match self.column {
@@ -133,15 +133,15 @@ fn table(view: &View, figures: &Figures, address: &str, skipped: usize, most: us
                 } }
                 tbody {
                     @for key in keys.into_iter().skip(skipped).take(most) {
-                        @let is_measured = key.succeeded > key.sums.unmeasured;
+                        @let is_measured = key.sums.succeeded() > key.sums.unmeasured;
                         tr {
                             th scope="row" { a.text href=(format!("/usage?{}", of(key))) { (key.name) } }
                             td { (grouped(key.sums.requests)) }
-                            td { (rate(key.succeeded, key.sums.requests)) }
+                            td { (rate(key.sums.succeeded(), key.sums.requests)) }
                             td { (tokens(key.sums.prompt_tokens, is_measured && key.sums.prompt_tokens > 0)) }
                             td { (tokens(key.sums.completion_tokens, is_measured)) }
                             td { (tokens(key.sums.total_tokens, is_measured)) }
-                            td { (key.sums.runtime.percentile(0.5).map_or("–".into(), took)) }
+                            td { (key.runtime.percentile(0.5).map_or("–".into(), took)) }
                             td { @if is_measured { (rate(key.sums.total_tokens, figures.all.total_tokens)) } @else { "–" } }
                         }
                     }
@@ -154,11 +154,11 @@ fn table(view: &View, figures: &Figures, address: &str, skipped: usize, most: us
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::SpanSums;
+    use crate::store::Sums;
 
     fn key(name: &str, requests: i64, succeeded: i64, total_tokens: i64) -> KeyFigures {
-        let sums = SpanSums { requests, total_tokens, ..SpanSums::default() };
-        KeyFigures { id: format!("key_{name}"), name: name.into(), sums, succeeded, ..KeyFigures::default() }
+        let sums = Sums { requests, errors: requests - succeeded, total_tokens, ..Sums::default() };
+        KeyFigures { id: format!("key_{name}"), name: name.into(), sums, ..KeyFigures::default() }
     }
 
     #[test]

@@ -15,10 +15,10 @@ pub fn all(figures: &Figures) -> Vec<Chart> {
             "what 95 % of the runtime’s answers did not exceed",
             figures,
             ["k1", "k0"],
-            |bar| &bar.sums.runtime,
+            |bar| &bar.runtime,
         ),
         times("Gateway overhead", "what 95 % of the rest did not exceed", figures, ["k3", "k2"], |bar| {
-            &bar.sums.own
+            &bar.own
         }),
     ]);
     charts
@@ -29,7 +29,7 @@ fn requests(figures: &Figures) -> Chart {
         let values = figures.bars.iter().map(|bar| Some(bar.requests[kind as usize] as f64));
         Series { name: name.into(), class: class.into(), values: values.collect() }
     };
-    let (all, succeeded) = (count(figures.all.requests, "request"), grouped(figures.succeeded));
+    let (all, succeeded) = (count(figures.all.requests, "request"), grouped(figures.all.succeeded()));
     Chart {
         title: "Requests by outcome",
         summary: format!("Bars: {all}, {succeeded} of them succeeded"),

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
 use super::view::View;
-use crate::store::{Key, SpanSums, Store, StoreError};
+use crate::store::{Durations, Key, Store, StoreError, Sums};
 
 /// How many keys have a colour of their own in a chart; the others share one.
 const KEYS_SHOWN: usize = 4;
@@ -31,20 +31,23 @@ impl Kind {
 
 #[derive(Default)]
 pub struct Figures {
-    pub all: SpanSums,
-    pub succeeded: i64,
+    pub all: Sums,
+    pub runtime: Durations,
+    pub own: Durations,
     pub bars: Vec<Bar>,
     /// By status and code, the most frequent first.
     pub errors: Vec<(Option<i64>, String, i64)>,
     /// Those with most tokens first.
     pub keys: Vec<KeyFigures>,
-    /// Rows that are not in it yet.
-    pub missing: i64,
 }
 
 #[derive(Clone, Default)]
 pub struct Bar {
-    pub sums: SpanSums,
+    pub sums: Sums,
+    /// The calls to the runtime.
+    pub runtime: Durations,
+    /// The rest of the requests' time.
+    pub own: Durations,
     /// By kind, in their order.
     pub requests: [i64; 3],
 }
@@ -54,9 +57,8 @@ pub struct Bar {
 pub struct KeyFigures {
     pub id: String,
     pub name: String,
-    /// Without the durations in `own`, which are shown of all keys together.
-    pub sums: SpanSums,
-    pub succeeded: i64,
+    pub sums: Sums,
+    pub runtime: Durations,
     /// Total tokens by bar.
     pub bars: Vec<i64>,
 }
@@ -67,28 +69,29 @@ impl Figures {
         let mut found = Self { bars: vec![Bar::default(); bars], ..Self::default() };
         let mut errors: BTreeMap<(Option<i64>, String), i64> = BTreeMap::new();
         let mut by_key: HashMap<String, KeyFigures> = HashMap::new();
-        found.missing = store.figures(view.span, view.range, view.filter(), &view.matching(), |row| {
+        store.figures(view.span, view.range, view.filter(), &view.matching(), |row| {
             let Some(at) = view.bar(row.start) else {
                 return;
             };
             let (bar, kind, sums) = (&mut found.bars[at], Kind::of(row.status), &row.sums);
-            bar.requests[kind as usize] += sums.requests();
-            bar.sums.add_stored(sums);
+            bar.sums.add(sums);
+            bar.runtime.merge_bytes(&row.runtime);
+            bar.own.merge_bytes(&row.own);
+            bar.requests[kind as usize] += sums.requests;
             if kind != Kind::Succeeded {
-                *errors.entry((row.status, row.error_code.unwrap_or_default())).or_default() +=
-                    sums.requests();
+                *errors.entry((row.status, row.error_code.unwrap_or_default())).or_default() += sums.requests;
             }
             let key = by_key
                 .entry(row.key_id)
                 .or_insert_with(|| KeyFigures { bars: vec![0; bars], ..KeyFigures::default() });
-            key.sums.add_counts(&sums.counts);
-            key.sums.runtime.merge_bytes(&sums.runtime);
-            key.succeeded += if kind == Kind::Succeeded { sums.requests() } else { 0 };
-            key.bars[at] = key.bars[at].saturating_add(sums.total_tokens());
+            key.sums.add(sums);
+            key.runtime.merge_bytes(&row.runtime);
+            key.bars[at] = key.bars[at].saturating_add(sums.total_tokens);
         })?;
         for bar in &found.bars {
             found.all.add(&bar.sums);
-            found.succeeded += bar.requests[Kind::Succeeded as usize];
+            found.runtime.merge(&bar.runtime);
+            found.own.merge(&bar.own);
         }
         found.errors = errors.into_iter().map(|((status, code), count)| (status, code, count)).collect();
         found.errors.sort_by_key(|(_, _, count)| -count);

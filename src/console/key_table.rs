@@ -139,17 +139,14 @@ impl ListView {
     }
 }
 
-/// The figures of keys over the counted days, from the rollup and the newest rows.
+/// The figures of keys over the counted days.
 pub fn figures(console: &Console, filter: Filter, now: i64) -> Result<HashMap<String, Sums>, Stop> {
     let day = Span::Day.seconds();
     let until = (now.div_euclid(day) + 1) * day;
     let range = Range { since: until - COUNTED_DAYS * day, until };
     let mut figures: HashMap<String, Sums> = HashMap::new();
     console.store.figures(Span::Day, range, filter, &Matching::Anything, |row| {
-        let sums = figures.entry(row.key_id).or_default();
-        sums.requests += row.sums.requests();
-        sums.errors += if row.status == Some(200) { 0 } else { row.sums.requests() };
-        sums.total_tokens = sums.total_tokens.saturating_add(row.sums.total_tokens());
+        figures.entry(row.key_id).or_default().add(&row.sums);
     })?;
     Ok(figures)
 }

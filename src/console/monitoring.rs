@@ -55,7 +55,7 @@ impl Monitoring {
         let id = RequestId::new();
         match self.admit(&request.head, id.created()) {
             Ok(_) => {
-                let text = self.metrics.render(&self.load.snapshot(), &self.store.state(id.created()));
+                let text = self.metrics.render(&self.load.snapshot(), &self.store.state());
                 Response::new(200, METRICS_TEXT, text.into_bytes())
             }
             Err(failure) => {

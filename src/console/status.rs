@@ -129,7 +129,7 @@ fn findings(findings: &[Finding]) -> Markup {
 fn facts(console: &Console) -> Result<Markup, Stop> {
     let load = console.monitoring.load.snapshot();
     let now = when::now();
-    let ledger = console.store.state(now);
+    let ledger = console.store.state();
     let file = console.config.database.file();
     let size = file.and_then(|file| file.metadata().ok()).map(|file| file.len());
     let last = |time: Option<i64>| html! { @match time { Some(time) => (page::time(time, true)), None => "none since the start" } };
@@ -155,8 +155,6 @@ fn facts(console: &Console) -> Result<Markup, Stop> {
         }
         h2 { "The ledger" }
         dl.facts {
-            dt { "Last seal" } dd { (last(ledger.last_seal)) }
-            dt { "Rows without a seal" } dd { (grouped(ledger.unsealed_rows)) @if ledger.unsealed_rows > 0 { ", for " (count(ledger.unsealed_seconds, "second")) } }
             dt { "Database" } dd {
                 @match size { Some(size) => { (bytes(size)) ", and " (bytes(ledger.wal_bytes)) " of WAL" }, None => (console.config.database) }
             }

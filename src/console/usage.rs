@@ -116,12 +116,8 @@ fn overview(console: &Console, visit: &Visit, view: &View, keys: &[Key]) -> Resu
     let (drawn, table) = chart::draw(&charts::all(&figures), &axis::axis(view));
     Ok(html! {
         (range(view, visit.now))
-        @if figures.missing > 0 {
-            p.notice { (count(figures.missing, "newer request")) " not in these figures yet: sealing is behind. \
-                The status page shows by how much." }
-        }
         (cards(&figures))
-        @if figures.all.requests == 0 && figures.missing == 0 {
+        @if figures.all.requests == 0 {
             section.empty {
                 h2 { "No requests" }
                 p {
@@ -142,21 +138,21 @@ fn overview(console: &Console, visit: &Visit, view: &View, keys: &[Key]) -> Resu
 }
 
 fn cards(figures: &Figures) -> Markup {
-    let all = &figures.all;
+    let (all, succeeded) = (&figures.all, figures.all.succeeded());
     let unmeasured = html! { @if all.unmeasured > 0 { (count(all.unmeasured, "request")) " unmeasured" } };
-    let is_measured = figures.succeeded > all.unmeasured;
+    let is_measured = succeeded > all.unmeasured;
     let times = |times: &Durations| match (times.percentile(0.5), times.percentile(0.95)) {
         (Some(half), Some(most)) => (took(half), html! { "95 % within " (took(most)) }),
         _ => ("–".to_owned(), html! { "nothing measured" }),
     };
-    let (runtime, own) = (times(&all.runtime), times(&all.own));
-    let succeeded = html! { (grouped(figures.succeeded)) " succeeded" };
-    let not = html! { @if all.requests > 0 { (count(all.requests - figures.succeeded, "error")) } @else { "no requests" } };
+    let (runtime, own) = (times(&figures.runtime), times(&figures.own));
+    let ok = html! { (grouped(succeeded)) " succeeded" };
+    let not = html! { @if all.requests > 0 { (count(all.errors, "error")) } @else { "no requests" } };
     html! {
         dl.cards-row {
             @for (title, figure, told) in [
-                ("Requests", grouped(all.requests), &succeeded),
-                ("Success rate", rate(figures.succeeded, all.requests), &not),
+                ("Requests", grouped(all.requests), &ok),
+                ("Success rate", rate(succeeded, all.requests), &not),
                 ("Tokens in", tokens(all.prompt_tokens, is_measured && all.prompt_tokens > 0), &unmeasured),
                 ("Tokens out", tokens(all.completion_tokens, is_measured), &unmeasured),
                 ("Tokens, total", tokens(all.total_tokens, is_measured), &unmeasured),

@@ -199,7 +199,7 @@ impl Metrics {
     }
 }
 
-/// The listener's load and its limits, and how far the background jobs are behind.
+/// The listener's load and its limits, and the size of the WAL.
 fn gauges(text: &mut Text, load: &Snapshot, ledger: &LedgerState) {
     let Snapshot { workers, queue, connections, buffered_bytes, .. } = load;
     for (name, help, value) in [
@@ -211,12 +211,6 @@ fn gauges(text: &mut Text, load: &Snapshot, ledger: &LedgerState) {
         ("connections_limit", "Connections that may be open.", connections.most as i64),
         ("buffered_bytes", "Bytes held for clients.", buffered_bytes.now as i64),
         ("buffered_limit_bytes", "Bytes that may be held.", buffered_bytes.most as i64),
-        ("unsealed_rows", "Rows of the ledger that wait for their seal.", ledger.unsealed_rows),
-        (
-            "unsealed_seconds",
-            "For how long rows have waited for their seal without a break.",
-            ledger.unsealed_seconds,
-        ),
         ("wal_bytes", "Bytes of the database's WAL that are in use.", ledger.wal_bytes as i64),
     ] {
         text.family("gauge", &format!("adriaticum_{name}"), help).with("", value);

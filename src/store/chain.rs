@@ -1,4 +1,4 @@
-//! Tamper evidence: each sealed row has a hash over its content and its predecessor's hash, so a row that was changed,
+//! Tamper evidence: each finished row has a hash over its content and its predecessor's hash, so a row that was changed,
 //! removed or inserted breaks the chain at its place.
 //!
 //! Anyone who may write the database could compute a new chain. A head that an operator has noted elsewhere, as
@@ -11,46 +11,39 @@ use sha2::{Digest, Sha256};
 
 use super::engine::{Row, Session, values};
 use super::ledger::{self, LedgerRow, Tokens};
-use super::sealing::COUNT_UNSEALED;
 use super::{DAY, Store, StoreError};
 
 /// A row's place in the chain.
+#[derive(Clone, Copy)]
 pub(super) struct Link {
     pub seq: i64,
     pub hash: [u8; 32],
 }
 
 impl Link {
-    fn read(mut row: Row) -> Result<Self, StoreError> {
+    pub fn read(mut row: Row) -> Result<Self, StoreError> {
         Ok(Self { seq: row.next()?, hash: row.next()? })
     }
 
-    /// The link of a row that is sealed after this one.
+    /// The link of the row after this one.
     pub fn next(&self, row: &LedgerRow) -> Self {
         let seq = self.seq + 1;
         Self { seq, hash: hash(row, seq, &self.hash) }
     }
-}
 
-pub(super) const NEWEST: &str =
-    "SELECT seq, hash FROM usage WHERE gateway = $1 AND seq IS NOT NULL ORDER BY seq DESC LIMIT 1";
-
-/// Rows created before this may have been removed, of any gateway.
-pub(super) const KEPT_SINCE: &str = "SELECT max(kept_since) FROM gateways";
-
-/// The end of a gateway's chain: its newest row, or its anchor if there is no row.
-pub(super) fn head(session: &dyn Session, gateway: &str) -> Result<Link, StoreError> {
-    match session.first(NEWEST, &values![gateway], Link::read)? {
-        Some(head) => Ok(head),
-        None => anchor(session, gateway),
+    /// The links of rows after this one.
+    pub fn links(self, rows: &[&LedgerRow]) -> Vec<Self> {
+        let mut last = self;
+        let mut next = |row: &&LedgerRow| {
+            last = last.next(row);
+            last
+        };
+        rows.iter().map(&mut next).collect()
     }
 }
 
-/// The beginning of a gateway's chain.
-fn anchor(session: &dyn Session, gateway: &str) -> Result<Link, StoreError> {
-    let anchor = "SELECT anchor_seq, anchor_hash FROM gateways WHERE name = $1";
-    session.first(anchor, &values![gateway], Link::read)?.ok_or(StoreError::NoRow)
-}
+/// Rows created before this may have been removed, of any gateway.
+pub(super) const KEPT_SINCE: &str = "SELECT max(kept_since) FROM gateways";
 
 /// The hash of a row in its place. It covers all columns but the gateway, which rows of earlier versions do not have: a row
 /// that is moved to another chain breaks both.
@@ -80,11 +73,14 @@ fn hash(row: &LedgerRow, seq: i64, predecessor: &[u8; 32]) -> [u8; 32] {
         part(time.map(f64::to_le_bytes).as_ref().map(<[u8; 8]>::as_slice));
     }
     part(Some(&[row.grounded.into()]));
-    // Rows that are older than these columns have null in all of them, and keep the hash that they were made with.
+    // Rows that are older than these columns have null in them, and keep the hash that they were made with.
     if row.search_reason.is_some() || row.search_results.is_some() || row.search_ms.is_some() {
         part(Some(row.search_reason.as_deref().unwrap_or("").as_bytes()));
         part(row.search_results.map(i64::to_le_bytes).as_ref().map(<[u8; 8]>::as_slice));
         part(row.search_ms.map(f64::to_le_bytes).as_ref().map(<[u8; 8]>::as_slice));
+    }
+    if let Some(cause) = &row.cause {
+        part(Some(cause.as_bytes()));
     }
     hasher.finalize().into()
 }
@@ -134,8 +130,6 @@ pub struct Verification {
     pub rows: u64,
     /// The end of each chain that has or had rows, by the gateway's name; if none has, one with `seq` 0.
     pub heads: Vec<Head>,
-    /// Rows that have an outcome and wait for their seal: no fault.
-    pub unsealed: i64,
     pub fault: Option<Fault>,
 }
 
@@ -148,6 +142,8 @@ pub enum Fault {
     Removed { before: String, count: i64 },
     /// The newest rows of a gateway are missing.
     Cut { gateway: String, count: i64 },
+    /// The chain of a gateway does not end where it says.
+    End { gateway: String },
     /// The sums of a day are not those of its rows.
     Sums { day: i64 },
 }
@@ -165,6 +161,8 @@ impl fmt::Display for Fault {
             Self::Cut { gateway, count } => {
                 write!(f, "the newest {count} rows of the gateway {gateway} were removed")
             }
+            Self::End { gateway } if gateway.is_empty() => f.write_str("the end of the chain was altered"),
+            Self::End { gateway } => write!(f, "the end of the chain of the gateway {gateway} was altered"),
             Self::Sums { day } => {
                 write!(f, "the sums of the day {} are not those of its rows", super::date(*day))
             }
@@ -173,9 +171,13 @@ impl fmt::Display for Fault {
 }
 
 impl Store {
-    /// Walks every chain, then compares the sums of each day with its rows, on one state of the database.
+    /// Walks every chain, then compares the sums of each day with its rows, on one state of the database. Rows of refused
+    /// requests are in a chain before they are synced, and a head that an operator notes must survive a power cut: all that
+    /// was read is durable when this returns.
     pub fn verify(&self) -> Result<Verification, StoreError> {
-        self.engine.report(verify)
+        let found = self.engine.report(verify)?;
+        self.engine.sync()?;
+        Ok(found)
     }
 
     /// Whether a head that was noted earlier is part of its chain, which `verify` has to find sound too.
@@ -201,13 +203,12 @@ pub(super) fn verify(session: &dyn Session) -> Result<Verification, StoreError> 
 }
 
 fn walk(session: &dyn Session) -> Result<Verification, StoreError> {
-    // Every row of a chain, also one that retention removed, is in the sums of its day.
-    let anchors =
-        "SELECT name, anchor_seq, anchor_hash, CAST(coalesce(sum(requests), 0) AS BIGINT) FROM gateways
-        LEFT JOIN usage_rollup ON span = 86400 AND gateway = name GROUP BY 1, 2, 3 ORDER BY 1";
-    let mut chains: BTreeMap<String, (Link, i64)> = session
-        .rows(anchors, &[], |mut row| {
-            Ok((row.next()?, (Link { seq: row.next()?, hash: row.next()? }, row.next()?)))
+    let ends = "SELECT name, anchor_seq, anchor_hash, head_seq, head_hash FROM gateways ORDER BY name";
+    // How far each chain was walked, and its end.
+    let mut chains: BTreeMap<String, (Link, Link)> = session
+        .rows(ends, &[], |mut row| {
+            let (name, anchor) = (row.next()?, Link { seq: row.next()?, hash: row.next()? });
+            Ok((name, (anchor, Link::read(row)?)))
         })?
         .into_iter()
         .collect();
@@ -236,16 +237,22 @@ fn walk(session: &dyn Session) -> Result<Verification, StoreError> {
         }
         Ok(())
     })?;
-    let cut = chains.iter().find(|(_, (last, counted))| *counted > last.seq);
-    let cut = cut
-        .map(|(gateway, (last, counted))| Fault::Cut { gateway: gateway.clone(), count: counted - last.seq });
+    let wrong_end = |(gateway, (last, end)): (&String, &(Link, Link))| {
+        let gateway = gateway.clone();
+        match end.seq - last.seq {
+            0 if end.hash == last.hash => None,
+            count @ 1.. => Some(Fault::Cut { gateway, count }),
+            _ => Some(Fault::End { gateway }),
+        }
+    };
+    let fault = fault.or_else(|| chains.iter().find_map(wrong_end));
     let mut heads: Vec<Head> =
         chains.into_iter().map(|(gateway, (Link { seq, hash }, _))| Head { gateway, seq, hash }).collect();
     match heads.iter().any(|head| head.seq > 0) {
         true => heads.retain(|head| head.seq > 0),
         false => heads.truncate(1),
     }
-    Ok(Verification { rows, heads, unsealed: session.value(COUNT_UNSEALED, &[])?, fault: fault.or(cut) })
+    Ok(Verification { rows, heads, fault })
 }
 
 /// The first day whose sums differ from its rows, among the days of which retention has removed no row.
@@ -281,7 +288,6 @@ mod tests {
         for number in 0..10 {
             write(&temporary.store, &number.to_string(), "key_1", number * 40_000, 200, Some(number));
         }
-        temporary.store.seal_all(400_000);
         temporary
     }
 
@@ -316,17 +322,12 @@ mod tests {
     fn an_untouched_ledger_verifies() {
         let temporary = ten_rows();
         let found = temporary.store.verify().expect("a walk");
-        assert_eq!((found.rows, found.unsealed, &found.fault), (10, 0, &None));
+        assert_eq!((found.rows, &found.fault), (10, &None));
         let [head] = &found.heads[..] else { panic!("one chain") };
         assert_eq!((head.gateway.as_str(), head.seq), ("", 10));
-        write(&temporary.store, "unsealed", "key_1", 400_000, 200, None);
         temporary.store.begin(&row("open", "key_1", 400_000)).expect("a running request");
         let found = temporary.store.verify().expect("a walk");
-        assert_eq!(
-            (found.rows, found.unsealed, found.fault),
-            (10, 1, None),
-            "a row without a seal is no fault"
-        );
+        assert_eq!((found.rows, found.fault), (10, None), "a running request is no fault");
     }
 
     #[test]
@@ -349,6 +350,7 @@ mod tests {
             "search_reason = 'always'",
             "search_results = 0",
             "search_ms = 1",
+            "cause = 'timeout'",
             "hash = (SELECT anchor_hash FROM gateways)",
         ] {
             let sql = format!("UPDATE usage SET {column} WHERE seq = 5");
@@ -380,6 +382,13 @@ mod tests {
     }
 
     #[test]
+    fn a_chain_ends_where_its_gateway_says() {
+        let end = Some(Fault::End { gateway: String::new() });
+        assert_eq!(fault_after("UPDATE gateways SET head_seq = 9"), end);
+        assert_eq!(fault_after("UPDATE gateways SET head_hash = anchor_hash"), end);
+    }
+
+    #[test]
     fn a_fault_says_where_it_is() {
         for (fault, told) in [
             (
@@ -389,6 +398,8 @@ mod tests {
             (Fault::Removed { before: "x".into(), count: 2 }, "2 rows were removed before that of x"),
             (Fault::Cut { gateway: String::new(), count: 3 }, "the newest 3 rows were removed"),
             (Fault::Cut { gateway: "a".into(), count: 3 }, "the newest 3 rows of the gateway a were removed"),
+            (Fault::End { gateway: String::new() }, "the end of the chain was altered"),
+            (Fault::End { gateway: "a".into() }, "the end of the chain of the gateway a was altered"),
             (Fault::Sums { day: 1 }, "the sums of the day 1970-01-02 are not those of its rows"),
         ] {
             assert_eq!(fault.to_string(), told);

@@ -47,6 +47,10 @@ impl Durations {
         Some(FIRST * WIDER.powf(f64::from(bucket) - 0.5))
     }
 
+    pub fn merge(&mut self, other: &Self) {
+        other.buckets().for_each(|(bucket, count)| self.count(bucket, count));
+    }
+
     /// The number of each bucket, and its count in groups of seven bits.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();

@@ -23,6 +23,18 @@ pub enum StoreError {
         found: i64,
         known: i64,
     },
+    /// It was made by an earlier version, and this open may not upgrade it.
+    Older {
+        found: i64,
+        known: i64,
+    },
+    /// It was made by a build before the first release.
+    Unreleased(i64),
+    /// Another program has changed its schema since it was opened.
+    VersionChanged {
+        found: i64,
+        known: i64,
+    },
     /// The file that is open is not the one that the path names any more.
     Replaced,
     /// The same of the file whose lock keeps a second `serve` off the database.
@@ -78,6 +90,21 @@ impl fmt::Display for StoreError {
                 "the database has version {found}, and this program knows versions up to {known}: \
                  install the version that made it, or a later one"
             ),
+            Self::Older { found, known } => write!(
+                f,
+                "the database has version {found}, and this program needs version {known}: make a backup (adriaticum backup \
+                 FILE), then restart the service (or start adriaticum serve) of this version, which upgrades the database"
+            ),
+            Self::Unreleased(found) => write!(
+                f,
+                "the database has version {found}, which no release had: begin with a new database, or upgrade it with an \
+                 earlier build first"
+            ),
+            Self::VersionChanged { found, known } => write!(
+                f,
+                "the database now has version {found}, because another program has changed it, and this one knows version \
+                 {known}: install the version that changed it, or restore a backup"
+            ),
             Self::Replaced => f.write_str(
                 "the database's file, or its -wal, was removed or replaced under the running service: put it \
                  back or restore a backup, then restart",
@@ -110,9 +137,23 @@ impl fmt::Display for StoreError {
 }
 
 impl StoreError {
-    /// Whether another process may serve in the place of this one, which then has to stop.
+    /// Whether another process may serve in the place of this one, or a later version, so that this one has to stop.
     pub fn is_replaced(&self) -> bool {
-        matches!(self, Self::Fenced | Self::LockReplaced(_))
+        matches!(self, Self::Fenced | Self::LockReplaced(_) | Self::VersionChanged { .. })
+    }
+
+    /// Whether all writes of a group fail with it. If the outcome is unknown, none of them may be tried again alone.
+    pub fn is_of_group(&self) -> bool {
+        matches!(
+            self,
+            Self::Unknown(_)
+                | Self::Unavailable(_)
+                | Self::NoConnection
+                | Self::Fenced
+                | Self::NotSynced(_)
+                | Self::Replaced
+                | Self::LockReplaced(_)
+        )
     }
 
     /// What the log says of a request that failed at a step; `None` if the log has the cause already.

@@ -4,20 +4,16 @@
 use std::time::{Duration, SystemTime};
 
 use super::engine::postgres::{SessionLock, Sighting};
-use super::engine::{Statement, values};
-use super::ledger::{INTERRUPT, read_row};
-use super::sealing::{self, COUNT_UNSEALED_OF, UNSEALED_ROWS};
+use super::engine::{Session, values};
+use super::ledger::interrupt;
 use super::{Store, StoreError};
-use crate::{text, when};
+use crate::text;
 
 /// How long a gateway has to be silent, with its lock free, until others close its rows.
 const SILENCE: Duration = Duration::from_secs(15);
 
 /// How many seconds a gateway's clock may be off the database's: ids and expiry use it.
 pub const CLOCK_SLACK: f64 = 2.0;
-
-/// How many rows of another gateway a transaction seals at most.
-const SEALED_AT_ONCE: i64 = 64;
 
 /// A gateway as others see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,9 +30,9 @@ pub struct Gateway {
 }
 
 /// A clock that is more than a day ahead of the last heartbeat does not advance it: see trial.rs.
-const RAISE_EPOCH: &str = "INSERT INTO gateways VALUES ($1, 1, $2, $3, {CLOCK}, 0, $4, 0)
-    ON CONFLICT (name) DO UPDATE SET epoch = gateways.epoch + 1, version = excluded.version,
-    address = excluded.address, last_seen = CASE
+const RAISE_EPOCH: &str = "INSERT INTO gateways (name, epoch, version, address, last_seen, anchor_seq, anchor_hash,
+    kept_since, head_seq, head_hash) VALUES ($1, 1, $2, $3, {CLOCK}, 0, $4, 0, 0, $4) ON CONFLICT (name) DO UPDATE
+    SET epoch = gateways.epoch + 1, version = excluded.version, address = excluded.address, last_seen = CASE
         WHEN gateways.last_seen > 0 AND excluded.last_seen - gateways.last_seen > 86400 THEN gateways.last_seen
         ELSE excluded.last_seen END RETURNING epoch";
 
@@ -46,22 +42,35 @@ impl Store {
     pub fn join(&mut self, name: &str, address: &str) -> Result<usize, StoreError> {
         let raise = RAISE_EPOCH.replace("{CLOCK}", self.engine.clock());
         let parameters = values![name, env!("CARGO_PKG_VERSION"), address, [0; 32]];
-        self.epoch = self.engine.transaction(true, |session| session.value(&raise, &parameters))?;
+        // Waits for the rows that an earlier process is inserting.
+        let lock = format!("SELECT 1 FROM gateways WHERE name = $1{}", self.engine.locking(" FOR UPDATE"));
+        self.epoch = self.engine.transaction(true, |session| {
+            session.execute(&lock, &values![name])?;
+            session.value(&raise, &parameters)
+        })?;
         self.gateway = name.to_owned();
-        let interrupted = self.close_earlier_epochs()?;
-        let own = values![name];
-        self.backlog.add(self.engine.read(|session| session.value(COUNT_UNSEALED_OF, &own))?);
-        Ok(interrupted)
+        self.close_rows(|session| {
+            let head = self.lock_gateway(session, name, self.epoch)?;
+            interrupt(session, name, self.epoch - 1, head)
+        })
     }
 
-    /// Marks the rows as interrupted that earlier processes of this gateway have left open. One of them may still have
-    /// inserted a row while the epoch was raised.
-    pub fn close_earlier_epochs(&self) -> Result<usize, StoreError> {
-        self.write(Statement::new(INTERRUPT, values![&self.gateway, self.epoch - 1]))
+    /// Calls `close` in transactions of its own until it finds no open row. Returns how many it has closed.
+    fn close_rows(
+        &self,
+        close: impl Fn(&dyn Session) -> Result<usize, StoreError>,
+    ) -> Result<usize, StoreError> {
+        let mut closed = 0;
+        loop {
+            match self.engine.transaction(true, &close)? {
+                0 => return Ok(closed),
+                more => closed += more,
+            }
+        }
     }
 
-    /// Runs about every second: updates the heartbeat, and closes the rows that stopped processes have left open, its own
-    /// earlier ones and those of other gateways. Fails with `Fenced` if another process has its name.
+    /// Runs about every second: updates the heartbeat, and closes the rows that other gateways have left open when they
+    /// stopped. Fails with `Fenced` if another process has its name.
     pub fn keep_presence(&self, lock: &mut SessionLock) -> Result<(), StoreError> {
         let is_present = lock.renew(self.epoch).map_err(|error| match error {
             // The engine has logged this already.
@@ -72,7 +81,6 @@ impl Store {
         if !is_present {
             return Err(StoreError::Fenced);
         }
-        self.backlog.add(self.close_earlier_epochs()? as i64);
         for (name, sighting) in lock.silent_for(SILENCE) {
             match self.close_rows_of(&name, &sighting)? {
                 0 => {}
@@ -85,26 +93,19 @@ impl Store {
         Ok(())
     }
 
-    /// Marks the open rows of another gateway as interrupted and seals all of its rows, unless it was seen again. Returns how
-    /// many were open.
+    /// Closes the open rows of another gateway, unless it was seen again. Returns how many they were.
     fn close_rows_of(&self, name: &str, sighting: &Sighting) -> Result<usize, StoreError> {
-        let lock = "UPDATE gateways SET epoch = epoch WHERE name = $1 AND epoch = $2 AND last_seen = $3";
-        let mut closed = 0;
-        loop {
-            let (interrupted, sealed) = self.engine.transaction(true, |session| {
-                if session.execute(lock, &values![name, sighting.epoch, sighting.last_seen])? == 0 {
-                    return Ok((0, 0));
-                }
-                let interrupted = session.execute(INTERRUPT, &values![name, sighting.epoch])?;
-                let rows = session.rows(&UNSEALED_ROWS, &values![SEALED_AT_ONCE, name], read_row)?;
-                sealing::seal(session, name, &rows, when::now())?;
-                Ok((interrupted, rows.len()))
-            })?;
-            closed += interrupted;
-            if sealed < SEALED_AT_ONCE as usize {
-                return Ok(closed);
+        let is_same = "SELECT 1 FROM gateways WHERE name = $1 AND last_seen = $2";
+        self.close_rows(|session| {
+            let head = match self.lock_gateway(session, name, sighting.epoch) {
+                Err(StoreError::Fenced) => return Ok(0),
+                head => head?,
+            };
+            match session.first(is_same, &values![name, sighting.last_seen], |_| Ok(()))? {
+                None => Ok(0),
+                Some(()) => interrupt(session, name, sighting.epoch, head),
             }
-        }
+        })
     }
 
     /// Those that have served, by name.
@@ -112,7 +113,7 @@ impl Store {
         let statement = format!(
             "SELECT name, gateways.epoch, version, address, CASE WHEN name = $1 THEN 0 ELSE {} - last_seen END,
              count(request_id) FROM gateways LEFT JOIN usage
-                 ON seq IS NULL AND gateway = name AND status IS NULL AND error_code IS NULL
+                 ON seq IS NULL AND gateway = name
              WHERE gateways.epoch > 0 GROUP BY 1, 2, 3, 4, last_seen ORDER BY name",
             self.engine.clock()
         );
@@ -147,7 +148,7 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ledger::tests::{id, outcome, row, write};
+    use super::super::ledger::tests::{outcome, row, write};
     use super::super::tests::Temporary;
     use super::super::{Filter, Grouping, Range, UsageRow};
     use super::*;
@@ -165,14 +166,11 @@ mod tests {
         assert!(matches!(old.begin(&row("3", "key_0", 7)), Err(StoreError::Fenced)), "whatever the key");
         assert!(matches!(next.begin(&row("3", "key_0", 7)), Err(StoreError::KeyRefused)));
         assert!(matches!(old.record(&row("3", "key_1", 7), &outcome(400, None)), Err(StoreError::Fenced)));
-        assert!(old.finish(&id("1", 7), &outcome(200, None)).is_err(), "it is closed");
-        assert!(matches!(old.seal(10, 8), Err(StoreError::Fenced)));
-        // One that was inserted while the epoch was raised.
-        next.tamper("UPDATE usage SET error_code = NULL WHERE error_code = 'interrupted'");
-        assert!(old.finish(&id("1", 7), &outcome(200, None)).is_err(), "its epoch is over");
-        assert_eq!(next.close_earlier_epochs().expect("a look"), 1);
-        next.seal_all(8);
-        assert_eq!(next.verify().expect("a walk").rows, 2);
+        assert!(old.finish(&row("1", "key_1", 7), &outcome(200, None)).is_err(), "it is closed");
+        next.begin(&row("4", "key_1", 7)).expect("it has the epoch");
+        assert!(matches!(old.finish(&row("4", "key_1", 7), &outcome(200, None)), Err(StoreError::Fenced)));
+        let found = next.verify().expect("a walk");
+        assert_eq!((found.rows, found.fault), (2, None));
     }
 
     #[test]
@@ -181,28 +179,22 @@ mod tests {
         let mut other = temporary.open_again();
         let one = &mut temporary.store;
         write(one, "0", "key_1", 1, 200, Some(1));
-        one.seal_all(9);
         one.join("a", "http://a:1").expect("a start");
         write(one, "1", "key_1", 1, 200, Some(1));
         other.join("b", "http://b:1").expect("a start");
-        assert_eq!(other.state(9).unsealed_rows, 0);
         for number in 1..=5 {
             write(&other, &number.to_string(), "key_2", number + 1, 502, None);
         }
         (2..=5).for_each(|number| write(one, &number.to_string(), "key_1", number, 200, Some(1)));
         one.begin(&row("open", "key_1", 9)).expect("a running request");
-        one.seal_all(9);
         let found = one.verify().expect("a walk");
-        assert_eq!((found.rows, found.unsealed, found.fault), (6, 5, None), "others seal theirs");
-        other.seal_all(9);
-        let found = one.verify().expect("a walk");
-        assert_eq!((found.rows, found.unsealed, found.fault), (11, 0, None));
+        assert_eq!((found.rows, found.fault), (11, None));
         let heads: Vec<_> = found.heads.iter().map(|head| (head.gateway.as_str(), head.seq)).collect();
         assert_eq!(heads, [("", 1), ("a", 5), ("b", 5)]);
         let mut groups = Vec::new();
         let take = |row: UsageRow| groups.push((row.labels["gateway"].to_string(), row.sums.requests));
         one.grouped(Range::ALL, Filter::ALL, Grouping::Gateway, take).expect("the figures");
-        assert_eq!(groups, [("\"\"".into(), 1), ("\"a\"".into(), 6), ("\"b\"".into(), 5)]);
+        assert_eq!(groups, [("\"\"".into(), 1), ("\"a\"".into(), 5), ("\"b\"".into(), 5)]);
         let filter = Filter { gateway: Some("b"), ..Filter::ALL };
         assert_eq!(one.sums(Range::ALL, filter).expect("the figures").errors, 5);
         let gateways = other.gateways().expect("the gateways");
@@ -220,14 +212,14 @@ mod tests {
     #[cfg(feature = "test-postgres")]
     mod on_postgres {
         use super::super::super::test_server::PostgresServer;
-        use super::super::super::{Database, IfMissing};
+        use super::super::super::{Access, Database};
         use super::*;
 
         /// A gateway on a database, with the lock of its name.
         fn gateway(database: &Database, name: &str) -> (Store, SessionLock) {
             let Database::Postgres(uri) = database else { panic!("only PostgreSQL has several") };
             let lock = SessionLock::take(uri, name).unwrap_or_else(|error| panic!("{error}"));
-            let mut store = Store::open(database, 1, IfMissing::Fail).expect("the database");
+            let mut store = Store::open(database, Access::Existing).expect("the database");
             store.join(name, "http://gateway.test").expect("a start");
             (store, lock)
         }
@@ -245,12 +237,11 @@ mod tests {
         }
 
         #[test]
-        fn rows_of_a_gateway_that_has_ended_are_closed_and_sealed_in_its_chain() {
+        fn rows_of_a_gateway_that_has_ended_are_closed_in_its_chain() {
             let temporary = Temporary::postgres();
             let (a, mut lock_of_a) = gateway(&temporary.database, "a");
             let (b, mut lock) = gateway(&temporary.database, "b");
             write(&a, "1", "key_1", 1, 200, Some(1));
-            a.seal_all(2);
             write(&a, "2", "key_1", 2, 200, Some(1));
             a.begin(&row("3", "key_1", 3)).expect("a running request");
             let mut silent = || {
@@ -270,12 +261,15 @@ mod tests {
             for (other, why) in [(seen_later, "it was seen again"), (replaced, "it was replaced")] {
                 assert_eq!(b.close_rows_of("a", &other).expect("a look"), 0, "{why}");
             }
-            assert_eq!(a.find_row(&id("3", 3)).expect("a look").expect("the row").error_code, None);
+            assert_eq!(
+                a.find_row(&row("3", "key_1", 3).request_id).expect("a look").expect("the row").error_code,
+                None
+            );
             assert_eq!(b.close_rows_of("a", sighting).expect("a look"), 1);
             let found = b.verify().expect("a walk");
-            assert_eq!((found.rows, found.unsealed, found.fault), (3, 0, None));
+            assert_eq!((found.rows, found.fault), (3, None));
             assert_eq!((found.heads[0].gateway.as_str(), found.heads[0].seq), ("a", 3));
-            assert!(a.finish(&id("3", 3), &outcome(200, None)).is_err(), "it is closed");
+            assert!(a.finish(&row("3", "key_1", 3), &outcome(200, None)).is_err(), "it is closed");
             a.begin(&row("4", "key_1", 4)).expect("a has its epoch still");
         }
 

@@ -225,7 +225,7 @@ impl Store {
         changes: &[KeyChange],
         by: &Actor,
     ) -> Result<KeyChanged, StoreError> {
-        let find = format!("SELECT {COLUMNS} FROM keys WHERE id = $1");
+        let find = format!("SELECT {COLUMNS} FROM keys WHERE id = $1{}", self.engine.locking(" FOR UPDATE"));
         self.engine.transaction(true, |session| {
             let Some(before) = session.first(&find, &values![id], read_key)? else {
                 return Ok(KeyChanged::NoSuchKey);
@@ -254,9 +254,13 @@ impl Store {
         })
     }
 
-    /// Notes a use that leaves no row in the ledger, in memory: `write_uses` writes it.
-    pub fn note_use(&self, id: &str, now: i64) {
-        self.uses.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned(), now);
+    /// Notes a use in memory: `write_uses` writes it.
+    pub fn note_use(&self, id: &str, time: i64) {
+        let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        match uses.get_mut(id) {
+            Some(last) => *last = time.max(*last),
+            None => drop(uses.insert(id.to_owned(), time)),
+        }
     }
 
     /// Writes the uses noted since the last call. If that fails they are lost, and the next use is noted again.

@@ -1,11 +1,14 @@
 //! The ledger's rows: begun before an inference is spent, finished before its response is sent.
 
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{LazyLock, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::engine::{Row, Session, Statement, Value, values};
+use super::chain::Link;
+use super::engine::{Row, Session, Statement, Value, bound, values};
+use super::group_commit::Written;
+use super::rollup::Batch;
 use super::{Store, StoreError};
 use crate::when;
 
@@ -14,6 +17,39 @@ const LATE_INSERT: Duration = Duration::from_secs(60);
 
 /// A request, its outcome, and when that was noted.
 pub(super) type UnsettledOutcome = (String, Outcome, Instant);
+
+/// What is written to the ledger in a group.
+pub(super) enum LedgerWrite {
+    /// An open row, if its key is valid.
+    Begin(NewRow),
+    /// The outcome of an open row.
+    Finish(LedgerRow),
+    /// A row with its outcome.
+    Record(LedgerRow),
+}
+
+impl LedgerWrite {
+    /// Whether it has to be on the disk before it is acknowledged.
+    pub fn is_durable(&self) -> bool {
+        matches!(self, Self::Finish(_))
+    }
+
+    /// The row, if it has its outcome.
+    fn finished(&self) -> Option<&LedgerRow> {
+        match self {
+            Self::Begin(_) => None,
+            Self::Finish(row) | Self::Record(row) => Some(row),
+        }
+    }
+}
+
+/// What came of a group.
+#[derive(Clone)]
+struct GroupWritten {
+    each: Vec<Written>,
+    /// A row that it has written, with its hash if it has one: all of the group is written, or nothing.
+    proof: Option<(String, Option<[u8; 32]>)>,
+}
 
 /// How many outcomes wait for the database at most. The rows of the others stay open until the next start.
 const MOST_UNSETTLED: usize = 1000;
@@ -90,95 +126,203 @@ pub struct LedgerRow {
     pub search_reason: Option<String>,
     pub search_results: Option<i64>,
     pub search_ms: Option<f64>,
+    /// Its place in the chain; `None` while the request is running.
     pub seq: Option<i64>,
     pub gateway: String,
+    /// Why it was refused or failed, in a word.
+    pub cause: Option<String>,
 }
 
 pub const COLUMNS: &str = "request_id, key_id, key_name, created, status, error_code, prompt_tokens,
     completion_tokens, total_tokens, duration_ms, queue_ms, runtime_ms, grounded, search_reason,
-    search_results, search_ms, seq, gateway";
+    search_results, search_ms, seq, gateway, cause";
 
 /// Inserts nothing if the key was revoked, has expired or has lost its permission since it was looked up, or if another
 /// process has raised the gateway's epoch.
 const BEGIN: &str = "INSERT INTO usage (request_id, key_id, key_name, created, gateway, epoch)
     SELECT $1, keys.id, keys.name, $2, gateways.name, gateways.epoch FROM keys, gateways
     WHERE keys.id = $3 AND revoked IS NULL AND (expires IS NULL OR expires > $4)
-    AND ',' || permissions || ',' LIKE '%,completions,%' AND gateways.name = $5 AND gateways.epoch = $6";
+    AND ',' || permissions || ',' LIKE '%,completions,%' AND gateways.name = $5 AND gateways.epoch = $6
+    RETURNING key_name";
 
-const FINISH: &str =
-    "UPDATE usage SET status = $2, error_code = $3, prompt_tokens = $4, completion_tokens = $5,
-    total_tokens = $6, duration_ms = $7, queue_ms = $8, runtime_ms = $9, grounded = $10, search_reason = $11,
-    search_results = $12, search_ms = $13
-    WHERE request_id = $1 AND status IS NULL AND error_code IS NULL
-    AND epoch = (SELECT epoch FROM gateways WHERE name = gateway)";
+/// Asked before an outcome is written: it takes no place in the chain if its row is not open.
+const FIND: &str = "SELECT seq, gateway, epoch FROM usage WHERE request_id = $1";
 
-const RECORD: &str = "INSERT INTO usage (request_id, status, error_code, prompt_tokens, completion_tokens, total_tokens,
-    duration_ms, queue_ms, runtime_ms, grounded, search_reason, search_results, search_ms, key_id, key_name, created,
-    gateway, epoch)
-    SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, name, epoch
-    FROM gateways WHERE name = $17 AND epoch = $18";
+/// Writes a finished row, over the open one if there is one.
+const FINISH: &str = "INSERT INTO usage (request_id, key_id, key_name, created, status, error_code, prompt_tokens,
+    completion_tokens, total_tokens, duration_ms, queue_ms, runtime_ms, grounded, search_reason, search_results, search_ms,
+    seq, gateway, cause, hash, epoch)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21)
+    ON CONFLICT (request_id) DO UPDATE SET status = excluded.status, error_code = excluded.error_code,
+    prompt_tokens = excluded.prompt_tokens, completion_tokens = excluded.completion_tokens,
+    total_tokens = excluded.total_tokens, duration_ms = excluded.duration_ms, queue_ms = excluded.queue_ms,
+    runtime_ms = excluded.runtime_ms, grounded = excluded.grounded, search_reason = excluded.search_reason,
+    search_results = excluded.search_results, search_ms = excluded.search_ms, seq = excluded.seq, cause = excluded.cause,
+    hash = excluded.hash";
 
-/// Whether a row was inserted, and whether it has its outcome: asked if the answer to a write was lost.
-const IS_BEGUN: &str = "SELECT 1 FROM usage WHERE request_id = $1";
-const IS_FINISHED: &str = "SELECT 1 FROM usage WHERE request_id = $1 AND status IS NOT DISTINCT FROM $2
-    AND error_code IS NOT DISTINCT FROM $3";
+const MOVE_HEAD: &str = "UPDATE gateways SET head_seq = $2, head_hash = $3 WHERE name = $1";
 
-/// Whether this process may write rows.
-const IS_PRESENT: &str = "SELECT count(*) FROM gateways WHERE name = $1 AND epoch = $2";
+/// The open rows of a gateway, up to an epoch.
+pub(super) static OPEN_ROWS: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "SELECT {COLUMNS} FROM usage WHERE seq IS NULL AND gateway = $1 AND epoch <= $2
+         ORDER BY gateway, request_id LIMIT {INTERRUPTED_AT_ONCE}"
+    )
+});
 
-/// Marks the open rows of a gateway as interrupted, up to an epoch.
-pub(super) const INTERRUPT: &str = "UPDATE usage SET error_code = 'interrupted'
-    WHERE seq IS NULL AND gateway = $1 AND epoch <= $2 AND status IS NULL AND error_code IS NULL";
+/// How many rows a transaction marks as interrupted at most.
+const INTERRUPTED_AT_ONCE: usize = 100;
 
 impl Store {
-    /// Inserts the open row of a request that is about to cost an inference. The file system has it when this returns;
-    /// nothing is acknowledged yet, so it is not synced.
-    pub fn begin(&self, row: &NewRow) -> Result<(), StoreError> {
-        let mut parameters = values![&row.request_id, row.created, &row.key_id, when::now()].to_vec();
-        parameters.extend(self.identity());
-        let begin = Statement::new(BEGIN, parameters).settled_by(IS_BEGUN, values![&row.request_id]);
-        if self.write(begin)? > 0 {
-            return Ok(());
-        }
-        self.check_fence()?;
-        Err(StoreError::KeyRefused)
+    /// Inserts the open row of a request that is about to cost an inference, and returns it with the key's present name. The
+    /// file system has it when this returns; nothing is acknowledged yet, so it is not synced.
+    pub fn begin(&self, row: &NewRow) -> Result<NewRow, StoreError> {
+        let key_name = self.write_shared(LedgerWrite::Begin(row.clone()))?;
+        Ok(NewRow { key_name, ..row.clone() })
     }
 
-    /// Fails if another process has raised the gateway's epoch.
-    fn check_fence(&self) -> Result<(), StoreError> {
-        let read = |session: &dyn Session| session.value(IS_PRESENT, &self.identity());
-        if self.engine.read(read)? { Ok(()) } else { Err(StoreError::Fenced) }
-    }
-
-    /// The name and the epoch that every write of a row carries.
-    fn identity(&self) -> [Value; 2] {
-        values![&self.gateway, self.epoch]
-    }
-
-    /// Writes the outcome into an open row. It is durable when this returns.
-    pub fn finish(&self, request_id: &str, outcome: &Outcome) -> Result<(), StoreError> {
-        let finish = Statement::new(FINISH, outcome.values(request_id));
-        let changed = self.write_durable(
-            finish.settled_by(IS_FINISHED, values![request_id, outcome.status, outcome.error_code]),
-        )?;
-        if changed != 1 {
-            return Err(StoreError::NoRow);
-        }
-        self.backlog.add(1);
+    /// Writes the outcome into an open row, seals it and adds it to the sums. All of it is durable when this returns.
+    pub fn finish(&self, row: &NewRow, outcome: &Outcome) -> Result<(), StoreError> {
+        self.write_shared(LedgerWrite::Finish(self.finished(row, outcome)))?;
+        self.note_use(&row.key_id, row.created);
         Ok(())
     }
 
     /// Writes the row of a request that was refused before it cost anything. It does not check the key again.
     pub fn record(&self, row: &NewRow, outcome: &Outcome) -> Result<(), StoreError> {
-        let mut parameters = outcome.values(&row.request_id);
-        parameters.extend(values![&row.key_id, &row.key_name, row.created]);
-        parameters.extend(self.identity());
-        let record = Statement::new(RECORD, parameters);
-        if self.write(record.settled_by(IS_BEGUN, values![&row.request_id]))? == 0 {
-            return Err(StoreError::Fenced);
-        }
-        self.backlog.add(1);
+        self.write_shared(LedgerWrite::Record(self.finished(row, outcome)))?;
+        self.note_use(&row.key_id, row.created);
         Ok(())
+    }
+
+    fn finished(&self, new: &NewRow, outcome: &Outcome) -> LedgerRow {
+        let search = outcome.search.as_ref();
+        LedgerRow {
+            request_id: new.request_id.clone(),
+            key_id: new.key_id.clone(),
+            key_name: new.key_name.clone(),
+            created: new.created,
+            status: outcome.status.map(i64::from),
+            error_code: outcome.error_code.map(String::from),
+            tokens: outcome.tokens,
+            duration_ms: Some(outcome.duration_ms),
+            queue_ms: Some(outcome.queue_ms),
+            runtime_ms: outcome.runtime_ms,
+            grounded: outcome.grounded,
+            search_reason: search.map(|search| search.reason.into()),
+            search_results: search.and_then(|search| search.results),
+            search_ms: search.map(|search| search.time_ms),
+            seq: None,
+            gateway: self.gateway.clone(),
+            cause: None,
+        }
+    }
+
+    /// Writes a group in one transaction: all of it, or nothing.
+    pub(super) fn write_together(
+        &self,
+        group: &[&LedgerWrite],
+        deadline: Instant,
+        outlasts: bool,
+    ) -> Result<Vec<Written>, StoreError> {
+        let written = self.engine.group(deadline, outlasts, |session, before: Option<&GroupWritten>| {
+            if let Some(before) = before {
+                // The lock waits for a process of the server that may still be committing it.
+                self.lock_gateway(session, &self.gateway, self.epoch)?;
+                if before.is_done(session)? {
+                    return Ok((before.clone(), Vec::new()));
+                }
+            }
+            self.write_in(session, group)
+        });
+        written.map(|written| written.each)
+    }
+
+    /// Reads what a group depends on. Returns what comes of it, and the statements that write it.
+    fn write_in(
+        &self,
+        session: &dyn Session,
+        group: &[&LedgerWrite],
+    ) -> Result<(GroupWritten, Vec<Statement>), StoreError> {
+        let finished: Vec<&LedgerRow> = group.iter().filter_map(|write| write.finished()).collect();
+        let mut sums = Batch::default();
+        finished.iter().for_each(|row| sums.add(row));
+        // Rows that begin share the lock: they only keep others from raising the epoch.
+        let lock =
+            self.gateway_lock(if finished.is_empty() { " FOR KEY SHARE" } else { " FOR NO KEY UPDATE" });
+        let of_members = group.iter().map(|write| match write {
+            LedgerWrite::Begin(row) => {
+                let mut parameters = values![&row.request_id, row.created, &row.key_id, when::now()].to_vec();
+                parameters.extend(self.identity());
+                Statement::new(BEGIN, parameters)
+            }
+            LedgerWrite::Finish(row) | LedgerWrite::Record(row) => {
+                Statement::new(FIND, values![&row.request_id])
+            }
+        });
+        let statements: Vec<Statement> = of_members.chain(sums.reads()).collect();
+        let identity = self.identity();
+        let mut all = vec![(lock.as_str(), identity.as_slice())];
+        all.extend(bound(&statements));
+        let (mut head, mut found) = (None, Vec::new());
+        found.resize_with(group.len(), || None);
+        session.run(&all, &mut |number, row| match number.checked_sub(1) {
+            None => Link::read(row).map(|link| head = Some(link)),
+            Some(member) if member < group.len() => {
+                found[member] = Some(row);
+                Ok(())
+            }
+            Some(number) => sums.add_known(number - group.len(), row),
+        })?;
+        let head = head.ok_or(StoreError::Fenced)?;
+        let result = |(write, found): (&&LedgerWrite, Option<Row>)| match (write, found) {
+            (LedgerWrite::Begin(_), Some(mut row)) => Ok(row.next()),
+            (LedgerWrite::Begin(_), None) => Ok(Err(StoreError::KeyRefused)),
+            (LedgerWrite::Record(_), None) => Ok(Ok(String::new())),
+            (LedgerWrite::Finish(_), Some(mut row)) => {
+                let open = (None::<i64>, self.gateway.clone(), self.epoch);
+                let is_open = (row.next()?, row.next()?, row.next()?) == open;
+                if is_open { Ok(Ok(String::new())) } else { Err(StoreError::NoRow) }
+            }
+            // The group fails, and the others are written without it.
+            (LedgerWrite::Finish(_), None) | (LedgerWrite::Record(_), Some(_)) => Err(StoreError::NoRow),
+        };
+        let each = group.iter().zip(found).map(result).collect::<Result<Vec<Written>, StoreError>>()?;
+        let links = head.links(&finished);
+        let proof = match links.first() {
+            Some(first) => Some((finished[0].request_id.clone(), Some(first.hash))),
+            None => group.iter().zip(&each).find_map(|(write, written)| match write {
+                LedgerWrite::Begin(row) if written.is_ok() => Some((row.request_id.clone(), None)),
+                _ => None,
+            }),
+        };
+        let mut writes = chained(&self.gateway, self.epoch, &finished, &links);
+        writes.extend(sums.writes());
+        Ok((GroupWritten { each, proof }, writes))
+    }
+
+    /// A query for the end of a chain, which locks its gateway, and which finds nothing if the epoch has changed.
+    fn gateway_lock(&self, clause: &'static str) -> String {
+        format!(
+            "SELECT head_seq, head_hash FROM gateways WHERE name = $1 AND epoch = $2{}",
+            self.engine.locking(clause)
+        )
+    }
+
+    /// Keeps every other process from writing rows of a gateway until the transaction ends. Returns the end of its chain.
+    pub(super) fn lock_gateway(
+        &self,
+        session: &dyn Session,
+        gateway: &str,
+        epoch: i64,
+    ) -> Result<Link, StoreError> {
+        let lock = self.gateway_lock(" FOR UPDATE");
+        session.first(&lock, &values![gateway, epoch], Link::read)?.ok_or(StoreError::Fenced)
+    }
+
+    /// The name and the epoch that every write of a row carries.
+    fn identity(&self) -> [Value; 2] {
+        values![&self.gateway, self.epoch]
     }
 
     /// Keeps the outcome of a request that could not be written, for `settle`.
@@ -193,15 +337,18 @@ impl Store {
     pub fn settle(&self) -> Result<(), StoreError> {
         let noted = self.unsettled().clone();
         for (id, outcome, since) in noted {
-            match self.finish(&id, &outcome) {
-                Err(StoreError::NoRow) => match self.find_row(&id)? {
-                    None if since.elapsed() < LATE_INSERT => continue,
-                    Some(row) if row.status == Some(200) => log::warn!(
-                        "{id} the ledger says 200, but the client got 503: the database's answer was lost"
-                    ),
-                    _ => {}
-                },
-                result => result?,
+            match self.find_row(&id)? {
+                None if since.elapsed() < LATE_INSERT => continue,
+                Some(row) if row.status == Some(200) => log::warn!(
+                    "{id} the ledger says 200, but the client got 503: the database's answer was lost"
+                ),
+                Some(LedgerRow { request_id, key_id, key_name, created, seq: None, .. }) => {
+                    match self.finish(&NewRow { request_id, key_id, key_name, created }, &outcome) {
+                        Err(StoreError::NoRow) => {}
+                        result => result?,
+                    }
+                }
+                _ => {}
             }
             self.unsettled().retain(|(other, ..)| *other != id);
         }
@@ -224,13 +371,28 @@ impl Store {
     }
 }
 
-impl Outcome {
-    fn values(&self, request_id: &str) -> Vec<Value> {
-        let search = self.search.as_ref();
+impl GroupWritten {
+    /// Whether it was committed, although the answer was lost.
+    fn is_done(&self, session: &dyn Session) -> Result<bool, StoreError> {
+        let Some((request_id, hash)) = &self.proof else {
+            return Ok(true);
+        };
+        let find = "SELECT hash FROM usage WHERE request_id = $1";
+        let found = session.first(find, &values![request_id], |mut row| row.next::<Option<[u8; 32]>>())?;
+        Ok(found.is_some_and(|found| hash.is_none() || found == *hash))
+    }
+}
+
+impl LedgerRow {
+    /// In the order of [`FINISH`].
+    fn values(&self, Link { seq, hash }: Link, epoch: i64) -> Vec<Value> {
         values![
-            request_id,
+            &self.request_id,
+            &self.key_id,
+            &self.key_name,
+            self.created,
             self.status,
-            self.error_code,
+            self.error_code.as_deref(),
             self.tokens.prompt_tokens,
             self.tokens.completion_tokens,
             self.tokens.total_tokens,
@@ -238,12 +400,45 @@ impl Outcome {
             self.queue_ms,
             self.runtime_ms,
             self.grounded,
-            search.map(|search| search.reason),
-            search.and_then(|search| search.results),
-            search.map(|search| search.time_ms),
+            self.search_reason.as_deref(),
+            self.search_results,
+            self.search_ms,
+            seq,
+            &self.gateway,
+            self.cause.as_deref(),
+            hash,
+            epoch,
         ]
         .into()
     }
+}
+
+/// Statements that write finished rows of a gateway in their places of its chain, and its new head.
+fn chained(gateway: &str, epoch: i64, rows: &[&LedgerRow], links: &[Link]) -> Vec<Statement> {
+    let finish = |(row, link): (&&LedgerRow, &Link)| Statement::new(FINISH, row.values(*link, epoch));
+    let mut statements: Vec<Statement> = rows.iter().zip(links).map(finish).collect();
+    statements
+        .extend(links.last().map(|head| Statement::new(MOVE_HEAD, values![gateway, head.seq, head.hash])));
+    statements
+}
+
+/// Closes open rows of a gateway that is locked, up to an epoch: marks them as interrupted, seals them after `head` and
+/// adds them to the sums. Returns how many they were; if there are more, they are left.
+pub(super) fn interrupt(
+    session: &dyn Session,
+    gateway: &str,
+    epoch: i64,
+    head: Link,
+) -> Result<usize, StoreError> {
+    let mut rows = session.rows(&OPEN_ROWS, &values![gateway, epoch], read_row)?;
+    rows.iter_mut().for_each(|row| row.error_code = Some("interrupted".into()));
+    let rows: Vec<&LedgerRow> = rows.iter().collect();
+    let statements = chained(gateway, epoch, &rows, &head.links(&rows));
+    session.run(&bound(&statements), &mut |_, _| Ok(()))?;
+    let mut sums = Batch::default();
+    rows.iter().for_each(|row| sums.add(row));
+    sums.write(session)?;
+    Ok(rows.len())
 }
 
 /// Reads [`COLUMNS`].
@@ -269,11 +464,16 @@ pub(super) fn read_row(mut row: Row) -> Result<LedgerRow, StoreError> {
         search_ms: row.next()?,
         seq: row.next()?,
         gateway: row.next()?,
+        cause: row.next()?,
     })
 }
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::sync::{Mutex, mpsc};
+    use std::thread;
+
+    use super::super::chain;
     use super::super::tests::Temporary;
     use super::*;
     use crate::id::RequestId;
@@ -308,25 +508,23 @@ pub(super) mod tests {
     /// Begins and finishes a row.
     pub fn write(store: &Store, end: &str, key: &str, created: i64, status: u16, total: Option<i64>) {
         store.begin(&row(end, key, created)).expect("a new row");
-        store.finish(&id(end, created), &outcome(status, total)).expect("its outcome");
+        store.finish(&row(end, key, created), &outcome(status, total)).expect("its outcome");
     }
 
     #[test]
-    fn a_row_from_its_beginning_to_its_seal() {
+    fn a_row_from_its_beginning_to_its_outcome() {
         let temporary = Temporary::new();
         let store = &temporary.store;
         let find = || store.find_row(&id("a", 7)).expect("a look-up").expect("the row");
         store.begin(&row("a", "key_1", 7)).expect("a new row");
         assert_eq!((find().status, find().seq, find().created), (None, None, 7));
-        store.finish(&id("a", 7), &outcome(200, Some(5))).expect("its outcome");
-        assert_eq!((find().status, find().seq, find().tokens.total_tokens), (Some(200), None, Some(5)));
+        store.finish(&row("a", "key_1", 7), &outcome(200, Some(5))).expect("its outcome");
+        assert_eq!((find().status, find().seq, find().tokens.total_tokens), (Some(200), Some(1), Some(5)));
         assert_eq!((find().duration_ms, find().key_name.as_str()), (Some(2.5), "name of key_1"));
-        assert!(store.finish(&id("a", 7), &outcome(200, None)).is_err(), "once only");
+        assert!(store.finish(&row("a", "key_1", 7), &outcome(200, None)).is_err(), "once only");
         assert!(store.begin(&row("a", "key_1", 7)).is_err(), "a request has one row");
         assert!(store.find_row("b").expect("a look-up").is_none());
         assert_eq!(store.newest_row().expect("a look-up"), Some(7));
-        store.seal_all(8);
-        assert_eq!(find().seq, Some(1));
     }
 
     #[test]
@@ -335,7 +533,7 @@ pub(super) mod tests {
         let store = &temporary.store;
         store.begin(&row("a", "key_1", 1)).expect("a new row");
         store.tamper("DELETE FROM usage");
-        assert!(matches!(store.finish(&id("a", 1), &outcome(200, None)), Err(StoreError::NoRow)));
+        assert!(matches!(store.finish(&row("a", "key_1", 1), &outcome(200, None)), Err(StoreError::NoRow)));
     }
 
     #[test]
@@ -369,11 +567,93 @@ pub(super) mod tests {
         store.begin(&row("c", "key_1", 1)).expect("a new row");
         assert_eq!(store.join("", "").expect("a start"), 2);
         assert_eq!(store.join("", "").expect("a start"), 0);
-        store.seal_all(2);
         let found = store.find_row(&id("c", 1)).expect("a look-up").expect("the row");
         assert_eq!(
             (found.status, found.error_code.as_deref(), found.seq),
             (None, Some("interrupted"), Some(3))
         );
+    }
+
+    /// The key's name in the table counts, not the one that was looked up before.
+    #[test]
+    fn a_row_has_the_name_that_its_key_has_when_it_begins() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        store.tamper("UPDATE keys SET name = 'renamed'");
+        let begun = store.begin(&row("a", "key_1", 1)).expect("a new row");
+        store.finish(&begun, &outcome(200, None)).expect("its outcome");
+        let found = store.find_row(&id("a", 1)).expect("a look-up").expect("the row");
+        assert_eq!((begun.key_name.as_str(), found.key_name.as_str()), ("renamed", "renamed"));
+        assert_eq!(store.verify().expect("a walk").fault, None);
+    }
+
+    #[test]
+    fn the_last_use_is_noted_and_never_goes_back() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        let last_used = || {
+            store.write_uses().expect("a write");
+            store.key("key_1").expect("a look-up").expect("the key").last_used
+        };
+        assert_eq!(last_used(), None);
+        write(store, "a", "key_1", 50, 200, None);
+        store.record(&row("b", "key_1", 70), &outcome(400, None)).expect("a refused one");
+        write(store, "c", "key_1", 60, 200, None);
+        assert_eq!(last_used(), Some(70));
+        write(store, "d", "key_1", 65, 200, None);
+        assert_eq!(last_used(), Some(70));
+    }
+
+    const SNAPSHOTS: i64 = 2_000;
+
+    /// Everything that there is to know about finished rows is in one transaction: whenever one looks, it is all there.
+    #[test]
+    fn in_every_snapshot_the_sums_equal_the_rows() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        // One row for so many snapshots: each of them reads all rows.
+        let (more, wanted) = mpsc::sync_channel::<i64>(1);
+        let wanted = Mutex::new(wanted);
+        let write_rows = || {
+            while let Ok(number) = { wanted.lock().expect("no panic").recv() } {
+                let (end, created) = (number.to_string(), number * 40);
+                match number % 4 {
+                    3 => store.record(&row(&end, "key_2", created), &outcome(400, None)).expect("a row"),
+                    _ => write(store, &end, "key_1", created, 200, Some(number)),
+                }
+            }
+        };
+        thread::scope(|scope| {
+            (0..4).for_each(|_| drop(scope.spawn(write_rows)));
+            // The writers end with the scope's last look, or with its panic.
+            let more = more;
+            for number in 0..SNAPSHOTS {
+                if number % 10 == 0 {
+                    more.send(number / 10).expect("a writer");
+                }
+                store.engine.read(ensure_consistent).unwrap_or_else(|error| panic!("{error}"));
+            }
+        });
+        assert_eq!(store.value::<i64>("SELECT count(seq) FROM usage"), SNAPSHOTS / 10);
+    }
+
+    /// Fails if the sums are not those of the finished rows, if a number is missing in the chain, or if it does not verify.
+    fn ensure_consistent(session: &dyn Session) -> Result<(), StoreError> {
+        let counted = "SELECT span, created / span * span, key_id, coalesce(status, 0), coalesce(error_code, ''), count(*),
+            coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0), coalesce(sum(total_tokens), 0)
+            FROM usage, (SELECT 60 AS span UNION SELECT 3600 UNION SELECT 86400) AS spans
+            WHERE seq IS NOT NULL GROUP BY 1, 2, 3, 4, 5";
+        let kept = "SELECT span, start, key_id, status, error_code, requests, prompt_tokens, completion_tokens, total_tokens
+            FROM usage_rollup";
+        let differing = format!(
+            "SELECT (SELECT count(*) FROM ({counted} EXCEPT {kept}) AS a) + (SELECT count(*) FROM ({kept} EXCEPT {counted}) AS b)"
+        );
+        let gaps = "SELECT coalesce(max(seq), 0) - count(seq) FROM usage";
+        let found: (i64, i64) = (session.value(&differing, &[])?, session.value(gaps, &[])?);
+        let fault = chain::verify(session)?.fault;
+        if found == (0, 0) && fault.is_none() {
+            return Ok(());
+        }
+        Err(StoreError::Other(format!("{} sums differ, {} numbers are missing, {fault:?}", found.0, found.1)))
     }
 }

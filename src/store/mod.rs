@@ -1,8 +1,8 @@
 //! The keys, the ledger, the console's sessions and the audit, in one database.
 //!
 //! Three calls are on a request's path: `find_key`, `begin` before the inference and `finish` after it (or `record` for a
-//! refused request). Each of them touches its own row only. A background job derives everything else: the seals, the
-//! rollup and `last_used` (sealing.rs).
+//! refused request). A row gets its outcome, its place in the chain and its part of the sums in one transaction
+//! (ledger.rs), which it shares with the rows that wait at the same time (group_commit.rs).
 //!
 //! The statements are here, each written once; `engine` runs them and is the only part that knows the database library.
 
@@ -12,22 +12,22 @@ mod durations;
 mod engine;
 mod error;
 mod gateways;
+mod group_commit;
 mod keys;
 mod ledger;
 mod listing;
 mod moving;
 mod retention;
 mod rollup;
-mod sealing;
 mod sessions;
 mod sums;
 #[cfg(all(test, feature = "test-postgres"))]
 #[path = "../../tests/postgres.rs"]
 mod test_server;
 mod trial;
+mod version_9;
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::Mutex;
 use std::time::Instant;
 
@@ -37,21 +37,20 @@ pub use chain::{Fault, Head, Noted, Verification};
 pub use durations::Durations;
 pub use engine::postgres::{DatabaseUri, SessionLock};
 use engine::sqlite::Sqlite;
-pub use engine::{Database, IfMissing, ServeLock};
+pub use engine::{Access, Database, ServeLock};
 use engine::{Engine, Statement, Write};
 pub use error::StoreError;
 pub use gateways::{CLOCK_SLACK, Gateway};
+use group_commit::WriteQueue;
 pub use keys::{
     CONCURRENT_TAKES, Digest, Key, KeyChange, KeyChanged, KeyName, NewKey, Permission, parse_concurrent,
 };
 pub use ledger::{COLUMNS as LEDGER_COLUMNS, LedgerRow, NewRow, Outcome, Searched, Tokens};
 pub use listing::{Listing, Matching, SEARCHED_ROWS, Which};
 pub use moving::Progress;
-pub use rollup::{RollupRow, Span, SpanSums};
-use sealing::Backlog;
-pub use sealing::Unsealed;
+pub use rollup::Span;
 pub use sessions::{PasswordHash, TokenKind};
-pub use sums::{Filter, Grouping, Range, Sums, UsageRow};
+pub use sums::{Filter, Grouping, Range, RollupRow, Sums, UsageRow};
 
 /// A day, in seconds.
 const DAY: i64 = 86_400;
@@ -61,10 +60,12 @@ pub struct Store {
     /// The name and the epoch under which this process writes rows. Both have a row in the table `gateways`.
     gateway: String,
     epoch: i64,
-    backlog: Backlog,
+    /// Rows that begin, and outcomes, which wait for the leaders of their groups.
+    beginnings: WriteQueue,
+    outcomes: WriteQueue,
     /// Outcomes that could not be written, by request id, until `settle`.
     unsettled: Mutex<Vec<ledger::UnsettledOutcome>>,
-    /// The last uses of keys that leave no row, by id, until `write_uses`.
+    /// The last uses of keys, by id, until `write_uses`.
     uses: Mutex<HashMap<String, i64>>,
     failed_sign_ins: Mutex<FailedSignIns>,
     /// Since when the clock is distrusted, by the time that this process has run.
@@ -74,28 +75,24 @@ pub struct Store {
 /// How the background jobs are doing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LedgerState {
-    /// Rows that have an outcome and no seal.
-    pub unsealed_rows: i64,
-    /// For how long sealing has not caught up.
-    pub unsealed_seconds: i64,
     /// The bytes of the WAL that are in use.
     pub wal_bytes: u64,
-    /// When the last checkpoint ran, and when rows were last sealed; `None`: not since the start.
+    /// When the last checkpoint ran; `None`: not since the start.
     pub last_checkpoint: Option<i64>,
-    pub last_seal: Option<i64>,
     /// How often requests had to wait because the WAL had reached its limit.
     pub wal_restarts: u64,
 }
 
 impl Store {
-    /// Opens the database for this many workers, or creates it, and upgrades it to the present version.
-    pub fn open(database: &Database, workers: usize, if_missing: IfMissing) -> Result<Self, StoreError> {
-        let engine = Engine::open(database, workers, if_missing)?;
+    /// Opens the database; creates or upgrades it if `access` allows that.
+    pub fn open(database: &Database, access: Access) -> Result<Self, StoreError> {
+        let engine = Engine::open(database, access)?;
         let store = Self {
             engine,
             gateway: String::new(),
             epoch: 0,
-            backlog: Backlog::new(),
+            beginnings: WriteQueue::default(),
+            outcomes: WriteQueue::default(),
             unsettled: Mutex::default(),
             uses: Mutex::default(),
             failed_sign_ins: Mutex::default(),
@@ -127,25 +124,16 @@ impl Store {
         self.engine.is_stuck()
     }
 
-    /// Makes a consistent copy of this moment, while others write. Returns how many rows of the ledger it has.
-    pub fn backup(&self, to: &Path) -> Result<i64, StoreError> {
-        self.engine.backup(to)
-    }
-
     /// Runs a checkpoint if one is due. PostgreSQL has its own.
     pub fn checkpoint(&self) -> Result<(), StoreError> {
         self.engine.sqlite().map_or(Ok(()), Sqlite::checkpoint)
     }
 
     /// How the background jobs are doing, without a look into the database.
-    pub fn state(&self, now: i64) -> LedgerState {
-        let (unsealed_rows, unsealed_seconds) = self.backlog.state(now);
+    pub fn state(&self) -> LedgerState {
         LedgerState {
-            unsealed_rows,
-            unsealed_seconds,
             wal_bytes: self.engine.sqlite().map_or(0, Sqlite::wal_bytes),
             last_checkpoint: self.engine.sqlite().and_then(Sqlite::last_checkpoint),
-            last_seal: self.backlog.last_seal(),
             wal_restarts: self.engine.sqlite().map_or(0, Sqlite::wal_restarts),
         }
     }
@@ -187,7 +175,7 @@ fn date(day: i64) -> String {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::path::PathBuf;
+    use std::path::{Path, PathBuf};
     use std::time::Duration;
 
     use super::engine::{FromValue, Value, values};
@@ -227,7 +215,7 @@ pub(crate) mod tests {
             let folder = std::env::temp_dir().join(format!("adriaticum-{}", crate::id::secret_hex::<8>()));
             std::fs::create_dir(&folder).expect("a folder");
             let database = database(&folder);
-            let mut store = Store::open(&database, 4, IfMissing::Create).expect("a new database should open");
+            let mut store = Store::open(&database, Access::Create).expect("a new database should open");
             if let Engine::Sqlite(sqlite) = &mut store.engine {
                 sqlite.set_patience(Duration::from_secs(1));
             }
@@ -244,7 +232,7 @@ pub(crate) mod tests {
 
         /// The same database, as another process opens it.
         pub fn open_again(&self) -> Store {
-            Store::open(&self.database, 1, IfMissing::Fail).expect("the same database")
+            Store::open(&self.database, Access::Existing).expect("the same database")
         }
     }
 
@@ -266,10 +254,6 @@ pub(crate) mod tests {
         pub fn value<T: FromValue>(&self, statement: &str) -> T {
             self.engine.read(|session| session.value(statement, &[])).expect("a value")
         }
-
-        pub fn seal_all(&self, now: i64) {
-            while self.seal(30, now).expect("a batch") > 0 {}
-        }
     }
 
     #[test]
@@ -289,19 +273,18 @@ pub(crate) mod tests {
         let path = temporary.folder.join("other");
         std::fs::write(&path, "something else, and long enough to have a header of its own".repeat(9))
             .expect("the folder should take a file");
-        let error = Store::open(&Database::Sqlite(path.clone()), 1, IfMissing::Fail)
-            .err()
-            .expect("it is no database");
+        let error =
+            Store::open(&Database::Sqlite(path.clone()), Access::Existing).err().expect("it is no database");
         let error = error.to_string();
         assert!(error.contains("damaged or not a database"), "{error}");
         assert!(std::fs::read_to_string(&path).is_ok_and(|text| text.starts_with("something else")));
         let missing = Database::Sqlite(temporary.folder.join("missing.db"));
         for _ in 0..2 {
-            assert!(matches!(Store::open(&missing, 1, IfMissing::Fail), Err(StoreError::Missing)));
+            assert!(matches!(Store::open(&missing, Access::Existing), Err(StoreError::Missing)));
         }
         assert!(missing.file().is_some_and(|path| !path.exists()), "none is made");
         let nowhere = Database::Sqlite("/dev/null/x.db".into());
-        let error = Store::open(&nowhere, 1, IfMissing::Create).err().expect("there is no such folder");
+        let error = Store::open(&nowhere, Access::Create).err().expect("there is no such folder");
         assert!(matches!(error, StoreError::Io(_)), "{error}");
     }
 
@@ -334,13 +317,13 @@ pub(crate) mod tests {
         };
         let failures_of_one_key = Which { matching: Matching::Failure, ..of_one_key.clone() };
         for (statement, index) in [
-            (sealing::UNSEALED_ROWS.as_str(), "usage_unsealed"),
-            (sealing::COUNT_UNSEALED, "usage_unsealed"),
-            (ledger::INTERRUPT, "usage_unsealed"),
+            (ledger::OPEN_ROWS.as_str(), "usage_open"),
             (&listing::ids(&failures_of_one_key, "DESC", vec![Value::Null; 3]).0, "usage_failed"),
             (&listing::ids(&of_one_key, "DESC", vec![Value::Null; 3]).0, "usage_by_key"),
-            (sums::PIECES.as_str(), "usage_unsealed"),
-            (chain::NEWEST, "usage_by_seq"),
+            (
+                &sums::statements(Span::Day, &Matching::Failure)[0],
+                "PRIMARY KEY (span=? AND start>? AND start<?)",
+            ),
         ] {
             let plan = plan(statement);
             let is_good =

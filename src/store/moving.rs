@@ -20,8 +20,8 @@ pub struct Progress<'a> {
 }
 
 impl Store {
-    /// Copies every table to an empty database and verifies the copy: each value, the chains and the sums. Every row has to
-    /// be sealed. Nothing can be written here meanwhile.
+    /// Copies every table to an empty database and verifies the copy: each value, the chains and the sums. Nothing can
+    /// be written here meanwhile.
     pub fn move_to(
         &self,
         target: &DatabaseUri,

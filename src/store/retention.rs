@@ -4,19 +4,20 @@ use super::engine::{Session, values};
 use super::{Store, StoreError};
 
 impl Store {
-    /// Removes sealed rows created before a time, the oldest of a chain first and at most `most`, and returns how many. The
-    /// chain then begins after them, so the rest still verifies. Takes the chains in turn: 0 says that none has such rows, or that
-    /// another gateway removes them.
+    /// Removes finished rows created before a time, the oldest of a chain first and at most `most`, and returns how many. The
+    /// chain then begins after them, so the rest still verifies. Takes the chains in turn: 0 says that none has such rows.
     pub fn remove_before(&self, time: i64, most: i64) -> Result<usize, StoreError> {
         let names = |session: &dyn Session| {
             session.rows("SELECT name FROM gateways", &[], |mut row| row.next::<String>())
         };
         for name in self.engine.read(names)? {
-            let removed =
-                self.engine.transaction(false, |session| match self.engine.is_only_remover(session)? {
-                    true => remove(session, &name, time, most),
-                    false => Ok(0),
-                })?;
+            // Locked first: its gateway moves the chain's end in the same row all the time.
+            let lock =
+                format!("SELECT 1 FROM gateways WHERE name = $1{}", self.engine.locking(" FOR UPDATE"));
+            let removed = self.engine.transaction(false, |session| {
+                session.execute(&lock, &values![&name])?;
+                remove(session, &name, time, most)
+            })?;
             if removed > 0 {
                 self.engine.shrink()?;
                 return Ok(removed);
@@ -66,8 +67,6 @@ mod tests {
             write(store, &format!("id{number}"), "key_1", number * DAY / 10, 200, Some(1));
         }
         let before = store.sums(Range::ALL, Filter::ALL).expect("the figures");
-        assert_eq!(store.remove_before(5 * DAY, 30).expect("a step"), 0, "none is sealed yet");
-        store.seal_all(10 * DAY);
         assert_eq!(store.remove_before(5 * DAY, 30).expect("a step"), 30);
         assert_eq!(store.remove_before(5 * DAY, 30).expect("a step"), 20);
         assert_eq!(store.remove_before(5 * DAY, 30).expect("a step"), 0);
@@ -83,12 +82,10 @@ mod tests {
         assert_eq!(part(4 * DAY + 9, 6 * DAY + DAY / 2), 25, "days with their rows do not");
         assert!(store.find_row(&id("open", 5)).expect("a look-up").is_some(), "a running request stays");
         write(store, "later", "key_1", 20 * DAY, 200, None);
-        store.seal_all(20 * DAY);
         assert_eq!(store.verify().expect("a walk").fault, None);
         assert_eq!(store.remove_before(i64::MAX, 1000).expect("a step"), 51);
         assert_eq!(store.verify().expect("a walk").rows, 0);
         write(store, "last", "key_1", 21 * DAY, 200, None);
-        store.seal_all(21 * DAY);
         assert_eq!(store.verify().expect("a walk").fault, None);
     }
 
@@ -99,7 +96,6 @@ mod tests {
         for (store, name) in [(&mut temporary.store, "a"), (&mut other, "b")] {
             store.join(name, "").expect("a start");
             (1..=6).for_each(|number| write(store, name, "key_1", number, 200, Some(1)));
-            store.seal_all(9);
         }
         for (removed, left) in [(3, 9), (3, 6), (0, 6)] {
             assert_eq!(other.remove_before(4, 10).expect("a step"), removed, "one chain at a time");
@@ -109,26 +105,10 @@ mod tests {
     }
 
     #[test]
-    #[cfg(feature = "test-postgres")]
-    fn while_one_gateway_removes_rows_another_removes_none() {
-        let temporary = Temporary::postgres();
-        let (one, other) = (&temporary.store, temporary.open_again());
-        write(one, "1", "key_1", 1, 200, None);
-        one.seal_all(9);
-        let during = one.engine.transaction(false, |session| {
-            assert!(one.engine.is_only_remover(session)?);
-            other.remove_before(i64::MAX, 10)
-        });
-        assert_eq!(during.expect("a step"), 0);
-        assert_eq!(other.remove_before(i64::MAX, 10).expect("a step"), 1);
-    }
-
-    #[test]
     fn a_row_out_of_order_holds_back_those_after_it() {
         let temporary = Temporary::new();
         for (id, created) in [("a", 1), ("b", 100), ("c", 2)] {
             write(&temporary.store, id, "key_1", created, 200, None);
-            temporary.store.seal_all(100);
         }
         assert_eq!(temporary.store.remove_before(50, 10).expect("a step"), 1);
         assert_eq!(temporary.store.verify().expect("a walk").fault, None);
@@ -141,7 +121,6 @@ mod tests {
         for number in 0..3000_i64 {
             write(store, &format!("{number:020}"), "key_1", number, 200, Some(1));
         }
-        store.seal_all(20 * DAY);
         let pages = || store.value::<i64>("PRAGMA page_count");
         let before = pages();
         while store.remove_before(2900, 200).expect("a step") > 0 {}

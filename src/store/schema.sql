@@ -1,4 +1,4 @@
--- The database, version 8, as a new one is made. An older one is brought to the same form by the engine's upgrades.
+-- The database, version 9, as a new one is made. version_9.rs brings one of version 8 to the same form.
 -- An engine fills in {INT}, {REAL} and {BLOB}, {STRICT} and {CLUSTERED} (stored in the order of its primary key).
 -- Times are Unix seconds, durations milliseconds with fractions, token figures what the runtime measured.
 
@@ -12,12 +12,14 @@ CREATE TABLE keys (
     last_used   {INT},                        -- a few seconds behind
     revoked     {INT},                        -- since when; null: active
     hint        TEXT,                         -- the first and last digits of the secret; null: made by an earlier version
-    concurrent  {INT}                         -- how many of its requests a gateway processes at once; null: any number
+    concurrent  {INT},                        -- how many of its requests a gateway processes at once; null: any number
+    budget      {INT},                        -- total_tokens per period; null: none
+    budget_per  TEXT                          -- day or month; null: no budget
 ) {STRICT};
 
 -- One row for every request that a valid key made, whatever its outcome. begin inserts it before the runtime is called,
--- with null in status and error_code, finish writes the outcome, and sealing gives it its place in the chain.
--- The table is its own index by request_id, which begins with the time.
+-- with null in status and error_code; finish writes the outcome and the place in the chain, and adds the row to the sums,
+-- in one transaction. The table is its own index by request_id, which begins with the time.
 CREATE TABLE usage (
     request_id        TEXT   NOT NULL PRIMARY KEY, -- chatcmpl_ and 32 hexadecimal digits: the first 12 are created in
                                                    -- milliseconds
@@ -33,13 +35,14 @@ CREATE TABLE usage (
     queue_ms          {REAL},                    -- of these, the wait for a worker
     runtime_ms        {REAL},                    -- of these, the calls to the runtime; null: none was made
     grounded          {INT}  NOT NULL DEFAULT 0, -- 1: the answer rests on what Search found
-    seq               {INT},                     -- its place in the chain; null: not sealed yet
+    seq               {INT},                     -- its place in the chain; null: the request is running
     hash              {BLOB},                    -- SHA-256 over its content and its predecessor's hash
     search_reason     TEXT,                      -- why Search was asked: always, match, model; null: it was not
     search_results    {INT},                     -- how many passages it found; null: not asked, or unavailable
     search_ms         {REAL},                    -- of duration_ms, the wait for Search
     gateway           TEXT   NOT NULL DEFAULT '', -- gateways.name of the one that ran it
-    epoch             {INT}  NOT NULL DEFAULT 0  -- gateways.epoch at the time
+    epoch             {INT}  NOT NULL DEFAULT 0, -- gateways.epoch at the time
+    cause             TEXT                       -- why it was refused or failed: a word from a fixed list; null: none
 ) {CLUSTERED};
 
 -- The newest requests of one key: entries are in the order of request_id.
@@ -48,14 +51,14 @@ CREATE INDEX usage_by_key ON usage (key_id);
 -- The chains in their order: each gateway has its own.
 CREATE UNIQUE INDEX usage_by_seq ON usage (gateway, seq) WHERE seq IS NOT NULL;
 
--- Open rows and rows that wait for their seal: normally a few.
-CREATE INDEX usage_unsealed ON usage (seq, gateway, request_id) WHERE seq IS NULL;
+-- Running requests: a few.
+CREATE INDEX usage_open ON usage (gateway, request_id) WHERE seq IS NULL;
 
 -- Rows with an error: few among many.
 CREATE INDEX usage_failed ON usage (request_id, key_id, error_code) WHERE error_code IS NOT NULL;
 
--- Sums of sealed rows by minute (for two hours), hour (for 400 days) and day (for good). Sealing adds a row to them in the
--- transaction that seals it. They stay when retention removes the rows.
+-- Sums of finished rows by minute (for two hours), hour (for 400 days) and day (for good). They stay when retention removes
+-- the rows.
 CREATE TABLE usage_rollup (
     span              {INT}  NOT NULL, -- its length in seconds: 60, 3600 or 86400
     start             {INT}  NOT NULL, -- of created
@@ -74,8 +77,11 @@ CREATE TABLE usage_rollup (
     PRIMARY KEY (span, start, key_id, key_name, status, error_code, gateway)
 ) {CLUSTERED};
 
--- The gateways that share the database, and where the chain of each begins after retention has removed rows. The one of a
--- SQLite database has an empty name, and so has its chain after a move to PostgreSQL.
+-- The days of one key, for its budget.
+CREATE INDEX rollup_days ON usage_rollup (key_id, start) WHERE span = 86400;
+
+-- The gateways that share the database, where the chain of each begins after retention has removed rows, and where it ends.
+-- The one of a SQLite database has an empty name, and so has its chain after a move to PostgreSQL.
 CREATE TABLE gateways (
     name        TEXT   NOT NULL PRIMARY KEY,
     epoch       {INT}  NOT NULL, -- raised by every start: a process with an earlier one can't write rows any more
@@ -84,7 +90,9 @@ CREATE TABLE gateways (
     last_seen   {INT}  NOT NULL, -- by the database's clock
     anchor_seq  {INT}  NOT NULL, -- of the newest row that was removed; 0: none was
     anchor_hash {BLOB} NOT NULL,
-    kept_since  {INT}  NOT NULL  -- rows created before this may have been removed
+    kept_since  {INT}  NOT NULL, -- rows created before this may have been removed
+    head_seq    {INT}  NOT NULL, -- of the newest row of its chain; 0: there was none yet
+    head_hash   {BLOB} NOT NULL
 ) {CLUSTERED};
 
 -- The console's password, hashed with Argon2id. One row, once it is set.

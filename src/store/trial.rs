@@ -1,5 +1,5 @@
-//! The readiness check's transaction: it does what a request does to the database, and leaves no row. It also updates the
-//! gateway's heartbeat, by which retention notices that the clock has jumped ahead.
+//! The readiness check's transaction: it does what a request does to the database, and leaves nothing behind. It also
+//! updates the gateway's heartbeat, by which retention notices that the clock has jumped ahead.
 
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -19,14 +19,20 @@ const INSERT: &str = "INSERT INTO usage (request_id, key_id, key_name, created, 
     FROM gateways LEFT JOIN (SELECT id, name FROM keys ORDER BY digest LIMIT 1) AS any_key ON true
     WHERE gateways.name = $3 AND gateways.epoch = $4";
 
+const FINISH: &str = "UPDATE usage SET status = 200 WHERE request_id = $1";
+
 const DELETE: &str = "DELETE FROM usage WHERE request_id = $1";
+
+/// Sums of no span.
+const INSERT_SUMS: &str = "INSERT INTO usage_rollup VALUES (0, 0, $1, '', 0, '', '', 0, 0, 0, 0, 0, $2, $2)";
+const DELETE_SUMS: &str = "DELETE FROM usage_rollup WHERE span = 0 AND start = 0 AND key_id = $1";
 
 const UPDATE_HEARTBEAT: &str = "UPDATE gateways SET last_seen = $3 WHERE name = $1 AND epoch = $2";
 
 impl Store {
-    /// Whether a request would succeed. One committed transaction, durable as a completion's is, inserts an open row and
-    /// deletes it again: a rolled-back one would not reach the WAL, and would not notice a full disk. In a gateway it also
-    /// updates the heartbeat.
+    /// Whether a request would succeed. One committed transaction, durable as a completion's is, inserts a row, changes it and
+    /// deletes it again, and the same with sums: a rolled-back one would not reach the WAL, and would not notice a full disk.
+    /// In a gateway it also updates the heartbeat.
     pub fn try_request(&self) -> Result<(), StoreError> {
         // As a request looks up its key. The connection that writes has these pages in its cache, so it would not notice that
         // the file is damaged or the WAL truncated.
@@ -34,7 +40,8 @@ impl Store {
         let id = RequestId::new();
         let request_id = id.to_string();
         let look = format!("SELECT epoch, last_seen, {} FROM gateways WHERE name = $1", self.engine.clock());
-        self.engine.try_write(|session| {
+        self.engine.transaction(true, |session| {
+            self.engine.check_version(session)?;
             let read = |mut row: Row| Ok((row.next()?, row.next()?, row.next()?));
             let found: Option<(i64, i64, i64)> = session.first(&look, &values![&self.gateway], read)?;
             let (epoch, last_seen, clock) = found.ok_or_else(no_gateway)?;
@@ -47,9 +54,13 @@ impl Store {
             if session.execute(INSERT, &row)? == 0 {
                 return Err(StoreError::Fenced);
             }
-            if session.execute(DELETE, &values![&request_id])? == 0 {
-                return Err(StoreError::NoRow);
+            for statement in [FINISH, DELETE] {
+                if session.execute(statement, &values![&request_id])? == 0 {
+                    return Err(StoreError::NoRow);
+                }
             }
+            session.execute(INSERT_SUMS, &values![&request_id, Vec::new()])?;
+            session.execute(DELETE_SUMS, &values![&request_id])?;
             if is_gateway && self.trusts(last_seen, clock, Instant::now()) {
                 session.execute(UPDATE_HEARTBEAT, &values![&self.gateway, epoch, clock])?;
             }
@@ -102,6 +113,7 @@ fn is_jump(last_seen: i64, clock: i64) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::engine::Session;
     use super::super::ledger::tests::{row, write};
     use super::super::tests::Temporary;
     use super::*;
@@ -127,11 +139,10 @@ mod tests {
         (0..3).for_each(|_| store.try_request().expect("it should be accepted"));
         assert!(last_seen(store) >= before + 100);
         store.begin(&row("2", "key_1", 2)).expect("a running request");
-        store.seal_all(9);
         assert_eq!(store.value::<i64>("SELECT count(*) FROM usage"), 2);
         assert_eq!(store.value::<i64>("SELECT max(seq) FROM usage"), 1, "no gap");
+        assert_eq!(store.value::<i64>("SELECT count(*) FROM usage_rollup"), 3, "of the first row");
         assert_eq!(store.verify().expect("a walk").fault, None);
-        assert_eq!(store.state(9).unsealed_rows, 0);
         store.tamper("DELETE FROM keys");
         store.try_request().expect("a database without keys is ready too");
     }
@@ -148,6 +159,42 @@ mod tests {
         let error = next.try_request().expect_err("there is no row");
         assert!(error.to_string().contains("is missing in the table gateways"), "{error}");
         assert!(!error.is_replaced(), "nobody has taken its place");
+    }
+
+    #[test]
+    fn whatever_fails_a_request_fails_the_trial() {
+        let temporary = Temporary::sqlite();
+        let store = &temporary.store;
+        for what in ["INSERT ON usage", "UPDATE ON usage", "INSERT ON usage_rollup"] {
+            let trigger =
+                format!("CREATE TRIGGER fail BEFORE {what} BEGIN SELECT RAISE(ABORT, 'on purpose')");
+            // `tamper` ends a statement at its semicolon.
+            let create = |session: &dyn Session| session.execute(&format!("{trigger}; END"), &[]);
+            store.engine.transaction(false, create).expect("a trigger");
+            let error = store.try_request().expect_err(what).to_string();
+            assert!(error.contains("on purpose"), "{error}");
+            store.tamper("DROP TRIGGER fail");
+            store.try_request().expect("it would succeed again");
+        }
+    }
+
+    #[test]
+    fn a_changed_schema_is_noticed() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        let change = |version: &str, oldest_known: &str| match store.engine.sqlite() {
+            Some(_) => store.tamper(&format!("PRAGMA user_version = {oldest_known}")),
+            None => store.tamper(&format!(
+                "UPDATE schema_version SET version = {version}, oldest_known = {oldest_known}"
+            )),
+        };
+        change("10", "9");
+        store.try_request().expect("a later version that only adds");
+        change("10", "10");
+        let error = store.try_request().expect_err("it is not known");
+        assert!(error.is_replaced() && error.to_string().contains("now has version 10"), "{error}");
+        change("9", "9");
+        store.try_request().expect("it is as before");
     }
 
     #[test]

@@ -106,7 +106,6 @@ fn a_running_request_is_cancelled() {
         0.0
     );
     // They count as requests and as errors.
-    server.wait_for_seals();
     assert!(server.told(&["usage"]).starts_with("12 requests, 4 errors"), "{}", server.told(&["usage"]));
     assert!(server.told(&["usage", "--by", "status"]).contains("abandoned"));
     server.told(&["usage", "verify"]);
@@ -162,7 +161,6 @@ fn an_outcome_that_is_recorded_stays() {
     let status = || rows(&server).first().map(|row| row[0].clone());
     until("there is an outcome", || status() == Some(Value::Integer(200)));
     drop(client);
-    server.wait_for_seals();
     assert_eq!(status(), Some(Value::Integer(200)));
     assert!(server.told(&["usage"]).starts_with("1 request, 0 errors"), "{}", server.told(&["usage"]));
 }

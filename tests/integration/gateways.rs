@@ -47,7 +47,6 @@ fn keys_and_sessions_are_the_same_at_every_gateway() {
     let mut browser = Browser::signed_in(&a);
     browser.server = &b;
     assert_eq!(browser.get("/usage").status, 200, "the session is valid here too");
-    b.wait_for_seals();
     let told = b.told(&["usage", "verify"]);
     assert!(told.contains("20 rows, nothing wrong") && told.contains("b:20:"), "{told}");
 }
@@ -109,7 +108,6 @@ fn only_rows_of_a_gateway_that_has_ended_are_closed_and_not_at_once() {
     assert_eq!(b.query(rows), [open("a"), vec![Text("c".into()), Integer(1), Text("interrupted".into())]]);
     gate.store(true, Ordering::Release);
     running.reply().is_completion();
-    b.wait_for_seals();
     let told = b.told(&["usage", "verify"]);
     assert!(told.contains("2 rows, nothing wrong") && told.contains("c:1:"), "{told}");
     let logs = a.log() + &b.log();
@@ -156,7 +154,6 @@ fn an_outcome_that_comes_too_late_is_written_as_what_was_sent() {
     let expected = [vec![Integer(503), Text("service_unavailable".into()), Integer(1)]];
     until("the row has its outcome", || server.query(row) == expected);
     until("it is served again", || server.post(&key, &chat("x")).status == 200);
-    server.wait_for_seals();
     assert!(server.told(&["usage", "verify"]).contains("nothing wrong"));
     let log = server.log();
     let told = ["] the database can't be used: ", "the database is back", "failed: "];

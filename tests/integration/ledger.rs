@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rusqlite::types::Value::{Integer, Null, Text};
@@ -85,9 +86,8 @@ fn the_last_use_follows_the_rows() {
     let server = Server::new(Some(&runtime)).start();
     let key = server.key();
     server.post(&key, &chat("x")).is_completion();
-    server.wait_for_seals();
     let recently = format!("SELECT last_used >= {} FROM keys", seconds() - 60);
-    assert_eq!(server.query(&recently), [[Integer(1)]]);
+    until("the use is written", || server.query(&recently) == [[Integer(1)]]);
     assert_eq!(
         server.query("SELECT k.last_used - u.created FROM keys k, usage u"),
         [[Integer(0)]],
@@ -95,8 +95,47 @@ fn the_last_use_follows_the_rows() {
     );
 }
 
+/// How many requests each client makes; every fourth is refused.
+const REQUESTS: usize = 35;
+
 #[test]
-fn a_graceful_stop_and_a_start_seal_every_row() {
+fn a_row_is_in_the_chain_and_in_the_sums_when_its_answer_is_read() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                // Its sums are not changed by other clients.
+                let (key, mut client) = (server.key(), server.connect());
+                for number in 1..=REQUESTS {
+                    let is_refused = number % 4 == 0;
+                    let body = if is_refused { serde_json::json!({}) } else { chat("x") };
+                    client.send(request(&key, &body));
+                    let reply = client.reply();
+                    assert_eq!(reply.status, if is_refused { 400 } else { 200 }, "{reply:?}");
+                    check_sealed_and_summed(&server, reply.header("x-request-id").expect("an id"), number);
+                }
+            });
+        }
+    });
+    let rows = 8 * REQUESTS;
+    assert_eq!(head_seq(&server.told(&["usage", "verify"])), rows.to_string());
+}
+
+/// Checks the row with this id, and the sums of its key, which has made `requests` of them.
+#[track_caller]
+fn check_sealed_and_summed(server: &Server, id: &str, requests: usize) {
+    let found = server.query(&format!(
+        "SELECT span, sum(requests), sum(sums.total_tokens), seq > 0, length(hash)
+         FROM usage JOIN usage_rollup AS sums USING (key_id) WHERE request_id = '{id}' GROUP BY span, seq, hash ORDER BY span"
+    ));
+    let (requests, tokens) = (requests as i64, 14 * (requests - requests / 4) as i64);
+    let expected = [60, 3600, 86_400].map(|span| [span, requests, tokens, 1, 32].map(Integer));
+    assert_eq!(found, expected, "{id}");
+}
+
+#[test]
+fn a_start_closes_the_rows_that_are_open() {
     let runtime = Runtime::start();
     let mut server = Server::new(Some(&runtime)).start();
     let key = server.key();
@@ -105,44 +144,35 @@ fn a_graceful_stop_and_a_start_seal_every_row() {
     }
     server.signal(Signal::TERM);
     assert!(server.wait().success());
-    let unsealed = "SELECT count(*) FROM usage WHERE seq IS NULL";
-    assert_eq!(server.query(unsealed), [[Integer(0)]]);
-    let told = server.told(&["usage", "verify"]);
-    assert!(told.starts_with("3 rows, nothing wrong. The head is ") && head_seq(&told) == "3", "{told}");
-    // What a crash leaves: one row with an outcome and no seal, and one that is open.
-    server.query(
-        "INSERT INTO usage (request_id, key_id, key_name, created, status, gateway, epoch)
-         SELECT 'chatcmpl_ffffffffffff', id, keys.name, 7, 200, gateways.name, epoch FROM keys, gateways WHERE epoch > 0
-         RETURNING 1",
-    );
+    // What a crash leaves.
     server.query(
         "INSERT INTO usage (request_id, key_id, key_name, created, gateway, epoch)
          SELECT 'chatcmpl_fffffffffffe', id, keys.name, 8, gateways.name, epoch FROM keys, gateways WHERE epoch > 0
          RETURNING 1",
     );
     let told = server.told(&["usage", "verify"]);
-    assert!(told.starts_with("3 rows, nothing wrong; 1 newer row has no seal yet."), "{told}");
+    assert!(told.starts_with("3 rows, nothing wrong. The head is ") && head_seq(&told) == "3", "{told}");
+    assert!(server.told(&["usage"]).starts_with("3 requests, 0 errors,"), "an open row is in no sum");
     let server = server.start();
-    server.wait_for_seals();
-    assert_eq!(server.query(unsealed), [[Integer(0)]]);
     let told = server.told(&["usage", "verify"]);
-    assert!(told.starts_with("5 rows, nothing wrong. The head is ") && head_seq(&told) == "5", "{told}");
-    assert!(server.told(&["usage"]).starts_with("5 requests, 1 error,"), "the open one was interrupted");
+    assert!(told.starts_with("4 rows, nothing wrong. The head is ") && head_seq(&told) == "4", "{told}");
+    assert!(server.told(&["usage"]).starts_with("4 requests, 1 error,"), "it was interrupted");
 }
 
 #[test]
-fn an_open_row_is_a_request_and_no_error() {
+fn a_running_request_is_in_no_sum() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).start();
     let key = server.key();
-    let gate = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-    runtime.next(Script::Held(std::sync::Arc::clone(&gate), crate::support::completion("at last")));
+    let gate = Arc::new(AtomicBool::new(false));
+    runtime.next(Script::Held(Arc::clone(&gate), completion("at last")));
     let mut client = server.connect();
-    client.send(crate::support::request(&key, &chat("x")));
+    client.send(request(&key, &chat("x")));
     until("it is running", || runtime.count() == 1);
-    assert!(server.told(&["usage"]).starts_with("1 request, 0 errors"));
-    gate.store(true, std::sync::atomic::Ordering::Release);
+    assert!(server.told(&["usage"]).starts_with("0 requests, 0 errors"));
+    gate.store(true, Ordering::Release);
     client.reply().is_completion();
+    assert!(server.told(&["usage"]).starts_with("1 request, 0 errors"));
 }
 
 #[test]

@@ -26,7 +26,6 @@ fn every_command_works_and_none_shows_the_password() {
     assert!(child.wait().expect("its end").success());
     server = server.start();
     server.post(&key, &chat("x")).is_completion();
-    server.wait_for_seals();
     let mut told = server.told(&["usage"]) + &server.told(&["usage", "verify"]) + &server.told(&["check"]);
     assert!(told.contains("1 request, 0 errors") && told.contains("1 row, nothing wrong"), "{told}");
     assert!(told.contains("postgresql://adriaticum@127.0.0.1:") && told.contains("writable"), "{told}");
@@ -105,7 +104,6 @@ fn a_database_that_went_away_is_found_again() {
     set_usable(&uri, true);
     running.reply().is_completion();
     until("it is served again", || server.post(&key, &chat("x")).status == 200);
-    server.wait_for_seals();
     let rows = "SELECT count(*) FROM usage WHERE status = 200";
     assert_eq!(server.query(rows), [[Integer(3)]]);
     let log = server.log();

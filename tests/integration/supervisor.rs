@@ -16,7 +16,7 @@ use adriaticum::client::Cancellation;
 use adriaticum::error::Failure;
 use adriaticum::http::{self, Head, Request, Response};
 use adriaticum::listener::{Address, Admission, Destination, Lane, Limits, Listener, Service, Socket};
-use adriaticum::store::{Database, Digest, IfMissing, Store};
+use adriaticum::store::{Access, Database, Digest, Store};
 use adriaticum::supervisor::{Notify, Supervisor, Watched};
 use rustix::process::Signal;
 
@@ -218,7 +218,7 @@ fn the_watchdog_is_not_fed_for_a_loop_or_workers_that_are_stuck() {
         notify: Some(Notify::new(folder.path("notify").as_os_str(), Some(time)).expect("a socket")),
         pulse: listener.pulse(),
         store: Arc::new(
-            Store::open(&Database::Sqlite(folder.path("a.db")), 1, IfMissing::Create).expect("a database"),
+            Store::open(&Database::Sqlite(folder.path("a.db")), Access::Create).expect("a database"),
         ),
         longest_work: Duration::from_millis(1),
         status: Box::new(String::new),

@@ -360,14 +360,6 @@ impl Server {
         Client::new(TcpStream::connect(&self.address).expect("it should take a connection"))
     }
 
-    /// Waits until every row that has an outcome is sealed.
-    #[track_caller]
-    pub fn wait_for_seals(&self) {
-        let unsealed =
-            "SELECT 1 FROM usage WHERE seq IS NULL AND (status IS NOT NULL OR error_code IS NOT NULL)";
-        until("the rows are sealed", || self.query(unsealed).is_empty());
-    }
-
     /// One request on a connection of its own.
     #[track_caller]
     pub fn post(&self, key: &str, body: &Value) -> Reply {

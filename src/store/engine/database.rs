@@ -3,8 +3,9 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use super::super::StoreError;
 use super::postgres::{DatabaseUri, SessionLock};
-use super::sqlite::{FileLock, LockError};
+use super::sqlite::{self, FileLock, LockError};
 use crate::text::has_password;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +33,18 @@ impl Database {
         match self {
             Self::Sqlite(path) => Some(path),
             Self::Postgres(_) => None,
+        }
+    }
+
+    /// Makes a consistent copy of this moment, while others write, of whichever version it is. Returns how many rows of the
+    /// ledger it has.
+    pub fn backup(&self, to: &Path) -> Result<i64, StoreError> {
+        match self {
+            Self::Sqlite(path) => sqlite::backup(path, to),
+            Self::Postgres(_) => Err(StoreError::Other(
+                "the database is PostgreSQL, which has its own backups: use pg_dump, or those of the cluster"
+                    .into(),
+            )),
         }
     }
 }

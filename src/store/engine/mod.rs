@@ -4,8 +4,8 @@
 //! engine provides
 //!
 //! - `read`: statements that all see the same state;
-//! - `write`: statements that may share a transaction with those of other threads (group commit);
-//! - `transaction`: statements that have a transaction to themselves;
+//! - `write` and `transaction`: statements that are done together or not at all;
+//! - `group`: the same for a group of the ledger, which is settled if the answer to its commit was lost;
 //! - what is its own: opening, durability, checkpoints, backup, and the mapping of its errors to `StoreError`.
 
 mod database;
@@ -14,7 +14,7 @@ pub mod sqlite;
 mod table;
 mod value;
 
-use std::path::Path;
+use std::time::{Duration, Instant};
 
 pub use database::{Database, ServeLock};
 use postgres::Postgres;
@@ -32,17 +32,35 @@ pub(in crate::store) use values;
 
 /// The tables and their version, for a new database. An engine fills in its types.
 const SCHEMA: &str = include_str!("../schema.sql");
-const SCHEMA_VERSION: i64 = 8;
+const SCHEMA_VERSION: i64 = 9;
 
-/// What happens if there is no database where one is opened.
+/// The oldest version that can be upgraded.
+const OLDEST_VERSION: i64 = 8;
+
+/// What an open may do to the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum IfMissing {
+pub enum Access {
+    /// Create it, or upgrade it: only for a process that holds the lock of `serve`.
+    Serve,
+    /// Create it.
     Create,
-    Fail,
+    /// Neither.
+    Existing,
 }
 
-/// The connections to PostgreSQL besides those of the workers: two for the console, sealing, and one to spare.
-const OTHER_CONNECTIONS: usize = 4;
+impl Access {
+    /// Whether it may upgrade a database of this version. A running service of that version would fail from then on.
+    fn check_upgrade(self, found: i64) -> Result<(), StoreError> {
+        match self {
+            _ if found < OLDEST_VERSION => Err(StoreError::Unreleased(found)),
+            Self::Serve => Ok(()),
+            Self::Create | Self::Existing => Err(StoreError::Older { found, known: SCHEMA_VERSION }),
+        }
+    }
+}
+
+/// The connections to PostgreSQL: the group leader, two for the console, background tasks, and the rest for looking up keys.
+const CONNECTIONS: usize = 8;
 
 pub enum Engine {
     Sqlite(Box<Sqlite>),
@@ -50,13 +68,23 @@ pub enum Engine {
 }
 
 impl Engine {
-    pub fn open(database: &Database, workers: usize, if_missing: IfMissing) -> Result<Self, StoreError> {
+    pub fn open(database: &Database, access: Access) -> Result<Self, StoreError> {
         Ok(match database {
-            Database::Sqlite(path) => Self::Sqlite(Box::new(Sqlite::open(path, if_missing)?)),
-            Database::Postgres(uri) => {
-                Self::Postgres(Postgres::open(uri, workers + OTHER_CONNECTIONS, if_missing)?)
-            }
+            Database::Sqlite(path) => Self::Sqlite(Box::new(Sqlite::open(path, access)?)),
+            Database::Postgres(uri) => Self::Postgres(Postgres::open(uri, CONNECTIONS, access)?),
         })
+    }
+
+    /// Fails if the schema was changed since the database was opened, so that this program does not know it.
+    pub fn check_version(&self, session: &dyn Session) -> Result<(), StoreError> {
+        let (version, known) = match self {
+            Self::Sqlite(_) => ("PRAGMA user_version", SCHEMA_VERSION..=SCHEMA_VERSION),
+            Self::Postgres(_) => ("SELECT oldest_known FROM schema_version", 0..=SCHEMA_VERSION),
+        };
+        match session.value(version, &[])? {
+            found if known.contains(&found) => Ok(()),
+            found => Err(StoreError::VersionChanged { found, known: SCHEMA_VERSION }),
+        }
     }
 
     /// The time by the database's clock, in Unix seconds, as an expression.
@@ -95,11 +123,54 @@ impl Engine {
         }
     }
 
-    /// Writes in a transaction that other threads may share. Returns how many rows the last statement changed.
+    /// Writes statements together. Returns how many rows the last one changed.
     pub fn write(&self, write: Write) -> Result<usize, StoreError> {
         match self {
-            Self::Sqlite(sqlite) => sqlite.write(write),
+            Self::Sqlite(sqlite) => sqlite.transaction(write.durable, |session| {
+                let changed = session.run(&bound(&write.statements), &mut |_, _| Ok(()))?;
+                Ok(changed.last().copied().unwrap_or(0))
+            }),
             Self::Postgres(postgres) => postgres.write(&write),
+        }
+    }
+
+    /// Runs `work`, and the statements that it returns, in one transaction that ends before the deadline. It is not synced.
+    /// If the answer to the commit was lost, `work` gets the value that it returned before, and has to find out whether that
+    /// was done. If `outlasts`, it waits for a database that is lost.
+    pub fn group<T: Clone>(
+        &self,
+        deadline: Instant,
+        outlasts: bool,
+        work: impl Fn(&dyn Session, Option<&T>) -> Result<(T, Vec<Statement>), StoreError>,
+    ) -> Result<T, StoreError> {
+        match self {
+            Self::Sqlite(sqlite) => sqlite.transaction_until(deadline, |session| {
+                let (value, last) = work(session, None)?;
+                session.run(&bound(&last), &mut |_, _| Ok(()))?;
+                Ok(value)
+            }),
+            Self::Postgres(postgres) => postgres.group(deadline, outlasts, work),
+        }
+    }
+
+    /// How long a group may take; a member of one that outlasts a lost database has cost an inference.
+    pub fn patience(&self, outlasts: bool) -> Duration {
+        match self {
+            Self::Sqlite(sqlite) => sqlite.patience,
+            Self::Postgres(_) => postgres::patience(outlasts),
+        }
+    }
+
+    /// Makes every earlier commit durable. On PostgreSQL it is.
+    pub fn sync(&self) -> Result<(), StoreError> {
+        self.sqlite().map_or(Ok(()), Sqlite::sync)
+    }
+
+    /// A clause that locks the rows of a query until the transaction ends. A transaction of SQLite locks everything.
+    pub fn locking(&self, clause: &'static str) -> &'static str {
+        match self {
+            Self::Sqlite(_) => "",
+            Self::Postgres(_) => clause,
         }
     }
 
@@ -124,14 +195,6 @@ impl Engine {
         }
     }
 
-    /// Whether this transaction is the only one of all gateways that removes old rows.
-    pub fn is_only_remover(&self, session: &dyn Session) -> Result<bool, StoreError> {
-        match self {
-            Self::Sqlite(_) => Ok(true),
-            Self::Postgres(_) => session.value(postgres::TRY_RETENTION_LOCK, &[]),
-        }
-    }
-
     /// Whether a write hangs. On PostgreSQL every statement has a deadline.
     pub fn is_stuck(&self) -> bool {
         matches!(self, Self::Sqlite(sqlite) if sqlite.is_stuck())
@@ -145,32 +208,11 @@ impl Engine {
         }
     }
 
-    /// Runs `work` once, in a durable transaction of its own that gets in no other's way.
-    pub fn try_write(
-        &self,
-        work: impl FnOnce(&dyn Session) -> Result<(), StoreError>,
-    ) -> Result<(), StoreError> {
-        match self {
-            Self::Sqlite(sqlite) => sqlite.transaction(true, work),
-            Self::Postgres(postgres) => postgres.try_write(work),
-        }
-    }
-
     /// Fails every write from now on if the lock's file is removed or replaced. A session lock is not a file.
     pub fn watch(&mut self, lock: &ServeLock) -> Result<(), StoreError> {
         match (self, lock) {
             (Self::Sqlite(sqlite), ServeLock::File(lock)) => sqlite.watch(lock),
             _ => Ok(()),
-        }
-    }
-
-    pub fn backup(&self, to: &Path) -> Result<i64, StoreError> {
-        match self {
-            Self::Sqlite(sqlite) => sqlite.backup(to),
-            Self::Postgres(_) => Err(StoreError::Other(
-                "the database is PostgreSQL, which has its own backups: use pg_dump, or those of the cluster"
-                    .into(),
-            )),
         }
     }
 
@@ -191,21 +233,36 @@ impl Engine {
     }
 }
 
+/// A statement's text and its parameters.
+pub type Bound<'a> = (&'a str, &'a [Value]);
+
 /// Runs statements, in a transaction or on one state of the database.
 pub trait Session {
+    /// Runs statements one after the other, on PostgreSQL in one round trip. Calls `each` with the number of the statement
+    /// and every row of it, until that returns an error. Returns how many rows each statement changed.
+    fn run(
+        &self,
+        statements: &[Bound],
+        each: &mut dyn FnMut(usize, Row) -> Result<(), StoreError>,
+    ) -> Result<Vec<usize>, StoreError>;
+}
+
+impl dyn Session + '_ {
     /// Returns how many rows were changed.
-    fn execute(&self, statement: &str, parameters: &[Value]) -> Result<usize, StoreError>;
+    pub fn execute(&self, statement: &str, parameters: &[Value]) -> Result<usize, StoreError> {
+        Ok(self.run(&[(statement, parameters)], &mut |_, _| Ok(()))?.pop().unwrap_or(0))
+    }
 
     /// Calls `each` with every row, until it returns an error.
-    fn query(
+    pub fn query(
         &self,
         statement: &str,
         parameters: &[Value],
         each: &mut dyn FnMut(Row) -> Result<(), StoreError>,
-    ) -> Result<(), StoreError>;
-}
+    ) -> Result<(), StoreError> {
+        self.run(&[(statement, parameters)], &mut |_, row| each(row)).map(drop)
+    }
 
-impl dyn Session + '_ {
     pub fn rows<T>(
         &self,
         statement: &str,
@@ -241,6 +298,10 @@ pub struct Write {
     pub statements: Vec<Statement>,
     /// Whether they have to be on the disk when the call returns.
     pub durable: bool,
+}
+
+pub fn bound(statements: &[Statement]) -> Vec<Bound<'_>> {
+    statements.iter().map(|statement| (statement.text, statement.parameters.as_slice())).collect()
 }
 
 pub struct Statement {

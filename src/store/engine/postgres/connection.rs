@@ -11,15 +11,12 @@ use postgres_protocol::Oid;
 use postgres_protocol::message::backend::Message;
 use postgres_protocol::message::frontend;
 
-use super::super::{Row, Value};
+use super::super::{Bound, Row, Value};
 use super::link::Link;
 use super::wire::{Fields, SqlError, read_row, type_of, write_value};
 
 /// What the last message of a connection may take.
 const GOODBYE_TIME: Duration = Duration::from_millis(100);
-
-/// A statement's text and its parameters.
-pub(super) type Bound<'a> = (&'a str, &'a [Value]);
 
 pub(super) struct Connection {
     pub(super) link: Link,
@@ -53,12 +50,30 @@ impl Connection {
         deadline: Instant,
         each: &mut dyn FnMut(Row),
     ) -> Result<usize, SqlError> {
+        let changed = self.run_between(begin, statements, None, deadline, &mut |_, row| each(row))?;
+        Ok(changed.last().copied().unwrap_or(0))
+    }
+
+    /// The same with a text after the statements, as `COMMIT`. Calls `each` with the number of the statement too, and returns
+    /// how many rows each statement changed or found.
+    pub fn run_between(
+        &mut self,
+        begin: Option<&str>,
+        statements: &[Bound],
+        end: Option<&str>,
+        deadline: Instant,
+        each: &mut dyn FnMut(usize, Row),
+    ) -> Result<Vec<usize>, SqlError> {
         self.output.clear();
-        let fresh =
-            self.write_messages(begin, statements).map_err(|error| SqlError::NotSent(error.to_string()))?;
+        let fresh = self
+            .write_messages(begin, statements, end)
+            .map_err(|error| SqlError::NotSent(error.to_string()))?;
         self.is_idle = false;
         self.link.set_deadline(deadline);
-        let answer = self.send().and_then(|()| self.read_answer(begin.is_some(), statements, fresh, each));
+        // Each part of the answer ends with ReadyForQuery. Only the statements have results.
+        let parts = [(begin.is_some(), false), (!statements.is_empty(), true), (end.is_some(), false)];
+        let parts = parts.into_iter().filter(|(is_sent, _)| *is_sent).map(|(_, has_results)| has_results);
+        let answer = self.send().and_then(|()| self.read_answer(parts, statements, fresh, each));
         answer.unwrap_or_else(|error| Err(SqlError::Unknown(error.to_string())))
     }
 
@@ -72,6 +87,7 @@ impl Connection {
         &mut self,
         begin: Option<&str>,
         statements: &[Bound<'a>],
+        end: Option<&str>,
     ) -> io::Result<Vec<(&'a str, String)>> {
         let out = &mut self.output;
         if let Some(begin) = begin {
@@ -100,41 +116,45 @@ impl Connection {
         if !statements.is_empty() {
             frontend::sync(out);
         }
+        if let Some(end) = end {
+            frontend::query(end, out)?;
+        }
         Ok(fresh)
     }
 
     fn read_answer(
         &mut self,
-        has_begin: bool,
+        mut parts: impl Iterator<Item = bool>,
         statements: &[Bound],
         fresh: Vec<(&str, String)>,
-        each: &mut dyn FnMut(Row),
-    ) -> io::Result<Result<usize, SqlError>> {
-        let (mut is_beginning, mut fresh) = (has_begin, fresh.into_iter());
-        let (mut done, mut columns, mut changed) = (0, None, 0);
+        each: &mut dyn FnMut(usize, Row),
+    ) -> io::Result<Result<Vec<usize>, SqlError>> {
+        let (mut has_results, mut fresh) = (parts.next().unwrap_or(false), fresh.into_iter());
+        let (mut columns, mut changed) = (None, Vec::with_capacity(statements.len()));
         let (mut failure, mut doubt) = (None, None);
         loop {
             match self.message()? {
-                Message::RowDescription(body) if !is_beginning => {
+                Message::RowDescription(body) if has_results => {
                     let columns: Vec<Oid> = body.fields().map(|field| Ok(field.type_oid())).collect()?;
                     self.remember(fresh.next(), columns);
                 }
                 Message::NoData => self.remember(fresh.next(), Vec::new()),
-                Message::DataRow(body) if !is_beginning => {
-                    let known = || self.prepared.get(statements[done].0).map(|it| Arc::clone(&it.columns));
+                Message::DataRow(body) if has_results => {
+                    let number = changed.len();
+                    let known = || self.prepared.get(statements[number].0).map(|it| Arc::clone(&it.columns));
                     let columns = columns.get_or_insert_with(|| known().unwrap_or_default());
                     match read_row(&body, columns) {
-                        Ok(row) => each(row),
+                        Ok(row) => each(number, row),
                         Err(error) => {
                             let message = error.to_string();
                             failure.get_or_insert(SqlError::Refused { state: String::new(), message });
                         }
                     }
                 }
-                Message::CommandComplete(body) if !is_beginning => {
-                    changed =
-                        body.tag()?.rsplit(' ').next().and_then(|count| count.parse().ok()).unwrap_or(0);
-                    (done, columns) = (done + 1, None);
+                Message::CommandComplete(body) if has_results => {
+                    let count = body.tag()?.rsplit(' ').next().and_then(|count| count.parse().ok());
+                    changed.push(count.unwrap_or(0));
+                    columns = None;
                 }
                 Message::NoticeResponse(body) => {
                     let fields = Fields::read(body.fields())?;
@@ -151,11 +171,13 @@ impl Connection {
                     }
                     failure.get_or_insert(fields.refusal());
                 }
-                Message::ReadyForQuery(_) if is_beginning && !statements.is_empty() => is_beginning = false,
-                Message::ReadyForQuery(body) => {
-                    self.is_idle = body.status() == b'I' && doubt.is_none();
-                    return Ok(failure.or(doubt).map_or(Ok(changed), Err));
-                }
+                Message::ReadyForQuery(body) => match parts.next() {
+                    Some(next) => has_results = next,
+                    None => {
+                        self.is_idle = body.status() == b'I' && doubt.is_none();
+                        return Ok(failure.or(doubt).map_or(Ok(changed), Err));
+                    }
+                },
                 _ => {}
             }
         }

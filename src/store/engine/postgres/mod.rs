@@ -1,7 +1,7 @@
 //! The PostgreSQL engine: a pool of connections to the primary of a cluster.
 //!
-//! The server groups commits and makes every one durable. What is left to do here is to find the primary, and to settle
-//! writes whose answer was lost.
+//! The server makes every commit durable. What is left to do here is to find the primary, and to settle writes whose
+//! answer was lost.
 
 mod auth;
 mod connection;
@@ -20,14 +20,12 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use self::connection::Bound;
 use self::pool::{Pool, Pooled, WhileLost};
-pub use self::schema::TRY_RETENTION_LOCK;
 pub use self::session_lock::{SessionLock, Sighting};
 pub use self::uri::DatabaseUri;
 use self::wire::SqlError;
 use super::super::StoreError;
-use super::{IfMissing, Row, Session, Value, Write};
+use super::{Access, Bound, Row, Session, Statement, Write, bound};
 
 /// What a start may take to find a host.
 const START_TIME: Duration = Duration::from_secs(10);
@@ -54,23 +52,28 @@ const TRY_WRITE: &str = "UPDATE schema_version SET version = version";
 pub const CLOCK: &str = "CAST(floor(extract(epoch FROM clock_timestamp())) AS BIGINT)";
 
 const READ: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
-const TRANSACTION: &str = "BEGIN ISOLATION LEVEL SERIALIZABLE";
+
+/// Every statement sees what was committed before it, so what a lock protects is current once the lock is held.
+const TRANSACTION: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
+
+/// How long a write may take.
+pub fn patience(outlasts: bool) -> Duration {
+    if outlasts { DURABLE_PATIENCE } else { PATIENCE }
+}
 
 pub struct Postgres {
     pool: Arc<Pool>,
 }
 
 impl Postgres {
-    /// Connects, and upgrades the tables to the present version, or creates them.
-    pub fn open(
-        uri: &DatabaseUri,
-        most_connections: usize,
-        if_missing: IfMissing,
-    ) -> Result<Self, StoreError> {
+    /// Connects; creates or upgrades the tables if `access` allows that.
+    pub fn open(uri: &DatabaseUri, most_connections: usize, access: Access) -> Result<Self, StoreError> {
         let pool = Pool::new(uri, most_connections)?;
         let (mut connection, _) =
             pool.connect(0, Instant::now() + START_TIME).map_err(StoreError::Unavailable)?;
-        schema::bring_up_to_date(&mut connection, if_missing)?;
+        if !schema::is_current(&mut connection, access)? {
+            schema::upgrade(pool.get(Instant::now() + START_TIME, WhileLost::Fail)?)?;
+        }
         Ok(Self { pool })
     }
 
@@ -82,10 +85,9 @@ impl Postgres {
     ) -> Result<T, StoreError> {
         let mut pooled = Pool::new(uri, 1)?.get(Instant::now() + START_TIME, WhileLost::Fail)?;
         schema::begin_and_create(pooled.connection())?;
-        let session =
-            Statements { pooled: RefCell::new(Some(pooled)), begin: Cell::new(None), time: REPORT_TIME };
+        let session = Statements::begun(pooled);
         let value = fill(&session)?;
-        session.commit()?;
+        session.commit(&[])?;
         Ok(value)
     }
 
@@ -93,7 +95,7 @@ impl Postgres {
     pub fn read<T>(&self, work: impl FnOnce(&dyn Session) -> Result<T, StoreError>) -> Result<T, StoreError> {
         let session = Statements::new(&self.pool, READ, STATEMENT_TIME)?;
         let value = work(&session)?;
-        session.commit()?;
+        session.commit(&[])?;
         Ok(value)
     }
 
@@ -104,20 +106,15 @@ impl Postgres {
     ) -> Result<T, StoreError> {
         let session = Statements::new(&self.pool, READ, REPORT_TIME)?;
         let value = work(&session)?;
-        session.commit()?;
+        session.commit(&[])?;
         Ok(value)
     }
 
     /// Writes in a transaction. Returns how many rows the last statement changed.
     pub fn write(&self, write: &Write) -> Result<usize, StoreError> {
-        let (patience, while_lost) =
-            if write.durable { (DURABLE_PATIENCE, WhileLost::Wait) } else { (PATIENCE, WhileLost::Fail) };
-        let deadline = Instant::now() + patience;
-        let statements: Vec<Bound> = write
-            .statements
-            .iter()
-            .map(|statement| (statement.text, statement.parameters.as_slice()))
-            .collect();
+        let while_lost = if write.durable { WhileLost::Wait } else { WhileLost::Fail };
+        let deadline = Instant::now() + patience(write.durable);
+        let statements = bound(&write.statements);
         let done = write.statements.last().and_then(|last| last.done.as_deref());
         // Whether an earlier attempt may have been done.
         let mut doubt = None;
@@ -155,6 +152,46 @@ impl Postgres {
         }
     }
 
+    /// Runs `work`, and then the statements that it returns together with COMMIT. An answer that was lost before COMMIT was
+    /// sent means that nothing was done: the server's process has to read COMMIT first. If the answer to COMMIT was lost,
+    /// `work` runs again with the value that it returned, and finds out.
+    pub fn group<T: Clone>(
+        &self,
+        deadline: Instant,
+        outlasts: bool,
+        work: impl Fn(&dyn Session, Option<&T>) -> Result<(T, Vec<Statement>), StoreError>,
+    ) -> Result<T, StoreError> {
+        let while_lost = if outlasts { WhileLost::Wait } else { WhileLost::Fail };
+        let mut doubt: Option<(T, StoreError)> = None;
+        loop {
+            let pooled = match self.pool.get(deadline, while_lost) {
+                Ok(pooled) => pooled,
+                Err(error) => return Err(doubt.map_or(error, |(_, unknown)| unknown)),
+            };
+            let time = STATEMENT_TIME.min(deadline.saturating_duration_since(Instant::now()));
+            let session = Statements::on(pooled, TRANSACTION, time);
+            let error = match work(&session, doubt.as_ref().map(|(value, _)| value)) {
+                Ok((value, last)) => match session.commit(&last) {
+                    Ok(()) => return Ok(value),
+                    Err(error) => {
+                        if matches!(error, StoreError::Unknown(_)) {
+                            doubt = Some((value, error.clone()));
+                        }
+                        error
+                    }
+                },
+                Err(error) => error,
+            };
+            let can_help = session.is_lost() || matches!(error, StoreError::Busy);
+            if !can_help || deadline <= Instant::now() {
+                if let StoreError::Unknown(cause) = &error {
+                    self.pool.lose(cause.clone());
+                }
+                return Err(doubt.map_or(error, |(_, unknown)| unknown));
+            }
+        }
+    }
+
     /// Runs `work` in a transaction of its own, again if another one got in its way.
     pub fn transaction<T>(
         &self,
@@ -163,7 +200,7 @@ impl Postgres {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let session = Statements::new(&self.pool, TRANSACTION, STATEMENT_TIME)?;
-            match work(&session).and_then(|value| session.commit().map(|()| value)) {
+            match work(&session).and_then(|value| session.commit(&[]).map(|()| value)) {
                 Err(StoreError::Busy) if Instant::now() < deadline => {}
                 result => return result,
             }
@@ -173,16 +210,6 @@ impl Postgres {
     /// Why the database can't be used; `None` if it can.
     pub fn lost(&self) -> Option<StoreError> {
         self.pool.lost()
-    }
-
-    /// Runs `work` once, in a transaction of its own. It is not serializable, so no other one fails because of it.
-    pub fn try_write(
-        &self,
-        work: impl FnOnce(&dyn Session) -> Result<(), StoreError>,
-    ) -> Result<(), StoreError> {
-        let session = Statements::new(&self.pool, "BEGIN", STATEMENT_TIME)?;
-        work(&session)?;
-        session.commit()
     }
 }
 
@@ -204,27 +231,42 @@ struct Statements {
 
 impl Statements {
     fn new(pool: &Arc<Pool>, begin: &'static str, time: Duration) -> Result<Self, StoreError> {
-        let pooled = pool.get(Instant::now() + CONNECTION_TIME, WhileLost::Fail)?;
-        Ok(Self { pooled: RefCell::new(Some(pooled)), begin: Cell::new(Some(begin)), time })
+        Ok(Self::on(pool.get(Instant::now() + CONNECTION_TIME, WhileLost::Fail)?, begin, time))
     }
 
-    fn commit(&self) -> Result<(), StoreError> {
-        if self.begin.get().is_none() {
-            self.run(Some("COMMIT"), &[], &mut |_| ())?;
+    fn on(pooled: Pooled, begin: &'static str, time: Duration) -> Self {
+        Self { pooled: RefCell::new(Some(pooled)), begin: Cell::new(Some(begin)), time }
+    }
+
+    /// On a connection that is in a transaction already, for work that may take minutes.
+    fn begun(pooled: Pooled) -> Self {
+        Self { pooled: RefCell::new(Some(pooled)), begin: Cell::new(None), time: REPORT_TIME }
+    }
+
+    /// Commits, after the last statements in the same round trip. If nothing was sent there is nothing to commit.
+    fn commit(&self, last: &[Statement]) -> Result<(), StoreError> {
+        if self.begin.get().is_none() || !last.is_empty() {
+            self.send(&bound(last), Some("COMMIT"), &mut |_, _| ())?;
         }
         Ok(())
     }
 
-    fn run(
+    /// Whether the connection can't be used any more.
+    fn is_lost(&self) -> bool {
+        self.pooled.borrow().is_none()
+    }
+
+    fn send(
         &self,
-        begin: Option<&str>,
         statements: &[Bound],
-        each: &mut dyn FnMut(Row),
-    ) -> Result<usize, StoreError> {
+        end: Option<&str>,
+        each: &mut dyn FnMut(usize, Row),
+    ) -> Result<Vec<usize>, StoreError> {
         let mut borrowed =
             self.pooled.try_borrow_mut().map_err(|_| StoreError::Other("a query within a query".into()))?;
         let pooled = borrowed.as_mut().ok_or(StoreError::Unknown("the connection was lost".into()))?;
-        let outcome = pooled.connection().run(begin, statements, Instant::now() + self.time, each);
+        let deadline = Instant::now() + self.time;
+        let outcome = pooled.connection().run_between(self.begin.take(), statements, end, deadline, each);
         if matches!(&outcome, Err(error) if matches!(error, SqlError::Unknown(_)) || error.is_of_host())
             && let Some(pooled) = borrowed.take()
         {
@@ -247,24 +289,23 @@ impl Drop for Statements {
 }
 
 impl Session for Statements {
-    fn execute(&self, statement: &str, parameters: &[Value]) -> Result<usize, StoreError> {
-        self.run(self.begin.take(), &[(statement, parameters)], &mut |_| ())
-    }
-
-    fn query(
+    fn run(
         &self,
-        statement: &str,
-        parameters: &[Value],
-        each: &mut dyn FnMut(Row) -> Result<(), StoreError>,
-    ) -> Result<(), StoreError> {
+        statements: &[Bound],
+        each: &mut dyn FnMut(usize, Row) -> Result<(), StoreError>,
+    ) -> Result<Vec<usize>, StoreError> {
+        if statements.is_empty() {
+            // The server would not answer.
+            return Ok(Vec::new());
+        }
         let mut failure = None;
-        let mut take = |row| {
+        let mut take = |number, row| {
             if failure.is_none() {
-                failure = each(row).err();
+                failure = each(number, row).err();
             }
         };
-        self.run(self.begin.take(), &[(statement, parameters)], &mut take)?;
-        failure.map_or(Ok(()), Err)
+        let changed = self.send(statements, None, &mut take)?;
+        failure.map_or(Ok(changed), Err)
     }
 }
 

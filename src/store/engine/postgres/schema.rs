@@ -1,14 +1,16 @@
 //! Creates the tables, or brings them to the present version, in one transaction. An advisory lock serializes the
 //! programs that start at the same time.
 //!
-//! Changes only add: a program that is older than the database may use it, as long as it knows the version that the
-//! database names as the oldest. So gateways are upgraded one after the other while the rest serves.
+//! A program that is older than the database may use it, as long as it knows the version that the database names as the
+//! oldest. If a version only adds, gateways are upgraded one after the other while the rest serves. Version 9 does more.
 
 use std::time::{Duration, Instant};
 
-use super::super::super::StoreError;
-use super::super::{IfMissing, SCHEMA, SCHEMA_VERSION};
+use super::super::super::{StoreError, version_9};
+use super::super::{Access, SCHEMA, SCHEMA_VERSION, Session};
+use super::Statements;
 use super::connection::Connection;
+use super::pool::Pooled;
 
 /// What reading every row of a large table may take.
 const UPGRADE_TIME: Duration = Duration::from_secs(3600);
@@ -16,18 +18,8 @@ const UPGRADE_TIME: Duration = Duration::from_secs(3600);
 /// The first of the two numbers of every advisory lock; any that other programs in the same database do not use.
 pub(super) const LOCK: i32 = 0x6164_7269;
 
-/// Until the transaction ends, the others remove no old rows.
-pub const TRY_RETENTION_LOCK: &str = "SELECT pg_try_advisory_xact_lock(1633972841, 2)";
-
-/// The versions below this one were never on PostgreSQL.
-const FIRST_VERSION: i64 = 8;
-
-/// What leads from `FIRST_VERSION` to the next, and so on.
-const UPGRADES: &[&str] = &[];
-const _: () = assert!(FIRST_VERSION + UPGRADES.len() as i64 == SCHEMA_VERSION, "a version needs its upgrade");
-
 /// The oldest version that a program has to know to use the database.
-const OLDEST_KNOWN: i64 = FIRST_VERSION;
+const OLDEST_KNOWN: i64 = 9;
 
 const VERSION_TABLE: &str = "CREATE TABLE schema_version (
     id           BIGINT PRIMARY KEY CHECK (id = 1),
@@ -35,27 +27,63 @@ const VERSION_TABLE: &str = "CREATE TABLE schema_version (
     oldest_known BIGINT NOT NULL
 )";
 
-pub(super) fn bring_up_to_date(connection: &mut Connection, if_missing: IfMissing) -> Result<(), StoreError> {
+/// Whether the tables can be used as they are. Creates them if there are none and `access` allows it; if they are older and
+/// may not be upgraded, that is an error.
+pub(super) fn is_current(connection: &mut Connection, access: Access) -> Result<bool, StoreError> {
     let deadline = Instant::now() + UPGRADE_TIME;
-    if if_missing == IfMissing::Fail && version(connection, deadline)?.is_none() {
+    // Nearly always there is nothing to do, and this query takes no lock.
+    if let Some(found) = version(connection, deadline)? {
+        return is_usable(found, access);
+    }
+    if access == Access::Existing {
         return Err(StoreError::Missing);
     }
-    upgrade(connection, &schema(), FIRST_VERSION, UPGRADES, OLDEST_KNOWN)
+    begin(connection, deadline)?;
+    if let Some(found) = version(connection, deadline)? {
+        connection.run_text("ROLLBACK", deadline)?;
+        return is_usable(found, access);
+    }
+    create(connection, deadline)?;
+    connection.run_text("COMMIT", deadline)?;
+    log::info!("created the tables in a new database");
+    Ok(true)
 }
 
-/// The current schema in PostgreSQL's types. Text is ordered by its bytes, as in SQLite.
-fn schema() -> String {
-    let schema = [
+/// Brings the tables to the present version.
+pub(super) fn upgrade(mut pooled: Pooled) -> Result<(), StoreError> {
+    let (connection, deadline) = (pooled.connection(), Instant::now() + UPGRADE_TIME);
+    begin(connection, deadline)?;
+    // Another gateway may have done it meanwhile.
+    if version(connection, deadline)?.map_or(Ok(false), |found| is_usable(found, Access::Serve))? {
+        return Ok(connection.run_text("ROLLBACK", deadline)?);
+    }
+    let statements = Statements::begun(pooled);
+    let session: &dyn Session = &statements;
+    // In the order in which a gateway that still runs locks them: sealing begins with its own row.
+    session.execute("LOCK TABLE gateways, keys, usage, usage_rollup IN ACCESS EXCLUSIVE MODE", &[])?;
+    version_9::upgrade(session, dialect)?;
+    session.execute(
+        "ALTER TABLE gateways ALTER COLUMN head_seq DROP DEFAULT, ALTER COLUMN head_hash DROP DEFAULT",
+        &[],
+    )?;
+    let note = format!("UPDATE schema_version SET version = {SCHEMA_VERSION}, oldest_known = {OLDEST_KNOWN}");
+    session.execute(&note, &[])?;
+    statements.commit(&[])
+}
+
+/// Statements in PostgreSQL's terms. Text is ordered by its bytes, as in SQLite.
+fn dialect(statements: &str) -> String {
+    [
         ("{INT}", "BIGINT"),
         ("{REAL}", "DOUBLE PRECISION"),
         ("{BLOB}", "BYTEA"),
+        ("{EMPTY}", "''"),
         ("{STRICT}", ""),
         ("{CLUSTERED}", ""),
         ("TEXT", "TEXT COLLATE \"C\""),
     ]
     .iter()
-    .fold(SCHEMA.to_owned(), |schema, (name, meaning)| schema.replace(name, meaning));
-    schema + "INSERT INTO gateways VALUES ('', 0, '', '', 0, 0, decode(repeat('00', 32), 'hex'), 0);"
+    .fold(statements.to_owned(), |statements, (name, meaning)| statements.replace(name, meaning))
 }
 
 /// Begins a transaction and creates the tables in it.
@@ -69,9 +97,7 @@ pub(super) fn begin_and_create(connection: &mut Connection) -> Result<(), StoreE
                 .into(),
         ));
     }
-    let changes = creation(connection, &schema(), deadline)?;
-    connection.run_text(&changes, deadline)?;
-    note_version(connection, SCHEMA_VERSION, OLDEST_KNOWN, deadline)
+    create(connection, deadline)
 }
 
 /// Begins a transaction in which no other program can change the schema.
@@ -79,69 +105,29 @@ fn begin(connection: &mut Connection, deadline: Instant) -> Result<(), StoreErro
     Ok(connection.run_text(&format!("BEGIN; SELECT pg_advisory_xact_lock({LOCK}, 1)"), deadline)?)
 }
 
-/// The statements that make the tables, if there are none of another program.
-fn creation(connection: &mut Connection, schema: &str, deadline: Instant) -> Result<String, StoreError> {
+/// Creates the tables, if there are none of another program.
+fn create(connection: &mut Connection, deadline: Instant) -> Result<(), StoreError> {
     let tables = "SELECT count(*) FROM pg_tables WHERE schemaname = current_schema()";
     if number(connection, tables, deadline)? > 0 {
         return Err(StoreError::Other(
             "it has tables of another program: create a database for this one".into(),
         ));
     }
-    Ok(format!("{VERSION_TABLE}; INSERT INTO schema_version VALUES (1, 0, 0); {schema}"))
+    let zero = "decode(repeat('00', 32), 'hex')";
+    let changes = format!(
+        "{VERSION_TABLE}; INSERT INTO schema_version VALUES (1, {SCHEMA_VERSION}, {OLDEST_KNOWN}); {}
+         INSERT INTO gateways VALUES ('', 0, '', '', 0, 0, {zero}, 0, 0, {zero});",
+        dialect(SCHEMA)
+    );
+    Ok(connection.run_text(&changes, deadline)?)
 }
 
-fn note_version(
-    connection: &mut Connection,
-    version: i64,
-    oldest_known: i64,
-    deadline: Instant,
-) -> Result<(), StoreError> {
-    let note = format!("UPDATE schema_version SET version = {version}, oldest_known = {oldest_known}");
-    Ok(connection.run_text(&note, deadline)?)
-}
-
-fn upgrade(
-    connection: &mut Connection,
-    schema: &str,
-    first: i64,
-    upgrades: &[&str],
-    oldest_known: i64,
-) -> Result<(), StoreError> {
-    let known = first + upgrades.len() as i64;
-    let deadline = Instant::now() + UPGRADE_TIME;
-    // Nearly always there is nothing to do, and this query takes no lock.
-    if is_usable(version(connection, deadline)?, known)? {
-        return Ok(());
-    }
-    begin(connection, deadline)?;
-    let found = version(connection, deadline)?;
-    let changes = match found {
-        _ if is_usable(found, known)? => return Ok(connection.run_text("ROLLBACK", deadline)?),
-        Some((found, _)) if found < first => {
-            return Err(StoreError::Other(format!(
-                "its version {found} was never released: create a new database"
-            )));
-        }
-        Some((found, _)) => upgrades[(found - first) as usize..].join(";"),
-        None => creation(connection, schema, deadline)?,
-    };
-    connection.run_text(&changes, deadline)?;
-    note_version(connection, known, oldest_known, deadline)?;
-    connection.run_text("COMMIT", deadline)?;
-    if found.is_none() {
-        log::info!("created the tables in a new database");
-    }
-    Ok(())
-}
-
-/// Whether the program can use the database as it is. A database that asks for a later program is an error.
-fn is_usable(found: Option<(i64, i64)>, known: i64) -> Result<bool, StoreError> {
+/// Whether the program can use the database as it is.
+fn is_usable((found, oldest_known): (i64, i64), access: Access) -> Result<bool, StoreError> {
     match found {
-        Some((version, oldest_known)) if oldest_known > known => {
-            Err(StoreError::Newer { found: version, known })
-        }
-        Some((version, _)) => Ok(version >= known),
-        None => Ok(false),
+        _ if oldest_known > SCHEMA_VERSION => Err(StoreError::Newer { found, known: SCHEMA_VERSION }),
+        SCHEMA_VERSION.. => Ok(true),
+        _ => access.check_upgrade(found).map(|()| false),
     }
 }
 
@@ -167,11 +153,11 @@ mod tests {
     use std::thread;
 
     use super::super::super::super::test_server::PostgresServer;
+    use super::super::Postgres;
     use super::super::uri::DatabaseUri;
     use super::*;
 
-    const FIRST: &str = "CREATE TABLE a (x BIGINT);";
-    const CHANGES: [&str; 2] = ["ALTER TABLE a ADD COLUMN y TEXT", "CREATE TABLE b (z BYTEA)"];
+    const BACK_TO_8: &str = include_str!("../../../../tests/back_to_8.sql");
 
     fn connect(uri: &str) -> Connection {
         let uri = DatabaseUri::parse(uri).expect("a good URI");
@@ -182,55 +168,106 @@ mod tests {
         Instant::now() + Duration::from_secs(30)
     }
 
-    #[test]
-    fn upgrades_run_once_however_many_start_at_the_same_time() {
+    fn open(uri: &str, access: Access) -> Result<(), StoreError> {
+        Postgres::open(&DatabaseUri::parse(uri).expect("a good URI"), 1, access).map(drop)
+    }
+
+    fn run(uri: &str, statements: &str) {
+        connect(uri).run_text(statements, soon()).expect("good statements");
+    }
+
+    fn versions(uri: &str) -> Option<(i64, i64)> {
+        version(&mut connect(uri), soon()).expect("a look")
+    }
+
+    /// A database of version 8 with a gateway that has served.
+    fn version_8() -> String {
         let uri = PostgresServer::shared().database();
-        let start = |changes: usize| {
-            let bring =
-                |mut connection: Connection| upgrade(&mut connection, FIRST, 7, &CHANGES[..changes], 7);
-            thread::scope(|scope| {
-                let all: Vec<_> = (0..4).map(|_| scope.spawn(|| bring(connect(&uri)))).collect();
-                all.into_iter().for_each(|one| one.join().expect("no panic").expect("an upgrade"));
-            });
-            version(&mut connect(&uri), soon()).expect("a look")
-        };
-        assert_eq!(start(0), Some((7, 7)));
-        connect(&uri).run_text("INSERT INTO a VALUES (5)", soon()).expect("a row");
-        assert_eq!(start(2), Some((9, 7)));
-        assert_eq!(start(1), Some((9, 7)), "an older program changes nothing");
-        let kept = "SELECT count(*) FROM a, (SELECT count(*) FROM b) AS b WHERE x = 5 AND y IS NULL";
-        assert_eq!(number(&mut connect(&uri), kept, soon()).expect("the row"), 1);
+        open(&uri, Access::Create).expect("a new database");
+        run(
+            &uri,
+            &format!(
+                "{BACK_TO_8}; UPDATE schema_version SET version = 8, oldest_known = 8; UPDATE gateways SET epoch = 5"
+            ),
+        );
+        uri
+    }
+
+    /// Every column with its type, in its place, and every index.
+    fn shape(uri: &str) -> Vec<String> {
+        // Dropped columns leave gaps in ordinal_position.
+        let statement = "SELECT table_name || row_number() OVER (PARTITION BY table_name ORDER BY ordinal_position)
+            || column_name || data_type || is_nullable || coalesce(collation_name, '') || coalesce(column_default, '')
+            FROM information_schema.columns WHERE table_schema = 'public'
+            UNION ALL SELECT indexdef FROM pg_indexes WHERE schemaname = 'public' ORDER BY 1";
+        let mut found = Vec::new();
+        connect(uri)
+            .run(None, &[(statement, &[])], soon(), &mut |mut row| found.push(row.next().expect("text")))
+            .expect("a good statement");
+        found
     }
 
     #[test]
-    fn a_failing_upgrade_changes_nothing_and_a_program_that_is_too_old_is_refused() {
-        let uri = PostgresServer::shared().database();
-        let run = |changes: &[&str], oldest| upgrade(&mut connect(&uri), FIRST, 7, changes, oldest);
-        run(&[], 7).expect("a new database");
-        assert!(run(&[CHANGES[0], "CREATE TABLE a (again BIGINT)"], 8).is_err());
-        assert_eq!(version(&mut connect(&uri), soon()).expect("a look"), Some((7, 7)));
-        run(&CHANGES, 8).expect("an upgrade");
-        run(&CHANGES[..1], 8).expect("it knows enough");
-        assert!(matches!(run(&[], 7), Err(StoreError::Newer { found: 9, known: 7 })));
+    fn an_upgrade_runs_once_however_many_start_at_the_same_time() {
+        let uri = version_8();
+        let start = || {
+            thread::scope(|scope| {
+                let all: Vec<_> = (0..4).map(|_| scope.spawn(|| open(&uri, Access::Serve))).collect();
+                all.into_iter().for_each(|one| one.join().expect("no panic").expect("an upgrade"));
+            });
+        };
+        start();
+        start();
+        assert_eq!(versions(&uri), Some((SCHEMA_VERSION, OLDEST_KNOWN)));
+        assert_eq!(number(&mut connect(&uri), "SELECT epoch FROM gateways", soon()).expect("a row"), 6);
+        let new = PostgresServer::shared().database();
+        open(&new, Access::Create).expect("a new database");
+        assert_eq!(shape(&uri), shape(&new));
+    }
+
+    #[test]
+    fn a_failing_upgrade_changes_nothing() {
+        let uri = version_8();
+        run(&uri, "CREATE INDEX rollup_days ON keys (id)");
+        let before = shape(&uri);
+        assert!(open(&uri, Access::Serve).is_err());
+        assert_eq!((versions(&uri), shape(&uri)), (Some((8, 8)), before));
+    }
+
+    #[test]
+    fn only_serve_upgrades_and_a_program_that_is_too_old_is_refused() {
+        let uri = version_8();
+        for access in [Access::Create, Access::Existing] {
+            assert!(matches!(open(&uri, access), Err(StoreError::Older { found: 8, known: SCHEMA_VERSION })));
+        }
+        assert_eq!(versions(&uri), Some((8, 8)));
+        open(&uri, Access::Serve).expect("an upgrade");
+        run(&uri, "UPDATE schema_version SET version = version + 1");
+        open(&uri, Access::Existing).expect("it knows enough");
+        run(&uri, "UPDATE schema_version SET oldest_known = version");
+        assert!(matches!(
+            open(&uri, Access::Serve),
+            Err(StoreError::Newer { found: 10, known: SCHEMA_VERSION })
+        ));
+        run(&uri, "UPDATE schema_version SET version = 7, oldest_known = 7");
+        assert!(matches!(open(&uri, Access::Serve), Err(StoreError::Unreleased(7))));
     }
 
     #[test]
     fn only_a_command_that_may_creates_the_tables() {
         let uri = PostgresServer::shared().database();
-        let open = |if_missing| bring_up_to_date(&mut connect(&uri), if_missing);
         for _ in 0..2 {
-            assert!(matches!(open(IfMissing::Fail), Err(StoreError::Missing)));
+            assert!(matches!(open(&uri, Access::Existing), Err(StoreError::Missing)));
         }
-        open(IfMissing::Create).expect("a new database");
-        open(IfMissing::Fail).expect("it is there");
+        open(&uri, Access::Create).expect("a new database");
+        open(&uri, Access::Existing).expect("it is there");
     }
 
     #[test]
     fn tables_of_another_program_are_left_alone() {
         let uri = PostgresServer::shared().database();
-        connect(&uri).run_text("CREATE TABLE mine (x BIGINT)", soon()).expect("a table");
-        let error =
-            bring_up_to_date(&mut connect(&uri), IfMissing::Create).expect_err("it is not ours").to_string();
+        run(&uri, "CREATE TABLE mine (x BIGINT)");
+        let error = open(&uri, Access::Create).expect_err("it is not ours").to_string();
         assert!(error.contains("another program"), "{error}");
     }
 }

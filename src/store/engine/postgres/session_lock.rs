@@ -13,8 +13,8 @@ use sha2::{Digest, Sha256};
 
 use super::super::super::StoreError;
 use super::super::sqlite::LockError;
-use super::super::{Row, values};
-use super::connection::{Bound, Connection};
+use super::super::{Bound, Row, values};
+use super::connection::Connection;
 use super::pool::Pool;
 use super::schema::LOCK;
 use super::uri::DatabaseUri;
@@ -41,7 +41,7 @@ pub struct SessionLock {
     connection: Option<Connection>,
     /// Whether the present connection has the lock.
     is_held: bool,
-    /// Other gateways that have rows without a seal, as this connection has seen them.
+    /// Other gateways that have open rows, as this connection has seen them.
     others: HashMap<String, Sighting>,
 }
 
@@ -111,7 +111,7 @@ impl SessionLock {
             .collect()
     }
 
-    /// Looks at every other gateway that has open or unsealed rows. A lock is looked up, not tried: that would keep its
+    /// Looks at every other gateway that has open rows. A lock is looked up, not tried: that would keep its
     /// gateway from taking it.
     fn look_at_others(&mut self, deadline: Instant) -> Result<(), SqlError> {
         let look = "SELECT name, epoch, last_seen FROM gateways WHERE name <> $1 AND epoch > 0

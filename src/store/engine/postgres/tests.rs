@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
-use super::super::super::ledger::tests::{id, outcome, row};
+use super::super::super::ledger::tests::{outcome, row};
 use super::super::super::test_server::PostgresServer;
 use super::super::super::{
-    Actor, Digest, Filter, KeyName, NewKey, Outcome, PasswordHash, Permission, Range, Store, TokenKind,
+    Actor, Digest, Filter, KeyName, NewKey, NewRow, Outcome, PasswordHash, Permission, Range, Store,
+    TokenKind,
 };
 use super::super::{Database, Statement, values};
 use super::*;
@@ -19,6 +20,9 @@ const PASS: u8 = 0;
 const REFUSE: u8 = 1;
 const LOSE_REQUEST: u8 = 2;
 const LOSE_ANSWER: u8 = 3;
+/// The same for COMMIT and its answer.
+const LOSE_COMMIT: u8 = 4;
+const LOSE_COMMIT_ANSWER: u8 = 5;
 
 /// A proxy between the engine and its server.
 #[derive(Clone)]
@@ -60,6 +64,11 @@ impl Proxy {
         thread::spawn(move || {
             let mut buffer = [0; 8192];
             while let Ok(count @ 1..) = from.read(&mut buffer) {
+                if buffer[..count].windows(6).any(|text| text == b"COMMIT") {
+                    for (from, to) in [(LOSE_COMMIT, LOSE_REQUEST), (LOSE_COMMIT_ANSWER, LOSE_ANSWER)] {
+                        let _ = proxy.mode.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst);
+                    }
+                }
                 let lost =
                     proxy.mode.compare_exchange(loss, PASS, Ordering::SeqCst, Ordering::SeqCst).is_ok();
                 if lost || to.write_all(&buffer[..count]).is_err() {
@@ -94,7 +103,7 @@ fn proxies(hosts: usize) -> (Vec<Proxy>, DatabaseUri) {
 /// An engine with a table `t`.
 fn engine(hosts: usize, connections: usize) -> (Vec<Proxy>, Postgres) {
     let (proxies, uri) = proxies(hosts);
-    let engine = Postgres::open(&uri, connections, IfMissing::Create).expect("a new database");
+    let engine = Postgres::open(&uri, connections, Access::Create).expect("a new database");
     let table = "CREATE TABLE t (id BIGINT PRIMARY KEY, x BIGINT)";
     engine.transaction(|session| session.execute(table, &[])).expect("a table");
     (proxies, engine)
@@ -132,7 +141,7 @@ fn a_write_whose_answer_is_lost_is_settled() {
 #[test]
 fn the_store_settles_its_writes() {
     let (proxies, uri) = proxies(1);
-    let store = Store::open(&Database::Postgres(uri), 1, IfMissing::Create).expect("a new database");
+    let store = Store::open(&Database::Postgres(uri), Access::Create).expect("a new database");
     let losing = || proxies[0].set(LOSE_ANSWER);
     let (name, password) = (
         KeyName::parse("x").expect("a name"),
@@ -148,21 +157,23 @@ fn the_store_settles_its_writes() {
     let by = Actor::command("ana".into());
     losing();
     assert!(store.add_key_as("key_1", "secret", &key, &by).expect("it is settled"));
-    losing();
-    store.begin(&row("a", "key_1", 1)).expect("it is settled");
-    losing();
-    store.finish(&id("a", 1), &outcome(200, Some(5))).expect("it is settled");
-    losing();
-    store.record(&row("b", "key_1", 1), &outcome(400, None)).expect("it is settled");
-    store.begin(&row("c", "key_1", 1)).expect("a row");
+    let losses = [LOSE_REQUEST, LOSE_ANSWER, LOSE_COMMIT, LOSE_COMMIT_ANSWER];
+    for (number, loss) in (1..).zip(losses) {
+        proxies[0].set(loss);
+        let begun = store.begin(&row("a", "key_1", number)).expect("it is settled");
+        proxies[0].set(loss);
+        store.finish(&begun, &outcome(200, Some(5))).expect("it is settled");
+        proxies[0].set(loss);
+        let refused = NewRow { key_name: "x".into(), ..row("b", "key_1", number) };
+        store.record(&refused, &outcome(400, None)).expect("it is settled");
+        assert_eq!(proxies[0].mode.load(Ordering::SeqCst), PASS, "something was lost");
+    }
+    let begun = store.begin(&row("c", "key_1", 1)).expect("a row");
     losing();
     let abandoned = Outcome { status: None, error_code: Some("abandoned"), ..outcome(200, None) };
-    store.finish(&id("c", 1), &abandoned).expect("it is settled");
+    store.finish(&begun, &abandoned).expect("it is settled");
     losing();
-    assert!(
-        matches!(store.finish(&id("c", 1), &outcome(200, None)), Err(StoreError::NoRow)),
-        "not by this one"
-    );
+    assert!(matches!(store.finish(&begun, &outcome(200, None)), Err(StoreError::NoRow)), "not by this one");
     store.set_console_password(password.clone(), &by).expect("a password");
     losing();
     let tokens = [(Digest::of("one"), TokenKind::Session, 9), (Digest::of("other"), TokenKind::Browser, 9)];
@@ -175,7 +186,8 @@ fn the_store_settles_its_writes() {
     assert_eq!(actions, ["key_created", "key_revoked", "password_set", "signed_in"], "once each");
     losing();
     assert!(matches!(store.begin(&row("d", "key_1", 1)), Err(StoreError::KeyRefused)));
-    assert_eq!(store.sums(Range::ALL, Filter::ALL).expect("the figures").requests, 3, "once each");
+    assert_eq!(store.sums(Range::ALL, Filter::ALL).expect("the figures").requests, 9, "once each");
+    assert_eq!(store.verify().expect("a walk").fault, None);
 }
 
 #[test]
@@ -189,7 +201,7 @@ fn an_unknown_outcome_is_settled_on_the_next_host() {
     assert_eq!(proxies[0].accepted.load(Ordering::SeqCst), attempts, "the good host is tried first");
     assert_eq!(count(&engine), 2);
     proxies[1].set(LOSE_ANSWER);
-    let try_write = || engine.try_write(|session| session.execute(TRY_WRITE, &[]).map(drop));
+    let try_write = || engine.transaction(|session| session.execute(TRY_WRITE, &[]).map(drop));
     assert!(matches!(try_write(), Err(StoreError::Unknown(_))));
     try_write().expect("back on the first host");
     assert!(proxies[0].accepted.load(Ordering::SeqCst) > attempts);
@@ -204,7 +216,7 @@ fn while_the_database_is_lost_requests_fail_at_once_and_outcomes_wait() {
     let began = Instant::now();
     for _ in 0..1000 {
         assert!(matches!(engine.write(&insert(1, false)), Err(StoreError::Unavailable(_))));
-        assert!(engine.read(|_| Ok(())).is_err() && engine.try_write(|_| Ok(())).is_err());
+        assert!(engine.read(|_| Ok(())).is_err() && engine.transaction(|_| Ok(())).is_err());
     }
     let probes = proxies[0].accepted.load(Ordering::SeqCst) - attempts;
     assert!(probes as u128 <= began.elapsed().as_millis() / 200 + 1, "{probes} attempts for 3000 calls");
@@ -265,18 +277,16 @@ fn a_server_with_no_room_for_another_connection_is_not_lost() {
 }
 
 #[test]
-fn transactions_that_meet_are_repeated() {
+fn transactions_that_meet_wait_for_each_other() {
     let (_proxies, engine) = engine(1, 4);
     engine.write(&insert(1, true)).expect("a row");
     let add = |session: &dyn Session| {
-        let x: i64 = session.value("SELECT x FROM t WHERE id = 1", &[])?;
+        let x: i64 = session.value("SELECT x FROM t WHERE id = 1 FOR UPDATE", &[])?;
         session.execute("UPDATE t SET x = $1 WHERE id = 1", &values![x + 1])
     };
     thread::scope(|scope| {
         for _ in 0..4 {
-            scope.spawn(|| {
-                (0..10).for_each(|_| assert_eq!(engine.transaction(add).expect("it is repeated"), 1))
-            });
+            scope.spawn(|| (0..10).for_each(|_| assert_eq!(engine.transaction(add).expect("its turn"), 1)));
         }
     });
     let sum: i64 = engine.read(|session| session.value("SELECT x FROM t WHERE id = 1", &[])).expect("a sum");

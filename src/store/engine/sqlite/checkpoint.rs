@@ -1,8 +1,8 @@
 //! Checkpoints: moving the WAL's pages into the database.
 //!
 //! A request never runs one. A task calls [`Sqlite::checkpoint`], which copies pages while others write. Under constant
-//! load such a checkpoint never catches up with the writers, so the WAL is not reused and grows. At 64 MiB the next leader
-//! of a group runs a checkpoint that lets the WAL start again, and the requests of that moment wait for it.
+//! load such a checkpoint never catches up with the writers, so the WAL is not reused and grows. At 64 MiB the next
+//! write runs a checkpoint that lets the WAL start again, and the requests of that moment wait for it.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -96,7 +96,7 @@ fn run(connection: &Connection, checkpoint: &str) -> Result<Progress, StoreError
 #[cfg(test)]
 mod tests {
     use super::super::super::super::tests::Temporary;
-    use super::super::super::{IfMissing, Session, Statement, Write, values};
+    use super::super::super::{Access, Session};
     use super::*;
 
     fn write_pages(engine: &Sqlite, pages: usize) {
@@ -109,7 +109,7 @@ mod tests {
 
     fn engine() -> (Temporary, Sqlite) {
         let temporary = Temporary::sqlite();
-        let engine = Sqlite::open(&temporary.folder.join("wal.db"), IfMissing::Create).expect("a database");
+        let engine = Sqlite::open(&temporary.folder.join("wal.db"), Access::Create).expect("a database");
         engine
             .transaction(false, |session| session.execute("CREATE TABLE t (x BLOB)", &[]))
             .expect("a table");
@@ -117,8 +117,8 @@ mod tests {
     }
 
     fn small_write(engine: &Sqlite) {
-        let statement = Statement::new("INSERT INTO t VALUES ($1)", values![vec![1_u8]]);
-        engine.write(Write { statements: vec![statement], durable: true }).expect("a write");
+        let insert = |session: &dyn Session| session.execute("INSERT INTO t VALUES (x'01')", &[]);
+        engine.transaction(true, insert).expect("a write");
     }
 
     #[test]
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leader_restarts_a_wal_that_has_grown_too_large() {
+    fn a_wal_that_has_grown_too_large_is_restarted() {
         let (_temporary, engine) = engine();
         let reader = connect(&engine.path, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE).expect("a reader");
         let count = |reader: &Connection| -> i64 {

@@ -3,10 +3,9 @@
 
 mod checkpoint;
 mod files;
-mod group_commit;
 mod lock;
 mod upgrades;
-mod version_5;
+mod writer;
 
 use std::collections::VecDeque;
 use std::fs::{self, OpenOptions};
@@ -24,8 +23,9 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, ToSql, params_from_iter};
 
 use self::files::Files;
 pub use self::lock::{FileLock, LockError};
+use self::writer::Writer;
 use super::super::StoreError;
-use super::{IfMissing, Row, Session, Table, Value};
+use super::{Access, Bound, Row, Session, Table, Value};
 use crate::semaphore::Semaphore;
 
 /// How long a start waits for other processes.
@@ -62,12 +62,11 @@ pub struct Sqlite {
     /// into the database, and a read-only one can't.
     readers: Mutex<VecDeque<Connection>>,
     reading: Semaphore,
-    /// The connection that writes, and what waits for it.
-    state: Mutex<group_commit::State>,
-    patience: Duration,
+    writer: Writer,
+    pub patience: Duration,
     /// Pages of the WAL that are in use, as the last checkpoint found.
     wal_pages: AtomicU64,
-    /// From this many pages on the leader restarts the WAL.
+    /// From this many pages on a write restarts the WAL.
     restart_at: AtomicU64,
     wal_restarts: AtomicU64,
     /// When pages were last moved; 0: not since the start.
@@ -75,21 +74,9 @@ pub struct Sqlite {
 }
 
 impl Sqlite {
-    /// Opens the database, or creates it, and upgrades it to the present version.
-    pub fn open(path: &Path, if_missing: IfMissing) -> Result<Self, StoreError> {
-        // Before the database's own: a process that creates one fills its WAL last.
-        let wal = files::wal_of(&fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()));
-        let bytes = wal.metadata().map_or(0, |file| file.len());
-        // An empty file is what a start that was interrupted has left.
-        let is_missing = match path.metadata() {
-            Ok(file) => file.len() == 0,
-            Err(error) => error.kind() == io::ErrorKind::NotFound,
-        };
-        // SQLite would delete the WAL.
-        if is_missing && bytes > 0 {
-            return Err(StoreError::LostContent { wal, bytes });
-        }
-        if is_missing && if_missing == IfMissing::Fail {
+    /// Opens the database; creates or upgrades it if `access` allows that.
+    pub fn open(path: &Path, access: Access) -> Result<Self, StoreError> {
+        if is_missing(path)? && access == Access::Existing {
             return Err(StoreError::Missing);
         }
         crate::files::create(path)?;
@@ -101,7 +88,7 @@ impl Sqlite {
             connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
         }
         switch_to_wal(&connection)?;
-        upgrades::bring_up_to_date(&mut connection)?;
+        upgrades::bring_up_to_date(&mut connection, access)?;
         if path.metadata().is_ok_and(|file| file.len() <= CHECK_COMPLETELY) {
             check_every_page(&connection)?;
         }
@@ -112,8 +99,8 @@ impl Sqlite {
             files: Files::open(path)?,
             readers: Mutex::default(),
             reading: Semaphore::new(READERS),
-            state: Mutex::new(group_commit::State::new(connection)),
-            patience: group_commit::PATIENCE,
+            writer: Writer::new(connection),
+            patience: writer::PATIENCE,
             wal_pages: AtomicU64::new(0),
             restart_at: AtomicU64::new(checkpoint::RESTART_PAGES),
             wal_restarts: AtomicU64::new(0),
@@ -152,23 +139,6 @@ impl Sqlite {
         check_every_page(&connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE)?)
     }
 
-    /// Makes a consistent copy of this moment, while others write. Returns how many rows of the ledger it has.
-    pub fn backup(&self, to: &Path) -> Result<i64, StoreError> {
-        // Not by SQLite, which would say "table already exists" for a file that is there.
-        OpenOptions::new().write(true).create_new(true).mode(0o640).open(to)?;
-        let copy = || {
-            // The connection's NOFOLLOW holds for the copy too.
-            let to = crate::files::resolve(to)?;
-            let connection = connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE)?;
-            connection.execute("VACUUM INTO ?", [to.to_string_lossy()])?;
-            let copy = connect(&to, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE)?;
-            Ok(copy.query_row("SELECT count(*) FROM usage", [], |row| row.get(0))?)
-        };
-        copy().inspect_err(|_: &StoreError| {
-            let _ = fs::remove_file(to);
-        })
-    }
-
     /// The tables that the database has.
     pub fn tables(&self, session: &dyn Session) -> Result<Vec<Table>, StoreError> {
         let names =
@@ -197,6 +167,47 @@ impl Sqlite {
     pub fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;
     }
+
+    #[cfg(test)]
+    pub fn make_unsyncable(&mut self) {
+        self.files.make_unsyncable();
+    }
+}
+
+/// Makes a consistent copy of this moment, while others write. Returns how many rows of the ledger it has.
+pub fn backup(path: &Path, to: &Path) -> Result<i64, StoreError> {
+    if is_missing(path)? {
+        return Err(StoreError::Missing);
+    }
+    // It only reads, but the last connection to close moves the WAL into the database, and a read-only one can't.
+    let connection = connect(&crate::files::resolve(path)?, OpenFlags::SQLITE_OPEN_READ_WRITE, READER_CACHE)?;
+    connection.busy_timeout(START_PATIENCE)?;
+    // Not by SQLite, which would say "table already exists" for a file that is there.
+    OpenOptions::new().write(true).create_new(true).mode(0o640).open(to)?;
+    let copy = || {
+        // The connection's NOFOLLOW holds for the copy too.
+        let to = crate::files::resolve(to)?;
+        connection.execute("VACUUM INTO ?", [to.to_string_lossy()])?;
+        let copy = connect(&to, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE)?;
+        Ok(copy.query_row("SELECT count(*) FROM usage", [], |row| row.get(0))?)
+    };
+    copy().inspect_err(|_: &StoreError| {
+        let _ = fs::remove_file(to);
+    })
+}
+
+/// Whether there is no database at a path.
+fn is_missing(path: &Path) -> Result<bool, StoreError> {
+    // Before the database's own: a process that creates one fills its WAL last.
+    let wal = files::wal_of(&fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()));
+    let bytes = wal.metadata().map_or(0, |file| file.len());
+    // An empty file is what a start that was interrupted has left.
+    let is_missing = match path.metadata() {
+        Ok(file) => file.len() == 0,
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    };
+    // SQLite would delete the WAL.
+    if is_missing && bytes > 0 { Err(StoreError::LostContent { wal, bytes }) } else { Ok(is_missing) }
 }
 
 fn connect(path: &Path, mode: OpenFlags, cache: i64) -> Result<Connection, StoreError> {
@@ -245,26 +256,23 @@ fn with_question_marks(statement: &str) -> String {
 }
 
 impl Session for Statements<'_> {
-    fn execute(&self, statement: &str, parameters: &[Value]) -> Result<usize, StoreError> {
-        let mut prepared = self.0.prepare_cached(&with_question_marks(statement))?;
-        Ok(prepared.execute(params_from_iter(parameters))?)
-    }
-
-    fn query(
+    fn run(
         &self,
-        statement: &str,
-        parameters: &[Value],
-        each: &mut dyn FnMut(Row) -> Result<(), StoreError>,
-    ) -> Result<(), StoreError> {
-        let mut prepared = self.0.prepare_cached(&with_question_marks(statement))?;
-        let columns = prepared.column_count();
-        let mut rows = prepared.query(params_from_iter(parameters))?;
-        while let Some(row) = rows.next()? {
-            let values: rusqlite::Result<Vec<Value>> =
-                (0..columns).map(|column| row.get_ref(column).map(Value::from)).collect();
-            each(Row::new(values?))?;
-        }
-        Ok(())
+        statements: &[Bound],
+        each: &mut dyn FnMut(usize, Row) -> Result<(), StoreError>,
+    ) -> Result<Vec<usize>, StoreError> {
+        let run = |(number, (text, parameters)): (usize, &Bound)| {
+            let mut prepared = self.0.prepare_cached(&with_question_marks(text))?;
+            let columns = prepared.column_count();
+            let mut rows = prepared.query(params_from_iter(*parameters))?;
+            while let Some(row) = rows.next()? {
+                let values: rusqlite::Result<Vec<Value>> =
+                    (0..columns).map(|column| row.get_ref(column).map(Value::from)).collect();
+                each(number, Row::new(values?))?;
+            }
+            Ok(self.0.changes() as usize)
+        };
+        statements.iter().enumerate().map(run).collect()
     }
 }
 
@@ -330,7 +338,7 @@ mod tests {
     fn few_connections_read_at_once_stay_open_and_take_turns() {
         let temporary = Temporary::sqlite();
         let engine =
-            Sqlite::open(&temporary.folder.join("reads.db"), IfMissing::Create).expect("a new database");
+            Sqlite::open(&temporary.folder.join("reads.db"), Access::Create).expect("a new database");
         let (reading, all) = (AtomicUsize::new(0), Barrier::new(READERS + 1));
         thread::scope(|scope| {
             for _ in 0..READERS {
@@ -371,7 +379,7 @@ mod tests {
     fn a_wait_for_one_of_our_own_readers_is_not_reported_as_another_process() {
         let temporary = Temporary::sqlite();
         let engine =
-            Sqlite::open(&temporary.folder.join("reads.db"), IfMissing::Create).expect("a new database");
+            Sqlite::open(&temporary.folder.join("reads.db"), Access::Create).expect("a new database");
         let now = Instant::now();
         let _all: Vec<_> = (0..READERS).map(|_| engine.reading.acquire(now).expect("a free one")).collect();
         let error = engine.read(|_| Ok(())).expect_err("all are in use").to_string();
@@ -403,7 +411,7 @@ mod tests {
         let other = Connection::open(&path).expect("a connection");
         other.execute_batch("BEGIN IMMEDIATE").expect("a lock");
         thread::scope(|scope| {
-            let opening = scope.spawn(|| Sqlite::open(&path, IfMissing::Create).map(drop));
+            let opening = scope.spawn(|| Sqlite::open(&path, Access::Create).map(drop));
             // Enough for a start that does not wait to fail.
             thread::sleep(Duration::from_millis(300));
             other.execute_batch("COMMIT").expect("the lock is released");

@@ -1,0 +1,272 @@
+//! The connection that writes: threads take it in turn, each for one transaction.
+
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rusqlite::Connection;
+
+use super::super::super::StoreError;
+use super::super::Session;
+use super::{Sqlite, Statements, lock};
+
+/// How long a write waits for its turn and for other processes, in total.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+
+/// There are locks for which SQLite does not wait by itself.
+const RETRY_PAUSE: Duration = Duration::from_millis(1);
+
+pub(super) struct Writer {
+    turn: Mutex<Turn>,
+    is_free: Condvar,
+    /// Since when a sync is running. They run one at a time: Linux reports a failure once for each descriptor.
+    syncing: Mutex<Option<Instant>>,
+    sync_turn: Mutex<()>,
+}
+
+struct Turn {
+    /// `None` while a thread writes with it.
+    connection: Option<Connection>,
+    taken: Instant,
+}
+
+impl Writer {
+    pub fn new(connection: Connection) -> Self {
+        Self {
+            turn: Mutex::new(Turn { connection: Some(connection), taken: Instant::now() }),
+            is_free: Condvar::new(),
+            syncing: Mutex::default(),
+            sync_turn: Mutex::default(),
+        }
+    }
+}
+
+impl Sqlite {
+    /// Whether a write has had the connection, or a sync has run, for longer than one may take: the disk or the file system
+    /// hangs.
+    pub fn is_stuck(&self) -> bool {
+        let turn = lock(&self.writer.turn);
+        let writing = turn.connection.is_none().then_some(turn.taken);
+        let syncing = *lock(&self.writer.syncing);
+        [writing, syncing].into_iter().flatten().any(|began| began.elapsed() > 2 * self.patience)
+    }
+
+    /// Runs `work` in a transaction, in its turn; if `durable`, it is on the disk when this returns.
+    pub fn transaction<T>(
+        &self,
+        durable: bool,
+        work: impl FnOnce(&dyn Session) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let value = self.transaction_until(Instant::now() + self.patience, work)?;
+        if durable {
+            self.sync()?;
+        }
+        Ok(value)
+    }
+
+    /// The same, not synced. It waits for its turn and for other processes until the deadline.
+    pub fn transaction_until<T>(
+        &self,
+        deadline: Instant,
+        work: impl FnOnce(&dyn Session) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let lease = self.lease(deadline)?;
+        self.restart_large_wal(lease.connection());
+        loop {
+            match lease.begin(deadline) {
+                Err(StoreError::Busy) if Instant::now() < deadline => thread::sleep(RETRY_PAUSE),
+                begun => break begun?,
+            }
+        }
+        let value = work(&Statements(lease.connection()))?;
+        lease.connection().prepare_cached("COMMIT")?.execute([])?;
+        Ok(value)
+    }
+
+    /// Makes every earlier commit durable. Other threads may write meanwhile.
+    pub fn sync(&self) -> Result<(), StoreError> {
+        let _turn = lock(&self.writer.sync_turn);
+        *lock(&self.writer.syncing) = Some(Instant::now());
+        let synced = self.files.sync();
+        *lock(&self.writer.syncing) = None;
+        synced
+    }
+
+    fn lease(&self, deadline: Instant) -> Result<Lease<'_>, StoreError> {
+        let mut turn = lock(&self.writer.turn);
+        loop {
+            if let Some(connection) = turn.connection.take() {
+                turn.taken = Instant::now();
+                return Ok(Lease { engine: self, connection: Some(connection) });
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(StoreError::Busy);
+            }
+            turn = self.writer.is_free.wait_timeout(turn, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// The write connection, while one thread has it. Dropping it rolls back what is not committed and gives the connection
+/// back: after an error and after a panic too.
+struct Lease<'a> {
+    engine: &'a Sqlite,
+    /// `None` only while it is dropped.
+    connection: Option<Connection>,
+}
+
+impl Lease<'_> {
+    fn connection(&self) -> &Connection {
+        self.connection.as_ref().expect("a lease should have its connection until it is dropped")
+    }
+
+    /// Checks that writing makes sense, and waits for other processes until the deadline.
+    fn begin(&self, deadline: Instant) -> Result<(), StoreError> {
+        self.engine.files.check()?;
+        self.connection().busy_timeout(deadline.saturating_duration_since(Instant::now()))?;
+        self.connection().prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        Ok(())
+    }
+}
+
+impl Drop for Lease<'_> {
+    fn drop(&mut self) {
+        // After some errors SQLite has rolled back already.
+        if !self.connection().is_autocommit() {
+            let _ = self.connection().execute_batch("ROLLBACK");
+        }
+        lock(&self.engine.writer.turn).connection = self.connection.take();
+        self.engine.writer.is_free.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::super::super::super::tests::Temporary;
+    use super::super::super::{Access, values};
+    use super::*;
+
+    fn engine(patience: Duration) -> (Temporary, Sqlite) {
+        let temporary = Temporary::sqlite();
+        let mut engine =
+            Sqlite::open(&temporary.folder.join("writer.db"), Access::Create).expect("a database");
+        engine.set_patience(patience);
+        engine
+            .transaction(false, |session| session.execute("CREATE TABLE t (x INTEGER CHECK (x <> 13))", &[]))
+            .expect("a table");
+        (temporary, engine)
+    }
+
+    fn insert(engine: &Sqlite, number: i64, durable: bool) -> Result<usize, StoreError> {
+        engine.transaction(durable, |session| session.execute("INSERT INTO t VALUES ($1)", &values![number]))
+    }
+
+    fn numbers(engine: &Sqlite) -> Vec<i64> {
+        let read =
+            |session: &dyn Session| session.rows("SELECT x FROM t ORDER BY x", &[], |mut row| row.next());
+        engine.read(read).expect("the numbers")
+    }
+
+    /// Runs `meanwhile` while another thread has the connection.
+    fn while_taken(engine: &Sqlite, meanwhile: impl FnOnce()) {
+        let barrier = Barrier::new(2);
+        thread::scope(|scope| {
+            let holder = scope.spawn(|| {
+                engine.transaction(false, |_| {
+                    barrier.wait();
+                    barrier.wait();
+                    Ok(())
+                })
+            });
+            barrier.wait();
+            meanwhile();
+            barrier.wait();
+            holder.join().expect("no panic").expect("it only waits");
+        });
+    }
+
+    #[test]
+    fn a_write_that_times_out_leaves_the_connection_usable() {
+        let (_temporary, engine) = engine(Duration::from_millis(30));
+        while_taken(&engine, || assert!(matches!(insert(&engine, 4, true), Err(StoreError::Busy))));
+        insert(&engine, 5, true).expect("the connection was given back");
+        assert_eq!(numbers(&engine), [5], "what timed out was not written");
+    }
+
+    #[test]
+    fn a_write_that_waits_has_its_turn() {
+        let (_temporary, engine) = engine(Duration::from_secs(600));
+        thread::scope(|scope| {
+            let mut waiting = None;
+            while_taken(&engine, || waiting = Some(scope.spawn(|| insert(&engine, 1, true))));
+            waiting.expect("a thread").join().expect("no panic").expect("its turn");
+        });
+    }
+
+    #[test]
+    fn a_write_ends_within_its_patience_if_another_process_has_the_database() {
+        let (temporary, engine) = engine(Duration::from_millis(300));
+        let other = Connection::open(temporary.folder.join("writer.db")).expect("the database");
+        other.execute_batch("BEGIN IMMEDIATE").expect("a lock");
+        let began = Instant::now();
+        thread::scope(|scope| {
+            for number in 0..4 {
+                let engine = &engine;
+                scope.spawn(move || assert!(matches!(insert(engine, number, true), Err(StoreError::Busy))));
+            }
+        });
+        assert!(began.elapsed() < Duration::from_secs(9), "{:?}", began.elapsed());
+        assert!(!engine.is_stuck(), "it answers that it is locked");
+        drop(other);
+        insert(&engine, 7, true).expect("the lock is gone");
+        assert_eq!(numbers(&engine), [7]);
+    }
+
+    #[test]
+    fn a_panic_or_an_error_gives_the_connection_back_and_rolls_back() {
+        let (_temporary, engine) = engine(PATIENCE);
+        let write = |session: &dyn Session| -> Result<(), StoreError> {
+            session.execute("INSERT INTO t VALUES (1)", &[])?;
+            panic!("on purpose");
+        };
+        let panicked = thread::scope(|scope| scope.spawn(|| engine.transaction(true, write)).join().is_err());
+        assert!(panicked);
+        let failing = |session: &dyn Session| {
+            session.execute("INSERT INTO t VALUES (1)", &[])?;
+            session.execute("INSERT INTO t VALUES (13)", &[])
+        };
+        assert!(engine.transaction(true, failing).is_err());
+        insert(&engine, 2, true).expect("the connection was given back");
+        assert_eq!(numbers(&engine), [2]);
+    }
+
+    #[test]
+    fn only_what_has_to_be_durable_is_synced() {
+        let (_temporary, mut engine) = engine(PATIENCE);
+        engine.files.make_unsyncable();
+        insert(&engine, 1, false).expect("no fsync");
+        assert!(matches!(insert(&engine, 2, true), Err(StoreError::NotSynced(_))));
+        assert!(matches!(insert(&engine, 3, false), Err(StoreError::NotSynced(_))), "until a restart");
+        assert_eq!(numbers(&engine), [1, 2], "what was committed before the fsync failed");
+    }
+
+    #[test]
+    fn a_write_or_a_sync_that_hangs_is_reported() {
+        let (_temporary, engine) = engine(Duration::from_millis(20));
+        assert!(!engine.is_stuck());
+        let until_stuck = || {
+            while !engine.is_stuck() {
+                thread::yield_now()
+            }
+        };
+        while_taken(&engine, until_stuck);
+        assert!(!engine.is_stuck());
+        *lock(&engine.writer.syncing) = Some(Instant::now());
+        until_stuck();
+        engine.sync().expect("a sync");
+        assert!(!engine.is_stuck());
+    }
+}

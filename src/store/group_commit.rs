@@ -1,0 +1,355 @@
+//! Group commit: writes to the ledger that wait at the same time share one transaction and one sync.
+//!
+//! A thread whose write waits and that finds no leader becomes the leader: it writes everything that waits in one
+//! transaction, syncs it if it has to be durable, and wakes the others. While it does so, the next group gathers.
+//!
+//! Outcomes have a queue of their own. They are synced, and they wait for a database that is lost; rows that begin do
+//! neither, and need not wait for those that do.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::slice;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use super::ledger::LedgerWrite;
+use super::{Store, StoreError};
+
+/// The pause before a group that found the database locked is tried again.
+const RETRY_PAUSE: Duration = Duration::from_millis(1);
+
+/// The writes that wait, and whether a thread writes a group.
+#[derive(Default)]
+pub(super) struct WriteQueue(Mutex<Waiting>);
+
+#[derive(Default)]
+struct Waiting {
+    has_leader: bool,
+    jobs: VecDeque<Arc<Job>>,
+}
+
+struct Job {
+    write: LedgerWrite,
+    deadline: Instant,
+    written: OnceLock<Written>,
+    /// Woken when it is written or has failed, and when it is next and there is no leader.
+    thread: Thread,
+}
+
+/// The name of the key, as a row that begins has it; empty for an outcome.
+pub(super) type Written = Result<String, StoreError>;
+
+impl WriteQueue {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        // A panic elsewhere leaves nothing half done behind it.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, write: LedgerWrite, patience: Duration) -> Arc<Job> {
+        let deadline = Instant::now() + patience;
+        let job = Arc::new(Job { write, deadline, written: OnceLock::new(), thread: thread::current() });
+        self.lock().jobs.push_back(Arc::clone(&job));
+        job
+    }
+
+    /// Waits to be woken. Past its deadline a job that no leader has taken leaves the queue.
+    fn wait(&self, job: &Arc<Job>) -> Result<(), StoreError> {
+        let left = job.deadline.saturating_duration_since(Instant::now());
+        if !left.is_zero() {
+            thread::park_timeout(left);
+        } else if self.withdraw(job) {
+            return Err(StoreError::Busy);
+        } else {
+            // A leader has it, and reports to it on every path.
+            thread::park();
+        }
+        Ok(())
+    }
+
+    fn withdraw(&self, job: &Arc<Job>) -> bool {
+        let mut waiting = self.lock();
+        let Some(place) = waiting.jobs.iter().position(|other| Arc::ptr_eq(other, job)) else {
+            return false;
+        };
+        waiting.jobs.remove(place);
+        // It may have been the one that was woken when the leader was done.
+        waiting.wake_next();
+        true
+    }
+}
+
+impl Waiting {
+    fn wake_next(&self) {
+        if let Some(next) = self.jobs.front() {
+            next.thread.unpark();
+        }
+    }
+}
+
+impl Store {
+    /// Writes in a transaction that other threads share. Returns when it is committed and, if it is an outcome, synced.
+    pub(super) fn write_shared(&self, write: LedgerWrite) -> Written {
+        let is_durable = write.is_durable();
+        let queue = if is_durable { &self.outcomes } else { &self.beginnings };
+        let job = queue.push(write, self.engine.patience(is_durable));
+        loop {
+            if let Some(written) = job.written.get() {
+                return written.clone();
+            }
+            match self.lead(queue, is_durable) {
+                Some(leader) => leader.write_group(),
+                None => queue.wait(&job)?,
+            }
+        }
+    }
+
+    /// Takes all that waits. Returns `None` if there is a leader already, or nothing to lead.
+    fn lead<'a>(&'a self, queue: &'a WriteQueue, is_durable: bool) -> Option<Leader<'a>> {
+        let mut waiting = queue.lock();
+        if waiting.jobs.is_empty() || mem::replace(&mut waiting.has_leader, true) {
+            return None;
+        }
+        Some(Leader { store: self, queue, is_durable, group: waiting.jobs.drain(..).collect() })
+    }
+}
+
+/// The right to write a group. Dropping it lets the next one lead, and reports a failure to every member that has no
+/// result: after a panic too.
+struct Leader<'a> {
+    store: &'a Store,
+    queue: &'a WriteQueue,
+    is_durable: bool,
+    group: Vec<Arc<Job>>,
+}
+
+impl Drop for Leader<'_> {
+    fn drop(&mut self) {
+        let mut waiting = self.queue.lock();
+        waiting.has_leader = false;
+        waiting.wake_next();
+        drop(waiting);
+        report(self.group.iter().map(|job| (job, Err(StoreError::Panicked))));
+    }
+}
+
+impl Leader<'_> {
+    /// Writes the group and reports to its members.
+    fn write_group(mut self) {
+        let mut results = match self.write_together(&self.group) {
+            Ok(results) => results,
+            // Another process has the database.
+            Err(StoreError::Busy) => return self.retry_later(),
+            Err(error) if self.group.len() == 1 || error.is_of_group() => vec![Err(error); self.group.len()],
+            // Try each write alone to find the failing one.
+            Err(_) => {
+                let alone =
+                    |job| self.write_together(slice::from_ref(job)).map_or_else(Err, |mut one| one.remove(0));
+                self.group.iter().map(alone).collect()
+            }
+        };
+        if self.is_durable
+            && results.iter().any(Result::is_ok)
+            && let Err(error) = self.store.engine.sync()
+        {
+            results
+                .iter_mut()
+                .filter(|result| result.is_ok())
+                .for_each(|result| *result = Err(error.clone()));
+        }
+        report(self.group.iter().zip(results));
+    }
+
+    fn write_together(&self, group: &[Arc<Job>]) -> Result<Vec<Written>, StoreError> {
+        let deadline = group.iter().map(|job| job.deadline).min().unwrap_or_else(Instant::now);
+        let writes: Vec<&LedgerWrite> = group.iter().map(|job| &job.write).collect();
+        self.store.write_together(&writes, deadline, self.is_durable)
+    }
+
+    /// Those that still have time go back to the head of the queue.
+    fn retry_later(&mut self) {
+        thread::sleep(RETRY_PAUSE);
+        let now = Instant::now();
+        let (late, in_time) = mem::take(&mut self.group).into_iter().partition(|job| job.deadline <= now);
+        self.group = late;
+        let mut waiting = self.queue.lock();
+        Vec::into_iter(in_time).rev().for_each(|job| waiting.jobs.push_front(job));
+        drop(waiting);
+        report(self.group.iter().map(|job| (job, Err(StoreError::Busy))));
+    }
+}
+
+/// Wakes the threads of those that had no result.
+fn report<'j>(results: impl IntoIterator<Item = (&'j Arc<Job>, Written)>) {
+    for (job, result) in results {
+        if job.written.set(result).is_ok() {
+            job.thread.unpark();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::sync::mpsc;
+
+    use super::super::NewRow;
+    use super::super::engine::Engine;
+    use super::super::ledger::tests::{id, outcome, row, write};
+    use super::super::tests::Temporary;
+    use super::*;
+
+    fn temporary(patience: Duration) -> Temporary {
+        let mut temporary = Temporary::new();
+        if let Engine::Sqlite(sqlite) = &mut temporary.store.engine {
+            sqlite.set_patience(patience);
+        }
+        temporary
+    }
+
+    /// Runs `meanwhile` while nothing can be written.
+    fn while_locked(store: &Store, meanwhile: impl FnOnce()) {
+        let barrier = Barrier::new(2);
+        thread::scope(|scope| {
+            let holder = scope.spawn(|| {
+                store.engine.transaction(false, |session| {
+                    store.lock_gateway(session, &store.gateway, store.epoch)?;
+                    barrier.wait();
+                    barrier.wait();
+                    Ok(())
+                })
+            });
+            barrier.wait();
+            meanwhile();
+            barrier.wait();
+            holder.join().expect("no panic").expect("it only waits");
+        });
+    }
+
+    fn waiting(queue: &WriteQueue) -> usize {
+        queue.lock().jobs.len()
+    }
+
+    fn until(condition: impl Fn() -> bool) {
+        while !condition() {
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn writes_that_wait_share_a_transaction_and_a_failing_one_fails_alone() {
+        let temporary = temporary(Duration::from_secs(60));
+        let store = &temporary.store;
+        let rows = [1, 2, 3, 4, 5, 6].map(|number| row("x", "key_1", number));
+        rows.iter().filter(|row| row.created != 4).for_each(|row| drop(store.begin(row).expect("a row")));
+        let (led, results) = thread::scope(|scope| {
+            let finish = |row: &'_ NewRow| store.finish(row, &outcome(200, Some(1)));
+            let mut writers = Vec::new();
+            while_locked(store, || {
+                for row in &rows {
+                    writers.push(scope.spawn(move || finish(row)));
+                    // The first one leads, and waits for the lock. The others gather.
+                    let others = row.created as usize - 1;
+                    until(|| store.outcomes.lock().has_leader && waiting(&store.outcomes) == others);
+                }
+            });
+            let mut results = writers.into_iter().map(|writer| writer.join().expect("no panic"));
+            (results.next().expect("the leader"), results.collect::<Vec<_>>())
+        });
+        led.expect("its outcome");
+        for (result, row) in results.iter().zip(&rows[1..]) {
+            assert_eq!(result.is_ok(), row.created != 4, "{result:?}");
+        }
+        assert!(matches!(results[2], Err(StoreError::NoRow)), "{:?}", results[2]);
+        let found = store.verify().expect("a walk");
+        assert_eq!((found.rows, found.fault), (5, None), "it has taken no number");
+    }
+
+    #[test]
+    fn a_write_whose_time_is_over_is_not_written() {
+        let temporary = temporary(Duration::from_millis(30));
+        let store = &temporary.store;
+        if store.engine.sqlite().is_none() {
+            return assert!(matches!(late(store), Err(StoreError::Busy)));
+        }
+        while_locked(store, || {
+            thread::scope(|scope| {
+                let begun =
+                    [1, 2, 3].map(|number| scope.spawn(move || store.begin(&row("x", "key_1", number))));
+                for result in begun {
+                    assert!(matches!(result.join().expect("no panic"), Err(StoreError::Busy)));
+                }
+            });
+            assert_eq!(waiting(&store.beginnings), 0);
+        });
+        assert!(matches!(late(store), Err(StoreError::Busy)));
+        write(store, "y", "key_1", 4, 200, None);
+        assert!(store.find_row(&id("x", 1)).expect("a look-up").is_none());
+    }
+
+    /// Waits for a leader after the deadline.
+    fn late(store: &Store) -> Result<(), StoreError> {
+        let job = store.beginnings.push(LedgerWrite::Begin(row("late", "key_1", 9)), Duration::ZERO);
+        let waited = store.beginnings.wait(&job);
+        assert_eq!(waiting(&store.beginnings), 0, "it has left the queue");
+        waited
+    }
+
+    /// A thread that nobody wakes would go on when its time is over: here after ten minutes.
+    #[test]
+    fn the_next_is_woken_when_the_leader_is_done_and_when_the_one_before_it_gives_up() {
+        let temporary = temporary(Duration::from_secs(600));
+        let store = &temporary.store;
+        let (sender, receiver) = mpsc::channel();
+        let begin =
+            |number| sender.send(store.begin(&row("x", "key_1", number)).is_ok()).expect("a receiver");
+        let ensure_woken = |writer: thread::ScopedJoinHandle<()>| {
+            let result = receiver.recv_timeout(Duration::from_secs(60));
+            // So that a failure is not reported after ten minutes.
+            writer.thread().unpark();
+            assert!(result.expect("it was not woken"));
+        };
+        thread::scope(|scope| {
+            let _first =
+                store.beginnings.push(LedgerWrite::Begin(row("x", "key_1", 1)), Duration::from_secs(600));
+            let leader = store.lead(&store.beginnings, false).expect("there is none");
+            let writer = scope.spawn(|| begin(2));
+            until(|| waiting(&store.beginnings) == 1);
+            leader.write_group();
+            ensure_woken(writer);
+            store.beginnings.lock().has_leader = true;
+            let late = store.beginnings.push(LedgerWrite::Begin(row("x", "key_1", 3)), Duration::ZERO);
+            let writer = scope.spawn(|| begin(4));
+            until(|| waiting(&store.beginnings) == 2);
+            store.beginnings.lock().has_leader = false;
+            assert!(matches!(store.beginnings.wait(&late), Err(StoreError::Busy)));
+            ensure_woken(writer);
+        });
+    }
+
+    #[test]
+    fn a_leader_that_panics_reports_to_its_group() {
+        let temporary = temporary(Duration::from_secs(60));
+        let store = &temporary.store;
+        let job = store.outcomes.push(LedgerWrite::Begin(row("x", "key_1", 1)), Duration::from_secs(60));
+        drop(store.lead(&store.outcomes, true).expect("there is none"));
+        assert!(matches!(job.written.get(), Some(Err(StoreError::Panicked))));
+        write(store, "y", "key_1", 2, 200, None);
+    }
+
+    #[test]
+    fn only_outcomes_are_synced_and_one_that_is_not_is_not_acknowledged() {
+        let mut temporary = Temporary::sqlite();
+        if let Engine::Sqlite(sqlite) = &mut temporary.store.engine {
+            sqlite.make_unsyncable();
+        }
+        let store = &temporary.store;
+        let begun = store.begin(&row("x", "key_1", 1)).expect("no sync");
+        store.record(&row("y", "key_1", 1), &outcome(400, None)).expect("no sync");
+        assert!(matches!(store.finish(&begun, &outcome(200, None)), Err(StoreError::NotSynced(_))));
+        assert!(
+            matches!(store.begin(&row("z", "key_1", 1)), Err(StoreError::NotSynced(_))),
+            "until a restart"
+        );
+    }
+}
