@@ -2,14 +2,18 @@
 
     python3 tests/browser/fill.py DATABASE [ROWS]
 
-The rows have an outcome and no seal: a service that starts on this database seals them and adds them to the rollup.
+The database has to be new, and no service may use it.
 """
 
 import math
+import pathlib
 import random
 import sqlite3
 import sys
 import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "outside"))
+from seal import seal  # noqa: E402
 
 DAYS = 90
 DAY = 86_400
@@ -86,6 +90,7 @@ def fill(database, rows, more_keys=0, audit_rows=0):
     connection.executemany(
         "INSERT INTO usage (request_id, key_id, key_name, created, status, error_code, prompt_tokens, completion_tokens,"
         " total_tokens, duration_ms, queue_ms, runtime_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", made)
+    seal(connection, now)
     connection.execute("COMMIT")
     connection.close()
 

@@ -9,12 +9,16 @@ Then the service starts on these files. A quarter of the starts are cut too, dur
 The log has the time of each call, so the power can also fail before the kill; answers that clients read after that moment
 are ignored. Every other cut is moved like this into a checkpoint, or to the moment when the -wal file starts again.
 
+Some cuts follow a head that `usage verify` has printed: the rows of refused requests are in the chain before they are
+synced, so the command has to sync them. The head must still be in the chain.
+
 At the end, or only that with --prove-it, the syncs of the -wal file do nothing and report success. The test must detect the
-lost rows.
+lost rows and heads.
 """
 
 import argparse
 import contextlib
+import json
 import pathlib
 import random
 import struct
@@ -23,7 +27,7 @@ import tempfile
 import time
 import typing
 
-from acknowledged import Answers, MeasuringRuntime, compare, kill_under_load
+from acknowledged import Answers, MeasuringRuntime, compare, kill_under_load, send
 from service import Service, ensure
 
 # Counted from the first answers of a run.
@@ -33,6 +37,9 @@ CUT_STARTS = 0.25
 RECOVERY_SECONDS = 0.02
 
 PROOFS = 2
+
+HEADS = 3
+ROWS_OF_A_HEAD = 5
 
 SOURCE = pathlib.Path(__file__).with_name("unsynced.c")
 RECORD = struct.Struct("=c15sQQQ")
@@ -230,6 +237,7 @@ def main():
         if not options.prove_it:
             print(f"power cut: {options.cuts} cuts, seed {options.seed}", flush=True)
             cut_and_compare(folder, runtime, shim, options.cuts, options.seed)
+            cut_after_heads(folder, runtime, shim)
         prove_it(folder, runtime, shim, options.seed)
 
 
@@ -275,8 +283,47 @@ def cut_a_start(service, disk, manner, chance):
     disk.cut_power(disk.calls(), manner, chance)
 
 
+def cut_after_heads(folder, runtime, shim):
+    """Cuts the power when `usage verify` has printed a head."""
+    proven = 0
+    for number in range(HEADS):
+        was_unsynced, verified = cut_after_head(folder / f"head-{number}", runtime, shim)
+        ensure(verified.returncode == 0, f"after the power cut: {verified.stdout}{verified.stderr}")
+        proven += was_unsynced
+    ensure(proven, "the rows of each head were synced before usage verify was run")
+    print(f"power cut: {HEADS} heads that usage verify printed are still in their chains, {proven} of them had unsynced rows",
+          flush=True)
+
+
+def cut_after_head(folder, runtime, shim, lie=None):
+    """Returns whether the head's rows were not synced when `usage verify` began, and what it finds after the power cut."""
+    service = new_service(folder, runtime)
+    disk = Disk(service, shim, lie)
+    disk.settle()
+    with service:
+        service.wait_until_it_answers()
+        with contextlib.closing(service.connection()) as connection:
+            for _ in range(ROWS_OF_A_HEAD):
+                status, _, text = send(connection, service, "nobody")
+                ensure(status == 400, f"not refused: {status} {text}")
+        began = time.monotonic_ns()
+        verified = service.run("usage", "verify", "--json")
+        ended = time.monotonic_ns()
+        service.kill()
+        ensure(verified.returncode == 0, f"usage verify fails: {verified.stdout}{verified.stderr}")
+        head, = json.loads(verified.stdout)["heads"]
+        ensure(head["seq"] == ROWS_OF_A_HEAD, f"{ROWS_OF_A_HEAD} rows were answered, the head is {head}")
+        calls = disk.calls()
+        before = disk.images([call for call in calls if call.time < began])
+        disk.cut_power([call for call in calls if call.time <= ended], "none", random.Random())
+        start(service, disk)
+        return bool(before["-wal"].since), service.run("usage", "verify", "--through", f"{head['seq']}:{head['hash']}")
+
+
 def prove_it(folder, runtime, shim, seed):
-    """Shows that the test detects the loss of completions that were acknowledged and not synced."""
+    """Shows that the test detects the loss of completions and heads that were acknowledged and not synced."""
+    _, verified = cut_after_head(folder / "false-head", runtime, shim, lie="-wal")
+    ensure("is not part of the chain" in verified.stderr, f"a lost head was not detected: {verified}")
     for proof in range(PROOFS):
         answers = Answers()
         service = new_service(folder / f"false-{proof}", runtime)

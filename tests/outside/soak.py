@@ -19,6 +19,7 @@ import threading
 import time
 
 from attackers import head, unknown_key
+from seal import seal
 from service import ROOT, Service, allocator_settings, ensure, until
 from small_memory import full_body
 from trial import BACK_SECONDS, Client, SlowRuntime, Tally, Trial, chat
@@ -39,8 +40,8 @@ MOST_WAL_MIB = 72
 OLD_ROWS = 20_000
 DAY = 86_400
 
-# Rows as requests left them before they were sealed. Half are older than a day, and a quarter become so during the run, the
-# rest later: some are left for the start after the run, also if the hourly removal came just before it.
+# Half of the rows are older than a day, and a quarter become so during the run, the rest later: some are left for the start
+# after the run, also if the hourly removal came just before it.
 ADD_OLD_ROWS = """
     WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :rows),
     made AS (SELECT i, :start + i * :span / :rows AS ms FROM n)
@@ -66,11 +67,10 @@ class AgedService(Service):
 
     def __enter__(self):
         span = 4 * MINUTES * 60_000
-        self.query(ADD_OLD_ROWS, {"rows": OLD_ROWS, "start": int((time.time() - DAY) * 1000 - span / 2), "span": int(span)})
-        super().__enter__()
-        # Only sealed rows are removed.
-        ensure(until(lambda: not self.query("SELECT 1 FROM usage WHERE seq IS NULL")), "the old rows were not sealed")
-        self.ensure_it_ends_well()
+        now = time.time()
+        with contextlib.closing(sqlite3.connect(self.database)) as database, database:
+            database.execute(ADD_OLD_ROWS, {"rows": OLD_ROWS, "start": int((now - DAY) * 1000 - span / 2), "span": int(span)})
+            seal(database, now)
         self.environment |= allocator_settings() | {"ADRIATICUM_USAGE_RETENTION_DAYS": "1"}
         return super().__enter__()
 

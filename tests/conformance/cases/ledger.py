@@ -193,6 +193,7 @@ def requests_interrupted_by_a_crash_are_marked_at_the_next_start():
     with _running_request() as (server, _connection, gate):
         server.keys()  # a command is not a start: it leaves the rows of running requests alone
         assert server.rows("SELECT status, error_code FROM usage") == [(None, None)]
+        assert json.loads(server.cli("usage", "--json").stdout)["requests"] == 0, "a running request is in no sum"
         server.stop(signal.SIGKILL)
         gate.set()
         server.start()
