@@ -54,9 +54,11 @@ fn remove(session: &dyn Session, gateway: &str, time: i64, most: i64) -> Result<
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use super::super::ledger::tests::{id, row, write};
     use super::super::tests::Temporary;
-    use super::super::{DAY, Filter, Grouping, Range};
+    use super::super::{DAY, Filter, Grouping, Range, Store};
 
     #[test]
     fn old_rows_go_and_what_they_add_up_to_stays() {
@@ -102,6 +104,41 @@ mod tests {
             let found = temporary.store.verify().expect("a walk");
             assert_eq!((found.rows, found.fault), (left, None));
         }
+    }
+
+    /// The gateways move the ends of their chains all the time, in the rows that retention changes.
+    #[test]
+    fn rows_are_removed_while_two_gateways_write() {
+        const ROWS: i64 = 150;
+        let mut temporary = Temporary::new();
+        let mut other = temporary.open_again();
+        temporary.store.join("a", "").expect("a start");
+        if other.engine.sqlite().is_none() {
+            other.join("b", "").expect("a start");
+        }
+        let (one, other) = (&temporary.store, &other);
+        let write_rows = |store: &Store, name: &str| {
+            for number in 0..ROWS {
+                write(store, &format!("{name}{number}"), "key_1", number, 200, Some(1));
+            }
+        };
+        let removed = thread::scope(|scope| {
+            let writers = [(one, "w"), (one, "x"), (other, "y"), (other, "z")];
+            // A SQLite database has one gateway.
+            let writers = writers.into_iter().filter(|(store, _)| store.epoch > 0);
+            let all: Vec<_> =
+                writers.map(|(store, name)| scope.spawn(move || write_rows(store, name))).collect();
+            let mut removed = 0;
+            while all.iter().any(|writer| !writer.is_finished()) {
+                removed += one.remove_before(ROWS - 10, 7).expect("a step");
+            }
+            removed as i64
+        });
+        assert!(removed > 0, "some were removed meanwhile");
+        let left = one.value::<i64>("SELECT count(seq) FROM usage");
+        let found = one.verify().expect("a walk");
+        assert_eq!((found.rows as i64, found.fault), (left, None));
+        assert_eq!(one.sums(Range::ALL, Filter::ALL).expect("the figures").requests, left + removed);
     }
 
     #[test]
