@@ -92,8 +92,8 @@ impl fmt::Display for StoreError {
             ),
             Self::Older { found, known } => write!(
                 f,
-                "the database has version {found}, and this program needs version {known}: make a backup (adriaticum backup \
-                 FILE), then restart the service (or start adriaticum serve) of this version, which upgrades the database"
+                "the database has version {found}, and this program needs version {known}: make a backup, then restart the \
+                 service (or start adriaticum serve) of this version, which upgrades the database"
             ),
             Self::Unreleased(found) => write!(
                 f,

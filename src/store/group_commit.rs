@@ -21,40 +21,41 @@ const RETRY_PAUSE: Duration = Duration::from_millis(1);
 
 /// The writes that wait, and whether a thread writes a group.
 #[derive(Default)]
-pub(super) struct WriteQueue(Mutex<Waiting>);
+pub(super) struct WriteQueue(Mutex<WaitingWrites>);
 
 #[derive(Default)]
-struct Waiting {
+struct WaitingWrites {
     has_leader: bool,
-    jobs: VecDeque<Arc<Job>>,
+    jobs: VecDeque<Arc<WaitingWrite>>,
 }
 
-struct Job {
+struct WaitingWrite {
     write: LedgerWrite,
     deadline: Instant,
-    written: OnceLock<Written>,
+    written: OnceLock<WriteResult>,
     /// Woken when it is written or has failed, and when it is next and there is no leader.
     thread: Thread,
 }
 
 /// The name of the key, as a row that begins has it; empty for an outcome.
-pub(super) type Written = Result<String, StoreError>;
+pub(super) type WriteResult = Result<String, StoreError>;
 
 impl WriteQueue {
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
+    fn lock(&self) -> MutexGuard<'_, WaitingWrites> {
         // A panic elsewhere leaves nothing half done behind it.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn push(&self, write: LedgerWrite, patience: Duration) -> Arc<Job> {
+    fn push(&self, write: LedgerWrite, patience: Duration) -> Arc<WaitingWrite> {
         let deadline = Instant::now() + patience;
-        let job = Arc::new(Job { write, deadline, written: OnceLock::new(), thread: thread::current() });
+        let job =
+            Arc::new(WaitingWrite { write, deadline, written: OnceLock::new(), thread: thread::current() });
         self.lock().jobs.push_back(Arc::clone(&job));
         job
     }
 
     /// Waits to be woken. Past its deadline a job that no leader has taken leaves the queue.
-    fn wait(&self, job: &Arc<Job>) -> Result<(), StoreError> {
+    fn wait(&self, job: &Arc<WaitingWrite>) -> Result<(), StoreError> {
         let left = job.deadline.saturating_duration_since(Instant::now());
         if !left.is_zero() {
             thread::park_timeout(left);
@@ -67,7 +68,7 @@ impl WriteQueue {
         Ok(())
     }
 
-    fn withdraw(&self, job: &Arc<Job>) -> bool {
+    fn withdraw(&self, job: &Arc<WaitingWrite>) -> bool {
         let mut waiting = self.lock();
         let Some(place) = waiting.jobs.iter().position(|other| Arc::ptr_eq(other, job)) else {
             return false;
@@ -79,7 +80,7 @@ impl WriteQueue {
     }
 }
 
-impl Waiting {
+impl WaitingWrites {
     fn wake_next(&self) {
         if let Some(next) = self.jobs.front() {
             next.thread.unpark();
@@ -89,7 +90,7 @@ impl Waiting {
 
 impl Store {
     /// Writes in a transaction that other threads share. Returns when it is committed and, if it is an outcome, synced.
-    pub(super) fn write_shared(&self, write: LedgerWrite) -> Written {
+    pub(super) fn write_shared(&self, write: LedgerWrite) -> WriteResult {
         let is_durable = write.is_durable();
         let queue = if is_durable { &self.outcomes } else { &self.beginnings };
         let job = queue.push(write, self.engine.patience(is_durable));
@@ -120,7 +121,7 @@ struct Leader<'a> {
     store: &'a Store,
     queue: &'a WriteQueue,
     is_durable: bool,
-    group: Vec<Arc<Job>>,
+    group: Vec<Arc<WaitingWrite>>,
 }
 
 impl Drop for Leader<'_> {
@@ -160,7 +161,7 @@ impl Leader<'_> {
         report(self.group.iter().zip(results));
     }
 
-    fn write_together(&self, group: &[Arc<Job>]) -> Result<Vec<Written>, StoreError> {
+    fn write_together(&self, group: &[Arc<WaitingWrite>]) -> Result<Vec<WriteResult>, StoreError> {
         let deadline = group.iter().map(|job| job.deadline).min().unwrap_or_else(Instant::now);
         let writes: Vec<&LedgerWrite> = group.iter().map(|job| &job.write).collect();
         self.store.write_together(&writes, deadline, self.is_durable)
@@ -180,7 +181,7 @@ impl Leader<'_> {
 }
 
 /// Wakes the threads of those that had no result.
-fn report<'j>(results: impl IntoIterator<Item = (&'j Arc<Job>, Written)>) {
+fn report<'j>(results: impl IntoIterator<Item = (&'j Arc<WaitingWrite>, WriteResult)>) {
     for (job, result) in results {
         if job.written.set(result).is_ok() {
             job.thread.unpark();

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::chain::Link;
 use super::engine::{Row, Session, Statement, Value, bound, values};
-use super::group_commit::Written;
+use super::group_commit::WriteResult;
 use super::rollup::Batch;
 use super::{Store, StoreError};
 use crate::when;
@@ -46,7 +46,7 @@ impl LedgerWrite {
 /// What came of a group.
 #[derive(Clone)]
 struct GroupWritten {
-    each: Vec<Written>,
+    each: Vec<WriteResult>,
     /// A row that it has written, with its hash if it has one: all of the group is written, or nothing.
     proof: Option<(String, Option<[u8; 32]>)>,
 }
@@ -224,7 +224,7 @@ impl Store {
         group: &[&LedgerWrite],
         deadline: Instant,
         outlasts: bool,
-    ) -> Result<Vec<Written>, StoreError> {
+    ) -> Result<Vec<WriteResult>, StoreError> {
         let written = self.engine.group(deadline, outlasts, |session, before: Option<&GroupWritten>| {
             if let Some(before) = before {
                 // The lock waits for a process of the server that may still be committing it.
@@ -287,7 +287,7 @@ impl Store {
             // The group fails, and the others are written without it.
             (LedgerWrite::Finish(_), None) | (LedgerWrite::Record(_), Some(_)) => Err(StoreError::NoRow),
         };
-        let each = group.iter().zip(found).map(result).collect::<Result<Vec<Written>, StoreError>>()?;
+        let each = group.iter().zip(found).map(result).collect::<Result<Vec<WriteResult>, StoreError>>()?;
         let links = head.links(&finished);
         let proof = match links.first() {
             Some(first) => Some((finished[0].request_id.clone(), Some(first.hash))),

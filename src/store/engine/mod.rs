@@ -234,7 +234,7 @@ impl Engine {
 }
 
 /// A statement's text and its parameters.
-pub type Bound<'a> = (&'a str, &'a [Value]);
+pub type BoundStatement<'a> = (&'a str, &'a [Value]);
 
 /// Runs statements, in a transaction or on one state of the database.
 pub trait Session {
@@ -242,7 +242,7 @@ pub trait Session {
     /// and every row of it, until that returns an error. Returns how many rows each statement changed.
     fn run(
         &self,
-        statements: &[Bound],
+        statements: &[BoundStatement],
         each: &mut dyn FnMut(usize, Row) -> Result<(), StoreError>,
     ) -> Result<Vec<usize>, StoreError>;
 }
@@ -300,7 +300,7 @@ pub struct Write {
     pub durable: bool,
 }
 
-pub fn bound(statements: &[Statement]) -> Vec<Bound<'_>> {
+pub fn bound(statements: &[Statement]) -> Vec<BoundStatement<'_>> {
     statements.iter().map(|statement| (statement.text, statement.parameters.as_slice())).collect()
 }
 

@@ -11,7 +11,7 @@ use postgres_protocol::Oid;
 use postgres_protocol::message::backend::Message;
 use postgres_protocol::message::frontend;
 
-use super::super::{Bound, Row, Value};
+use super::super::{BoundStatement, Row, Value};
 use super::link::Link;
 use super::wire::{Fields, SqlError, read_row, type_of, write_value};
 
@@ -46,7 +46,7 @@ impl Connection {
     pub fn run(
         &mut self,
         begin: Option<&str>,
-        statements: &[Bound],
+        statements: &[BoundStatement],
         deadline: Instant,
         each: &mut dyn FnMut(Row),
     ) -> Result<usize, SqlError> {
@@ -59,7 +59,7 @@ impl Connection {
     pub fn run_between(
         &mut self,
         begin: Option<&str>,
-        statements: &[Bound],
+        statements: &[BoundStatement],
         end: Option<&str>,
         deadline: Instant,
         each: &mut dyn FnMut(usize, Row),
@@ -86,7 +86,7 @@ impl Connection {
     fn write_messages<'a>(
         &mut self,
         begin: Option<&str>,
-        statements: &[Bound<'a>],
+        statements: &[BoundStatement<'a>],
         end: Option<&str>,
     ) -> io::Result<Vec<(&'a str, String)>> {
         let out = &mut self.output;
@@ -125,7 +125,7 @@ impl Connection {
     fn read_answer(
         &mut self,
         mut parts: impl Iterator<Item = bool>,
-        statements: &[Bound],
+        statements: &[BoundStatement],
         fresh: Vec<(&str, String)>,
         each: &mut dyn FnMut(usize, Row),
     ) -> io::Result<Result<Vec<usize>, SqlError>> {
@@ -297,7 +297,8 @@ mod tests {
         connection.run_text("CREATE TEMPORARY TABLE t (x BIGINT PRIMARY KEY)", soon()).expect("a table");
         let insert = "INSERT INTO t VALUES ($1)";
         let [one, two] = [values![1_i64], values![2_i64]];
-        let mut run = |begin, statements: &[Bound]| connection.run(begin, statements, soon(), &mut |_| ());
+        let mut run =
+            |begin, statements: &[BoundStatement]| connection.run(begin, statements, soon(), &mut |_| ());
         let twice = run(None, &[(insert, &one), (insert, &two), (insert, &one)]).expect_err("a duplicate");
         assert_eq!(state(&twice), "23505");
         assert_eq!(run(None, &[(insert, &two), (insert, &one)]), Ok(1), "none of the others was done");

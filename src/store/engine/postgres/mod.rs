@@ -25,7 +25,7 @@ pub use self::session_lock::{SessionLock, Sighting};
 pub use self::uri::DatabaseUri;
 use self::wire::SqlError;
 use super::super::StoreError;
-use super::{Access, Bound, Row, Session, Statement, Write, bound};
+use super::{Access, BoundStatement, Row, Session, Statement, Write, bound};
 
 /// What a start may take to find a host.
 const START_TIME: Duration = Duration::from_secs(10);
@@ -129,7 +129,7 @@ impl Postgres {
                 && did_nothing(&outcome)
             {
                 // The commit of the first proves that what the second finds is durable.
-                let look: [Bound; 2] = [(TRY_WRITE, &[]), (done.text, &done.parameters)];
+                let look: [BoundStatement; 2] = [(TRY_WRITE, &[]), (done.text, &done.parameters)];
                 outcome = pooled.connection().run(None, &look, until, &mut |_| ());
             }
             match outcome {
@@ -258,7 +258,7 @@ impl Statements {
 
     fn send(
         &self,
-        statements: &[Bound],
+        statements: &[BoundStatement],
         end: Option<&str>,
         each: &mut dyn FnMut(usize, Row),
     ) -> Result<Vec<usize>, StoreError> {
@@ -291,7 +291,7 @@ impl Drop for Statements {
 impl Session for Statements {
     fn run(
         &self,
-        statements: &[Bound],
+        statements: &[BoundStatement],
         each: &mut dyn FnMut(usize, Row) -> Result<(), StoreError>,
     ) -> Result<Vec<usize>, StoreError> {
         if statements.is_empty() {

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use super::super::super::StoreError;
 use super::super::sqlite::LockError;
-use super::super::{Bound, Row, values};
+use super::super::{BoundStatement, Row, values};
 use super::connection::Connection;
 use super::pool::Pool;
 use super::schema::LOCK;
@@ -172,7 +172,7 @@ impl SessionLock {
 
     fn run(
         &mut self,
-        statement: Bound,
+        statement: BoundStatement,
         deadline: Instant,
         each: &mut dyn FnMut(Row),
     ) -> Result<usize, SqlError> {

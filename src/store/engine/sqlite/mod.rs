@@ -25,7 +25,7 @@ use self::files::Files;
 pub use self::lock::{FileLock, LockError};
 use self::writer::Writer;
 use super::super::StoreError;
-use super::{Access, Bound, Row, Session, Table, Value};
+use super::{Access, BoundStatement, Row, Session, Table, Value};
 use crate::semaphore::Semaphore;
 
 /// How long a start waits for other processes.
@@ -258,10 +258,10 @@ fn with_question_marks(statement: &str) -> String {
 impl Session for Statements<'_> {
     fn run(
         &self,
-        statements: &[Bound],
+        statements: &[BoundStatement],
         each: &mut dyn FnMut(usize, Row) -> Result<(), StoreError>,
     ) -> Result<Vec<usize>, StoreError> {
-        let run = |(number, (text, parameters)): (usize, &Bound)| {
+        let run = |(number, (text, parameters)): (usize, &BoundStatement)| {
             let mut prepared = self.0.prepare_cached(&with_question_marks(text))?;
             let columns = prepared.column_count();
             let mut rows = prepared.query(params_from_iter(*parameters))?;

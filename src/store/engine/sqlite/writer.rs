@@ -17,14 +17,14 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 const RETRY_PAUSE: Duration = Duration::from_millis(1);
 
 pub(super) struct Writer {
-    turn: Mutex<Turn>,
+    turn: Mutex<WriteSlot>,
     is_free: Condvar,
     /// Since when a sync is running. They run one at a time: Linux reports a failure once for each descriptor.
     syncing: Mutex<Option<Instant>>,
     sync_turn: Mutex<()>,
 }
 
-struct Turn {
+struct WriteSlot {
     /// `None` while a thread writes with it.
     connection: Option<Connection>,
     taken: Instant,
@@ -33,7 +33,7 @@ struct Turn {
 impl Writer {
     pub fn new(connection: Connection) -> Self {
         Self {
-            turn: Mutex::new(Turn { connection: Some(connection), taken: Instant::now() }),
+            turn: Mutex::new(WriteSlot { connection: Some(connection), taken: Instant::now() }),
             is_free: Condvar::new(),
             syncing: Mutex::default(),
             sync_turn: Mutex::default(),
