@@ -202,10 +202,14 @@ mod tests {
 
     fn temporary(patience: Duration) -> Temporary {
         let mut temporary = Temporary::new();
+        set_patience(&mut temporary, patience);
+        temporary
+    }
+
+    fn set_patience(temporary: &mut Temporary, patience: Duration) {
         if let Engine::Sqlite(sqlite) = &mut temporary.store.engine {
             sqlite.set_patience(patience);
         }
-        temporary
     }
 
     /// Runs `meanwhile` while nothing can be written.
@@ -268,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_write_whose_time_is_over_is_not_written() {
-        let temporary = temporary(Duration::from_millis(30));
+        let mut temporary = temporary(Duration::from_millis(30));
         let store = &temporary.store;
         if store.engine.sqlite().is_none() {
             return assert!(matches!(late(store), Err(StoreError::Busy)));
@@ -284,6 +288,8 @@ mod tests {
             assert_eq!(waiting(&store.beginnings), 0);
         });
         assert!(matches!(late(store), Err(StoreError::Busy)));
+        set_patience(&mut temporary, Duration::from_secs(60));
+        let store = &temporary.store;
         write(store, "y", "key_1", 4, 200, None);
         assert!(store.find_row(&id("x", 1)).expect("a look-up").is_none());
     }
@@ -299,33 +305,38 @@ mod tests {
     /// A thread that nobody wakes would go on when its time is over: here after ten minutes.
     #[test]
     fn the_next_is_woken_when_the_leader_is_done_and_when_the_one_before_it_gives_up() {
-        let temporary = temporary(Duration::from_secs(600));
+        const TEN_MINUTES: Duration = Duration::from_secs(600);
+        let temporary = Temporary::new();
         let store = &temporary.store;
-        let (sender, receiver) = mpsc::channel();
-        let begin =
-            |number| sender.send(store.begin(&row("x", "key_1", number)).is_ok()).expect("a receiver");
-        let ensure_woken = |writer: thread::ScopedJoinHandle<()>| {
-            let result = receiver.recv_timeout(Duration::from_secs(60));
-            // So that a failure is not reported after ten minutes.
-            writer.thread().unpark();
-            assert!(result.expect("it was not woken"));
+        let push =
+            |number, patience| store.beginnings.push(LedgerWrite::Begin(row("x", "key_1", number)), patience);
+        // A write that waits, and does not try to lead.
+        let is_woken_by = |number, action: &dyn Fn()| {
+            let (sender, receiver) = mpsc::channel();
+            thread::scope(|scope| {
+                let next = scope.spawn(move || {
+                    let job = push(number, TEN_MINUTES);
+                    sender.send(()).expect("a receiver");
+                    store.beginnings.wait(&job).expect("time is left");
+                    sender.send(()).expect("a receiver");
+                });
+                receiver.recv().expect("it waits");
+                action();
+                let woken = receiver.recv_timeout(Duration::from_secs(60));
+                // So that a failure is not reported after ten minutes.
+                next.thread().unpark();
+                woken.is_ok()
+            })
         };
-        thread::scope(|scope| {
-            let _first =
-                store.beginnings.push(LedgerWrite::Begin(row("x", "key_1", 1)), Duration::from_secs(600));
-            let leader = store.lead(&store.beginnings, false).expect("there is none");
-            let writer = scope.spawn(|| begin(2));
-            until(|| waiting(&store.beginnings) == 1);
-            leader.write_group();
-            ensure_woken(writer);
-            store.beginnings.lock().has_leader = true;
-            let late = store.beginnings.push(LedgerWrite::Begin(row("x", "key_1", 3)), Duration::ZERO);
-            let writer = scope.spawn(|| begin(4));
-            until(|| waiting(&store.beginnings) == 2);
-            store.beginnings.lock().has_leader = false;
-            assert!(matches!(store.beginnings.wait(&late), Err(StoreError::Busy)));
-            ensure_woken(writer);
+        let leader = Mutex::new({
+            push(1, TEN_MINUTES);
+            store.lead(&store.beginnings, false)
         });
+        let end_leader = || leader.lock().expect("no panic").take().expect("a leader").write_group();
+        assert!(is_woken_by(2, &end_leader));
+        store.lead(&store.beginnings, false).expect("there is none").write_group();
+        let late = push(3, Duration::ZERO);
+        assert!(is_woken_by(4, &|| assert!(matches!(store.beginnings.wait(&late), Err(StoreError::Busy)))));
     }
 
     #[test]
