@@ -12,6 +12,7 @@ import ctypes
 import errno
 import fcntl
 import hashlib
+import http.client
 import json
 import os
 import pathlib
@@ -116,8 +117,6 @@ def run():
     VAR.mkdir(exist_ok=True)
     with alone(), contextlib.ExitStack() as children:
         settings = settings_of_the_service(port)
-        key = key_of_the_service(settings)
-        password = password_of_the_console(settings)
         if url := settings.get("ADRIATICUM_RUNTIME_URL"):
             warn_if_out_of_reach(url)
             runtime = f"The runtime is {url}. If it has several models, RUNTIME_MODEL=... chooses one."
@@ -127,10 +126,12 @@ def run():
             settings.setdefault("ADRIATICUM_RUNTIME_TIMEOUT", str(RUNTIME_TIMEOUT_SECONDS))
             runtime = "The model is SmolLM2-135M-Instruct: small, and often wrong. RUNTIME_URL=... uses your own runtime."
         service = children.enter_context(started_service(settings, port))
+        # Only the service upgrades a database that an earlier version has left in var/.
+        key = key_of_the_service(settings)
+        password = password_of_the_console(settings)
         base = f"http://localhost:{port}/v1"
         with contextlib.suppress(KeyboardInterrupt):
-            host = settings.get("ADRIATICUM_CONSOLE_HOST", "console.localhost")
-            console = f"http://{host}:{port}/, {password}"
+            console = f"http://{console_host(settings)}:{port}/, {password}"
             print(READY.format(base=base, key=key, console=console, runtime=runtime, var=VAR, log=SERVICE_LOG,
                                database=DATABASE, binary=os.path.relpath(BINARY)))
             fail_when_one_ends(service)
@@ -182,6 +183,10 @@ def settings_of_the_service(port):
         if value := os.environ.get(name):
             settings[f"ADRIATICUM_{name}"] = value
     return settings
+
+
+def console_host(settings):
+    return settings.get("ADRIATICUM_CONSOLE_HOST", "console.localhost")
 
 
 def key_of_the_service(settings):
@@ -302,7 +307,12 @@ def started_service(settings, port):
     with started([BINARY, "serve"], SERVICE_LOG, env=settings) as service:
         end = time.monotonic() + START_SECONDS
         while time.monotonic() < end and service.poll() is None:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            # It listens before it has opened its database, and answers afterwards.
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                probe = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
+                probe.request("GET", "/healthz", headers={"Host": console_host(settings)})
+                probe.getresponse()
+                probe.close()
                 break
             time.sleep(0.01)
         else:
