@@ -2,15 +2,13 @@
 //! the console is served on no other host.
 
 use std::net::IpAddr;
-use std::time::Instant;
+use std::sync::Arc;
 
-use crate::api::key::Caller;
-use crate::client::Cancellation;
 use crate::console::Console;
 use crate::error::{ApiError, Failure};
 use crate::http::head::split_authority;
-use crate::http::{Client, Head, Request, Response};
-use crate::listener::{Admission, Destination, Lane, Service};
+use crate::http::{Client, Head, Response};
+use crate::listener::{Admission, Call, Destination, Identity, Lane, Running, Service, Ticket};
 use crate::pipeline::Pipeline;
 
 pub struct Dispatcher {
@@ -46,18 +44,19 @@ impl Dispatcher {
 }
 
 impl Service for Dispatcher {
-    /// `None` for the console, whose pages look up their session themselves.
-    type Caller = Option<Result<Caller, Failure>>;
-
     fn admit(&self, client: Client, head: &Head) -> Admission {
         if let Some(console) = self.console(client, head) {
             if let Some(response) = console.probe(head) {
                 return Admission::Answer(response);
             }
-            return Admission::Read(Destination::Console(console.ticket(client, head)));
+            return Admission::Read(Destination::Console, console.ticket(client, head));
         }
         match self.api.check_head(head) {
-            Ok(digest) => Admission::Read(Destination::Api(digest)),
+            Ok(digest) => {
+                let (credential, origin) = (Some(digest), client.peer);
+                let ticket = Ticket { credential, origin, ..Ticket::default() };
+                Admission::Read(Destination::Api(digest), ticket)
+            }
             Err(failure) => {
                 self.api.metrics.head_refused.add(1);
                 let failure = self.with_console_address(client, head, failure);
@@ -70,37 +69,35 @@ impl Service for Dispatcher {
         self.api.outage()
     }
 
-    fn identify(&self, request: &Request) -> (Self::Caller, Option<Lane>) {
-        if let Some(console) = self.console(request.client, &request.head) {
-            return (None, console.lane(request));
-        }
-        let caller = self.api.identify(request);
-        let lane = caller.as_ref().ok().map(|caller| Lane {
-            name: caller.key_id.clone(),
-            limit: caller.concurrent.map(|limit| limit as usize),
-        });
-        (Some(caller), lane)
-    }
-
-    fn answer(
-        &self,
-        request: &Request,
-        caller: Self::Caller,
-        received: Instant,
-        cancellation: &Cancellation,
-    ) -> Response {
-        match self.console(request.client, &request.head) {
-            Some(console) => console.answer(request),
-            None => {
-                let caller = caller.unwrap_or_else(|| self.api.identify(request));
-                self.api.answer(request, caller, received, cancellation)
+    fn identify(&self, call: &Call) -> Identity {
+        match (call.destination, &self.console) {
+            (Destination::Api(digest), _) => match self.api.identify(call, &digest) {
+                Ok(caller) => Identity::Known(Lane { name: caller.key_id, limit: caller.concurrent }),
+                Err(response) => Identity::Refused(response),
+            },
+            (Destination::Console, Some((_, console))) => {
+                console.lane(&call.request).map_or(Identity::Unknown, Identity::Known)
             }
+            (Destination::Console, None) => Identity::Unknown,
         }
     }
 
-    fn refuse(&self, peer: Option<IpAddr>, request: Option<&Request>, failure: Failure) -> Response {
-        match request.and_then(|request| self.console(request.client, &request.head)) {
-            Some(console) => console.refuse(),
+    fn lanes(&self, names: &[Arc<str>]) -> Option<Vec<Lane>> {
+        self.api.lanes(names)
+    }
+
+    fn answer(&self, call: &Call, running: &Running) -> Response {
+        match (call.destination, &self.console) {
+            (Destination::Api(digest), _) => self.api.answer(call, &digest, running),
+            (Destination::Console, Some((_, console))) => console.answer(&call.request),
+            (Destination::Console, None) => unreachable!("only the console admits requests for it"),
+        }
+    }
+
+    fn refuse(&self, peer: Option<IpAddr>, call: Option<&Call>, failure: Failure) -> Response {
+        let is_for_console = call.is_some_and(|call| call.destination == Destination::Console);
+        match self.console.as_ref().filter(|_| is_for_console) {
+            Some((_, console)) => console.refuse(),
             None => self.api.refuse(peer, failure),
         }
     }

@@ -13,10 +13,10 @@ use crate::api::grounding::Grounding;
 use crate::api::key::{self, Caller};
 use crate::api::refusals::Refusals;
 use crate::api::{host, inference, ledger, permission, reply, route, size, validation};
-use crate::client::Cancellation;
 use crate::config::Compatibility;
 use crate::error::Failure;
 use crate::http::{Head, Request, Response};
+use crate::listener::{Call, Lane, Running};
 use crate::metrics::Metrics;
 use crate::runtime::{Chat, Generated, Runtimes};
 use crate::store::{Digest, NewRow, Store, StoreError};
@@ -48,22 +48,37 @@ impl Pipeline {
         self.store.lost().map(|error| ledger::not_opened(&error))
     }
 
-    /// Looks up the key of a request: which lane it is in depends on it.
-    pub fn identify(&self, request: &Request) -> Result<Caller, Failure> {
-        catch_panic(|| key::authenticate(&request.head, &self.store, when::now()))
+    /// Looks up the key of a request that the queue does not know, or answers the request.
+    pub fn identify(&self, call: &Call, digest: &Digest) -> Result<Caller, Box<Response>> {
+        let record = Record::new(call.request.client.peer, call.received);
+        let look_up = || {
+            size::check(&call.request)?;
+            key::authenticate(digest, &self.store, when::now())
+        };
+        catch_panic(look_up).map_err(|failure| Box::new(self.conclude(&record, &Err(failure))))
     }
 
-    /// Answers a complete request of this caller.
-    pub fn answer(
-        &self,
-        request: &Request,
-        caller: Result<Caller, Failure>,
-        received: Instant,
-        cancellation: &Cancellation,
-    ) -> Response {
-        let mut record = Record::new(request.client.peer, received);
-        record.spent.cancellation = cancellation.clone();
-        let result = catch_panic(|| self.complete(request, caller, &mut record));
+    /// Of these keys those that are valid, with their limits; `None` if they can't be read.
+    pub fn lanes(&self, ids: &[Arc<str>]) -> Option<Vec<Lane>> {
+        let now = when::now();
+        let keys = self.store.find_keys(ids).ok()?.into_iter().filter(|key| key.is_valid(now));
+        Some(keys.map(|key| Lane { name: key.id, limit: key.concurrent }).collect())
+    }
+
+    /// Answers a complete request.
+    pub fn answer(&self, call: &Call, digest: &Digest, running: &Running) -> Response {
+        let mut record = Record::new(call.request.client.peer, call.received);
+        record.spent.cancellation = call.cancellation.clone();
+        let caller = catch_panic(|| key::authenticate(digest, &self.store, when::now()));
+        if let Ok(caller) = &caller {
+            limit.set(caller.concurrent)
+        }
+        let result = catch_panic(|| self.complete(&call.request, caller, &mut record));
+        self.conclude(&record, &result)
+    }
+
+    /// Counts and logs a request, and makes its response.
+    fn conclude(&self, record: &Record, result: &Result<Generated, Failure>) -> Response {
         let outcome = result.as_ref().map(|generated| generated.tokens).map_err(|failure| failure.error);
         if !record.is_abandoned {
             self.metrics.answered(outcome, &record.times());
@@ -71,9 +86,9 @@ impl Pipeline {
         record.searched().iter().for_each(|searched| self.metrics.searched(searched));
         // A key whose refusals leave no row must not fill the log either.
         if !record.is_unrecorded {
-            record.log(&result);
+            record.log(result);
         }
-        respond(&record, &result)
+        respond(record, result)
     }
 
     /// Answers a request that gets no worker.

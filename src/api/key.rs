@@ -26,8 +26,8 @@ pub struct Caller {
 
 /// Looks up the key of a request. Any process may change it meanwhile, so the ledger checks it again when it inserts
 /// the open row.
-pub fn authenticate(head: &Head, store: &Store, now: i64) -> Result<Caller, Failure> {
-    let key = store.find_key(&digest(head)?).map_err(|error| Failure {
+pub fn authenticate(digest: &Digest, store: &Store, now: i64) -> Result<Caller, Failure> {
+    let key = store.find_key(digest).map_err(|error| Failure {
         cause: error.for_log("keys"),
         ..Failure::new(
             ApiError::ServiceUnavailable,

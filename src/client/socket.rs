@@ -38,6 +38,11 @@ impl Cancellation {
         self.lock().is_cancelled
     }
 
+    /// Whether both cancel the same request.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     fn lock(&self) -> MutexGuard<'_, CallState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

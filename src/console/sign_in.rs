@@ -60,6 +60,7 @@ impl SignIn {
             lane,
             origin,
             exclusive: (head.method(), head.path()) == ("POST", "/sign-in"),
+            is_begun: false,
         }
     }
 

@@ -10,7 +10,7 @@ use super::limits::Limits;
 use super::socket::Stream;
 use super::tls::Session;
 use super::workers::Outgoing;
-use super::{Admission, Admitted, Destination};
+use super::{Admission, Call, Destination, Ticket};
 use crate::http::response::Pieces;
 use crate::http::{Client, Head, Malformed, Reader, Response};
 
@@ -24,7 +24,7 @@ pub(super) struct Connection {
     deadline: Option<Instant>,
     reader: Reader,
     /// The decision from the head of the request whose body is being read.
-    admitted: Option<(Client, Destination)>,
+    admitted: Option<(Client, Destination, Ticket)>,
     /// Bytes after a complete request: the beginning of the next.
     unread: Vec<u8>,
     /// The socket may hold bytes. Events are edge-triggered, so this has to be remembered.
@@ -72,7 +72,7 @@ pub(super) enum Outcome {
     TurnOver,
     /// For a turn in which it may take the next step of its handshake.
     Handshake,
-    Request(Admitted),
+    Request(Box<Call>, Ticket),
     /// The head was enough for a response.
     Answered(Answered),
     /// A piece of a long response is sent; the next one has to be made.
@@ -286,14 +286,13 @@ mod tests {
 
     use mio::net::UnixStream;
 
-    use super::super::Ticket;
     use super::*;
 
     const TURN: usize = 10_000;
 
     /// Takes a turn, and returns what came of it and how much was not read.
     fn take_turn(connection: &mut Connection, limits: &Limits) -> (Outcome, usize) {
-        let admit = |_: &mut Client, _: &Head| Admission::Read(Destination::Console(Ticket::default()));
+        let admit = |_: &mut Client, _: &Head| Admission::Read(Destination::Console, Ticket::default());
         let mut turn =
             Turn { scratch: &mut [0; 4096], limits, left: TURN, may_shake_hands: false, admit: &admit };
         let outcome = connection.advance(&mut turn);

@@ -18,11 +18,11 @@ use super::connection::{Answered, Connection, Expired, Then};
 use super::load::Cause;
 use super::pressure::PressureLog;
 use super::room::{Held, Holdings, Origin};
-use super::workers::{Job, Outgoing, Workers, connection_after};
-use super::{Acceptor, Admitted, Destination, Limits, Listener, Load, Proxies, Pulse, Service, Socket};
+use super::workers::{Outgoing, Workers, connection_after};
+use super::{Acceptor, Call, Destination, Limits, Listener, Load, Proxies, Pulse, Service, Socket, Ticket};
 use crate::client::Cancellation;
 use crate::error::Failure;
-use crate::http::{Request, response};
+use crate::http::response;
 
 pub(super) const WAKE: Token = Token(usize::MAX);
 const STOP: Token = Token(usize::MAX - 1);
@@ -212,7 +212,7 @@ impl<S: Service> EventLoop<S> {
     }
 
     /// Gives a complete request to the workers. If there is no room, one is shed: this one, or one that waits.
-    fn hand_over(&mut self, index: usize, admitted: Admitted) {
+    fn hand_over(&mut self, index: usize, call: Call, ticket: Ticket) {
         self.connections[index].connection.hand_over();
         // Its memory counts as the workers' now.
         self.account(index);
@@ -220,23 +220,22 @@ impl<S: Service> EventLoop<S> {
         if self.connections[index].connection.is_read_closed() {
             return self.drop_abandoned(index);
         }
-        if !self.make_room_for_bytes(admitted.request.weight()) {
+        if !self.make_room_for_bytes(call.request.weight()) {
             self.load.count(Cause::BuffersFull);
             let reached = "the limit on buffered bytes is reached";
-            return self.refuse(index, Some(&admitted.request), Failure::shed(reached));
+            return self.refuse(index, Some(&call), Failure::shed(reached));
         }
-        let full = match admitted.destination {
+        let full = match call.destination {
             Destination::Api(_) => Cause::QueueFull,
-            Destination::Console(_) => Cause::ConsoleFull,
+            Destination::Console => Cause::ConsoleFull,
         };
-        let call = Cancellation::default();
-        self.connections[index].call = Some(call.clone());
-        for Job { connection, request, .. } in self.workers.answer(index, admitted, call) {
+        self.connections[index].call = Some(call.cancellation.clone());
+        for job in self.workers.answer(index, call, ticket) {
             self.load.count(full);
             let taken = "every worker and every place in the queue is taken";
-            self.refuse(connection, Some(&request), Failure::shed(taken));
-            if connection != index {
-                self.line_up(connection);
+            self.refuse(job.connection, job.call(), Failure::shed(taken));
+            if job.connection != index {
+                self.line_up(job.connection);
             }
         }
     }
@@ -250,12 +249,12 @@ impl<S: Service> EventLoop<S> {
     }
 
     /// Answers a broken or shed request without a worker, and closes the connection.
-    fn refuse(&mut self, index: usize, request: Option<&Request>, failure: Failure) {
+    fn refuse(&mut self, index: usize, call: Option<&Call>, failure: Failure) {
         self.connections[index].call = None;
         let connection = &mut self.connections[index].connection;
-        let peer = request.map_or(connection.peer(), |request| request.client.peer);
-        let without_body = request.is_some_and(|request| request.head.method() == "HEAD");
-        let response = self.service.refuse(peer, request, failure);
+        let peer = call.map_or(connection.peer(), |call| call.request.client.peer);
+        let without_body = call.is_some_and(|call| call.request.head.method() == "HEAD");
+        let response = self.service.refuse(peer, call, failure);
         let answer = response.encode(response::Connection::Close, without_body);
         connection.forget_request();
         connection.send_response(Outgoing::new(answer, Then::Close), &self.limits);
@@ -299,10 +298,10 @@ impl<S: Service> EventLoop<S> {
     /// database, to write the outcome of a completion.
     fn refuse_waiting(&mut self) {
         while let Some(failure) = self.service.outage()
-            && let Some(Job { connection, request, .. }) = self.workers.take_waiting()
+            && let Some(job) = self.workers.take_waiting()
         {
-            self.refuse(connection, Some(&request), failure);
-            self.advance(connection, false);
+            self.refuse(job.connection, job.call(), failure);
+            self.advance(job.connection, false);
         }
     }
 

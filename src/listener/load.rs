@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use super::lane::LaneLoad;
 use super::limits::Limits;
-use super::queue::{FairQueue, LaneLoad};
+use super::queue::FairQueue;
 use super::workers::Job;
 
 /// The listener and its workers write here; others take a [`Snapshot`].
@@ -118,7 +119,7 @@ impl Load {
     pub(super) fn new(limits: &Limits) -> Self {
         Self {
             limits: limits.clone(),
-            queue: Arc::new(FairQueue::new(limits.workers, limits.queue)),
+            queue: Arc::new(FairQueue::new(limits.workers, limits.queue, false)),
             weight: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
             buffered: AtomicUsize::new(0),

@@ -5,6 +5,7 @@
 
 mod connection;
 mod event_loop;
+mod lane;
 mod limits;
 mod load;
 mod pressure;
@@ -24,13 +25,14 @@ use std::time::Instant;
 
 use mio::{Poll, Waker};
 
+pub use lane::{Lane, LaneLoad, Ticket};
 pub use limits::Limits;
 pub use load::{Cause, Level, Load, Snapshot};
 pub use proxies::{Proxies, Proxy};
 pub use pulse::Pulse;
-pub use queue::{Lane, LaneLoad, Ticket};
 pub use socket::{Address, Socket};
 pub use tls::{Acceptor, Certificate, TlsError};
+pub use workers::Running;
 
 use self::event_loop::{EventLoop, WAKE};
 use crate::client::Cancellation;
@@ -40,9 +42,6 @@ use crate::store::Digest;
 
 /// Answers requests.
 pub trait Service: Send + Sync + 'static {
-    /// What was found out about the client of a request.
-    type Caller;
-
     /// Decides from its head what happens to a request. The loop calls this, so nothing is looked up.
     fn admit(&self, client: Client, head: &Head) -> Admission;
 
@@ -51,20 +50,18 @@ pub trait Service: Send + Sync + 'static {
         None
     }
 
-    /// Looks up who sent a request, on the worker that has taken it, and returns its lane; `None` for a stranger.
-    fn identify(&self, request: &Request) -> (Self::Caller, Option<Lane>);
+    /// Looks up who sent a request whose key or session is not known to the queue.
+    fn identify(&self, call: &Call) -> Identity;
 
-    /// Answers a complete request, on a worker. If the client goes away, the loop cancels the calls that this makes.
-    fn answer(
-        &self,
-        request: &Request,
-        caller: Self::Caller,
-        received: Instant,
-        cancellation: &Cancellation,
-    ) -> Response;
+    /// Of these lanes those whose key is still valid, with their present limits; `None` if they can't be read.
+    fn lanes(&self, names: &[Arc<str>]) -> Option<Vec<Lane>>;
 
-    /// Answers a request that gets no worker: broken HTTP, or one that is shed, whose head is known.
-    fn refuse(&self, peer: Option<IpAddr>, request: Option<&Request>, failure: Failure) -> Response;
+    /// Answers a complete request, on a worker. If the client goes away, the loop cancels the calls that this makes. Until it
+    /// has set the limit of its lane, or is done, the other requests of the lane wait.
+    fn answer(&self, call: &Call, running: &Running) -> Response;
+
+    /// Answers a request that gets no worker: broken HTTP, or one that is shed.
+    fn refuse(&self, peer: Option<IpAddr>, call: Option<&Call>, failure: Failure) -> Response;
 }
 
 /// What the head of a request decides.
@@ -72,21 +69,39 @@ pub enum Admission {
     /// The response: none of the body is needed for it.
     Answer(Response),
     /// The body is read, and then a thread answers the request.
-    Read(Destination),
+    Read(Destination, Ticket),
 }
 
-/// Whose threads answer a request, and its place in their queue.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Whose threads answer a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
     /// The digest of the key that it presents.
     Api(Digest),
-    Console(Ticket),
+    Console,
 }
 
-/// A complete request and what its head decided.
-pub struct Admitted {
+/// A complete request on its way to its answer.
+pub struct Call {
     pub request: Request,
     pub destination: Destination,
+    /// When it was complete.
+    pub received: Instant,
+    /// Cancelled when the client goes away.
+    pub cancellation: Cancellation,
+}
+
+impl Call {
+    fn new(request: Request, destination: Destination) -> Self {
+        Self { request, destination, received: Instant::now(), cancellation: Cancellation::default() }
+    }
+}
+
+/// Who sent a request.
+pub enum Identity {
+    Known(Lane),
+    /// Nobody that is known; the console answers such requests all the same.
+    Unknown,
+    Refused(Box<Response>),
 }
 
 /// The sockets and the limits, before it serves.

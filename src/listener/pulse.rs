@@ -18,6 +18,8 @@ pub struct Pulse {
     asked: AtomicBool,
     /// When a worker last started a request: milliseconds since `started`.
     work_started: AtomicU64,
+    /// When the look-up of a stranger began, if one runs: milliseconds since `started`, and one more.
+    look_up: AtomicU64,
 }
 
 impl Pulse {
@@ -28,6 +30,7 @@ impl Pulse {
             started: Instant::now(),
             asked: AtomicBool::new(false),
             work_started: AtomicU64::new(0),
+            look_up: AtomicU64::new(0),
         }
     }
 
@@ -42,10 +45,13 @@ impl Pulse {
     }
 
     /// Whether all workers are busy and none has started a request within `deadline`: then each of them has been with
-    /// its request for longer than a request may take.
+    /// its request for longer than a request may take. The same for the thread that looks up strangers.
     pub fn workers_stuck(&self, deadline: Duration) -> bool {
-        let work_started = Duration::from_millis(self.work_started.load(Ordering::Acquire));
-        self.load.all_workers_busy() && self.started.elapsed().saturating_sub(work_started) > deadline
+        let is_overdue = |began: u64| self.elapsed().saturating_sub(began) > deadline.as_millis() as u64;
+        let look_up = self.look_up.load(Ordering::Acquire);
+        let is_all_busy = self.load.all_workers_busy();
+        (is_all_busy && is_overdue(self.work_started.load(Ordering::Acquire)))
+            || (look_up != 0 && is_overdue(look_up))
     }
 
     /// The loop calls this once per turn.
@@ -54,8 +60,23 @@ impl Pulse {
     }
 
     pub(super) fn work_started(&self) {
-        let elapsed = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.work_started.store(elapsed, Ordering::Release);
+        self.work_started.store(self.elapsed(), Ordering::Release);
+    }
+
+    /// A look-up runs until the result is dropped.
+    pub(super) fn start_look_up(&self) -> impl Drop {
+        struct LookUp<'a>(&'a AtomicU64);
+        impl Drop for LookUp<'_> {
+            fn drop(&mut self) {
+                self.0.store(0, Ordering::Release);
+            }
+        }
+        self.look_up.store(self.elapsed() + 1, Ordering::Release);
+        LookUp(&self.look_up)
+    }
+
+    fn elapsed(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 }
 
@@ -63,8 +84,8 @@ impl Pulse {
 mod tests {
     use mio::{Poll, Token};
 
+    use super::super::Limits;
     use super::super::workers::Job;
-    use super::super::{Limits, Ticket};
     use super::*;
 
     #[test]
@@ -81,10 +102,9 @@ mod tests {
         assert!(pulse.loop_answered());
         std::thread::sleep(Duration::from_millis(2));
         let start = || {
-            load.queue.push(Ticket::default(), Job::of("GET / HTTP/1.1\r\nHost: h\r\n\r\n", &load));
-            load.queue.claim_tokens();
+            load.queue.push(Job::of("GET / HTTP/1.1\r\nHost: h\r\n\r\n", &load));
             let taken = load.queue.take().expect("the request");
-            load.queue.start(taken, None).expect("a stranger has no limit");
+            load.queue.set_limit(&taken.lane, None);
         };
         start();
         assert!(!pulse.workers_stuck(none), "one worker is free");

@@ -1,205 +1,240 @@
 //! The queue before a thread group: bounded, with a lane for each key, served round robin.
 //!
-//! The pool's own queue holds tokens, never requests: a token lets a thread take the next eligible request, or nothing.
-//! There are at least as many tokens as eligible requests, so none of these waits while a thread is free.
+//! Strangers, whose key or session is not known yet, share one lane. The API's workers never take from it: a thread of its own
+//! looks them up and moves each to the lane of its key. The console's threads serve strangers themselves.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
+use super::lane::{Known, Lane, LaneLoad, Name, REMEMBERED, Ticket};
 use crate::store::Digest;
 
-/// How many accepted keys or sessions are remembered. It only decides which lane a request waits in.
-const REMEMBERED: usize = 1024;
+/// What can wait in the queue.
+pub(super) trait Queued {
+    fn ticket(&self) -> &Ticket;
 
-/// Whose request it is, once it was looked up.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lane {
-    /// A key's id.
-    pub name: String,
-    /// How many of its requests run at once.
-    pub limit: Option<usize>,
-}
-
-/// What the head of a request decides about its place in the queue.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ticket {
-    /// The digest of the key or session that it presents.
-    pub credential: Option<Digest>,
-    /// The lane of a request whose credential is not known; `None` is the lane that all strangers share.
-    pub lane: Option<Arc<str>>,
-    /// The address of a stranger. If there are too many strangers, the address that sent most loses a request.
-    pub origin: Option<IpAddr>,
-    /// One of these runs at a time, whatever its lane. The others wait without a thread.
-    pub exclusive: bool,
-}
-
-/// What the queue holds for one key.
-#[derive(Debug, PartialEq, Eq)]
-pub struct LaneLoad {
-    pub name: Arc<str>,
-    pub waiting: usize,
-    pub running: usize,
-    pub limit: Option<usize>,
-    /// Since the start.
-    pub shed: u64,
-    /// The age of the oldest request that waits.
-    pub longest_wait: Option<Duration>,
+    /// Since when it waits.
+    fn since(&self) -> Instant;
 }
 
 pub(super) struct FairQueue<T> {
     threads: usize,
     places: usize,
     state: Mutex<State<T>>,
+    /// There is a request that a thread may take.
+    eligible: Condvar,
+    /// There is a stranger to be looked up.
+    stranger: Condvar,
 }
-
-/// A lane's name; `None` is the lane that all strangers share.
-type Name = Option<Arc<str>>;
 
 struct State<T> {
     lanes: HashMap<Name, LaneState<T>>,
-    /// The lanes with waiting requests, in the order of their turns.
+    /// The lanes with waiting requests that threads take, in the order of their turns.
     turns: VecDeque<Name>,
+    /// The console's threads take the requests of strangers, and its lanes have no limits.
+    is_for_console: bool,
     waiting: usize,
     running: usize,
     exclusive_runs: bool,
-    /// In the pool's queue, or with a thread that is about to take a request.
-    tokens: usize,
+    /// Threads that wait for a request.
+    idle: usize,
+    is_closed: bool,
     known: Known,
     /// How many requests each address of a stranger has sent.
     origins: HashMap<IpAddr, u64>,
 }
 
 struct LaneState<T> {
-    waiting: VecDeque<Waiting<T>>,
+    waiting: VecDeque<T>,
     running: usize,
-    limit: Option<usize>,
+    limit: Option<u32>,
+    /// The limit was read while the lane had requests. Until it is, one request runs alone: the limit may have been changed.
+    is_limit_read: bool,
     shed: u64,
-}
-
-struct Waiting<T> {
-    ticket: Ticket,
-    since: Instant,
-    item: T,
+    /// Since the last call of [`FairQueue::used_lanes`].
+    is_used: bool,
 }
 
 /// A request with a thread. It counts as running until [`FairQueue::finish`].
 pub(super) struct Taken<T> {
     pub lane: Name,
-    pub ticket: Ticket,
-    since: Instant,
+    /// Whether its lane is that of its credential.
+    pub is_known: bool,
     pub item: T,
 }
 
-impl<T> FairQueue<T> {
+/// What there is to do for the thread that looks up strangers.
+pub(super) enum StrangerTask<T> {
+    LookUp(T),
+    /// The time is over.
+    Other,
+    /// The queue is closed.
+    End,
+}
+
+impl<T: Queued> FairQueue<T> {
     /// The queue of so many threads, with room for so many requests beside those that a free thread takes at once.
-    pub fn new(threads: usize, places: usize) -> Self {
+    pub fn new(threads: usize, places: usize, is_for_console: bool) -> Self {
         let state = State {
             lanes: HashMap::new(),
             turns: VecDeque::new(),
+            is_for_console,
             waiting: 0,
             running: 0,
             exclusive_runs: false,
-            tokens: 0,
+            idle: 0,
+            is_closed: false,
             known: Known::default(),
             origins: HashMap::new(),
         };
-        Self { threads, places, state: Mutex::new(state) }
+        Self { threads, places, state: Mutex::new(state), eligible: Condvar::new(), stranger: Condvar::new() }
     }
 
-    /// Queues a request, and returns those for which there is no room: the newest of the lane with the most waiting.
+    /// Queues a request. If there is no room, the newest of the lane with the most waiting is returned.
     /// Strangers have a quarter of the places.
-    pub fn push(&self, ticket: Ticket, item: T) -> Vec<T> {
+    pub fn push(&self, item: T) -> Vec<T> {
         let mut state = self.lock();
+        let ticket = item.ticket();
         let known = ticket.credential.and_then(|digest| state.known.find(&digest));
-        let name = known.or_else(|| ticket.lane.clone());
+        let (name, is_begun) = (known.or_else(|| ticket.lane.clone()), ticket.is_begun);
         state.count_origin(ticket.origin.filter(|_| name.is_none()));
-        state.lane(&name).waiting.push_back(Waiting { ticket, since: Instant::now(), item });
-        state.note_waiting(&name);
+        state.lane(&name).waiting.push_back(item);
+        state.waiting += 1;
+        state.take_turn(&name);
         let mut shed = Vec::new();
         let free = self.threads.saturating_sub(state.running);
-        if name.is_none() && state.lane(&None).waiting.len().saturating_sub(free) > (self.places / 4).max(1) {
+        let about_to_run = if state.is_for_console { free } else { 0 };
+        if name.is_none()
+            && state.lane(&None).waiting.len().saturating_sub(about_to_run) > (self.places / 4).max(1)
+        {
             shed.extend(state.shed_stranger());
         }
-        while state.waiting - state.eligible().min(free) > self.places {
-            let longest =
-                state.turns.iter().max_by_key(|&lane| (state.lanes[lane].waiting.len(), *lane == name));
-            let longest = longest.expect("a full queue should have a lane").clone();
+        if !is_begun
+            && state.waiting - state.eligible().min(free) > self.places
+            && let Some(longest) = state.longest_lane(&name)
+        {
             shed.extend(state.shed_newest(&longest));
+        }
+        if name.is_none() && !state.is_for_console {
+            self.stranger.notify_one();
+        } else {
+            self.wake(&state);
         }
         shed
     }
 
-    /// How many tokens the pool needs more. The caller has to submit them.
-    pub fn claim_tokens(&self) -> usize {
-        let mut state = self.lock();
-        let missing = state.eligible().saturating_sub(state.tokens);
-        state.tokens += missing;
-        missing
-    }
-
-    /// Takes the request whose turn it is, for a token.
+    /// Waits for a request and takes it: the next of the lane whose turn it is. Returns `None` once the queue is closed.
     pub fn take(&self) -> Option<Taken<T>> {
         let mut state = self.lock();
-        state.tokens -= 1;
-        let exclusive_runs = state.exclusive_runs;
-        let turn = state.turns.iter().position(|name| state.lanes[name].eligible(exclusive_runs) > 0)?;
-        let name = state.turns.remove(turn).expect("the position was just found");
-        let lane = state.lane(&name);
-        let Waiting { ticket, since, item } =
-            lane.waiting.pop_front().expect("a lane with a turn has requests");
-        lane.running += 1;
-        if !lane.waiting.is_empty() {
-            state.turns.push_back(name.clone());
+        loop {
+            if let Some(taken) = state.take_next() {
+                return Some(taken);
+            }
+            if state.is_closed {
+                return None;
+            }
+            state.idle += 1;
+            state = self.eligible.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.idle -= 1;
         }
-        state.waiting -= 1;
-        state.running += 1;
-        state.exclusive_runs |= ticket.exclusive;
-        Some(Taken { lane: name, ticket, since, item })
     }
 
-    /// Starts a request that was looked up meanwhile. If its lane is at its limit, the request goes back to wait there:
-    /// then this returns `None`, and the thread has its token again.
-    pub fn start(&self, taken: Taken<T>, found: Option<Lane>) -> Option<Taken<T>> {
+    /// Waits until there is a stranger to be looked up, or until the time is over.
+    pub fn take_stranger(&self, until: Instant) -> StrangerTask<T> {
         let mut state = self.lock();
-        state.leave(&taken.lane);
-        let known = found.as_ref().map(|lane| Arc::from(lane.name.as_str()));
-        if let Some(digest) = taken.ticket.credential {
-            state.identify(digest, &known);
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return StrangerTask::Other;
+            }
+            if let Some(first) = state.lane(&None).waiting.pop_front() {
+                state.waiting -= 1;
+                return StrangerTask::LookUp(first);
+            }
+            if state.is_closed {
+                return StrangerTask::End;
+            }
+            state = self.stranger.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        let name = known.or_else(|| taken.ticket.lane.clone());
-        let lane = state.lane(&name);
-        lane.limit = found.and_then(|lane| lane.limit);
-        if lane.limit.is_some_and(|limit| lane.running >= limit) {
-            let Taken { ticket, since, item, .. } = taken;
-            state.exclusive_runs &= !ticket.exclusive;
-            state.lane(&name).waiting.push_front(Waiting { ticket, since, item });
-            state.note_waiting(&name);
-            state.tokens += 1;
-            return None;
+    }
+
+    /// Queues the request of a stranger that was looked up, in its own lane.
+    pub fn admit(&self, stranger: T, lane: &Lane) {
+        let mut state = self.lock();
+        let credential = stranger.ticket().credential;
+        state.waiting += 1;
+        state.lane(&None).waiting.push_front(stranger);
+        state.identify(credential, lane);
+        self.wake(&state);
+    }
+
+    /// Remembers whose credential it is. The requests with it that wait among the strangers move to its lane.
+    pub fn identify(&self, credential: Option<Digest>, lane: &Lane) {
+        let mut state = self.lock();
+        state.identify(credential, lane);
+        self.wake(&state);
+    }
+
+    /// The keys whose requests wait, run or have run since the last call.
+    pub fn used_lanes(&self) -> Vec<Arc<str>> {
+        let mut state = self.lock();
+        let used = |(name, lane): (&Name, &mut LaneState<T>)| {
+            let is_used = lane.is_used;
+            lane.is_used = !lane.is_unused();
+            name.clone().filter(|_| is_used)
+        };
+        state.lanes.iter_mut().filter_map(used).collect()
+    }
+
+    /// Sets the limits of lanes that were used. The key of one that was not found is a stranger's again.
+    pub fn set_limits(&self, used: &[Arc<str>], found: &[Lane]) {
+        let mut state = self.lock();
+        for name in used {
+            let own = Some(Arc::clone(name));
+            match found.iter().find(|lane| *lane.name == **name) {
+                Some(lane) => state.set_limit(&own, lane.limit),
+                None => state.known.forget(&own),
+            }
         }
-        lane.running += 1;
-        state.running += 1;
-        Some(Taken { lane: name, ..taken })
+        self.wake(&state);
+    }
+
+    /// Sets the limit of a lane that has a request.
+    pub fn set_limit(&self, lane: &Name, limit: Option<u32>) {
+        let mut state = self.lock();
+        state.set_limit(lane, limit);
+        self.wake(&state);
     }
 
     /// Counts a request as finished.
     pub fn finish(&self, lane: &Name, exclusive: bool) {
         let mut state = self.lock();
         state.exclusive_runs &= !exclusive;
-        state.leave(lane);
+        state.running -= 1;
+        state.lane(lane).running -= 1;
+        state.settle_lane(lane);
+        // This thread takes the next request, unless it pauses first.
+        self.wake(&state);
     }
 
     /// Removes a waiting request.
     pub fn remove(&self, is_meant: impl Fn(&T) -> bool) -> Option<T> {
         let mut state = self.lock();
         let find = |name: &Name| {
-            let place = state.lanes[name].waiting.iter().position(|waiting| is_meant(&waiting.item))?;
+            let place = state.lanes[name].waiting.iter().position(&is_meant)?;
             Some((name.clone(), place))
         };
-        let (name, place) = state.turns.iter().find_map(find)?;
+        let (name, place) = state.lanes_with_waiting().find_map(find)?;
         state.remove(&name, place)
+    }
+
+    /// Ends the threads. No request may wait or come any more.
+    pub fn close(&self) {
+        self.lock().is_closed = true;
+        self.eligible.notify_all();
+        self.stranger.notify_all();
     }
 
     /// How many requests run, and how many wait.
@@ -213,15 +248,22 @@ impl<T> FairQueue<T> {
         let state = self.lock();
         let report = |(name, lane): (&Name, &LaneState<T>)| {
             Some(LaneLoad {
-                name: name.clone()?,
+                name: name.clone().filter(|_| !lane.is_unused() || lane.shed > 0)?,
                 waiting: lane.waiting.len(),
                 running: lane.running,
                 limit: lane.limit,
                 shed: lane.shed,
-                longest_wait: lane.waiting.front().map(|waiting| waiting.since.elapsed()),
+                longest_wait: lane.waiting.front().map(|first| first.since().elapsed()),
             })
         };
         state.lanes.iter().filter_map(report).collect()
+    }
+
+    /// Wakes the threads that have something to do now: waking none costs a system call too.
+    fn wake(&self, state: &State<T>) {
+        for _ in 0..state.idle.min(state.eligible()) {
+            self.eligible.notify_one();
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
@@ -229,24 +271,36 @@ impl<T> FairQueue<T> {
     }
 }
 
-impl<T> LaneState<T> {
+impl<T: Queued> LaneState<T> {
     /// How many of its waiting requests could run now, or more: of several exclusive ones only the first can.
     fn eligible(&self, exclusive_runs: bool) -> usize {
-        if exclusive_runs && self.waiting.front().is_some_and(|first| first.ticket.exclusive) {
+        if exclusive_runs && self.waiting.front().is_some_and(|first| first.ticket().exclusive) {
             return 0;
         }
-        let left = self.limit.map_or(usize::MAX, |limit| limit.saturating_sub(self.running));
+        let limit = if self.is_limit_read { self.limit } else { Some(1) };
+        let left = limit.map_or(usize::MAX, |limit| (limit as usize).saturating_sub(self.running));
         self.waiting.len().min(left)
+    }
+
+    fn is_unused(&self) -> bool {
+        self.waiting.is_empty() && self.running == 0
     }
 }
 
-impl<T> State<T> {
+impl<T: Queued> State<T> {
+    /// A lane stays when it is not used, as long as there are not too many.
     fn lane(&mut self, name: &Name) -> &mut LaneState<T> {
+        if self.lanes.len() > REMEMBERED && !self.lanes.contains_key(name) {
+            self.lanes.retain(|_, lane| !lane.is_unused());
+        }
+        let is_for_console = self.is_for_console;
         self.lanes.entry(name.clone()).or_insert_with(|| LaneState {
             waiting: VecDeque::new(),
             running: 0,
             limit: None,
+            is_limit_read: is_for_console,
             shed: 0,
+            is_used: false,
         })
     }
 
@@ -254,19 +308,53 @@ impl<T> State<T> {
         self.turns.iter().map(|name| self.lanes[name].eligible(self.exclusive_runs)).sum()
     }
 
-    /// Counts a request that was just added to a lane.
-    fn note_waiting(&mut self, name: &Name) {
-        self.waiting += 1;
-        if !self.turns.contains(name) {
+    fn lanes_with_waiting(&self) -> impl Iterator<Item = &Name> {
+        let has_waiting = |lane: &LaneState<T>| !self.is_for_console && !lane.waiting.is_empty();
+        let apart = self.lanes.get_key_value(&None).filter(|(_, lane)| has_waiting(lane));
+        self.turns.iter().chain(apart.map(|(name, _)| name))
+    }
+
+    /// The lane with the most waiting, of those whose newest request can be shed: of several, that of the newcomer.
+    fn longest_lane(&self, newcomer: &Name) -> Option<Name> {
+        let can_be_shed =
+            |name: &&Name| self.lanes[*name].waiting.back().is_some_and(|newest| !newest.ticket().is_begun);
+        let length = |name: &&Name| (self.lanes[*name].waiting.len(), *name == newcomer);
+        self.lanes_with_waiting().filter(can_be_shed).max_by_key(length).cloned()
+    }
+
+    /// Gives a lane with waiting requests a turn, if it has none.
+    fn take_turn(&mut self, name: &Name) {
+        let lane = self.lane(name);
+        lane.is_used = true;
+        let is_served = !lane.waiting.is_empty() && (name.is_some() || self.is_for_console);
+        if is_served && !self.turns.contains(name) {
             self.turns.push_back(name.clone());
         }
+    }
+
+    fn take_next(&mut self) -> Option<Taken<T>> {
+        let turn = self.turns.iter().position(|name| self.lanes[name].eligible(self.exclusive_runs) > 0)?;
+        let name = self.turns.remove(turn).expect("the position was just found");
+        let lane = self.lane(&name);
+        let item = lane.waiting.pop_front().expect("a lane with a turn has requests");
+        lane.running += 1;
+        let has_more = !lane.waiting.is_empty();
+        let Ticket { credential, exclusive, .. } = *item.ticket();
+        self.waiting -= 1;
+        self.running += 1;
+        self.exclusive_runs |= exclusive;
+        let is_known = name.is_some() && credential.and_then(|digest| self.known.find(&digest)) == name;
+        if has_more {
+            self.turns.push_back(name.clone());
+        }
+        Some(Taken { lane: name, is_known, item })
     }
 
     fn remove(&mut self, name: &Name, place: usize) -> Option<T> {
         let removed = self.lane(name).waiting.remove(place)?;
         self.waiting -= 1;
-        self.clear_lane(name);
-        Some(removed.item)
+        self.settle_lane(name);
+        Some(removed)
     }
 
     fn shed_newest(&mut self, name: &Name) -> Option<T> {
@@ -289,105 +377,85 @@ impl<T> State<T> {
     fn shed_stranger(&mut self) -> Option<T> {
         let strangers = self.lanes.get_mut(&None)?;
         strangers.shed += 1;
-        let sent = |waiting: &Waiting<T>| waiting.ticket.origin.and_then(|origin| self.origins.get(&origin));
+        let sent = |item: &T| item.ticket().origin.and_then(|origin| self.origins.get(&origin));
         // Of several that sent most, the last.
-        let (place, _) = strangers.waiting.iter().enumerate().max_by_key(|(_, waiting)| sent(waiting))?;
+        let (place, _) = strangers.waiting.iter().enumerate().max_by_key(|(_, item)| sent(item))?;
         self.remove(&None, place)
     }
 
-    fn leave(&mut self, name: &Name) {
-        self.lane(name).running -= 1;
-        self.running -= 1;
-        self.clear_lane(name);
-    }
-
-    /// Takes the turn of a lane without waiting requests. An unused lane stays for its count of shed requests, as long as
-    /// there are not too many.
-    fn clear_lane(&mut self, name: &Name) {
-        let many = self.lanes.len() > REMEMBERED;
+    /// Takes the turn of a lane if nothing waits in it. If nothing runs, its limit has to be read again.
+    fn settle_lane(&mut self, name: &Name) {
+        let is_for_console = self.is_for_console;
         let lane = self.lane(name);
+        lane.is_limit_read &= is_for_console || lane.running > 0;
         if lane.waiting.is_empty() {
-            let is_unused = lane.running == 0 && (lane.shed == 0 || many);
             self.turns.retain(|other| other != name);
-            if is_unused {
-                self.lanes.remove(name);
-            }
         }
     }
 
-    /// Remembers or forgets whose digest it is. The requests with this digest that wait among the strangers move to the
-    /// lane of their own.
-    fn identify(&mut self, digest: Digest, name: &Name) {
-        let Some(own) = name else {
-            return self.known.forget(&digest);
-        };
-        self.known.remember(digest, Arc::clone(own));
-        let Some(strangers) = self.lanes.get_mut(&None) else { return };
+    fn set_limit(&mut self, name: &Name, limit: Option<u32>) {
+        let is_for_console = self.is_for_console;
+        let lane = self.lane(name);
+        (lane.limit, lane.is_limit_read) = (limit, is_for_console || !lane.is_unused());
+    }
+
+    fn identify(&mut self, credential: Option<Digest>, lane: &Lane) {
+        let Some(digest) = credential else { return };
+        let name = Some(Arc::from(lane.name.as_str()));
+        self.known.remember(digest, name.clone());
+        let strangers = self.lane(&None);
         let (own, others): (VecDeque<_>, VecDeque<_>) =
-            strangers.waiting.drain(..).partition(|waiting| waiting.ticket.credential == Some(digest));
+            strangers.waiting.drain(..).partition(|item| item.ticket().credential == Some(digest));
         strangers.waiting = others;
-        if !own.is_empty() {
-            self.lane(name).waiting.extend(own);
-            if !self.turns.contains(name) {
-                self.turns.push_back(name.clone());
-            }
-            self.clear_lane(&None);
-        }
-    }
-}
-
-/// The digests that were accepted lately, and their lanes.
-#[derive(Default)]
-struct Known {
-    lanes: HashMap<Digest, (Arc<str>, u64)>,
-    /// Counts the uses, to find the least recent.
-    uses: u64,
-}
-
-impl Known {
-    fn find(&self, digest: &Digest) -> Name {
-        self.lanes.get(digest).map(|(name, _)| Arc::clone(name))
-    }
-
-    fn remember(&mut self, digest: Digest, name: Arc<str>) {
-        self.uses += 1;
-        self.lanes.insert(digest, (name, self.uses));
-        if self.lanes.len() > REMEMBERED {
-            let oldest = self.lanes.iter().min_by_key(|(_, (_, used))| *used).map(|(digest, _)| *digest);
-            oldest.inspect(|digest| self.forget(digest));
-        }
-    }
-
-    fn forget(&mut self, digest: &Digest) {
-        self.lanes.remove(digest);
+        self.settle_lane(&None);
+        self.lane(&name).waiting.extend(own);
+        self.set_limit(&name, lane.limit);
+        self.take_turn(&name);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+    use std::time::Duration;
+
     use super::*;
 
-    /// A queue with its pool: tokens that wait for a thread, and the requests that run.
+    struct Item(Ticket, u32);
+
+    impl Queued for Item {
+        fn ticket(&self) -> &Ticket {
+            &self.0
+        }
+
+        fn since(&self) -> Instant {
+            Instant::now()
+        }
+    }
+
+    /// A queue with its threads, and what a look-up finds.
     struct Pool {
-        queue: FairQueue<u32>,
-        tokens: usize,
-        running: Vec<Taken<u32>>,
-        /// What a look-up finds for the digest of a name.
-        limits: HashMap<&'static str, Option<usize>>,
-        names: HashMap<Digest, &'static str>,
+        queue: FairQueue<Item>,
+        running: Vec<Taken<Item>>,
+        limits: HashMap<&'static str, Option<u32>>,
         shed: Vec<u32>,
+        refused: Vec<u32>,
     }
 
     impl Pool {
-        fn new(threads: usize, places: usize, keys: &[(&'static str, Option<usize>)]) -> Self {
-            Self {
-                queue: FairQueue::new(threads, places),
-                tokens: 0,
-                running: Vec::new(),
-                limits: keys.iter().copied().collect(),
-                names: keys.iter().map(|(name, _)| (Digest::of(name), *name)).collect(),
-                shed: Vec::new(),
-            }
+        /// Of the API.
+        fn new(threads: usize, places: usize, keys: &[(&'static str, Option<u32>)]) -> Self {
+            Self::with(FairQueue::new(threads, places, false), keys)
+        }
+
+        /// Of the console, whose threads serve strangers.
+        fn of_console(threads: usize, places: usize) -> Self {
+            Self::with(FairQueue::new(threads, places, true), &[])
+        }
+
+        fn with(queue: FairQueue<Item>, keys: &[(&'static str, Option<u32>)]) -> Self {
+            let limits = keys.iter().copied().collect();
+            Self { queue, running: Vec::new(), limits, shed: Vec::new(), refused: Vec::new() }
         }
 
         fn push(&mut self, name: &str, number: u32) {
@@ -395,52 +463,80 @@ mod tests {
         }
 
         fn push_ticket(&mut self, ticket: Ticket, number: u32) {
-            self.shed.extend(self.queue.push(ticket, number));
-            self.tokens += self.queue.claim_tokens();
+            self.shed.extend(self.queue.push(Item(ticket, number)).into_iter().map(|Item(_, number)| number));
         }
 
-        /// Runs a token on a free thread, if there are both. Returns whether there were.
-        fn run_token(&mut self) -> bool {
-            if self.tokens == 0 || self.running.len() == self.queue.threads {
+        fn find(&self, item: &Item) -> Option<Lane> {
+            let (name, limit) =
+                self.limits.iter().find(|(name, _)| item.0.credential == Some(Digest::of(name)))?;
+            Some(Lane { name: (*name).into(), limit: *limit })
+        }
+
+        /// Looks up a stranger, if there is one.
+        fn look_up(&mut self) -> bool {
+            if self.queue.lock().lane(&None).waiting.is_empty() {
                 return false;
             }
-            self.tokens -= 1;
-            while let Some(taken) = self.queue.take() {
-                let name = taken.ticket.credential.and_then(|digest| self.names.get(&digest).copied());
-                let lane = name.map(|name| Lane { name: name.into(), limit: self.limits[name] });
-                let started = self.queue.start(taken, lane);
-                self.tokens += self.queue.claim_tokens();
-                if let Some(taken) = started {
-                    self.running.push(taken);
-                    break;
-                }
+            let StrangerTask::LookUp(item) = self.queue.take_stranger(Instant::now() + LONG) else {
+                panic!("there is a stranger, and time");
+            };
+            match self.find(&item) {
+                Some(lane) => self.queue.admit(item, &lane),
+                None => self.refused.push(item.1),
             }
             true
         }
 
-        /// Lets the pool do what it can.
+        /// Lets a free thread take a request, if there are both.
+        fn run_next(&mut self) -> bool {
+            let is_free = self.running.len() < self.queue.threads;
+            let taken = is_free.then(|| self.queue.lock().take_next()).flatten();
+            let is_taken = taken.is_some();
+            self.running.extend(taken);
+            is_taken
+        }
+
+        /// Reads the limit of a request that runs.
+        fn read_limit(&mut self, place: usize) {
+            let taken = &self.running[place];
+            let limit = taken.lane.as_deref().and_then(|name| self.limits.get(name).copied().flatten());
+            self.queue.set_limit(&taken.lane, limit);
+        }
+
+        /// Lets all threads do what they can.
         fn settle(&mut self) {
-            while self.run_token() {}
+            while (!self.queue.lock().is_for_console && self.look_up()) || self.run_next() {
+                (0..self.running.len()).for_each(|place| self.read_limit(place));
+            }
+        }
+
+        fn read_limits(&mut self) {
+            let used = self.queue.used_lanes();
+            let found = |name: &Arc<str>| {
+                self.limits.get(&**name).map(|limit| Lane { name: (**name).into(), limit: *limit })
+            };
+            self.queue.set_limits(&used, &used.iter().filter_map(found).collect::<Vec<_>>());
         }
 
         fn finish(&mut self, place: usize) -> u32 {
             let taken = self.running.remove(place);
-            self.queue.finish(&taken.lane, taken.ticket.exclusive);
-            self.tokens += self.queue.claim_tokens();
-            taken.item
+            self.queue.finish(&taken.lane, taken.item.0.exclusive);
+            taken.item.1
         }
 
         fn remove(&mut self, number: u32) -> Option<u32> {
-            let removed = self.queue.remove(|item| *item == number);
-            self.tokens += self.queue.claim_tokens();
-            removed
+            self.queue.remove(|item| item.1 == number).map(|item| item.1)
+        }
+
+        fn lane(&self, name: &str) -> Option<LaneLoad> {
+            self.queue.lanes().into_iter().find(|lane| &*lane.name == name)
         }
 
         fn running_of(&self, name: &str) -> usize {
             self.running.iter().filter(|taken| taken.lane.as_deref() == Some(name)).count()
         }
 
-        /// Serves everything with one request at a time, and returns the order.
+        /// Serves everything, and returns the order.
         fn order(&mut self) -> Vec<u32> {
             let mut order = Vec::new();
             self.settle();
@@ -452,7 +548,9 @@ mod tests {
         }
     }
 
-    /// Makes a key known.
+    const LONG: Duration = Duration::from_secs(600);
+
+    /// Makes keys known.
     fn prime(pool: &mut Pool, names: &[&'static str]) {
         for name in names {
             pool.push(name, 0);
@@ -464,11 +562,12 @@ mod tests {
     fn lanes_take_turns() {
         let mut pool = Pool::new(1, 100, &[("a", None), ("b", None), ("c", None)]);
         prime(&mut pool, &["a", "b", "c"]);
-        for (name, numbers) in [("a", 1..=6), ("b", 11..=13), ("stranger", 21..=22), ("c", 31..=31)] {
+        for (name, numbers) in [("a", 1..=6), ("b", 11..=13), ("c", 31..=31)] {
             numbers.for_each(|number| pool.push(name, number));
         }
-        assert_eq!(pool.order(), [1, 11, 21, 31, 2, 12, 22, 3, 13, 4, 5, 6]);
+        assert_eq!(pool.order(), [1, 11, 31, 2, 12, 3, 13, 4, 5, 6]);
         assert_eq!((pool.queue.load(), pool.shed.len()), ((0, 0), 0));
+        assert!(pool.queue.lanes().is_empty(), "a lane that is not used is not reported");
     }
 
     #[test]
@@ -487,8 +586,7 @@ mod tests {
         assert_eq!(pool.shed, [6, 5, 4]);
         pool.push("b", 13);
         assert_eq!(pool.shed, [6, 5, 4, 13], "no lane loses one to a lane as long");
-        let shed =
-            |name: &str| pool.queue.lanes().iter().find(|lane| &*lane.name == name).map(|lane| lane.shed);
+        let shed = |name: &str| pool.lane(name).map(|lane| lane.shed);
         assert_eq!((shed("a"), shed("b")), (Some(3), Some(1)));
         assert_eq!(pool.order(), [1, 2, 11, 3, 12]);
         assert_eq!(pool.queue.lanes().len(), 2, "the counts stay");
@@ -503,22 +601,22 @@ mod tests {
     }
 
     #[test]
-    fn strangers_have_a_quarter_of_the_places() {
+    fn strangers_have_a_quarter_of_the_places_and_no_worker() {
         for (places, most) in [(8, 2), (64, 16), (1, 1), (3, 1)] {
             let mut pool = Pool::new(1, places, &[("a", None)]);
             prime(&mut pool, &["a"]);
-            pool.push("stranger", 1);
-            pool.settle();
-            (2..100).for_each(|number| pool.push("stranger", number));
-            assert_eq!(pool.queue.load(), (1, most), "{places}");
+            (1..100).for_each(|number| pool.push("stranger", number));
+            assert_eq!((pool.run_next(), pool.queue.load()), (false, (0, most)), "{places}");
             pool.push("a", 200);
             assert!(places == most || !pool.shed.contains(&200), "the others are for known keys");
+            pool.settle();
+            assert_eq!((pool.refused.len(), pool.queue.load()), (most, (1, 0)));
         }
     }
 
     #[test]
-    fn a_lane_that_needs_no_look_up_is_not_the_strangers() {
-        let mut pool = Pool::new(1, 8, &[("a", None)]);
+    fn the_console_is_for_console_and_others_in_their_own_lanes() {
+        let mut pool = Pool::of_console(1, 8);
         pool.push("stranger", 1);
         pool.settle();
         (2..100).for_each(|number| pool.push("stranger", number));
@@ -531,17 +629,35 @@ mod tests {
         pool.push_ticket(own("x"), 200);
         pool.push_ticket(own("a"), 201);
         assert_eq!((pool.shed.len(), pool.order()), (0, vec![1, 2, 200, 3, 201]));
+        pool.queue.identify(Some(Digest::of("a")), &Lane { name: "a".into(), limit: None });
         pool.push_ticket(own("x"), 202);
         pool.push_ticket(own("a"), 203);
-        let waiting = |name: &str| {
-            pool.queue.lanes().iter().find(|lane| &*lane.name == name).map_or(0, |lane| lane.waiting)
-        };
+        let waiting = |name: &str| pool.lane(name).map_or(0, |lane| lane.waiting);
         assert_eq!((waiting("own"), waiting("a")), (1, 1), "a credential that is known comes first");
+        pool.settle();
+        assert_eq!((pool.running[0].is_known, pool.finish(0)), (false, 202));
+        pool.settle();
+        assert_eq!((pool.running[0].is_known, pool.finish(0)), (true, 203));
+    }
+
+    #[test]
+    fn what_has_begun_is_not_shed_and_sheds_nothing() {
+        let mut pool = Pool::of_console(1, 4);
+        let piece = || Ticket { lane: Some("pieces".into()), is_begun: true, ..Ticket::default() };
+        pool.push_ticket(piece(), 0);
+        pool.settle();
+        let page = |name: &str| Ticket { lane: Some(name.into()), ..Ticket::default() };
+        (1..=4).for_each(|number| pool.push_ticket(page("x"), number));
+        (11..=16).for_each(|number| pool.push_ticket(piece(), number));
+        assert!(pool.shed.is_empty());
+        pool.push_ticket(page("y"), 21);
+        assert_eq!(pool.shed, [4], "one makes room for another");
+        assert_eq!(pool.order(), [0, 1, 11, 21, 2, 12, 3, 13, 14, 15, 16]);
     }
 
     #[test]
     fn of_strangers_the_address_that_sent_most_loses_a_request() {
-        let mut pool = Pool::new(1, 16, &[]);
+        let mut pool = Pool::of_console(1, 16);
         let from = |number: u32| Ticket { origin: Some(number.to_be_bytes().into()), ..Ticket::default() };
         (1..=20).for_each(|number| pool.push_ticket(from(1), number));
         assert_eq!(pool.shed, (6..=20).collect::<Vec<_>>(), "one is about to run, and four wait");
@@ -557,7 +673,7 @@ mod tests {
 
     #[test]
     fn exclusive_requests_run_one_at_a_time_and_no_thread_waits_for_them() {
-        let mut pool = Pool::new(2, 64, &[("a", None)]);
+        let mut pool = Pool::of_console(2, 64);
         let sign_in = |lane: &str| Ticket { lane: Some(lane.into()), exclusive: true, ..Ticket::default() };
         for (lane, number) in [("x", 1), ("x", 2), ("x", 3), ("y", 11), ("z", 21)] {
             pool.push_ticket(sign_in(lane), number);
@@ -568,10 +684,10 @@ mod tests {
         pool.settle();
         assert_eq!(pool.running.len(), 2, "another request has the other thread");
         let mut order = Vec::new();
-        while let Some(place) = pool.running.iter().position(|taken| taken.ticket.exclusive) {
+        while let Some(place) = pool.running.iter().position(|taken| taken.item.0.exclusive) {
             order.push(pool.finish(place));
             pool.settle();
-            assert!(pool.running.iter().filter(|taken| taken.ticket.exclusive).count() <= 1);
+            assert!(pool.running.iter().filter(|taken| taken.item.0.exclusive).count() <= 1);
         }
         assert_eq!(order, [1, 11, 21, 2, 3], "the lanes take turns");
         assert_eq!((pool.finish(0), pool.queue.load()), (31, (0, 0)));
@@ -583,10 +699,10 @@ mod tests {
         for (name, number) in [("a", 1), ("x", 11), ("a", 2), ("y", 12), ("a", 3)] {
             pool.push(name, number);
         }
-        assert!(pool.run_token());
-        let lanes = pool.queue.lanes();
-        assert_eq!((lanes.len(), lanes[0].running, lanes[0].waiting), (1, 1, 2));
-        assert_eq!(pool.order(), [1, 11, 2, 12, 3]);
+        assert!(pool.look_up());
+        assert_eq!(pool.lane("a").map(|lane| lane.waiting), Some(3));
+        assert_eq!(pool.order(), [1, 2, 3]);
+        assert_eq!(pool.refused, [11, 12]);
     }
 
     #[test]
@@ -596,72 +712,122 @@ mod tests {
         (1..=20).for_each(|number| pool.push("a", number));
         pool.settle();
         assert_eq!((pool.running_of("a"), pool.running.len()), (2, 2), "nothing is known of it before");
-        (31..=40).for_each(|number| pool.push("b", number));
+        (31..=36).for_each(|number| pool.push("b", number));
         pool.settle();
         assert_eq!((pool.running_of("a"), pool.running_of("b")), (2, 6), "the others use the other threads");
+        (0..6).for_each(|_| _ = pool.finish(2));
         pool.limits.insert("a", Some(5));
-        let place = pool.running.iter().position(|taken| taken.item < 30).expect("one of a");
-        pool.finish(place);
-        while let Some(place) = pool.running.iter().position(|taken| taken.item > 30) {
-            pool.finish(place);
-            pool.settle();
-        }
-        assert_eq!(pool.running_of("a"), 5);
+        pool.read_limits();
+        pool.settle();
+        assert_eq!(pool.running_of("a"), 5, "without the end of a request");
         pool.limits.insert("a", Some(1));
+        pool.read_limit(0);
         for left in [4, 3, 2, 1, 1] {
             pool.finish(0);
             pool.settle();
             assert_eq!(pool.running_of("a"), left, "the rest waits until there is one");
         }
         pool.limits.insert("a", None);
-        pool.finish(0);
+        pool.read_limits();
         pool.settle();
         assert_eq!(pool.running_of("a"), 8);
+    }
+
+    #[test]
+    fn a_lane_begins_with_one_request_until_its_limit_is_read() {
+        let mut pool = Pool::new(8, 100, &[("a", None)]);
+        prime(&mut pool, &["a"]);
+        pool.limits.insert("a", Some(3));
+        (1..=9).for_each(|number| pool.push("a", number));
+        assert!(pool.run_next() && !pool.run_next(), "it may have a limit by now");
+        pool.read_limit(0);
+        assert!(pool.run_next() && pool.run_next() && !pool.run_next());
+        (0..3).for_each(|_| _ = pool.finish(0));
+        assert!(pool.run_next() && !pool.run_next(), "nothing ran, so it is read again");
+        pool.finish(0);
+        assert!(pool.run_next(), "although the one before it did not read it");
     }
 
     #[test]
     fn a_removed_request_leaves_its_turn() {
         let mut pool = Pool::new(1, 64, &[("a", None), ("b", None)]);
         prime(&mut pool, &["a", "b"]);
-        for (name, number) in [("a", 1), ("a", 2), ("b", 11), ("a", 3)] {
+        for (name, number) in [("a", 1), ("a", 2), ("b", 11), ("a", 3), ("x", 21)] {
             pool.push(name, number);
         }
         assert_eq!((pool.remove(11), pool.remove(11), pool.remove(2)), (Some(11), None, Some(2)));
+        assert_eq!(pool.remove(21), Some(21), "a stranger");
         assert_eq!(pool.queue.load(), (0, 2));
         assert_eq!(pool.order(), [1, 3]);
-        // Its token serves the next request: the pool's queue does not grow.
-        for number in 0..1000 {
-            pool.push("a", number);
-            pool.remove(number);
-        }
-        assert_eq!(pool.tokens, 1);
-        pool.push("a", 1);
-        assert_eq!((pool.tokens, pool.order()), (1, vec![1]));
     }
 
     #[test]
-    fn a_thousand_digests_are_remembered() {
+    fn a_thousand_digests_and_lanes_are_remembered() {
         let mut known = Known::default();
         let digest = |number: usize| Digest::of(&number.to_string());
-        (0..REMEMBERED).for_each(|number| known.remember(digest(number), "a".into()));
-        known.remember(digest(0), "a".into());
-        known.remember(digest(REMEMBERED), "b".into());
-        assert_eq!(known.lanes.len(), REMEMBERED);
+        (0..REMEMBERED).for_each(|number| known.remember(digest(number), Some("a".into())));
+        assert!(known.find(&digest(0)).is_some(), "this use counts");
+        known.remember(digest(REMEMBERED), Some("b".into()));
         assert_eq!((known.find(&digest(1)), known.find(&digest(0)).as_deref()), (None, Some("a")));
-        known.forget(&digest(REMEMBERED));
-        assert_eq!(known.find(&digest(REMEMBERED)), None);
+        known.forget(&Some("a".into()));
+        assert_eq!((known.find(&digest(0)), known.find(&digest(REMEMBERED)).as_deref()), (None, Some("b")));
+        let mut pool = Pool::of_console(1, 4);
+        for number in 0..3 * REMEMBERED {
+            pool.push_ticket(Ticket { lane: Some(number.to_string().into()), ..Ticket::default() }, 0);
+            pool.order();
+            assert!(pool.queue.lock().lanes.len() <= REMEMBERED + 1);
+        }
     }
 
     #[test]
-    fn a_refused_key_is_a_stranger_again() {
+    fn a_revoked_key_is_a_stranger_again() {
         let mut pool = Pool::new(1, 64, &[("a", None)]);
         prime(&mut pool, &["a"]);
-        pool.names.clear();
+        pool.limits.clear();
+        pool.read_limits();
         pool.push("a", 1);
         pool.settle();
-        assert_eq!(pool.running[0].lane, None);
-        pool.push("a", 2);
-        assert!(pool.queue.lanes().is_empty());
+        assert_eq!((pool.refused, pool.running.len()), (vec![1], 0));
+        pool.queue.used_lanes();
+        assert!(pool.queue.used_lanes().is_empty(), "it is not looked up for ever");
+    }
+
+    /// A thread that nobody wakes would hang this test.
+    #[test]
+    fn threads_are_woken_for_what_they_may_take_and_when_the_queue_is_closed() {
+        let pool = Pool::new(3, 64, &[]);
+        let (queue, key) = (&pool.queue, Lane { name: "a".into(), limit: Some(1) });
+        let until = |condition: &dyn Fn() -> bool| {
+            let end = Instant::now() + LONG;
+            while !condition() {
+                assert!(Instant::now() < end);
+                thread::yield_now();
+            }
+        };
+        thread::scope(|scope| {
+            let workers = [(); 3].map(|()| scope.spawn(|| queue.take().map(|taken| taken.item.1)));
+            until(&|| queue.lock().idle == 3);
+            let strangers = scope.spawn(|| queue.take_stranger(Instant::now() + LONG));
+            let ticket = || Ticket { credential: Some(Digest::of("a")), ..Ticket::default() };
+            queue.push(Item(ticket(), 1));
+            let StrangerTask::LookUp(item) = strangers.join().expect("no panic") else {
+                panic!("a stranger")
+            };
+            queue.admit(item, &key);
+            until(&|| queue.load() == (1, 0));
+            queue.push(Item(ticket(), 2));
+            queue.set_limit(&Some("a".into()), Some(1));
+            assert_eq!(queue.load(), (1, 1), "it is at its limit");
+            queue.set_limits(&queue.used_lanes(), &[Lane { limit: Some(2), ..key }]);
+            until(&|| queue.load() == (2, 0));
+            let strangers = scope.spawn(|| queue.take_stranger(Instant::now() + LONG));
+            queue.close();
+            assert!(matches!(strangers.join().expect("no panic"), StrangerTask::End));
+            let mut taken = workers.map(|worker| worker.join().expect("no panic"));
+            taken.sort();
+            assert_eq!(taken, [None, Some(1), Some(2)]);
+        });
+        assert!(matches!(queue.take_stranger(Instant::now()), StrangerTask::Other), "the time is over");
     }
 
     /// Random sequences, against what a plain count of the requests says: no limit is exceeded, no request is lost, and none
@@ -681,13 +847,14 @@ mod tests {
             let mut pool = Pool::new(threads, draw(30), &[("a", Some(1)), ("b", Some(3)), ("c", None)]);
             let mut waiting: Vec<(u32, &str)> = Vec::new();
             for number in 0..3000 {
-                match draw(8) {
+                match draw(11) {
                     0..=2 => {
                         let name = NAMES[draw(NAMES.len())];
                         waiting.push((number, name));
                         pool.push(name, number);
                     }
-                    3 | 4 => _ = pool.run_token(),
+                    3 | 4 => _ = pool.run_next(),
+                    9 if !pool.running.is_empty() => pool.read_limit(draw(pool.running.len())),
                     5 | 6 if !pool.running.is_empty() => {
                         let place = draw(pool.running.len());
                         pool.finish(place);
@@ -696,24 +863,35 @@ mod tests {
                         let (number, _) = waiting.remove(draw(waiting.len()));
                         assert_eq!(pool.remove(number), Some(number));
                     }
+                    8 => _ = pool.look_up(),
                     _ => {}
                 }
-                let is_taken = |number: &u32| pool.running.iter().any(|taken| taken.item == *number);
-                waiting.retain(|(number, _)| !is_taken(number) && !pool.shed.contains(number));
+                let is_over = |number: &u32| {
+                    pool.running.iter().any(|taken| taken.item.1 == *number)
+                        || pool.shed.contains(number)
+                        || pool.refused.contains(number)
+                };
+                waiting.retain(|(number, _)| !is_over(number));
                 assert_eq!(pool.queue.load(), (pool.running.len(), waiting.len()), "seed {seed}");
                 for (name, limit) in &pool.limits {
-                    assert!(limit.is_none_or(|limit| pool.running_of(name) <= limit), "seed {seed}");
+                    let most = limit.map_or(usize::MAX, |limit| limit as usize);
+                    assert!(pool.running_of(name) <= most, "seed {seed}");
                 }
                 let can_run = |&(_, name): &(u32, &str)| {
                     let limit = pool.limits.get(name).copied().flatten();
-                    limit.is_none_or(|limit| pool.running_of(name) < limit)
+                    let is_known = pool.queue.lock().known.find(&Digest::of(name)).is_some();
+                    let is_read = pool.queue.lock().lane(&Some(name.into())).is_limit_read;
+                    let limit = if is_read { limit } else { Some(1) };
+                    is_known && limit.is_none_or(|limit| pool.running_of(name) < limit as usize)
                 };
-                if pool.tokens == 0 {
-                    assert!(!waiting.iter().any(can_run), "seed {seed}, step {number}: {waiting:?}");
+                if !waiting.iter().any(can_run) {
+                    assert!(!pool.run_next(), "seed {seed}, step {number}");
+                } else if pool.running.len() < threads {
+                    assert!(pool.queue.lock().eligible() > 0, "seed {seed}, step {number}: {waiting:?}");
                 }
-                assert!(pool.tokens <= waiting.len() + 64, "seed {seed}: {} tokens", pool.tokens);
             }
-            let (left, served) = (waiting.len() + pool.running.len(), pool.order().len());
+            let (left, refused) = (waiting.len() + pool.running.len(), pool.refused.len());
+            let served = pool.order().len() + pool.refused.len() - refused;
             assert_eq!((left, pool.queue.load()), (served, (0, 0)), "seed {seed}");
         }
     }

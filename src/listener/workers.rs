@@ -1,6 +1,7 @@
 //! The threads that answer requests, and the queue through which their responses go back to the loop.
 
 use std::mem;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -12,17 +13,14 @@ use threadpool::ThreadPool;
 use super::connection::Then;
 use super::limits::Limits;
 use super::load::Load;
-use super::queue::{FairQueue, Taken, Ticket};
-use super::{Admitted, Destination, Pulse, Service};
+use super::queue::{FairQueue, Queued, StrangerTask, Taken};
+use super::{Call, Destination, Identity, Pulse, Service, Ticket};
 use crate::client::Cancellation;
-use crate::http::response::{self, Pieces, chunk};
-use crate::http::{Head, Request};
+use crate::http::Head;
+use crate::http::response::{self, Pieces, Response, chunk};
 
 /// The console has two threads of its own, so that no page delays a completion. More would only use more memory.
 const CONSOLE_THREADS: usize = 2;
-
-/// The name of these threads.
-const CONSOLE: &str = "console";
 
 /// Console requests that may wait for a thread.
 const CONSOLE_QUEUE: usize = 16;
@@ -32,32 +30,68 @@ const CONSOLE_QUEUE: usize = 16;
 const CONSOLE_PAUSE: u32 = 19;
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
+/// How often the limits of the keys whose requests wait or run are read.
+const LIMITS_INTERVAL: Duration = Duration::from_secs(1);
+
 pub(super) struct Workers<S> {
     api: Arc<ThreadGroup<S>>,
     console: Arc<ThreadGroup<S>>,
-    completions: Arc<Completions>,
+    threads: Vec<ThreadPool>,
 }
 
-/// A fixed number of threads, and the requests that wait for them.
+/// What a fixed number of threads share: each takes the next request from the queue, answers it, and repeats that.
 struct ThreadGroup<S> {
     service: Arc<S>,
-    threads: ThreadPool,
     queue: Arc<FairQueue<Job>>,
     completions: Arc<Completions>,
     is_for_console: bool,
 }
 
-/// A complete request.
+/// What a thread does for one connection.
 pub(super) struct Job {
     pub connection: usize,
-    pub request: Request,
-    received: Instant,
-    cancellation: Cancellation,
-    weight: Weight,
+    ticket: Ticket,
+    since: Instant,
+    pub work: Work,
+}
+
+pub(super) enum Work {
+    /// Answers a complete request.
+    Answer(Call, Weight),
+    /// Makes the next piece of a long response.
+    Piece(Box<dyn Pieces>, Then),
+}
+
+impl Queued for Job {
+    fn ticket(&self) -> &Ticket {
+        &self.ticket
+    }
+
+    fn since(&self) -> Instant {
+        self.since
+    }
+}
+
+impl Job {
+    fn new(connection: usize, ticket: Ticket, work: Work) -> Self {
+        Self { connection, ticket, since: Instant::now(), work }
+    }
+
+    pub fn call(&self) -> Option<&Call> {
+        match &self.work {
+            Work::Answer(call, _) => Some(call),
+            Work::Piece(..) => None,
+        }
+    }
+
+    /// Whether this is the request that such a call of the loop cancels.
+    fn is_cancelled_by(&self, cancellation: &Cancellation) -> bool {
+        self.call().is_some_and(|call| call.cancellation.is(cancellation))
+    }
 }
 
 /// The memory of a request, as long as it is counted.
-struct Weight {
+pub(super) struct Weight {
     load: Arc<Load>,
     bytes: usize,
 }
@@ -120,45 +154,40 @@ impl<S: Service> Workers<S> {
             load: Arc::clone(load),
             stopping: AtomicBool::new(false),
         });
-        let group = |name: &str, threads: usize, queue: Arc<FairQueue<Job>>| {
-            Arc::new(ThreadGroup {
-                service: Arc::clone(&service),
-                threads: threadpool::Builder::new().num_threads(threads).thread_name(name.into()).build(),
-                queue,
-                completions: Arc::clone(&completions),
-                is_for_console: name == CONSOLE,
-            })
+        let group = |queue: Arc<FairQueue<Job>>, is_for_console| {
+            let (service, completions) = (Arc::clone(&service), Arc::clone(&completions));
+            Arc::new(ThreadGroup { service, queue, completions, is_for_console })
         };
-        let console = Arc::new(FairQueue::new(CONSOLE_THREADS, CONSOLE_QUEUE));
-        Self {
-            api: group("worker", limits.workers, Arc::clone(&load.queue)),
-            console: group(CONSOLE, CONSOLE_THREADS, console),
-            completions,
-        }
+        let api = group(Arc::clone(&load.queue), false);
+        let console = group(Arc::new(FairQueue::new(CONSOLE_THREADS, CONSOLE_QUEUE, true)), true);
+        let threads = vec![
+            start_threads("worker", limits.workers, &api, ThreadGroup::work),
+            start_threads("strangers", 1, &api, ThreadGroup::look_up_strangers),
+            start_threads("console", CONSOLE_THREADS, &console, ThreadGroup::work),
+        ];
+        Self { api, console, threads }
     }
 
     /// The memory that the running and waiting requests hold.
     pub fn weight(&self) -> usize {
-        self.completions.load.weight.load(Ordering::Acquire)
+        self.api.completions.load.weight.load(Ordering::Acquire)
     }
 
     /// Queues a complete request for a thread. Returns those for which there is no room; this may be one of them.
-    pub fn answer(&self, connection: usize, admitted: Admitted, cancellation: Cancellation) -> Vec<Job> {
-        let Admitted { request, destination } = admitted;
-        let (group, ticket) = match destination {
-            Destination::Api(digest) => (&self.api, Ticket { credential: Some(digest), ..Ticket::default() }),
-            Destination::Console(ticket) => (&self.console, ticket),
+    pub fn answer(&self, connection: usize, call: Call, ticket: Ticket) -> Vec<Job> {
+        let queue = match call.destination {
+            Destination::Api(_) => &self.api.queue,
+            Destination::Console => &self.console.queue,
         };
-        let weight = Weight::new(&self.completions.load, request.weight());
-        let job = Job { connection, request, received: Instant::now(), cancellation, weight };
-        let shed = group.queue.push(ticket, job);
-        group.submit_tokens();
-        shed
+        let weight = Weight::new(&self.api.completions.load, call.request.weight());
+        queue.push(Job::new(connection, ticket, Work::Answer(call, weight)))
     }
 
-    /// Removes the request of a connection if it waits. Returns whether it did.
-    pub fn remove(&self, connection: usize) -> bool {
-        [&self.api, &self.console].iter().any(|group| group.remove(connection))
+    /// Removes a request if it waits. Returns whether it did.
+    pub fn remove(&self, call: &Cancellation) -> bool {
+        [&self.api, &self.console]
+            .iter()
+            .any(|group| group.queue.remove(|job| job.is_cancelled_by(call)).is_some())
     }
 
     /// Removes a request from the queue before a worker takes it.
@@ -166,109 +195,172 @@ impl<S: Service> Workers<S> {
         self.api.queue.remove(|_| true)
     }
 
-    /// Makes the next piece of a long response. Each connection has at most one in the pool.
-    pub fn make_next_piece(&self, connection: usize, mut rest: Box<dyn Pieces>, then: Then) {
-        let assignment = Assignment::new(&self.completions, connection);
-        self.console.threads.execute(move || {
-            let (completions, started) = (Arc::clone(&assignment.completions), Instant::now());
-            match rest.next() {
-                Ok(Some(piece)) => {
-                    // An empty chunk would end the response.
-                    let bytes = if piece.is_empty() { piece } else { chunk(&piece) };
-                    assignment.finish(Outgoing { rest: Some(rest), ..Outgoing::new(bytes, then) });
-                }
-                Ok(None) => assignment.finish(Outgoing::new(chunk(b""), then)),
-                // Without a response the connection is closed, so the client sees that this one is incomplete.
-                Err(_) => drop(assignment),
-            }
-            completions.throttle(started);
-        });
+    /// Makes the next piece of a long response. Each connection has at most one in the queue.
+    pub fn make_next_piece(&self, connection: usize, rest: Box<dyn Pieces>, then: Then) {
+        let ticket = Ticket { lane: Some("pieces".into()), is_begun: true, ..Ticket::default() };
+        self.console.queue.push(Job::new(connection, ticket, Work::Piece(rest, then)));
     }
 
     pub fn take_completed(&self) -> Vec<Completed> {
-        mem::take(&mut *self.completions.queue.lock().unwrap_or_else(PoisonError::into_inner))
+        mem::take(&mut *self.api.completions.queue.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// From now on every response closes its connection.
     pub fn stop_keeping(&self) {
-        self.completions.stopping.store(true, Ordering::Release);
+        self.api.completions.stopping.store(true, Ordering::Release);
     }
 
-    /// Waits until all queued requests are answered.
+    /// Ends the threads, after the last request.
     pub fn join(&self) {
-        self.api.threads.join();
-        self.console.threads.join();
+        self.api.queue.close();
+        self.console.queue.close();
+        self.threads.iter().for_each(ThreadPool::join);
     }
+}
+
+fn start_threads<S: Service>(
+    name: &str,
+    count: usize,
+    group: &Arc<ThreadGroup<S>>,
+    run: fn(&ThreadGroup<S>),
+) -> ThreadPool {
+    let threads = threadpool::Builder::new().num_threads(count).thread_name(name.into()).build();
+    for _ in 0..count {
+        let group = Arc::clone(group);
+        threads.execute(move || run(&group));
+    }
+    threads
 }
 
 impl<S: Service> ThreadGroup<S> {
-    /// Submits the tokens that the pool lacks. Call it after every change of the queue.
-    fn submit_tokens(self: &Arc<Self>) {
-        for _ in 0..self.queue.claim_tokens() {
-            let group = Arc::clone(self);
-            self.threads.execute(move || group.serve_next());
-        }
-    }
-
-    /// Serves the request whose turn it is, if there is one.
-    fn serve_next(self: &Arc<Self>) {
+    fn work(&self) {
         while let Some(taken) = self.queue.take() {
-            let (connection, cancellation) = (taken.item.connection, taken.item.cancellation.clone());
-            let (caller, lane) = self.service.identify(&taken.item.request);
-            let started = self.queue.start(taken, lane);
-            self.submit_tokens();
-            if let Some(taken) = started {
-                return self.serve(taken, caller);
+            let started = Instant::now();
+            if !self.is_for_console {
+                self.completions.pulse.work_started();
             }
-            // While this thread had it, the loop could not find it. Without a response, the loop closes the connection.
-            if cancellation.is_cancelled() && self.remove(connection) {
-                drop(Assignment::new(&self.completions, connection));
+            outlive_panic(|| self.serve(taken));
+            if self.is_for_console {
+                self.completions.throttle(started);
             }
         }
     }
 
-    fn remove(&self, connection: usize) -> bool {
-        self.queue.remove(|job| job.connection == connection).is_some()
-    }
-
-    fn serve(self: &Arc<Self>, taken: Taken<Job>, caller: S::Caller) {
+    fn serve(&self, taken: Taken<Job>) {
+        let Taken { lane, is_known, item: Job { connection, ticket, work, .. } } = taken;
         // Its response goes out last, after a panic too: the client's next request must find room.
-        let assignment = Assignment::new(&self.completions, taken.item.connection);
-        let exclusive = taken.ticket.exclusive;
-        let running = Running { group: Arc::clone(self), lane: taken.lane, exclusive };
-        let Job { request, received, cancellation, weight, .. } = taken.item;
-        if cancellation.is_cancelled() {
-            return;
-        }
-        let started = Instant::now();
-        if !self.is_for_console {
-            self.completions.pulse.work_started();
-        }
-        let response = self.service.answer(&request, caller, received, &cancellation);
+        let assignment = Assignment::new(&self.completions, connection);
+        let running = Running { queue: &self.queue, lane, exclusive: ticket.exclusive };
+        let outgoing = match work {
+            Work::Answer(call, _weight) => {
+                if call.cancellation.is_cancelled() {
+                    return;
+                }
+                if self.is_for_console
+                    && !is_known
+                    && let Identity::Known(lane) = self.service.identify(&call)
+                {
+                    self.queue.identify(ticket.credential, &lane);
+                }
+                Some(self.respond(&call, self.service.answer(&call, &running)))
+            }
+            Work::Piece(mut rest, then) => match rest.next() {
+                Ok(Some(piece)) => {
+                    // An empty chunk would end the response.
+                    let bytes = if piece.is_empty() { piece } else { chunk(&piece) };
+                    Some(Outgoing { rest: Some(rest), ..Outgoing::new(bytes, then) })
+                }
+                Ok(None) => Some(Outgoing::new(chunk(b""), then)),
+                // Without a response the connection is closed, so the client sees that this one is incomplete.
+                Err(_) => None,
+            },
+        };
+        drop(running);
+        assignment.finish(outgoing);
+    }
+
+    fn respond(&self, call: &Call, response: Response) -> Outgoing {
         let stopping = self.completions.stopping.load(Ordering::Acquire);
-        let (header, then) = connection_after(&request.head, request.body.is_some(), stopping);
-        let is_head = request.head.method() == "HEAD";
+        let head = &call.request.head;
+        let (header, then) = connection_after(head, call.request.body.is_some(), stopping);
+        let is_head = head.method() == "HEAD";
         let bytes = response.encode(header, is_head);
-        let rest = response.rest.filter(|_| !is_head);
-        drop((request, weight, running));
-        assignment.finish(Outgoing { rest, ..Outgoing::new(bytes, then) });
-        if self.is_for_console {
-            self.completions.throttle(started);
+        Outgoing { rest: response.rest.filter(|_| !is_head), ..Outgoing::new(bytes, then) }
+    }
+
+    /// Looks up the keys of strangers, one at a time, and once a second the limits of those that have requests.
+    fn look_up_strangers(&self) {
+        let mut next_limits = Instant::now();
+        loop {
+            match self.queue.take_stranger(next_limits) {
+                StrangerTask::LookUp(job) => {
+                    let _busy = self.completions.pulse.start_look_up();
+                    outlive_panic(|| self.look_up(job));
+                }
+                StrangerTask::Other => {
+                    next_limits = Instant::now() + LIMITS_INTERVAL;
+                    let _busy = self.completions.pulse.start_look_up();
+                    outlive_panic(|| self.read_limits());
+                }
+                StrangerTask::End => return,
+            }
+        }
+    }
+
+    /// Moves a request to the lane of its key, or answers it.
+    fn look_up(&self, job: Job) {
+        let assignment = Assignment::new(&self.completions, job.connection);
+        let Some(call) = job.call().filter(|call| !call.cancellation.is_cancelled()) else { return };
+        match self.service.identify(call) {
+            Identity::Known(lane) => {
+                let cancellation = call.cancellation.clone();
+                self.queue.admit(job, &lane);
+                // The loop, which cancels before it searches the queue, may have found nothing there.
+                let is_left = cancellation.is_cancelled()
+                    && self.queue.remove(|job| job.is_cancelled_by(&cancellation)).is_some();
+                if !is_left {
+                    assignment.pass_on();
+                }
+            }
+            Identity::Refused(response) => {
+                let outgoing = self.respond(call, *response);
+                drop(job);
+                assignment.finish(Some(outgoing));
+            }
+            Identity::Unknown => {}
+        }
+    }
+
+    fn read_limits(&self) {
+        let used = self.queue.used_lanes();
+        if let Some(found) = self.service.lanes(&used).filter(|_| !used.is_empty()) {
+            self.queue.set_limits(&used, &found);
         }
     }
 }
 
+/// A panic ends what a thread does for one connection, not the thread. Its message is in the log.
+fn outlive_panic(work: impl FnOnce()) {
+    let _ = panic::catch_unwind(AssertUnwindSafe(work));
+}
+
 /// Counts a request as running until it is dropped, by a panic too.
-struct Running<S: Service> {
-    group: Arc<ThreadGroup<S>>,
+pub struct Running<'a> {
+    queue: &'a FairQueue<Job>,
     lane: Option<Arc<str>>,
     exclusive: bool,
 }
 
-impl<S: Service> Drop for Running<S> {
+impl Running<'_> {
+    /// Says how many requests of its key run at once, as soon as that is read.
+    pub fn set_limit(&self, limit: Option<u32>) {
+        self.queue.set_limit(&self.lane, limit);
+    }
+}
+
+impl Drop for Running<'_> {
     fn drop(&mut self) {
-        self.group.queue.finish(&self.lane, self.exclusive);
-        self.group.submit_tokens();
+        self.queue.finish(&self.lane, self.exclusive);
     }
 }
 
@@ -297,26 +389,36 @@ pub(super) fn connection_after(
     }
 }
 
-/// What a thread does for one connection. Dropping it gives the connection back, after a panic too: without a response it
+/// The right to answer on one connection. Dropping it gives the connection back, after a panic too: without a response it
 /// closes.
 struct Assignment {
     completions: Arc<Completions>,
     connection: usize,
     outgoing: Option<Outgoing>,
+    /// Another thread answers.
+    is_over: bool,
 }
 
 impl Assignment {
     fn new(completions: &Arc<Completions>, connection: usize) -> Self {
-        Self { completions: Arc::clone(completions), connection, outgoing: None }
+        Self { completions: Arc::clone(completions), connection, outgoing: None, is_over: false }
     }
 
-    fn finish(mut self, outgoing: Outgoing) {
-        self.outgoing = Some(outgoing);
+    fn finish(mut self, outgoing: Option<Outgoing>) {
+        self.outgoing = outgoing;
+    }
+
+    /// Leaves the connection to the thread that takes the request from the queue.
+    fn pass_on(mut self) {
+        self.is_over = true;
     }
 }
 
 impl Drop for Assignment {
     fn drop(&mut self) {
+        if self.is_over {
+            return;
+        }
         let outgoing = self.outgoing.take().unwrap_or_else(|| Outgoing::new(Vec::new(), Then::Close));
         let completed = Completed { connection: self.connection, outgoing };
         self.completions.queue.lock().unwrap_or_else(PoisonError::into_inner).push(completed);
@@ -330,13 +432,9 @@ impl Drop for Assignment {
 impl Job {
     pub fn of(request: &str, load: &Arc<Load>) -> Self {
         let head = crate::http::Head::parse(request.as_bytes()).expect("a good head");
-        let request = Request { head, body: None, client: crate::http::Client::default() };
-        Self {
-            connection: 0,
-            request,
-            received: Instant::now(),
-            cancellation: Cancellation::default(),
-            weight: Weight::new(load, 0),
-        }
+        let request = crate::http::Request { head, body: None, client: crate::http::Client::default() };
+        let call = Call::new(request, Destination::Console);
+        let ticket = Ticket { lane: Some("key_1".into()), ..Ticket::default() };
+        Self::new(0, ticket, Work::Answer(call, Weight::new(load, 0)))
     }
 }

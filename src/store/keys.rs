@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::mem;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use serde::Serialize;
 use sha2::Sha256;
@@ -37,6 +37,11 @@ impl Key {
         let all =
             format!("{:?}", (&self.name, &self.permissions, self.expires, self.concurrent, self.revoked));
         hex::encode(&Digest::of(&all).0[..8])
+    }
+
+    /// Whether requests with it are accepted, if it has the permission.
+    pub fn is_valid(&self, now: i64) -> bool {
+        self.revoked.is_none() && self.expires.is_none_or(|expires| expires > now)
     }
 }
 
@@ -204,6 +209,18 @@ impl Store {
     pub fn find_key(&self, digest: &Digest) -> Result<Option<Key>, StoreError> {
         let statement = format!("SELECT {COLUMNS} FROM keys WHERE digest = $1");
         self.engine.read(|session| session.first(&statement, &values![digest.0], read_key))
+    }
+
+    /// Those of these keys that exist.
+    pub fn find_keys(&self, ids: &[Arc<str>]) -> Result<Vec<Key>, StoreError> {
+        let find = format!("SELECT {COLUMNS} FROM keys WHERE id = $1");
+        let parameters: Vec<_> = ids.iter().map(|id| values![&**id]).collect();
+        let statements: Vec<_> = parameters.iter().map(|id| (find.as_str(), id.as_slice())).collect();
+        let mut keys = Vec::new();
+        self.engine.read(|session| {
+            session.run(&statements, &mut |_, row| read_key(row).map(|key| keys.push(key)))
+        })?;
+        Ok(keys)
     }
 
     /// All keys, the oldest first.

@@ -8,13 +8,12 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use adriaticum::client::Cancellation;
 use adriaticum::error::Failure;
 use adriaticum::http::response::{Broken, Pieces};
 use adriaticum::http::{self, Head, Request, Response};
 use adriaticum::listener::{
-    Acceptor, Address, Admission, Cause, Certificate, Destination, Lane, Level, Limits, Listener, Load,
-    Service, Socket,
+    Acceptor, Address, Admission, Call, Cause, Certificate, Destination, Identity, Lane, Level, Limits,
+    Listener, Load, Running, Service, Socket, Ticket,
 };
 
 use adriaticum::store::Digest;
@@ -43,8 +42,6 @@ struct Echo {
 }
 
 impl Service for Echo {
-    type Caller = ();
-
     fn admit(&self, _: http::Client, head: &Head) -> Admission {
         match head.path() {
             "/heads" => {
@@ -59,20 +56,29 @@ impl Service for Echo {
                 }
                 Admission::Answer(Response::json(404, b"from the head".to_vec()))
             }
-            _ => Admission::Read(Destination::Api(Digest::of("key"))),
+            _ => {
+                let digest = Digest::of("key");
+                let ticket = Ticket { credential: Some(digest), ..Ticket::default() };
+                Admission::Read(Destination::Api(digest), ticket)
+            }
         }
     }
 
     /// All clients have the same key.
-    fn identify(&self, _: &Request) -> ((), Option<Lane>) {
-        ((), Some(Lane { name: "key".into(), limit: None }))
+    fn identify(&self, _: &Call) -> Identity {
+        Identity::Known(Lane { name: "key".into(), limit: None })
     }
 
-    fn answer(&self, request: &Request, _: (), _: Instant, _: &Cancellation) -> Response {
-        self.response(request)
+    fn lanes(&self, _: &[Arc<str>]) -> Option<Vec<Lane>> {
+        None
     }
 
-    fn refuse(&self, _: Option<IpAddr>, _: Option<&Request>, failure: Failure) -> Response {
+    fn answer(&self, call: &Call, running: &Running) -> Response {
+        running.set_limit(None);
+        self.response(&call.request)
+    }
+
+    fn refuse(&self, _: Option<IpAddr>, _: Option<&Call>, failure: Failure) -> Response {
         let mut body = failure.message.as_bytes().to_vec();
         body.resize(body.len().max(self.refusal_bytes.load(Ordering::Acquire)), b' ');
         self.refusals.fetch_add(1, Ordering::AcqRel);

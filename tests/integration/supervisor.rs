@@ -10,12 +10,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use adriaticum::client::Cancellation;
 use adriaticum::error::Failure;
-use adriaticum::http::{self, Head, Request, Response};
-use adriaticum::listener::{Address, Admission, Destination, Lane, Limits, Listener, Service, Socket};
+use adriaticum::http::{self, Head, Response};
+use adriaticum::listener::{
+    Address, Admission, Call, Destination, Identity, Lane, Limits, Listener, Running, Service, Socket, Ticket,
+};
 use adriaticum::store::{Access, Database, Digest, Store};
 use adriaticum::supervisor::{Notify, Supervisor, Watched};
 use rustix::process::Signal;
@@ -180,22 +181,27 @@ struct Stuck {
 }
 
 impl Service for Stuck {
-    type Caller = ();
-
     fn admit(&self, _: http::Client, _: &Head) -> Admission {
-        Admission::Read(Destination::Api(Digest::of("key")))
+        let digest = Digest::of("key");
+        let ticket = Ticket { credential: Some(digest), ..Ticket::default() };
+        Admission::Read(Destination::Api(digest), ticket)
     }
 
-    fn identify(&self, _: &Request) -> ((), Option<Lane>) {
-        ((), None)
+    /// All clients have the same key.
+    fn identify(&self, _: &Call) -> Identity {
+        Identity::Known(Lane { name: "key".into(), limit: None })
     }
 
-    fn answer(&self, _: &Request, (): (), _: Instant, _: &Cancellation) -> Response {
+    fn lanes(&self, _: &[Arc<str>]) -> Option<Vec<Lane>> {
+        None
+    }
+
+    fn answer(&self, _: &Call, _: &Running) -> Response {
         until("the worker may go on", || !self.worker.load(Ordering::Acquire));
         Response::json(200, Vec::new())
     }
 
-    fn refuse(&self, _: Option<IpAddr>, _: Option<&Request>, _: Failure) -> Response {
+    fn refuse(&self, _: Option<IpAddr>, _: Option<&Call>, _: Failure) -> Response {
         until("the loop may go on", || !self.turn.load(Ordering::Acquire));
         Response::json(400, Vec::new())
     }

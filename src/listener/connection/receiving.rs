@@ -5,7 +5,7 @@ use std::mem;
 use std::time::Instant;
 
 use super::super::tls::Received;
-use super::super::{Admission, Admitted};
+use super::super::{Admission, Call};
 use super::{Answered, Connection, Outcome, Phase, Turn};
 use crate::http::response::CONTINUE;
 use crate::http::{Client, Request, Step};
@@ -34,7 +34,9 @@ impl Connection {
             let mut step = self.reader.push(&mut input);
             if let Ok(Step::Head) = step {
                 match (turn.admit)(&mut client, self.reader.head()) {
-                    Admission::Read(destination) => self.admitted = Some((client, destination)),
+                    Admission::Read(destination, ticket) => {
+                        self.admitted = Some((client, destination, ticket));
+                    }
                     Admission::Answer(response) => {
                         let (head, is_body_skipped) = self.reader.refuse(&mut input);
                         if is_body_skipped {
@@ -50,12 +52,10 @@ impl Connection {
                 Ok(Step::Head) => unreachable!("a body or its end follows a head"),
                 Ok(Step::Request(request)) => {
                     self.unread = input.to_vec();
-                    let (client, destination) =
+                    let (client, destination, ticket) =
                         self.admitted.take().expect("the head comes before the request");
-                    return Outcome::Request(Admitted {
-                        request: Request { client, ..request },
-                        destination,
-                    });
+                    let call = Call::new(Request { client, ..request }, destination);
+                    return Outcome::Request(Box::new(call), ticket);
                 }
                 Ok(Step::More) => {
                     if was_between && !self.reader.is_between_requests() {

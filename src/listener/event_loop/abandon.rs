@@ -14,9 +14,9 @@ impl<S: Service> EventLoop<S> {
         if !connection.is_read_closed() || call.is_cancelled() {
             return call.is_cancelled();
         }
-        // Before the queue is searched: a worker that puts the request back looks at it afterwards.
+        // Before the queue is searched: the thread that has looked up a stranger cancels what is not found here.
         call.cancel();
-        if self.workers.remove(index) {
+        if self.workers.remove(call) {
             self.drop_abandoned(index);
         } else {
             self.load.count(Cause::AbandonedRunning);

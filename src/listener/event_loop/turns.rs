@@ -96,7 +96,7 @@ impl<S: Service> EventLoop<S> {
                     left = 0;
                     self.answer(index, answered);
                 }
-                Outcome::Request(admitted) => self.hand_over(index, admitted),
+                Outcome::Request(call, ticket) => self.hand_over(index, *call, ticket),
             }
         }
     }
