@@ -8,28 +8,21 @@ use std::time::{Duration, Instant};
 
 use adriaticum::id::RequestId;
 use adriaticum::store::{
-    Access, Actor, Database, Digest, KeyName, NewKey, NewRow, Outcome, Permission, Store, Tokens,
+    Access, Actor, Database, Digest, KeyName, NewKey, Outcome, Permission, Store, Tokens,
 };
 
-fn row(key_id: &str) -> NewRow {
-    NewRow {
-        request_id: RequestId::new().to_string(),
-        key_id: key_id.into(),
-        key_name: "benchmark".into(),
-        created: time::OffsetDateTime::now_utc().unix_timestamp(),
-    }
-}
-
-/// The benchmark's key. It has no secret, so nobody can use it.
-fn key(store: &Store) -> String {
+/// The digest of the benchmark's key. Its secret has not the form of one, so nobody can use it.
+fn key(store: &Store) -> Digest {
     let secret = "benchmark";
-    if let Some(key) = store.find_key(&Digest::of(secret)).expect("a look-up") {
-        return key.id;
+    let digest = Digest::of(secret);
+    if store.find_key(&digest).expect("a look-up").is_some() {
+        return digest;
     }
     let name = KeyName::parse("benchmark").expect("a good name");
     let permissions = &[Permission::Completions];
     let key = NewKey { name: &name, permissions, created: 0, expires: None, concurrent: None };
-    store.add_key(secret, &key, &Actor::command("benchmark".into())).expect("a new key")
+    store.add_key(secret, &key, &Actor::command("benchmark".into())).expect("a new key");
+    digest
 }
 
 fn outcome() -> Outcome {
@@ -46,12 +39,12 @@ fn outcome() -> Outcome {
 }
 
 /// The rows of one thread: their number, and the times to begin and to finish one.
-fn write(store: &Store, key_id: &str, end: Instant) -> (u64, Duration, Duration) {
+fn write(store: &Store, digest: &Digest, end: Instant) -> (u64, Duration, Duration) {
     let (mut rows, mut opening, mut closing) = (0, Duration::ZERO, Duration::ZERO);
     while Instant::now() < end {
-        let row = row(key_id);
+        let (id, created) = (RequestId::new().to_string(), time::OffsetDateTime::now_utc().unix_timestamp());
         let began = Instant::now();
-        store.begin(&row).expect("an open row");
+        let row = store.begin(&id, created, digest).expect("an open row").row;
         opening += began.elapsed();
         let began = Instant::now();
         store.finish(&row, &outcome()).expect("a durable outcome");
@@ -71,15 +64,14 @@ fn main() {
         counts = vec![1, 2, 4, 8, 16, 32];
     }
     let store = Arc::new(Store::open(&database, Access::Create).expect("a database"));
-    let key_id = key(&store);
+    let digest = key(&store);
     println!("threads     rows/s   making one   completing one");
     for threads in counts {
         let end = Instant::now() + Duration::from_secs(seconds);
         let running: Vec<_> = (0..threads)
             .map(|_| {
                 let store = Arc::clone(&store);
-                let key_id = key_id.clone();
-                thread::spawn(move || write(&store, &key_id, end))
+                thread::spawn(move || write(&store, &digest, end))
             })
             .collect();
         let done: Vec<_> = running.into_iter().map(|thread| thread.join().expect("no panic")).collect();

@@ -8,7 +8,7 @@ use crate::console::Console;
 use crate::error::{ApiError, Failure};
 use crate::http::head::split_authority;
 use crate::http::{Client, Head, Response};
-use crate::listener::{Admission, Call, Destination, Identity, Lane, Running, Service, Ticket};
+use crate::listener::{Admission, Call, Destination, Identity, Lane, RunningCall, Service, Ticket};
 use crate::pipeline::Pipeline;
 
 pub struct Dispatcher {
@@ -86,7 +86,7 @@ impl Service for Dispatcher {
         self.api.lanes(names)
     }
 
-    fn answer(&self, call: &Call, running: &Running) -> Response {
+    fn answer(&self, call: &Call, running: &RunningCall) -> Response {
         match (call.destination, &self.console) {
             (Destination::Api(digest), _) => self.api.answer(call, &digest, running),
             (Destination::Console, Some((_, console))) => console.answer(&call.request),

@@ -113,6 +113,10 @@ impl Failure {
             ..Self::unavailable("The service has more requests than it can take. Try again shortly.", cause)
         }
     }
+
+    pub fn queue_full() -> Self {
+        Self::shed("every worker and every place in the queue is taken")
+    }
 }
 
 #[cfg(test)]

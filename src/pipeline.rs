@@ -16,10 +16,10 @@ use crate::api::{host, inference, ledger, permission, reply, route, size, valida
 use crate::config::Compatibility;
 use crate::error::Failure;
 use crate::http::{Head, Request, Response};
-use crate::listener::{Call, Lane, Running};
+use crate::listener::{Call, Lane, RunningCall};
 use crate::metrics::Metrics;
 use crate::runtime::{Chat, Generated, Runtimes};
-use crate::store::{Digest, NewRow, Store, StoreError};
+use crate::store::{BegunRow, Digest, NewRow, Store, StoreError};
 use crate::when;
 
 /// Everything that the steps use.
@@ -50,12 +50,14 @@ impl Pipeline {
 
     /// Looks up the key of a request that the queue does not know, or answers the request.
     pub fn identify(&self, call: &Call, digest: &Digest) -> Result<Caller, Box<Response>> {
-        let record = Record::new(call.request.client.peer, call.received);
         let look_up = || {
             size::check(&call.request)?;
             key::authenticate(digest, &self.store, when::now())
         };
-        catch_panic(look_up).map_err(|failure| Box::new(self.conclude(&record, &Err(failure))))
+        catch_panic(look_up).map_err(|failure| {
+            let record = Record::new(call.request.client.peer, call.received);
+            Box::new(self.conclude(&record, &Err(failure)))
+        })
     }
 
     /// Of these keys those that are valid, with their limits; `None` if they can't be read.
@@ -65,15 +67,11 @@ impl Pipeline {
         Some(keys.map(|key| Lane { name: key.id, limit: key.concurrent }).collect())
     }
 
-    /// Answers a complete request.
-    pub fn answer(&self, call: &Call, digest: &Digest, running: &Running) -> Response {
+    /// Answers a complete request that has passed [`check_head`](Self::check_head), which returned this digest.
+    pub fn answer(&self, call: &Call, digest: &Digest, running: &RunningCall) -> Response {
         let mut record = Record::new(call.request.client.peer, call.received);
         record.spent.cancellation = call.cancellation.clone();
-        let caller = catch_panic(|| key::authenticate(digest, &self.store, when::now()));
-        if let Ok(caller) = &caller {
-            limit.set(caller.concurrent)
-        }
-        let result = catch_panic(|| self.complete(&call.request, caller, &mut record));
+        let result = catch_panic(|| self.complete(&call.request, digest, running, &mut record));
         self.conclude(&record, &result)
     }
 
@@ -104,29 +102,23 @@ impl Pipeline {
     fn complete(
         &self,
         request: &Request,
-        caller: Result<Caller, Failure>,
+        digest: &Digest,
+        running: &RunningCall,
         record: &mut Record,
     ) -> Result<Generated, Failure> {
-        self.check_head(&request.head)?;
         let body = size::check(request)?;
-        let caller = caller?;
-        record.key_id = Some(caller.key_id.clone());
-        // From here on the request has a row, whatever its outcome, unless too many of the key's were refused.
-        let (runtimes, chat) = catch_panic(|| self.admit(request, body, &caller))
-            .inspect_err(|failure| self.record(record, &caller, failure))?;
-        let row = self.begin(record, &caller)?;
+        // `begin` looks the key up, and only a good request may begin. So the body is read first, but what is wrong with it
+        // counts only if the key is valid and has the permission: 401 and 403 come before 400.
+        let read = catch_panic(|| self.read(request, body));
+        let (runtimes, chat) = read.map_err(|failure| self.refuse_key_first(record, digest, failure))?;
+        let BegunRow { row, concurrent } = self.begin(record, digest)?;
+        running.set_limit(concurrent);
         let result = catch_panic(|| self.run(runtimes, chat, record));
         self.finish(record, &row, result)
     }
 
-    /// The steps between the key and the first cost.
-    fn admit<'a>(
-        &self,
-        request: &Request,
-        body: &'a [u8],
-        caller: &Caller,
-    ) -> Result<(&Runtimes, Chat<'a>), Failure> {
-        permission::check(&caller.permissions)?;
+    /// The steps that need neither the key nor the ledger.
+    fn read<'a>(&self, request: &Request, body: &'a [u8]) -> Result<(&Runtimes, Chat<'a>), Failure> {
         let chat = validation::read(&request.head, body, self.compatibility)?;
         let runtimes = inference::configured(self.runtimes.as_deref())?;
         Ok((runtimes, chat))
@@ -144,22 +136,26 @@ impl Pipeline {
         inference::run(runtimes, &mut chat, shorten, &mut record.spent)
     }
 
-    /// Inserts the open row. If that fails, no inference is spent.
-    fn begin(&self, record: &mut Record, caller: &Caller) -> Result<NewRow, Failure> {
-        let row = record.new_row(caller);
-        let begun = timed(&mut record.ledger, || self.store.begin(&row));
-        begun.map_err(|error| match error {
-            StoreError::KeyRefused => key::changed(),
-            error => {
+    /// Looks up the key and inserts the open row. If that fails, no inference is spent.
+    fn begin(&self, record: &mut Record, digest: &Digest) -> Result<BegunRow, Failure> {
+        let (id, created) = (record.id.to_string(), record.created);
+        let begun = timed(&mut record.ledger, || self.store.begin(&id, created, digest));
+        match begun {
+            Ok(begun) => {
+                record.key_id = Some(begun.row.key_id.clone());
+                Ok(begun)
+            }
+            Err(StoreError::KeyRefused) => Err(self.refuse_key_first(record, digest, key::changed())),
+            Err(error) => {
                 self.metrics.ledger_open_errors.add(1);
                 let failure = ledger::not_opened(&error);
                 // The row may be there all the same, now or in a moment.
                 if let StoreError::Unknown(_) = error {
-                    self.store.settle_later(record.id.to_string(), record.outcome(Err(&failure)));
+                    self.store.settle_later(id, record.outcome(Err(&failure)));
                 }
-                failure
+                Err(failure)
             }
-        })
+        }
     }
 
     /// Makes the outcome durable. A completion whose outcome is not durable is not sent; an error stays what it is. If the
@@ -185,6 +181,19 @@ impl Pipeline {
         };
         self.store.settle_later(row.request_id.clone(), record.outcome(Err(&failure)));
         Err(failure)
+    }
+
+    /// Looks up the key of a request that is not run. Returns what is wrong with the key, or else this failure. If the key is
+    /// valid, the request has a row.
+    fn refuse_key_first(&self, record: &mut Record, digest: &Digest, failure: Failure) -> Failure {
+        let caller = match catch_panic(|| key::authenticate(digest, &self.store, when::now())) {
+            Ok(caller) => caller,
+            Err(of_key) => return of_key,
+        };
+        record.key_id = Some(caller.key_id.clone());
+        let failure = permission::check(&caller.permissions).err().unwrap_or(failure);
+        self.record(record, &caller, &failure);
+        failure
     }
 
     /// Writes the row of a refused request, unless its key has had too many. The client gets its error even if that fails.

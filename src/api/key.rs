@@ -24,8 +24,8 @@ pub struct Caller {
     pub note_use: bool,
 }
 
-/// Looks up the key of a request. Any process may change it meanwhile, so the ledger checks it again when it inserts
-/// the open row.
+/// Looks up a key. Any process may change it at any time: whether a request is run is decided when the ledger inserts
+/// its open row.
 pub fn authenticate(digest: &Digest, store: &Store, now: i64) -> Result<Caller, Failure> {
     let key = store.find_key(digest).map_err(|error| Failure {
         cause: error.for_log("keys"),
@@ -51,9 +51,9 @@ pub fn authenticate(digest: &Digest, store: &Store, now: i64) -> Result<Caller, 
     })
 }
 
-/// The failure of a request whose key was changed after [`authenticate`].
+/// The failure of a request whose key was refused, and is valid when it is looked up.
 pub fn changed() -> Failure {
-    refused("revoked", "This API key was revoked or changed a moment ago. Ask for a new one.")
+    refused("revoked", "This API key was changed a moment ago. Try again.")
 }
 
 /// The digest of the key that a request presents, which may not exist.

@@ -230,10 +230,9 @@ impl<S: Service> EventLoop<S> {
             Destination::Console => Cause::ConsoleFull,
         };
         self.connections[index].call = Some(call.cancellation.clone());
-        for job in self.workers.answer(index, call, ticket) {
+        if let Some(job) = self.workers.answer(index, call, ticket) {
             self.load.count(full);
-            let taken = "every worker and every place in the queue is taken";
-            self.refuse(job.connection, job.call(), Failure::shed(taken));
+            self.refuse(job.connection, job.call(), Failure::queue_full());
             if job.connection != index {
                 self.line_up(job.connection);
             }

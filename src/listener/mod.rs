@@ -32,7 +32,7 @@ pub use proxies::{Proxies, Proxy};
 pub use pulse::Pulse;
 pub use socket::{Address, Socket};
 pub use tls::{Acceptor, Certificate, TlsError};
-pub use workers::Running;
+pub use workers::RunningCall;
 
 use self::event_loop::{EventLoop, WAKE};
 use crate::client::Cancellation;
@@ -58,7 +58,7 @@ pub trait Service: Send + Sync + 'static {
 
     /// Answers a complete request, on a worker. If the client goes away, the loop cancels the calls that this makes. Until it
     /// has set the limit of its lane, or is done, the other requests of the lane wait.
-    fn answer(&self, call: &Call, running: &Running) -> Response;
+    fn answer(&self, call: &Call, running: &RunningCall) -> Response;
 
     /// Answers a request that gets no worker: broken HTTP, or one that is shed.
     fn refuse(&self, peer: Option<IpAddr>, call: Option<&Call>, failure: Failure) -> Response;

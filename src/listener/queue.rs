@@ -4,6 +4,7 @@
 //! looks them up and moves each to the lane of its key. The console's threads serve strangers themselves.
 
 use std::collections::{HashMap, VecDeque};
+use std::iter;
 use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -92,9 +93,9 @@ impl<T: Queued> FairQueue<T> {
         Self { threads, places, state: Mutex::new(state), eligible: Condvar::new(), stranger: Condvar::new() }
     }
 
-    /// Queues a request. If there is no room, the newest of the lane with the most waiting is returned.
-    /// Strangers have a quarter of the places.
-    pub fn push(&self, item: T) -> Vec<T> {
+    /// Queues a request. If there is no room, returns the newest of the lane with the most waiting. The API's strangers have
+    /// places of their own, as many as there are for the others; those of the console have a quarter of the places.
+    pub fn push(&self, item: T) -> Option<T> {
         let mut state = self.lock();
         let ticket = item.ticket();
         let known = ticket.credential.and_then(|digest| state.known.find(&digest));
@@ -103,19 +104,16 @@ impl<T: Queued> FairQueue<T> {
         state.lane(&name).waiting.push_back(item);
         state.waiting += 1;
         state.take_turn(&name);
-        let mut shed = Vec::new();
-        let free = self.threads.saturating_sub(state.running);
-        let about_to_run = if state.is_for_console { free } else { 0 };
-        if name.is_none()
-            && state.lane(&None).waiting.len().saturating_sub(about_to_run) > (self.places / 4).max(1)
-        {
-            shed.extend(state.shed_stranger());
+        let mut shed = None;
+        if name.is_none() {
+            let room = match state.is_for_console {
+                true => (self.places / 4).max(1) + self.free(&state),
+                false => self.places + self.threads,
+            };
+            shed = (state.lane(&None).waiting.len() > room).then(|| state.shed_stranger()).flatten();
         }
-        if !is_begun
-            && state.waiting - state.eligible().min(free) > self.places
-            && let Some(longest) = state.longest_lane(&name)
-        {
-            shed.extend(state.shed_newest(&longest));
+        if !is_begun && shed.is_none() {
+            shed = self.shed_longest(&mut state, &name);
         }
         if name.is_none() && !state.is_for_console {
             self.stranger.notify_one();
@@ -160,14 +158,17 @@ impl<T: Queued> FairQueue<T> {
         }
     }
 
-    /// Queues the request of a stranger that was looked up, in its own lane.
-    pub fn admit(&self, stranger: T, lane: &Lane) {
+    /// Queues the request of a stranger that was looked up, in its own lane. Returns those for which there is no room.
+    pub fn admit(&self, stranger: T, lane: &Lane) -> Vec<T> {
         let mut state = self.lock();
         let credential = stranger.ticket().credential;
         state.waiting += 1;
         state.lane(&None).waiting.push_front(stranger);
         state.identify(credential, lane);
+        let newcomer = Some(lane.name.as_str().into());
+        let shed = iter::from_fn(|| self.shed_longest(&mut state, &newcomer)).collect();
         self.wake(&state);
+        shed
     }
 
     /// Remembers whose credential it is. The requests with it that wait among the strangers move to its lane.
@@ -226,7 +227,8 @@ impl<T: Queued> FairQueue<T> {
             let place = state.lanes[name].waiting.iter().position(&is_meant)?;
             Some((name.clone(), place))
         };
-        let (name, place) = state.lanes_with_waiting().find_map(find)?;
+        let strangers = (!state.is_for_console && state.lanes.contains_key(&None)).then_some(&None);
+        let (name, place) = state.turns.iter().chain(strangers).find_map(find)?;
         state.remove(&name, place)
     }
 
@@ -259,9 +261,22 @@ impl<T: Queued> FairQueue<T> {
         state.lanes.iter().filter_map(report).collect()
     }
 
+    fn free(&self, state: &State<T>) -> usize {
+        self.threads.saturating_sub(state.running)
+    }
+
+    /// Sheds a request if there are more than there is room for, beside those that free threads are about to take.
+    fn shed_longest(&self, state: &mut State<T>, newcomer: &Name) -> Option<T> {
+        let waiting: usize = state.turns.iter().map(|name| state.lanes[name].waiting.len()).sum();
+        let about_to_run = state.eligible(true).min(self.free(state));
+        let longest =
+            (waiting - about_to_run > self.places).then(|| state.longest_lane(newcomer)).flatten()?;
+        state.shed_newest(&longest)
+    }
+
     /// Wakes the threads that have something to do now: waking none costs a system call too.
     fn wake(&self, state: &State<T>) {
-        for _ in 0..state.idle.min(state.eligible()) {
+        for _ in 0..state.idle.min(state.eligible(false)) {
             self.eligible.notify_one();
         }
     }
@@ -272,12 +287,13 @@ impl<T: Queued> FairQueue<T> {
 }
 
 impl<T: Queued> LaneState<T> {
-    /// How many of its waiting requests could run now, or more: of several exclusive ones only the first can.
-    fn eligible(&self, exclusive_runs: bool) -> usize {
+    /// How many of its waiting requests could run now, or more: of several exclusive ones only the first can. If `soon`, as
+    /// if its limit had just been read.
+    fn eligible(&self, exclusive_runs: bool, soon: bool) -> usize {
         if exclusive_runs && self.waiting.front().is_some_and(|first| first.ticket().exclusive) {
             return 0;
         }
-        let limit = if self.is_limit_read { self.limit } else { Some(1) };
+        let limit = if soon || self.is_limit_read { self.limit } else { Some(1) };
         let left = limit.map_or(usize::MAX, |limit| (limit as usize).saturating_sub(self.running));
         self.waiting.len().min(left)
     }
@@ -304,14 +320,8 @@ impl<T: Queued> State<T> {
         })
     }
 
-    fn eligible(&self) -> usize {
-        self.turns.iter().map(|name| self.lanes[name].eligible(self.exclusive_runs)).sum()
-    }
-
-    fn lanes_with_waiting(&self) -> impl Iterator<Item = &Name> {
-        let has_waiting = |lane: &LaneState<T>| !self.is_for_console && !lane.waiting.is_empty();
-        let apart = self.lanes.get_key_value(&None).filter(|(_, lane)| has_waiting(lane));
-        self.turns.iter().chain(apart.map(|(name, _)| name))
+    fn eligible(&self, soon: bool) -> usize {
+        self.turns.iter().map(|name| self.lanes[name].eligible(self.exclusive_runs, soon)).sum()
     }
 
     /// The lane with the most waiting, of those whose newest request can be shed: of several, that of the newcomer.
@@ -319,7 +329,7 @@ impl<T: Queued> State<T> {
         let can_be_shed =
             |name: &&Name| self.lanes[*name].waiting.back().is_some_and(|newest| !newest.ticket().is_begun);
         let length = |name: &&Name| (self.lanes[*name].waiting.len(), *name == newcomer);
-        self.lanes_with_waiting().filter(can_be_shed).max_by_key(length).cloned()
+        self.turns.iter().filter(can_be_shed).max_by_key(length).cloned()
     }
 
     /// Gives a lane with waiting requests a turn, if it has none.
@@ -333,7 +343,8 @@ impl<T: Queued> State<T> {
     }
 
     fn take_next(&mut self) -> Option<Taken<T>> {
-        let turn = self.turns.iter().position(|name| self.lanes[name].eligible(self.exclusive_runs) > 0)?;
+        let turn =
+            self.turns.iter().position(|name| self.lanes[name].eligible(self.exclusive_runs, false) > 0)?;
         let name = self.turns.remove(turn).expect("the position was just found");
         let lane = self.lane(&name);
         let item = lane.waiting.pop_front().expect("a lane with a turn has requests");
@@ -463,7 +474,7 @@ mod tests {
         }
 
         fn push_ticket(&mut self, ticket: Ticket, number: u32) {
-            self.shed.extend(self.queue.push(Item(ticket, number)).into_iter().map(|Item(_, number)| number));
+            self.shed.extend(self.queue.push(Item(ticket, number)).map(|Item(_, number)| number));
         }
 
         fn find(&self, item: &Item) -> Option<Lane> {
@@ -481,7 +492,9 @@ mod tests {
                 panic!("there is a stranger, and time");
             };
             match self.find(&item) {
-                Some(lane) => self.queue.admit(item, &lane),
+                Some(lane) => {
+                    self.shed.extend(self.queue.admit(item, &lane).into_iter().map(|Item(_, number)| number));
+                }
                 None => self.refused.push(item.1),
             }
             true
@@ -601,14 +614,14 @@ mod tests {
     }
 
     #[test]
-    fn strangers_have_a_quarter_of_the_places_and_no_worker() {
-        for (places, most) in [(8, 2), (64, 16), (1, 1), (3, 1)] {
+    fn strangers_have_places_of_their_own_and_no_worker() {
+        for (places, most) in [(8, 9), (64, 65), (0, 1)] {
             let mut pool = Pool::new(1, places, &[("a", None)]);
             prime(&mut pool, &["a"]);
             (1..100).for_each(|number| pool.push("stranger", number));
             assert_eq!((pool.run_next(), pool.queue.load()), (false, (0, most)), "{places}");
             pool.push("a", 200);
-            assert!(places == most || !pool.shed.contains(&200), "the others are for known keys");
+            assert!(!pool.shed.contains(&200), "known keys have places of their own");
             pool.settle();
             assert_eq!((pool.refused.len(), pool.queue.load()), (most, (1, 0)));
         }
@@ -703,6 +716,14 @@ mod tests {
         assert_eq!(pool.lane("a").map(|lane| lane.waiting), Some(3));
         assert_eq!(pool.order(), [1, 2, 3]);
         assert_eq!(pool.refused, [11, 12]);
+        let mut pool = Pool::new(1, 4, &[("a", None), ("b", None)]);
+        prime(&mut pool, &["b"]);
+        (0..=4).for_each(|number| pool.push("b", number));
+        pool.push("a", 11);
+        assert!(pool.shed.is_empty(), "one is about to run");
+        assert!(pool.look_up());
+        assert_eq!(pool.shed, [4]);
+        assert_eq!(pool.order(), [0, 11, 1, 2, 3]);
     }
 
     #[test]
@@ -887,7 +908,7 @@ mod tests {
                 if !waiting.iter().any(can_run) {
                     assert!(!pool.run_next(), "seed {seed}, step {number}");
                 } else if pool.running.len() < threads {
-                    assert!(pool.queue.lock().eligible() > 0, "seed {seed}, step {number}: {waiting:?}");
+                    assert!(pool.queue.lock().eligible(false) > 0, "seed {seed}, step {number}: {waiting:?}");
                 }
             }
             let (left, refused) = (waiting.len() + pool.running.len(), pool.refused.len());

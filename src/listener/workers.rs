@@ -12,10 +12,11 @@ use threadpool::ThreadPool;
 
 use super::connection::Then;
 use super::limits::Limits;
-use super::load::Load;
+use super::load::{Cause, Load};
 use super::queue::{FairQueue, Queued, StrangerTask, Taken};
 use super::{Call, Destination, Identity, Pulse, Service, Ticket};
 use crate::client::Cancellation;
+use crate::error::Failure;
 use crate::http::Head;
 use crate::http::response::{self, Pieces, Response, chunk};
 
@@ -173,8 +174,8 @@ impl<S: Service> Workers<S> {
         self.api.completions.load.weight.load(Ordering::Acquire)
     }
 
-    /// Queues a complete request for a thread. Returns those for which there is no room; this may be one of them.
-    pub fn answer(&self, connection: usize, call: Call, ticket: Ticket) -> Vec<Job> {
+    /// Queues a complete request for a thread. Returns one for which there is no room; this may be the one.
+    pub fn answer(&self, connection: usize, call: Call, ticket: Ticket) -> Option<Job> {
         let queue = match call.destination {
             Destination::Api(_) => &self.api.queue,
             Destination::Console => &self.console.queue,
@@ -250,7 +251,7 @@ impl<S: Service> ThreadGroup<S> {
         let Taken { lane, is_known, item: Job { connection, ticket, work, .. } } = taken;
         // Its response goes out last, after a panic too: the client's next request must find room.
         let assignment = Assignment::new(&self.completions, connection);
-        let running = Running { queue: &self.queue, lane, exclusive: ticket.exclusive };
+        let running = RunningCall { queue: &self.queue, lane, exclusive: ticket.exclusive };
         let outgoing = match work {
             Work::Answer(call, _weight) => {
                 if call.cancellation.is_cancelled() {
@@ -314,7 +315,8 @@ impl<S: Service> ThreadGroup<S> {
         match self.service.identify(call) {
             Identity::Known(lane) => {
                 let cancellation = call.cancellation.clone();
-                self.queue.admit(job, &lane);
+                let shed = self.queue.admit(job, &lane);
+                shed.iter().for_each(|job| self.shed(job));
                 // The loop, which cancels before it searches the queue, may have found nothing there.
                 let is_left = cancellation.is_cancelled()
                     && self.queue.remove(|job| job.is_cancelled_by(&cancellation)).is_some();
@@ -331,6 +333,15 @@ impl<S: Service> ThreadGroup<S> {
         }
     }
 
+    /// Answers a request for which there is no room in the lane of its key.
+    fn shed(&self, job: &Job) {
+        let Some(call) = job.call() else { return };
+        self.completions.load.count(Cause::QueueFull);
+        let response = self.service.refuse(call.request.client.peer, Some(call), Failure::queue_full());
+        let outgoing = Outgoing::new(response.encode(response::Connection::Close, false), Then::Close);
+        Assignment::new(&self.completions, job.connection).finish(Some(outgoing));
+    }
+
     fn read_limits(&self) {
         let used = self.queue.used_lanes();
         if let Some(found) = self.service.lanes(&used).filter(|_| !used.is_empty()) {
@@ -345,20 +356,20 @@ fn outlive_panic(work: impl FnOnce()) {
 }
 
 /// Counts a request as running until it is dropped, by a panic too.
-pub struct Running<'a> {
+pub struct RunningCall<'a> {
     queue: &'a FairQueue<Job>,
     lane: Option<Arc<str>>,
     exclusive: bool,
 }
 
-impl Running<'_> {
+impl RunningCall<'_> {
     /// Says how many requests of its key run at once, as soon as that is read.
     pub fn set_limit(&self, limit: Option<u32>) {
         self.queue.set_limit(&self.lane, limit);
     }
 }
 
-impl Drop for Running<'_> {
+impl Drop for RunningCall<'_> {
     fn drop(&mut self) {
         self.queue.finish(&self.lane, self.exclusive);
     }

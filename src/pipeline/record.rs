@@ -155,8 +155,11 @@ impl Record {
 
     /// Whether a refused request has a line of its own.
     fn has_line(&self, failure: &Failure) -> bool {
+        // If the open row could not be inserted, the key is not known. It was when the request was given to a worker.
+        let is_ledger_failure = self.ledger.is_some() && failure.error == ApiError::ServiceUnavailable;
+        let is_of_key = self.key_id.is_some() || is_ledger_failure;
         // The listener has a line with the number of shed requests.
-        !failure.is_shed && (self.key_id.is_some() || logging::allow_stranger(failure.reason, self.client))
+        !failure.is_shed && (is_of_key || logging::allow_stranger(failure.reason, self.client))
     }
 }
 

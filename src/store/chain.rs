@@ -325,7 +325,7 @@ mod tests {
         assert_eq!((found.rows, &found.fault), (10, &None));
         let [head] = &found.heads[..] else { panic!("one chain") };
         assert_eq!((head.gateway.as_str(), head.seq), ("", 10));
-        temporary.store.begin(&row("open", "key_1", 400_000)).expect("a running request");
+        temporary.store.begin_row(&row("open", "key_1", 400_000)).expect("a running request");
         let found = temporary.store.verify().expect("a walk");
         assert_eq!((found.rows, found.fault), (10, None), "a running request is no fault");
     }

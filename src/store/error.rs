@@ -51,7 +51,7 @@ pub enum StoreError {
     Panicked,
     /// The row that should be read or changed is not there.
     NoRow,
-    /// The key was revoked, has expired or has lost its permission since it was looked up.
+    /// The key does not exist, was revoked, has expired or lacks the permission.
     KeyRefused,
     /// Another process serves under the name of this gateway.
     Fenced,
@@ -127,7 +127,7 @@ impl fmt::Display for StoreError {
             Self::Io(error) => write!(f, "{error}"),
             Self::Panicked => f.write_str("a write panicked"),
             Self::NoRow => f.write_str("the row is not there, or has its outcome already"),
-            Self::KeyRefused => f.write_str("the key is not valid any more"),
+            Self::KeyRefused => f.write_str("the key is not valid"),
             Self::Fenced => f.write_str("another process serves under the name of this gateway"),
             Self::Unavailable(cause) => write!(f, "the database can't be used: {cause}"),
             Self::Unknown(cause) => write!(f, "the database did not confirm the write: {cause}"),

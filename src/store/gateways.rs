@@ -159,15 +159,15 @@ mod tests {
         let mut next = temporary.open_again();
         let old = &mut temporary.store;
         assert_eq!(old.join("a", "").expect("a start"), 0);
-        old.begin(&row("1", "key_1", 7)).expect("a new row");
+        old.begin_row(&row("1", "key_1", 7)).expect("a new row");
         write(old, "2", "key_1", 7, 200, None);
         assert_eq!(next.join("a", "").expect("a start"), 1, "one was open");
-        assert!(matches!(old.begin(&row("3", "key_1", 7)), Err(StoreError::Fenced)));
-        assert!(matches!(old.begin(&row("3", "key_0", 7)), Err(StoreError::Fenced)), "whatever the key");
-        assert!(matches!(next.begin(&row("3", "key_0", 7)), Err(StoreError::KeyRefused)));
+        assert!(matches!(old.begin_row(&row("3", "key_1", 7)), Err(StoreError::Fenced)));
+        assert!(matches!(old.begin_row(&row("3", "key_0", 7)), Err(StoreError::Fenced)), "whatever the key");
+        assert!(matches!(next.begin_row(&row("3", "key_0", 7)), Err(StoreError::KeyRefused)));
         assert!(matches!(old.record(&row("3", "key_1", 7), &outcome(400, None)), Err(StoreError::Fenced)));
         assert!(old.finish(&row("1", "key_1", 7), &outcome(200, None)).is_err(), "it is closed");
-        next.begin(&row("4", "key_1", 7)).expect("it has the epoch");
+        next.begin_row(&row("4", "key_1", 7)).expect("it has the epoch");
         assert!(matches!(old.finish(&row("4", "key_1", 7), &outcome(200, None)), Err(StoreError::Fenced)));
         let found = next.verify().expect("a walk");
         assert_eq!((found.rows, found.fault), (2, None));
@@ -186,7 +186,7 @@ mod tests {
             write(&other, &number.to_string(), "key_2", number + 1, 502, None);
         }
         (2..=5).for_each(|number| write(one, &number.to_string(), "key_1", number, 200, Some(1)));
-        one.begin(&row("open", "key_1", 9)).expect("a running request");
+        one.begin_row(&row("open", "key_1", 9)).expect("a running request");
         let found = one.verify().expect("a walk");
         assert_eq!((found.rows, found.fault), (11, None));
         let heads: Vec<_> = found.heads.iter().map(|head| (head.gateway.as_str(), head.seq)).collect();
@@ -243,7 +243,7 @@ mod tests {
             let (b, mut lock) = gateway(&temporary.database, "b");
             write(&a, "1", "key_1", 1, 200, Some(1));
             write(&a, "2", "key_1", 2, 200, Some(1));
-            a.begin(&row("3", "key_1", 3)).expect("a running request");
+            a.begin_row(&row("3", "key_1", 3)).expect("a running request");
             let mut silent = || {
                 assert!(lock.renew(b.epoch).expect("b is alive"));
                 lock.silent_for(Duration::ZERO)
@@ -270,7 +270,7 @@ mod tests {
             assert_eq!((found.rows, found.fault), (3, None));
             assert_eq!((found.heads[0].gateway.as_str(), found.heads[0].seq), ("a", 3));
             assert!(a.finish(&row("3", "key_1", 3), &outcome(200, None)).is_err(), "it is closed");
-            a.begin(&row("4", "key_1", 4)).expect("a has its epoch still");
+            a.begin_row(&row("4", "key_1", 4)).expect("a has its epoch still");
         }
 
         #[test]
@@ -278,7 +278,7 @@ mod tests {
             let temporary = Temporary::postgres();
             let (a, lock_of_a) = gateway(&temporary.database, "a");
             let (b, mut lock) = gateway(&temporary.database, "b");
-            a.begin(&row("1", "key_1", 1)).expect("a running request");
+            a.begin_row(&row("1", "key_1", 1)).expect("a running request");
             drop(lock_of_a);
             let mut since = || {
                 while !lock.renew(b.epoch).unwrap_or(false) {}

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use super::ledger::LedgerWrite;
+use super::ledger::{BegunRow, LedgerWrite};
 use super::{Store, StoreError};
 
 /// The pause before a group that found the database locked is tried again.
@@ -37,8 +37,8 @@ struct WaitingWrite {
     thread: Thread,
 }
 
-/// The name of the key, as a row that begins has it; empty for an outcome.
-pub(super) type WriteResult = Result<String, StoreError>;
+/// The open row; `None` if its key was refused, and for an outcome.
+type WriteResult = Result<Option<BegunRow>, StoreError>;
 
 impl WriteQueue {
     fn lock(&self) -> MutexGuard<'_, WaitingWrites> {
@@ -137,15 +137,14 @@ impl Drop for Leader<'_> {
 impl Leader<'_> {
     /// Writes the group and reports to its members.
     fn write_group(mut self) {
-        let mut results = match self.write_together(&self.group) {
-            Ok(results) => results,
+        let mut results: Vec<WriteResult> = match self.write_together(&self.group) {
+            Ok(written) => written.into_iter().map(Ok).collect(),
             // Another process has the database.
             Err(StoreError::Busy) => return self.retry_later(),
             Err(error) if self.group.len() == 1 || error.is_of_group() => vec![Err(error); self.group.len()],
             // Try each write alone to find the failing one.
             Err(_) => {
-                let alone =
-                    |job| self.write_together(slice::from_ref(job)).map_or_else(Err, |mut one| one.remove(0));
+                let alone = |job| self.write_together(slice::from_ref(job)).map(|mut one| one.remove(0));
                 self.group.iter().map(alone).collect()
             }
         };
@@ -161,7 +160,7 @@ impl Leader<'_> {
         report(self.group.iter().zip(results));
     }
 
-    fn write_together(&self, group: &[Arc<WaitingWrite>]) -> Result<Vec<WriteResult>, StoreError> {
+    fn write_together(&self, group: &[Arc<WaitingWrite>]) -> Result<Vec<Option<BegunRow>>, StoreError> {
         let deadline = group.iter().map(|job| job.deadline).min().unwrap_or_else(Instant::now);
         let writes: Vec<&LedgerWrite> = group.iter().map(|job| &job.write).collect();
         self.store.write_together(&writes, deadline, self.is_durable)
@@ -194,10 +193,11 @@ mod tests {
     use std::sync::Barrier;
     use std::sync::mpsc;
 
-    use super::super::NewRow;
     use super::super::engine::Engine;
+    use super::super::ledger::RowRequest;
     use super::super::ledger::tests::{id, outcome, row, write};
     use super::super::tests::Temporary;
+    use super::super::{Digest, NewRow};
     use super::*;
 
     fn temporary(patience: Duration) -> Temporary {
@@ -231,6 +231,10 @@ mod tests {
         });
     }
 
+    fn begin(NewRow { request_id, key_id, created, .. }: NewRow) -> LedgerWrite {
+        LedgerWrite::Begin(RowRequest { request_id, created, digest: Digest::of(&key_id) })
+    }
+
     fn waiting(queue: &WriteQueue) -> usize {
         queue.lock().jobs.len()
     }
@@ -246,7 +250,7 @@ mod tests {
         let temporary = temporary(Duration::from_secs(60));
         let store = &temporary.store;
         let rows = [1, 2, 3, 4, 5, 6].map(|number| row("x", "key_1", number));
-        rows.iter().filter(|row| row.created != 4).for_each(|row| drop(store.begin(row).expect("a row")));
+        rows.iter().filter(|row| row.created != 4).for_each(|row| drop(store.begin_row(row).expect("a row")));
         let (led, results) = thread::scope(|scope| {
             let finish = |row: &'_ NewRow| store.finish(row, &outcome(200, Some(1)));
             let mut writers = Vec::new();
@@ -280,7 +284,7 @@ mod tests {
         while_locked(store, || {
             thread::scope(|scope| {
                 let begun =
-                    [1, 2, 3].map(|number| scope.spawn(move || store.begin(&row("x", "key_1", number))));
+                    [1, 2, 3].map(|number| scope.spawn(move || store.begin_row(&row("x", "key_1", number))));
                 for result in begun {
                     assert!(matches!(result.join().expect("no panic"), Err(StoreError::Busy)));
                 }
@@ -296,7 +300,7 @@ mod tests {
 
     /// Waits for a leader after the deadline.
     fn late(store: &Store) -> Result<(), StoreError> {
-        let job = store.beginnings.push(LedgerWrite::Begin(row("late", "key_1", 9)), Duration::ZERO);
+        let job = store.beginnings.push(begin(row("late", "key_1", 9)), Duration::ZERO);
         let waited = store.beginnings.wait(&job);
         assert_eq!(waiting(&store.beginnings), 0, "it has left the queue");
         waited
@@ -308,8 +312,7 @@ mod tests {
         const TEN_MINUTES: Duration = Duration::from_secs(600);
         let temporary = Temporary::new();
         let store = &temporary.store;
-        let push =
-            |number, patience| store.beginnings.push(LedgerWrite::Begin(row("x", "key_1", number)), patience);
+        let push = |number, patience| store.beginnings.push(begin(row("x", "key_1", number)), patience);
         // A write that waits, and does not try to lead.
         let is_woken_by = |number, action: &dyn Fn()| {
             let (sender, receiver) = mpsc::channel();
@@ -343,7 +346,7 @@ mod tests {
     fn a_leader_that_panics_reports_to_its_group() {
         let temporary = temporary(Duration::from_secs(60));
         let store = &temporary.store;
-        let job = store.outcomes.push(LedgerWrite::Begin(row("x", "key_1", 1)), Duration::from_secs(60));
+        let job = store.outcomes.push(begin(row("x", "key_1", 1)), Duration::from_secs(60));
         drop(store.lead(&store.outcomes, true).expect("there is none"));
         assert!(matches!(job.written.get(), Some(Err(StoreError::Panicked))));
         write(store, "y", "key_1", 2, 200, None);
@@ -356,11 +359,11 @@ mod tests {
             sqlite.make_unsyncable();
         }
         let store = &temporary.store;
-        let begun = store.begin(&row("x", "key_1", 1)).expect("no sync");
+        let begun = store.begin_row(&row("x", "key_1", 1)).expect("no sync");
         store.record(&row("y", "key_1", 1), &outcome(400, None)).expect("no sync");
         assert!(matches!(store.finish(&begun, &outcome(200, None)), Err(StoreError::NotSynced(_))));
         assert!(
-            matches!(store.begin(&row("z", "key_1", 1)), Err(StoreError::NotSynced(_))),
+            matches!(store.begin_row(&row("z", "key_1", 1)), Err(StoreError::NotSynced(_))),
             "until a restart"
         );
     }

@@ -478,11 +478,16 @@ mod tests {
         let revoked = add("revoked", &[Permission::Completions], None);
         let expired = add("expired", &[Permission::Completions], Some(now));
         let metrics = add("metrics", &[Permission::Metrics], None);
-        store.begin(&row("before", &revoked, 7)).expect("it is not revoked yet");
+        let begin = |end, secret| store.begin(&id_of(end, 7), 7, &Digest::of(secret));
+        begin("before", "revoked").expect("it is not revoked yet");
         other.revoke_key(&revoked, 6, &by()).expect("a change");
-        store.begin(&row("good", &good, 7)).expect("nothing was changed");
-        for key in [&revoked, &expired, &metrics, &"key_none".to_owned()] {
-            assert!(matches!(store.begin(&row("refused", key, 7)), Err(StoreError::KeyRefused)), "{key}");
+        change(store, &good, &[KeyChange::Concurrent(Some(3))]);
+        let begun = begin("good", "good").expect("a valid key");
+        assert_eq!((begun.row.key_id.as_str(), begun.concurrent), (good.as_str(), Some(3)));
+        let refused =
+            [("revoked", &*revoked), ("expired", &expired), ("metrics", &metrics), ("none", "key_none")];
+        for (secret, key) in refused {
+            assert!(matches!(begin("refused", secret), Err(StoreError::KeyRefused)), "{secret}");
             assert!(store.find_row(&id_of("refused", 7)).expect("a look-up").is_none());
             store
                 .record(&row(key, key, 7), &outcome(400, None))

@@ -7,9 +7,8 @@ use serde::Serialize;
 
 use super::chain::Link;
 use super::engine::{Row, Session, Statement, Value, bound, values};
-use super::group_commit::WriteResult;
 use super::rollup::Batch;
-use super::{Store, StoreError};
+use super::{Digest, Store, StoreError};
 use crate::when;
 
 /// How long an insert whose answer was lost may take to show up: a primary can wait that long for its standby.
@@ -21,7 +20,7 @@ pub(super) type UnsettledOutcome = (String, Outcome, Instant);
 /// What is written to the ledger in a group.
 pub(super) enum LedgerWrite {
     /// An open row, if its key is valid.
-    Begin(NewRow),
+    Begin(RowRequest),
     /// The outcome of an open row.
     Finish(LedgerRow),
     /// A row with its outcome.
@@ -46,13 +45,21 @@ impl LedgerWrite {
 /// What came of a group.
 #[derive(Clone)]
 struct GroupWritten {
-    each: Vec<WriteResult>,
+    each: Vec<Option<BegunRow>>,
     /// A row that it has written, with its hash if it has one: all of the group is written, or nothing.
     proof: Option<(String, Option<[u8; 32]>)>,
 }
 
 /// How many outcomes wait for the database at most. The rows of the others stay open until the next start.
 const MOST_UNSETTLED: usize = 1000;
+
+/// A request that asks for an open row.
+pub(super) struct RowRequest {
+    pub request_id: String,
+    pub created: i64,
+    /// Of its key's secret.
+    pub digest: Digest,
+}
 
 /// A request as it is known when it begins.
 #[derive(Clone, Debug)]
@@ -62,6 +69,13 @@ pub struct NewRow {
     /// The key's name at the time.
     pub key_name: String,
     pub created: i64,
+}
+
+/// An open row, and how many requests of its key are processed at once.
+#[derive(Clone, Debug)]
+pub struct BegunRow {
+    pub row: NewRow,
+    pub concurrent: Option<u32>,
 }
 
 /// The outcome of a request.
@@ -137,13 +151,13 @@ pub const COLUMNS: &str = "request_id, key_id, key_name, created, status, error_
     completion_tokens, total_tokens, duration_ms, queue_ms, runtime_ms, grounded, search_reason,
     search_results, search_ms, seq, gateway, cause";
 
-/// Inserts nothing if the key was revoked, has expired or has lost its permission since it was looked up, or if another
-/// process has raised the gateway's epoch.
-const BEGIN: &str = "INSERT INTO usage (request_id, key_id, key_name, created, gateway, epoch)
+/// Inserts nothing if there is no such key, if it was revoked, has expired or lacks the permission, or if another process
+/// has raised the gateway's epoch.
+pub(super) const BEGIN: &str = "INSERT INTO usage (request_id, key_id, key_name, created, gateway, epoch)
     SELECT $1, keys.id, keys.name, $2, gateways.name, gateways.epoch FROM keys, gateways
-    WHERE keys.id = $3 AND revoked IS NULL AND (expires IS NULL OR expires > $4)
+    WHERE keys.digest = $3 AND revoked IS NULL AND (expires IS NULL OR expires > $4)
     AND ',' || permissions || ',' LIKE '%,completions,%' AND gateways.name = $5 AND gateways.epoch = $6
-    RETURNING key_name";
+    RETURNING key_id, key_name, (SELECT concurrent FROM keys WHERE keys.id = usage.key_id)";
 
 /// Asked before an outcome is written: it takes no place in the chain if its row is not open.
 const FIND: &str = "SELECT seq, gateway, epoch FROM usage WHERE request_id = $1";
@@ -174,11 +188,11 @@ pub(super) static OPEN_ROWS: LazyLock<String> = LazyLock::new(|| {
 const INTERRUPTED_AT_ONCE: usize = 100;
 
 impl Store {
-    /// Inserts the open row of a request that is about to cost an inference, and returns it with the key's present name. The
-    /// file system has it when this returns; nothing is acknowledged yet, so it is not synced.
-    pub fn begin(&self, row: &NewRow) -> Result<NewRow, StoreError> {
-        let key_name = self.write_shared(LedgerWrite::Begin(row.clone()))?;
-        Ok(NewRow { key_name, ..row.clone() })
+    /// Looks up the key of a request that is about to cost an inference, and inserts the open row: one statement does both.
+    /// The file system has the row when this returns; nothing is acknowledged yet, so it is not synced.
+    pub fn begin(&self, request_id: &str, created: i64, digest: &Digest) -> Result<BegunRow, StoreError> {
+        let request = RowRequest { request_id: request_id.into(), created, digest: *digest };
+        self.write_shared(LedgerWrite::Begin(request))?.ok_or(StoreError::KeyRefused)
     }
 
     /// Writes the outcome into an open row, seals it and adds it to the sums. All of it is durable when this returns.
@@ -224,7 +238,7 @@ impl Store {
         group: &[&LedgerWrite],
         deadline: Instant,
         outlasts: bool,
-    ) -> Result<Vec<WriteResult>, StoreError> {
+    ) -> Result<Vec<Option<BegunRow>>, StoreError> {
         let written = self.engine.group(deadline, outlasts, |session, before: Option<&GroupWritten>| {
             if let Some(before) = before {
                 // The lock waits for a process of the server that may still be committing it.
@@ -252,7 +266,8 @@ impl Store {
             self.gateway_lock(if finished.is_empty() { " FOR KEY SHARE" } else { " FOR NO KEY UPDATE" });
         let of_members = group.iter().map(|write| match write {
             LedgerWrite::Begin(row) => {
-                let mut parameters = values![&row.request_id, row.created, &row.key_id, when::now()].to_vec();
+                let digest = row.digest.bytes();
+                let mut parameters = values![&row.request_id, row.created, digest, when::now()].to_vec();
                 parameters.extend(self.identity());
                 Statement::new(BEGIN, parameters)
             }
@@ -276,25 +291,21 @@ impl Store {
         })?;
         let head = head.ok_or(StoreError::Fenced)?;
         let result = |(write, found): (&&LedgerWrite, Option<Row>)| match (write, found) {
-            (LedgerWrite::Begin(_), Some(mut row)) => Ok(row.next()),
-            (LedgerWrite::Begin(_), None) => Ok(Err(StoreError::KeyRefused)),
-            (LedgerWrite::Record(_), None) => Ok(Ok(String::new())),
+            (LedgerWrite::Begin(request), Some(row)) => request.read(row).map(Some),
+            (LedgerWrite::Begin(_) | LedgerWrite::Record(_), None) => Ok(None),
             (LedgerWrite::Finish(_), Some(mut row)) => {
                 let open = (None::<i64>, self.gateway.clone(), self.epoch);
                 let is_open = (row.next()?, row.next()?, row.next()?) == open;
-                if is_open { Ok(Ok(String::new())) } else { Err(StoreError::NoRow) }
+                if is_open { Ok(None) } else { Err(StoreError::NoRow) }
             }
             // The group fails, and the others are written without it.
             (LedgerWrite::Finish(_), None) | (LedgerWrite::Record(_), Some(_)) => Err(StoreError::NoRow),
         };
-        let each = group.iter().zip(found).map(result).collect::<Result<Vec<WriteResult>, StoreError>>()?;
+        let each = group.iter().zip(found).map(result).collect::<Result<Vec<_>, StoreError>>()?;
         let links = head.links(&finished);
         let proof = match links.first() {
             Some(first) => Some((finished[0].request_id.clone(), Some(first.hash))),
-            None => group.iter().zip(&each).find_map(|(write, written)| match write {
-                LedgerWrite::Begin(row) if written.is_ok() => Some((row.request_id.clone(), None)),
-                _ => None,
-            }),
+            None => each.iter().flatten().next().map(|begun| (begun.row.request_id.clone(), None)),
         };
         let mut writes = chained(&self.gateway, self.epoch, &finished, &links);
         writes.extend(sums.writes());
@@ -368,6 +379,15 @@ impl Store {
     pub fn newest_row(&self) -> Result<Option<i64>, StoreError> {
         let newest = "SELECT created FROM usage ORDER BY request_id DESC LIMIT 1";
         self.engine.read(|session| session.first(newest, &[], |mut row| row.next()))
+    }
+}
+
+impl RowRequest {
+    /// Reads what [`BEGIN`] returns.
+    fn read(&self, mut row: Row) -> Result<BegunRow, StoreError> {
+        let (request_id, created) = (self.request_id.clone(), self.created);
+        let row_of_key = NewRow { request_id, key_id: row.next()?, key_name: row.next()?, created };
+        Ok(BegunRow { row: row_of_key, concurrent: row.next()? })
     }
 }
 
@@ -505,9 +525,17 @@ pub(super) mod tests {
         }
     }
 
+    impl Store {
+        /// Begins a row of a key whose secret is its id, as `Temporary` makes them.
+        pub fn begin_row(&self, row: &NewRow) -> Result<NewRow, StoreError> {
+            let digest = Digest::of(&row.key_id);
+            self.begin(&row.request_id, row.created, &digest).map(|begun| begun.row)
+        }
+    }
+
     /// Begins and finishes a row.
     pub fn write(store: &Store, end: &str, key: &str, created: i64, status: u16, total: Option<i64>) {
-        store.begin(&row(end, key, created)).expect("a new row");
+        store.begin_row(&row(end, key, created)).expect("a new row");
         store.finish(&row(end, key, created), &outcome(status, total)).expect("its outcome");
     }
 
@@ -516,13 +544,13 @@ pub(super) mod tests {
         let temporary = Temporary::new();
         let store = &temporary.store;
         let find = || store.find_row(&id("a", 7)).expect("a look-up").expect("the row");
-        store.begin(&row("a", "key_1", 7)).expect("a new row");
+        store.begin_row(&row("a", "key_1", 7)).expect("a new row");
         assert_eq!((find().status, find().seq, find().created), (None, None, 7));
         store.finish(&row("a", "key_1", 7), &outcome(200, Some(5))).expect("its outcome");
         assert_eq!((find().status, find().seq, find().tokens.total_tokens), (Some(200), Some(1), Some(5)));
         assert_eq!((find().duration_ms, find().key_name.as_str()), (Some(2.5), "name of key_1"));
         assert!(store.finish(&row("a", "key_1", 7), &outcome(200, None)).is_err(), "once only");
-        assert!(store.begin(&row("a", "key_1", 7)).is_err(), "a request has one row");
+        assert!(store.begin_row(&row("a", "key_1", 7)).is_err(), "a request has one row");
         assert!(store.find_row("b").expect("a look-up").is_none());
         assert_eq!(store.newest_row().expect("a look-up"), Some(7));
     }
@@ -531,7 +559,7 @@ pub(super) mod tests {
     fn a_row_that_is_gone_is_not_acknowledged() {
         let temporary = Temporary::new();
         let store = &temporary.store;
-        store.begin(&row("a", "key_1", 1)).expect("a new row");
+        store.begin_row(&row("a", "key_1", 1)).expect("a new row");
         store.tamper("DELETE FROM usage");
         assert!(matches!(store.finish(&row("a", "key_1", 1), &outcome(200, None)), Err(StoreError::NoRow)));
     }
@@ -541,14 +569,14 @@ pub(super) mod tests {
         let temporary = Temporary::new();
         let store = &temporary.store;
         let find = |end| store.find_row(&id(end, 1)).expect("a look-up").expect("the row");
-        store.begin(&row("a", "key_1", 1)).expect("a new row");
+        store.begin_row(&row("a", "key_1", 1)).expect("a new row");
         write(store, "b", "key_1", 1, 200, Some(5));
         for end in ["a", "b", "c"] {
             store.settle_later(id(end, 1), outcome(503, Some(7)));
         }
         store.settle().expect("the database is back");
         assert_eq!(store.unsettled().len(), 1, "an insert whose answer was lost may still be on its way");
-        store.begin(&row("c", "key_1", 1)).expect("the late insert");
+        store.begin_row(&row("c", "key_1", 1)).expect("the late insert");
         store.settle().expect("the next round");
         assert_eq!(find("c").status, Some(503));
         assert_eq!((find("a").status, find("a").tokens.total_tokens), (Some(503), Some(7)));
@@ -562,9 +590,9 @@ pub(super) mod tests {
     fn what_a_crash_left_open_is_interrupted_once() {
         let mut temporary = Temporary::new();
         let store = &mut temporary.store;
-        store.begin(&row("a", "key_1", 1)).expect("a new row");
+        store.begin_row(&row("a", "key_1", 1)).expect("a new row");
         store.record(&row("b", "key_1", 1), &outcome(400, None)).expect("a refused one");
-        store.begin(&row("c", "key_1", 1)).expect("a new row");
+        store.begin_row(&row("c", "key_1", 1)).expect("a new row");
         assert_eq!(store.join("", "").expect("a start"), 2);
         assert_eq!(store.join("", "").expect("a start"), 0);
         let found = store.find_row(&id("c", 1)).expect("a look-up").expect("the row");
@@ -580,7 +608,7 @@ pub(super) mod tests {
         let temporary = Temporary::new();
         let store = &temporary.store;
         store.tamper("UPDATE keys SET name = 'renamed'");
-        let begun = store.begin(&row("a", "key_1", 1)).expect("a new row");
+        let begun = store.begin_row(&row("a", "key_1", 1)).expect("a new row");
         store.finish(&begun, &outcome(200, None)).expect("its outcome");
         let found = store.find_row(&id("a", 1)).expect("a look-up").expect("the row");
         assert_eq!((begun.key_name.as_str(), found.key_name.as_str()), ("renamed", "renamed"));

@@ -216,7 +216,7 @@ mod tests {
         let mut refused = outcome(400, None);
         refused.error_code = Some("invalid_request");
         store.record(&row("refused", "key_1", 150), &refused).expect("a refused one");
-        store.begin(&row("open", "key_1", 151)).expect("a running request");
+        store.begin_row(&row("open", "key_1", 151)).expect("a running request");
         let count = |matching, key| all(store, &which(matching, key), 10).0.len();
         assert_eq!(count(Matching::Anything, None), 102);
         assert_eq!(count(Matching::Anything, Some("key_2")), 50);
@@ -237,10 +237,10 @@ mod tests {
         let store = &temporary.store;
         for number in 100..150_i64 {
             let took = Outcome { duration_ms: number as f64, ..outcome(200, None) };
-            store.begin(&row("x", "key_1", number)).expect("a new row");
+            store.begin_row(&row("x", "key_1", number)).expect("a new row");
             store.finish(&row("x", "key_1", number), &took).expect("its outcome");
         }
-        store.begin(&row("open", "key_1", 151)).expect("a running request");
+        store.begin_row(&row("open", "key_1", 151)).expect("a running request");
         let count = |least_ms, most_ms| {
             let which = Which { least_ms, most_ms, ..which(Matching::Anything, Some("key_1")) };
             all(store, &which, 10).0.len()

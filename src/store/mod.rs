@@ -1,7 +1,7 @@
 //! The keys, the ledger, the console's sessions and the audit, in one database.
 //!
-//! Three calls are on a request's path: `find_key`, `begin` before the inference and `finish` after it (or `record` for a
-//! refused request). A row gets its outcome, its place in the chain and its part of the sums in one transaction
+//! Two calls are on a request's path: `begin`, which looks up the key, before the inference and `finish` after it. A refused
+//! request has `find_key` and `record` instead. A row gets its outcome, its place in the chain and its part of the sums in one transaction
 //! (ledger.rs), which it shares with the rows that wait at the same time (group_commit.rs).
 //!
 //! The statements are here, each written once; `engine` runs them and is the only part that knows the database library.
@@ -45,7 +45,7 @@ use group_commit::WriteQueue;
 pub use keys::{
     CONCURRENT_TAKES, Digest, Key, KeyChange, KeyChanged, KeyName, NewKey, Permission, parse_concurrent,
 };
-pub use ledger::{COLUMNS as LEDGER_COLUMNS, LedgerRow, NewRow, Outcome, Searched, Tokens};
+pub use ledger::{BegunRow, COLUMNS as LEDGER_COLUMNS, LedgerRow, NewRow, Outcome, Searched, Tokens};
 pub use listing::{Listing, Matching, SEARCHED_ROWS, Which};
 pub use moving::Progress;
 pub use rollup::Span;
@@ -317,6 +317,7 @@ pub(crate) mod tests {
         };
         let failures_of_one_key = Which { matching: Matching::Failure, ..of_one_key.clone() };
         for (statement, index) in [
+            (ledger::BEGIN, "keys USING INDEX sqlite_autoindex_keys_2 (digest=?)"),
             (ledger::OPEN_ROWS.as_str(), "usage_open"),
             (&listing::ids(&failures_of_one_key, "DESC", vec![Value::Null; 3]).0, "usage_failed"),
             (&listing::ids(&of_one_key, "DESC", vec![Value::Null; 3]).0, "usage_by_key"),

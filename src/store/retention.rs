@@ -64,7 +64,7 @@ mod tests {
     fn old_rows_go_and_what_they_add_up_to_stays() {
         let temporary = Temporary::new();
         let store = &temporary.store;
-        store.begin(&row("open", "key_1", 5)).expect("a running request");
+        store.begin_row(&row("open", "key_1", 5)).expect("a running request");
         for number in 0..100_i64 {
             write(store, &format!("id{number}"), "key_1", number * DAY / 10, 200, Some(1));
         }

@@ -326,8 +326,8 @@ mod tests {
         write(store, "b", "key_1", DAY + 1, 200, None);
         write(store, "c", "key_2", DAY + 4000, 502, None);
         store.record(&row("d", "key_1", 40 * DAY + 3), &outcome(400, None)).expect("a refused one");
-        store.begin(&row("e", "key_1", 40 * DAY + 4)).expect("a running request");
-        store.begin(&row("f", "key_1", 40 * DAY + 5)).expect("a new row");
+        store.begin_row(&row("e", "key_1", 40 * DAY + 4)).expect("a running request");
+        store.begin_row(&row("f", "key_1", 40 * DAY + 5)).expect("a new row");
         let abandoned = Outcome { status: None, error_code: Some("abandoned"), ..outcome(200, None) };
         store.finish(&row("f", "key_1", 40 * DAY + 5), &abandoned).expect("its outcome");
         temporary
@@ -367,7 +367,7 @@ mod tests {
             let (status, key) = (if number % 10 == 3 { 502 } else { 200 }, ["key_1", "key_2"]);
             write(store, "x", key[number as usize % 2], now - number * 50, status, Some(number));
         }
-        store.begin(&row("open", "key_1", now)).expect("a running request");
+        store.begin_row(&row("open", "key_1", now)).expect("a running request");
         let code = |code: &str| Matching::Code(code.into());
         for (span, from, to, key_id, matching, expected) in [
             (Span::Minute, -3600, 60, None, Matching::Anything, 73),

@@ -138,7 +138,7 @@ mod tests {
         set_last_seen(store, before);
         (0..3).for_each(|_| store.try_request().expect("it should be accepted"));
         assert!(last_seen(store) >= before + 100);
-        store.begin(&row("2", "key_1", 2)).expect("a running request");
+        store.begin_row(&row("2", "key_1", 2)).expect("a running request");
         assert_eq!(store.value::<i64>("SELECT count(*) FROM usage"), 2);
         assert_eq!(store.value::<i64>("SELECT max(seq) FROM usage"), 1, "no gap");
         assert_eq!(store.value::<i64>("SELECT count(*) FROM usage_rollup"), 3, "of the first row");

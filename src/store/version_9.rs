@@ -113,7 +113,7 @@ mod tests {
         (1..=3).for_each(|created| write(store, "x", "key_1", created, 200, Some(5)));
         back_to_8(store);
         drop(upgrade());
-        store.begin(&row("open", "key_1", 2)).expect_err("it was fenced");
+        store.begin_row(&row("open", "key_1", 2)).expect_err("it was fenced");
         back_to_8(store);
         let now = when::now();
         // More than are in memory at once, a second chain, open rows between them, and a chain whose rows were all removed.

@@ -13,7 +13,7 @@ use adriaticum::http::response::{Broken, Pieces};
 use adriaticum::http::{self, Head, Request, Response};
 use adriaticum::listener::{
     Acceptor, Address, Admission, Call, Cause, Certificate, Destination, Identity, Lane, Level, Limits,
-    Listener, Load, Running, Service, Socket, Ticket,
+    Listener, Load, RunningCall, Service, Socket, Ticket,
 };
 
 use adriaticum::store::Digest;
@@ -73,7 +73,7 @@ impl Service for Echo {
         None
     }
 
-    fn answer(&self, call: &Call, running: &Running) -> Response {
+    fn answer(&self, call: &Call, running: &RunningCall) -> Response {
         running.set_limit(None);
         self.response(&call.request)
     }

@@ -15,7 +15,8 @@ use std::time::Duration;
 use adriaticum::error::Failure;
 use adriaticum::http::{self, Head, Response};
 use adriaticum::listener::{
-    Address, Admission, Call, Destination, Identity, Lane, Limits, Listener, Running, Service, Socket, Ticket,
+    Address, Admission, Call, Destination, Identity, Lane, Limits, Listener, RunningCall, Service, Socket,
+    Ticket,
 };
 use adriaticum::store::{Access, Database, Digest, Store};
 use adriaticum::supervisor::{Notify, Supervisor, Watched};
@@ -196,7 +197,7 @@ impl Service for Stuck {
         None
     }
 
-    fn answer(&self, _: &Call, _: &Running) -> Response {
+    fn answer(&self, _: &Call, _: &RunningCall) -> Response {
         until("the worker may go on", || !self.worker.load(Ordering::Acquire));
         Response::json(200, Vec::new())
     }

@@ -156,11 +156,11 @@ fn the_store_settles_its_writes() {
     };
     let by = Actor::command("ana".into());
     losing();
-    assert!(store.add_key_as("key_1", "secret", &key, &by).expect("it is settled"));
+    assert!(store.add_key_as("key_1", "key_1", &key, &by).expect("it is settled"));
     let losses = [LOSE_REQUEST, LOSE_ANSWER, LOSE_COMMIT, LOSE_COMMIT_ANSWER];
     for (number, loss) in (1..).zip(losses) {
         proxies[0].set(loss);
-        let begun = store.begin(&row("a", "key_1", number)).expect("it is settled");
+        let begun = store.begin_row(&row("a", "key_1", number)).expect("it is settled");
         proxies[0].set(loss);
         store.finish(&begun, &outcome(200, Some(5))).expect("it is settled");
         proxies[0].set(loss);
@@ -168,7 +168,7 @@ fn the_store_settles_its_writes() {
         store.record(&refused, &outcome(400, None)).expect("it is settled");
         assert_eq!(proxies[0].mode.load(Ordering::SeqCst), PASS, "something was lost");
     }
-    let begun = store.begin(&row("c", "key_1", 1)).expect("a row");
+    let begun = store.begin_row(&row("c", "key_1", 1)).expect("a row");
     losing();
     let abandoned = Outcome { status: None, error_code: Some("abandoned"), ..outcome(200, None) };
     store.finish(&begun, &abandoned).expect("it is settled");
@@ -185,7 +185,7 @@ fn the_store_settles_its_writes() {
     actions.sort();
     assert_eq!(actions, ["key_created", "key_revoked", "password_set", "signed_in"], "once each");
     losing();
-    assert!(matches!(store.begin(&row("d", "key_1", 1)), Err(StoreError::KeyRefused)));
+    assert!(matches!(store.begin_row(&row("d", "key_1", 1)), Err(StoreError::KeyRefused)));
     assert_eq!(store.sums(Range::ALL, Filter::ALL).expect("the figures").requests, 9, "once each");
     assert_eq!(store.verify().expect("a walk").fault, None);
 }
