@@ -3,6 +3,9 @@
 //! A thread whose write waits and that finds no leader becomes the leader: it writes everything that waits in one
 //! transaction, syncs it if it has to be durable, and wakes the others. While it does so, the next group gathers.
 //!
+//! Syncs run one at a time. A leader that has committed waits for its turn to sync, and then lets the next one lead: while a
+//! group syncs, the next one is written, and the one after that gathers.
+//!
 //! Outcomes have a queue of their own. They are synced, and they wait for a database that is lost; rows that begin do
 //! neither, and need not wait for those that do.
 
@@ -13,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
+use super::engine::SyncTurn;
 use super::ledger::{BegunRow, LedgerWrite};
 use super::{Store, StoreError};
 
@@ -75,16 +79,17 @@ impl WriteQueue {
         };
         waiting.jobs.remove(place);
         // It may have been the one that was woken when the leader was done.
-        waiting.wake_next();
+        wake_next(waiting);
         true
     }
 }
 
-impl WaitingWrites {
-    fn wake_next(&self) {
-        if let Some(next) = self.jobs.front() {
-            next.thread.unpark();
-        }
+/// Wakes the first in the queue, after unlocking it: that thread would only wait for the lock.
+fn wake_next(waiting: MutexGuard<'_, WaitingWrites>) {
+    let next = waiting.jobs.front().cloned();
+    drop(waiting);
+    if let Some(next) = next {
+        next.thread.unpark();
     }
 }
 
@@ -111,7 +116,8 @@ impl Store {
         if waiting.jobs.is_empty() || mem::replace(&mut waiting.has_leader, true) {
             return None;
         }
-        Some(Leader { store: self, queue, is_durable, group: waiting.jobs.drain(..).collect() })
+        let group = waiting.jobs.drain(..).collect();
+        Some(Leader { store: self, queue, is_durable, group, is_leading: true })
     }
 }
 
@@ -122,19 +128,18 @@ struct Leader<'a> {
     queue: &'a WriteQueue,
     is_durable: bool,
     group: Vec<Arc<WaitingWrite>>,
+    /// Until the next one may lead.
+    is_leading: bool,
 }
 
 impl Drop for Leader<'_> {
     fn drop(&mut self) {
-        let mut waiting = self.queue.lock();
-        waiting.has_leader = false;
-        waiting.wake_next();
-        drop(waiting);
+        self.hand_over();
         report(self.group.iter().map(|job| (job, Err(StoreError::Panicked))));
     }
 }
 
-impl Leader<'_> {
+impl<'a> Leader<'a> {
     /// Writes the group and reports to its members.
     fn write_group(mut self) {
         let mut results: Vec<WriteResult> = match self.write_together(&self.group) {
@@ -150,7 +155,8 @@ impl Leader<'_> {
         };
         if self.is_durable
             && results.iter().any(Result::is_ok)
-            && let Err(error) = self.store.engine.sync()
+            && let Some(turn) = self.sync_turn()
+            && let Err(error) = turn.sync()
         {
             results
                 .iter_mut()
@@ -158,6 +164,23 @@ impl Leader<'_> {
                 .for_each(|result| *result = Err(error.clone()));
         }
         report(self.group.iter().zip(results));
+    }
+
+    /// Waits until no other group syncs, and lets the next one lead. Until then the next one gathers: there would be nothing
+    /// to gain from writing it. Returns `None` if a commit needs no sync.
+    fn sync_turn(&mut self) -> Option<SyncTurn<'a>> {
+        let turn = self.store.engine.sync_turn()?;
+        self.hand_over();
+        Some(turn)
+    }
+
+    /// Lets the next one lead.
+    fn hand_over(&mut self) {
+        if mem::take(&mut self.is_leading) {
+            let mut waiting = self.queue.lock();
+            waiting.has_leader = false;
+            wake_next(waiting);
+        }
     }
 
     fn write_together(&self, group: &[Arc<WaitingWrite>]) -> Result<Vec<Option<BegunRow>>, StoreError> {
@@ -179,10 +202,11 @@ impl Leader<'_> {
     }
 }
 
-/// Wakes the threads of those that had no result.
+/// Wakes the threads of those that had no result. This one is awake.
 fn report<'j>(results: impl IntoIterator<Item = (&'j Arc<WaitingWrite>, WriteResult)>) {
+    let this = thread::current().id();
     for (job, result) in results {
-        if job.written.set(result).is_ok() {
+        if job.written.set(result).is_ok() && job.thread.id() != this {
             job.thread.unpark();
         }
     }
@@ -190,8 +214,8 @@ fn report<'j>(results: impl IntoIterator<Item = (&'j Arc<WaitingWrite>, WriteRes
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Barrier;
-    use std::sync::mpsc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Barrier, mpsc};
 
     use super::super::engine::Engine;
     use super::super::ledger::RowRequest;
@@ -350,6 +374,56 @@ mod tests {
         drop(store.lead(&store.outcomes, true).expect("there is none"));
         assert!(matches!(job.written.get(), Some(Err(StoreError::Panicked))));
         write(store, "y", "key_1", 2, 200, None);
+    }
+
+    #[test]
+    fn a_leader_that_has_handed_over_and_panics_leaves_the_next_one_alone() {
+        let temporary = Temporary::sqlite();
+        let store = &temporary.store;
+        let push = |number| store.outcomes.push(begin(row("x", "key_1", number)), Duration::from_secs(60));
+        let job = push(1);
+        let mut leader = store.lead(&store.outcomes, true).expect("there is none");
+        drop(leader.sync_turn().expect("SQLite is synced"));
+        push(2);
+        let next = store.lead(&store.outcomes, true).expect("the first has handed over");
+        drop(leader);
+        assert!(matches!(job.written.get(), Some(Err(StoreError::Panicked))));
+        assert!(store.outcomes.lock().has_leader, "the next one leads");
+        drop(next);
+        assert!(!store.outcomes.lock().has_leader);
+    }
+
+    /// Here the test is the first group, whose sync takes as long as it likes.
+    #[test]
+    fn the_next_group_is_written_while_one_syncs_and_reported_after_a_sync_of_its_own() {
+        let mut temporary = Temporary::sqlite();
+        set_patience(&mut temporary, Duration::from_secs(60));
+        let store = &temporary.store;
+        let rows = [1, 2, 3].map(|number| store.begin_row(&row("x", "key_1", number)).expect("a row"));
+        let is_written = |number| {
+            let found = store.find_row(&id("x", number)).expect("a look-up");
+            found.is_some_and(|row| row.seq.is_some())
+        };
+        store.outcomes.push(begin(row("first", "key_1", 1)), Duration::from_secs(60));
+        let mut first = store.lead(&store.outcomes, true).expect("there is none");
+        let is_over = AtomicBool::new(false);
+        let finish = &|row: &NewRow| {
+            store.finish(row, &outcome(200, None)).expect("its outcome");
+            assert!(is_over.load(Ordering::SeqCst), "its sync has not begun yet");
+        };
+        thread::scope(|scope| {
+            let syncing = first.sync_turn().expect("SQLite is synced");
+            let second = scope.spawn(|| finish(&rows[0]));
+            until(|| is_written(1));
+            let third = [&rows[1], &rows[2]].map(|row| scope.spawn(move || finish(row)));
+            until(|| waiting(&store.outcomes) == 2);
+            assert!(!is_written(2) && !is_written(3), "they gather");
+            is_over.store(true, Ordering::SeqCst);
+            drop(syncing);
+            second.join().expect("no panic");
+            third.map(|writer| writer.join().expect("no panic"));
+        });
+        assert!(is_written(2) && is_written(3));
     }
 
     #[test]

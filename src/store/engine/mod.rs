@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 pub use database::{Database, ServeLock};
 use postgres::Postgres;
 use sqlite::Sqlite;
+pub use sqlite::SyncTurn;
 pub use table::Table;
 pub use value::{FromValue, Row, Value};
 
@@ -161,9 +162,14 @@ impl Engine {
         }
     }
 
-    /// Makes every earlier commit durable. On PostgreSQL it is.
+    /// Makes every earlier commit durable.
     pub fn sync(&self) -> Result<(), StoreError> {
-        self.sqlite().map_or(Ok(()), Sqlite::sync)
+        self.sync_turn().map_or(Ok(()), SyncTurn::sync)
+    }
+
+    /// Waits until no other sync runs. Returns `None` on PostgreSQL, where a commit is durable.
+    pub fn sync_turn(&self) -> Option<SyncTurn<'_>> {
+        self.sqlite().map(Sqlite::sync_turn)
     }
 
     /// A clause that locks the rows of a query until the transaction ends. A transaction of SQLite locks everything.

@@ -31,7 +31,7 @@ impl Sqlite {
         let connection = connect(&self.path, OpenFlags::SQLITE_OPEN_READ_WRITE, READER_CACHE)?;
         let mut progress = run(&connection, "PRAGMA wal_checkpoint(NOOP)")?;
         if progress.pages - progress.moved >= CHECKPOINT_PAGES {
-            progress = run(&connection, "PRAGMA wal_checkpoint(PASSIVE)")?;
+            progress = self.files.keep_failed_sync(run(&connection, "PRAGMA wal_checkpoint(PASSIVE)"))?;
             self.last_checkpoint.store(when::now(), Ordering::Relaxed);
         }
         self.wal_pages.store(u64::try_from(progress.pages).unwrap_or(0), Ordering::Relaxed);
@@ -65,7 +65,7 @@ impl Sqlite {
         };
         // If a long read holds it, the next attempt comes when it has doubled, so that requests do not wait each time.
         let mut next = pages * 2;
-        match restart() {
+        match self.files.keep_failed_sync(restart()) {
             Ok(progress) if progress.is_blocked => {}
             Ok(_) => {
                 next = RESTART_PAGES;

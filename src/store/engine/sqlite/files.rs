@@ -47,10 +47,15 @@ impl Files {
     /// Makes every earlier commit durable.
     pub fn sync(&self) -> Result<(), StoreError> {
         self.check_synced()?;
-        self.wal.sync_data().map_err(|error| {
-            let error = Arc::new(error);
-            StoreError::NotSynced(Arc::clone(self.failed.get_or_init(|| error)))
-        })
+        self.keep_failed_sync(self.wal.sync_data().map_err(|error| StoreError::NotSynced(Arc::new(error))))
+    }
+
+    /// Passes a result on. If an fsync failed, ours or one that SQLite made, all later writes fail with it.
+    pub fn keep_failed_sync<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
+        if let Err(StoreError::NotSynced(cause)) = &result {
+            self.failed.get_or_init(|| Arc::clone(cause));
+        }
+        result
     }
 
     /// Whether the open files are still those at their paths, so that a write is not lost at the next start.

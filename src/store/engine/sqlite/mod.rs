@@ -13,16 +13,17 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, AtomicU64};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rusqlite::config::DbConfig;
 use rusqlite::types::{ToSqlOutput, ValueRef};
-use rusqlite::{Connection, ErrorCode, OpenFlags, ToSql, params_from_iter};
+use rusqlite::{Connection, ErrorCode, OpenFlags, ToSql, ffi, params_from_iter};
 
 use self::files::Files;
 pub use self::lock::{FileLock, LockError};
+pub use self::writer::SyncTurn;
 use self::writer::Writer;
 use super::super::StoreError;
 use super::{Access, BoundStatement, Row, Session, Table, Value};
@@ -302,6 +303,10 @@ impl ToSql for Value {
 
 impl From<rusqlite::Error> for StoreError {
     fn from(error: rusqlite::Error) -> Self {
+        let extended = error.sqlite_error().map(|error| error.extended_code);
+        if let Some(ffi::SQLITE_IOERR_FSYNC | ffi::SQLITE_IOERR_DIR_FSYNC) = extended {
+            return Self::NotSynced(Arc::new(io::Error::other(error.to_string())));
+        }
         match error.sqlite_error_code() {
             Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Self::Busy,
             Some(ErrorCode::DiskFull) => Self::Full,
@@ -318,8 +323,6 @@ mod tests {
     use std::sync::Barrier;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use rusqlite::ffi;
-
     use super::super::super::tests::Temporary;
     use super::*;
 
@@ -331,6 +334,9 @@ mod tests {
         assert!(matches!(map(ffi::SQLITE_READONLY), StoreError::ReadOnly));
         assert!(matches!(map(ffi::SQLITE_CANTOPEN), StoreError::CannotOpen));
         assert!(matches!(map(ffi::SQLITE_NOTADB), StoreError::Damaged(_)));
+        assert!(matches!(map(ffi::SQLITE_IOERR_FSYNC), StoreError::NotSynced(_)));
+        assert!(matches!(map(ffi::SQLITE_IOERR_DIR_FSYNC), StoreError::NotSynced(_)));
+        assert!(matches!(map(ffi::SQLITE_IOERR_READ), StoreError::Other(_)));
         assert!(matches!(map(ffi::SQLITE_ERROR), StoreError::Other(_)));
     }
 

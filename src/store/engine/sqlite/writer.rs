@@ -1,6 +1,6 @@
 //! The connection that writes: threads take it in turn, each for one transaction.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,9 +19,10 @@ const RETRY_PAUSE: Duration = Duration::from_millis(1);
 pub(super) struct Writer {
     turn: Mutex<WriteSlot>,
     is_free: Condvar,
-    /// Since when a sync is running. They run one at a time: Linux reports a failure once for each descriptor.
-    syncing: Mutex<Option<Instant>>,
+    /// Syncs run one at a time: Linux reports a failure once for each descriptor.
     sync_turn: Mutex<()>,
+    /// Since when a thread has that turn.
+    syncing: Mutex<Option<Instant>>,
 }
 
 struct WriteSlot {
@@ -35,8 +36,8 @@ impl Writer {
         Self {
             turn: Mutex::new(WriteSlot { connection: Some(connection), taken: Instant::now() }),
             is_free: Condvar::new(),
-            syncing: Mutex::default(),
             sync_turn: Mutex::default(),
+            syncing: Mutex::default(),
         }
     }
 }
@@ -59,7 +60,7 @@ impl Sqlite {
     ) -> Result<T, StoreError> {
         let value = self.transaction_until(Instant::now() + self.patience, work)?;
         if durable {
-            self.sync()?;
+            self.sync_turn().sync()?;
         }
         Ok(value)
     }
@@ -78,18 +79,18 @@ impl Sqlite {
                 begun => break begun?,
             }
         }
-        let value = work(&Statements(lease.connection()))?;
-        lease.connection().prepare_cached("COMMIT")?.execute([])?;
-        Ok(value)
+        // SQLite syncs by itself when a write begins the WAL again.
+        self.files.keep_failed_sync(work(&Statements(lease.connection())).and_then(|value| {
+            lease.connection().prepare_cached("COMMIT")?.execute([])?;
+            Ok(value)
+        }))
     }
 
-    /// Makes every earlier commit durable. Other threads may write meanwhile.
-    pub fn sync(&self) -> Result<(), StoreError> {
-        let _turn = lock(&self.writer.sync_turn);
+    /// Waits until no other sync runs.
+    pub fn sync_turn(&self) -> SyncTurn<'_> {
+        let turn = lock(&self.writer.sync_turn);
         *lock(&self.writer.syncing) = Some(Instant::now());
-        let synced = self.files.sync();
-        *lock(&self.writer.syncing) = None;
-        synced
+        SyncTurn { engine: self, _turn: turn }
     }
 
     fn lease(&self, deadline: Instant) -> Result<Lease<'_>, StoreError> {
@@ -105,6 +106,25 @@ impl Sqlite {
             }
             turn = self.writer.is_free.wait_timeout(turn, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+}
+
+/// The right to sync, until it is dropped. Every commit that was made before it was taken is durable after the sync.
+pub struct SyncTurn<'a> {
+    engine: &'a Sqlite,
+    _turn: MutexGuard<'a, ()>,
+}
+
+impl SyncTurn<'_> {
+    /// Makes every earlier commit durable. Other threads may write meanwhile.
+    pub fn sync(self) -> Result<(), StoreError> {
+        self.engine.files.sync()
+    }
+}
+
+impl Drop for SyncTurn<'_> {
+    fn drop(&mut self) {
+        *lock(&self.engine.writer.syncing) = None;
     }
 }
 
@@ -144,6 +164,8 @@ impl Drop for Lease<'_> {
 #[cfg(test)]
 mod tests {
     use std::sync::Barrier;
+
+    use rusqlite::ffi;
 
     use super::super::super::super::tests::Temporary;
     use super::super::super::{Access, values};
@@ -264,9 +286,24 @@ mod tests {
         };
         while_taken(&engine, until_stuck);
         assert!(!engine.is_stuck());
-        *lock(&engine.writer.syncing) = Some(Instant::now());
+        let turn = engine.sync_turn();
         until_stuck();
-        engine.sync().expect("a sync");
+        turn.sync().expect("a sync");
         assert!(!engine.is_stuck());
+    }
+
+    #[test]
+    fn after_a_failed_fsync_of_sqlite_nothing_is_written() {
+        let (_temporary, engine) = engine(PATIENCE);
+        let fail = |code: i32| {
+            let error = rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
+            engine.transaction(false, |_| Err::<(), _>(error.into())).expect_err("it fails");
+        };
+        fail(ffi::SQLITE_IOERR_READ);
+        insert(&engine, 1, true).expect("another error ends nothing");
+        fail(ffi::SQLITE_IOERR_FSYNC);
+        assert!(matches!(insert(&engine, 2, false), Err(StoreError::NotSynced(_))));
+        assert!(matches!(engine.sync_turn().sync(), Err(StoreError::NotSynced(_))));
+        assert_eq!(numbers(&engine), [1]);
     }
 }
