@@ -279,7 +279,7 @@ impl Store {
     /// Removes rows created before a time, the oldest first and at most `most`, and returns how many.
     pub fn remove_audit_before(&self, time: i64, most: i64) -> Result<usize, StoreError> {
         let remove =
-            "DELETE FROM audit WHERE id IN (SELECT id FROM audit ORDER BY id LIMIT $2) AND created < $1";
+            "DELETE FROM audit WHERE created < $1 AND id IN (SELECT id FROM audit ORDER BY id LIMIT $2)";
         self.write(Statement::new(remove, values![time, most]))
     }
 }

@@ -43,9 +43,9 @@ impl Store {
         let raise = RAISE_EPOCH.replace("{CLOCK}", self.engine.clock());
         let parameters = values![name, env!("CARGO_PKG_VERSION"), address, [0; 32]];
         // Waits for the rows that an earlier process is inserting.
-        let lock = format!("SELECT 1 FROM gateways WHERE name = $1{}", self.engine.locking(" FOR UPDATE"));
+        let lock = self.engine.locking("SELECT 1 FROM gateways WHERE name = $1 FOR UPDATE");
         self.epoch = self.engine.transaction(true, |session| {
-            session.execute(&lock, &values![name])?;
+            session.execute(lock, &values![name])?;
             session.value(&raise, &parameters)
         })?;
         self.gateway = name.to_owned();

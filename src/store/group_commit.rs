@@ -421,7 +421,7 @@ mod tests {
             is_over.store(true, Ordering::SeqCst);
             drop(syncing);
             second.join().expect("no panic");
-            third.map(|writer| writer.join().expect("no panic"));
+            third.into_iter().for_each(|writer| writer.join().expect("no panic"));
         });
         assert!(is_written(2) && is_written(3));
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::mem;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, LazyLock, PoisonError};
 
 use serde::Serialize;
 use sha2::Sha256;
@@ -167,9 +167,11 @@ impl fmt::Debug for Digest {
 
 /// `last_used` never goes back.
 pub(super) const NOTE_USE: &str =
-    "UPDATE keys SET last_used = $2 WHERE id = $1 AND (last_used IS NULL OR last_used < $2)";
+    "UPDATE keys SET last_used = $1 WHERE id = $2 AND (last_used IS NULL OR last_used < $1)";
 
 const COLUMNS: &str = "id, name, permissions, created, expires, last_used, revoked, concurrent, hint";
+
+static FIND: LazyLock<String> = LazyLock::new(|| format!("SELECT {COLUMNS} FROM keys WHERE digest = $1"));
 
 impl Store {
     /// Stores a new key, and returns its id.
@@ -207,8 +209,7 @@ impl Store {
 
     /// The key whose secret has this digest, as the last commit of any process left it.
     pub fn find_key(&self, digest: &Digest) -> Result<Option<Key>, StoreError> {
-        let statement = format!("SELECT {COLUMNS} FROM keys WHERE digest = $1");
-        self.engine.read(|session| session.first(&statement, &values![digest.0], read_key))
+        self.engine.read(|session| session.first(&FIND, &values![digest.0], read_key))
     }
 
     /// Those of these keys that exist.
@@ -242,9 +243,9 @@ impl Store {
         changes: &[KeyChange],
         by: &Actor,
     ) -> Result<KeyChanged, StoreError> {
-        let find = format!("SELECT {COLUMNS} FROM keys WHERE id = $1{}", self.engine.locking(" FOR UPDATE"));
+        let find = format!("SELECT {COLUMNS} FROM keys WHERE id = $1 FOR UPDATE");
         self.engine.transaction(true, |session| {
-            let Some(before) = session.first(&find, &values![id], read_key)? else {
+            let Some(before) = session.first(self.engine.locking(&find), &values![id], read_key)? else {
                 return Ok(KeyChanged::NoSuchKey);
             };
             let mut after = before.clone();
@@ -256,13 +257,13 @@ impl Store {
                 return Ok(KeyChanged::Meanwhile(Box::new(before)));
             }
             session.execute(
-                "UPDATE keys SET name = $2, permissions = $3, expires = $4, concurrent = $5 WHERE id = $1",
+                "UPDATE keys SET name = $1, permissions = $2, expires = $3, concurrent = $4 WHERE id = $5",
                 &values![
-                    id,
                     &after.name,
                     Permission::join(&after.permissions),
                     after.expires,
-                    after.concurrent
+                    after.concurrent,
+                    id
                 ],
             )?;
             NewAuditRow::new(Action::KeyChanged, by, &differences(&before, &after))
@@ -286,7 +287,7 @@ impl Store {
         if uses.is_empty() {
             return Ok(());
         }
-        let note = |(id, now)| Statement::new(NOTE_USE, values![id, now]);
+        let note = |(id, now)| Statement::new(NOTE_USE, values![now, id]);
         let statements = uses.into_iter().map(note).collect();
         self.engine.write(Write { statements, durable: false }).map(drop)
     }
@@ -295,7 +296,7 @@ impl Store {
     pub fn revoke_key(&self, id: &str, now: i64, by: &Actor) -> Result<bool, StoreError> {
         let audit = NewAuditRow::new(Action::KeyRevoked, by, "").insert_if_active(id);
         let revoke =
-            Statement::new("UPDATE keys SET revoked = coalesce(revoked, $2) WHERE id = $1", values![id, now]);
+            Statement::new("UPDATE keys SET revoked = coalesce(revoked, $1) WHERE id = $2", values![now, id]);
         Ok(self.engine.write(Write { statements: vec![audit, revoke], durable: true })? > 0)
     }
 }

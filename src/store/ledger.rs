@@ -174,7 +174,15 @@ const FINISH: &str = "INSERT INTO usage (request_id, key_id, key_name, created, 
     search_results = excluded.search_results, search_ms = excluded.search_ms, seq = excluded.seq, cause = excluded.cause,
     hash = excluded.hash";
 
-const MOVE_HEAD: &str = "UPDATE gateways SET head_seq = $2, head_hash = $3 WHERE name = $1";
+pub(super) const MOVE_HEAD: &str = "UPDATE gateways SET head_seq = $1, head_hash = $2 WHERE name = $3";
+
+/// Queries for the end of a chain, which lock its gateway, and which find nothing if the epoch has changed. Rows that begin
+/// share the lock: they only keep others from raising the epoch.
+const LOCK_TO_BEGIN: &str =
+    "SELECT head_seq, head_hash FROM gateways WHERE name = $1 AND epoch = $2 FOR KEY SHARE";
+const LOCK_TO_FINISH: &str =
+    "SELECT head_seq, head_hash FROM gateways WHERE name = $1 AND epoch = $2 FOR NO KEY UPDATE";
+const LOCK: &str = "SELECT head_seq, head_hash FROM gateways WHERE name = $1 AND epoch = $2 FOR UPDATE";
 
 /// The open rows of a gateway, up to an epoch.
 pub(super) static OPEN_ROWS: LazyLock<String> = LazyLock::new(|| {
@@ -261,9 +269,7 @@ impl Store {
         let finished: Vec<&LedgerRow> = group.iter().filter_map(|write| write.finished()).collect();
         let mut sums = Batch::default();
         finished.iter().for_each(|row| sums.add(row));
-        // Rows that begin share the lock: they only keep others from raising the epoch.
-        let lock =
-            self.gateway_lock(if finished.is_empty() { " FOR KEY SHARE" } else { " FOR NO KEY UPDATE" });
+        let lock = self.engine.locking(if finished.is_empty() { LOCK_TO_BEGIN } else { LOCK_TO_FINISH });
         let of_members = group.iter().map(|write| match write {
             LedgerWrite::Begin(row) => {
                 let digest = row.digest.bytes();
@@ -277,7 +283,7 @@ impl Store {
         });
         let statements: Vec<Statement> = of_members.chain(sums.reads()).collect();
         let identity = self.identity();
-        let mut all = vec![(lock.as_str(), identity.as_slice())];
+        let mut all = vec![(lock, identity.as_slice())];
         all.extend(bound(&statements));
         let (mut head, mut found) = (None, Vec::new());
         found.resize_with(group.len(), || None);
@@ -312,14 +318,6 @@ impl Store {
         Ok((GroupWritten { each, proof }, writes))
     }
 
-    /// A query for the end of a chain, which locks its gateway, and which finds nothing if the epoch has changed.
-    fn gateway_lock(&self, clause: &'static str) -> String {
-        format!(
-            "SELECT head_seq, head_hash FROM gateways WHERE name = $1 AND epoch = $2{}",
-            self.engine.locking(clause)
-        )
-    }
-
     /// Keeps every other process from writing rows of a gateway until the transaction ends. Returns the end of its chain.
     pub(super) fn lock_gateway(
         &self,
@@ -327,8 +325,9 @@ impl Store {
         gateway: &str,
         epoch: i64,
     ) -> Result<Link, StoreError> {
-        let lock = self.gateway_lock(" FOR UPDATE");
-        session.first(&lock, &values![gateway, epoch], Link::read)?.ok_or(StoreError::Fenced)
+        session
+            .first(self.engine.locking(LOCK), &values![gateway, epoch], Link::read)?
+            .ok_or(StoreError::Fenced)
     }
 
     /// The name and the epoch that every write of a row carries.
@@ -438,7 +437,7 @@ fn chained(gateway: &str, epoch: i64, rows: &[&LedgerRow], links: &[Link]) -> Ve
     let finish = |(row, link): (&&LedgerRow, &Link)| Statement::new(FINISH, row.values(*link, epoch));
     let mut statements: Vec<Statement> = rows.iter().zip(links).map(finish).collect();
     statements
-        .extend(links.last().map(|head| Statement::new(MOVE_HEAD, values![gateway, head.seq, head.hash])));
+        .extend(links.last().map(|head| Statement::new(MOVE_HEAD, values![head.seq, head.hash, gateway])));
     statements
 }
 

@@ -1,6 +1,6 @@
 //! The ledger's rows for people: the newest first, in pages, or the oldest first, for an export.
 
-use super::engine::{Value, values};
+use super::engine::Value;
 use super::ledger::{COLUMNS, read_row};
 use super::{LedgerRow, Range, Store, StoreError};
 use crate::id::RequestId;
@@ -103,7 +103,7 @@ impl Store {
             let mut searched_to = None;
             if let Some(indexed) = which.indexed() {
                 // The last row to be searched.
-                let (ids, mut parameters) = ids(&indexed, order, values![&from, &to, 1_i64].into());
+                let (ids, mut parameters) = ids(&indexed, order, [&from, &to], 1);
                 parameters.push(Value::from(which.searched_rows() - 1));
                 let statement = format!("{ids} OFFSET ${}", parameters.len());
                 searched_to = session.first(&statement, &parameters, |mut row| row.next::<String>())?;
@@ -113,7 +113,7 @@ impl Store {
                     None => {}
                 }
             }
-            let (ids, parameters) = ids(which, order, values![from, to, limit].into());
+            let (ids, parameters) = ids(which, order, [&from, &to], limit);
             let statement = format!(
                 "SELECT {COLUMNS} FROM usage WHERE request_id IN ({ids}) ORDER BY request_id {order}"
             );
@@ -127,9 +127,9 @@ impl Store {
     }
 }
 
-/// A statement for the ids of some rows, and its parameters: the two ids between which they are, how many at most, and
-/// what the statement needs besides.
-pub(super) fn ids(which: &Which, order: &str, mut parameters: Vec<Value>) -> (String, Vec<Value>) {
+/// A statement for the ids of some rows, at most so many, between two ids; and its parameters.
+pub(super) fn ids(which: &Which, order: &str, between: [&str; 2], most: i64) -> (String, Vec<Value>) {
+    let mut parameters = between.map(Value::from).to_vec();
     let mut key_id = "key_id";
     let mut conditions = match &which.matching {
         Matching::Anything => String::new(),
@@ -158,9 +158,11 @@ pub(super) fn ids(which: &Which, order: &str, mut parameters: Vec<Value>) -> (St
             conditions += &format!(" AND duration_ms {comparison} ${}", parameters.len());
         }
     }
+    parameters.push(most.into());
     let statement = format!(
         "SELECT request_id FROM usage WHERE request_id >= $1 AND request_id < $2 {conditions}
-         ORDER BY request_id {order} LIMIT $3"
+         ORDER BY request_id {order} LIMIT ${}",
+        parameters.len()
     );
     (statement, parameters)
 }

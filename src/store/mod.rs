@@ -319,8 +319,8 @@ pub(crate) mod tests {
         for (statement, index) in [
             (ledger::BEGIN, "keys USING INDEX sqlite_autoindex_keys_2 (digest=?)"),
             (ledger::OPEN_ROWS.as_str(), "usage_open"),
-            (&listing::ids(&failures_of_one_key, "DESC", vec![Value::Null; 3]).0, "usage_failed"),
-            (&listing::ids(&of_one_key, "DESC", vec![Value::Null; 3]).0, "usage_by_key"),
+            (&listing::ids(&failures_of_one_key, "DESC", [""; 2], 1).0, "usage_failed"),
+            (&listing::ids(&of_one_key, "DESC", [""; 2], 1).0, "usage_by_key"),
             (
                 &sums::statements(Span::Day, &Matching::Failure)[0],
                 "PRIMARY KEY (span=? AND start>? AND start<?)",

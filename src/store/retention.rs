@@ -12,10 +12,9 @@ impl Store {
         };
         for name in self.engine.read(names)? {
             // Locked first: its gateway moves the chain's end in the same row all the time.
-            let lock =
-                format!("SELECT 1 FROM gateways WHERE name = $1{}", self.engine.locking(" FOR UPDATE"));
+            let lock = self.engine.locking("SELECT 1 FROM gateways WHERE name = $1 FOR UPDATE");
             let removed = self.engine.transaction(false, |session| {
-                session.execute(&lock, &values![&name])?;
+                session.execute(lock, &values![&name])?;
                 remove(session, &name, time, most)
             })?;
             if removed > 0 {
@@ -30,11 +29,11 @@ impl Store {
 fn remove(session: &dyn Session, gateway: &str, time: i64, most: i64) -> Result<usize, StoreError> {
     // The beginning of the chain, up to the first row that is not old enough.
     let last = session.first(
-        "WITH oldest AS (SELECT seq, hash, created FROM usage WHERE gateway = $3 AND seq IS NOT NULL ORDER BY seq LIMIT $2)
+        "WITH oldest AS (SELECT seq, hash, created FROM usage WHERE gateway = $1 AND seq IS NOT NULL ORDER BY seq LIMIT $2)
          SELECT seq, hash FROM oldest
-         WHERE seq < coalesce((SELECT min(seq) FROM oldest WHERE created >= $1), seq + 1)
+         WHERE seq < coalesce((SELECT min(seq) FROM oldest WHERE created >= $3), seq + 1)
          ORDER BY seq DESC LIMIT 1",
-        &values![time, most, gateway],
+        &values![gateway, most, time],
         |mut row| Ok((row.next::<i64>()?, row.next::<Vec<u8>>()?)),
     )?;
     let Some((seq, hash)) = last else {
@@ -45,9 +44,9 @@ fn remove(session: &dyn Session, gateway: &str, time: i64, most: i64) -> Result<
         session.value("SELECT max(created) FROM usage WHERE gateway = $1 AND seq <= $2", &these)?;
     let removed = session.execute("DELETE FROM usage WHERE gateway = $1 AND seq <= $2", &these)?;
     session.execute(
-        "UPDATE gateways SET anchor_seq = $2, anchor_hash = $3,
-         kept_since = CASE WHEN kept_since < $4 THEN $4 ELSE kept_since END WHERE name = $1",
-        &values![gateway, seq, hash, newest + 1],
+        "UPDATE gateways SET anchor_seq = $1, anchor_hash = $2,
+         kept_since = CASE WHEN kept_since < $3 THEN $3 ELSE kept_since END WHERE name = $4",
+        &values![seq, hash, newest + 1, gateway],
     )?;
     Ok(removed)
 }

@@ -27,7 +27,7 @@ const DELETE: &str = "DELETE FROM usage WHERE request_id = $1";
 const INSERT_SUMS: &str = "INSERT INTO usage_rollup VALUES (0, 0, $1, '', 0, '', '', 0, 0, 0, 0, 0, $2, $2)";
 const DELETE_SUMS: &str = "DELETE FROM usage_rollup WHERE span = 0 AND start = 0 AND key_id = $1";
 
-const UPDATE_HEARTBEAT: &str = "UPDATE gateways SET last_seen = $3 WHERE name = $1 AND epoch = $2";
+const UPDATE_HEARTBEAT: &str = "UPDATE gateways SET last_seen = $1 WHERE name = $2 AND epoch = $3";
 
 impl Store {
     /// Whether a request would succeed. One committed transaction, durable as a completion's is, inserts a row, changes it and
@@ -62,7 +62,7 @@ impl Store {
             session.execute(INSERT_SUMS, &values![&request_id, Vec::new()])?;
             session.execute(DELETE_SUMS, &values![&request_id])?;
             if is_gateway && self.trusts(last_seen, clock, Instant::now()) {
-                session.execute(UPDATE_HEARTBEAT, &values![&self.gateway, epoch, clock])?;
+                session.execute(UPDATE_HEARTBEAT, &values![clock, &self.gateway, epoch])?;
             }
             Ok(())
         })

@@ -10,7 +10,7 @@ use super::StoreError;
 use super::chain::Link;
 use super::engine::{Session, Statement, bound, values};
 use super::keys::NOTE_USE;
-use super::ledger::{COLUMNS, read_row};
+use super::ledger::{COLUMNS, MOVE_HEAD, read_row};
 use super::rollup::Batch;
 
 /// How many rows are in memory at once.
@@ -37,7 +37,7 @@ const SET_HEADS: &str = "UPDATE gateways SET epoch = CASE WHEN epoch > 0 THEN ep
     head_hash = coalesce((SELECT hash FROM usage WHERE gateway = name AND seq IS NOT NULL ORDER BY seq DESC LIMIT 1),
         anchor_hash)";
 
-const PLACE: &str = "UPDATE usage SET seq = $2, hash = $3 WHERE request_id = $1";
+const PLACE: &str = "UPDATE usage SET seq = $1, hash = $2 WHERE request_id = $3";
 
 /// Runs in the transaction that notes the new version. `dialect` fills in the engine's types.
 pub(super) fn upgrade(session: &dyn Session, dialect: impl Fn(&str) -> String) -> Result<(), StoreError> {
@@ -63,14 +63,14 @@ fn seal(session: &dyn Session, gateway: &str, mut head: Link) -> Result<(), Stor
         let mut last_used: BTreeMap<&str, i64> = BTreeMap::new();
         for row in &rows {
             head = head.next(row);
-            statements.push(Statement::new(PLACE, values![&row.request_id, head.seq, head.hash]));
+            statements.push(Statement::new(PLACE, values![head.seq, head.hash, &row.request_id]));
             sums.add(row);
             let used = last_used.entry(&row.key_id).or_insert(row.created);
             *used = row.created.max(*used);
         }
         sums.write(session)?;
         statements.extend(
-            last_used.into_iter().map(|use_of| Statement::new(NOTE_USE, values![use_of.0, use_of.1])),
+            last_used.into_iter().map(|use_of| Statement::new(NOTE_USE, values![use_of.1, use_of.0])),
         );
         session.run(&bound(&statements), &mut |_, _| Ok(()))?;
         done += rows.len();
@@ -83,8 +83,7 @@ fn seal(session: &dyn Session, gateway: &str, mut head: Link) -> Result<(), Stor
             _ => break,
         }
     }
-    let end = "UPDATE gateways SET head_seq = $2, head_hash = $3 WHERE name = $1";
-    session.execute(end, &values![gateway, head.seq, head.hash]).map(drop)
+    session.execute(MOVE_HEAD, &values![head.seq, head.hash, gateway]).map(drop)
 }
 
 #[cfg(test)]

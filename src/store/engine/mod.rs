@@ -1,7 +1,7 @@
 //! The boundary to a database: values, rows and statements, without the name of any database library.
 //!
-//! Statements are written once, with `$1`, `$2` … as parameters, in SQL that SQLite and PostgreSQL both accept. An
-//! engine provides
+//! Statements are written once, with `$1`, `$2` … as parameters that first appear in this order, in SQL that SQLite and
+//! PostgreSQL both accept. An engine provides
 //!
 //! - `read`: statements that all see the same state;
 //! - `write` and `transaction`: statements that are done together or not at all;
@@ -172,11 +172,12 @@ impl Engine {
         self.sqlite().map(Sqlite::sync_turn)
     }
 
-    /// A clause that locks the rows of a query until the transaction ends. A transaction of SQLite locks everything.
-    pub fn locking(&self, clause: &'static str) -> &'static str {
+    /// A query that may end with ` FOR UPDATE` or the like, which locks its rows until the transaction ends. SQLite does not
+    /// know such a clause: its transactions lock everything.
+    pub fn locking<'a>(&self, query: &'a str) -> &'a str {
         match self {
-            Self::Sqlite(_) => "",
-            Self::Postgres(_) => clause,
+            Self::Sqlite(_) => query.split(" FOR ").next().unwrap_or(query),
+            Self::Postgres(_) => query,
         }
     }
 

@@ -251,11 +251,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Runs statements on a connection.
 struct Statements<'a>(&'a Connection);
 
-/// SQLite numbers `$1` by first appearance, `?1` by its number.
-fn with_question_marks(statement: &str) -> String {
-    statement.replace('$', "?")
-}
-
 impl Session for Statements<'_> {
     fn run(
         &self,
@@ -263,7 +258,12 @@ impl Session for Statements<'_> {
         each: &mut dyn FnMut(usize, Row) -> Result<(), StoreError>,
     ) -> Result<Vec<usize>, StoreError> {
         let run = |(number, (text, parameters)): (usize, &BoundStatement)| {
-            let mut prepared = self.0.prepare_cached(&with_question_marks(text))?;
+            let mut prepared = self.0.prepare_cached(text)?;
+            // For SQLite `$1` is a name, and names are numbered in the order in which they first appear.
+            debug_assert!(
+                (1..=parameters.len()).all(|n| prepared.parameter_name(n) == Some(&format!("${n}"))),
+                "the parameters first appear in another order than their numbers: {text}"
+            );
             let columns = prepared.column_count();
             let mut rows = prepared.query(params_from_iter(*parameters))?;
             while let Some(row) = rows.next()? {
