@@ -10,8 +10,8 @@ use rustls::{ClientConnection, StreamOwned};
 use ureq::Error;
 use ureq::unversioned::transport::{Buffers, LazyBuffers, NextTimeout, Transport};
 
-use super::connector::NotSent;
-use super::socket::Socket;
+use super::socket::{self, Socket};
+use crate::timed_stream::TimedStream;
 
 /// The size of each buffer. The default of 128 KiB is more than a worker needs.
 const BUFFER: usize = 16 * 1024;
@@ -41,10 +41,7 @@ pub(super) enum Stream {
 impl Connection {
     pub fn new(stream: Stream) -> Self {
         let buffers = HeldBuffers { buffers: LazyBuffers::new(BUFFER, BUFFER), held: 0 };
-        let mut connection = Self { stream, buffers, received: 0 };
-        // A TLS handshake is not a part of the call.
-        connection.stream.socket().forget_sent();
-        connection
+        Self { stream, buffers, received: 0 }
     }
 
     /// Runs I/O until the timeout of `ureq`.
@@ -53,10 +50,9 @@ impl Connection {
         timeout: NextTimeout,
         run: impl FnOnce(&mut Stream, &mut HeldBuffers) -> io::Result<T>,
     ) -> Result<T, Error> {
-        self.stream.socket().stream.deadline = Instant::now() + (*timeout.after).min(LONGEST);
+        self.stream.timed().deadline = Instant::now() + (*timeout.after).min(LONGEST);
         run(&mut self.stream, &mut self.buffers).map_err(|error| match error.kind() {
             io::ErrorKind::TimedOut => Error::Timeout(timeout.reason),
-            _ if !self.stream.socket().has_sent() => NotSent::error(error),
             _ => Error::Io(error),
         })
     }
@@ -68,7 +64,7 @@ impl Transport for Connection {
     }
 
     fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
-        self.stream.socket().expose();
+        socket::expose(self.stream.timed());
         self.buffers.held += amount;
         if self.buffers.held + LEAST_ROOM <= BUFFER {
             return Ok(());
@@ -90,11 +86,11 @@ impl Transport for Connection {
         Ok(count > 0)
     }
 
-    /// `ureq` asks after a call, before it keeps the connection, and before the next one.
+    /// `ureq` asks after a call, before it keeps the connection, and before the next one. Only then is the socket looked at: a
+    /// server may close it at any time between the two.
     fn is_open(&mut self) -> bool {
-        self.stream.socket().clear();
-        self.received = 0;
-        self.stream.is_quiet()
+        socket::withdraw();
+        mem::take(&mut self.received) > 0 || self.stream.is_quiet()
     }
 
     fn is_tls(&self) -> bool {
@@ -109,23 +105,22 @@ impl fmt::Debug for Connection {
 }
 
 impl Stream {
-    fn socket(&mut self) -> &mut Socket {
+    fn timed(&mut self) -> &mut TimedStream {
         match self {
-            Self::Plain(socket) => socket,
-            Self::Tls(session) => &mut session.sock,
+            Self::Plain(socket) => &mut socket.0,
+            Self::Tls(session) => &mut session.sock.0,
         }
     }
 
     fn is_quiet(&mut self) -> bool {
-        match self {
-            Self::Plain(socket) => socket.stream.is_quiet(),
-            Self::Tls(session) => {
-                // Bytes that are already decrypted, or the server's close_notify.
-                let waiting = session.conn.reader().read(&mut [0; 1]);
-                waiting.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
-                    && session.sock.stream.is_quiet()
+        if let Self::Tls(session) = self {
+            // Bytes that are already decrypted, or the server's close_notify.
+            let waiting = session.conn.reader().read(&mut [0; 1]);
+            if !waiting.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+                return false;
             }
         }
+        self.timed().is_quiet()
     }
 
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
@@ -195,13 +190,13 @@ mod tests {
     use ureq::Timeout;
 
     use super::*;
-    use crate::timed_stream::TimedStream;
+    use crate::client::Cancellation;
 
     fn pair() -> (Connection, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
         let stream = TcpStream::connect(listener.local_addr().expect("it listens")).expect("a connection");
         let (peer, _) = listener.accept().expect("its other end");
-        (Connection::new(Stream::Plain(Socket::new(TimedStream::new(stream, Instant::now())))), peer)
+        (Connection::new(Stream::Plain(Socket(TimedStream::new(stream, Instant::now())))), peer)
     }
 
     fn timeout() -> NextTimeout {
@@ -244,21 +239,22 @@ mod tests {
                 connection.await_input(timeout()).expect("an answer");
                 assert_eq!(peer.read(&mut [0; 64]).expect("the call"), 6);
                 assert!(connection.is_open());
+                assert!(connection.is_open());
             }
+            let _call = socket::begin_call(Cancellation::default());
             // The peer resets the connection after it was found open.
             set_socket_linger(&peer, Some(Duration::ZERO)).expect("an option of the socket");
             drop(peer);
             put(&mut connection, b"another call").expect("it is held back");
-            match connection.await_input(timeout()) {
-                Err(Error::Other(error)) => assert!(error.is::<NotSent>(), "{error}"),
-                other => panic!("{other:?}"),
-            }
+            let error = connection.await_input(timeout()).expect_err("no answer");
+            assert!(matches!(error, Error::Io(_)) && !socket::has_sent(), "{error:?}");
         }
     }
 
     #[test]
     fn a_connection_that_ends_after_the_write_has_sent_something() {
         let (mut connection, peer) = pair();
+        let _call = socket::begin_call(Cancellation::default());
         put(&mut connection, b"a call").expect("it is held back");
         let reader = std::thread::spawn(move || {
             let mut peer = peer;
@@ -266,7 +262,7 @@ mod tests {
             set_socket_linger(&peer, Some(Duration::ZERO)).expect("an option of the socket");
         });
         let error = connection.await_input(timeout()).expect_err("no answer");
-        assert!(matches!(error, Error::Io(_)), "{error:?}");
+        assert!(matches!(error, Error::Io(_)) && socket::has_sent(), "{error:?}");
         reader.join().expect("no panic");
     }
 }

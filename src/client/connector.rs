@@ -1,7 +1,5 @@
-//! Opens connections on the caller's thread, and distinguishes errors before the first byte of a call from those after
-//! it.
+//! Opens connections on the caller's thread.
 
-use std::fmt;
 use std::io;
 use std::net::ToSocketAddrs;
 use std::sync::{Arc, OnceLock};
@@ -18,26 +16,8 @@ use ureq::unversioned::transport::{ConnectionDetails, NextTimeout};
 
 use super::connection::{Connection, Stream};
 use super::roots;
-use super::socket::Socket;
+use super::socket::{self, Socket};
 use crate::timed_stream::TimedStream;
-
-/// Nothing of the call was sent.
-#[derive(Debug)]
-pub(super) struct NotSent(io::Error);
-
-impl NotSent {
-    pub fn error(cause: io::Error) -> Error {
-        Error::Other(Box::new(Self(cause)))
-    }
-}
-
-impl fmt::Display for NotSent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl std::error::Error for NotSent {}
 
 /// Finds no address. `ureq` asks its resolver for every call, on a thread of its own if there is a timeout; a call on a
 /// kept connection needs no address, and the connector looks up the name of a new one.
@@ -79,15 +59,15 @@ impl Connector {
         let deadline = Instant::now() + (*details.timeout.after).min(super::CONNECT_TIME);
         // The C library's own settings bound the time of a look-up; an address needs none.
         let addresses = host_and_port(details.uri).to_socket_addrs()?;
-        let mut socket = Socket::new(TimedStream::connect(addresses, deadline)?);
-        socket.expose();
+        let mut stream = TimedStream::connect(addresses, deadline)?;
+        socket::expose(&stream);
         let stream = if details.needs_tls() {
             let mut session =
                 ClientConnection::new(self.tls(), server_name(details.uri)?).map_err(io::Error::other)?;
-            session.complete_io(&mut socket).map_err(handshake_error)?;
-            Stream::Tls(Box::new(StreamOwned::new(session, socket)))
+            session.complete_io(&mut stream).map_err(handshake_error)?;
+            Stream::Tls(Box::new(StreamOwned::new(session, Socket(stream))))
         } else {
-            Stream::Plain(socket)
+            Stream::Plain(Socket(stream))
         };
         Ok(Connection::new(stream))
     }
@@ -97,7 +77,7 @@ impl ureq::unversioned::transport::Connector for Connector {
     type Out = Connection;
 
     fn connect(&self, details: &ConnectionDetails, _: Option<()>) -> Result<Option<Connection>, Error> {
-        self.open(details).map(Some).map_err(NotSent::error)
+        self.open(details).map(Some).map_err(Error::Io)
     }
 }
 

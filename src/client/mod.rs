@@ -16,7 +16,7 @@ use ureq::{Agent, Error};
 
 pub use self::socket::Cancellation;
 
-use self::connector::{Connector, NotSent, ResolveLater};
+use self::connector::{Connector, ResolveLater};
 use crate::http::MAX_HEAD;
 
 /// The time to connect, TLS handshake included: a host that is down may not refuse.
@@ -83,12 +83,12 @@ impl Client {
         if call.cancellation.is_cancelled() {
             return Err(CallError::Cancelled);
         }
+        let _call = socket::begin_call(call.cancellation.clone());
         self.make(call)
             .map_err(|error| if call.cancellation.is_cancelled() { CallError::Cancelled } else { error })
     }
 
     fn make(&self, call: &Call) -> Result<Response<Vec<u8>>, CallError> {
-        let _exposed = socket::expose_as(call.cancellation);
         let left = call.deadline.saturating_duration_since(Instant::now());
         let answer = match call.body {
             Some(body) => {
@@ -122,7 +122,7 @@ impl From<Error> for CallError {
         match error {
             Error::Timeout(_) => Self::TimedOut,
             Error::BodyExceedsLimit(_) => Self::TooLarge,
-            Error::Other(other) if other.is::<NotSent>() => Self::Unreachable(other.to_string()),
+            Error::Io(error) if !socket::has_sent() => Self::Unreachable(error.to_string()),
             Error::Io(error) => Self::Broken(error.to_string()),
             Error::LargeResponseHeader(..) => Self::Broken("the head of its answer is too large".into()),
             // The others may repeat what the server wrote.

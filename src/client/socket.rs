@@ -1,17 +1,17 @@
-//! The socket of a connection: whether a call was sent, and the handle with which another thread can cancel the calls of a
-//! request.
+//! The socket of a connection, and the handle with which another thread can cancel the calls of a request.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::timed_stream::TimedStream;
 
+// `ureq` passes no per-call data to the transport, but a call stays on its thread.
 thread_local! {
-    /// Where the current call of this thread exposes its socket. `ureq` passes no per-call data to the transport, but
-    /// a call stays on its thread.
+    /// Where this thread's call exposes its socket.
     static EXPOSED_AS: RefCell<Option<Cancellation>> = const { RefCell::new(None) };
+    static HAS_SENT: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Cancels the calls of a request from another thread.
@@ -28,7 +28,7 @@ struct CallState {
 impl Cancellation {
     /// Cancels the call in progress, if there is one: it fails at once, and so does every later one.
     pub fn cancel(&self) {
-        // The lock is held: a socket that was cleared may serve another call already.
+        // The lock is held: a socket that was withdrawn may serve another call already.
         let mut state = self.lock();
         state.is_cancelled = true;
         state.shut_down();
@@ -57,89 +57,67 @@ impl CallState {
     }
 }
 
-/// Makes the calls of this thread expose their socket until the result is dropped.
-pub(super) fn expose_as(handle: &Cancellation) -> impl Drop {
+/// Begins a call of this thread. It ends when the result is dropped.
+pub(super) fn begin_call(cancellation: Cancellation) -> impl Drop {
     struct Guard;
     impl Drop for Guard {
         fn drop(&mut self) {
+            withdraw();
             EXPOSED_AS.take();
         }
     }
-    EXPOSED_AS.set(Some(handle.clone()));
+    EXPOSED_AS.set(Some(cancellation));
+    HAS_SENT.set(false);
     Guard
 }
 
-#[derive(Debug)]
-pub(super) struct Socket {
-    pub stream: TimedStream,
-    /// Whether any byte of the call was sent.
-    has_sent: bool,
-    exposed_as: Option<Cancellation>,
+/// Whether any byte of this thread's call was sent; those of a TLS handshake don't count.
+pub(super) fn has_sent() -> bool {
+    HAS_SENT.get()
 }
 
-impl Socket {
-    pub fn new(stream: TimedStream) -> Self {
-        Self { stream, has_sent: false, exposed_as: None }
-    }
-
-    /// Exposes the socket for this thread's call. If the call was cancelled while it connected, it fails now.
-    pub fn expose(&mut self) {
-        if self.exposed_as.is_none() {
-            self.exposed_as = EXPOSED_AS.with_borrow(Clone::clone);
-            if let Some(handle) = &self.exposed_as {
-                let mut state = handle.lock();
-                state.socket = Some(Arc::clone(&self.stream.stream));
-                if state.is_cancelled {
-                    state.shut_down();
-                }
+/// Exposes a socket for this thread's call. If the call was cancelled while it connected, it fails now.
+pub(super) fn expose(stream: &TimedStream) {
+    EXPOSED_AS.with_borrow(|handle| {
+        if let Some(handle) = handle {
+            let mut state = handle.lock();
+            state.socket = Some(Arc::clone(&stream.stream));
+            if state.is_cancelled {
+                state.shut_down();
             }
         }
-    }
+    });
+}
 
-    /// Ends the call: the next bytes belong to another one.
-    pub fn clear(&mut self) {
-        self.forget_sent();
-        if let Some(handle) = self.exposed_as.take() {
+/// Ends the exposure, before the connection can serve another call.
+pub(super) fn withdraw() {
+    EXPOSED_AS.with_borrow(|handle| {
+        if let Some(handle) = handle {
             handle.lock().socket = None;
         }
-    }
-
-    pub fn has_sent(&self) -> bool {
-        self.has_sent
-    }
-
-    pub fn forget_sent(&mut self) {
-        self.has_sent = false;
-    }
-
-    fn note_sent(&mut self, count: usize) -> usize {
-        self.has_sent |= count > 0;
-        count
-    }
+    });
 }
+
+/// A stream that notes what is sent.
+#[derive(Debug)]
+pub(super) struct Socket(pub TimedStream);
 
 impl Read for Socket {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.stream.read(into)
+        self.0.read(into)
     }
 }
 
 impl Write for Socket {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.write(bytes).map(|count| self.note_sent(count))
+        self.0.write(bytes).inspect(|count| HAS_SENT.set(has_sent() || *count > 0))
     }
 
     fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.stream.write_vectored(parts).map(|count| self.note_sent(count))
+        self.0.write_vectored(parts).inspect(|count| HAS_SENT.set(has_sent() || *count > 0))
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        self.clear();
     }
 }
