@@ -1,5 +1,6 @@
 //! Responses and their bytes.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::io::Write;
 
@@ -49,6 +50,11 @@ pub enum Connection {
 const HTTP_DATE: &[BorrowedFormatItem<'_>] =
     format_description!("[weekday repr:short], [day] [month repr:short] [year] [hour]:[minute]:[second] GMT");
 
+thread_local! {
+    /// The last second for which this thread made a `date` header, and its text.
+    static DATE: RefCell<(i64, String)> = const { RefCell::new((0, String::new())) };
+}
+
 /// For a client that waits for this before it sends its body.
 pub const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
@@ -69,19 +75,14 @@ impl Response {
     /// The bytes of the head and of `body`, without `rest`; for a HEAD request, the head only.
     pub fn encode(&self, connection: Connection, without_body: bool) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(512 + self.body.len());
-        write!(
-            bytes,
-            "HTTP/1.1 {} {}\r\ndate: {}\r\n",
-            self.status,
-            reason(self.status),
-            OffsetDateTime::now_utc().format(HTTP_DATE).expect("a date after 1970 should have its text"),
-        )
-        .expect("a Vec should take all that is written");
+        write!(bytes, "HTTP/1.1 {} {}\r\n", self.status, reason(self.status))
+            .expect("a Vec should take all that is written");
         let mut line = |name: &str, value: &str| {
             for part in [name, ": ", value, "\r\n"] {
                 bytes.extend_from_slice(part.as_bytes());
             }
         };
+        with_date(OffsetDateTime::now_utc(), |date| line("date", date));
         line("content-type", self.content_type);
         match &self.rest {
             None => line("content-length", &self.body.len().to_string()),
@@ -106,6 +107,17 @@ impl Response {
         }
         bytes
     }
+}
+
+/// Passes on the text of a time. A thread formats it once a second.
+fn with_date(now: OffsetDateTime, pass_on: impl FnOnce(&str)) {
+    DATE.with_borrow_mut(|(second, text)| {
+        if *second != now.unix_timestamp() {
+            *second = now.unix_timestamp();
+            *text = now.format(HTTP_DATE).expect("a date after 1970 should have its text");
+        }
+        pass_on(text);
+    });
 }
 
 /// A piece as RFC 9112, 7.1 frames it; an empty one is the end.
@@ -161,5 +173,17 @@ mod tests {
         assert!(text(&response, false).ends_with("\r\n\r\n10\r\n0123456789abcdef\r\n"));
         assert!(text(&response, true).ends_with("chunked\r\n\r\n"));
         assert_eq!(chunk(b""), b"0\r\n\r\n");
+    }
+
+    #[test]
+    fn the_date_follows_the_second() {
+        let check = |seconds: i64, expected: &str| {
+            let time = OffsetDateTime::from_unix_timestamp(seconds).expect("a time");
+            with_date(time, |date| assert_eq!(date, expected));
+        };
+        for _ in 0..2 {
+            check(1_700_000_000, "Tue, 14 Nov 2023 22:13:20 GMT");
+        }
+        check(1_700_000_001, "Tue, 14 Nov 2023 22:13:21 GMT");
     }
 }
