@@ -45,11 +45,12 @@ const OWN_FILES: usize = 64;
 /// The fewest connections, however few descriptors there are.
 const FEWEST_CONNECTIONS: usize = 16;
 
-/// The threads besides the workers: two of the console and one for its checks, the supervisor, the log and the background
-/// tasks; and some to spare, for names that are looked up and for a database that is lost.
+/// The threads besides the workers: one for strangers, two of the console and one for its checks, the supervisor, the log and
+/// the background tasks; and some to spare, for names that are looked up and for a database that is lost.
 const OWN_THREADS: usize = 16;
 
-/// What the ledger may take of a request on PostgreSQL: 5 s to read the key, 5 s to insert the row and 20 s for the outcome.
+/// What the ledger may take of a request on PostgreSQL: 5 s to insert the row, 5 s to read the key if it is refused, and 20 s for
+/// the outcome.
 const LEDGER_TIME: Duration = Duration::from_secs(30);
 
 pub fn run(mut args: Args) -> Result<(), CliError> {

@@ -14,6 +14,7 @@ mod pulse;
 mod queue;
 mod room;
 mod socket;
+mod strangers;
 mod tls;
 mod workers;
 

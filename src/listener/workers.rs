@@ -12,11 +12,10 @@ use threadpool::ThreadPool;
 
 use super::connection::Then;
 use super::limits::Limits;
-use super::load::{Cause, Load};
-use super::queue::{FairQueue, Queued, StrangerTask, Taken};
+use super::load::Load;
+use super::queue::{FairQueue, Queued, Taken};
 use super::{Call, Destination, Identity, Pulse, Service, Ticket};
 use crate::client::Cancellation;
-use crate::error::Failure;
 use crate::http::Head;
 use crate::http::response::{self, Pieces, Response, chunk};
 
@@ -31,9 +30,6 @@ const CONSOLE_QUEUE: usize = 16;
 const CONSOLE_PAUSE: u32 = 19;
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
-/// How often the limits of the keys whose requests wait or run are read.
-const LIMITS_INTERVAL: Duration = Duration::from_secs(1);
-
 pub(super) struct Workers<S> {
     api: Arc<ThreadGroup<S>>,
     console: Arc<ThreadGroup<S>>,
@@ -41,10 +37,10 @@ pub(super) struct Workers<S> {
 }
 
 /// What a fixed number of threads share: each takes the next request from the queue, answers it, and repeats that.
-struct ThreadGroup<S> {
-    service: Arc<S>,
-    queue: Arc<FairQueue<Job>>,
-    completions: Arc<Completions>,
+pub(super) struct ThreadGroup<S> {
+    pub service: Arc<S>,
+    pub queue: Arc<FairQueue<Job>>,
+    pub completions: Arc<Completions>,
     is_for_console: bool,
 }
 
@@ -86,7 +82,7 @@ impl Job {
     }
 
     /// Whether this is the request that such a call of the loop cancels.
-    fn is_cancelled_by(&self, cancellation: &Cancellation) -> bool {
+    pub fn is_cancelled_by(&self, cancellation: &Cancellation) -> bool {
         self.call().is_some_and(|call| call.cancellation.is(cancellation))
     }
 }
@@ -111,11 +107,11 @@ impl Drop for Weight {
 }
 
 /// What the threads and the loop share.
-struct Completions {
+pub(super) struct Completions {
     queue: Mutex<Vec<Completed>>,
     waker: Arc<Waker>,
-    pulse: Arc<Pulse>,
-    load: Arc<Load>,
+    pub pulse: Arc<Pulse>,
+    pub load: Arc<Load>,
     stopping: AtomicBool,
 }
 
@@ -280,7 +276,7 @@ impl<S: Service> ThreadGroup<S> {
         assignment.finish(outgoing);
     }
 
-    fn respond(&self, call: &Call, response: Response) -> Outgoing {
+    pub fn respond(&self, call: &Call, response: Response) -> Outgoing {
         let stopping = self.completions.stopping.load(Ordering::Acquire);
         let head = &call.request.head;
         let (header, then) = connection_after(head, call.request.body.is_some(), stopping);
@@ -288,70 +284,10 @@ impl<S: Service> ThreadGroup<S> {
         let bytes = response.encode(header, is_head);
         Outgoing { rest: response.rest.filter(|_| !is_head), ..Outgoing::new(bytes, then) }
     }
-
-    /// Looks up the keys of strangers, one at a time, and once a second the limits of those that have requests.
-    fn look_up_strangers(&self) {
-        let mut next_limits = Instant::now();
-        loop {
-            match self.queue.take_stranger(next_limits) {
-                StrangerTask::LookUp(job) => {
-                    let _busy = self.completions.pulse.start_look_up();
-                    outlive_panic(|| self.look_up(job));
-                }
-                StrangerTask::Other => {
-                    next_limits = Instant::now() + LIMITS_INTERVAL;
-                    let _busy = self.completions.pulse.start_look_up();
-                    outlive_panic(|| self.read_limits());
-                }
-                StrangerTask::End => return,
-            }
-        }
-    }
-
-    /// Moves a request to the lane of its key, or answers it.
-    fn look_up(&self, job: Job) {
-        let assignment = Assignment::new(&self.completions, job.connection);
-        let Some(call) = job.call().filter(|call| !call.cancellation.is_cancelled()) else { return };
-        match self.service.identify(call) {
-            Identity::Known(lane) => {
-                let cancellation = call.cancellation.clone();
-                let shed = self.queue.admit(job, &lane);
-                shed.iter().for_each(|job| self.shed(job));
-                // The loop, which cancels before it searches the queue, may have found nothing there.
-                let is_left = cancellation.is_cancelled()
-                    && self.queue.remove(|job| job.is_cancelled_by(&cancellation)).is_some();
-                if !is_left {
-                    assignment.pass_on();
-                }
-            }
-            Identity::Refused(response) => {
-                let outgoing = self.respond(call, *response);
-                drop(job);
-                assignment.finish(Some(outgoing));
-            }
-            Identity::Unknown => {}
-        }
-    }
-
-    /// Answers a request for which there is no room in the lane of its key.
-    fn shed(&self, job: &Job) {
-        let Some(call) = job.call() else { return };
-        self.completions.load.count(Cause::QueueFull);
-        let response = self.service.refuse(call.request.client.peer, Some(call), Failure::queue_full());
-        let outgoing = Outgoing::new(response.encode(response::Connection::Close, false), Then::Close);
-        Assignment::new(&self.completions, job.connection).finish(Some(outgoing));
-    }
-
-    fn read_limits(&self) {
-        let used = self.queue.used_lanes();
-        if let Some(found) = self.service.lanes(&used).filter(|_| !used.is_empty()) {
-            self.queue.set_limits(&used, &found);
-        }
-    }
 }
 
 /// A panic ends what a thread does for one connection, not the thread. Its message is in the log.
-fn outlive_panic(work: impl FnOnce()) {
+pub(super) fn outlive_panic(work: impl FnOnce()) {
     let _ = panic::catch_unwind(AssertUnwindSafe(work));
 }
 
@@ -402,7 +338,7 @@ pub(super) fn connection_after(
 
 /// The right to answer on one connection. Dropping it gives the connection back, after a panic too: without a response it
 /// closes.
-struct Assignment {
+pub(super) struct Assignment {
     completions: Arc<Completions>,
     connection: usize,
     outgoing: Option<Outgoing>,
@@ -411,16 +347,16 @@ struct Assignment {
 }
 
 impl Assignment {
-    fn new(completions: &Arc<Completions>, connection: usize) -> Self {
+    pub fn new(completions: &Arc<Completions>, connection: usize) -> Self {
         Self { completions: Arc::clone(completions), connection, outgoing: None, is_over: false }
     }
 
-    fn finish(mut self, outgoing: Option<Outgoing>) {
+    pub fn finish(mut self, outgoing: Option<Outgoing>) {
         self.outgoing = outgoing;
     }
 
     /// Leaves the connection to the thread that takes the request from the queue.
-    fn pass_on(mut self) {
+    pub fn pass_on(mut self) {
         self.is_over = true;
     }
 }
