@@ -106,8 +106,8 @@ impl fmt::Display for StoreError {
                  {known}: install the version that changed it, or restore a backup"
             ),
             Self::Replaced => f.write_str(
-                "the database's file, or its -wal, was removed or replaced under the running service: put it \
-                 back or restore a backup, then restart",
+                "the database's file, or its -wal, was removed, replaced or truncated under the running service: put \
+                 it back or restore a backup, then restart",
             ),
             Self::LockReplaced(path) => write!(
                 f,

@@ -93,7 +93,7 @@ fn a_file_that_was_removed_or_replaced_is_not_written_on() {
         }
         server.post(&key, &chat("x")).is_error(503, "service_unavailable");
         assert_eq!(runtime.count(), 1, "{name}: no inference for a row that would be lost");
-        assert!(server.log().contains("was removed or replaced"), "{}", server.log());
+        assert!(server.log().contains("was removed, replaced or truncated"), "{}", server.log());
         fs::rename(&aside, &path).expect("the file should move back");
         server.post(&key, &chat("x")).is_completion();
     }

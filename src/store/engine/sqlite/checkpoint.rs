@@ -80,6 +80,12 @@ impl Sqlite {
     }
 }
 
+/// The bytes of the WAL that are in use now.
+pub(super) fn wal_in_use(connection: &Connection) -> Result<u64, StoreError> {
+    let progress = run(connection, "PRAGMA wal_checkpoint(NOOP)")?;
+    Ok(u64::try_from(progress.pages).unwrap_or(0) * FRAME)
+}
+
 struct Progress {
     is_blocked: bool,
     pages: i64,

@@ -8,6 +8,7 @@ use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::super::super::StoreError;
@@ -19,6 +20,8 @@ pub(super) struct Files {
     /// The file that this process has locked, if it serves.
     lock: Option<(PathBuf, Identity)>,
     wal: File,
+    /// The WAL's length at the last check. Only another process makes it shorter.
+    wal_length: AtomicU64,
     /// After a failed fsync the content of the disk is unknown, and a later fsync would not report it.
     failed: OnceLock<Arc<io::Error>>,
 }
@@ -34,6 +37,7 @@ impl Files {
             wal: File::open(&wal)?,
             known: [(path.to_owned(), identity(path)?), (wal.clone(), identity(&wal)?)],
             lock: None,
+            wal_length: AtomicU64::new(0),
             failed: OnceLock::new(),
         })
     }
@@ -58,18 +62,26 @@ impl Files {
         result
     }
 
-    /// Whether the open files are still those at their paths, so that a write is not lost at the next start.
-    pub fn check(&self) -> Result<(), StoreError> {
+    /// Whether the open files are still those at their paths, so that a write is not lost at the next start. If the WAL has
+    /// become shorter, `wal_in_use` returns how many bytes of it are in use.
+    pub fn check(&self, wal_in_use: impl FnOnce() -> Result<u64, StoreError>) -> Result<(), StoreError> {
         self.check_synced()?;
-        let is_known =
-            |(path, known): &(PathBuf, Identity)| identity(path).is_ok_and(|found| found == *known);
-        if !self.known.iter().all(is_known) {
+        let find = |(path, known): &(PathBuf, Identity)| {
+            fs::metadata(path).ok().filter(|file| identity_of(file) == *known)
+        };
+        let [Some(_), Some(wal)] = self.known.each_ref().map(find) else {
+            return Err(StoreError::Replaced);
+        };
+        if let Some(lock) = self.lock.as_ref().filter(|lock| find(lock).is_none()) {
+            return Err(StoreError::LockReplaced(lock.0.clone()));
+        }
+        // A TRUNCATE checkpoint of another process leaves nothing in use. The connection that writes would not notice any other
+        // truncation, as long as it has its pages in its cache.
+        if wal.len() < self.wal_length.load(Ordering::Relaxed) && wal.len() < wal_in_use()? {
             return Err(StoreError::Replaced);
         }
-        match &self.lock {
-            Some(lock) if !is_known(lock) => Err(StoreError::LockReplaced(lock.0.clone())),
-            _ => Ok(()),
-        }
+        self.wal_length.store(wal.len(), Ordering::Relaxed);
+        Ok(())
     }
 
     /// Forgets an earlier failure, and puts a pipe in the place of the WAL: it can't be synced.

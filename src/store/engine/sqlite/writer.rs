@@ -8,7 +8,7 @@ use rusqlite::Connection;
 
 use super::super::super::StoreError;
 use super::super::Session;
-use super::{Sqlite, Statements, lock};
+use super::{Sqlite, Statements, checkpoint, lock};
 
 /// How long a write waits for its turn and for other processes, in total.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
@@ -143,7 +143,7 @@ impl Lease<'_> {
 
     /// Checks that writing makes sense, and waits for other processes until the deadline.
     fn begin(&self, deadline: Instant) -> Result<(), StoreError> {
-        self.engine.files.check()?;
+        self.engine.files.check(|| checkpoint::wal_in_use(self.connection()))?;
         self.connection().busy_timeout(deadline.saturating_duration_since(Instant::now()))?;
         self.connection().prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
         Ok(())
@@ -163,6 +163,7 @@ impl Drop for Lease<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::sync::Barrier;
 
     use rusqlite::ffi;
@@ -290,6 +291,23 @@ mod tests {
         until_stuck();
         turn.sync().expect("a sync");
         assert!(!engine.is_stuck());
+    }
+
+    #[test]
+    fn a_wal_that_another_process_empties_is_good_only_if_nothing_of_it_is_in_use() {
+        let (temporary, engine) = engine(PATIENCE);
+        insert(&engine, 1, true).expect("a write");
+        let other = Connection::open(temporary.folder.join("writer.db")).expect("the database");
+        let truncate = "PRAGMA wal_checkpoint(TRUNCATE)";
+        let is_blocked: bool = other.query_row(truncate, [], |row| row.get(0)).expect("a checkpoint");
+        assert!(!is_blocked);
+        insert(&engine, 2, true).expect("all of the WAL is in the database");
+        insert(&engine, 3, true).expect("a write");
+        let wal = File::options().write(true).open(temporary.folder.join("writer.db-wal"));
+        wal.and_then(|wal| wal.set_len(0)).expect("the WAL");
+        for number in [4, 5] {
+            assert!(matches!(insert(&engine, number, true), Err(StoreError::Replaced)));
+        }
     }
 
     #[test]
