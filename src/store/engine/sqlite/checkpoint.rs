@@ -10,7 +10,7 @@ use std::time::Duration;
 use rusqlite::{Connection, OpenFlags};
 
 use super::super::super::StoreError;
-use super::{READER_CACHE, Sqlite, connect};
+use super::{Sqlite, connect};
 use crate::when;
 
 /// How many pages that are not in the database yet make a checkpoint worth its two fsyncs.
@@ -28,7 +28,7 @@ const FRAME: u64 = 4096 + 24;
 impl Sqlite {
     /// Runs a checkpoint if there is enough to move.
     pub fn checkpoint(&self) -> Result<(), StoreError> {
-        let connection = connect(&self.path, OpenFlags::SQLITE_OPEN_READ_WRITE, READER_CACHE)?;
+        let connection = connect(&self.path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         let mut progress = run(&connection, "PRAGMA wal_checkpoint(NOOP)")?;
         if progress.pages - progress.moved >= CHECKPOINT_PAGES {
             progress = self.files.keep_failed_sync(run(&connection, "PRAGMA wal_checkpoint(PASSIVE)"))?;
@@ -131,8 +131,7 @@ mod tests {
     fn a_checkpoint_runs_from_a_thousand_pages_on() {
         let (temporary, engine) = engine();
         let moved = |engine: &Sqlite| {
-            let connection =
-                connect(&engine.path, OpenFlags::SQLITE_OPEN_READ_WRITE, READER_CACHE).expect("it");
+            let connection = connect(&engine.path, OpenFlags::SQLITE_OPEN_READ_WRITE).expect("it");
             run(&connection, "PRAGMA wal_checkpoint(NOOP)").expect("a look").moved
         };
         write_pages(&engine, 500);
@@ -154,7 +153,7 @@ mod tests {
     #[test]
     fn a_wal_that_has_grown_too_large_is_restarted() {
         let (_temporary, engine) = engine();
-        let reader = connect(&engine.path, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE).expect("a reader");
+        let reader = connect(&engine.path, OpenFlags::SQLITE_OPEN_READ_ONLY).expect("a reader");
         let count = |reader: &Connection| -> i64 {
             reader.query_row("SELECT count(*) FROM t", [], |row| row.get(0)).expect("a count")
         };
@@ -179,7 +178,7 @@ mod tests {
     fn no_connection_runs_a_checkpoint_by_itself() {
         let (_temporary, engine) = engine();
         for mode in [OpenFlags::SQLITE_OPEN_READ_ONLY, OpenFlags::SQLITE_OPEN_READ_WRITE] {
-            let connection = connect(&engine.path, mode, READER_CACHE).expect("a connection");
+            let connection = connect(&engine.path, mode).expect("a connection");
             let pages: i64 = connection
                 .pragma_query_value(None, "wal_autocheckpoint", |row| row.get(0))
                 .expect("the setting");

@@ -35,11 +35,8 @@ const START_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a read waits for its turn, and if the database has to be recovered after a crash.
 const READ_PATIENCE: Duration = Duration::from_secs(2);
 
-/// A connection's page cache in KiB. A look-up touches few pages, a page of the console reads most of its pages once, and
-/// every write of another connection empties the cache. This many fit into the block that SQLite allocates at first; a larger
-/// cache would allocate its other pages one by one, and leave gaps between what else is allocated meanwhile.
-const READER_CACHE: i64 = 64;
-const WRITER_CACHE: i64 = 1024;
+/// A connection's page cache in KiB: enough for the pages that a request reads and writes.
+const PAGE_CACHE: i64 = 256;
 
 /// How many connections read at once; they stay open. The console's two threads may have two of them for long, and looking
 /// up a key takes a tenth of a millisecond. More would not be faster, but a moment of many reads would keep their memory and
@@ -82,7 +79,7 @@ impl Sqlite {
         }
         crate::files::create(path)?;
         let path = &crate::files::resolve(path)?;
-        let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE, WRITER_CACHE)?;
+        let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         connection.busy_timeout(START_PATIENCE)?;
         if path.metadata().is_ok_and(|file| file.len() == 0) {
             // Retention can then give space back to the file system.
@@ -122,7 +119,7 @@ impl Sqlite {
         let connection = match idle {
             Some(connection) => connection,
             None => {
-                let connection = connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE)?;
+                let connection = connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
                 connection.busy_timeout(READ_PATIENCE)?;
                 connection
             }
@@ -137,7 +134,7 @@ impl Sqlite {
 
     /// Reads every page of the database.
     pub fn check(&self) -> Result<(), StoreError> {
-        check_every_page(&connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE)?)
+        check_every_page(&connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY)?)
     }
 
     /// The tables that the database has.
@@ -181,7 +178,7 @@ pub fn backup(path: &Path, to: &Path) -> Result<i64, StoreError> {
         return Err(StoreError::Missing);
     }
     // It only reads, but the last connection to close moves the WAL into the database, and a read-only one can't.
-    let connection = connect(&crate::files::resolve(path)?, OpenFlags::SQLITE_OPEN_READ_WRITE, READER_CACHE)?;
+    let connection = connect(&crate::files::resolve(path)?, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     connection.busy_timeout(START_PATIENCE)?;
     // Not by SQLite, which would say "table already exists" for a file that is there.
     OpenOptions::new().write(true).create_new(true).mode(0o640).open(to)?;
@@ -189,7 +186,7 @@ pub fn backup(path: &Path, to: &Path) -> Result<i64, StoreError> {
         // The connection's NOFOLLOW holds for the copy too.
         let to = crate::files::resolve(to)?;
         connection.execute("VACUUM INTO ?", [to.to_string_lossy()])?;
-        let copy = connect(&to, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE)?;
+        let copy = connect(&to, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
         Ok(copy.query_row("SELECT count(*) FROM usage", [], |row| row.get(0))?)
     };
     copy().inspect_err(|_: &StoreError| {
@@ -211,12 +208,12 @@ fn is_missing(path: &Path) -> Result<bool, StoreError> {
     if is_missing && bytes > 0 { Err(StoreError::LostContent { wal, bytes }) } else { Ok(is_missing) }
 }
 
-fn connect(path: &Path, mode: OpenFlags, cache: i64) -> Result<Connection, StoreError> {
+fn connect(path: &Path, mode: OpenFlags) -> Result<Connection, StoreError> {
     // One thread at a time uses a connection, so SQLite's own locks around it are not needed.
     // The path has no links. NOFOLLOW is for one that is put there meanwhile.
     let flags = mode | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let connection = Connection::open_with_flags(path, flags)?;
-    connection.pragma_update(None, "cache_size", -cache)?;
+    connection.pragma_update(None, "cache_size", -PAGE_CACHE)?;
     // Checkpoints have a task of their own: see checkpoint.rs.
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
@@ -399,7 +396,7 @@ mod tests {
     fn no_parameter_has_its_statement_planned_again() {
         let temporary = Temporary::sqlite();
         let path = temporary.folder.join("test.db");
-        let connection = connect(&path, OpenFlags::SQLITE_OPEN_READ_ONLY, READER_CACHE).expect("it");
+        let connection = connect(&path, OpenFlags::SQLITE_OPEN_READ_ONLY).expect("it");
         // As in `begin`.
         let join = "SELECT 1 FROM keys, gateways WHERE keys.id = ?1 AND gateways.name = ?2 AND epoch = ?3";
         for _ in 0..3 {
@@ -430,8 +427,7 @@ mod tests {
         let temporary = Temporary::sqlite();
         let path = temporary.folder.join("test.db");
         temporary.store.check().expect("it is sound");
-        let connection =
-            connect(&path, OpenFlags::SQLITE_OPEN_READ_WRITE, READER_CACHE).expect("a connection");
+        let connection = connect(&path, OpenFlags::SQLITE_OPEN_READ_WRITE).expect("a connection");
         connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)").expect("a checkpoint");
         let mut bytes = fs::read(&path).expect("the file");
         bytes.iter_mut().skip(4096).for_each(|byte| *byte = 0xff);
