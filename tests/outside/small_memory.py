@@ -24,12 +24,12 @@ BODY = 262_144
 
 
 class Confined(Service):
-    """Runs in the cgroup, on one core, with the allocator settings of the package's unit."""
+    """Runs in the cgroup and on one core, with the allocator settings of the package's unit unless it has others."""
 
     group = None
 
     def __enter__(self):
-        self.environment |= allocator_settings()
+        self.environment = allocator_settings() | self.environment
         return super().__enter__()
 
     def start(self):
@@ -47,6 +47,14 @@ class Confined(Service):
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return copy
+
+
+class Unset(Confined):
+    """Has no allocator settings, as if it were started without the package's unit."""
+
+    def __enter__(self):
+        self.environment["GLIBC_TUNABLES"] = ""
+        return super().__enter__()
 
 
 class Indexed(Confined):
@@ -142,6 +150,7 @@ def main():
     for name, mebibytes, clients, bodies, options in (
         ("full bodies", 32, 32, FULL, {}),
         ("full bodies", 32, 80, FULL, {}),
+        ("full bodies and no allocator settings", 32, 80, FULL, {"service": Unset}),
         ("short bodies", 16, 32, SHORT, {}),
         ("long answers", 32, 80, SHORT, {"workers": 64, "runtime": LongRuntime}),
         ("long answers of Search", 32, 80, SHORT, {"workers": 64, "runtime": SearchingRuntime}),
