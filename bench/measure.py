@@ -17,7 +17,7 @@ SECONDS = int(os.environ.get("SECONDS", "2"))
 # The share of the machine that unrelated processes may use during a measurement.
 FOREIGN = 0.03
 TRIES = 4
-# With a gateway that answers 60 requests per second, 128 clients wait for more than two seconds.
+# With a gateway that answers 60 requests per second, 256 clients wait for more than four seconds.
 PATIENCE_SECONDS = 60
 
 TICKS = os.sysconf("SC_CLK_TCK")

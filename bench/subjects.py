@@ -20,7 +20,7 @@ from service import BINARY, ROOT, Service, allocator_settings, free_port  # noqa
 from measure import Unfit  # noqa: E402
 
 START_SECONDS = 120
-# More than 128 clients need, so that no request is shed.
+# More than 256 clients need, so that no request is shed.
 QUEUE = 512
 # nginx and HAProxy are configured to use all cores, as the others do by default.
 CORES = os.cpu_count()
