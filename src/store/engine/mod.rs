@@ -60,7 +60,7 @@ impl Access {
     }
 }
 
-/// The connections to PostgreSQL: the group leader, two for the console, background tasks, and the rest for looking up keys.
+/// The connections to PostgreSQL: the leaders of the two groups, strangers, two for the console, and background tasks.
 const CONNECTIONS: usize = 8;
 
 pub enum Engine {
