@@ -151,28 +151,24 @@ pub const COLUMNS: &str = "request_id, key_id, key_name, created, status, error_
     completion_tokens, total_tokens, duration_ms, queue_ms, runtime_ms, grounded, search_reason,
     search_results, search_ms, seq, gateway, cause";
 
-/// Inserts nothing if there is no such key, if it was revoked, has expired or lacks the permission, or if another process
-/// has raised the gateway's epoch.
-pub(super) const BEGIN: &str = "INSERT INTO usage (request_id, key_id, key_name, created, gateway, epoch)
-    SELECT $1, keys.id, keys.name, $2, gateways.name, gateways.epoch FROM keys, gateways
-    WHERE keys.digest = $3 AND revoked IS NULL AND (expires IS NULL OR expires > $4)
-    AND ',' || permissions || ',' LIKE '%,completions,%' AND gateways.name = $5 AND gateways.epoch = $6
-    RETURNING key_id, key_name, (SELECT concurrent FROM keys WHERE keys.id = usage.key_id)";
+/// The key of a request: none if it was revoked, has expired or lacks the permission.
+pub(super) const FIND_KEY: &str =
+    "SELECT id, name, concurrent FROM keys WHERE digest = $1 AND revoked IS NULL
+    AND (expires IS NULL OR expires > $2) AND ',' || permissions || ',' LIKE '%,completions,%'";
+
+/// Inserts an open row. SQLite would make a table of its own for what a RETURNING returns, at every use.
+const INSERT: &str = "INSERT INTO usage (request_id, key_id, key_name, created, gateway, epoch)
+    VALUES ($1, $2, $3, $4, $5, $6)";
 
 /// Asked before an outcome is written: it takes no place in the chain if its row is not open.
 const FIND: &str = "SELECT seq, gateway, epoch FROM usage WHERE request_id = $1";
 
-/// Writes a finished row, over the open one if there is one.
-const FINISH: &str = "INSERT INTO usage (request_id, key_id, key_name, created, status, error_code, prompt_tokens,
-    completion_tokens, total_tokens, duration_ms, queue_ms, runtime_ms, grounded, search_reason, search_results, search_ms,
-    seq, gateway, cause, hash, epoch)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21)
-    ON CONFLICT (request_id) DO UPDATE SET status = excluded.status, error_code = excluded.error_code,
-    prompt_tokens = excluded.prompt_tokens, completion_tokens = excluded.completion_tokens,
-    total_tokens = excluded.total_tokens, duration_ms = excluded.duration_ms, queue_ms = excluded.queue_ms,
-    runtime_ms = excluded.runtime_ms, grounded = excluded.grounded, search_reason = excluded.search_reason,
-    search_results = excluded.search_results, search_ms = excluded.search_ms, seq = excluded.seq, cause = excluded.cause,
-    hash = excluded.hash";
+/// Writes the outcome into an open row. As INSERT … ON CONFLICT, SQLite would copy each page that it changes, to be able to
+/// undo that statement alone.
+const FINISH: &str =
+    "UPDATE usage SET status = $1, error_code = $2, prompt_tokens = $3, completion_tokens = $4,
+    total_tokens = $5, duration_ms = $6, queue_ms = $7, runtime_ms = $8, grounded = $9, search_reason = $10,
+    search_results = $11, search_ms = $12, seq = $13, cause = $14, hash = $15 WHERE request_id = $16";
 
 pub(super) const MOVE_HEAD: &str = "UPDATE gateways SET head_seq = $1, head_hash = $2 WHERE name = $3";
 
@@ -196,7 +192,7 @@ pub(super) static OPEN_ROWS: LazyLock<String> = LazyLock::new(|| {
 const INTERRUPTED_AT_ONCE: usize = 100;
 
 impl Store {
-    /// Looks up the key of a request that is about to cost an inference, and inserts the open row: one statement does both.
+    /// Looks up the key of a request that is about to cost an inference, and inserts the open row: one transaction does both.
     /// The file system has the row when this returns; nothing is acknowledged yet, so it is not synced.
     pub fn begin(&self, request_id: &str, created: i64, digest: &Digest) -> Result<BegunRow, StoreError> {
         let request = RowRequest { request_id: request_id.into(), created, digest: *digest };
@@ -271,12 +267,7 @@ impl Store {
         finished.iter().for_each(|row| sums.add(row));
         let lock = self.engine.locking(if finished.is_empty() { LOCK_TO_BEGIN } else { LOCK_TO_FINISH });
         let of_members = group.iter().map(|write| match write {
-            LedgerWrite::Begin(row) => {
-                let digest = row.digest.bytes();
-                let mut parameters = values![&row.request_id, row.created, digest, when::now()].to_vec();
-                parameters.extend(self.identity());
-                Statement::new(BEGIN, parameters)
-            }
+            LedgerWrite::Begin(row) => Statement::new(FIND_KEY, values![row.digest.bytes(), when::now()]),
             LedgerWrite::Finish(row) | LedgerWrite::Record(row) => {
                 Statement::new(FIND, values![&row.request_id])
             }
@@ -313,7 +304,13 @@ impl Store {
             Some(first) => Some((finished[0].request_id.clone(), Some(first.hash))),
             None => each.iter().flatten().next().map(|begun| (begun.row.request_id.clone(), None)),
         };
-        let mut writes = chained(&self.gateway, self.epoch, &finished, &links);
+        let new_row = |(write, begun): (&&LedgerWrite, &Option<BegunRow>)| match (write, begun) {
+            (LedgerWrite::Begin(_), Some(begun)) => Some(self.insert(&begun.row)),
+            (LedgerWrite::Record(row), _) => Some(self.insert(&row.as_new())),
+            _ => None,
+        };
+        let mut writes: Vec<Statement> = group.iter().zip(&each).filter_map(new_row).collect();
+        writes.extend(chained(&self.gateway, &finished, &links));
         writes.extend(sums.writes());
         Ok((GroupWritten { each, proof }, writes))
     }
@@ -328,6 +325,12 @@ impl Store {
         session
             .first(self.engine.locking(LOCK), &values![gateway, epoch], Link::read)?
             .ok_or(StoreError::Fenced)
+    }
+
+    fn insert(&self, row: &NewRow) -> Statement {
+        let mut parameters = values![&row.request_id, &row.key_id, &row.key_name, row.created].to_vec();
+        parameters.extend(self.identity());
+        Statement::new(INSERT, parameters)
     }
 
     /// The name and the epoch that every write of a row carries.
@@ -352,12 +355,10 @@ impl Store {
                 Some(row) if row.status == Some(200) => log::warn!(
                     "{id} the ledger says 200, but the client got 503: the database's answer was lost"
                 ),
-                Some(LedgerRow { request_id, key_id, key_name, created, seq: None, .. }) => {
-                    match self.finish(&NewRow { request_id, key_id, key_name, created }, &outcome) {
-                        Err(StoreError::NoRow) => {}
-                        result => result?,
-                    }
-                }
+                Some(row) if row.seq.is_none() => match self.finish(&row.as_new(), &outcome) {
+                    Err(StoreError::NoRow) => {}
+                    result => result?,
+                },
                 _ => {}
             }
             self.unsettled().retain(|(other, ..)| *other != id);
@@ -382,7 +383,7 @@ impl Store {
 }
 
 impl RowRequest {
-    /// Reads what [`BEGIN`] returns.
+    /// Reads what [`FIND_KEY`] finds.
     fn read(&self, mut row: Row) -> Result<BegunRow, StoreError> {
         let (request_id, created) = (self.request_id.clone(), self.created);
         let row_of_key = NewRow { request_id, key_id: row.next()?, key_name: row.next()?, created };
@@ -403,13 +404,18 @@ impl GroupWritten {
 }
 
 impl LedgerRow {
+    fn as_new(&self) -> NewRow {
+        NewRow {
+            request_id: self.request_id.clone(),
+            key_id: self.key_id.clone(),
+            key_name: self.key_name.clone(),
+            created: self.created,
+        }
+    }
+
     /// In the order of [`FINISH`].
-    fn values(&self, Link { seq, hash }: Link, epoch: i64) -> Vec<Value> {
+    fn values(&self, Link { seq, hash }: Link) -> Vec<Value> {
         values![
-            &self.request_id,
-            &self.key_id,
-            &self.key_name,
-            self.created,
             self.status,
             self.error_code.as_deref(),
             self.tokens.prompt_tokens,
@@ -423,18 +429,17 @@ impl LedgerRow {
             self.search_results,
             self.search_ms,
             seq,
-            &self.gateway,
             self.cause.as_deref(),
             hash,
-            epoch,
+            &self.request_id,
         ]
         .into()
     }
 }
 
-/// Statements that write finished rows of a gateway in their places of its chain, and its new head.
-fn chained(gateway: &str, epoch: i64, rows: &[&LedgerRow], links: &[Link]) -> Vec<Statement> {
-    let finish = |(row, link): (&&LedgerRow, &Link)| Statement::new(FINISH, row.values(*link, epoch));
+/// Statements that finish open rows of a gateway in their places of its chain, and write its new head.
+fn chained(gateway: &str, rows: &[&LedgerRow], links: &[Link]) -> Vec<Statement> {
+    let finish = |(row, link): (&&LedgerRow, &Link)| Statement::new(FINISH, row.values(*link));
     let mut statements: Vec<Statement> = rows.iter().zip(links).map(finish).collect();
     statements
         .extend(links.last().map(|head| Statement::new(MOVE_HEAD, values![head.seq, head.hash, gateway])));
@@ -452,7 +457,7 @@ pub(super) fn interrupt(
     let mut rows = session.rows(&OPEN_ROWS, &values![gateway, epoch], read_row)?;
     rows.iter_mut().for_each(|row| row.error_code = Some("interrupted".into()));
     let rows: Vec<&LedgerRow> = rows.iter().collect();
-    let statements = chained(gateway, epoch, &rows, &head.links(&rows));
+    let statements = chained(gateway, &rows, &head.links(&rows));
     session.run(&bound(&statements), &mut |_, _| Ok(()))?;
     let mut sums = Batch::default();
     rows.iter().for_each(|row| sums.add(row));

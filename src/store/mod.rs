@@ -317,7 +317,7 @@ pub(crate) mod tests {
         };
         let failures_of_one_key = Which { matching: Matching::Failure, ..of_one_key.clone() };
         for (statement, index) in [
-            (ledger::BEGIN, "keys USING INDEX sqlite_autoindex_keys_2 (digest=?)"),
+            (ledger::FIND_KEY, "keys USING INDEX sqlite_autoindex_keys_2 (digest=?)"),
             (ledger::OPEN_ROWS.as_str(), "usage_open"),
             (&listing::ids(&failures_of_one_key, "DESC", [""; 2], 1).0, "usage_failed"),
             (&listing::ids(&of_one_key, "DESC", [""; 2], 1).0, "usage_by_key"),

@@ -43,6 +43,8 @@ impl Span {
 /// Sums of the rows of one place.
 #[derive(Default)]
 struct SpanSums {
+    /// They contain what the database has.
+    is_stored: bool,
     /// In the order of their columns, from `requests` to `unmeasured`.
     counts: [i64; 5],
     runtime: Durations,
@@ -65,6 +67,7 @@ impl SpanSums {
     }
 
     fn add_stored(&mut self, stored: &StoredSums) {
+        self.is_stored = true;
         self.add_counts(stored.counts);
         self.runtime.merge_bytes(&stored.runtime);
         self.own.merge_bytes(&stored.own);
@@ -133,12 +136,15 @@ const READ_SUMS: &str = "SELECT requests, prompt_tokens, completion_tokens, tota
     FROM usage_rollup WHERE span = $1 AND start = $2 AND key_id = $3 AND key_name = $4 AND status = $5 AND error_code = $6
     AND gateway = $7";
 
-const WRITE_SUMS: &str =
-    "INSERT INTO usage_rollup VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
-    ON CONFLICT (span, start, key_id, key_name, status, error_code, gateway) DO UPDATE SET requests = excluded.requests,
-    prompt_tokens = excluded.prompt_tokens, completion_tokens = excluded.completion_tokens,
-    total_tokens = excluded.total_tokens, unmeasured = excluded.unmeasured, runtime_times = excluded.runtime_times,
-    own_times = excluded.own_times";
+/// Sums of a place that has none, and of one that has some. INSERT … ON CONFLICT is one statement for both, but SQLite would
+/// copy each page that it changes.
+const INSERT_SUMS: &str =
+    "INSERT INTO usage_rollup (requests, prompt_tokens, completion_tokens, total_tokens, unmeasured,
+    runtime_times, own_times, span, start, key_id, key_name, status, error_code, gateway)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)";
+const UPDATE_SUMS: &str = "UPDATE usage_rollup SET requests = $1, prompt_tokens = $2, completion_tokens = $3, total_tokens = $4,
+    unmeasured = $5, runtime_times = $6, own_times = $7 WHERE span = $8 AND start = $9 AND key_id = $10 AND key_name = $11
+    AND status = $12 AND error_code = $13 AND gateway = $14";
 
 impl Batch {
     pub fn add(&mut self, row: &LedgerRow) {
@@ -162,10 +168,10 @@ impl Batch {
     pub fn writes(&self) -> impl Iterator<Item = Statement> {
         self.0.iter().map(|(place, sums)| {
             let StoredSums { counts, runtime, own } = sums.to_stored();
-            let mut parameters = place.values();
-            parameters.extend(counts.map(Value::from));
+            let mut parameters = counts.map(Value::from).to_vec();
             parameters.extend(values![runtime, own]);
-            Statement::new(WRITE_SUMS, parameters)
+            parameters.extend(place.values());
+            Statement::new(if sums.is_stored { UPDATE_SUMS } else { INSERT_SUMS }, parameters)
         })
     }
 
