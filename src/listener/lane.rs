@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::store::Digest;
@@ -50,32 +50,61 @@ pub struct LaneLoad {
     pub longest_wait: Option<Duration>,
 }
 
-/// The digests that were accepted lately, and their lanes.
+/// The digests of keys and sessions that were accepted lately, and their lanes.
 #[derive(Default)]
-pub(super) struct Known {
-    lanes: HashMap<Digest, (Name, u64)>,
+pub(super) struct KnownLanes(Mutex<Remembered>);
+
+#[derive(Default)]
+struct Remembered {
+    lanes: HashMap<Digest, (Arc<str>, u64)>,
     /// Counts the uses, to find the least recent.
     uses: u64,
 }
 
-impl Known {
-    pub fn find(&mut self, digest: &Digest) -> Name {
-        let (name, used) = self.lanes.get_mut(digest)?;
-        self.uses += 1;
-        *used = self.uses;
-        name.clone()
+impl KnownLanes {
+    pub fn find(&self, digest: &Digest) -> Name {
+        let mut remembered = self.lock();
+        let uses = remembered.uses + 1;
+        remembered.uses = uses;
+        let (name, used) = remembered.lanes.get_mut(digest)?;
+        *used = uses;
+        Some(Arc::clone(name))
     }
 
-    pub fn remember(&mut self, digest: Digest, name: Name) {
-        self.uses += 1;
-        self.lanes.insert(digest, (name, self.uses));
-        if self.lanes.len() > REMEMBERED {
-            let oldest = self.lanes.iter().min_by_key(|(_, (_, used))| *used).map(|(digest, _)| *digest);
-            oldest.and_then(|digest| self.lanes.remove(&digest));
+    pub fn remember(&self, digest: Digest, name: Arc<str>) {
+        let mut remembered = self.lock();
+        remembered.uses += 1;
+        let used = remembered.uses;
+        remembered.lanes.insert(digest, (name, used));
+        if remembered.lanes.len() > REMEMBERED {
+            let oldest =
+                remembered.lanes.iter().min_by_key(|(_, (_, used))| *used).map(|(digest, _)| *digest);
+            oldest.and_then(|digest| remembered.lanes.remove(&digest));
         }
     }
 
-    pub fn forget(&mut self, name: &Name) {
-        self.lanes.retain(|_, (other, _)| other != name);
+    pub fn forget(&self, name: &str) {
+        self.lock().lanes.retain(|_, (other, _)| **other != *name);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Remembered> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thousand_digests_are_remembered() {
+        let known = KnownLanes::default();
+        let digest = |number: usize| Digest::of(&number.to_string());
+        (0..REMEMBERED).for_each(|number| known.remember(digest(number), "a".into()));
+        assert!(known.find(&digest(0)).is_some(), "this use counts");
+        known.remember(digest(REMEMBERED), "b".into());
+        assert_eq!((known.find(&digest(1)), known.find(&digest(0)).as_deref()), (None, Some("a")));
+        known.forget("a");
+        assert_eq!((known.find(&digest(0)), known.find(&digest(REMEMBERED)).as_deref()), (None, Some("b")));
     }
 }

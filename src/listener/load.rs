@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::lane::LaneLoad;
 use super::limits::Limits;
-use super::queue::FairQueue;
+use super::queue::{FairQueue, Room};
 use super::workers::Job;
 
 /// The listener and its workers write here; others take a [`Snapshot`].
@@ -13,6 +13,8 @@ pub struct Load {
     limits: Limits,
     /// The requests of the API.
     pub(super) queue: Arc<FairQueue<Job>>,
+    /// Those whose key has to be looked up first.
+    pub(super) strangers: Arc<FairQueue<Job>>,
     /// The memory that all running and waiting requests hold, the console's too.
     pub(super) weight: AtomicUsize,
     connections: AtomicUsize,
@@ -117,9 +119,15 @@ pub struct Level {
 
 impl Load {
     pub(super) fn new(limits: &Limits) -> Self {
+        let Limits { workers, queue, .. } = *limits;
+        let of_keys = Room { threads: workers, places: queue, strangers: 0, has_limits: true };
+        // As many as there is room for if all of them have valid keys.
+        let all = workers + queue;
+        let of_strangers = Room { threads: 1, places: all, strangers: all, has_limits: false };
         Self {
             limits: limits.clone(),
-            queue: Arc::new(FairQueue::new(limits.workers, limits.queue, false)),
+            queue: Arc::new(FairQueue::new(of_keys)),
+            strangers: Arc::new(FairQueue::new(of_strangers)),
             weight: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
             buffered: AtomicUsize::new(0),
@@ -155,6 +163,7 @@ impl Load {
     pub fn snapshot(&self) -> Snapshot {
         let Limits { workers, queue, max_connections, buffered_bytes, .. } = self.limits;
         let (running, waiting) = self.queue.load();
+        let waiting = waiting + self.strangers.load().1;
         let buffered = self.buffered.load(Ordering::Relaxed) + self.weight.load(Ordering::Relaxed);
         Snapshot {
             workers: Level { now: running, most: workers },

@@ -85,6 +85,7 @@ mod tests {
     use mio::{Poll, Token};
 
     use super::super::Limits;
+    use super::super::queue::Next;
     use super::super::workers::Job;
     use super::*;
 
@@ -103,8 +104,8 @@ mod tests {
         std::thread::sleep(Duration::from_millis(2));
         let start = || {
             load.queue.push(Job::of("GET / HTTP/1.1\r\nHost: h\r\n\r\n", &load));
-            let taken = load.queue.take().expect("the request");
-            load.queue.set_limit(&taken.lane, None);
+            let Next::Take(job) = load.queue.take(None) else { panic!("no request") };
+            load.queue.set_limit(&job.ticket.lane, None);
         };
         start();
         assert!(!pulse.workers_stuck(none), "one worker is free");

@@ -1,13 +1,14 @@
 //! The thread that looks up strangers: requests whose key the queue does not know. It answers those without a valid key at once
 //! and moves the others to the lane of their key, so that neither waits for a worker to find out.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::connection::Then;
 use super::load::Cause;
-use super::queue::StrangerTask;
-use super::workers::{Assignment, Job, Outgoing, ThreadGroup, outlive_panic};
-use super::{Identity, Service};
+use super::queue::{FairQueue, Next};
+use super::workers::{Assignment, Job, Outgoing, RunningCall, ThreadGroup, outlive_panic};
+use super::{Identity, Lane, Service};
 use crate::error::Failure;
 use crate::http::response;
 
@@ -19,17 +20,17 @@ impl<S: Service> ThreadGroup<S> {
     pub fn look_up_strangers(&self) {
         let mut next_limits = Instant::now();
         loop {
-            match self.queue.take_stranger(next_limits) {
-                StrangerTask::LookUp(job) => {
+            match self.queue.take(Some(next_limits)) {
+                Next::Take(job) => {
                     let _busy = self.completions.pulse.start_look_up();
                     outlive_panic(|| self.look_up(job));
                 }
-                StrangerTask::Other => {
+                Next::Late => {
                     next_limits = Instant::now() + LIMITS_INTERVAL;
                     let _busy = self.completions.pulse.start_look_up();
                     outlive_panic(|| self.read_limits());
                 }
-                StrangerTask::End => return,
+                Next::End => return,
             }
         }
     }
@@ -37,15 +38,15 @@ impl<S: Service> ThreadGroup<S> {
     /// Moves a request to the lane of its key, or answers it.
     fn look_up(&self, job: Job) {
         let assignment = Assignment::new(&self.completions, job.connection);
+        let _running = RunningCall { queue: &self.queue, ticket: job.ticket.clone() };
         let Some(call) = job.call().filter(|call| !call.cancellation.is_cancelled()) else { return };
         match self.service.identify(call) {
             Identity::Known(lane) => {
                 let cancellation = call.cancellation.clone();
-                let shed = self.queue.admit(job, &lane);
-                shed.iter().for_each(|job| self.shed(job));
-                // The loop, which cancels before it searches the queue, may have found nothing there.
+                self.admit(job, &lane);
+                // The loop, which cancels before it searches the queues, may have found nothing there.
                 let is_left = cancellation.is_cancelled()
-                    && self.queue.remove(|job| job.is_cancelled_by(&cancellation)).is_some();
+                    && self.workers_queue().remove(|job| job.is_cancelled_by(&cancellation)).is_some();
                 if !is_left {
                     assignment.pass_on();
                 }
@@ -59,6 +60,23 @@ impl<S: Service> ThreadGroup<S> {
         }
     }
 
+    fn admit(&self, mut job: Job, lane: &Lane) {
+        let name: Arc<str> = lane.name.as_str().into();
+        if let Some(digest) = job.ticket.credential {
+            self.known.remember(digest, Arc::clone(&name));
+        }
+        job.ticket.lane = Some(name);
+        let of_key = job.ticket.lane.clone();
+        if let Some(job) = self.workers_queue().push(job) {
+            self.shed(&job);
+        }
+        self.workers_queue().set_limit(&of_key, lane.limit);
+    }
+
+    fn workers_queue(&self) -> &FairQueue<Job> {
+        &self.completions.load.queue
+    }
+
     /// Answers a request for which there is no room in the lane of its key.
     fn shed(&self, job: &Job) {
         let Some(call) = job.call() else { return };
@@ -68,10 +86,15 @@ impl<S: Service> ThreadGroup<S> {
         Assignment::new(&self.completions, job.connection).finish(Some(outgoing));
     }
 
+    /// Reads the limits of the keys that have requests. A key that is no longer valid is a stranger again.
     fn read_limits(&self) {
-        let used = self.queue.used_lanes();
-        if let Some(found) = self.service.lanes(&used).filter(|_| !used.is_empty()) {
-            self.queue.set_limits(&used, &found);
+        let used = self.workers_queue().used_lanes();
+        let found = (!used.is_empty()).then(|| self.service.lanes(&used)).flatten();
+        for name in used.iter().filter(|_| found.is_some()) {
+            match found.iter().flatten().find(|lane| *lane.name == **name) {
+                Some(lane) => self.workers_queue().set_limit(&Some(Arc::clone(name)), lane.limit),
+                None => self.known.forget(name),
+            }
         }
     }
 }

@@ -11,9 +11,10 @@ use mio::Waker;
 use threadpool::ThreadPool;
 
 use super::connection::Then;
+use super::lane::KnownLanes;
 use super::limits::Limits;
 use super::load::Load;
-use super::queue::{FairQueue, Queued, Taken};
+use super::queue::{FairQueue, Next, Queued, Room};
 use super::{Call, Destination, Identity, Pulse, Service, Ticket};
 use crate::client::Cancellation;
 use crate::http::Head;
@@ -25,6 +26,9 @@ const CONSOLE_THREADS: usize = 2;
 /// Console requests that may wait for a thread.
 const CONSOLE_QUEUE: usize = 16;
 
+/// Of these, for strangers.
+const CONSOLE_STRANGERS: usize = 4;
+
 /// While the API is busy, a console thread pauses after each job for this many times as long as the job took, a quarter of a
 /// second at most. Without it, constant use of the console cost the API 30 % of its rate (`make bench-console`).
 const CONSOLE_PAUSE: u32 = 19;
@@ -32,6 +36,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 pub(super) struct Workers<S> {
     api: Arc<ThreadGroup<S>>,
+    strangers: Arc<ThreadGroup<S>>,
     console: Arc<ThreadGroup<S>>,
     threads: Vec<ThreadPool>,
 }
@@ -41,13 +46,16 @@ pub(super) struct ThreadGroup<S> {
     pub service: Arc<S>,
     pub queue: Arc<FairQueue<Job>>,
     pub completions: Arc<Completions>,
+    pub known: Arc<KnownLanes>,
     is_for_console: bool,
 }
 
 /// What a thread does for one connection.
 pub(super) struct Job {
     pub connection: usize,
-    ticket: Ticket,
+    pub ticket: Ticket,
+    /// Whether its lane is that of its credential.
+    is_known: bool,
     since: Instant,
     pub work: Work,
 }
@@ -71,7 +79,7 @@ impl Queued for Job {
 
 impl Job {
     fn new(connection: usize, ticket: Ticket, work: Work) -> Self {
-        Self { connection, ticket, since: Instant::now(), work }
+        Self { connection, ticket, is_known: false, since: Instant::now(), work }
     }
 
     pub fn call(&self) -> Option<&Call> {
@@ -151,18 +159,32 @@ impl<S: Service> Workers<S> {
             load: Arc::clone(load),
             stopping: AtomicBool::new(false),
         });
-        let group = |queue: Arc<FairQueue<Job>>, is_for_console| {
-            let (service, completions) = (Arc::clone(&service), Arc::clone(&completions));
-            Arc::new(ThreadGroup { service, queue, completions, is_for_console })
+        let known = Arc::default();
+        let group = |queue: &Arc<FairQueue<Job>>, is_for_console| {
+            Arc::new(ThreadGroup {
+                service: Arc::clone(&service),
+                queue: Arc::clone(queue),
+                completions: Arc::clone(&completions),
+                known: Arc::clone(&known),
+                is_for_console,
+            })
         };
-        let api = group(Arc::clone(&load.queue), false);
-        let console = group(Arc::new(FairQueue::new(CONSOLE_THREADS, CONSOLE_QUEUE, true)), true);
+        let (api, strangers) = (group(&load.queue, false), group(&load.strangers, false));
+        let console = group(
+            &Arc::new(FairQueue::new(Room {
+                threads: CONSOLE_THREADS,
+                places: CONSOLE_QUEUE,
+                strangers: CONSOLE_STRANGERS,
+                has_limits: false,
+            })),
+            true,
+        );
         let threads = vec![
             start_threads("worker", limits.workers, &api, ThreadGroup::work),
-            start_threads("strangers", 1, &api, ThreadGroup::look_up_strangers),
+            start_threads("strangers", 1, &strangers, ThreadGroup::look_up_strangers),
             start_threads("console", CONSOLE_THREADS, &console, ThreadGroup::work),
         ];
-        Self { api, console, threads }
+        Self { api, strangers, console, threads }
     }
 
     /// The memory that the running and waiting requests hold.
@@ -172,24 +194,28 @@ impl<S: Service> Workers<S> {
 
     /// Queues a complete request for a thread. Returns one for which there is no room; this may be the one.
     pub fn answer(&self, connection: usize, call: Call, ticket: Ticket) -> Option<Job> {
+        let known = ticket.credential.and_then(|digest| self.api.known.find(&digest));
+        let is_known = known.is_some();
         let queue = match call.destination {
-            Destination::Api(_) => &self.api.queue,
+            Destination::Api(_) if is_known => &self.api.queue,
+            Destination::Api(_) => &self.strangers.queue,
             Destination::Console => &self.console.queue,
         };
+        let ticket = Ticket { lane: known.or(ticket.lane), ..ticket };
         let weight = Weight::new(&self.api.completions.load, call.request.weight());
-        queue.push(Job::new(connection, ticket, Work::Answer(call, weight)))
+        queue.push(Job { is_known, ..Job::new(connection, ticket, Work::Answer(call, weight)) })
     }
 
     /// Removes a request if it waits. Returns whether it did.
     pub fn remove(&self, call: &Cancellation) -> bool {
-        [&self.api, &self.console]
+        [&self.strangers, &self.api, &self.console]
             .iter()
             .any(|group| group.queue.remove(|job| job.is_cancelled_by(call)).is_some())
     }
 
     /// Removes a request from the queue before a worker takes it.
     pub fn take_waiting(&self) -> Option<Job> {
-        self.api.queue.remove(|_| true)
+        self.strangers.queue.remove(|_| true).or_else(|| self.api.queue.remove(|_| true))
     }
 
     /// Makes the next piece of a long response. Each connection has at most one in the queue.
@@ -209,8 +235,7 @@ impl<S: Service> Workers<S> {
 
     /// Ends the threads, after the last request.
     pub fn join(&self) {
-        self.api.queue.close();
-        self.console.queue.close();
+        [&self.strangers, &self.api, &self.console].iter().for_each(|group| group.queue.close());
         self.threads.iter().for_each(ThreadPool::join);
     }
 }
@@ -231,23 +256,23 @@ fn start_threads<S: Service>(
 
 impl<S: Service> ThreadGroup<S> {
     fn work(&self) {
-        while let Some(taken) = self.queue.take() {
+        while let Next::Take(job) = self.queue.take(None) {
             let started = Instant::now();
             if !self.is_for_console {
                 self.completions.pulse.work_started();
             }
-            outlive_panic(|| self.serve(taken));
+            outlive_panic(|| self.serve(job));
             if self.is_for_console {
                 self.completions.throttle(started);
             }
         }
     }
 
-    fn serve(&self, taken: Taken<Job>) {
-        let Taken { lane, is_known, item: Job { connection, ticket, work, .. } } = taken;
+    fn serve(&self, job: Job) {
+        let Job { connection, ticket, is_known, work, .. } = job;
         // Its response goes out last, after a panic too: the client's next request must find room.
         let assignment = Assignment::new(&self.completions, connection);
-        let running = RunningCall { queue: &self.queue, lane, exclusive: ticket.exclusive };
+        let running = RunningCall { queue: &self.queue, ticket };
         let outgoing = match work {
             Work::Answer(call, _weight) => {
                 if call.cancellation.is_cancelled() {
@@ -256,8 +281,9 @@ impl<S: Service> ThreadGroup<S> {
                 if self.is_for_console
                     && !is_known
                     && let Identity::Known(lane) = self.service.identify(&call)
+                    && let Some(digest) = running.ticket.credential
                 {
-                    self.queue.identify(ticket.credential, &lane);
+                    self.known.remember(digest, lane.name.into());
                 }
                 Some(self.respond(&call, self.service.answer(&call, &running)))
             }
@@ -293,21 +319,20 @@ pub(super) fn outlive_panic(work: impl FnOnce()) {
 
 /// Counts a request as running until it is dropped, by a panic too.
 pub struct RunningCall<'a> {
-    queue: &'a FairQueue<Job>,
-    lane: Option<Arc<str>>,
-    exclusive: bool,
+    pub(super) queue: &'a FairQueue<Job>,
+    pub(super) ticket: Ticket,
 }
 
 impl RunningCall<'_> {
     /// Says how many requests of its key run at once, as soon as that is read.
     pub fn set_limit(&self, limit: Option<u32>) {
-        self.queue.set_limit(&self.lane, limit);
+        self.queue.set_limit(&self.ticket.lane, limit);
     }
 }
 
 impl Drop for RunningCall<'_> {
     fn drop(&mut self) {
-        self.queue.finish(&self.lane, self.exclusive);
+        self.queue.finish(&self.ticket);
     }
 }
 
