@@ -393,8 +393,12 @@ impl Drop for Assignment {
         }
         let outgoing = self.outgoing.take().unwrap_or_else(|| Outgoing::new(Vec::new(), Then::Close));
         let completed = Completed { connection: self.connection, outgoing };
-        self.completions.queue.lock().unwrap_or_else(PoisonError::into_inner).push(completed);
-        if let Err(error) = self.completions.waker.wake() {
+        let mut queue = self.completions.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.push(completed);
+        // The loop takes all of them at once, and the first one wakes it.
+        let is_first = queue.len() == 1;
+        drop(queue);
+        if is_first && let Err(error) = self.completions.waker.wake() {
             log::error!("could not wake the listener: {error}");
         }
     }
