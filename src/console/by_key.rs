@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use maud::{Markup, html};
 
 use super::figures::{Figures, KeyFigures};
-use super::page::{self, Part, count, took};
+use super::page::{self, Part, count, rounded};
 use super::table::sort_heading;
 use super::usage::{rate, tokens};
 use super::view::View;
@@ -25,8 +25,8 @@ const COLUMNS: [(&str, &str); 8] = [
     ("success", "Succeeded"),
     ("in", "Tokens in"),
     ("out", "Tokens out"),
-    ("tokens", "Tokens, total"),
-    ("runtime", "Runtime, median"),
+    ("tokens", "Total tokens"),
+    ("runtime", "Runtime, p50"),
     ("share", "Share of tokens"),
 ];
 
@@ -141,7 +141,7 @@ fn table(view: &View, figures: &Figures, address: &str, skipped: usize, most: us
                             td { (tokens(key.sums.prompt_tokens, is_measured && key.sums.prompt_tokens > 0)) }
                             td { (tokens(key.sums.completion_tokens, is_measured)) }
                             td { (tokens(key.sums.total_tokens, is_measured)) }
-                            td { (key.runtime.percentile(0.5).map_or("–".into(), took)) }
+                            td { (key.runtime.percentile(0.5).map_or("–".into(), rounded)) }
                             td { @if is_measured { (rate(key.sums.total_tokens, figures.all.total_tokens)) } @else { "–" } }
                         }
                     }

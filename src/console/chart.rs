@@ -3,16 +3,13 @@
 
 use maud::{Markup, html};
 
-use super::page::took;
+use super::page::rounded;
 use crate::text::grouped;
 
 /// The drawing's own units: the width of a bar's place, the part of it that the bar fills, and the height.
 const PLACE: usize = 10;
 const FILLED: usize = 8;
 const HEIGHT: f64 = 500.0;
-
-/// The least height of a bar: whatever is there at all can be seen.
-const LEAST: f64 = 4.0;
 
 /// Some values over time, in the order of the bars.
 pub struct Series {
@@ -51,6 +48,10 @@ pub struct Axis {
     pub labels: Vec<String>,
     /// The text under each bar; empty for most.
     pub ticks: Vec<String>,
+    /// The page with the interval of each bar.
+    pub links: Vec<String>,
+    /// The bar whose time is not over.
+    pub unfinished: Option<usize>,
 }
 
 /// Draws the charts, and the table of all their figures.
@@ -91,6 +92,7 @@ impl Chart {
                                 Shape::Lines => path class=(format!("l {}", series.class)) d=(line(&series.values, scale.top)) {},
                             }
                         }
+                        @if let Some(bar) = axis.unfinished { rect.unfinished x=(bar * PLACE) width=(PLACE) height=(HEIGHT) {} }
                     }
                     div.x aria-hidden="true" {
                         @for tick in &axis.ticks {
@@ -135,7 +137,7 @@ fn table(charts: &[Chart], axis: &Axis) -> Markup {
                     tbody {
                         @for (bar, label) in axis.labels.iter().enumerate() {
                             tr {
-                                th { (label) }
+                                th { a href=(axis.links[bar]) { (label) } @if axis.unfinished == Some(bar) { ", so far" } }
                                 @for chart in charts {
                                     @for series in &chart.series { td { (series.values[bar].map_or("–".into(), |value| chart.unit.exact(value))) } }
                                 }
@@ -148,17 +150,18 @@ fn table(charts: &[Chart], axis: &Axis) -> Markup {
     }
 }
 
-/// Bars on top of those below them.
+/// Bars on top of those below them. Their heights are true: what is too small to be seen belongs at the bottom, where the style
+/// sheet gives it a hairline.
 fn stacked(values: &[Option<f64>], below: &mut [f64], top: f64) -> String {
     let mut path = String::new();
     for (bar, value) in values.iter().enumerate() {
         let Some(value) = value.filter(|value| *value > 0.0) else {
             continue;
         };
-        let height = (value / top * HEIGHT).round().max(LEAST);
-        let (x, y) = (bar * PLACE + (PLACE - FILLED) / 2, HEIGHT - below[bar]);
-        path += &format!("M{x} {y:.0}v-{height:.0}h{FILLED}v{height:.0}z");
-        below[bar] += height;
+        let (x, bottom) = (bar * PLACE + (PLACE - FILLED) / 2, below[bar]);
+        below[bar] += value / top * HEIGHT;
+        let y = |height: f64| HEIGHT - height;
+        path += &format!("M{x} {:.2}V{:.2}h{FILLED}V{:.2}z", y(bottom), y(below[bar]), y(bottom));
     }
     path
 }
@@ -185,7 +188,7 @@ impl Unit {
     fn exact(self, value: f64) -> String {
         match self {
             Self::Count => grouped(value as i64),
-            Self::Milliseconds => took(value),
+            Self::Milliseconds => rounded(value),
         }
     }
 }
@@ -309,7 +312,12 @@ mod tests {
             unit: Unit::Count,
             series: vec![Series { name: hostile.into(), class: "k0".into(), values: vec![Some(1.0), None] }],
         };
-        let axis = Axis { labels: vec![hostile.into(); 2], ticks: vec![hostile.into(), String::new()] };
+        let axis = Axis {
+            labels: vec![hostile.into(); 2],
+            ticks: vec![hostile.into(), String::new()],
+            links: vec![hostile.into(); 2],
+            unfinished: Some(1),
+        };
         let (drawn, table) = draw(&[chart(Shape::Bars), chart(Shape::Lines)], &axis);
         for drawn in drawn.into_iter().chain([table]) {
             let text = drawn.into_string();

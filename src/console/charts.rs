@@ -12,12 +12,12 @@ pub fn all(figures: &Figures) -> Vec<Chart> {
     charts.extend([
         times(
             "Runtime",
-            "what 95 % of the runtime’s answers did not exceed",
+            "p50 and p95 of the calls that were answered",
             figures,
             ["k1", "k0"],
             |bar| &bar.runtime,
         ),
-        times("Gateway overhead", "what 95 % of the rest did not exceed", figures, ["k3", "k2"], |bar| {
+        times("Gateway overhead", "p50 and p95 of the rest of the requests’ time", figures, ["k3", "k2"], |bar| {
             &bar.own
         }),
     ]);
@@ -36,21 +36,17 @@ fn requests(figures: &Figures) -> Chart {
         shape: Shape::Bars,
         unit: Unit::Count,
         series: vec![
-            of("Succeeded", "ok", Kind::Succeeded),
-            of("Refused (4xx)", "refused", Kind::Refused),
+            // Errors are few: at the bottom they can be compared.
             of("Failed", "failed", Kind::Failed),
+            of("Refused (4xx)", "refused", Kind::Refused),
+            of("Succeeded", "ok", Kind::Succeeded),
         ],
     }
 }
 
 /// `None` if no tokens were measured.
 fn tokens(figures: &Figures) -> Option<Chart> {
-    let of = |(number, (name, tokens)): (usize, (String, Vec<i64>))| Series {
-        name,
-        class: format!("k{number}"),
-        values: tokens.into_iter().map(|tokens| Some(tokens as f64)).collect(),
-    };
-    let series: Vec<Series> = figures.tokens_by_key().into_iter().enumerate().map(of).collect();
+    let series = figures.tokens_by_key();
     let missing = match figures.all.unmeasured {
         0 => String::new(),
         unmeasured => format!(", {} unmeasured", count(unmeasured, "request")),
@@ -66,7 +62,7 @@ fn tokens(figures: &Figures) -> Option<Chart> {
 
 fn times(
     title: &'static str,
-    slow: &str,
+    summary: &str,
     figures: &Figures,
     classes: [&str; 2],
     of: impl Fn(&Bar) -> &Durations,
@@ -78,9 +74,9 @@ fn times(
     };
     Chart {
         title,
-        summary: format!("Lines: the median, and {slow}"),
+        summary: format!("Lines: {summary}"),
         shape: Shape::Lines,
         unit: Unit::Milliseconds,
-        series: vec![series("95 % within", classes[0], 0.95), series("Median", classes[1], 0.5)],
+        series: vec![series("p95", classes[0], 0.95), series("p50", classes[1], 0.5)],
     }
 }

@@ -3,11 +3,15 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
+use super::chart::Series;
 use super::view::View;
 use crate::store::{Durations, Key, Store, StoreError, Sums};
 
 /// How many keys have a colour of their own in a chart; the others share one.
 const KEYS_SHOWN: usize = 4;
+
+/// The colours of keys in the style sheet.
+const COLOURS: usize = 6;
 
 /// What came of requests, as the charts tell them apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +48,7 @@ pub struct Figures {
 #[derive(Clone, Default)]
 pub struct Bar {
     pub sums: Sums,
-    /// The calls to the runtime.
+    /// The calls to the runtime that were answered: a refused connection takes no time.
     pub runtime: Durations,
     /// The rest of the requests' time.
     pub own: Durations,
@@ -57,7 +61,10 @@ pub struct Bar {
 pub struct KeyFigures {
     pub id: String,
     pub name: String,
+    /// Its place among all keys, the oldest first.
+    place: usize,
     pub sums: Sums,
+    /// The calls that were answered.
     pub runtime: Durations,
     /// Total tokens by bar.
     pub bars: Vec<i64>,
@@ -75,7 +82,6 @@ impl Figures {
             };
             let (bar, kind, sums) = (&mut found.bars[at], Kind::of(row.status), &row.sums);
             bar.sums.add(sums);
-            bar.runtime.merge_bytes(&row.runtime);
             bar.own.merge_bytes(&row.own);
             bar.requests[kind as usize] += sums.requests;
             if kind != Kind::Succeeded {
@@ -85,7 +91,10 @@ impl Figures {
                 .entry(row.key_id)
                 .or_insert_with(|| KeyFigures { bars: vec![0; bars], ..KeyFigures::default() });
             key.sums.add(sums);
-            key.runtime.merge_bytes(&row.runtime);
+            if kind == Kind::Succeeded {
+                bar.runtime.merge_bytes(&row.runtime);
+                key.runtime.merge_bytes(&row.runtime);
+            }
             key.bars[at] = key.bars[at].saturating_add(sums.total_tokens);
         })?;
         for bar in &found.bars {
@@ -95,11 +104,11 @@ impl Figures {
         }
         found.errors = errors.into_iter().map(|((status, code), count)| (status, code, count)).collect();
         found.errors.sort_by_key(|(_, _, count)| -count);
-        let names: HashMap<&str, &str> =
-            keys.iter().map(|key| (key.id.as_str(), key.name.as_str())).collect();
+        let known: HashMap<&str, (usize, &str)> =
+            keys.iter().enumerate().map(|(place, key)| (key.id.as_str(), (place, key.name.as_str()))).collect();
         let named = |(id, figures): (String, KeyFigures)| {
-            let name = names.get(id.as_str()).map_or(id.clone(), |name| (*name).to_owned());
-            KeyFigures { id, name, ..figures }
+            let (place, name) = known.get(id.as_str()).copied().unwrap_or((keys.len(), &id));
+            KeyFigures { name: name.to_owned(), place, id, ..figures }
         };
         found.keys = by_key.into_iter().map(named).collect();
         found.keys.sort_by(|a, b| {
@@ -109,16 +118,52 @@ impl Figures {
         Ok(found)
     }
 
-    /// The tokens by bar of the few keys that have most, and of all others together, with their names.
-    pub fn tokens_by_key(&self) -> Vec<(String, Vec<i64>)> {
+    /// The tokens by bar of the few keys that have most, and of all others together: their names and colours.
+    pub fn tokens_by_key(&self) -> Vec<Series> {
         let with_tokens: Vec<&KeyFigures> =
             self.keys.iter().filter(|key| key.sums.total_tokens > 0).collect();
-        let (shown, others) = with_tokens.split_at(with_tokens.len().min(KEYS_SHOWN));
-        let mut tokens: Vec<_> = shown.iter().map(|key| (key.name.clone(), key.bars.clone())).collect();
+        let (most, others) = with_tokens.split_at(with_tokens.len().min(KEYS_SHOWN));
+        let colours = colours(&most.iter().map(|key| key.place).collect::<Vec<_>>());
+        let series = |name: String, class: String, tokens: &mut dyn Iterator<Item = i64>| {
+            let values = tokens.map(|tokens| Some(tokens as f64)).collect();
+            Series { name, class, values }
+        };
+        let of = |(key, colour): (&&KeyFigures, usize)| {
+            series(key.name.clone(), format!("k{colour}"), &mut key.bars.iter().copied())
+        };
+        let mut all: Vec<Series> = most.iter().zip(colours).map(of).collect();
         if !others.is_empty() {
             let sum = |bar: usize| others.iter().map(|key| key.bars[bar]).fold(0, i64::saturating_add);
-            tokens.push((format!("{} others", others.len()), (0..self.bars.len()).map(sum).collect()));
+            let name = format!("{} others", others.len());
+            all.push(series(name, "others".into(), &mut (0..self.bars.len()).map(sum)));
         }
-        tokens
+        all
+    }
+}
+
+/// The colours of keys: that of its place among all keys, so that a key keeps it when another one has more tokens. If an older
+/// one of these has it, the next that is free.
+fn colours(places: &[usize]) -> Vec<usize> {
+    let mut by_age: Vec<usize> = (0..places.len()).collect();
+    by_age.sort_by_key(|&number| places[number]);
+    let mut colours = vec![COLOURS; places.len()];
+    for number in by_age {
+        let wanted = (0..COLOURS).map(|step| (places[number] + step) % COLOURS);
+        let free = wanted.clone().find(|colour| !colours.contains(colour));
+        colours[number] = free.unwrap_or(places[number] % COLOURS);
+    }
+    colours
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_keeps_its_colour_whatever_its_rank() {
+        assert_eq!(colours(&[0, 1, 2, 3]), [0, 1, 2, 3]);
+        assert_eq!(colours(&[3, 2, 1, 0]), [3, 2, 1, 0]);
+        assert_eq!(colours(&[6, 0, 7]), [1, 0, 2], "the older one has it");
+        assert_eq!(colours(&[11, 5]), [0, 5]);
     }
 }

@@ -219,6 +219,13 @@ pub fn took(milliseconds: f64) -> String {
     }
 }
 
+/// A percentile to two digits: the histogram does not know more.
+pub fn rounded(milliseconds: f64) -> String {
+    let unit = 10_f64.powf(milliseconds.max(0.1).log10().floor() - 1.0);
+    let value = (milliseconds / unit).round() * unit;
+    if (10_000.0..100_000.0).contains(&value) { format!("{:.0} s", value / 1000.0) } else { took(value) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -238,6 +245,9 @@ mod tests {
             [(0.04, "0.0 ms"), (7.26, "7.3 ms"), (42.4, "42 ms"), (1_234.0, "1.2 s"), (600_000.0, "10 min")]
         {
             assert_eq!(took(ms), text);
+        }
+        for (ms, text) in [(0.0, "0.0 ms"), (0.26, "0.3 ms"), (7.26, "7.3 ms"), (126.0, "130 ms"), (12_345.0, "12 s")] {
+            assert_eq!(rounded(ms), text);
         }
     }
 }

@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use super::figures::Figures;
-use super::page::{self, Part, count, took};
+use super::page::{self, Part, count, rounded};
 use super::view::{CHOICES, CODES, Took, View};
 use super::visit::{Session, Visit};
 use super::{Console, Stop, axis, by_key, chart, charts, requests};
@@ -142,7 +142,7 @@ fn cards(figures: &Figures) -> Markup {
     let unmeasured = html! { @if all.unmeasured > 0 { (count(all.unmeasured, "request")) " unmeasured" } };
     let is_measured = succeeded > all.unmeasured;
     let times = |times: &Durations| match (times.percentile(0.5), times.percentile(0.95)) {
-        (Some(half), Some(most)) => (took(half), html! { "95 % within " (took(most)) }),
+        (Some(half), Some(most)) => (rounded(half), html! { "p95 " (rounded(most)) }),
         _ => ("–".to_owned(), html! { "nothing measured" }),
     };
     let (runtime, own) = (times(&figures.runtime), times(&figures.own));
@@ -155,9 +155,9 @@ fn cards(figures: &Figures) -> Markup {
                 ("Success rate", rate(succeeded, all.requests), &not),
                 ("Tokens in", tokens(all.prompt_tokens, is_measured && all.prompt_tokens > 0), &unmeasured),
                 ("Tokens out", tokens(all.completion_tokens, is_measured), &unmeasured),
-                ("Tokens, total", tokens(all.total_tokens, is_measured), &unmeasured),
-                ("Runtime, median", runtime.0, &runtime.1),
-                ("Overhead, median", own.0, &own.1),
+                ("Total tokens", tokens(all.total_tokens, is_measured), &unmeasured),
+                ("Runtime, p50", runtime.0, &runtime.1),
+                ("Overhead, p50", own.0, &own.1),
             ] { div { dt { (title) } dd { strong { (figure) } span { (told) } } } }
         }
     }
