@@ -151,7 +151,7 @@ impl Console {
         if let Some(answer) = self.monitoring.answer(request) {
             return answer;
         }
-        self.page(request).unwrap_or_else(|stop| page::stopped(&self.assets, request.client, &stop))
+        self.page(request).unwrap_or_else(|stop| page::stopped(&self.assets, None, request.client, &stop))
     }
 
     fn page(&self, request: &Request) -> Result<Response, Stop> {
@@ -169,10 +169,10 @@ impl Console {
             ("GET", "/sign-in", Some(_)) => Ok(page::redirect("/")),
             (_, _, None) => Ok(sign_in::ask(self, &visit)),
             (_, _, Some(session)) => {
-                if method == "POST" {
-                    session.check_form(&visit)?;
-                }
-                self.signed_in(&visit, &session)
+                let form = if method == "POST" { session.check_form(&visit) } else { Ok(()) };
+                let answer = form.and_then(|()| self.signed_in(&visit, &session));
+                let stopped = |stop| page::stopped(&self.assets, Some(&session), request.client, &stop);
+                Ok(answer.unwrap_or_else(stopped))
             }
         }
     }

@@ -34,11 +34,15 @@ const PARTS: [(Part, &str, &str); 4] = [
 
 /// A page for a signed-in operator.
 pub fn inside(assets: &Assets, session: &Session, part: Part, title: &str, content: &Markup) -> Response {
-    let top = html! {
+    frame(assets, 200, title, &navigation(session, Some(part)), content)
+}
+
+fn navigation(session: &Session, part: Option<Part>) -> Markup {
+    html! {
         nav aria-label="Console" {
             ul {
                 @for (known, address, name) in PARTS {
-                    li { a href=(address) aria-current=[(known == part).then_some("page")] { (name) } }
+                    li { a href=(address) aria-current=[(Some(known) == part).then_some("page")] { (name) } }
                 }
             }
         }
@@ -46,8 +50,7 @@ pub fn inside(assets: &Assets, session: &Session, part: Part, title: &str, conte
             (form_token(session))
             button.quiet type="submit" { "Sign out" }
         }
-    };
-    frame(assets, 200, title, &top, content)
+    }
 }
 
 /// A page for anybody.
@@ -123,9 +126,8 @@ pub fn no_password(assets: &Assets, command: &str) -> Response {
             h1 { "Set a password first" }
             p { "The console opens once it has a password. On the machine that the service runs on, as the user that \
                  it runs as:" }
-            pre tabindex="0" { code { (command) } }
-            p.muted { "It takes at least 12 characters and holds at once; the service need not be restarted. Then "
-                a href="/" { "load this page again" } "." }
+            (copied("command", command))
+            p.muted { "At least 12 characters; takes effect immediately. Then " a href="/" { "load this page again" } "." }
         }
     };
     outside(assets, 200, "Set a password first", &content)
@@ -133,15 +135,15 @@ pub fn no_password(assets: &Assets, command: &str) -> Response {
 
 pub fn busy(assets: &Assets) -> Response {
     let told = "Try again in a moment. Completions are not affected.";
-    message(assets, 503, "The console is busy", told).with("retry-after", "1")
+    message(assets, None, 503, "The console is busy", told).with("retry-after", "1")
 }
 
 pub fn broken(assets: &Assets) -> Response {
     let told = "The service’s log has the reason. Completions are not affected.";
-    message(assets, 503, "Something went wrong", told).with("retry-after", "5")
+    message(assets, None, 503, "Something went wrong", told).with("retry-after", "5")
 }
 
-pub fn stopped(assets: &Assets, client: Client, stop: &Stop) -> Response {
+pub fn stopped(assets: &Assets, session: Option<&Session>, client: Client, stop: &Stop) -> Response {
     let (status, title, told) = match stop {
         Stop::NotFound => (404, "Page not found", "Check the address."),
         Stop::Method => (405, "Not possible here", "Nothing was changed."),
@@ -167,7 +169,7 @@ pub fn stopped(assets: &Assets, client: Client, stop: &Stop) -> Response {
             (503, "The database does not answer", told)
         }
     };
-    let response = message(assets, status, title, told);
+    let response = message(assets, session, status, title, told);
     match stop {
         Stop::Method => response.with("allow", "GET, POST"),
         Stop::Wait(time) => response.with("retry-after", time.as_secs().max(1).to_string()),
@@ -176,15 +178,29 @@ pub fn stopped(assets: &Assets, client: Client, stop: &Stop) -> Response {
     }
 }
 
-fn message(assets: &Assets, status: u16, title: &str, told: &str) -> Response {
+/// A page with one message. Who is signed in keeps the navigation.
+fn message(assets: &Assets, session: Option<&Session>, status: u16, title: &str, told: &str) -> Response {
     let content = html! {
         main.narrow {
             h1 { (title) }
             p { (told) }
-            p { a href="/" { "To the console" } }
+            p { a href="/" { "Back to API keys" } }
         }
     };
-    outside(assets, status, title, &content)
+    match session {
+        Some(session) => frame(assets, status, title, &navigation(session, None), &content),
+        None => outside(assets, status, title, &content),
+    }
+}
+
+/// A text with a button that copies it.
+pub fn copied(id: &str, text: &str) -> Markup {
+    html! {
+        div.copy {
+            pre tabindex="0" { code id=(id) { (text) } }
+            button type="button" data-copy=(id) hidden { "Copy" }
+        }
+    }
 }
 
 /// The hidden part of every form.

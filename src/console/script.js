@@ -26,23 +26,21 @@ for (const button of document.querySelectorAll("button[data-copy]")) {
   });
 }
 
-// A filter holds as soon as it is chosen.
-for (const form of document.querySelectorAll("form[data-now]")) {
-  form.addEventListener("change", (event) => event.target.matches("select") && form.requestSubmit());
-  form.classList.add("now");
-}
-
-// The figures of a bar, from the table of all figures, at the pointer or the finger.
+// The figures of a bar, from the table of all figures, at the pointer or the finger. A click opens its interval.
 const figures = document.getElementById("figures");
 for (const plot of document.querySelectorAll("[data-column]")) {
   const make = (name) => plot.appendChild(Object.assign(document.createElement("div"), { className: name, hidden: true }));
   const [band, tip] = [make("band"), make("tip")];
   const svg = plot.querySelector("svg");
   const names = [...plot.parentElement.querySelectorAll(".legend li")];
+  const rows = figures.tBodies[0].rows;
+  const barAt = (event) => {
+    const box = svg.getBoundingClientRect();
+    return Math.min(rows.length - 1, Math.max(0, Math.floor((event.clientX - box.left) / box.width * rows.length)));
+  };
   const show = (event) => {
-    const [frame, box, rows] = [plot.getBoundingClientRect(), svg.getBoundingClientRect(), figures.tBodies[0].rows];
+    const [frame, box, bar] = [plot.getBoundingClientRect(), svg.getBoundingClientRect(), barAt(event)];
     const width = box.width / rows.length;
-    const bar = Math.min(rows.length - 1, Math.max(0, Math.floor((event.clientX - box.left) / width)));
     const [label, ...values] = [...rows[bar].cells].map((cell) => cell.textContent);
     const shown = values.slice(plot.dataset.column - 1).slice(0, names.length);
     const lines = names.map((name, number) => [name.cloneNode(true), shown[number]]);
@@ -61,6 +59,7 @@ for (const plot of document.querySelectorAll("[data-column]")) {
     const room = frame.width - tip.offsetWidth;
     tip.style.left = `${Math.max(0, Math.min(room, left + width / 2 - tip.offsetWidth / 2))}px`;
   };
+  svg.addEventListener("click", (event) => rows[barAt(event)].querySelector("a").click());
   svg.addEventListener("pointermove", show);
   svg.addEventListener("pointerdown", show);
   const hide = () => (band.hidden = tip.hidden = true);

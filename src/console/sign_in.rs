@@ -16,7 +16,7 @@ use crate::store::{Digest, PasswordHash, Store, StoreError, TokenKind};
 use crate::text::percent_encoded;
 use crate::when;
 
-/// How long a session lasts, in seconds.
+/// How long a session lasts, in seconds. Its cookie stays longer, so that the sign-in page can say that it ended.
 const SESSION_TIME: i64 = 12 * 3600;
 
 /// How long a browser is known after it was last signed in with.
@@ -99,6 +99,9 @@ impl SignIn {
                         "There were too many attempts. Try again in "
                         span data-seconds=(seconds(*time)) { (page::count(seconds(*time), "second")) } "."
                     },
+                    None if visit.query.get("ended") == "1" => {
+                        p.notice { "Your session ended; nothing was saved. Sign in to return to the page." }
+                    },
                     None => {}
                 }
                 form method="post" action="/sign-in" {
@@ -106,7 +109,7 @@ impl SignIn {
                     input type="hidden" name="next" value=(next);
                     // For the browser's store of passwords, which wants a name with each.
                     input type="text" name="name" value="operator" autocomplete="username" hidden;
-                    label for="password" { "Password of the operator" }
+                    label for="password" { "Operator password" }
                     input #password type="password" name="password" autocomplete="current-password" required
                         autofocus maxlength="1024";
                     button.primary type="submit" { "Sign in" }
@@ -169,7 +172,7 @@ impl SignIn {
         let _ = self.read_browsers(&console.store, visit.now);
         log::info!("console: operator signed in, client={}", visit.client());
         Ok(page::redirect(place(visit.form.get("next")))
-            .with("set-cookie", visit.set_cookie(SESSION, &session, SESSION_TIME))
+            .with("set-cookie", visit.set_cookie(SESSION, &session, BROWSER_TIME))
             .with("set-cookie", visit.set_cookie(BROWSER, &browser, BROWSER_TIME)))
     }
 
@@ -191,10 +194,18 @@ pub fn ask(console: &Console, visit: &Visit) -> Response {
         // Asked once more, by our own page, the browser sends its cookie.
         return page::once_more(&console.assets, &address);
     }
-    if visit.method == "POST" || matches!(address.as_str(), "/" | "/keys") {
-        return page::redirect("/sign-in");
-    }
-    page::redirect(&format!("/sign-in?next={}", percent_encoded(&address)))
+    let is_ended = visit.method == "POST" || visit.cookie(SESSION).is_some();
+    // A form leads back to its page.
+    let next = match (visit.method, head.path()) {
+        ("POST", "/keys") => "/keys/new",
+        ("POST", "/sign-out") => "/",
+        ("POST", path) => path,
+        _ => &address,
+    };
+    let next = Some(next).filter(|next| !matches!(*next, "/" | "/keys")).map(percent_encoded);
+    let fields = [is_ended.then(|| "ended=1".into()), next.map(|next| format!("next={next}"))];
+    let query = fields.into_iter().flatten().collect::<Vec<String>>().join("&");
+    page::redirect(format!("/sign-in?{query}").trim_end_matches('?'))
 }
 
 /// Where to go next: an address of the console, never another's.

@@ -56,7 +56,7 @@ fn filters(view: &View, keys: &[Key], gateways: &[Gateway]) -> Markup {
                 label for="to" { "to" } input #to type="date" name="to" value=(to) required;
                 button type="submit" { "Show" }
             }
-            form.pick method="get" action="/usage" data-now {
+            form.pick method="get" action="/usage" {
                 (hidden(view, &["key", "gateway", "outcome"]))
                 label for="key" { "Key" }
                 select #key name="key" {
