@@ -50,7 +50,7 @@ pub use listing::{Listing, Matching, SEARCHED_ROWS, Which};
 pub use moving::Progress;
 pub use rollup::Span;
 pub use sessions::{PasswordHash, TokenKind};
-pub use sums::{Filter, Grouping, Range, RollupRow, Sums, UsageRow};
+pub use sums::{Coverage, Filter, Grouping, Range, RollupRow, Sums, UndividedSpan, UsageRow};
 
 /// A day, in seconds.
 const DAY: i64 = 86_400;

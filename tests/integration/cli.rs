@@ -159,6 +159,8 @@ fn wrong_use_is_told() {
             "--expires \"2027-02-30\": there is no such date.",
         ),
         (&["usage", "--since", "2027-02-30"], "there is no such date"),
+        (&["usage", "--since", "2027-02-30T13:00Z"], "there is no such date"),
+        (&["usage", "--until", "25:00"], "or HH:MM today"),
         (&["keys", "create"], "NAME"),
         (&["keys", "create", ""], "1 to 64"),
         (&["keys", "create", "a\nb"], "printable"),
@@ -278,14 +280,54 @@ fn usage_of_one_key() {
         serde_json::from_str(&server.told(&["usage", "--by", "key", "--json"])).expect("JSON");
     let id = groups["rows"][0]["key_id"].as_str().expect("an id");
     assert!(server.told(&["usage", "--key", id]).starts_with("2 requests, 0 errors"), "{groups}");
-    assert_eq!(server.told(&["usage", "--key", id, "--by", "key", "--csv"]).lines().count(), 2);
+    server.told(&["keys", "rename", id, "renamed"]);
+    server.post(&keys[1], &chat("x")).is_completion();
+    let one_key = server.told(&["usage", "--key", id, "--by", "key", "--csv"]);
+    assert!(one_key.lines().count() == 2 && one_key.contains("\"renamed\",\"3\""), "one line: {one_key}");
     refused(&server, &["usage", "--key", "key_none"], 1, "keys list");
     refused(&server, &["usage", "--gateway", "none"], 1, "--by gateway");
     let groups: Value =
         serde_json::from_str(&server.told(&["usage", "--by", "gateway", "--json"])).expect("JSON");
     assert_eq!(groups["rows"].as_array().map(Vec::len), Some(1), "{groups}");
     let gateway = groups["rows"][0]["gateway"].as_str().expect("a name");
-    assert!(server.told(&["usage", "--gateway", gateway]).starts_with("3 requests"));
+    assert!(server.told(&["usage", "--gateway", gateway]).starts_with("4 requests"));
+}
+
+/// The figures of a part of an hour would be those of the whole hour.
+#[test]
+fn a_time_inside_an_hour_whose_rows_were_removed_is_refused() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).sqlite().start();
+    server.post(&server.key(), &chat("x")).is_completion();
+    // As if it had been made at 13:20 on the second day of 1970.
+    server.query(
+        "UPDATE usage SET created = 134400,
+         request_id = printf('chatcmpl_%012x%020x', 134400000, 0) RETURNING 1",
+    );
+    server.query("UPDATE usage_rollup SET start = 134400 / span * span RETURNING 1");
+    let requests = |since: &str, until: &str| {
+        let told = server.told(&["usage", "--since", since, "--until", until, "--json"]);
+        serde_json::from_str::<Value>(&told).expect("JSON")["requests"].clone()
+    };
+    let figures = || {
+        [
+            requests("1970-01-02T13:00Z", "1970-01-02T14:00Z"),
+            requests("1970-01-02T14:00Z", "1970-01-03"),
+            requests("1970-01-02", "1970-01-02 13:00Z"),
+            requests("1970-01-01T00:30Z", "00:00"),
+        ]
+    };
+    assert_eq!(figures(), [1, 0, 0, 1]);
+    assert_eq!(requests("1970-01-02T13:10Z", "1970-01-02T13:20:01Z"), 1);
+    assert_eq!(requests("1970-01-02T13:20:01Z", "1970-01-02T14:00Z"), 0);
+    server.query("DELETE FROM usage RETURNING 1");
+    server.query("UPDATE gateways SET kept_since = 180000 RETURNING 1");
+    assert_eq!(figures(), [1, 0, 0, 1], "from the hours");
+    let part = ["usage", "--since", "1970-01-02T13:10Z"];
+    refused(&server, &part, 1, "the hour from 1970-01-02T13:00:00Z to 1970-01-02T14:00:00Z");
+    server.query("DELETE FROM usage_rollup WHERE span = 3600 RETURNING 1");
+    let part = ["usage", "--until", "1970-01-02T13:00Z", "--by", "status"];
+    refused(&server, &part, 1, "Begin or end with a full day.");
 }
 
 #[test]
