@@ -20,11 +20,13 @@ const DAY_SECONDS: i64 = 86_400;
 /// The most labels under a chart.
 const LABELS: usize = 7;
 
-pub fn axis(view: &View) -> Axis {
+pub fn axis(view: &View, now: i64) -> Axis {
     let bars = 0..view.starts.len();
     Axis {
         labels: bars.clone().map(|bar| label(view, bar)).collect(),
-        ticks: bars.map(|bar| tick(view, bar).unwrap_or_default()).collect(),
+        ticks: bars.clone().map(|bar| tick(view, bar).unwrap_or_default()).collect(),
+        links: bars.map(|bar| view.bar_address(bar, now)).collect(),
+        unfinished: view.bar(now),
     }
 }
 
@@ -46,7 +48,10 @@ fn tick(view: &View, bar: usize) -> Option<String> {
     let smallest =
         |steps: &[usize]| steps.iter().copied().find(|step| bars.div_ceil(*step) <= LABELS).unwrap_or(bars);
     let (format, is_labelled) = match view.step {
-        Step::Seconds(120) => (CLOCK, start % 600 == 0),
+        Step::Seconds(seconds) if seconds < HOUR_SECONDS => {
+            let step = smallest(&[5, 10, 20]) as i64;
+            (CLOCK, start % (step * seconds) == 0)
+        }
         Step::Seconds(seconds) if seconds < DAY_SECONDS && is_one_day => {
             (CLOCK, start % (4 * HOUR_SECONDS) == 0)
         }
@@ -79,7 +84,7 @@ mod tests {
     #[test]
     fn labels_are_at_the_bars_they_name_and_in_whole_steps() {
         for (query, labels, second) in [
-            ("range=1h", "11:10 11:20 11:30 11:40 11:50 12:00", "Jan 15 11:06–11:08"),
+            ("range=1h", "11:10 11:20 11:30 11:40 11:50 12:00", "Jan 15 11:04–11:05"),
             ("range=24h", "16:00 20:00 00:00 04:00 08:00 12:00", "Jan 14 14:00–15:00"),
             ("range=7d", "Jan 9|Jan 10|Jan 11|Jan 12|Jan 13|Jan 14|Jan 15", "Jan 9 06:00–12:00"),
             ("range=30d", "Dec 17|Dec 22|Dec 27|Jan 1|Jan 6|Jan 11", "Dec 18"),
@@ -93,7 +98,7 @@ mod tests {
             ("from=2020-01-16&to=2026-01-15", "2020 2021 2022 2023 2024 2025 2026", "Feb 2020"),
             ("from=1996-01-01&to=2026-01-01", "1996 2001 2006 2011 2016 2021 2026", "1997"),
         ] {
-            let axis = axis(&View::read(&Form::parse(query), NOW));
+            let axis = axis(&View::read(&Form::parse(query), NOW), NOW);
             let ticks: Vec<&str> =
                 axis.ticks.iter().map(String::as_str).filter(|tick| !tick.is_empty()).collect();
             let labels: Vec<&str> = labels.split(if labels.contains('|') { '|' } else { ' ' }).collect();

@@ -10,7 +10,7 @@ use super::table::sort_heading;
 use super::usage::{rate, tokens};
 use super::view::View;
 use super::visit::{Session, Visit};
-use super::{Console, Stop};
+use super::{Console, Stop, filters};
 use crate::http::Response;
 use crate::text::grouped;
 
@@ -98,7 +98,7 @@ pub fn section(view: &View, figures: &Figures) -> Markup {
 }
 
 pub fn page(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
-    let view = View::read(&visit.query, visit.now).of_any_duration();
+    let view = View::read(&visit.query, visit.now).of_sums();
     let figures = Figures::read(&console.store, &view, &console.store.list_keys()?)?;
     let number: usize =
         visit.query.get("page").parse().unwrap_or(1).clamp(1, figures.keys.len().div_ceil(PAGE).max(1));
@@ -107,7 +107,7 @@ pub fn page(console: &Console, visit: &Visit, session: &Session) -> Result<Respo
         main {
             p.crumbs { a href=(format!("/usage?{}", view.query())) { "Usage" } " / By key" }
             h1 { "Usage by key" }
-            (super::usage::range(&view, visit.now))
+            (filters::range(&view, visit.now))
             (table(&view, &figures, "/usage/keys", (number - 1) * PAGE, PAGE))
             nav.pages aria-label="Pages" {
                 @if number > 1 { a.button href=(address(number - 1)) rel="prev" { "← Previous keys" } }
@@ -136,7 +136,7 @@ fn table(view: &View, figures: &Figures, address: &str, skipped: usize, most: us
                         @let is_measured = key.sums.succeeded() > key.sums.unmeasured;
                         tr {
                             th scope="row" { a.text href=(format!("/usage?{}", of(key))) { (key.name) } }
-                            td { (grouped(key.sums.requests)) }
+                            td { a href=(format!("/requests?{}", of(key))) { (grouped(key.sums.requests)) } }
                             td { (rate(key.sums.succeeded(), key.sums.requests)) }
                             td { (tokens(key.sums.prompt_tokens, is_measured && key.sums.prompt_tokens > 0)) }
                             td { (tokens(key.sums.completion_tokens, is_measured)) }

@@ -10,16 +10,16 @@ pub fn all(figures: &Figures) -> Vec<Chart> {
     let mut charts = vec![requests(figures)];
     charts.extend(tokens(figures));
     charts.extend([
-        times(
-            "Runtime",
-            "p50 and p95 of the calls that were answered",
-            figures,
-            ["k1", "k0"],
-            |bar| &bar.runtime,
-        ),
-        times("Gateway overhead", "p50 and p95 of the rest of the requests’ time", figures, ["k3", "k2"], |bar| {
-            &bar.own
+        times("Runtime", "p50 and p95 of the calls that were answered", figures, ["k1", "k0"], |bar| {
+            &bar.runtime
         }),
+        times(
+            "Gateway overhead",
+            "p50 and p95 of the rest of the requests’ time",
+            figures,
+            ["k3", "k2"],
+            |bar| &bar.own,
+        ),
     ]);
     charts
 }

@@ -41,15 +41,42 @@ fn csv_line_with_time(mut cells: Vec<String>, time: String) -> String {
     csv_line(&cells)
 }
 
+/// What a spreadsheet needs at the beginning of a CSV file to read it as UTF-8.
+pub const BYTE_ORDER_MARK: &str = "\u{feff}";
+
 pub fn csv(console: &Console, visit: &Visit) -> Result<Response, Stop> {
-    start(console, visit, false)
+    rows(console, visit, false)
 }
 
 pub fn json(console: &Console, visit: &Visit) -> Result<Response, Stop> {
-    start(console, visit, true)
+    rows(console, visit, true)
 }
 
-fn start(console: &Console, visit: &Visit, is_json: bool) -> Result<Response, Stop> {
+fn rows(console: &Console, visit: &Visit, is_json: bool) -> Result<Response, Stop> {
+    let heading = csv_line_with_time(columns().into_iter().map(String::from).collect(), "created_utc".into());
+    let (extension, opening) =
+        if is_json { ("json", "[".into()) } else { ("csv", BYTE_ORDER_MARK.to_owned() + &heading) };
+    let view = View::read(&visit.query, visit.now);
+    start(console, visit, &view, &format!("usage.{extension}"), opening, |permit| Export {
+        store: Arc::clone(&console.store),
+        which: view.which(),
+        is_json,
+        after: None,
+        is_first: true,
+        is_done: false,
+        _permit: permit,
+    })
+}
+
+/// Begins a download of a view. What makes its pieces has a permit as long as it lasts.
+pub fn start<P: Pieces + 'static>(
+    console: &Console,
+    visit: &Visit,
+    view: &View,
+    file: &str,
+    opening: String,
+    pieces: impl FnOnce(Arc<()>) -> P,
+) -> Result<Response, Stop> {
     if visit.request.head.tells_keep_alive {
         // HTTP/1.0 has no pieces.
         return Err(Stop::Method);
@@ -59,27 +86,14 @@ fn start(console: &Console, visit: &Visit, is_json: bool) -> Result<Response, St
     if Arc::strong_count(&permit) > 1 + AT_ONCE {
         return Err(Stop::Wait(Duration::from_secs(10)));
     }
-    let heading = csv_line_with_time(columns().into_iter().map(String::from).collect(), "created_utc".into());
-    let (extension, content_type, opening) = if is_json {
-        ("json", "application/json", "[".into())
-    } else {
-        ("csv", "text/csv; charset=utf-8", heading)
-    };
-    let view = View::read(&visit.query, visit.now);
-    let (from, to) = view.dates();
+    let (name, extension) = file.split_once('.').expect("a file's name with its extension");
+    let content_type = if extension == "json" { "application/json" } else { "text/csv; charset=utf-8" };
+    let [from, to] = view.dates().map(|time| time.replace(':', ""));
     let mut response = page::headers(Response::new(200, content_type, opening.into_bytes())).with(
         "content-disposition",
-        format!("attachment; filename=\"adriaticum-usage-{from}-to-{to}.{extension}\""),
+        format!("attachment; filename=\"adriaticum-{name}-{from}-to-{to}.{extension}\""),
     );
-    response.rest = Some(Box::new(Export {
-        store: Arc::clone(&console.store),
-        which: view.which(),
-        is_json,
-        after: None,
-        is_first: true,
-        is_done: false,
-        _permit: permit,
-    }));
+    response.rest = Some(Box::new(pieces(permit)));
     Ok(response)
 }
 

@@ -76,7 +76,7 @@ impl Figures {
         let mut found = Self { bars: vec![Bar::default(); bars], ..Self::default() };
         let mut errors: BTreeMap<(Option<i64>, String), i64> = BTreeMap::new();
         let mut by_key: HashMap<String, KeyFigures> = HashMap::new();
-        store.figures(view.span, view.range, view.filter(), &view.matching(), |row| {
+        store.figures(view.span, view.covered, view.filter(), &view.matching(), |row| {
             let Some(at) = view.bar(row.start) else {
                 return;
             };
@@ -104,8 +104,11 @@ impl Figures {
         }
         found.errors = errors.into_iter().map(|((status, code), count)| (status, code, count)).collect();
         found.errors.sort_by_key(|(_, _, count)| -count);
-        let known: HashMap<&str, (usize, &str)> =
-            keys.iter().enumerate().map(|(place, key)| (key.id.as_str(), (place, key.name.as_str()))).collect();
+        let known: HashMap<&str, (usize, &str)> = keys
+            .iter()
+            .enumerate()
+            .map(|(place, key)| (key.id.as_str(), (place, key.name.as_str())))
+            .collect();
         let named = |(id, figures): (String, KeyFigures)| {
             let (place, name) = known.get(id.as_str()).copied().unwrap_or((keys.len(), &id));
             KeyFigures { name: name.to_owned(), place, id, ..figures }

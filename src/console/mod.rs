@@ -11,6 +11,7 @@ mod chart;
 mod charts;
 mod export;
 mod figures;
+mod filters;
 mod form;
 mod key_form;
 mod key_table;
@@ -24,6 +25,7 @@ mod sign_in;
 mod slowing;
 mod status;
 mod table;
+mod totals;
 mod usage;
 mod view;
 mod visit;
@@ -191,14 +193,16 @@ impl Console {
             ("POST", ["keys", id, "revoke"]) => keys::revoke(self, visit, id),
             ("GET", ["usage"]) => usage::page(self, visit, session),
             ("GET", ["usage", "keys"]) => by_key::page(self, visit, session),
-            ("GET", ["usage", "find"]) => request::find(self, visit, session),
-            ("GET", ["usage", "export.csv"]) => export::csv(self, visit),
-            ("GET", ["usage", "export.json"]) => export::json(self, visit),
-            ("GET", ["usage", id]) => request::page(self, session, id),
+            ("GET", ["usage", "totals.csv"]) => totals::csv(self, visit),
+            ("GET", ["requests"]) => requests::page(self, visit, session),
+            ("GET", ["requests", "find"]) => request::find(self, visit, session),
+            ("GET", ["requests", "export.csv"]) => export::csv(self, visit),
+            ("GET", ["requests", "export.json"]) => export::json(self, visit),
+            ("GET", ["requests", id]) => request::page(self, session, id),
             ("GET", ["audit"]) => audit::page(self, visit, session),
             ("GET", ["status"]) => status::page(self, session),
             ("POST", ["status"]) => status::check_again(self),
-            (_, ["keys" | "usage" | "status" | "audit" | "sign-out", ..] | [""])
+            (_, ["keys" | "usage" | "requests" | "status" | "audit" | "sign-out", ..] | [""])
                 if visit.method == "POST" =>
             {
                 Err(Stop::Method)

@@ -21,13 +21,15 @@ const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; style-src 'self'; scr
 pub enum Part {
     Keys,
     Usage,
+    Requests,
     Status,
     Audit,
 }
 
-const PARTS: [(Part, &str, &str); 4] = [
+const PARTS: [(Part, &str, &str); 5] = [
     (Part::Keys, "/keys", "API Keys"),
     (Part::Usage, "/usage", "Usage"),
+    (Part::Requests, "/requests", "Requests"),
     (Part::Status, "/status", "Status"),
     (Part::Audit, "/audit", "Audit"),
 ];
@@ -262,7 +264,9 @@ mod tests {
         {
             assert_eq!(took(ms), text);
         }
-        for (ms, text) in [(0.0, "0.0 ms"), (0.26, "0.3 ms"), (7.26, "7.3 ms"), (126.0, "130 ms"), (12_345.0, "12 s")] {
+        for (ms, text) in
+            [(0.0, "0.0 ms"), (0.26, "0.3 ms"), (7.26, "7.3 ms"), (126.0, "130 ms"), (12_345.0, "12 s")]
+        {
             assert_eq!(rounded(ms), text);
         }
     }

@@ -26,7 +26,7 @@ fn id_in(text: &str) -> Option<&str> {
 pub fn find(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
     let asked = visit.query.get("id");
     match id_in(asked) {
-        Some(id) => Ok(page::redirect(&format!("/usage/{id}"))),
+        Some(id) => Ok(page::redirect(&format!("/requests/{id}"))),
         None => {
             let told = "A request's id is chatcmpl_ and 32 hexadecimal digits. It is in the answer, as id or \
                         request_id, and in its header x-request-id.";
@@ -49,7 +49,7 @@ pub fn page(console: &Console, session: &Session, id: &str) -> Result<Response, 
     let name_now = keys.iter().find(|key| key.id == row.key_id).map(|key| key.name.as_str());
     let content = html! {
         main {
-            p.crumbs { a href="/usage" { "Usage" } " / Request" }
+            p.crumbs { a href="/requests" { "Requests" } " / Request" }
             h1.id { code { (row.request_id) } }
             p.lead { (outcome(row.status, row.error_code.as_deref())) " " (story(&row)) }
             @if let Some(told) = advice(&row) { p.notice { (told) } }
@@ -65,7 +65,7 @@ pub fn page(console: &Console, session: &Session, id: &str) -> Result<Response, 
                 dt { "Error code" } dd { @match &row.error_code { Some(code) => code { (code) }, None => "none" } }
                 dt { "Tokens in" } dd { (tokens(row.tokens.prompt_tokens)) }
                 dt { "Tokens out" } dd { (tokens(row.tokens.completion_tokens)) }
-                dt { "Tokens, total" } dd { (tokens(row.tokens.total_tokens)) }
+                dt { "Total tokens" } dd { (tokens(row.tokens.total_tokens)) }
                 dt { "Queue" } dd { (time(row.queue_ms)) }
                 dt { "Runtime" } dd { @match row.runtime_ms { Some(ms) => (took(ms)), None => "not asked" } }
                 dt { "Total time" } dd { (time(row.duration_ms)) }
@@ -77,14 +77,14 @@ pub fn page(console: &Console, session: &Session, id: &str) -> Result<Response, 
             p.muted { "What was asked and answered is kept nowhere. The service’s log has a line with the same id." }
         }
     };
-    Ok(page::inside(&console.assets, session, Part::Usage, "Request", &content))
+    Ok(page::inside(&console.assets, session, Part::Requests, "Request", &content))
 }
 
 pub fn find_form(placeholder: &str) -> Markup {
     html! {
-        form.find method="get" action="/usage/find" role="search" {
+        form.find method="get" action="/requests/find" role="search" {
             label.unseen for="id" { "Find a request by its id" }
-            input #id name="id" type="search" placeholder=(placeholder) required maxlength="200" autocomplete="off" spellcheck="false";
+            input #id name="id" type="search" placeholder=(placeholder) required maxlength="4000" autocomplete="off" spellcheck="false";
             button type="submit" { "Find" }
         }
     }
@@ -93,14 +93,14 @@ pub fn find_form(placeholder: &str) -> Markup {
 fn missing(console: &Console, session: &Session, asked: &str, told: &str) -> Response {
     let content = html! {
         main.narrow {
-            p.crumbs { a href="/usage" { "Usage" } " / Request" }
+            p.crumbs { a href="/requests" { "Requests" } " / Request" }
             h1 { "No such request" }
             p { code.text { (asked) } }
             p { (told) }
             (find_form("chatcmpl_…"))
         }
     };
-    let mut response = page::inside(&console.assets, session, Part::Usage, "No such request", &content);
+    let mut response = page::inside(&console.assets, session, Part::Requests, "No such request", &content);
     response.status = 404;
     response
 }

@@ -2,61 +2,87 @@
 
 use maud::{Markup, html};
 
-use super::page::{self, took};
+use super::page::{self, Part, took};
 use super::table::{cards, heading};
-use super::usage::hidden;
-use super::view::{Took, View};
+use super::view::View;
+use super::visit::{Session, Visit};
+use super::{Console, Stop, filters, request};
+use crate::http::Response;
 use crate::id::RequestId;
 use crate::store::{LedgerRow, Listing};
 use crate::text::grouped;
 
 /// How many requests a page lists.
-pub const LISTED: usize = 15;
+const LISTED: usize = 50;
 
-const COLUMNS: [&str; 9] =
-    ["Time", "Request", "Key", "Outcome", "Tokens in", "Tokens out", "Runtime", "Total", "Gateway"];
+const COLUMNS: [&str; 10] = [
+    "Time (UTC)",
+    "Request",
+    "Key",
+    "Outcome",
+    "Cause",
+    "Tokens in",
+    "Tokens out",
+    "Runtime",
+    "Total",
+    "Gateway",
+];
 
-pub fn section(view: &View, listing: &Listing, is_later_page: bool, with_gateway: bool) -> Markup {
+pub fn page(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
+    let keys = console.store.list_keys()?;
+    let view = View::read(&visit.query, visit.now).with_key(&keys);
+    let gateways = console.shared_gateways()?;
+    let id = |name| Some(visit.query.get(name)).filter(|id| request::is_id(id));
+    let (before, after) = (id("before"), id("after"));
+    let listing = match after {
+        Some(after) => {
+            let mut listing = console.store.oldest(&view.which(), Some(after), LISTED)?;
+            listing.rows.reverse();
+            listing
+        }
+        None => console.store.newest(&view.which(), before, LISTED)?,
+    };
+    let (later, earlier) = match after {
+        Some(_) => (listing.next.clone(), listing.rows.last().map(|row| row.request_id.clone())),
+        None => {
+            let first = listing.rows.first().map(|row| row.request_id.as_str());
+            (before.map(|before| first.unwrap_or(before).to_owned()), listing.next.clone())
+        }
+    };
+    let address = |name: &str, id: &str| format!("/requests?{}&{name}={id}", view.query());
+    let content = html! {
+        main {
+            div.head {
+                h1 { "Requests" }
+                (request::find_form("Find a request: chatcmpl_…"))
+            }
+            (filters::filters(&view, "/requests", &keys, &gateways))
+            (list(&view, &listing, gateways.len() > 1))
+            nav.pages aria-label="Pages" {
+                @if let Some(id) = later {
+                    a.button href=(format!("/requests?{}", view.query())) { "« Newest" }
+                    a.button href=(address("after", &id)) rel="prev" { "← Later requests" }
+                }
+                @if let Some(id) = earlier { a.button href=(address("before", &id)) rel="next" { "Earlier requests →" } }
+            }
+        }
+    };
+    Ok(page::inside(&console.assets, session, Part::Requests, "Requests", &content))
+}
+
+fn list(view: &View, listing: &Listing, with_gateway: bool) -> Markup {
     let headings: Vec<Markup> =
         COLUMNS.into_iter().filter(|name| with_gateway || *name != "Gateway").map(heading).collect();
     html! {
-        section #requests {
-            div.head {
-                h2 { @if is_later_page { "Earlier requests" } @else { "Newest requests" } }
-                (by_duration(view))
-                @if !listing.rows.is_empty() {
-                    p.export { "Export: "
-                        a href=(format!("/usage/export.csv?{}", view.query())) download { "CSV" } " "
-                        a href=(format!("/usage/export.json?{}", view.query())) download { "JSON" }
-                    }
-                }
-            }
-            @if listing.rows.is_empty() { p.muted { "None." } }
-            @else {
-                (cards("requests", &headings, listing.rows.iter().map(|row| cells(row, with_gateway))))
-            }
-            @if let Some(last) = &listing.searched_to {
-                p.muted { "Searched " (grouped(view.which().searched_rows())) " requests, back to " (page::time(RequestId::time_of(last), true)) "." }
-            }
-            @if let Some(next) = &listing.next {
-                nav.pages aria-label="Pages" {
-                    a.button href=(format!("/usage?{}&before={next}", view.query())) rel="next" { "Earlier requests →" }
-                }
-            }
+        p.export {
+            a href=(format!("/usage?{}", view.of_sums().query())) { "Figures" } " of this range. Export the rows: "
+            a href=(format!("/requests/export.csv?{}", view.query())) download { "CSV" } " "
+            a href=(format!("/requests/export.json?{}", view.query())) download { "JSON" }
         }
-    }
-}
-
-/// The filter that only the list knows.
-fn by_duration(view: &View) -> Markup {
-    let Took { least, most } = view.took;
-    html! {
-        form.took method="get" action="/usage#requests" {
-            (hidden(view, &["least", "most"]))
-            @for (name, text, value) in [("least", "Took at least", least), ("most", "at most", most)] {
-                label { (text) input name=(name) type="number" min="0" max=(u32::MAX) value=[value]; "ms" }
-            }
-            button type="submit" { "Filter" }
+        @if listing.rows.is_empty() { section.empty { h2 { "No requests" } p { "None matches the range and the filters." } } }
+        @else { (cards("requests", &headings, listing.rows.iter().map(|row| cells(row, with_gateway)))) }
+        @if let Some(last) = &listing.searched_to {
+            p.muted { "Searched " (grouped(view.which().searched_rows())) " requests, to " (page::time(RequestId::time_of(last), true)) "." }
         }
     }
 }
@@ -69,9 +95,10 @@ fn cells(row: &LedgerRow, with_gateway: bool) -> Vec<Markup> {
     let time = |value: Option<f64>| html! { (value.map_or("–".into(), took)) };
     let mut cells = vec![
         page::time(row.created, true),
-        html! { a href=(format!("/usage/{id}")) { code { (short_id) } } },
+        html! { a href=(format!("/requests/{id}")) { code { (short_id) } } },
         html! { span.text { (row.key_name) } },
         outcome(row.status, row.error_code.as_deref()),
+        html! { (row.cause.as_deref().unwrap_or("")) },
         number(row.tokens.prompt_tokens),
         number(row.tokens.completion_tokens),
         time(row.runtime_ms),

@@ -4,119 +4,35 @@ use maud::{Markup, html};
 
 use super::figures::Figures;
 use super::page::{self, Part, count, rounded};
-use super::view::{CHOICES, CODES, Took, View};
+use super::view::View;
 use super::visit::{Session, Visit};
-use super::{Console, Stop, axis, by_key, chart, charts, requests};
+use super::{Console, Stop, axis, by_key, chart, charts, filters};
 use crate::http::Response;
-use crate::store::{Durations, Gateway, Key};
+use crate::store::{Durations, Key};
 use crate::text::grouped;
 
-/// How many keys can be chosen from a list; the table by key leads to the others. More make the page exceed 60 KB.
-const KEYS_OFFERED: usize = 40;
-
 pub fn page(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
-    let view = View::read(&visit.query, visit.now);
-    let before = Some(visit.query.get("before")).filter(|id| super::request::is_id(id));
     let keys = console.store.list_keys()?;
-    let gateways = console.shared_gateways()?;
-    let listing = console.store.newest(&view.which(), before, requests::LISTED)?;
+    let view = View::read(&visit.query, visit.now).with_key(&keys);
     let content = html! {
         main {
             div.head {
                 h1 { "Usage" }
                 (super::request::find_form("Find a request: chatcmpl_…"))
             }
-            (filters(&view, &keys, &gateways))
-            @if before.is_some() || view.took != Took::default() {
-                p { a href=(format!("/usage?{}", view.of_any_duration().query())) { "← Back to the figures and the newest requests" } }
-            } @else {
-                (overview(console, visit, &view, &keys)?)
-            }
-            (requests::section(&view, &listing, before.is_some(), gateways.len() > 1))
+            (filters::filters(&view, "/usage", &keys, &console.shared_gateways()?))
+            (overview(console, visit, &view, &keys)?)
         }
     };
     Ok(page::inside(&console.assets, session, Part::Usage, "Usage", &content))
 }
 
-fn filters(view: &View, keys: &[Key], gateways: &[Gateway]) -> Markup {
-    let (from, to) = view.dates();
-    let link = |choice: &'static str| View { choice, ..view.clone() }.query();
-    let is_chosen = |key: &Key| view.key.as_ref() == Some(&key.id);
-    let offered = keys.iter().enumerate().filter(|(number, key)| *number < KEYS_OFFERED || is_chosen(key));
-    html! {
-        div.filters {
-            nav.choices aria-label="Range" {
-                @for (word, name) in CHOICES {
-                    a href=(format!("/usage?{}", link(word))) aria-current=[(view.choice == word).then_some("true")] { (name) }
-                }
-            }
-            form.dates method="get" action="/usage" {
-                (hidden(view, &["range", "from", "to"]))
-                label for="from" { "From" } input #from type="date" name="from" value=(from) required;
-                label for="to" { "to" } input #to type="date" name="to" value=(to) required;
-                button type="submit" { "Show" }
-            }
-            form.pick method="get" action="/usage" {
-                (hidden(view, &["key", "gateway", "outcome"]))
-                label for="key" { "Key" }
-                select #key name="key" {
-                    option value="" { "All keys" }
-                    @for (_, key) in offered { option value=(key.id) selected[is_chosen(key)] {
-                        (key.name) @if key.revoked.is_some() { " (revoked)" }
-                    } }
-                }
-                @if gateways.len() > 1 {
-                    label for="gateway" { "Gateway" }
-                    select #gateway name="gateway" {
-                        option value="" { "All gateways" }
-                        @for Gateway { name, .. } in gateways { option selected[view.gateway.as_ref() == Some(name)] { (name) } }
-                    }
-                }
-                label for="outcome" { "Outcome" }
-                select #outcome name="outcome" {
-                    @for (value, name) in [("", "All outcomes"), ("ok", "Succeeded"), ("failed", "Not succeeded")] {
-                        option value=(value) selected[view.outcome == value] { (name) }
-                    }
-                    @for code in CODES { option value=(code) selected[view.outcome == code] { (code) } }
-                }
-                button type="submit" { "Apply" }
-            }
-        }
-    }
-}
-
-/// The rest of a view, for a form that asks for some of its fields.
-pub fn hidden(view: &View, asked: &[&str]) -> Markup {
-    html! {
-        @for (name, value) in view.fields() {
-            @if !asked.contains(&name) { input type="hidden" name=(name) value=(value); }
-        }
-    }
-}
-
-/// The times that the figures are of.
-pub fn range(view: &View, now: i64) -> Markup {
-    let meaning = match view.choice {
-        "7d" => ": today and the 6 days before it",
-        "30d" => ": today and the 29 days before it",
-        "90d" => ": today and the 89 days before it",
-        _ => "",
-    };
-    html! {
-        p.muted.range {
-            (page::time(view.range.since, false)) " to "
-            @if view.range.until > now { "now" } @else { (page::time(view.range.until, false)) }
-            ", UTC" (meaning)
-        }
-    }
-}
-
 fn overview(console: &Console, visit: &Visit, view: &View, keys: &[Key]) -> Result<Markup, Stop> {
     let figures = Figures::read(&console.store, view, keys)?;
-    let (drawn, table) = chart::draw(&charts::all(&figures), &axis::axis(view));
+    let (drawn, table) = chart::draw(&charts::all(&figures), &axis::axis(view, visit.now));
     Ok(html! {
-        (range(view, visit.now))
-        (cards(&figures))
+        (filters::range(view, visit.now))
+        (cards(view, &figures))
         @if figures.all.requests == 0 {
             section.empty {
                 h2 { "No requests" }
@@ -133,11 +49,15 @@ fn overview(console: &Console, visit: &Visit, view: &View, keys: &[Key]) -> Resu
             }
             (table)
             (by_key::section(view, &figures))
+            p.export {
+                "Export the totals by key and day: " a href=(format!("/usage/totals.csv?{}", view.query())) download { "CSV" }
+                ". The rows: see " a href=(format!("/requests?{}", view.query())) { "the requests" } "."
+            }
         }
     })
 }
 
-fn cards(figures: &Figures) -> Markup {
+fn cards(view: &View, figures: &Figures) -> Markup {
     let (all, succeeded) = (&figures.all, figures.all.succeeded());
     let unmeasured = html! { @if all.unmeasured > 0 { (count(all.unmeasured, "request")) " unmeasured" } };
     let is_measured = succeeded > all.unmeasured;
@@ -146,19 +66,22 @@ fn cards(figures: &Figures) -> Markup {
         _ => ("–".to_owned(), html! { "nothing measured" }),
     };
     let (runtime, own) = (times(&figures.runtime), times(&figures.own));
-    let ok = html! { (grouped(succeeded)) " succeeded" };
-    let not = html! { @if all.requests > 0 { (count(all.errors, "error")) } @else { "no requests" } };
+    let ok = html! { a href=(view.requests_address("ok")) { (grouped(succeeded)) " succeeded" } };
+    let not = html! {
+        @if all.requests > 0 { a href=(view.requests_address("failed")) { (count(all.errors, "error")) } } @else { "no requests" }
+    };
+    let requests = html! { a href=(view.requests_address(&view.outcome)) { (grouped(all.requests)) } };
     html! {
         dl.cards-row {
-            @for (title, figure, told) in [
-                ("Requests", grouped(all.requests), &ok),
+            div { dt { "Requests" } dd { strong { (requests) } span { (ok) } } }
+            @for (title, figure, detail) in [
                 ("Success rate", rate(succeeded, all.requests), &not),
                 ("Tokens in", tokens(all.prompt_tokens, is_measured && all.prompt_tokens > 0), &unmeasured),
                 ("Tokens out", tokens(all.completion_tokens, is_measured), &unmeasured),
                 ("Total tokens", tokens(all.total_tokens, is_measured), &unmeasured),
                 ("Runtime, p50", runtime.0, &runtime.1),
                 ("Overhead, p50", own.0, &own.1),
-            ] { div { dt { (title) } dd { strong { (figure) } span { (told) } } } }
+            ] { div { dt { (title) } dd { strong { (figure) } span { (detail) } } } }
         }
     }
 }
@@ -203,7 +126,7 @@ fn errors(view: &View, figures: &Figures) -> Markup {
                                     }
                                 }
                                 td.number { @match status { Some(status) => (status), None => "–" } }
-                                td.number { (grouped(*requests)) }
+                                td.number { a href=(view.requests_address(code)) { (grouped(*requests)) } }
                                 td.number { (rate(*requests, all)) }
                             }
                         }

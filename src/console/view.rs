@@ -4,7 +4,7 @@ use time::{Date, Month, OffsetDateTime};
 
 use super::by_key::Order;
 use super::form::Form;
-use crate::store::{Filter, Matching, Range, Span, Which};
+use crate::store::{Filter, Key, Matching, Range, Span, Which};
 use crate::text::percent_encoded;
 use crate::when::{self, When};
 
@@ -36,8 +36,9 @@ const DAY: i64 = 86_400;
 /// 1970-01-05, the first Monday.
 const MONDAY: i64 = 4 * DAY;
 
-/// How far back two dates are shown by hour.
-const HOURS_SHOWN: i64 = 10 * DAY;
+/// The longest ranges that have sums by minute and by hour.
+const MINUTES_FOR: i64 = 2 * HOUR;
+const HOURS_FOR: i64 = 8 * DAY;
 
 /// The longest range between two dates: 60 years.
 const LONGEST: i64 = 60 * 366 * DAY;
@@ -52,11 +53,12 @@ pub enum Step {
 }
 
 impl Step {
-    /// Each with the most bars that a chart has of it: a phone has room for 31 that can be touched one by one, and six
-    /// years by month can still be read.
-    const ALL: [(Self, usize); 10] = [
-        (Self::Seconds(120), 31),
-        (Self::Seconds(HOUR), 31),
+    /// Each with the most bars that a chart has of it: a phone has room for 31 that can be touched one by one, an hour has its
+    /// minutes, two days have their hours, and six years by month can still be read.
+    const ALL: [(Self, usize); 11] = [
+        (Self::Seconds(60), 61),
+        (Self::Seconds(120), 61),
+        (Self::Seconds(HOUR), 49),
         (Self::Seconds(2 * HOUR), 31),
         (Self::Seconds(3 * HOUR), 31),
         (Self::Seconds(6 * HOUR), 31),
@@ -109,14 +111,19 @@ pub struct Took {
 
 #[derive(Clone, Debug)]
 pub struct View {
-    /// One of `CHOICES`, or "dates".
+    /// One of `CHOICES`, or "times".
     pub choice: &'static str,
+    /// The range of the rows.
     pub range: Range,
+    /// The range of the figures: whole spans.
+    pub covered: Range,
     pub span: Span,
     pub step: Step,
     /// When each bar begins.
     pub starts: Vec<i64>,
     pub key: Option<String>,
+    /// What was written in place of a key's id, until a key is found by it.
+    pub key_text: String,
     /// One of those that share the database.
     pub gateway: Option<String>,
     /// As the address has it: empty, ok, failed or a code.
@@ -135,8 +142,8 @@ impl View {
         let this_month = month_of(now);
         let named = CHOICES.iter().map(|(word, _)| *word).find(|word| *word == query.get("range"));
         // So many days are today and the days before it.
-        let (choice, range) = match (named, dates(query)) {
-            (Some("1h"), _) => ("1h", back(next(120), HOUR)),
+        let (choice, range) = match (named, times(query)) {
+            (Some("1h"), _) => ("1h", back(next(60), HOUR)),
             (Some("7d"), _) => ("7d", back(next(DAY), 7 * DAY)),
             (Some("30d"), _) => ("30d", back(next(DAY), 30 * DAY)),
             (Some("90d"), _) => ("90d", back(next(DAY), 90 * DAY)),
@@ -144,16 +151,20 @@ impl View {
             (Some("last-month"), _) => {
                 ("last-month", Range { since: month_of(this_month - 1), until: this_month })
             }
-            (None, Some(range)) => ("dates", range),
+            (None, Some(range)) => ("times", range),
             _ => ("24h", back(next(HOUR), DAY)),
         };
-        let is_short = range.until - range.since <= 8 * DAY && range.since >= now - HOURS_SHOWN;
-        let span = match choice {
-            "1h" => Span::Minute,
-            _ if is_short => Span::Hour,
-            _ => Span::Day,
+        let has =
+            |span: Span, longest| range.until - range.since <= longest && range.since >= span.kept_since(now);
+        let span = match () {
+            () if has(Span::Minute, MINUTES_FOR) => Span::Minute,
+            () if has(Span::Hour, HOURS_FOR) => Span::Hour,
+            () => Span::Day,
         };
-        let fits = |(step, most): (Step, usize)| Some((step, step.starts(range, most)?));
+        let seconds = span.seconds();
+        let start = |time: i64| time.div_euclid(seconds) * seconds;
+        let covered = Range { since: start(range.since), until: start(range.until + seconds - 1) };
+        let fits = |(step, most): (Step, usize)| Some((step, step.starts(covered, most)?));
         let fine_enough =
             |(step, _): &(Step, usize)| !matches!(step, Step::Seconds(s) if *s < span.seconds());
         let (step, starts) = Step::ALL
@@ -167,10 +178,12 @@ impl View {
         Self {
             choice,
             range,
+            covered,
             span,
             step,
             starts,
             key: Some(query.get("key")).filter(|key| is_key_id(key)).map(String::from),
+            key_text: Some(query.get("key")).filter(|key| !is_key_id(key)).unwrap_or("").trim().to_owned(),
             gateway: Some(query.get("gateway"))
                 .filter(|name| (1..=64).contains(&name.len()))
                 .map(String::from),
@@ -183,12 +196,24 @@ impl View {
     /// The bar that a time belongs to.
     pub fn bar(&self, time: i64) -> Option<usize> {
         let before = self.starts.partition_point(|start| *start <= time);
-        before.checked_sub(1).filter(|_| time < self.range.until)
+        before.checked_sub(1).filter(|_| time < self.covered.until)
     }
 
     /// When a bar ends.
     pub fn end(&self, bar: usize) -> i64 {
-        self.starts.get(bar + 1).copied().unwrap_or(self.range.until)
+        self.starts.get(bar + 1).copied().unwrap_or(self.covered.until)
+    }
+
+    /// The page with the interval of a bar: its figures by shorter bars, or its requests if there are none.
+    pub fn bar_address(&self, bar: usize, now: i64) -> String {
+        let range = Range { since: self.starts[bar], until: self.end(bar) };
+        let inside = Self { choice: "times", range, ..self.clone() };
+        let is_divided = match self.span {
+            Span::Minute => false,
+            Span::Hour => range.until - range.since > HOUR || range.since >= Span::Minute.kept_since(now),
+            Span::Day => range.until - range.since > DAY || range.since >= Span::Hour.kept_since(now),
+        };
+        format!("/{}?{}", if is_divided { "usage" } else { "requests" }, inside.query())
     }
 
     pub fn matching(&self) -> Matching {
@@ -215,17 +240,25 @@ impl View {
         }
     }
 
-    /// The two dates that it is between, the last one included.
-    pub fn dates(&self) -> (String, String) {
-        let date = |time| when::shown(Some(time))[..10].to_owned();
-        (date(self.range.since), date(self.range.until - 1))
+    /// The times that it is between, as a field of a form has them.
+    pub fn times(&self) -> [String; 2] {
+        [self.range.since, self.range.until].map(|time| when::iso(time).unwrap_or_default()[..16].to_owned())
+    }
+
+    /// The same for an address or a file's name: whole days as dates, the last one included.
+    pub fn dates(&self) -> [String; 2] {
+        let Range { since, until } = self.range;
+        if since % DAY != 0 || until % DAY != 0 {
+            return self.times();
+        }
+        [since, until - 1].map(|time| when::iso(time).unwrap_or_default()[..10].to_owned())
     }
 
     /// The names and values that an address or a form needs to lead here, the range first.
     pub fn fields(&self) -> Vec<(&'static str, String)> {
-        let (from, to) = self.dates();
+        let [from, to] = self.dates();
         let mut fields = match self.choice {
-            "dates" => vec![("from", from), ("to", to)],
+            "times" => vec![("from", from), ("to", to)],
             choice => vec![("range", choice.into())],
         };
         let milliseconds = |value: Option<u32>| value.map(|value| value.to_string());
@@ -248,9 +281,35 @@ impl View {
         pairs.collect::<Vec<_>>().join("&")
     }
 
-    /// The same of all durations: what the figures are of.
-    pub fn of_any_duration(&self) -> Self {
+    /// The same without the filters that only rows have.
+    pub fn of_sums(&self) -> Self {
         Self { took: Took::default(), ..self.clone() }
+    }
+
+    /// The requests of this view with an outcome.
+    pub fn requests_address(&self, outcome: &str) -> String {
+        format!("/requests?{}", Self { outcome: outcome.into(), ..self.clone() }.query())
+    }
+
+    /// With the key that its text names, if it names one.
+    pub fn with_key(self, keys: &[Key]) -> Self {
+        match self.matching_keys(keys).as_slice() {
+            [key] => Self { key: Some(key.id.clone()), key_text: String::new(), ..self },
+            _ => self,
+        }
+    }
+
+    /// The keys that its text may mean: the one of that name, or all whose names contain it.
+    pub fn matching_keys<'a>(&self, keys: &'a [Key]) -> Vec<&'a Key> {
+        let wanted = self.key_text.to_lowercase();
+        if wanted.is_empty() {
+            return Vec::new();
+        }
+        let (same, others): (Vec<&Key>, Vec<&Key>) = keys
+            .iter()
+            .filter(|key| key.name.to_lowercase().contains(&wanted))
+            .partition(|key| key.name.to_lowercase() == wanted);
+        if same.is_empty() { others } else { same }
     }
 }
 
@@ -260,15 +319,18 @@ fn month_of(time: i64) -> i64 {
     first_day(date.year(), date.month())
 }
 
-/// Two dates, or one that stands for both.
-fn dates(query: &Form) -> Option<Range> {
-    let date = |name| match When::parse(query.get(name)) {
-        Some(When::Date(date)) => Some(date),
+/// Two dates or times in any order, or one date that stands for both. A last day is included, a last minute is not.
+fn times(query: &Form) -> Option<Range> {
+    let minute = |time: i64| time.div_euclid(60) * 60;
+    let time = |name| match When::parse(query.get(name)) {
+        Some(When::Date(date)) => Some((date, DAY)),
+        Some(When::Time(time)) => Some((minute(time), 0)),
         _ => None,
     };
-    let (from, to) = (date("from"), date("to"));
+    let (from, to) = (time("from"), time("to"));
     let (from, to) = (from.or(to)?, to.or(from)?);
-    let range = Range { since: from.min(to), until: from.max(to) + DAY };
+    let ((since, _), (last, included)) = (from.min(to), from.max(to));
+    let range = Range { since, until: (last + included).max(since + 60) };
     (range.until - range.since <= LONGEST && range.since >= 0).then_some(range)
 }
 
@@ -297,6 +359,7 @@ mod tests {
             "range=90d&outcome=failed&sort=requests",
             "range=month&key=key_1&gateway=host-1&outcome=ok&least=1000&most=5000",
             "from=2026-01-01&to=2026-01-14&outcome=inference_error",
+            "from=2026-01-14T13:00&to=2026-01-15T00:30",
         ] {
             assert_eq!(view(query).query(), query);
         }
@@ -306,6 +369,8 @@ mod tests {
             ("least=-1&most=1e9", "range=24h"),
             ("from=2026-01-14&to=2026-01-01", "from=2026-01-01&to=2026-01-14"),
             ("from=2026-01-14", "from=2026-01-14&to=2026-01-14"),
+            ("from=2026-01-14T13:00", "from=2026-01-14T13:00&to=2026-01-14T13:01"),
+            ("from=2026-01-14T00:00&to=2026-01-15T00:00", "from=2026-01-14&to=2026-01-14"),
             ("from=0001-01-01&to=9999-12-31", "range=24h"),
             ("from=1960-01-01&to=1961-01-01", "range=24h"),
         ] {
@@ -322,7 +387,7 @@ mod tests {
             ("range=last-month", "2025-12-01", "2025-12-31"),
         ] {
             let view = view(query);
-            assert_eq!(view.dates(), (from.into(), to.into()), "{query}");
+            assert_eq!(view.dates(), [from, to], "{query}");
             assert_eq!((view.range.since % DAY, view.range.until % DAY), (0, 0), "{query}");
         }
     }
@@ -330,7 +395,7 @@ mod tests {
     #[test]
     fn bars_are_few_and_cover_the_range() {
         for (query, bars, step) in [
-            ("range=1h", 30, Step::Seconds(120)),
+            ("range=1h", 60, Step::Seconds(60)),
             ("range=24h", 24, Step::Seconds(HOUR)),
             ("range=7d", 28, Step::Seconds(6 * HOUR)),
             ("range=30d", 30, Step::DAY),
@@ -338,15 +403,23 @@ mod tests {
             ("range=month", 15, Step::DAY),
             ("range=last-month", 31, Step::DAY),
             ("from=2026-01-15&to=2026-01-15", 24, Step::Seconds(HOUR)),
-            ("from=2025-01-01&to=2025-01-01", 1, Step::DAY),
+            ("from=2025-01-01&to=2025-01-01", 24, Step::Seconds(HOUR)),
+            ("from=2024-01-01&to=2024-01-01", 1, Step::DAY),
+            ("from=2026-01-13T13:30&to=2026-01-15T12:00", 47, Step::Seconds(HOUR)),
+            ("from=2026-01-15T11:10&to=2026-01-15T11:20", 10, Step::Seconds(60)),
+            ("from=2026-01-15T10:05&to=2026-01-15T12:00", 58, Step::Seconds(120)),
             ("from=2025-01-01&to=2025-12-31", 12, Step::Month),
             ("from=2020-01-16&to=2026-01-15", 73, Step::Month),
             ("from=1996-01-01&to=2026-01-01", 31, Step::Year),
         ] {
             let view = view(query);
             assert_eq!((view.starts.len(), view.step), (bars, step), "{query}");
-            assert_eq!(view.range.since % view.span.seconds(), 0, "{query}");
-            assert_eq!((view.starts[0], view.end(bars - 1)), (view.range.since, view.range.until), "{query}");
+            assert_eq!(view.covered.since % view.span.seconds(), 0, "{query}");
+            assert_eq!(
+                (view.starts[0], view.end(bars - 1)),
+                (view.covered.since, view.covered.until),
+                "{query}"
+            );
             for (bar, start) in view.starts.iter().enumerate() {
                 assert_eq!(start % view.span.seconds(), 0, "{query}: a sum belongs to one bar");
                 assert_eq!(
@@ -355,11 +428,15 @@ mod tests {
                     "{query}"
                 );
             }
-            assert_eq!((view.bar(view.range.since - 1), view.bar(view.range.until)), (None, None), "{query}");
+            assert_eq!(
+                (view.bar(view.covered.since - 1), view.bar(view.covered.until)),
+                (None, None),
+                "{query}"
+            );
             if query.starts_with("range") && query != "range=last-month" {
                 assert!(view.range.until > NOW, "{query}");
             }
-            assert!(view.range.since >= view.span.kept_since(NOW), "{query}");
+            assert!(view.covered.since >= view.span.kept_since(NOW) - view.span.seconds(), "{query}");
         }
         let months = view("from=2025-12-16&to=2026-11-15").starts;
         let shown: Vec<String> =
