@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-pub use self::certificate::{read_certificate, read_unexpired};
+pub use self::certificate::{is_ending, read_certificate, read_unexpired};
 
 use crate::client::Cancellation;
 use crate::config::{Config, GroundingMode, SearchPlace};
@@ -34,7 +34,8 @@ const NOT_BEFORE: i64 = 1_767_225_600;
 /// How far the newest row may be ahead of the clock.
 const CLOCK_SLACK: i64 = 5;
 
-#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+/// The worst is the greatest.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
     Ok,
@@ -49,19 +50,26 @@ pub struct Finding {
     pub part: &'static str,
     pub status: Verdict,
     pub message: String,
+    /// The address of the runtime that it is about.
+    #[serde(skip)]
+    pub runtime: Option<String>,
 }
 
 impl Finding {
+    fn new(part: &'static str, status: Verdict, message: impl Into<String>) -> Self {
+        Self { part, status, message: message.into(), runtime: None }
+    }
+
     fn ok(part: &'static str, message: impl Into<String>) -> Self {
-        Self { part, status: Verdict::Ok, message: message.into() }
+        Self::new(part, Verdict::Ok, message)
     }
 
     pub fn warn(part: &'static str, message: impl Into<String>) -> Self {
-        Self { part, status: Verdict::Warn, message: message.into() }
+        Self::new(part, Verdict::Warn, message)
     }
 
     pub fn fail(part: &'static str, message: impl Into<String>) -> Self {
-        Self { part, status: Verdict::Fail, message: message.into() }
+        Self::new(part, Verdict::Fail, message)
     }
 }
 

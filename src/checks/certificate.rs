@@ -9,6 +9,11 @@ use crate::when;
 /// A certificate should be renewed this many days before it expires: one that is valid for a month is renewed after 20 days.
 const RENEWAL_DAYS: i64 = 10;
 
+/// Whether a certificate should have been renewed by now.
+pub fn is_ending(expires: i64, now: i64) -> bool {
+    (expires - now).div_euclid(86_400) < RENEWAL_DAYS
+}
+
 pub fn check(files: &TlsFiles) -> Finding {
     match read_certificate(files) {
         Err(message) => Finding::fail("tls", message),

@@ -16,8 +16,12 @@ const USUAL: [(&str, u16); 4] =
 const PROBE_TIME: Duration = Duration::from_secs(2);
 
 pub fn check(config: &Config) -> Vec<Finding> {
-    let mut findings: Vec<Finding> =
-        config.runtime.urls.iter().filter_map(|url| try_one(url, config)).collect();
+    let mut findings: Vec<Finding> = config
+        .runtime
+        .urls
+        .iter()
+        .filter_map(|url| Some(Finding { runtime: Some(url.clone()), ..try_one(url, config)? }))
+        .collect();
     if findings.is_empty() {
         let message =
             "no runtime is configured. Set runtime.url (ADRIATICUM_RUNTIME_URL) to its base address";

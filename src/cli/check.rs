@@ -76,7 +76,7 @@ fn check_as_owner(config: &Config, json: bool) -> Option<Finding> {
     }
 }
 
-fn line(Finding { part, status, message }: &Finding) -> String {
+fn line(Finding { part, status, message, .. }: &Finding) -> String {
     let word = match status {
         Verdict::Ok => "ok",
         Verdict::Warn => "warn",

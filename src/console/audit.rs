@@ -37,7 +37,7 @@ pub fn page(console: &Console, visit: &Visit, session: &Session) -> Result<Respo
             }
         }
     };
-    Ok(page::inside(&console.assets, session, Part::Audit, "Audit", &content))
+    Ok(page::inside(console, session, Part::Audit, "Audit", &content))
 }
 
 fn cells(row: &AuditRow) -> Vec<Markup> {

@@ -115,7 +115,7 @@ pub fn page(console: &Console, visit: &Visit, session: &Session) -> Result<Respo
             }
         }
     };
-    Ok(page::inside(&console.assets, session, Part::Usage, "Usage by key", &content))
+    Ok(page::inside(console, session, Part::Usage, "Usage by key", &content))
 }
 
 fn table(view: &View, figures: &Figures, address: &str, skipped: usize, most: usize) -> Markup {

@@ -62,7 +62,7 @@ pub struct KeyFigures {
     pub id: String,
     pub name: String,
     /// Its place among all keys, the oldest first.
-    place: usize,
+    pub place: usize,
     pub sums: Sums,
     /// The calls that were answered.
     pub runtime: Durations,

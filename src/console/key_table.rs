@@ -210,7 +210,7 @@ pub fn list(console: &Console, visit: &Visit, session: &Session) -> Result<Respo
             }
         }
     };
-    Ok(page::inside(&console.assets, session, Part::Keys, "API Keys", &content))
+    Ok(page::inside(console, session, Part::Keys, "API Keys", &content))
 }
 
 fn filters(view: &ListView, active: usize, revoked: usize) -> Markup {

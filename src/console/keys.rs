@@ -38,7 +38,7 @@ fn form(console: &Console, session: &Session, wanted: &KeyForm, wrong: Option<&W
             }
         }
     };
-    let mut response = page::inside(&console.assets, session, Part::Keys, "Create an API key", &content);
+    let mut response = page::inside(console, session, Part::Keys, "Create an API key", &content);
     if wrong.is_some() {
         response.status = 400;
     }
@@ -69,7 +69,7 @@ pub fn create(console: &Console, visit: &Visit, session: &Session) -> Result<Res
             p { a.button.primary href="/keys" { "Done" } }
         }
     };
-    Ok(page::inside(&console.assets, session, Part::Keys, "Your new key", &content))
+    Ok(page::inside(console, session, Part::Keys, "Your new key", &content))
 }
 
 /// The id of the key that a form creates. It follows from the number that the form was shown with, so the database
@@ -203,7 +203,7 @@ fn key_page(
             }
         }
     };
-    let mut response = page::inside(&console.assets, session, Part::Keys, &key.name, &content);
+    let mut response = page::inside(console, session, Part::Keys, &key.name, &content);
     response.status = match not_saved {
         None => 200,
         Some(NotSaved::Wrong(_)) => 400,
@@ -256,7 +256,7 @@ pub fn confirm_revoke(console: &Console, session: &Session, id: &str) -> Result<
             }
         }
     };
-    Ok(page::inside(&console.assets, session, Part::Keys, "Revoke a key", &content))
+    Ok(page::inside(console, session, Part::Keys, "Revoke a key", &content))
 }
 
 pub fn revoke(console: &Console, visit: &Visit, id: &str) -> Result<Response, Stop> {

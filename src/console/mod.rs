@@ -100,7 +100,7 @@ impl Console {
     /// Answers a request for the console's host.
     pub fn answer(&self, request: &Request) -> Response {
         let answer = panic::catch_unwind(AssertUnwindSafe(|| self.serve(request)));
-        let mut response = answer.unwrap_or_else(|_| page::broken(&self.assets));
+        let mut response = answer.unwrap_or_else(|_| page::broken(self));
         if request.client.secure {
             response = response.with("strict-transport-security", HTTPS_ONLY);
         }
@@ -143,7 +143,7 @@ impl Console {
 
     /// Answers a request for which there is no room.
     pub fn refuse(&self) -> Response {
-        page::busy(&self.assets)
+        page::busy(self)
     }
 
     fn serve(&self, request: &Request) -> Response {
@@ -153,7 +153,7 @@ impl Console {
         if let Some(answer) = self.monitoring.answer(request) {
             return answer;
         }
-        self.page(request).unwrap_or_else(|stop| page::stopped(&self.assets, None, request.client, &stop))
+        self.page(request).unwrap_or_else(|stop| page::stopped(self, None, request.client, &stop))
     }
 
     fn page(&self, request: &Request) -> Result<Response, Stop> {
@@ -173,7 +173,7 @@ impl Console {
             (_, _, Some(session)) => {
                 let form = if method == "POST" { session.check_form(&visit) } else { Ok(()) };
                 let answer = form.and_then(|()| self.signed_in(&visit, &session));
-                let stopped = |stop| page::stopped(&self.assets, Some(&session), request.client, &stop);
+                let stopped = |stop| page::stopped(self, Some(&session), request.client, &stop);
                 Ok(answer.unwrap_or_else(stopped))
             }
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::api::key::{self, Caller};
 use crate::api::reply;
 use crate::background::Readiness;
+use crate::checks::is_ending;
 use crate::error::{ApiError, Failure};
 use crate::http::{Head, Request, Response};
 use crate::id::RequestId;
@@ -38,6 +39,17 @@ impl Monitoring {
             "/readyz" => Some(unless_refused(head, || self.readiness())),
             _ => None,
         }
+    }
+
+    /// Whether something is wrong that the process knows without asking.
+    pub fn has_trouble(&self, now: i64) -> bool {
+        let is_failing = |runtimes: &Arc<Runtimes>| {
+            runtimes.status().iter().any(|runtime| runtime.is_unreachable || runtime.is_failing)
+        };
+        let expires = self.acceptor.as_ref().and_then(|acceptor| acceptor.expires());
+        self.runtimes.as_ref().is_none_or(is_failing)
+            || !self.readiness.accepts_writes()
+            || expires.is_some_and(|expires| is_ending(expires, now))
     }
 
     /// Whether a request presents a key, and not a session.

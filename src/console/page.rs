@@ -2,9 +2,9 @@
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use super::Stop;
 use super::assets::Assets;
 use super::visit::Session;
+use super::{Console, Stop};
 use crate::error::ApiError;
 use crate::http::{Client, Response};
 use crate::logging;
@@ -35,16 +35,30 @@ const PARTS: [(Part, &str, &str); 5] = [
 ];
 
 /// A page for a signed-in operator.
-pub fn inside(assets: &Assets, session: &Session, part: Part, title: &str, content: &Markup) -> Response {
-    frame(assets, 200, title, &navigation(session, Some(part)), content)
+pub fn inside(console: &Console, session: &Session, part: Part, title: &str, content: &Markup) -> Response {
+    signed_in(console, session, Some(part), 200, title, content)
 }
 
-fn navigation(session: &Session, part: Option<Part>) -> Markup {
-    html! {
+fn signed_in(
+    console: &Console,
+    session: &Session,
+    part: Option<Part>,
+    status: u16,
+    title: &str,
+    content: &Markup,
+) -> Response {
+    let has_trouble = console.monitoring.has_trouble(when::now());
+    let gateway = &console.config.gateway;
+    let dot = if has_trouble { "● " } else { "" };
+    let top = html! {
+        span.gateway.text { (gateway) }
         nav aria-label="Console" {
             ul {
                 @for (known, address, name) in PARTS {
-                    li { a href=(address) aria-current=[(Some(known) == part).then_some("page")] { (name) } }
+                    li { a href=(address) aria-current=[(Some(known) == part).then_some("page")] {
+                        (name)
+                        @if known == Part::Status && has_trouble { " " span.dot { span.unseen { "(something is wrong)" } } }
+                    } }
                 }
             }
         }
@@ -52,7 +66,8 @@ fn navigation(session: &Session, part: Option<Part>) -> Markup {
             (form_token(session))
             button.quiet type="submit" { "Sign out" }
         }
-    }
+    };
+    frame(&console.assets, status, &format!("{dot}{title} · {gateway}"), &top, content)
 }
 
 /// A page for anybody.
@@ -135,17 +150,17 @@ pub fn no_password(assets: &Assets, command: &str) -> Response {
     outside(assets, 200, "Set a password first", &content)
 }
 
-pub fn busy(assets: &Assets) -> Response {
+pub fn busy(console: &Console) -> Response {
     let told = "Try again in a moment. Completions are not affected.";
-    message(assets, None, 503, "The console is busy", told).with("retry-after", "1")
+    message(console, None, 503, "The console is busy", told).with("retry-after", "1")
 }
 
-pub fn broken(assets: &Assets) -> Response {
+pub fn broken(console: &Console) -> Response {
     let told = "The service’s log has the reason. Completions are not affected.";
-    message(assets, None, 503, "Something went wrong", told).with("retry-after", "5")
+    message(console, None, 503, "Something went wrong", told).with("retry-after", "5")
 }
 
-pub fn stopped(assets: &Assets, session: Option<&Session>, client: Client, stop: &Stop) -> Response {
+pub fn stopped(console: &Console, session: Option<&Session>, client: Client, stop: &Stop) -> Response {
     let (status, title, told) = match stop {
         Stop::NotFound => (404, "Page not found", "Check the address."),
         Stop::Method => (405, "Not possible here", "Nothing was changed."),
@@ -171,7 +186,7 @@ pub fn stopped(assets: &Assets, session: Option<&Session>, client: Client, stop:
             (503, "The database does not answer", told)
         }
     };
-    let response = message(assets, session, status, title, told);
+    let response = message(console, session, status, title, told);
     match stop {
         Stop::Method => response.with("allow", "GET, POST"),
         Stop::Wait(time) => response.with("retry-after", time.as_secs().max(1).to_string()),
@@ -181,7 +196,7 @@ pub fn stopped(assets: &Assets, session: Option<&Session>, client: Client, stop:
 }
 
 /// A page with one message. Who is signed in keeps the navigation.
-fn message(assets: &Assets, session: Option<&Session>, status: u16, title: &str, told: &str) -> Response {
+fn message(console: &Console, session: Option<&Session>, status: u16, title: &str, told: &str) -> Response {
     let content = html! {
         main.narrow {
             h1 { (title) }
@@ -190,8 +205,8 @@ fn message(assets: &Assets, session: Option<&Session>, status: u16, title: &str,
         }
     };
     match session {
-        Some(session) => frame(assets, status, title, &navigation(session, None), &content),
-        None => outside(assets, status, title, &content),
+        Some(session) => signed_in(console, session, None, status, title, &content),
+        None => outside(&console.assets, status, title, &content),
     }
 }
 

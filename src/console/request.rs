@@ -77,7 +77,7 @@ pub fn page(console: &Console, session: &Session, id: &str) -> Result<Response, 
             p.muted { "What was asked and answered is kept nowhere. The service’s log has a line with the same id." }
         }
     };
-    Ok(page::inside(&console.assets, session, Part::Requests, "Request", &content))
+    Ok(page::inside(console, session, Part::Requests, "Request", &content))
 }
 
 pub fn find_form(placeholder: &str) -> Markup {
@@ -100,7 +100,7 @@ fn missing(console: &Console, session: &Session, asked: &str, told: &str) -> Res
             (find_form("chatcmpl_…"))
         }
     };
-    let mut response = page::inside(&console.assets, session, Part::Requests, "No such request", &content);
+    let mut response = page::inside(console, session, Part::Requests, "No such request", &content);
     response.status = 404;
     response
 }

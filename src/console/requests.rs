@@ -67,7 +67,7 @@ pub fn page(console: &Console, visit: &Visit, session: &Session) -> Result<Respo
             }
         }
     };
-    Ok(page::inside(&console.assets, session, Part::Requests, "Requests", &content))
+    Ok(page::inside(console, session, Part::Requests, "Requests", &content))
 }
 
 fn list(view: &View, listing: &Listing, with_gateway: bool) -> Markup {

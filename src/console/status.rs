@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use maud::{Markup, html};
 use threadpool::ThreadPool;
 
-use super::page::{self, Part, count, form_token, took};
+use super::page::{self, Part, count, form_token, rounded};
 use super::table::{cards, heading};
 use super::visit::Session;
 use super::{Console, Stop};
@@ -15,6 +15,7 @@ use crate::checks::{self, Finding, Verdict};
 use crate::config::GroundingMode;
 use crate::http::Response;
 use crate::listener::{Cause, Level};
+use crate::runtime::RuntimeStatus;
 use crate::store::CLOCK_SLACK;
 use crate::text::grouped;
 use crate::when;
@@ -69,6 +70,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 pub fn page(console: &Console, session: &Session) -> Result<Response, Stop> {
     let (found, is_running) = console.checks.latest(console, GOOD_FOR);
+    let parts = parts(console, found.as_deref());
     let content = html! {
         main {
             div.head {
@@ -78,15 +80,14 @@ pub fn page(console: &Console, session: &Session) -> Result<Response, Stop> {
                     button type="submit" disabled[is_running] { "Check again" }
                 }
             }
-            (verdict(found.as_deref(), is_running))
-            @if let Some(found) = &found { (findings(&found.findings)) }
-            (runtimes(console))
+            (verdict(&parts, found.as_deref(), is_running))
+            (table(&parts))
             (queue_by_key(console)?)
             (gateways(console)?)
             (facts(console)?)
         }
     };
-    let response = page::inside(&console.assets, session, Part::Status, "Status", &content);
+    let response = page::inside(console, session, Part::Status, "Status", &content);
     // Without a script too, the page shows what was found as soon as it was.
     Ok(if is_running { response.with("refresh", "1; url=/status") } else { response })
 }
@@ -96,34 +97,100 @@ pub fn check_again(console: &Console) -> Result<Response, Stop> {
     Ok(page::redirect("/status"))
 }
 
-fn verdict(found: Option<&Found>, is_running: bool) -> Markup {
+/// A part that completions need, and its state.
+struct PartState {
+    name: Markup,
+    is_runtime: bool,
+    verdict: Option<Verdict>,
+    details: Markup,
+}
+
+/// What the checks found, and what calls of the API have shown since; what fails comes first.
+fn parts(console: &Console, found: Option<&Found>) -> Vec<PartState> {
+    let findings = found.map_or(&[][..], |found| &found.findings);
+    let mut runtimes = console.monitoring.runtimes.as_ref().map_or_else(Vec::new, |all| all.status());
+    let mut parts = Vec::new();
+    for finding in findings {
+        let place = runtimes.iter().position(|runtime| Some(&runtime.url) == finding.runtime.as_ref());
+        parts.push(match place {
+            Some(place) => runtime(&runtimes.remove(place), found.map(|found| (finding, found.time))),
+            None => PartState {
+                name: html! { (finding.part) },
+                is_runtime: false,
+                verdict: Some(finding.status),
+                details: html! { span.text { (finding.message) } },
+            },
+        });
+    }
+    // Before the first check is over.
+    parts.extend(runtimes.iter().map(|status| runtime(status, None)));
+    parts.sort_by_key(|part| Reverse(part.verdict));
+    parts
+}
+
+/// One verdict on a runtime: a failed call counts unless a later check succeeded.
+fn runtime(status: &RuntimeStatus, checked: Option<(&Finding, i64)>) -> PartState {
+    let address = status.url.split("//").nth(1).unwrap_or(&status.url).split('/').next().unwrap_or_default();
+    let failed_since = |time: i64| status.last_error.as_ref().is_some_and(|(failed, _)| *failed >= time);
+    let is_failing = status.is_failing || status.is_unreachable;
+    let verdict = match checked {
+        Some((_, time)) if is_failing && failed_since(time) => Some(Verdict::Fail),
+        Some((finding, _)) => Some(finding.status),
+        None if is_failing => Some(Verdict::Fail),
+        None => status.median.map(|_| Verdict::Ok),
+    };
+    PartState {
+        name: html! { "runtime" },
+        is_runtime: true,
+        verdict,
+        details: html! {
+            @if status.is_unreachable && verdict == Some(Verdict::Fail) { "Runtime " (address) " is unreachable. " }
+            span.text { @match checked { Some((finding, _)) => (finding.message), None => (status.url) } }
+            br;
+            span.muted {
+                (grouped(status.in_progress as i64)) " in progress"
+                @if let Some(time) = status.median { ", p50 " (rounded(when::milliseconds(time))) " of the last 100 answers" }
+                @if let Some((time, error)) = &status.last_error { ", last error " (page::time(*time, true)) ": " span.text { (error) } }
+            }
+        },
+    }
+}
+
+fn verdict(parts: &[PartState], found: Option<&Found>, is_running: bool) -> Markup {
+    let number = |is_runtime: bool, verdict: Verdict| {
+        parts.iter().filter(|part| part.is_runtime == is_runtime && part.verdict == Some(verdict)).count()
+    };
+    let (others, runtimes) = (number(false, Verdict::Fail), number(true, Verdict::Fail));
+    let all_runtimes = parts.iter().filter(|part| part.is_runtime).count();
+    let warnings = number(false, Verdict::Warn) + number(true, Verdict::Warn);
     html! {
         p.lead role="status" {
-            @match found {
-                None => "Checking every part that completions need…",
-                Some(found) => {
-                    @let failing = found.findings.iter().filter(|finding| finding.status == Verdict::Fail).count();
-                    @let warnings = found.findings.iter().filter(|finding| finding.status == Verdict::Warn).count();
-                    @if failing > 0 { span.badge.bad { "failing" } " " (count(failing as i64, "part")) " that completions need can’t be used." }
-                    @else if warnings > 0 { span.badge.warn { "works" } " Completions can be run; " (count(warnings as i64, "note")) " below." }
-                    @else { span.badge.good { "works" } " Every part that completions need is available." }
-                    span.muted { " Checked at " (page::time(found.time, true)) @if is_running { ", checking again…" } }
-                }
+            @if others > 0 || (runtimes > 0 && runtimes == all_runtimes) {
+                span.badge.bad { "failing" } " " (count((others + runtimes) as i64, "part")) " that completions need can’t be used."
+            } @else if runtimes > 0 {
+                span.badge.warn { "degraded: " (runtimes) " of " (count(all_runtimes as i64, "runtime")) }
+                " Completions are run by the others."
+            } @else if found.is_none() { "Checking every part that completions need…" }
+            @else if warnings > 0 { span.badge.warn { "works" } " Completions can be run; " (count(warnings as i64, "note")) " below." }
+            @else { span.badge.good { "works" } " Every part that completions need is available." }
+            @if let Some(found) = found {
+                span.muted { " Checked at " (page::time(found.time, true)) " UTC" @if is_running { ", checking again…" } }
             }
         }
     }
 }
 
-fn findings(findings: &[Finding]) -> Markup {
-    let cells = |finding: &Finding| {
-        let badge = match finding.status {
-            Verdict::Ok => html! { span.badge.good { "ok" } },
-            Verdict::Warn => html! { span.badge.warn { "note" } },
-            Verdict::Fail => html! { span.badge.bad { "fails" } },
+fn table(parts: &[PartState]) -> Markup {
+    let cells = |part: &PartState| {
+        let badge = match part.verdict {
+            Some(Verdict::Ok) => html! { span.badge.good { "ok" } },
+            Some(Verdict::Warn) => html! { span.badge.warn { "note" } },
+            Some(Verdict::Fail) => html! { span.badge.bad { "fails" } },
+            None => html! { span.badge { "not asked yet" } },
         };
-        vec![html! { (finding.part) }, badge, html! { span.text { (finding.message) } }]
+        vec![part.name.clone(), badge, part.details.clone()]
     };
-    cards("findings", &["Part", "State", "What was found"].map(heading), findings.iter().map(cells))
+    cards("findings", &["Part", "State", "Details"].map(heading), parts.iter().map(cells))
 }
 
 fn facts(console: &Console) -> Result<Markup, Stop> {
@@ -209,7 +276,7 @@ fn gateways(console: &Console) -> Result<Markup, Stop> {
                 table {
                     thead { tr {
                         @for name in ["Gateway", "Version", "Address", "Last seen"] { th scope="col" { (name) } }
-                        th.number scope="col" { "Open requests" }
+                        th.number scope="col" { "Unfinished rows" }
                     } }
                     tbody { @for gateway in gateways {
                         tr {
@@ -224,42 +291,6 @@ fn gateways(console: &Console) -> Result<Markup, Stop> {
             }
         }
     })
-}
-
-/// How each runtime is doing, as far as calls of the API have shown.
-fn runtimes(console: &Console) -> Markup {
-    let Some(runtimes) = &console.monitoring.runtimes else {
-        return html! {};
-    };
-    html! {
-        h2 { "Runtimes" }
-        div.scroll tabindex="0" role="region" aria-label="Runtimes" {
-            table {
-                thead { tr {
-                    @for name in ["Runtime", "State"] { th scope="col" { (name) } }
-                    @for name in ["In progress", "Median"] { th.number scope="col" { (name) } }
-                    th scope="col" { "Last error" }
-                } }
-                tbody {
-                    @for runtime in runtimes.status() {
-                        tr {
-                            th.text scope="row" { (runtime.url) }
-                            td {
-                                @if runtime.is_unreachable { span.badge.bad { "unreachable" } }
-                                @else if runtime.is_failing { span.badge.bad { "failing" } }
-                                @else if runtime.median.is_none() { span.badge { "not asked yet" } }
-                                @else { span.badge.good { "answers" } }
-                            }
-                            td.number { (runtime.in_progress) }
-                            td.number { (runtime.median.map_or("–".into(), |time| took(when::milliseconds(time)))) }
-                            td.text { @match &runtime.last_error { Some((time, error)) => { (page::time(*time, true)) ": " (error) }, None => "none since the start" } }
-                        }
-                    }
-                }
-            }
-        }
-        p.muted { "The median is of the last 100 answers." }
-    }
 }
 
 /// Which keys' requests run and wait; nothing if there are none.

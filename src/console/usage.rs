@@ -24,7 +24,7 @@ pub fn page(console: &Console, visit: &Visit, session: &Session) -> Result<Respo
             (overview(console, visit, &view, &keys)?)
         }
     };
-    Ok(page::inside(&console.assets, session, Part::Usage, "Usage", &content))
+    Ok(page::inside(console, session, Part::Usage, "Usage", &content))
 }
 
 fn overview(console: &Console, visit: &Visit, view: &View, keys: &[Key]) -> Result<Markup, Stop> {
