@@ -7,7 +7,7 @@ use super::visit::{Session, Visit};
 use super::{Console, Stop, table};
 use crate::http::Response;
 use crate::id::has_shape;
-use crate::store::AuditRow;
+use crate::store::{AuditRow, AuditSubject};
 
 /// How many rows a page has.
 const ROWS: usize = 50;
@@ -15,23 +15,39 @@ const ROWS: usize = 50;
 pub fn page(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
     let before = Some(visit.query.get("before")).filter(|id| has_shape(id, "audit_", 32));
     // One more tells whether there is another page.
-    let mut rows = console.store.newest_audit(before, ROWS as i64 + 1)?;
+    let about = AuditSubject::ALL.into_iter().find(|subject| subject.as_str() == visit.query.get("about"));
+    let mut rows = console.store.newest_audit(about, before, ROWS as i64 + 1)?;
     let has_more = rows.len() > ROWS;
     rows.truncate(ROWS);
+    let address = |about: Option<AuditSubject>| match about {
+        Some(subject) => format!("/audit?about={}", subject.as_str()),
+        None => "/audit?".into(),
+    };
+    let choices = [
+        (None, "All"),
+        (Some(AuditSubject::Keys), "Keys"),
+        (Some(AuditSubject::SignIns), "Sign-ins"),
+        (Some(AuditSubject::Settings), "Settings"),
+    ];
     let content = html! {
         main {
             h1 { "Audit" }
+            div.filters {
+                nav.choices aria-label="About" {
+                    @for (subject, name) in choices { a href=(address(subject)) aria-current=[(subject == about).then_some("true")] { (name) } }
+                }
+            }
             p.muted { "Who changed what, the newest first. Failed sign-ins are summed for up to 15 minutes." }
             @if rows.is_empty() {
-                section.empty { h2 { "No rows" } p { "There is nothing before this." } }
+                section.empty { h2 { "No rows" } p { "None matches." } }
             } @else {
-                (table::cards("audit", &["Time", "Action", "By", "Key", "Details"].map(table::heading), rows.iter().map(cells)))
+                (table::cards("audit", &["Time (UTC)", "Action", "By", "Key", "Details"].map(table::heading), rows.iter().map(cells)))
             }
             @if has_more || before.is_some() {
                 nav.pages aria-label="Pages" {
-                    @if before.is_some() { a.button href="/audit" { "← Newest" } }
+                    @if before.is_some() { a.button href=(address(about)) { "← Newest" } }
                     @if let Some(last) = rows.last().filter(|_| has_more) {
-                        a.button href=(format!("/audit?before={}", last.id)) rel="next" { "Earlier changes →" }
+                        a.button href=(format!("{}&before={}", address(about), last.id)) rel="next" { "Earlier changes →" }
                     }
                 }
             }

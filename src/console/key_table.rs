@@ -158,9 +158,9 @@ pub fn list(console: &Console, visit: &Visit, session: &Session) -> Result<Respo
         |what: &str| keys.iter().find(|key| key.id == visit.query.get(what)).map(|key| key.name.clone());
     let notice = html! {
         @if let Some(name) = named("changed") {
-            p.notice role="status" { "Saved " strong.text { (name) } ". The change applies from the next request on." }
+            p.notice.good role="status" { "Saved " strong.text { (name) } ". The change applies from the next request on." }
         } @else if let Some(name) = named("revoked") {
-            p.notice role="status" { strong.text { (name) } " is revoked and refused from now on." }
+            p.notice.good role="status" { strong.text { (name) } " is revoked and refused from now on." }
         } @else if let Some(name) = named("made") {
             p.notice role="status" { "This form has already created " strong.text { (name) } ". Its secret can’t be \
                 shown again. If you did not copy it, revoke the key and create another." }

@@ -6,7 +6,7 @@ use maud::{Markup, html};
 
 use super::key_form::{KeyForm, KeyTerms, WrongField};
 use super::key_table::figures;
-use super::page::{self, Part, form_token};
+use super::page::{self, Part, copied, form_token};
 use super::visit::{Session, Visit};
 use super::{Console, Stop};
 use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
@@ -63,7 +63,7 @@ pub fn create(console: &Console, visit: &Visit, session: &Session) -> Result<Res
         main.narrow {
             h1 { "Your new key" }
             p { strong.text { (wanted.name) } " · " code { (id) } }
-            p.notice role="status" { strong { "Copy it now." } " It is not kept, so it can’t be shown again." }
+            p.notice role="status" { strong { "Copy it now." } " Not stored, so it can’t be shown again." }
             (copied("The key", "secret", &secret))
             (example(console, visit, &wanted.permissions, &secret))
             p { a.button.primary href="/keys" { "Done" } }
@@ -96,7 +96,11 @@ fn example(console: &Console, visit: &Visit, permissions: &[Permission], secret:
              -H 'Content-Type: application/json' \\\n  -d '{{\"model\": \"adriaticum\", \"messages\": [{{\"role\": \
              \"user\", \"content\": \"Say hello.\"}}]}}'"
         );
-        return copied("A first request", "curl", &command);
+        return html! {
+            (copied("Base URL", "base", &format!("{scheme}://{host}{port}/v1")))
+            (copied("Model", "model", "adriaticum"))
+            (copied("A first request", "curl", &command))
+        };
     }
     copied(
         "The metrics",
@@ -109,17 +113,6 @@ fn example(console: &Console, visit: &Visit, permissions: &[Permission], secret:
 fn is_local(host: &str) -> bool {
     let is_loopback = |address: IpAddr| address.is_loopback();
     host == "localhost" || host.ends_with(".localhost") || host.parse().is_ok_and(is_loopback)
-}
-
-/// A text to be copied; the button is there where a script is.
-fn copied(title: &str, id: &str, text: &str) -> Markup {
-    html! {
-        div.copy {
-            h2 { (title) }
-            pre tabindex="0" aria-label=(title) { code #(id) { (text) } }
-            button type="button" data-copy=(id) hidden { "Copy" }
-        }
-    }
 }
 
 /// Why a change was not saved.

@@ -143,7 +143,7 @@ pub fn no_password(assets: &Assets, command: &str) -> Response {
             h1 { "Set a password first" }
             p { "The console opens once it has a password. On the machine that the service runs on, as the user that \
                  it runs as:" }
-            (copied("command", command))
+            (copied("Command", "command", command))
             p.muted { "At least 12 characters; takes effect immediately. Then " a href="/" { "load this page again" } "." }
         }
     };
@@ -210,11 +210,12 @@ fn message(console: &Console, session: Option<&Session>, status: u16, title: &st
     }
 }
 
-/// A text with a button that copies it.
-pub fn copied(id: &str, text: &str) -> Markup {
+/// A text to be copied; the button is there where a script is.
+pub fn copied(title: &str, id: &str, text: &str) -> Markup {
     html! {
         div.copy {
-            pre tabindex="0" { code id=(id) { (text) } }
+            h2 { (title) }
+            pre tabindex="0" aria-label=(title) { code id=(id) { (text) } }
             button type="button" data-copy=(id) hidden { "Copy" }
         }
     }

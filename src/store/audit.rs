@@ -73,6 +73,34 @@ impl Action {
     }
 }
 
+/// What a change is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AuditSubject {
+    Keys,
+    SignIns,
+    Settings,
+}
+
+impl AuditSubject {
+    pub const ALL: [Self; 3] = [Self::Keys, Self::SignIns, Self::Settings];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Keys => "keys",
+            Self::SignIns => "sign-ins",
+            Self::Settings => "settings",
+        }
+    }
+
+    fn condition(self) -> &'static str {
+        match self {
+            Self::Keys => "AND key_id IS NOT NULL",
+            Self::SignIns => "AND action IN ('signed_in', 'sign_ins_failed')",
+            Self::Settings => "AND key_id IS NULL AND action NOT IN ('signed_in', 'sign_ins_failed')",
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AuditRow {
     pub id: String,
@@ -224,9 +252,16 @@ impl Store {
         })
     }
 
-    /// The newest rows, or those before a row.
-    pub fn newest_audit(&self, before: Option<&str>, most: i64) -> Result<Vec<AuditRow>, StoreError> {
-        let statement = format!("SELECT {COLUMNS} FROM audit WHERE id < $1 ORDER BY id DESC LIMIT $2");
+    /// The newest rows about a subject or any, or those before a row.
+    pub fn newest_audit(
+        &self,
+        subject: Option<AuditSubject>,
+        before: Option<&str>,
+        most: i64,
+    ) -> Result<Vec<AuditRow>, StoreError> {
+        let condition = subject.map_or("", AuditSubject::condition);
+        let statement =
+            format!("SELECT {COLUMNS} FROM audit WHERE id < $1 {condition} ORDER BY id DESC LIMIT $2");
         // Every id is less than this.
         let before = before.unwrap_or("~");
         self.engine.read(|session| session.rows(&statement, &values![before, most], AuditRow::read))
@@ -449,7 +484,7 @@ mod tests {
             ));
         }
         let ids = |before: Option<&str>| -> Vec<String> {
-            let rows = store.newest_audit(before, 3).expect("a page");
+            let rows = store.newest_audit(None, before, 3).expect("a page");
             rows.into_iter().map(|row| row.id.replace("audit_", "")).collect()
         };
         assert_eq!(ids(None), ["6", "5", "4"]);

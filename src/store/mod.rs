@@ -32,7 +32,7 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use audit::FailedSignIns;
-pub use audit::{Actor, AuditRow};
+pub use audit::{Actor, AuditRow, AuditSubject};
 pub use chain::{Fault, Head, Noted, Verification};
 pub use durations::Durations;
 pub use engine::postgres::{DatabaseUri, SessionLock};
