@@ -8,6 +8,8 @@ const { only, password, ports, runtime, shots } = JSON.parse(process.argv[2]);
 const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const heaviest = 60 * 1024;
 const widths = [1280, 390, 320];
+// Where no page may scroll sideways.
+const allWidths = [320, 390, 600, 820, 1024, 1280];
 // The width of the flow that runs.
 let width = 1280;
 const today = new Date().toISOString().slice(0, 10);
@@ -41,7 +43,7 @@ async function open(ledger, options = {}) {
 
 async function signIn(page, path = "/") {
   await page.goto(page.base + path);
-  await page.getByLabel("Password of the operator").fill(password);
+  await page.getByLabel("Operator password").fill(password);
   await page.getByRole("button", { name: "Sign in" }).click();
   await page.getByRole("button", { name: "Sign out" }).waitFor();
 }
@@ -73,6 +75,28 @@ async function check(page, name, rules) {
   if (shots) await page.screenshot({ path: `${shots}/${name}-${page.viewportSize().width}.png`, fullPage: true });
 }
 
+// How far apart two colours are in CIE Lab: the least of normal sight, protanopia and deuteranopia (Machado et al., 2009).
+function leastDistance(one, other) {
+  const sights = [
+    [1, 0, 0, 0, 1, 0, 0, 0, 1],
+    [0.152286, 1.052583, -0.204868, 0.114503, 0.786281, 0.099216, -0.003882, -0.048116, 1.051998],
+    [0.367322, 0.860646, -0.227968, 0.280085, 0.672501, 0.047413, -0.01182, 0.04294, 0.968881],
+  ];
+  const linear = (value) => (value <= 10 ? value / 255 / 12.92 : ((value / 255 + 0.055) / 1.055) ** 2.4);
+  const lab = (colour, sight) => {
+    const rgb = colour.map(linear);
+    const [r, g, b] = [0, 3, 6].map((at) => Math.min(1, Math.max(0, sight[at] * rgb[0] + sight[at + 1] * rgb[1] + sight[at + 2] * rgb[2])));
+    const root = (value) => (value > 0.008856 ? Math.cbrt(value) : 7.787 * value + 16 / 116);
+    const [x, y, z] = [(0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.95047, 0.2126 * r + 0.7152 * g + 0.0722 * b,
+      (0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.08883].map(root);
+    return [116 * y - 16, 500 * (x - y), 200 * (y - z)];
+  };
+  return Math.min(...sights.map((sight) => {
+    const [a, b] = [lab(one, sight), lab(other, sight)];
+    return Math.hypot(...a.map((value, at) => value - b[at]));
+  }));
+}
+
 const flows = {
   async "a wrong password, the right one, and back to the requested page"() {
     const page = await open("empty");
@@ -83,7 +107,7 @@ const flows = {
     await page.keyboard.press("Enter");
     await page.getByRole("alert").filter({ hasText: "not the password" }).waitFor();
     await check(page, "flow-wrong-password");
-    await page.getByLabel("Password of the operator").fill(password);
+    await page.getByLabel("Operator password").fill(password);
     await page.keyboard.press("Enter");
     await page.getByRole("heading", { name: "Usage" }).waitFor();
     assert.equal(page.url(), page.base + "/usage?range=7d");
@@ -210,20 +234,36 @@ const flows = {
     const requests = async () => Number((await page.locator("dd strong").first().textContent()).replaceAll(",", ""));
     const all = await requests();
     assert.ok(all > 190_000, `${all}`);
-    await page.getByLabel("Outcome", { exact: true }).selectOption("inference_error");
+    const outcome = page.getByLabel("Outcome", { exact: true });
+    await outcome.focus();
+    await page.keyboard.press("ArrowDown");
+    assert.ok(await outcome.evaluate((select) => select === document.activeElement), "a choice by keyboard keeps the focus");
+    await outcome.selectOption("inference_error");
+    await page.getByRole("button", { name: "Apply" }).click();
     await page.waitForURL(/outcome=inference_error/);
     const failed = await requests();
     assert.ok(failed > 100 && failed < all / 20, `${failed}`);
-    assert.equal(await page.locator("tbody .badge.good").count(), 0);
     await page.getByLabel("Key", { exact: true }).selectOption({ label: "billing service" });
+    await page.getByRole("button", { name: "Apply" }).click();
     await page.waitForURL(/key=key_/);
     assert.ok((await requests()) < failed);
     const shared = await open("many");
     await signIn(shared, page.url().slice(page.base.length));
     assert.equal(await shared.locator("dd strong").first().textContent(), await page.locator("dd strong").first().textContent());
-    const first = await page.locator(".requests a").first().textContent();
+    // The number of requests leads to them.
+    await page.locator("dd strong a").first().click();
+    await page.waitForURL(/requests\?.*key=key_.*outcome=inference_error/);
+    assert.equal(await page.locator("tbody .badge.good").count(), 0);
+    const ids = () => page.locator(".requests tbody tr a").allTextContents();
+    const newest = await ids();
+    assert.equal(newest.length, 50);
     await page.getByRole("link", { name: "Earlier requests" }).click();
-    assert.notEqual(await page.locator(".requests a").first().textContent(), first);
+    await page.waitForURL(/before=/);
+    const earlier = await ids();
+    assert.ok(earlier.every((id) => !newest.includes(id)));
+    await page.getByRole("link", { name: "Later requests" }).click();
+    await page.waitForURL(/after=/);
+    assert.deepEqual(await ids(), newest);
     await page.goto(page.base + "/usage?range=90d");
     await page.getByText("All figures as a table").click();
     // 90 days are parts of 13 or 14 weeks.
@@ -240,7 +280,9 @@ const flows = {
       const box = await svg.boundingBox();
       // The middle of the last bar but three.
       const [x, y] = [box.x + (box.width * 26.5) / 30, box.y + box.height / 2];
-      await (width < 1280 ? page.touchscreen.tap(x, y) : page.mouse.move(x, y));
+      // A finger that is lifted at once opens the interval; one that stays reads the figures.
+      if (width < 1280) await svg.dispatchEvent("pointerdown", { clientX: x, clientY: y, pointerType: "touch" });
+      else await page.mouse.move(x, y);
       const tip = plot.locator(".tip");
       await tip.waitFor();
       const cells = await page.locator("#figures tbody tr").nth(26).locator("th, td").allTextContents();
@@ -259,6 +301,95 @@ const flows = {
     }
   },
 
+  async "a bar is as high as its figures, and opens its interval down to the requests"() {
+    const page = await open("many");
+    await signIn(page, "/usage?range=30d");
+    const rows = await page.locator("#figures tbody tr").evaluateAll((all) =>
+      all.map((row) => [...row.cells].slice(1).map((cell) => Number(cell.textContent.replaceAll(",", "")))));
+    for (const [chart, first, series] of [[0, 0, 3], [1, 3, 5]]) {
+      const drawn = await page.locator(".plot").nth(chart).evaluate((plot) => {
+        const { width, height } = plot.querySelector("svg").viewBox.baseVal;
+        const bars = document.querySelectorAll("#figures tbody tr").length;
+        return [...plot.querySelectorAll("path.f")].map((path) => {
+          const heights = new Array(bars).fill(0);
+          for (const [, x, from, to] of path.getAttribute("d").matchAll(/M([\d.]+) ([\d.]+)V(-?[\d.]+)/g)) {
+            heights[Math.floor(Number(x) / (width / bars))] = (Number(from) - Number(to)) / height;
+          }
+          return heights;
+        });
+      });
+      assert.equal(drawn.length, series);
+      const sums = rows.map((row) => row.slice(first, first + series).reduce((sum, value) => sum + value, 0));
+      // What one request or token is high, by the highest bar.
+      const highest = sums.indexOf(Math.max(...sums));
+      const unit = drawn.reduce((sum, heights) => sum + heights[highest], 0) / sums[highest];
+      assert.ok(unit > 0);
+      rows.forEach((row, bar) => drawn.forEach((heights, number) => {
+        const wanted = row[first + number] * unit;
+        assert.ok(Math.abs(heights[bar] - wanted) < 0.0002, `chart ${chart}, bar ${bar}, series ${number}: ${heights[bar]}, not ${wanted}`);
+      }));
+    }
+    const last = page.locator("#figures tbody tr").last();
+    assert.match(await last.locator("th").textContent(), /, so far$/);
+    assert.equal(await page.locator("svg .unfinished").count(), 4);
+    const clickBar = async (bar, bars) => {
+      const svg = page.locator(".plot svg").first();
+      await svg.scrollIntoViewIfNeeded();
+      const box = await svg.boundingBox();
+      const [x, y] = [box.x + (box.width * (bar + 0.5)) / bars, box.y + box.height / 2];
+      await (width < 1280 ? page.touchscreen.tap(x, y) : page.mouse.click(x, y));
+    };
+    await clickBar(10, 30);
+    await page.waitForURL(/from=\d{4}-\d\d-\d\d&to=/);
+    assert.equal(await page.locator("#figures tbody tr").count(), 24, "a day has its hours, 20 days later too");
+    await clickBar(12, 24);
+    await page.waitForURL(/requests\?from=.*T12/);
+    await page.getByRole("heading", { name: "Requests" }).waitFor();
+    await page.getByLabel("From").fill(`${today}T00:00`);
+    await page.getByLabel("to", { exact: true }).fill(`${today}T00:30`);
+    await page.getByRole("button", { name: "Show" }).click();
+    await page.waitForURL(/to=.*T00%3A30/);
+  },
+
+  async "series can be told apart with red-green blindness"() {
+    const page = await open("many");
+    await signIn(page, "/usage?range=30d");
+    for (const colorScheme of ["light", "dark"]) {
+      await page.emulateMedia({ colorScheme });
+      const colours = await page.evaluate(() => {
+        const of = (name) => {
+          const probe = document.body.appendChild(Object.assign(document.createElement("i"), { className: name }));
+          const colour = getComputedStyle(probe).color.match(/\d+/g).slice(0, 3).map(Number);
+          probe.remove();
+          return colour;
+        };
+        return [["ok", "refused", "failed"], ["k0", "k1", "k2", "k3", "k4", "k5", "others"]].map((group) => group.map((name) => [name, of(name)]));
+      });
+      for (const group of colours) {
+        for (const [one, a] of group) {
+          for (const [other, b] of group) if (one < other) assert.ok(leastDistance(a, b) > 20, `${colorScheme}: ${one} and ${other} are ${leastDistance(a, b)} apart`);
+        }
+      }
+    }
+  },
+
+  async "a session that ended says so, and the page after it is the one that was asked for"() {
+    const page = await open("empty");
+    await signIn(page, "/keys/new");
+    await page.getByLabel("Name", { exact: true }).fill("never saved");
+    const cookies = (await page.context().cookies()).filter((cookie) => cookie.name.endsWith("adriaticum_session"));
+    await page.context().addCookies(cookies.map((cookie) => ({ ...cookie, value: "0".repeat(64) })));
+    await page.getByRole("button", { name: "Create key" }).click();
+    await page.getByText("Your session ended; nothing was saved").waitFor();
+    await check(page, "flow-session-ended");
+    await page.getByLabel("Operator password").fill(password);
+    await page.keyboard.press("Enter");
+    await page.getByRole("button", { name: "Create key" }).waitFor();
+    page.context().allowed.push("404");
+    await page.goto(page.base + "/nothing");
+    await page.getByRole("link", { name: "Status" }).waitFor();
+  },
+
   async "the table by key is sorted, the list is filtered by duration, and months are chosen, without JavaScript too"() {
     for (const javaScriptEnabled of [true, false]) {
       const page = await open("many", { javaScriptEnabled });
@@ -271,18 +402,19 @@ const flows = {
       await page.locator(".by-key thead").getByText("Requests", { exact: true }).click();
       await page.waitForURL(/sort=requests/);
       assert.deepEqual(await names(), first.toReversed());
+      await page.goto(page.base + "/requests?range=90d");
       await page.getByLabel("Took at least").fill("3000");
-      await page.getByRole("button", { name: "Filter" }).click();
+      await page.getByRole("button", { name: "Apply" }).click();
       await page.waitForURL(/least=3000/);
-      const times = await page.locator(".requests tbody td:nth-child(8)").allTextContents();
+      const times = await page.locator(".requests tbody td:nth-child(9)").allTextContents();
       // One of 30 requests took so long: 2,000 have more than a page of them.
-      assert.ok(times.length === 15 && times.every((time) => / s$/.test(time) && parseFloat(time) >= 3), times.join());
+      assert.ok(times.length === 50 && times.every((time) => / s$/.test(time) && parseFloat(time) >= 3), times.join());
       await page.getByLabel("Took at least").fill("4000000");
-      await page.getByRole("button", { name: "Filter" }).click();
-      await page.getByText("Searched 2,000 requests, back to").waitFor();
+      await page.getByRole("button", { name: "Apply" }).click();
+      await page.getByText("Searched 2,000 requests, to").waitFor();
       await page.getByRole("link", { name: "Earlier requests" }).click();
-      await page.getByText("Searched 2,000 requests, back to").waitFor();
-      await page.getByRole("link", { name: "Back to the figures" }).click();
+      await page.getByText("Searched 2,000 requests, to").waitFor();
+      await page.getByRole("link", { name: "Figures" }).click();
       await page.getByRole("link", { name: "Last month" }).click();
       const days = await page.locator("#figures tbody tr").count();
       assert.ok(days >= 28 && days <= 31, `${days}`);
@@ -292,14 +424,14 @@ const flows = {
 
   async "a request is found by the id in an error message"() {
     const page = await open("many");
-    await signIn(page, "/usage?range=90d&outcome=inference_error");
+    await signIn(page, "/requests?range=90d&outcome=inference_error");
     const id = (await page.locator(".requests a").first().getAttribute("href")).split("/").pop();
-    await page.getByPlaceholder("Find a request").fill(`{"request_id": "${id}"}`);
+    await page.getByPlaceholder("Find a request").fill(`${"A long message. ".repeat(240)}{"request_id": "${id}"}`);
     await page.keyboard.press("Enter");
     await page.getByRole("heading", { name: id }).waitFor();
     await page.getByText("The runtime could not be reached").waitFor();
     page.context().allowed.push("404");
-    await page.goto(page.base + "/usage/find?id=nonsense");
+    await page.goto(page.base + "/requests/find?id=nonsense");
     await page.getByRole("heading", { name: "No such request" }).waitFor();
   },
 
@@ -307,10 +439,21 @@ const flows = {
     const page = await open("many");
     await signIn(page, "/usage?range=90d");
     const shown = Number((await page.locator("dd strong").first().textContent()).replaceAll(",", ""));
+    const download = async (name) => {
+      const [file] = await Promise.all([page.waitForEvent("download"), page.getByRole("link", { name, exact: true }).click()]);
+      return [file.suggestedFilename(), readFileSync(await file.path(), "utf8")];
+    };
+    const [totalsName, totals] = await download("CSV");
+    assert.match(totalsName, /^adriaticum-totals-.*\.csv$/);
+    const [head, ...lines] = totals.trim().split("\r\n").map((line) => line.split(","));
+    assert.ok(head[0].startsWith("\ufeff") && head[3] === '"requests"', head.join());
+    const sum = lines.reduce((all, line) => all + Number(line[3].replaceAll('"', "")), 0);
+    assert.ok(Math.abs(sum - shown) < 200, `${sum} of ${shown}`);
+    await page.getByRole("link", { name: "the requests" }).click();
     for (const [name, count] of [["CSV", (text) => text.trim().split("\r\n").length - 1], ["JSON", (text) => JSON.parse(text).length]]) {
-      const [download] = await Promise.all([page.waitForEvent("download"), page.getByRole("link", { name }).click()]);
-      assert.match(download.suggestedFilename(), /^adriaticum-usage-.*\.(csv|json)$/);
-      const text = readFileSync(await download.path(), "utf8");
+      const [file, text] = await download(name);
+      assert.match(file, /^adriaticum-usage-.*\.(csv|json)$/);
+      assert.equal(text.startsWith("\ufeff"), name === "CSV");
       assert.ok(Math.abs(count(text) - shown) < 200, `${name}: ${count(text)} of ${shown}`);
     }
   },
@@ -375,8 +518,8 @@ const flows = {
     };
     const deadline = Date.now() + 60_000;
     while (!await isQueued()) assert.ok(Date.now() < deadline, await page.locator("main").innerText());
-    const error = page.getByRole("region", { name: "Runtimes" }).getByRole("row").nth(1);
-    assert.match(await error.textContent(), /\d\d:\d\d:\d\d: .*500/);
+    const error = page.getByRole("row").filter({ hasText: "last error" });
+    assert.match(await error.textContent(), /last error .*\d\d:\d\d:\d\d: .*500/);
     assert.equal((await complete("", "Go on.", runtime)).status, 200);
     for (const reply of await Promise.all(waiting)) assert.equal(reply.status, 200);
     await page.goto(page.base + "/status");
@@ -399,7 +542,7 @@ const flows = {
     }
     // A phone has a list of the orders in place of the table's head.
     const sorting = width === 1280 ? ["Name", "Tokens"] : [];
-    for (const name of ["API Keys", "Usage", "Status", "Audit", "Sign out", "Create key", "Apply", "billing service", ...sorting]) {
+    for (const name of ["API Keys", "Usage", "Requests", "Status", "Audit", "Sign out", "Create key", "Apply", "billing service", ...sorting]) {
       assert.ok(seen.has(name), name);
     }
   },
@@ -423,8 +566,8 @@ async function look(ledger, width, colorScheme) {
   const pages = { keys: "/keys", "keys-filtered": "/keys?q=a&sort=-tokens", "keys-none": "/keys?q=nothing", "keys-revoked": "/keys?state=revoked",
     "new-key": "/keys/new", audit: "/audit", usage: "/usage", "usage-90d": "/usage?range=90d", "usage-7d": "/usage?range=7d",
     "usage-1h": "/usage?range=1h", "usage-month": "/usage?range=month", "usage-six-years": `/usage?from=${sixYearsAgo}&to=${today}`,
-    "usage-slow": "/usage?range=90d&least=5000", "usage-keys": "/usage/keys?range=90d", status: "/status", missing: "/usage/find?id=x", nothing: "/nothing" };
-  const wanted = Object.entries(pages).filter(([, path]) => ledger !== "keys" || /^\/(keys|audit|usage)/.test(path));
+    requests: "/requests?range=90d", "requests-slow": "/requests?range=90d&least=5000", "usage-day": `/usage?from=${today}T00:00&to=${today}T12:00`, "audit-keys": "/audit?about=keys", "usage-keys": "/usage/keys?range=90d", status: "/status", missing: "/requests/find?id=x", nothing: "/nothing" };
+  const wanted = Object.entries(pages).filter(([, path]) => ledger !== "keys" || /^\/(keys|audit|usage|requests)/.test(path));
   for (const [name, path] of wanted) {
     const response = await page.goto(page.base + path, { waitUntil: "load" });
     const weight = [...assets.values()].reduce((sum, size) => sum + size, (await response.body()).length);
@@ -434,9 +577,17 @@ async function look(ledger, width, colorScheme) {
     if (name === "status") await page.getByRole("button", { name: "Check again", disabled: false }).waitFor();
     for (const summary of await page.locator("details.data summary").all()) await summary.click();
     await checkPage(name);
+    if (width !== 1280 || colorScheme !== "light") continue;
+    for (const width of allWidths) {
+      await page.setViewportSize({ width, height: 900 });
+      const wide = await page.evaluate(() => document.documentElement.scrollWidth);
+      assert.ok(wide <= width, `${ledger} ${name} is ${wide} wide at ${width}`);
+      if (shots && width === 820) await page.screenshot({ path: `${shots}/${ledger}-${name}-820.png`, fullPage: true });
+    }
+    await page.setViewportSize({ width: 1280, height: 900 });
   }
-  const story = page.locator(".requests a").first();
-  await page.goto(page.base + "/usage?range=90d");
+  const story = page.locator(".requests tbody a").first();
+  await page.goto(page.base + "/requests?range=90d");
   if (ledger !== "keys" && await story.count()) {
     await story.click();
     await checkPage("request");
