@@ -33,8 +33,8 @@ PAGES = ("/keys", "/keys?sort=-tokens&q=a", f"/keys/key_{3:016x}", "/audit", "/s
          "/usage?range=1h", "/usage?range=24h", "/usage?range=7d", "/usage?range=30d", "/usage?range=90d", "/usage?range=last-month",
          f"/usage?from={time.gmtime().tm_year - 6}-01-01&to={TODAY}", f"/usage?range=90d&key=key_{3:016x}",
          "/usage?range=90d&outcome=ok", "/usage?range=90d&outcome=failed", "/usage?range=90d&outcome=interrupted",
-         "/usage?range=90d&least=5000", "/usage?range=90d&least=5000&outcome=failed",
-         f"/usage?range=90d&least=5000&key=key_{3:016x}", "/usage/keys?range=90d")
+         "/requests?range=90d", "/requests?range=90d&least=5000", "/requests?range=90d&least=5000&outcome=failed",
+         f"/requests?range=90d&least=5000&key=key_{3:016x}", "/usage/keys?range=90d")
 AT_MOST_MS = 50
 
 

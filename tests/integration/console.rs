@@ -195,7 +195,7 @@ fn the_command_for_a_forgotten_password_names_the_database() {
 fn every_page_has_its_headers() {
     let server = with_console(None);
     let mut browser = Browser::signed_in(&server);
-    for path in ["/keys", "/keys/new", "/usage", "/status", "/audit", "/usage/chatcmpl_0", "/nothing"] {
+    for path in ["/keys", "/keys/new", "/usage", "/status", "/audit", "/requests", "/requests/chatcmpl_0", "/nothing"] {
         let reply = browser.get(path);
         for (name, value) in [
             ("x-content-type-options", "nosniff"),
@@ -532,9 +532,12 @@ fn what_a_person_typed_is_never_markup() {
             "/usage?range={inject}&key={inject}&outcome={inject}&from={inject}&to={inject}&before={inject}&least={inject}&sort={inject}&gateway={inject}"
         ),
         format!("/usage?key={id}"),
-        format!("/usage/{request}"),
-        format!("/usage/find?id={inject}"),
-        format!("/usage/{inject}"),
+        format!(
+            "/requests?range={inject}&key={inject}&outcome={inject}&from={inject}&to={inject}&before={inject}&after={inject}&least={inject}"
+        ),
+        format!("/requests/{request}"),
+        format!("/requests/find?id={inject}"),
+        format!("/requests/{inject}"),
         format!("/sign-in?next={inject}"),
         "/status".into(),
         format!("/keys/{id}"),
@@ -556,7 +559,7 @@ fn what_a_person_typed_is_never_markup() {
     assert!(form.status == 400 && !form.text().contains("<script>"), "what is filled in comes back escaped");
     let visitor = Browser::new(&server).get(&format!("/sign-in?next={inject}")).text();
     assert!(!visitor.contains("<script>"));
-    let csv = whole_body(&browser.get("/usage/export.csv?range=1h"));
+    let csv = whole_body(&browser.get("/requests/export.csv?range=1h"));
     let quoted = format!("\"{}\"", hostile.replace('"', "\"\""));
     assert!(csv.contains(&quoted), "{csv}");
     assert!(
@@ -614,8 +617,8 @@ fn usage_tells_what_the_ledger_holds() {
     let text = browser.get(&format!("/usage?range=1h&key={key}")).text();
     assert_eq!(figures(&text), ["2", "50.0 %", "–", "–", "–"], "what was not measured is no zero");
     assert_eq!(figures(&browser.get("/usage?outcome=invalid_request").text())[..2], ["1", "0 %"]);
-    assert_eq!(browser.get("/usage?outcome=failed").text().matches("class=\"badge bad\"").count(), 2);
-    assert_eq!(browser.get("/usage?outcome=ok").text().matches("class=\"badge good\"").count(), 4);
+    assert_eq!(browser.get("/requests?outcome=failed").text().matches("class=\"badge bad\"").count(), 2);
+    assert_eq!(browser.get("/requests?outcome=ok").text().matches("class=\"badge good\"").count(), 4);
     // By tokens: "other" has all of them.
     let by_key = |browser: &mut Browser, sort: &str| -> Vec<String> {
         let text = browser.get(&format!("/usage?range=24h&sort={sort}")).text();
@@ -638,19 +641,18 @@ fn usage_tells_what_the_ledger_holds() {
     assert!(by_key(&mut browser, "tokens")[0].starts_with("test"), "the other way round");
     assert!(browser.get("/usage/keys?range=24h").text().contains("Usage by key"));
     let listed = |browser: &mut Browser, query: &str| {
-        let text = browser.get(&format!("/usage?range=1h&{query}")).text();
-        assert!(!text.contains("<figure"), "the figures are not of a duration");
-        text.matches("href=\"/usage/chatcmpl_").count()
+        let text = browser.get(&format!("/requests?range=1h&{query}")).text();
+        text.matches("href=\"/requests/chatcmpl_").count()
     };
     assert_eq!((listed(&mut browser, "least=0"), listed(&mut browser, "least=4000000")), (6, 0));
     assert_eq!(listed(&mut browser, "most=4000000&outcome=failed"), 2);
     assert_eq!(
-        whole_body(&browser.get("/usage/export.csv?range=1h&least=4000000")).matches("chatcmpl_").count(),
+        whole_body(&browser.get("/requests/export.csv?range=1h&least=4000000")).matches("chatcmpl_").count(),
         0
     );
-    let rows = whole_body(&browser.get("/usage/export.json?range=1h&outcome=ok"));
+    let rows = whole_body(&browser.get("/requests/export.json?range=1h&outcome=ok"));
     assert_eq!(rows.matches("\"status\":200").count(), 4);
-    assert_eq!(whole_body(&browser.get("/usage/export.csv?range=1h")).matches("chatcmpl_").count(), 6);
+    assert_eq!(whole_body(&browser.get("/requests/export.csv?range=1h")).matches("chatcmpl_").count(), 6);
     assert!(browser.get("/keys").text().contains(">4</a>"), "requests of 30 days");
 }
 
