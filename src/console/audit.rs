@@ -19,9 +19,10 @@ pub fn page(console: &Console, visit: &Visit, session: &Session) -> Result<Respo
     let mut rows = console.store.newest_audit(about, before, ROWS as i64 + 1)?;
     let has_more = rows.len() > ROWS;
     rows.truncate(ROWS);
-    let address = |about: Option<AuditSubject>| match about {
-        Some(subject) => format!("/audit?about={}", subject.as_str()),
-        None => "/audit?".into(),
+    let address = |about: Option<AuditSubject>, before: Option<&str>| {
+        let about = about.map(|subject| format!("about={}", subject.as_str()));
+        let fields: Vec<String> = about.into_iter().chain(before.map(|id| format!("before={id}"))).collect();
+        format!("/audit?{}", fields.join("&")).trim_end_matches('?').to_owned()
     };
     let choices = [
         (None, "All"),
@@ -34,7 +35,7 @@ pub fn page(console: &Console, visit: &Visit, session: &Session) -> Result<Respo
             h1 { "Audit" }
             div.filters {
                 nav.choices aria-label="About" {
-                    @for (subject, name) in choices { a href=(address(subject)) aria-current=[(subject == about).then_some("true")] { (name) } }
+                    @for (subject, name) in choices { a href=(address(subject, None)) aria-current=[(subject == about).then_some("true")] { (name) } }
                 }
             }
             p.muted { "Who changed what, the newest first. Failed sign-ins are summed for up to 15 minutes." }
@@ -45,9 +46,9 @@ pub fn page(console: &Console, visit: &Visit, session: &Session) -> Result<Respo
             }
             @if has_more || before.is_some() {
                 nav.pages aria-label="Pages" {
-                    @if before.is_some() { a.button href=(address(about)) { "← Newest" } }
+                    @if before.is_some() { a.button href=(address(about, None)) { "← Newest" } }
                     @if let Some(last) = rows.last().filter(|_| has_more) {
-                        a.button href=(format!("{}&before={}", address(about), last.id)) rel="next" { "Earlier changes →" }
+                        a.button href=(address(about, Some(&last.id))) rel="next" { "Earlier changes →" }
                     }
                 }
             }

@@ -195,7 +195,9 @@ fn the_command_for_a_forgotten_password_names_the_database() {
 fn every_page_has_its_headers() {
     let server = with_console(None);
     let mut browser = Browser::signed_in(&server);
-    for path in ["/keys", "/keys/new", "/usage", "/status", "/audit", "/requests", "/requests/chatcmpl_0", "/nothing"] {
+    for path in
+        ["/keys", "/keys/new", "/usage", "/status", "/audit", "/requests", "/requests/chatcmpl_0", "/nothing"]
+    {
         let reply = browser.get(path);
         for (name, value) in [
             ("x-content-type-options", "nosniff"),
