@@ -64,10 +64,14 @@ fn password(database: &Database) -> Option<&str> {
     }
 }
 
+pub(super) fn host_name() -> String {
+    uname().nodename().to_string_lossy().into_owned()
+}
+
 /// The name of this gateway, by default the host's; empty if no other can share the database.
 pub(super) fn read_gateway(settings: &mut Settings, database: &Database) -> String {
     let takes = "a name of 1 to 64 printable characters without spaces, colons and commas";
-    let host = uname().nodename().to_string_lossy().into_owned();
+    let host = host_name();
     let name = settings.value("gateway", String::new(), |written| {
         written.parse(takes, |text| (text.is_empty() || is_gateway_name(text)).then(|| text.to_owned()))
     });

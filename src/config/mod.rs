@@ -143,6 +143,11 @@ impl Config {
         self.buffer_limit / self.workers
     }
 
+    /// The name of this gateway for people: that of the host if no other gateway can share the database.
+    pub fn gateway_name(&self) -> String {
+        if self.gateway.is_empty() { database::host_name() } else { self.gateway.clone() }
+    }
+
     /// The database as messages name it: a file with its whole path, a URI without its password.
     pub fn database_name(&self) -> String {
         match &self.database {

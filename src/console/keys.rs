@@ -230,7 +230,11 @@ fn facts(key: &Key, sums: &Sums, with_terms: bool) -> Markup {
 }
 
 pub fn confirm_revoke(console: &Console, session: &Session, id: &str) -> Result<Response, Stop> {
-    let key = console.store.key(id)?.filter(|key| key.revoked.is_none()).ok_or(Stop::NotFound)?;
+    let key = console.store.key(id)?.ok_or(Stop::NotFound)?;
+    if key.revoked.is_some() {
+        // The browser went back after the revocation: the key's page says since when.
+        return Ok(page::redirect(&format!("/keys/{id}")));
+    }
     let content = html! {
         main.narrow {
             h1 { "Revoke " span.text { (key.name) } "?" }

@@ -48,7 +48,7 @@ fn signed_in(
     content: &Markup,
 ) -> Response {
     let has_trouble = console.monitoring.has_trouble(when::now());
-    let gateway = &console.config.gateway;
+    let gateway = console.config.gateway_name();
     let dot = if has_trouble { "● " } else { "" };
     let top = html! {
         span.gateway.text { (gateway) }

@@ -180,10 +180,16 @@ fn two_operators_do_not_overwrite_each_other() {
     assert!(reply.status == 409 && reply.text().contains("was revoked since"), "{}", reply.text());
     assert!(!reply.text().contains("name=\"version\""), "a revoked key has no form");
     assert_eq!(one.get(&address).status, 200);
-    assert_eq!(one.get(&format!("{address}/revoke")).status, 404);
+    let again = one.get(&format!("{address}/revoke"));
+    assert_eq!(
+        (again.status, again.header("location")),
+        (303, Some(address.as_str())),
+        "back after the revocation"
+    );
     assert_eq!(keys(&server)[0]["name"], "mine");
     assert_eq!(one.post("/keys/key_none", &[]).status, 404);
     one.get("/keys");
     assert!(set_password(&server, "another password than before").status.success());
-    assert_eq!(send(&mut one, "x", "").header("location"), Some("/sign-in"), "the session is over");
+    let ended = format!("/sign-in?ended=1&next={}", address.replace('/', "%2F"));
+    assert_eq!(send(&mut one, "x", "").header("location"), Some(ended.as_str()), "the session is over");
 }
