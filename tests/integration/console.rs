@@ -565,7 +565,7 @@ fn what_a_person_typed_is_never_markup() {
     let quoted = format!("\"{}\"", hostile.replace('"', "\"\""));
     assert!(csv.contains(&quoted), "{csv}");
     assert!(
-        csv.starts_with("\"request_id\",\"key_id\",\"key_name\",\"created\",\"created_utc\",\"status\",")
+        csv.starts_with("\u{feff}\"request_id\",\"key_id\",\"key_name\",\"created\",\"created_utc\",\"status\",")
     );
     let cells: Vec<&str> = csv.lines().nth(1).expect("a row").split("\",\"").collect();
     let created: i64 = cells[3].parse().expect("Unix time");
