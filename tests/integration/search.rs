@@ -93,8 +93,8 @@ fn what_search_finds_is_given_to_the_model() {
     assert_eq!(queries(&search), ["/v1/search?q=How%20high%20is%20the%20Velna%20lighthouse%3F&format=json"]);
     let sent = contents(&runtime, 0);
     assert_eq!((sent[0].as_str(), sent[2].as_str(), sent[4].as_str()), ("Be brief.", "Hello.", QUESTION));
-    let passages = "==========\n[1] Title (http://facts.test/)\n> It is 47 metres high.\n\n\
-                    [2] Title (http://facts.test/)\n> It is < grey>.\n==========";
+    let passages = "==========\nTitle: Title (http://facts.test/)\n> It is 47 metres high.\n\n\
+                    Title: Title (http://facts.test/)\n> It is < grey>.\n==========";
     assert!(sent[1].contains(passages), "{}", sent[1]);
     assert_eq!(
         row(&server),
@@ -488,7 +488,7 @@ fn the_index_from_its_first_document_to_its_last() {
     server.post(&key, &chat(QUESTION)).is_completion();
     let prompt = &contents(&runtime, 0)[0];
     assert!(
-        prompt.contains("[1] Lights: Velna lighthouse (docs/lights.html)\n> It is 47 metres high."),
+        prompt.contains("Title: Lights: Velna lighthouse (docs/lights.html)\n> It is 47 metres high."),
         "{prompt}"
     );
     assert!(!prompt.contains(&folder), "nobody is told where it is on this host: {prompt}");

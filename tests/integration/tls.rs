@@ -443,7 +443,7 @@ fn the_log_names_the_client_that_a_trusted_proxy_names() {
         stream.send(raw_request(&server.key(), forwarded, &chat("x").to_string()));
         let reply = stream.reply();
         reply.is_completion();
-        let line = format!("{} client={client} status=200", reply.header("x-request-id").expect("an id"));
+        let line = format!("id={} client={client} status=200", reply.header("x-request-id").expect("an id"));
         until("the line is there", || server.log().contains(&line));
         // What is broken has no head that could be believed.
         let mut stream = server.connect();
