@@ -221,7 +221,8 @@ fn a_reload_shows_another_certificate_and_drops_no_connection() {
 
     let new = certify(&folder);
     server.signal(Signal::HUP);
-    until("it is taken", || server.log().contains("configuration reloaded"));
+    let applied = "configuration reloaded: certificate (expires at 4096-01-01";
+    until("it is taken", || server.log().contains(applied));
     let mut client = connect(&server, &new);
     client.send(request(&key, &chat("x")));
     client.reply().is_completion();
