@@ -29,6 +29,7 @@ fn outcome() -> Outcome {
     Outcome {
         status: Some(200),
         error_code: None,
+        cause: None,
         tokens: Tokens { prompt_tokens: Some(11), completion_tokens: Some(3), total_tokens: Some(14) },
         duration_ms: 1.5,
         queue_ms: 0.1,

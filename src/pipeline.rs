@@ -14,7 +14,7 @@ use crate::api::key::{self, Caller};
 use crate::api::refusals::Refusals;
 use crate::api::{host, inference, ledger, permission, reply, route, size, validation};
 use crate::config::Compatibility;
-use crate::error::Failure;
+use crate::error::{Failure, FailureCause};
 use crate::http::{Head, Request, Response};
 use crate::listener::{Call, Lane, RunningCall};
 use crate::metrics::Metrics;
@@ -175,7 +175,7 @@ impl Pipeline {
         let failure = match result {
             Ok(_) => ledger::not_kept(&error),
             Err(failure) => {
-                log::error!("{} ledger: {error}", record.id);
+                record.log_ledger_error(&error);
                 failure
             }
         };
@@ -206,7 +206,7 @@ impl Pipeline {
         let (row, outcome) = (record.new_row(caller), record.outcome(Err(failure)));
         if let Err(error) = timed(&mut record.ledger, || self.store.record(&row, &outcome)) {
             self.metrics.ledger_settle_errors.add(1);
-            log::error!("{} ledger: {error}", record.id);
+            record.log_ledger_error(&error);
         }
     }
 }
@@ -215,8 +215,9 @@ impl Pipeline {
 fn catch_panic<T>(step: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     panic::catch_unwind(AssertUnwindSafe(step)).unwrap_or_else(|_| {
         Err(Failure::unavailable(
+            FailureCause::Panic,
             "Internal error. Give the operator the id of this request.",
-            "a step panicked; the line before says where",
+            Some("a step panicked; the line before says where".into()),
         ))
     })
 }

@@ -27,6 +27,7 @@ use crate::runtime::Runtimes;
 use crate::store::{Access, Actor, Database, ServeLock, Store, StoreError};
 use crate::supervisor::{Notify, Supervisor, Watched};
 use crate::text::count;
+use crate::when;
 
 const HELP: &str = "\
 Runs the service until SIGTERM or SIGINT. Then it accepts no new connections and completes the requests in progress;
@@ -60,6 +61,9 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     ensure_threads(config.workers)?;
     logging::start(config.log_level).map_err(|error| failed("the log", &error))?;
     log::info!("adriaticum {}, database {}", env!("CARGO_PKG_VERSION"), config.database_name());
+    if let Database::Postgres(_) = &config.database {
+        log::info!("gateway {}", config.gateway);
+    }
     for name in &config.unknown_variables {
         log::warn!("unknown variable in the environment: {name}");
     }
@@ -286,18 +290,29 @@ fn reload(args: &Args, running: &Config, acceptor: Option<&Acceptor>, store: &St
         Ok(taken) => taken,
         Err(error) => return log::error!("configuration not reloaded: {error:?}"),
     };
-    if let Some((certificate, acceptor)) = certificate {
-        acceptor.show(certificate);
+    let mut applied = Vec::new();
+    if let Some((certificate, acceptor)) = certificate
+        && acceptor.show(certificate)
+    {
+        applied.push(format!("certificate (expires at {})", when::shown(acceptor.expires())));
     }
+    let level = log::max_level();
+    if level != config.log_level {
+        applied.push(format!("log_level = {}", config.log_level.to_string().to_lowercase()));
+    }
+    // The line can be seen if either level includes it.
+    logging::set_level(level.max(config.log_level));
+    let applied = if applied.is_empty() { "nothing changed".into() } else { applied.join(", ") };
+    log::info!("configuration reloaded: {applied}");
     logging::set_level(config.log_level);
-    log::info!("configuration reloaded");
     let differences = running.differences(&config);
-    let mut waiting = String::new();
+    let mut details = applied;
     if !differences.is_empty() {
-        waiting = format!("changed, but applied only after a restart: {}", differences.join(", "));
+        let waiting = format!("changed, but applied only after a restart: {}", differences.join(", "));
         log::warn!("{waiting}");
+        details = format!("{details}; {waiting}");
     }
-    if let Err(error) = store.note_reload(&Actor::signal("SIGHUP"), &waiting) {
+    if let Err(error) = store.note_reload(&Actor::signal("SIGHUP"), &details) {
         log::error!("the reload could not be recorded in the audit: {error}");
     }
 }

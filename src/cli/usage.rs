@@ -182,6 +182,7 @@ fn show(mut args: Args) -> Result<(), CliError> {
         ("key", format!("{} ({})", row.key_id, row.key_name)),
         ("created", when::iso(row.created).unwrap_or_else(|| row.created.to_string())),
         ("outcome", outcome),
+        ("cause", row.cause.unwrap_or_else(|| "-".into())),
         ("prompt tokens", figure(row.tokens.prompt_tokens)),
         ("completion tokens", figure(row.tokens.completion_tokens)),
         ("total tokens", figure(row.tokens.total_tokens)),

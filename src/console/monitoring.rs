@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::api::key::{self, Caller};
 use crate::api::reply;
 use crate::background::Readiness;
-use crate::error::{ApiError, Failure};
+use crate::error::{ApiError, Failure, FailureCause};
 use crate::http::{Head, Request, Response};
 use crate::id::RequestId;
 use crate::listener::{Acceptor, Load};
@@ -59,10 +59,10 @@ impl Monitoring {
                 Response::new(200, METRICS_TEXT, text.into_bytes())
             }
             Err(failure) => {
-                if let Some(cause) = &failure.cause
-                    && logging::allow_stranger(failure.reason, request.client.peer)
+                if let Some(details) = &failure.details
+                    && logging::allow_stranger(failure.cause, request.client.peer)
                 {
-                    log::error!("{id} {cause}");
+                    log::error!("id={id} cause={} details={details:?}", failure.cause);
                 }
                 reply::error(id, &failure)
             }
@@ -75,6 +75,7 @@ impl Monitoring {
         if !caller.permissions.contains(&Permission::Metrics) {
             return Err(Failure::new(
                 ApiError::InsufficientPermission,
+                FailureCause::Permission,
                 "This API key may not read the metrics. Make one that may: \
                  adriaticum keys create NAME --permission metrics",
             ));

@@ -5,7 +5,6 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use super::Stop;
 use super::assets::Assets;
 use super::visit::Session;
-use crate::error::ApiError;
 use crate::http::{Client, Response};
 use crate::logging;
 pub use crate::text::count;
@@ -160,7 +159,7 @@ pub fn stopped(assets: &Assets, client: Client, stop: &Stop) -> Response {
         Stop::Wait(_) => (429, "Too many requests", "Try again in a moment."),
         Stop::Store(error) => {
             // Without the database, nobody is known to be signed in.
-            if logging::allow_stranger(ApiError::ServiceUnavailable.code(), client.peer) {
+            if logging::allow_stranger(error.cause(), client.peer) {
                 log::error!("console: {error}");
             }
             let told = "It can’t be read or written at the moment. The service’s log has the reason.";

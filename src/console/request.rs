@@ -63,6 +63,7 @@ pub fn page(console: &Console, session: &Session, id: &str) -> Result<Response, 
                 }
                 dt { "Status sent" } dd { @match row.status { Some(status) => (status), None => "none" } }
                 dt { "Error code" } dd { @match &row.error_code { Some(code) => code { (code) }, None => "none" } }
+                dt { "Cause" } dd { @match &row.cause { Some(cause) => code { (cause) }, None => "none" } }
                 dt { "Tokens in" } dd { (tokens(row.tokens.prompt_tokens)) }
                 dt { "Tokens out" } dd { (tokens(row.tokens.completion_tokens)) }
                 dt { "Tokens, total" } dd { (tokens(row.tokens.total_tokens)) }
@@ -125,6 +126,9 @@ fn story(row: &LedgerRow) -> String {
 /// What to do about it.
 fn advice(row: &LedgerRow) -> Option<&'static str> {
     Some(match row.error_code.as_deref()? {
+        "insufficient_permission" if row.cause.as_deref() == Some("budget") => {
+            "The key has used its budget. Raise it on the key’s page, or wait until it is renewed."
+        }
         "invalid_request" => {
             "The client’s request broke a rule of the API, or the prompt was longer than the model’s context. The answer \
              named the member and the bound; the client has to change what it sends."

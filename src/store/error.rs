@@ -5,6 +5,8 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::error::FailureCause;
+
 #[derive(Clone, Debug)]
 pub enum StoreError {
     /// Other writers held the database for too long.
@@ -156,8 +158,19 @@ impl StoreError {
         )
     }
 
-    /// What the log says of a request that failed at a step; `None` if the log has the cause already.
-    pub fn for_log(&self, step: &str) -> Option<String> {
+    /// The word for a request that failed because of it.
+    pub fn cause(&self) -> FailureCause {
+        match self {
+            Self::Busy | Self::NoConnection => FailureCause::DatabaseBusy,
+            Self::Full => FailureCause::DiskFull,
+            Self::Unavailable(_) | Self::Unknown(_) => FailureCause::DatabaseLost,
+            Self::Panicked => FailureCause::Panic,
+            _ => FailureCause::Database,
+        }
+    }
+
+    /// What the log says about a request that failed at a step; `None` if the log has a line about the database already.
+    pub fn details(&self, step: &str) -> Option<String> {
         (!matches!(self, Self::Unavailable(_))).then(|| format!("{step}: {self}"))
     }
 }

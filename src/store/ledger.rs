@@ -9,6 +9,7 @@ use super::chain::Link;
 use super::engine::{Row, Session, Statement, Value, bound, values};
 use super::rollup::Batch;
 use super::{Digest, Store, StoreError};
+use crate::error::FailureCause;
 use crate::when;
 
 /// How long an insert whose answer was lost may take to show up: a primary can wait that long for its standby.
@@ -84,6 +85,8 @@ pub struct Outcome {
     /// The HTTP status that is sent; `None` if the client has gone.
     pub status: Option<u16>,
     pub error_code: Option<&'static str>,
+    /// Why it was refused or failed.
+    pub cause: Option<FailureCause>,
     pub tokens: Tokens,
     pub duration_ms: f64,
     pub queue_ms: f64,
@@ -232,7 +235,7 @@ impl Store {
             search_ms: search.map(|search| search.time_ms),
             seq: None,
             gateway: self.gateway.clone(),
-            cause: None,
+            cause: outcome.cause.map(|cause| cause.to_string()),
         }
     }
 
@@ -353,7 +356,7 @@ impl Store {
             match self.find_row(&id)? {
                 None if since.elapsed() < LATE_INSERT => continue,
                 Some(row) if row.status == Some(200) => log::warn!(
-                    "{id} the ledger says 200, but the client got 503: the database's answer was lost"
+                    "id={id} details=\"the ledger says 200, but the client got 503: the database's answer was lost\""
                 ),
                 Some(row) if row.seq.is_none() => match self.finish(&row.as_new(), &outcome) {
                     Err(StoreError::NoRow) => {}
@@ -520,6 +523,7 @@ pub(super) mod tests {
         Outcome {
             status: Some(status),
             error_code: (status != 200).then_some("inference_error"),
+            cause: (status != 200).then_some(FailureCause::Timeout),
             tokens: Tokens { prompt_tokens: None, completion_tokens: Some(1), total_tokens },
             duration_ms: 2.5,
             queue_ms: 0.5,

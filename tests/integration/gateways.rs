@@ -32,6 +32,7 @@ fn keys_and_sessions_are_the_same_at_every_gateway() {
     let a = gateway(&uri, "a", &runtime).start();
     assert!(set_password(&a, PASSWORD).status.success());
     let b = gateway(&uri, "b", &runtime).start();
+    assert!(b.log().contains("[INFO] gateway b\n"), "{}", b.log());
     let second = gateway(&uri, "a", &runtime).run(&["serve"]);
     let told = String::from_utf8_lossy(&second.stderr).into_owned();
     assert_eq!(second.status.code(), Some(1), "{told}");
