@@ -333,14 +333,9 @@ mod tests {
         let key = Key {
             id: format!("key_{id}"),
             name: name.into(),
-            permissions: vec![Permission::Completions],
-            created: 5,
             expires,
-            last_used: None,
-            revoked: None,
-            concurrent: None,
-            budget: None,
             hint: Some(format!("adr_{id}…c41d")),
+            ..Key::example()
         };
         (key, Sums { requests, ..Sums::default() })
     }

@@ -267,6 +267,7 @@ fn measured(figure: Option<i64>) -> u64 {
 mod tests {
     use super::*;
     use crate::listener::Level;
+    use crate::store::{Budget, BudgetPeriod};
 
     fn load() -> Snapshot {
         Snapshot {
@@ -333,6 +334,24 @@ mod tests {
         for error in ApiError::ALL {
             assert!(text.contains(&format!("status=\"{}\",code=\"{}\"}} ", error.status(), error.code())));
         }
+    }
+
+    #[test]
+    fn the_budgets_with_the_largest_used_share_have_series() {
+        let mut text = Text::default();
+        let key = |number: i64| Key {
+            id: format!("key_{number}"),
+            budget: Some(KeyBudget {
+                budget: Budget { tokens: 1000, per: BudgetPeriod::Month },
+                used: 10 * number,
+            }),
+            ..Key::example()
+        };
+        budgets(&mut text, &(0..=MOST_BUDGETS as i64).map(key).chain([Key::example()]).collect::<Vec<_>>());
+        let line = |line: &str| text.0.lines().any(|found| found == line);
+        assert!(line("adriaticum_key_budget_tokens{key=\"key_100\",per=\"month\"} 1000"), "{}", text.0);
+        assert!(line("adriaticum_key_budget_used_tokens{key=\"key_1\",per=\"month\"} 10"));
+        assert!(!text.0.contains("\"key_0\"") && !text.0.contains("example"), "{}", text.0);
     }
 
     /// The rules of the format that concern more than one line.

@@ -59,6 +59,25 @@ impl Key {
     }
 }
 
+#[cfg(test)]
+impl Key {
+    /// A key for tests that need no store.
+    pub fn example() -> Self {
+        Self {
+            id: "key_example".into(),
+            name: "example".into(),
+            hint: None,
+            permissions: vec![Permission::Completions],
+            created: 5,
+            expires: None,
+            last_used: None,
+            revoked: None,
+            concurrent: None,
+            budget: None,
+        }
+    }
+}
+
 /// How long before its end a key is marked as expiring, in seconds.
 const EXPIRING: i64 = 10 * DAY;
 
@@ -531,8 +550,7 @@ mod tests {
 
     #[test]
     fn states() {
-        let temporary = Temporary::new();
-        let mut key = temporary.store.key("key_1").expect("a look-up").expect("the key");
+        let mut key = Key::example();
         for (expires, now, state) in [
             (None, 5, KeyState::Active),
             (Some(20 * DAY), 10 * DAY - 1, KeyState::Active),

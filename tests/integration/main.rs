@@ -10,6 +10,7 @@ mod support;
 
 mod abandonment;
 mod audit;
+mod budgets;
 mod cli;
 mod client;
 mod console;
