@@ -103,7 +103,7 @@ fn parts(config: &Config, store: Option<&Store>, database: Finding) -> Vec<Findi
     findings.extend(config.tls.as_ref().map(certificate::check));
     findings.extend(exposed(config));
     findings.extend([clock(config, store), database]);
-    findings.extend(store.and_then(keys::check));
+    findings.extend(store.map(keys::check).unwrap_or_default());
     findings.push(search(config));
     findings.extend(runtime::check(config));
     findings

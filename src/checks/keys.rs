@@ -10,39 +10,48 @@ use crate::when;
 /// How many keys a finding names.
 const NAMED: usize = 5;
 
-/// Returns `None` if there is nothing to say, or if the keys can't be read, which the check of the database reports.
-pub fn check(store: &Store) -> Option<Finding> {
+/// Returns nothing if the keys can't be read: the check of the database reports that.
+pub fn check(store: &Store) -> Vec<Finding> {
+    find(store).unwrap_or_default()
+}
+
+fn find(store: &Store) -> Result<Vec<Finding>, StoreError> {
     let now = when::now();
-    let keys = store.list_keys().ok()?;
+    let keys = store.list_keys()?;
     let of_state = |state| keys.iter().filter(|key| key.state(now) == state).collect::<Vec<_>>();
     let date = |key: &&Key| format!("{} ({:?}, {})", key.id, key.name, when::shown(key.expires));
-    let mut messages = Vec::new();
+    let mut findings = Vec::new();
     let expired = of_state(KeyState::Expired);
     if !expired.is_empty() {
-        let (number, names) = (count(expired.len() as i64, "key"), named(&expired, date));
-        messages.push(format!(
-            "{number} expired: {names}. Revoke what is not needed: adriaticum keys revoke ID; or give it another date: \
-             adriaticum keys set ID --expires WHEN"
-        ));
+        let message = format!(
+            "{} expired: {}. Revoke what is not needed: adriaticum keys revoke ID; or give it another date: adriaticum keys set \
+             ID --expires WHEN",
+            count(expired.len() as i64, "key"),
+            named(&expired, date),
+        );
+        findings.push(Finding::warn("keys", message));
     }
     let expiring = of_state(KeyState::Expiring);
     if !expiring.is_empty() {
-        let (number, names) = (count(expiring.len() as i64, "key"), named(&expiring, date));
-        messages.push(format!(
-            "{number} will expire within ten days: {names}. To give one another date: adriaticum keys set ID --expires WHEN"
-        ));
+        let message = format!(
+            "{} will expire within ten days: {}. To give one another date: adriaticum keys set ID --expires WHEN",
+            count(expiring.len() as i64, "key"),
+            named(&expiring, date),
+        );
+        findings.push(Finding::warn("keys", message));
     }
-    let unmeasured = unmeasured(store, &keys, now).ok()?;
+    let unmeasured = unmeasured(store, &keys, now)?;
     if !unmeasured.is_empty() {
         let names = named(&unmeasured, |(key, number)| {
             let per = key.budget.map_or("", |budget| budget.budget.per.as_str());
             format!("{} ({:?}, {} this {per})", key.id, key.name, count(*number, "completion"))
         });
-        messages.push(format!(
-            "budgets do not count completions without total_tokens: {names}. Configure the runtime to report usage"
-        ));
+        let message = format!(
+            "completions without total_tokens do not count: {names}. Configure the runtime to report usage"
+        );
+        findings.push(Finding::warn("budgets", message));
     }
-    (!messages.is_empty()).then(|| Finding::warn("keys", messages.join("; ")))
+    Ok(findings)
 }
 
 fn named<T>(keys: &[T], name: impl Fn(&T) -> String) -> String {

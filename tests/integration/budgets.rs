@@ -116,14 +116,17 @@ fn check_warns_of_a_budget_that_does_not_count_every_completion() {
     server.post(&key, &chat("x")).is_completion();
     let warning = || {
         let told = server.told(&["check"]);
-        told.lines().find(|line| line.starts_with("warn  keys ")).map(String::from)
+        told.lines().find(|line| line.starts_with("warn  budgets ")).map(String::from)
     };
     assert_eq!(warning(), None);
     runtime.next(Script::Answer(200, json!({"choices": [{"message": {"content": "x"}}]})));
     server.post(&key, &chat("x")).is_completion();
     assert_eq!(keys(&server)[0]["budget"]["used"], COST, "it is not counted");
     let warning = warning().expect("a warning");
-    assert!(warning.contains("total_tokens: key_") && warning.contains("1 completion this day"), "{warning}");
+    assert!(
+        warning.contains("total_tokens do not count: key_") && warning.contains("1 completion this day"),
+        "{warning}"
+    );
 }
 
 #[test]
