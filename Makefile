@@ -66,7 +66,7 @@ lint: need-lint .venv/ready ## Check format, lints, documentation and spelling
 postgres: need-postgres build ## Run the tests of the store and the ledger, and the conformance suite, on PostgreSQL
 	$(CARGO) test --locked --features test-postgres --lib store::
 	$(CARGO) test --locked --features test-postgres --test integration -- \
-		ledger:: cli:: console:: metrics:: postgres:: moving:: gateways:: fairness::
+		ledger:: cli:: console:: metrics:: postgres:: moving:: gateways:: fairness:: budgets::
 	$(PYTHON) tests/conformance/run.py --postgres
 
 tls: need-tls build ## Run the conformance suite over TLS, sslscan, and slow handshakes

@@ -15,12 +15,12 @@ use adriaticum::store::{
 fn key(store: &Store) -> Digest {
     let secret = "benchmark";
     let digest = Digest::of(secret);
-    if store.find_key(&digest).expect("a look-up").is_some() {
+    if store.find_key(&digest, 0).expect("a look-up").is_some() {
         return digest;
     }
     let name = KeyName::parse("benchmark").expect("a good name");
     let permissions = &[Permission::Completions];
-    let key = NewKey { name: &name, permissions, created: 0, expires: None, concurrent: None };
+    let key = NewKey { name: &name, permissions, created: 0, expires: None, concurrent: None, budget: None };
     store.add_key(secret, &key, &Actor::command("benchmark".into())).expect("a new key");
     digest
 }

@@ -10,7 +10,7 @@ function __adriaticum_at
             continue
         end
         switch $word
-            case --config --permission --expires --concurrent --since --until --by --key --gateway --through --from --to
+            case --config --permission --expires --concurrent --budget --state --since --until --by --key --gateway --through --from --to
                 set skip yes
             case '-*'
             case '*'
@@ -39,13 +39,16 @@ complete -c adriaticum -n '__adriaticum_at keys' -a create -d 'Create an API key
 complete -c adriaticum -n '__adriaticum_at keys' -a list -d 'List the keys'
 complete -c adriaticum -n '__adriaticum_at keys' -a rename -d 'Rename a key'
 complete -c adriaticum -n '__adriaticum_at keys' -a revoke -d 'Revoke a key permanently'
-complete -c adriaticum -n '__adriaticum_at keys' -a set -d 'Change permissions, expiry or concurrent requests'
+complete -c adriaticum -n '__adriaticum_at keys' -a set -d 'Change permissions, expiry, concurrent requests or budget'
 complete -c adriaticum -n '__adriaticum_at keys create' -l permission -x -a 'completions metrics' -d 'What the key may do'
 complete -c adriaticum -n '__adriaticum_at keys create' -l expires -x -a '30d 90d 365d' -d 'When the key expires'
 complete -c adriaticum -n '__adriaticum_at keys create' -l concurrent -x -d 'Requests processed at once'
+complete -c adriaticum -n '__adriaticum_at keys create' -l budget -x -d 'Tokens per day or month'
 complete -c adriaticum -n '__adriaticum_at keys set' -l permission -x -a 'completions metrics' -d 'What the key may do'
 complete -c adriaticum -n '__adriaticum_at keys set' -l expires -x -a '30d 90d 365d never' -d 'When the key expires'
 complete -c adriaticum -n '__adriaticum_at keys set' -l concurrent -x -a none -d 'Requests processed at once'
+complete -c adriaticum -n '__adriaticum_at keys set' -l budget -x -a none -d 'Tokens per day or month'
+complete -c adriaticum -n '__adriaticum_at keys list' -l state -x -a 'active expiring expired revoked' -d 'Only keys of this state'
 complete -c adriaticum -n '__adriaticum_at keys list' -l json -d 'Print JSON'
 
 complete -c adriaticum -n '__adriaticum_at usage' -a show -d 'Show one request'

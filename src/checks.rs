@@ -1,6 +1,7 @@
 //! Tests every part that a completion needs, and says what to do if one fails.
 
 mod certificate;
+mod keys;
 mod runtime;
 
 use std::fmt::Display;
@@ -101,7 +102,9 @@ fn parts(config: &Config, store: Option<&Store>, database: Finding) -> Vec<Findi
     let mut findings = vec![configuration(config), hosts(config)];
     findings.extend(config.tls.as_ref().map(certificate::check));
     findings.extend(exposed(config));
-    findings.extend([clock(config, store), database, search(config)]);
+    findings.extend([clock(config, store), database]);
+    findings.extend(store.map(keys::check).unwrap_or_default());
+    findings.push(search(config));
     findings.extend(runtime::check(config));
     findings
 }

@@ -12,7 +12,7 @@ use self::record::Record;
 use crate::api::grounding::Grounding;
 use crate::api::key::{self, Caller};
 use crate::api::refusals::Refusals;
-use crate::api::{host, inference, ledger, permission, reply, route, size, validation};
+use crate::api::{budget, host, inference, ledger, permission, reply, route, size, validation};
 use crate::config::Compatibility;
 use crate::error::{Failure, FailureCause};
 use crate::http::{Head, Request, Response};
@@ -186,12 +186,15 @@ impl Pipeline {
     /// Looks up the key of a request that is not run. Returns what is wrong with the key, or else this failure. If the key is
     /// valid, the request has a row.
     fn refuse_key_first(&self, record: &mut Record, digest: &Digest, failure: Failure) -> Failure {
-        let caller = match catch_panic(|| key::authenticate(digest, &self.store, when::now())) {
+        let created = record.created;
+        let caller = match catch_panic(|| key::authenticate(digest, &self.store, created)) {
             Ok(caller) => caller,
             Err(of_key) => return of_key,
         };
         record.key_id = Some(caller.key_id.clone());
-        let failure = permission::check(&caller.permissions).err().unwrap_or(failure);
+        let allowed =
+            permission::check(&caller.permissions).and_then(|()| budget::check(caller.budget, created));
+        let failure = allowed.err().unwrap_or(failure);
         self.record(record, &caller, &failure);
         failure
     }

@@ -3,7 +3,8 @@
 use crate::error::{ApiError, Failure, FailureCause};
 use crate::http::Head;
 use crate::id::has_shape;
-use crate::store::{Digest, Permission, Store};
+use crate::store::{Digest, KeyBudget, Permission, Store};
+use crate::when;
 
 /// What a secret begins with, and how many hexadecimal digits follow.
 pub const SECRET_PREFIX: &str = "adr_";
@@ -20,14 +21,16 @@ pub struct Caller {
     pub permissions: Vec<Permission>,
     /// How many of the key's requests run at once.
     pub concurrent: Option<u32>,
+    pub budget: Option<KeyBudget>,
     /// Whether `last_used` has to be written for this use.
     pub note_use: bool,
 }
 
 /// Looks up a key. Any process may change it at any time: whether a request is run is decided when the ledger inserts
-/// its open row.
-pub fn authenticate(digest: &Digest, store: &Store, now: i64) -> Result<Caller, Failure> {
-    let key = store.find_key(digest).map_err(|error| {
+/// its open row. The budget is that of a request that was created at this time.
+pub fn authenticate(digest: &Digest, store: &Store, created: i64) -> Result<Caller, Failure> {
+    let now = when::now();
+    let key = store.find_key(digest, created).map_err(|error| {
         let message = "The API keys can't be read at the moment. Try again later.";
         Failure::unavailable(error.cause(), message, error.details("keys"))
     })?;
@@ -47,6 +50,7 @@ pub fn authenticate(digest: &Digest, store: &Store, now: i64) -> Result<Caller, 
         key_name: key.name,
         permissions: key.permissions,
         concurrent: key.concurrent,
+        budget: key.budget,
         note_use: key.last_used.is_none_or(|last| (now - last).abs() >= LAST_USE_PRECISION),
     })
 }

@@ -39,7 +39,7 @@ Commands:
   keys list             List the keys
   keys rename ID NAME   Rename a key
   keys revoke ID        Revoke a key permanently
-  keys set ID           Change a key's permissions, expiry or concurrency
+  keys set ID           Change a key's permissions, expiry, concurrency or budget
   usage                 Show the requests and tokens of the ledger
   usage show ID         Show one request
   usage verify          Find rows that were changed, deleted or inserted

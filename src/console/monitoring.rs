@@ -55,7 +55,10 @@ impl Monitoring {
         let id = RequestId::new();
         match self.admit(&request.head, id.created()) {
             Ok(_) => {
-                let text = self.metrics.render(&self.load.snapshot(), &self.store.state());
+                // Without a database there are no budgets, but the other metrics are wanted most.
+                let mut keys = self.store.keys_with_budget().unwrap_or_default();
+                keys.retain(|key| key.is_valid(id.created()));
+                let text = self.metrics.render(&self.load.snapshot(), &self.store.state(), &keys);
                 Response::new(200, METRICS_TEXT, text.into_bytes())
             }
             Err(failure) => {

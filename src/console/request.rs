@@ -134,7 +134,8 @@ fn advice(row: &LedgerRow) -> Option<&'static str> {
              named the member and the bound; the client has to change what it sends."
         }
         "insufficient_permission" => {
-            "The key may not run completions. Give the client one that has the permission."
+            "The key may not run completions, or had used its budget. The answer said which. Give the client a key that \
+             has the permission, or this key a larger budget."
         }
         "inference_error" => {
             "The runtime could not be reached, took too long or gave no usable answer. The service’s log has the \

@@ -312,12 +312,13 @@ mod tests {
         let (ana, web) = (Actor::command("ana".into()), Actor::console("192.0.2.1".into()));
         let name = KeyName::parse("first").expect("a name");
         let permissions = &[Permission::Completions];
-        let key = NewKey { name: &name, permissions, created: 5, expires: None, concurrent: None };
+        let key =
+            NewKey { name: &name, permissions, created: 5, expires: None, concurrent: None, budget: None };
         assert!(store.add_key_as("key_x", "secret", &key, &ana).expect("a key"));
         assert!(!store.add_key_as("key_x", "other", &key, &web).expect("no key"), "the id is taken");
         let created = only(store, "key_created");
         assert_eq!((created.0.as_str(), created.1.as_str()), ("command", "ana"));
-        assert_eq!(created.2, "permissions: completions, expires: never, concurrent: none");
+        assert_eq!(created.2, "permissions: completions, expires: never, concurrent: none, budget: none");
         let changes = [
             KeyChange::Name(KeyName::parse("second").expect("a name")),
             KeyChange::Permissions(vec![Permission::Metrics]),
@@ -357,7 +358,14 @@ mod tests {
         store.set_console_password(password.clone(), &by).expect("a password");
         store.tamper("ALTER TABLE audit RENAME TO elsewhere");
         let name = KeyName::parse("x").expect("a name");
-        let key = NewKey { name: &name, permissions: &[], created: 5, expires: None, concurrent: None };
+        let key = NewKey {
+            name: &name,
+            permissions: &[],
+            created: 5,
+            expires: None,
+            concurrent: None,
+            budget: None,
+        };
         assert!(store.add_key("secret", &key, &by).is_err());
         assert!(store.change_key("key_1", None, &[KeyChange::Expires(Some(9))], &by).is_err());
         assert!(store.revoke_key("key_1", 9, &by).is_err());

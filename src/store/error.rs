@@ -129,7 +129,7 @@ impl fmt::Display for StoreError {
             Self::Io(error) => write!(f, "{error}"),
             Self::Panicked => f.write_str("a write panicked"),
             Self::NoRow => f.write_str("the row is not there, or has its outcome already"),
-            Self::KeyRefused => f.write_str("the key is not valid"),
+            Self::KeyRefused => f.write_str("the key is not valid, or has used its budget"),
             Self::Fenced => f.write_str("another process serves under the name of this gateway"),
             Self::Unavailable(cause) => write!(f, "the database can't be used: {cause}"),
             Self::Unknown(cause) => write!(f, "the database did not confirm the write: {cause}"),

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use super::budget::{BUDGET_COLUMNS, KeyBudget, budget_parameters};
 use super::chain::Link;
 use super::engine::{Row, Session, Statement, Value, bound, values};
 use super::rollup::Batch;
@@ -154,10 +155,13 @@ pub const COLUMNS: &str = "request_id, key_id, key_name, created, status, error_
     completion_tokens, total_tokens, duration_ms, queue_ms, runtime_ms, grounded, search_reason,
     search_results, search_ms, seq, gateway, cause";
 
-/// The key of a request: none if it was revoked, has expired or lacks the permission.
-pub(super) const FIND_KEY: &str =
-    "SELECT id, name, concurrent FROM keys WHERE digest = $1 AND revoked IS NULL
-    AND (expires IS NULL OR expires > $2) AND ',' || permissions || ',' LIKE '%,completions,%'";
+/// The key of a request, with its budget: none if it was revoked, has expired or lacks the permission.
+pub(super) static FIND_KEY: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "SELECT id, name, concurrent, {BUDGET_COLUMNS} FROM keys WHERE digest = $3 AND revoked IS NULL
+         AND (expires IS NULL OR expires > $4) AND ',' || permissions || ',' LIKE '%,completions,%'"
+    )
+});
 
 /// Inserts an open row. SQLite would make a table of its own for what a RETURNING returns, at every use.
 const INSERT: &str = "INSERT INTO usage (request_id, key_id, key_name, created, gateway, epoch)
@@ -270,7 +274,7 @@ impl Store {
         finished.iter().for_each(|row| sums.add(row));
         let lock = self.engine.locking(if finished.is_empty() { LOCK_TO_BEGIN } else { LOCK_TO_FINISH });
         let of_members = group.iter().map(|write| match write {
-            LedgerWrite::Begin(row) => Statement::new(FIND_KEY, values![row.digest.bytes(), when::now()]),
+            LedgerWrite::Begin(row) => row.find_key(),
             LedgerWrite::Finish(row) | LedgerWrite::Record(row) => {
                 Statement::new(FIND, values![&row.request_id])
             }
@@ -291,7 +295,7 @@ impl Store {
         })?;
         let head = head.ok_or(StoreError::Fenced)?;
         let result = |(write, found): (&&LedgerWrite, Option<Row>)| match (write, found) {
-            (LedgerWrite::Begin(request), Some(row)) => request.read(row).map(Some),
+            (LedgerWrite::Begin(request), Some(row)) => request.read(row),
             (LedgerWrite::Begin(_) | LedgerWrite::Record(_), None) => Ok(None),
             (LedgerWrite::Finish(_), Some(mut row)) => {
                 let open = (None::<i64>, self.gateway.clone(), self.epoch);
@@ -386,11 +390,20 @@ impl Store {
 }
 
 impl RowRequest {
-    /// Reads what [`FIND_KEY`] finds.
-    fn read(&self, mut row: Row) -> Result<BegunRow, StoreError> {
+    /// The tokens of a request count in the period of its `created`, so that period's budget decides.
+    fn find_key(&self) -> Statement {
+        let mut parameters = budget_parameters(self.created).to_vec();
+        parameters.extend(values![self.digest.bytes(), when::now()]);
+        Statement::new(&FIND_KEY, parameters)
+    }
+
+    /// Reads what [`FIND_KEY`] finds. Returns `None` if the key has used its budget.
+    fn read(&self, mut row: Row) -> Result<Option<BegunRow>, StoreError> {
         let (request_id, created) = (self.request_id.clone(), self.created);
         let row_of_key = NewRow { request_id, key_id: row.next()?, key_name: row.next()?, created };
-        Ok(BegunRow { row: row_of_key, concurrent: row.next()? })
+        let begun = BegunRow { row: row_of_key, concurrent: row.next()? };
+        let budget = KeyBudget::read(&mut row)?;
+        Ok((!budget.is_some_and(|budget| budget.is_used_up())).then_some(begun))
     }
 }
 

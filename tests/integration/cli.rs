@@ -55,6 +55,72 @@ fn keys_from_their_making_to_their_end() {
     let json: Value = serde_json::from_str(&server.told(&["keys", "list", "--json"])).expect("JSON");
     assert_eq!(json[0]["name"], "another");
     assert!(json[0]["revoked"].is_i64());
+    let members: Vec<&String> = json[0].as_object().expect("an object").keys().collect();
+    let mut expected = [
+        "id",
+        "name",
+        "hint",
+        "permissions",
+        "created",
+        "expires",
+        "last_used",
+        "revoked",
+        "concurrent",
+        "budget",
+    ];
+    expected.sort();
+    assert_eq!(members, expected);
+    assert_eq!(json[0]["hint"], hint);
+    server.query("UPDATE keys SET revoked = 978307260");
+    let told = changed(&server, &["keys", "revoke", id]);
+    assert!(told.ends_with(" is revoked already, since 2001-01-01 00:01Z.\n"), "{told}");
+    refused(&server, &["keys", "set", id, "--expires", "never"], 1, "revoked since 2001-01-01 00:01Z");
+}
+
+#[test]
+fn keys_that_expire_are_marked() {
+    let server = Server::new(None);
+    for (name, expires) in
+        [("stays", "never"), ("later", "11d"), ("soon", "9d"), ("over", "1d"), ("gone", "1d")]
+    {
+        server.told(&["keys", "create", name, "--expires", expires]);
+    }
+    server.query("UPDATE keys SET expires = 978307260 WHERE name IN ('over', 'gone')");
+    let id = |name: &str| match &server.query(&format!("SELECT id FROM keys WHERE name = '{name}'"))[0][0] {
+        rusqlite::types::Value::Text(id) => id.clone(),
+        other => panic!("{other:?}"),
+    };
+    server.told(&["keys", "revoke", &id("gone")]);
+    let listed = server.told(&["keys", "list"]);
+    for (state, expected) in [
+        ("active", &["stays", "later"][..]),
+        ("expiring", &["soon"]),
+        ("expired", &["over"]),
+        ("revoked", &["gone"]),
+    ] {
+        let text = server.told(&["keys", "list", "--state", state, "--json"]);
+        let json: Vec<Value> = serde_json::from_str(&text).expect("JSON");
+        let mut names: Vec<&str> = json.iter().filter_map(|key| key["name"].as_str()).collect();
+        names.sort_by_key(|name| expected.iter().position(|expected| expected == name));
+        assert_eq!(names, expected, "{state}");
+        for name in names {
+            let line = listed.lines().find(|line| line.contains(&format!(" {name} "))).expect("a line");
+            assert!(line.contains(&format!(" {state} ")), "{line}");
+        }
+        assert_eq!(server.told(&["keys", "list", "--state", state]).lines().count(), expected.len() + 1);
+    }
+    let told = String::from_utf8_lossy(&server.run(&["check"]).stdout).into_owned();
+    let warning: String = told.lines().filter(|line| line.starts_with("warn  keys ")).collect();
+    for (name, number) in [("over", "1 key expired: "), ("soon", "1 key will expire within ten days: ")] {
+        assert!(warning.contains(&format!("{number}{}", id(name))), "{warning}");
+    }
+    assert!(!warning.contains(&id("gone")) && !warning.contains(&id("later")), "{warning}");
+    for name in ["over", "soon"] {
+        server.told(&["keys", "revoke", &id(name)]);
+    }
+    let told = server.run(&["keys", "list", "--state", "expired"]);
+    assert_eq!(String::from_utf8_lossy(&told.stderr), "No key is expired.\n");
+    assert!(!String::from_utf8_lossy(&server.run(&["check"]).stdout).contains("  keys "));
 }
 
 #[test]
@@ -67,7 +133,7 @@ fn keys_set_changes_what_its_options_name() {
     };
     let id = key()["id"].as_str().expect("an id").to_owned();
     assert_eq!(key()["concurrent"], 3);
-    assert!(server.told(&["keys", "list"]).lines().any(|line| line.ends_with(" 3")));
+    assert!(server.told(&["keys", "list"]).lines().any(|line| line.contains(" 3 ")));
     let told = changed(&server, &["keys", "set", &id, "--expires", "2100-01-01", "--permission", "metrics"]);
     assert!(told.starts_with(&format!("Changed {id} in ")), "{told}");
     assert!(told.ends_with(": permissions metrics, expires 2100-01-01 00:00Z.\n"), "{told}");
@@ -77,8 +143,12 @@ fn keys_set_changes_what_its_options_name() {
     assert!(told.ends_with("expires never, concurrent 10000.\n"), "{told}");
     assert_eq!((&key()["expires"], &key()["concurrent"]), (&Value::Null, &json!(10_000)));
     assert_eq!(key()["permissions"], json!(["metrics"]), "what is not named stays");
-    server.told(&["keys", "set", &id, "--concurrent", "none"]);
-    assert_eq!(key()["concurrent"], Value::Null);
+    let told = changed(&server, &["keys", "set", &id, "--concurrent", "none", "--budget", "1000000/month"]);
+    assert!(told.ends_with("concurrent none, budget 1000000/month.\n"), "{told}");
+    let budget = json!({"tokens": 1_000_000, "per": "month", "used": 0});
+    assert_eq!((&key()["concurrent"], &key()["budget"]), (&Value::Null, &budget));
+    server.told(&["keys", "set", &id, "--budget", "none"]);
+    assert_eq!(key()["budget"], Value::Null);
     refused(&server, &["keys", "set", "key_none", "--concurrent", "1"], 1, "keys list");
 }
 
@@ -168,7 +238,10 @@ fn wrong_use_is_told() {
         (&["keys", "create", "x", "--concurrent", "0"], "1 to 10000"),
         (&["keys", "rename", "x"], "NAME"),
         (&["keys", "set"], "ID"),
-        (&["keys", "set", "x"], "--concurrent is missing"),
+        (&["keys", "create", "x", "--budget", "1000"], "a slash, and day or month, or none"),
+        (&["keys", "create", "x", "--budget", "0/day"], "from 1 to 1000000000000"),
+        (&["keys", "list", "--state", "dead"], "active, expiring, expired or revoked"),
+        (&["keys", "set", "x"], "--concurrent or --budget is missing"),
         (&["keys", "set", "x", "--concurrent", "10001"], "or none"),
         (&["keys", "set", "x", "--expires", "2001-01-01"], "past"),
         (&["keys", "set", "x", "--expires", "soon"], "or never"),

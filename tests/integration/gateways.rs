@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rusqlite::types::Value::{Integer, Null, Text};
 use rustix::process::Signal;
 
+use crate::budgets::use_up;
 use crate::console::{Browser, PASSWORD, set_password};
 use crate::postgres::set_usable;
 use crate::postgres_server::{PostgresServer, psql};
@@ -50,6 +51,16 @@ fn keys_and_sessions_are_the_same_at_every_gateway() {
     assert_eq!(browser.get("/usage").status, 200, "the session is valid here too");
     let told = b.told(&["usage", "verify"]);
     assert!(told.contains("20 rows, nothing wrong") && told.contains("b:20:"), "{told}");
+}
+
+#[test]
+fn a_budget_holds_over_all_gateways() {
+    let (runtime, uri) = (Runtime::start(), PostgresServer::shared().database());
+    let [a, b] = ["a", "b"].map(|name| gateway(&uri, name, &runtime).start());
+    let key = a.told(&["keys", "create", "x", "--budget", "1400/day"]).trim().to_owned();
+    use_up(&[&a, &b], &key, 100);
+    a.post(&key, &chat("x")).is_error(403, "insufficient_permission");
+    b.post(&key, &chat("x")).is_error(403, "insufficient_permission");
 }
 
 #[test]

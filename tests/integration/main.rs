@@ -10,6 +10,7 @@ mod support;
 
 mod abandonment;
 mod audit;
+mod budgets;
 mod causes;
 mod cli;
 mod client;
