@@ -646,9 +646,11 @@ pub(super) mod tests {
         // One row for so many snapshots: each of them reads all rows.
         let (more, wanted) = mpsc::sync_channel::<i64>(1);
         let wanted = Mutex::new(wanted);
+        // Minutes are kept for two hours.
+        let first = when::now() - 3000;
         let write_rows = || {
             while let Ok(number) = { wanted.lock().expect("no panic").recv() } {
-                let (end, created) = (number.to_string(), number * 40);
+                let (end, created) = (number.to_string(), first + number * 10);
                 match number % 4 {
                     3 => store.record(&row(&end, "key_2", created), &outcome(400, None)).expect("a row"),
                     _ => write(store, &end, "key_1", created, 200, Some(number)),

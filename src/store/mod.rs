@@ -17,6 +17,7 @@ mod keys;
 mod ledger;
 mod listing;
 mod moving;
+mod proof;
 mod retention;
 mod rollup;
 mod sessions;
@@ -48,6 +49,7 @@ pub use keys::{
 pub use ledger::{BegunRow, COLUMNS as LEDGER_COLUMNS, LedgerRow, NewRow, Outcome, Searched, Tokens};
 pub use listing::{Listing, Matching, SEARCHED_ROWS, Which};
 pub use moving::Progress;
+pub use proof::UnprovenSums;
 pub use rollup::Span;
 pub use sessions::{PasswordHash, TokenKind};
 pub use sums::{Filter, Grouping, Range, RollupRow, Sums, UsageRow};
