@@ -187,7 +187,7 @@ impl Store {
     /// requests are in a chain before they are synced, and a head that an operator notes must survive a power cut: all that
     /// was read is durable when this returns.
     pub fn verify(&self) -> Result<Verification, StoreError> {
-        let found = self.engine.report(verify)?;
+        let found = self.engine.report(|session| verify(session, when::now()))?;
         self.engine.sync()?;
         Ok(found)
     }
@@ -206,8 +206,8 @@ impl Store {
     }
 }
 
-pub(super) fn verify(session: &dyn Session) -> Result<Verification, StoreError> {
-    let mut proof = SumsProof::new(session, when::now())?;
+pub(super) fn verify(session: &dyn Session, now: i64) -> Result<Verification, StoreError> {
+    let mut proof = SumsProof::new(session, now)?;
     let mut verification = walk(session, &mut proof)?;
     if verification.fault.is_none() {
         verification.fault = proof.find_fault(session)?;

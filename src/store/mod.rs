@@ -18,6 +18,7 @@ mod ledger;
 mod listing;
 mod moving;
 mod proof;
+mod restore;
 mod retention;
 mod rollup;
 mod sessions;
@@ -50,6 +51,9 @@ pub use ledger::{BegunRow, COLUMNS as LEDGER_COLUMNS, LedgerRow, NewRow, Outcome
 pub use listing::{Listing, Matching, SEARCHED_ROWS, Which};
 pub use moving::Progress;
 pub use proof::UnprovenSums;
+pub use restore::{
+    ComparedKey, Comparison, KeyDifferences, LedgerExtent, Restoration, RestoreError, restore,
+};
 pub use rollup::Span;
 pub use sessions::{PasswordHash, TokenKind};
 pub use sums::{Filter, Grouping, Range, RollupRow, Sums, UsageRow};

@@ -211,7 +211,7 @@ mod tests {
         let found = std::cell::Cell::new(None);
         let undone = store.engine.transaction(false, |session| {
             assert!(session.execute(statement, &[])? > 0, "{statement}");
-            found.set(chain::verify(session)?.fault);
+            found.set(chain::verify(session, when::now())?.fault);
             Err::<(), _>(StoreError::Panicked)
         });
         assert!(matches!(undone, Err(StoreError::Panicked)), "{statement}: {undone:?}");
