@@ -9,7 +9,7 @@ use crate::store::{
     self, ComparedKey, Comparison, Database, KeyDifferences, LedgerExtent, Restoration, RestoreError,
     StoreError,
 };
-use crate::text::count;
+use crate::text::{count, may_hold_a_secret};
 use crate::when;
 
 const HELP: &str = "\
@@ -26,6 +26,7 @@ how to go back. If the command fails or is interrupted, the present database is 
 
 pub fn run(mut args: Args) -> Result<(), CliError> {
     let [file] = args.words(HELP, ["the FILE of the backup"], &mut [])?;
+    let backup = if may_hold_a_secret(&file) { "…" } else { &file };
     let config = args.config()?;
     let Database::Sqlite(path) = &config.database else {
         return Err(CliError::Failed(format!(
@@ -36,12 +37,12 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let name = config.database_name();
     let restored = store::restore(path, Path::new(&file), &actor()).map_err(|error| {
         let of: &dyn Display = match error {
-            RestoreError::Backup(_) | RestoreError::Faulty(_) => &file,
+            RestoreError::Backup(_) | RestoreError::Faulty(_) => &backup,
             RestoreError::Held(_) | RestoreError::Present(_) => &name,
         };
         CliError::Failed(format!("{of}: {error}. Nothing was restored."))
     })?;
-    print(&report(&restored, &file, &name.to_string()))
+    print(&report(&restored, backup, &name.to_string()))
 }
 
 fn report(restored: &Restoration, file: &str, database: &str) -> String {

@@ -197,10 +197,10 @@ impl Store {
             self.set_console_password(password, by)?;
         }
         let details = format!(
-            "a backup with {}, the newest of {}; {} since then",
+            "a backup with {}, the newest of {}, and {} that was revoked since",
             count(ledger.rows, "row"),
             when::shown(ledger.newest),
-            count(revoked.len() as i64, "key") + " revoked"
+            count(revoked.len() as i64, "key")
         );
         let sessions = values![TokenKind::Session.as_str()];
         let statements = vec![

@@ -10,7 +10,7 @@ use crate::metrics::get;
 use crate::postgres_server::PostgresServer;
 use crate::support::{Runtime, Server, chat, until};
 
-const BACK_TO_8: &str = include_str!("../back_to_8.sql");
+pub const BACK_TO_8: &str = include_str!("../back_to_8.sql");
 
 /// Rows as version 8 left them when it ended: some that had an outcome and no place in the chain yet, and open ones.
 const LEFT_ROWS: [&str; 2] = [

@@ -137,7 +137,7 @@ impl PrepareError {
     }
 }
 
-/// The database that is to be replaced. No other process can use it until this is dropped.
+/// The database that is to be replaced. If it is sound, no other process can use it until this is dropped.
 pub struct PresentDatabase {
     connection: Connection,
     /// What is wrong with its file.
@@ -145,17 +145,24 @@ pub struct PresentDatabase {
 }
 
 impl PresentDatabase {
-    /// Moves the WAL into the database, which fails while another process has it open.
+    /// Moves the WAL into the database, which fails while another process has it open. A damaged one is only read, and not
+    /// locked: SQLite might delete its WAL.
     pub fn lock(path: &Path) -> Result<Self, StoreError> {
         if is_missing(path)? {
             return Err(StoreError::Missing);
         }
+        let connection = connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+        connection.busy_timeout(START_PATIENCE)?;
+        match check_every_page(&connection) {
+            Err(damage @ StoreError::Damaged(_)) => return Ok(Self { connection, damage: Some(damage) }),
+            checked => checked?,
+        }
+        drop(connection);
         let connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         connection.busy_timeout(START_PATIENCE)?;
         switch_journal(&connection, "DELETE")?;
         connection.execute_batch("BEGIN EXCLUSIVE")?;
-        let damage = check_every_page(&connection).err();
-        Ok(Self { connection, damage })
+        Ok(Self { connection, damage: None })
     }
 
     pub fn read<T>(&self, work: impl FnOnce(&dyn Session) -> Result<T, StoreError>) -> Result<T, StoreError> {
