@@ -181,6 +181,7 @@ fn wrong_use_is_told() {
         (&["move", "--from", "a.db"], "--to DATABASE is missing"),
         (&["usage", "show"], "REQUEST_ID"),
         (&["backup"], "FILE"),
+        (&["restore"], "FILE"),
         (&["usage", "--json", "--csv"], "can't be used together"),
     ] {
         refused(&server, arguments, 2, word);
@@ -564,7 +565,7 @@ fn an_address_that_cannot_be_used_has_its_reason() {
 /// A mistyped address was taken for the name of a file: its password was printed, and was in the name of a new file.
 #[test]
 fn a_mistyped_address_keeps_its_password() {
-    const COMMANDS: [&[&str]; 11] = [
+    const COMMANDS: [&[&str]; 12] = [
         &["serve"],
         &["check"],
         &["check", "--json"],
@@ -574,6 +575,7 @@ fn a_mistyped_address_keeps_its_password() {
         &["usage", "verify"],
         &["audit"],
         &["backup", "copy.db"],
+        &["restore", "copy.db"],
         &["console", "password"],
         &["search", "list"],
     ];
