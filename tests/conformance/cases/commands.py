@@ -210,6 +210,7 @@ def a_restore_keeps_revocations_and_lists_what_it_undoes():
             assert part in done.stdout, (part, done)
         assert copy.read_bytes() == before, "it was changed"
         server.start()
+        server.wait_until_it_listens()
         is_completion(server.post(chat(), kept))
         is_error(server.post(chat(), revoked), "invalid_api_key")
         is_error(server.post(chat(), created), "invalid_api_key")
