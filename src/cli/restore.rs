@@ -51,7 +51,11 @@ fn report(restored: &Restoration, file: &str, database: &str) -> String {
     });
     let mut lines = vec![format!("{file}: {}, verified.{upgraded}", extent(&restored.restored))];
     lines.extend(compared(&restored.present));
-    let password = if restored.keeps_password { "The console keeps its present password. " } else { "" };
+    let password = match restored.present.password {
+        Ok(None) => "The console had no password, so it has that of the backup, if there is one. ",
+        _ if restored.keeps_password => "The console keeps its present password. ",
+        _ => "",
+    };
     lines.push(format!("{password}All console sessions have ended."));
     lines.push(format!("{database} is restored. Start the service."));
     if let Some(kept) = &restored.kept {

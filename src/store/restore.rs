@@ -197,7 +197,7 @@ impl Store {
             self.set_console_password(password, by)?;
         }
         let details = format!(
-            "a backup with {}, the newest of {}, and {} that was revoked since",
+            "a backup with {}, the newest of {}; kept revoked: {}",
             count(ledger.rows, "row"),
             when::shown(ledger.newest),
             count(revoked.len() as i64, "key")

@@ -1,5 +1,5 @@
-//! A database of version 8 is upgraded by `serve` and by no other command, and a running service notices that its database
-//! was changed.
+//! A database of version 8 is upgraded by `serve` and by no other command (`restore` and `move` upgrade their copy), and a
+//! running service notices that its database was changed.
 
 use rusqlite::Connection;
 use rusqlite::types::Value::Integer;
