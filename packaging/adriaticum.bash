@@ -22,7 +22,7 @@ _adriaticum() {
     mapfile -t words < <(_adriaticum_command)
     options='--config --help --version'
     case "${words[0]} ${words[1]}" in
-        ' ') options+=' serve keys usage backup move console audit search check' ;;
+        ' ') options+=' serve keys usage backup restore move console audit search check' ;;
         'keys ') options+=' create list rename revoke set' ;;
         'keys create' | 'keys set') options+=' --permission --expires --concurrent --budget' ;;
         'keys list') options+=' --state --json' ;;
@@ -33,7 +33,7 @@ _adriaticum() {
         'audit ') options+=' --since --json' ;;
         'console ') options+=' password' ;;
         'search ') options+=' add list remove query' ;;
-        'search add' | 'search remove' | 'backup '*) files=yes ;;
+        'search add' | 'search remove' | 'backup '* | 'restore '*) files=yes ;;
         'search list' | 'search query') options+=' --json' ;;
         'check ') options+=' --json' ;;
     esac

@@ -16,6 +16,7 @@ _adriaticum() {
                 'keys:create, list, change and revoke API keys'
                 'usage:sum up requests and tokens'
                 'backup:copy the database while the service runs'
+                'restore:put a backup in the place of the database'
                 'move:move everything from SQLite to PostgreSQL'
                 'console:set the password of the console'
                 'audit:print who changed what'
@@ -63,6 +64,7 @@ _adriaticum() {
                         '(--json)--csv[print comma-separated values]'
                     ;;
                 'backup '*) _arguments $everywhere '1:new file:_files' ;;
+                'restore '*) _arguments $everywhere '1:backup:_files' ;;
                 'move '*)
                     _arguments $everywhere '--from[the SQLite database]:file:_files' \
                         '--to[the URI of an empty PostgreSQL database]:uri:'

@@ -86,7 +86,7 @@ pub fn store_failed(config: &Config, error: &StoreError) -> String {
     match error {
         StoreError::Missing => format!(
             "there is no database at {}. If it is elsewhere, name its configuration (--config FILE) or the database itself \
-             (ADRIATICUM_DATABASE). adriaticum serve, keys create, console password and move create one.",
+             (ADRIATICUM_DATABASE). adriaticum serve, keys create, console password, restore and move create one.",
             config.database_name()
         ),
         error => database_failed(config, error),

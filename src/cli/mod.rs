@@ -6,6 +6,7 @@ mod check;
 mod console;
 mod keys;
 mod moving;
+mod restore;
 mod search;
 mod serve;
 mod table;
@@ -42,7 +43,7 @@ Commands:
   keys set ID           Change a key's permissions, expiry, concurrency or budget
   usage                 Show the requests and tokens of the ledger
   usage show ID         Show one request
-  usage verify          Find rows that were changed, deleted or inserted
+  usage verify          Find rows and sums that were changed, deleted or inserted
   search add PATH...    Add files and folders to the document index
   search list           List the documents
   search remove ID      Remove a document, by its ID or its path
@@ -50,6 +51,7 @@ Commands:
   console password      Set the console's password
   audit                 Show who changed what: keys, password, settings, sign-ins
   backup FILE           Make a consistent copy of the database while it is used
+  restore FILE          Put a backup in the place of the database, and list what that undoes
   move                  Copy everything from a SQLite database to PostgreSQL, and verify it
   check                 Test every part that a completion needs
 
@@ -62,13 +64,14 @@ Options:
 /// A command: reads the rest of the command line, and does what it says.
 type Run = fn(Args) -> Result<(), CliError>;
 
-const COMMANDS: [(&str, Run); 9] = [
+const COMMANDS: [(&str, Run); 10] = [
     ("serve", serve::run),
     ("keys", keys::run),
     ("usage", usage::run),
     ("search", search::run),
     ("audit", audit::run),
     ("backup", backup::run),
+    ("restore", restore::run),
     ("check", check::run),
     ("console", console::run),
     ("move", moving::run),

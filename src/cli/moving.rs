@@ -6,7 +6,7 @@ use std::io::{self, Write};
 
 use super::{Args, CliError, Opt, missing, print};
 use crate::config;
-use crate::store::{Access, Database, DatabaseUri, Progress, ServeLock, Store};
+use crate::store::{Access, Database, DatabaseUri, Progress, ServeLock, Store, StoreError};
 use crate::text::{count, grouped};
 
 const HELP: &str = "\
@@ -62,7 +62,12 @@ fn move_database(from: &Database, mut to: DatabaseUri) -> Result<(), CliError> {
     }
     let failed =
         |database: &dyn Display, error: &dyn Display| CliError::Failed(format!("{database}: {error}."));
-    let mut store = Store::open(from, Access::Existing).map_err(|error| failed(from, &error))?;
+    let mut store = Store::open(from, Access::Existing).map_err(|error| match error {
+        StoreError::Missing => CliError::Failed(format!(
+            "there is no database at {from}. --from takes the path of the SQLite database to be moved."
+        )),
+        error => failed(from, &error),
+    })?;
     let _lock = ServeLock::take(from, "").map_err(|error| failed(from, &error))?;
     // Closes the rows that a crash has left open.
     store.join("", "").map_err(|error| failed(from, &error))?;

@@ -57,6 +57,7 @@ pub(super) enum Action {
     SignedIn,
     SignInsFailed,
     SettingsReloaded,
+    DatabaseRestored,
 }
 
 impl Action {
@@ -69,6 +70,7 @@ impl Action {
             Self::SignedIn => "signed_in",
             Self::SignInsFailed => "sign_ins_failed",
             Self::SettingsReloaded => "settings_reloaded",
+            Self::DatabaseRestored => "database_restored",
         }
     }
 }

@@ -80,12 +80,12 @@ impl fmt::Display for StoreError {
                 f.write_str("the database can't be opened: check that its folder exists and who owns it")
             }
             Self::Missing => f.write_str(
-                "there is none: adriaticum serve, keys create, console password and move create one",
+                "there is none: adriaticum serve, keys create, console password, restore and move create one",
             ),
             Self::Damaged(cause) => write!(
                 f,
-                "the file is damaged or not a database ({cause}): stop the service, move it away and restore a \
-                 backup, or save what can be read of it: sqlite3 DAMAGED .recover | sqlite3 NEW"
+                "the file is damaged or not a database ({cause}): stop the service and restore a backup \
+                 (adriaticum restore FILE), or save what can be read of it: sqlite3 DAMAGED .recover | sqlite3 NEW"
             ),
             Self::Newer { found, known } => write!(
                 f,

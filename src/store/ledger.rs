@@ -663,9 +663,11 @@ pub(super) mod tests {
         // One row for so many snapshots: each of them reads all rows.
         let (more, wanted) = mpsc::sync_channel::<i64>(1);
         let wanted = Mutex::new(wanted);
+        // Minutes are kept for two hours.
+        let first = when::now() - 3000;
         let write_rows = || {
             while let Ok(number) = { wanted.lock().expect("no panic").recv() } {
-                let (end, created) = (number.to_string(), number * 40);
+                let (end, created) = (number.to_string(), first + number * 10);
                 match number % 4 {
                     3 => store.record(&row(&end, "key_2", created), &outcome(400, None)).expect("a row"),
                     _ => write(store, &end, "key_1", created, 200, Some(number)),
@@ -699,7 +701,7 @@ pub(super) mod tests {
         );
         let gaps = "SELECT coalesce(max(seq), 0) - count(seq) FROM usage";
         let found: (i64, i64) = (session.value(&differing, &[])?, session.value(gaps, &[])?);
-        let fault = chain::verify(session)?.fault;
+        let fault = chain::verify(session, when::now())?.fault;
         if found == (0, 0) && fault.is_none() {
             return Ok(());
         }

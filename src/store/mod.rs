@@ -18,6 +18,8 @@ mod keys;
 mod ledger;
 mod listing;
 mod moving;
+mod proof;
+mod restore;
 mod retention;
 mod rollup;
 mod sessions;
@@ -51,6 +53,10 @@ pub use keys::{
 pub use ledger::{BegunRow, COLUMNS as LEDGER_COLUMNS, LedgerRow, NewRow, Outcome, Searched, Tokens};
 pub use listing::{Listing, Matching, SEARCHED_ROWS, Which};
 pub use moving::Progress;
+pub use proof::UnprovenSums;
+pub use restore::{
+    ComparedKey, Comparison, KeyDifferences, LedgerExtent, Restoration, RestoreError, restore,
+};
 pub use rollup::Span;
 pub use sessions::{PasswordHash, TokenKind};
 pub use sums::{Filter, Grouping, Range, RollupRow, Sums, UsageRow};

@@ -182,9 +182,10 @@ fn a_missing_database_is_not_created_by_a_command_that_needs_one() {
     let server = Server::new(None).set("ADRIATICUM_DATABASE", "missing.db");
     let path = server.folder.path("missing.db");
     let named = format!("there is no database at {}", path.display());
-    let creators = "adriaticum serve, keys create, console password and move create one";
+    let creators = "adriaticum serve, keys create, console password, restore and move create one";
     refused(&server, &["usage"], 1, creators);
-    refused(&server, &["move", "--from", "missing.db", "--to", "postgresql://a@127.0.0.1:1/a"], 1, creators);
+    let moved = ["move", "--from", "missing.db", "--to", "postgresql://a@127.0.0.1:1/a"];
+    refused(&server, &moved, 1, "there is no database at missing.db. --from takes");
     for command in [
         &["keys", "list"][..],
         &["keys", "rename", "key_1", "x"],
@@ -253,6 +254,7 @@ fn wrong_use_is_told() {
         (&["move", "--from", "a.db"], "--to DATABASE is missing"),
         (&["usage", "show"], "REQUEST_ID"),
         (&["backup"], "FILE"),
+        (&["restore"], "FILE"),
         (&["usage", "--json", "--csv"], "can't be used together"),
     ] {
         refused(&server, arguments, 2, word);
@@ -501,6 +503,8 @@ fn a_backup_that_fails_leaves_no_file() {
     let backup = || server.prefixed(&["bash", "-c", limit, "bash"], &["backup", path]).output();
     let output = backup().expect("bash should run");
     assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(message.contains("copy.db: ") && !message.contains("a new file"), "{message}");
     let left = || std::fs::read_dir(server.folder.path("")).expect("a folder").flatten();
     assert!(left().all(|file| !file.file_name().to_string_lossy().starts_with("copy.db")));
     // The command must not remove a file that it did not create.
@@ -634,7 +638,7 @@ fn an_address_that_cannot_be_used_has_its_reason() {
 /// A mistyped address was taken for the name of a file: its password was printed, and was in the name of a new file.
 #[test]
 fn a_mistyped_address_keeps_its_password() {
-    const COMMANDS: [&[&str]; 11] = [
+    const COMMANDS: [&[&str]; 12] = [
         &["serve"],
         &["check"],
         &["check", "--json"],
@@ -644,6 +648,7 @@ fn a_mistyped_address_keeps_its_password() {
         &["usage", "verify"],
         &["audit"],
         &["backup", "copy.db"],
+        &["restore", "copy.db"],
         &["console", "password"],
         &["search", "list"],
     ];

@@ -32,6 +32,7 @@ mod packaging;
 #[cfg(feature = "test-postgres")]
 mod postgres;
 mod readiness;
+mod restore;
 mod runtime;
 mod search;
 mod sign_in;

@@ -142,7 +142,9 @@ fn bash_completes_every_command_and_option() {
     }
     assert_eq!(offered("adriaticum usage --by"), words(["hour", "day", "month", "key", "status", "gateway"]));
     assert_eq!(offered("adriaticum keys create x --permission"), words(["completions", "metrics"]));
-    assert!(offered("adriaticum backup").contains("Cargo.toml"));
+    for command in ["backup", "restore"] {
+        assert!(offered(&format!("adriaticum {command}")).contains("Cargo.toml"), "{command}");
+    }
 }
 
 #[test]
