@@ -7,7 +7,7 @@ use std::process::{self, Command};
 
 use super::{Args, CliError, Opt, print, print_json};
 use crate::checks::{self, Finding, Verdict};
-use crate::config::Config;
+use crate::config::{Config, KEY_FILE};
 use crate::files;
 use crate::text::count;
 
@@ -64,6 +64,17 @@ fn check_as_owner(config: &Config, json: bool) -> Option<Finding> {
     command.arg("check").args(json.then_some("--json")).uid(user).gid(owner.gid());
     if let Some(file) = &config.file {
         command.arg("--config").arg(file);
+        // Only root may be able to read the service's own key file, which systemd passes to the service.
+        if let Some(key) = config
+            .runtime
+            .api_key
+            .as_ref()
+            .filter(|_| config.secret_files.contains(&file.with_file_name(KEY_FILE)))
+        {
+            command
+                .env("ADRIATICUM_RUNTIME_API_KEY", key.expose())
+                .env("ADRIATICUM_RUNTIME_API_KEY_FILE", "");
+        }
     }
     match command.status() {
         Ok(status) => process::exit(status.code().unwrap_or(1)),

@@ -13,7 +13,6 @@ use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
 use crate::http::Response;
 use crate::id::secret_hex;
 use crate::store::{Digest, Filter, Key, KeyChange, KeyChanged, NewKey, Permission, Sums};
-use crate::text::grouped;
 
 /// The random bytes that tell one form for a new key from another.
 const ONCE_BYTES: usize = 16;
@@ -230,7 +229,7 @@ fn facts(key: &Key, sums: &Sums, with_terms: bool) -> Markup {
             dt { "Last 30 days" }
             dd {
                 a href=(format!("/usage?range=30d&key={}", key.id)) { (page::count(sums.requests, "request")) }
-                ", " (page::count(sums.errors, "error")) ", " (grouped(sums.total_tokens)) " tokens"
+                ", " (page::count(sums.errors, "error")) ", " (page::count(sums.total_tokens, "token"))
             }
         }
     }

@@ -36,6 +36,7 @@ pub use audit::{Actor, AuditRow};
 pub use chain::{Fault, Head, Noted, Verification};
 pub use durations::Durations;
 pub use engine::postgres::{DatabaseUri, SessionLock};
+pub use engine::sqlite::LockError;
 use engine::sqlite::Sqlite;
 pub use engine::{Access, Database, ServeLock};
 use engine::{Engine, Statement, Write};
