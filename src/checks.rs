@@ -77,10 +77,8 @@ pub fn all(config: &Config) -> Vec<Finding> {
 
 pub fn database_failed(config: &Config, error: &dyn Display) -> String {
     let name = config.database_name();
-    let unread: String = match config.database.file() {
-        Some(_) => String::new(),
-        None => config.unread_files.iter().map(|file| format!(" {file}.")).collect(),
-    };
+    let unread = config.unread_files.iter().find(|(setting, _)| *setting == "database_password_file");
+    let unread = unread.map(|(_, reason)| format!(" {reason}.")).unwrap_or_default();
     format!("the database {name}: {error}.{unread} The setting is database (ADRIATICUM_DATABASE).")
 }
 
@@ -145,7 +143,7 @@ fn exposed(config: &Config) -> Option<Finding> {
             path.display()
         ));
     }
-    message.extend(config.unread_files.iter().cloned());
+    message.extend(config.unread_files.iter().map(|(_, reason)| reason.clone()));
     (!message.is_empty()).then(|| Finding::warn("secrets", message.join("; ")))
 }
 

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::process::{self, Command};
 
-use super::{Args, CliError, Opt, print, print_json};
+use super::{Args, CliError, DENIED, Opt, print, print_json};
 use crate::checks::{self, Finding, Verdict};
 use crate::config::{Config, KEY_FILE};
 use crate::files;
@@ -43,9 +43,13 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     } else {
         print(&findings.iter().map(line).collect::<String>())?;
     }
-    match findings.iter().filter(|finding| finding.status == Verdict::Fail).count() {
+    let failed: Vec<&Finding> = findings.iter().filter(|finding| finding.status == Verdict::Fail).collect();
+    let reason = if failed.iter().any(|finding| finding.message.contains(DENIED)) { DENIED } else { "" };
+    match failed.len() {
         0 => Ok(()),
-        failed => Err(CliError::Failed(format!("{} failed.", count(failed as i64, "part")))),
+        number => Err(CliError::Failed(
+            format!("{} failed. {reason}", count(number as i64, "part")).trim_end().into(),
+        )),
     }
 }
 

@@ -84,6 +84,9 @@ enum CliError {
     Failed(String),
 }
 
+/// What messages have if the system denied something (EACCES).
+const DENIED: &str = "Permission denied (os error 13)";
+
 /// Exit codes: 0 success, 1 failure, 2 wrong usage of the command line or of a setting.
 pub fn main() -> ExitCode {
     let _flush = logging::FlushAtEnd;
@@ -105,8 +108,7 @@ pub fn main() -> ExitCode {
 
 /// The command line with sudo, if this user was denied something. Not for `serve`: its user should not be root.
 fn as_root(command: &str, message: &str) -> Option<String> {
-    let is_denied = message.contains(&io::Error::from(rustix::io::Errno::ACCESS).to_string());
-    if !is_denied || command == "serve" || rustix::process::geteuid().is_root() {
+    if !message.contains(DENIED) || command == "serve" || rustix::process::geteuid().is_root() {
         return None;
     }
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);

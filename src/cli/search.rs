@@ -143,7 +143,10 @@ fn list(mut args: Args) -> Result<(), CliError> {
     let [] = args.words(HELP, [], &mut [Opt::Flag("json", &mut json)])?;
     let index = Index::new(&args.config()?.search);
     // Without an index there are no documents, which is not an error here.
-    let documents = if index.path().exists() { index.list()? } else { Vec::new() };
+    let exists = index.path().try_exists();
+    let exists = exists
+        .map_err(|error| CliError::Failed(format!("the index {}: {error}.", index.path().display())))?;
+    let documents = if exists { index.list()? } else { Vec::new() };
     if json {
         return print_json(&documents);
     }

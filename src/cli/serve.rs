@@ -63,8 +63,8 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     for name in &config.unknown_variables {
         log::warn!("unknown variable in the environment: {name}");
     }
-    for file in &config.unread_files {
-        log::warn!("{file}");
+    for (setting, reason) in &config.unread_files {
+        log::warn!("{reason}. The setting is {setting}");
     }
     let acceptor = config.tls.as_ref().map(acceptor).transpose()?;
     // Before the sockets and the database, so that a second service ends here and has changed nothing.

@@ -25,6 +25,7 @@ pub(super) fn read(settings: &mut Settings) -> (Database, Option<PathBuf>) {
     let file = file.and_then(|written| settings.accept(read_password(&written, &mut database)));
     settings.secret_files.extend(file.clone());
     if database.file().is_some() {
+        // Only PostgreSQL needs one.
         settings.unread_files.clear();
     }
     // `Debug` does not show the password.

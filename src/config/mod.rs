@@ -59,8 +59,8 @@ pub struct Config {
     pub file: Option<PathBuf>,
     /// Files with a secret: this one, if it has a key or a password, and those that settings name.
     pub secret_files: Vec<PathBuf>,
-    /// Files of the service with a secret that this user can't read, and why.
-    pub unread_files: Vec<String>,
+    /// Files of the service with a secret that this user can't read, by their settings, and the reason.
+    pub unread_files: Vec<(&'static str, String)>,
     /// Variables of the environment that look like settings and are none, with the setting that was probably meant.
     pub unknown_variables: Vec<String>,
     /// A reload compares these to find the changed settings.

@@ -51,8 +51,8 @@ pub struct Settings {
     secrets: Option<PathBuf>,
     /// The files that hold a secret.
     pub secret_files: Vec<PathBuf>,
-    /// Default files that exist and can't be read, and why.
-    pub unread_files: Vec<String>,
+    /// Settings whose default files exist and can't be read, and the reason.
+    pub unread_files: Vec<(&'static str, String)>,
 }
 
 /// A digest of every value by its setting's name: enough to tell whether a setting was changed, and no secret.
@@ -107,7 +107,7 @@ impl Settings {
             Ok(_) => Some(Written::in_variable(setting, setting.into(), path.to_str()?.to_owned())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => {
-                self.unread_files.push(format!("{} can't be read: {error}", path.display()));
+                self.unread_files.push((setting, format!("{} can't be read: {error}", path.display())));
                 None
             }
         }

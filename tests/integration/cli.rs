@@ -627,7 +627,7 @@ fn what_is_denied_is_advised_with_sudo() {
     let server = Server::new(None);
     let path = server.folder.path("it's.toml");
     std::fs::write(&path, "").expect("a file");
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0)).expect("it is ours");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).expect("it is ours");
     let output = server.run(&["--config", path.to_str().expect("text"), "keys", "list"]);
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     let quoted = format!("--config '{}' keys list\n", path.display().to_string().replace('\'', r"'\''"));
