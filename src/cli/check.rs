@@ -13,8 +13,9 @@ use crate::text::count;
 
 const HELP: &str = "\
 Tests every part that a completion needs: configuration, hosts, clock, database, Search, runtime. Names what fails
-and how to fix it, and warns about secrets in files that every user can read. It leaves no row in the ledger. Run by
-root, it tests as the user who owns the folder of a SQLite database.
+and how to fix it. Warns about secrets in files that every user can read, about an address that other hosts can
+reach, and about an index of documents that nothing uses. It leaves no row in the ledger. Run by root, it tests as the
+user who owns the folder of a SQLite database.
 
 Usage: adriaticum check [--json]
 
