@@ -4,30 +4,47 @@ use std::time::Duration;
 
 use time::format_description::BorrowedFormatItem;
 use time::macros::format_description;
-use time::{Date, OffsetDateTime};
+use time::{Date, OffsetDateTime, Time};
 
 const DATE: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day]");
 const MINUTE: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day] [hour]:[minute]Z");
 const SECOND: &[BorrowedFormatItem<'_>] =
     format_description!("[year]-[month]-[day]T[hour]:[minute]:[second]Z");
 
+/// Times of a day, with and without seconds.
+const CLOCK: [&[BorrowedFormatItem<'_>]; 2] =
+    [format_description!("[hour]:[minute]"), format_description!("[hour]:[minute]:[second]")];
+
 const DAY: i64 = 86_400;
 
-/// A length of time, or a date.
+/// A length of time, a date, or a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
     Seconds(i64),
     Days(i64),
     /// The beginning of a day, UTC, in Unix time.
     Date(i64),
+    /// Unix time.
+    Time(i64),
+    /// So many seconds after the beginning of this day, UTC.
+    Today(i64),
 }
 
 impl When {
-    pub const TAKES: &str = "a number followed by s, m, h or d, or a date as YYYY-MM-DD";
+    pub const TAKES: &str = "a number followed by s, m, h or d, a date as YYYY-MM-DD, a time as YYYY-MM-DDTHH:MMZ, \
+                             or HH:MM today (UTC)";
 
     pub fn parse(text: &str) -> Option<Self> {
         if let Ok(date) = Date::parse(text, DATE) {
-            return Some(Self::Date(date.midnight().assume_utc().unix_timestamp()));
+            return Some(Self::Date(start_of(date)));
+        }
+        // Times as the commands print them have a Z, and a T or a space.
+        let time = text.strip_suffix('Z').unwrap_or(text);
+        if let Some((date, time)) = time.split_once(['T', ' ']) {
+            return Some(Self::Time(start_of(Date::parse(date, DATE).ok()?) + clock(time)?));
+        }
+        if let Some(seconds) = clock(time) {
+            return Some(Self::Today(seconds));
         }
         let unit = text.chars().last()?;
         let seconds = match unit {
@@ -47,28 +64,40 @@ impl When {
         Some(if unit == 'd' { Self::Days(number) } else { Self::Seconds(number * seconds) })
     }
 
-    /// That long after now, or that date.
+    /// That long after now, or that time.
     pub fn ahead(self, now: i64) -> i64 {
         match self {
             Self::Seconds(seconds) => now + seconds,
             Self::Days(days) => now + days * DAY,
-            Self::Date(date) => date,
+            Self::Date(time) | Self::Time(time) => time,
+            Self::Today(seconds) => now.div_euclid(DAY) * DAY + seconds,
         }
     }
 
-    /// That long before now, or that date. Days are calendar days in UTC and include today, as on the console: 30 days
+    /// That long before now, or that time. Days are calendar days in UTC and include today, as on the console: 30 days
     /// are today and the 29 days before it.
     pub fn ago(self, now: i64) -> i64 {
         match self {
             Self::Seconds(seconds) => now - seconds,
             Self::Days(days) => (now.div_euclid(DAY) - (days - 1)) * DAY,
-            Self::Date(date) => date,
+            Self::Date(_) | Self::Time(_) | Self::Today(_) => self.ahead(now),
         }
     }
 }
 
-/// Whether a text has the form of a date but is not a valid one, such as 2027-02-30.
+fn start_of(date: Date) -> i64 {
+    date.midnight().assume_utc().unix_timestamp()
+}
+
+/// The seconds from midnight to a time such as 13:00 or 13:00:59.
+fn clock(text: &str) -> Option<i64> {
+    let time = CLOCK.iter().find_map(|form| Time::parse(text, form).ok())?;
+    Some((time - Time::MIDNIGHT).whole_seconds())
+}
+
+/// Whether a text begins with the form of a date but not with a valid one, such as 2027-02-30.
 pub fn is_impossible_date(text: &str) -> bool {
+    let text = text.split(['T', ' ']).next().unwrap_or_default();
     let has_form = text.len() == 10
         && text
             .bytes()
@@ -118,6 +147,18 @@ mod tests {
             ("90d", Some(When::Days(90))),
             ("2001-01-01", Some(When::Date(978_307_200))),
             ("2024-02-29", Some(When::Date(1_709_164_800))),
+            ("2001-01-01T13:00Z", Some(When::Time(978_354_000))),
+            ("2001-01-01T13:00", Some(When::Time(978_354_000))),
+            ("2001-01-01 13:00:59Z", Some(When::Time(978_354_059))),
+            ("13:00", Some(When::Today(46_800))),
+            ("00:00:01Z", Some(When::Today(1))),
+            ("24:00", None),
+            ("1:00", None),
+            ("13", None),
+            ("13:00+01:00", None),
+            ("2001-01-01T", None),
+            ("2001-01-01T25:00Z", None),
+            ("2023-02-29T13:00Z", None),
             ("", None),
             ("d", None),
             ("0d", None),
@@ -133,7 +174,7 @@ mod tests {
             ("nonsense", None),
         ] {
             assert_eq!(When::parse(text), when, "{text}");
-            assert_eq!(is_impossible_date(text), text == "2023-02-29", "{text}");
+            assert_eq!(is_impossible_date(text), text.starts_with("2023-02-29"), "{text}");
         }
     }
 
@@ -144,6 +185,7 @@ mod tests {
         assert_eq!(When::Days(30).ago(now), 19_971 * DAY, "today and the 29 days before it");
         assert_eq!(When::Seconds(24 * 3600).ago(now), now - DAY);
         assert_eq!(When::Days(90).ahead(now), now + 90 * DAY, "a key expires to the second");
+        assert_eq!(When::Today(60).ago(now), 20_000 * DAY + 60, "a time of today");
     }
 
     #[test]

@@ -45,7 +45,10 @@ mod tests {
         ] {
             let failure = check(budget(text, used), created).expect_err("it is used up");
             assert!(failure.message.contains(part), "{}", failure.message);
-            assert_eq!((failure.error.status(), failure.cause, failure.no_retry), (403, FailureCause::Budget, true));
+            assert_eq!(
+                (failure.error.status(), failure.cause, failure.no_retry),
+                (403, FailureCause::Budget, true)
+            );
         }
     }
 }

@@ -15,7 +15,8 @@ summed by address, settings reloaded and backups restored.
 Usage: adriaticum audit [--since WHEN] [--json]
 
 Options:
-  --since WHEN   Only changes since then: 24h, 7d, or a date (YYYY-MM-DD, UTC)
+  --since WHEN   Only changes since then: 24h, 7d, a date (2026-11-16), a time (2026-11-16T13:00Z), or a
+                 time of today (13:00), in UTC
   --json         Print JSON
 ";
 

@@ -1,7 +1,7 @@
 //! `usage`: what the ledger holds.
 
 use super::{Args, CliError, Opt, no_command, open_store, print, print_json, table, verify};
-use crate::store::{Filter, Grouping, Range, Store, Sums, UsageRow};
+use crate::store::{Coverage, Filter, Grouping, Matching, Range, Span, Store, Sums, UndividedSpan, UsageRow};
 use crate::text::{cells, count, csv_line, grouped};
 use crate::when::{self, When};
 
@@ -19,10 +19,11 @@ which sums can't be proven any more. It also prints the head of each gateway's c
 it later with --through.
 
 Options:
-  --since WHEN   Only requests since then: 90m, 24h, 30d, or a date (YYYY-MM-DD, UTC). Days are calendar days in
-                 UTC, as on the console: 30d is today and the 29 days before it
+  --since WHEN   Only requests since then: 90m, 24h, 30d, a date (2026-11-16), a time (2026-11-16T13:00Z), or a time
+                 of today (13:00). All are in UTC. Days are calendar days, as on the console: 30d is today and the
+                 29 days before it
   --until WHEN   Only requests before then
-  --by GROUP     Print one line for each hour, day, month (UTC), key, status or gateway
+  --by GROUP     Print one line for each hour, day, month (UTC), key (with its present name), status or gateway
   --key ID       Only requests of this key
   --gateway NAME
                  Only requests of this gateway, in a shared database
@@ -81,15 +82,16 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let store = open_store(&args.config()?)?;
     let filter = Filter { key_id: key_id.as_deref(), gateway: gateway.as_deref() };
     check_names(&store, filter)?;
-    let (mut sums, mut rows, mut removed_before) = (Sums::default(), Vec::new(), None);
-    match by {
-        None => sums = store.sums(range, filter)?,
-        Some(by) => {
-            removed_before = store.grouped(range, filter, by, |row| {
-                sums.add(&row.sums);
-                rows.push(row);
-            })?;
-        }
+    let (mut sums, mut rows) = (Sums::default(), Vec::new());
+    let Coverage { removed_before, undivided } = match by {
+        None => store.figures(Span::Day, range, filter, &Matching::Anything, |row| sums.add(&row.sums))?,
+        Some(by) => store.grouped(range, filter, by, |row| {
+            sums.add(&row.sums);
+            rows.push(row);
+        })?,
+    };
+    if let Some(undivided) = undivided {
+        return Err(too_fine(undivided));
     }
     if json {
         return print(&as_json(&rows, &sums, removed_before));
@@ -117,6 +119,19 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         );
     }
     Ok(())
+}
+
+/// That the range begins or ends inside a span whose rows were removed: its figures would be wrong.
+fn too_fine(UndividedSpan { span, start, kept_since }: UndividedSpan) -> CliError {
+    let time = |time| when::iso(time).unwrap_or_default();
+    let unit = if span == Span::Day { "day" } else { "hour" };
+    CliError::Failed(format!(
+        "rows before {} were removed (usage.retention_days), so --since and --until can't be inside the {unit} from {} to {}. \
+         Begin or end with a full {unit}.",
+        time(kept_since),
+        time(start),
+        time(start + span.seconds())
+    ))
 }
 
 /// A misspelt name would have no requests. The chain of a moved ledger has an empty name.

@@ -96,7 +96,7 @@ impl Client {
             .max_redirects_will_error(false)
             // A runtime on a private address is not behind the proxy that the environment names.
             .proxy(None)
-            .user_agent(concat!("adriaticum/", env!("CARGO_PKG_VERSION")))
+            .user_agent(concat!("adriaticum/", env!("ADRIATICUM_VERSION")))
             .accept("application/json")
             .max_response_header_size(MAX_HEAD)
             .max_idle_connections(workers)

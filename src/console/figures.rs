@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::view::View;
 use crate::store::{Durations, Key, Store, StoreError, Sums};
+use crate::text::count;
 
 /// How many keys have a colour of their own in a chart; the others share one.
 const KEYS_SHOWN: usize = 4;
@@ -117,7 +118,7 @@ impl Figures {
         let mut tokens: Vec<_> = shown.iter().map(|key| (key.name.clone(), key.bars.clone())).collect();
         if !others.is_empty() {
             let sum = |bar: usize| others.iter().map(|key| key.bars[bar]).fold(0, i64::saturating_add);
-            tokens.push((format!("{} others", others.len()), (0..self.bars.len()).map(sum).collect()));
+            tokens.push((count(others.len() as i64, "other"), (0..self.bars.len()).map(sum).collect()));
         }
         tokens
     }

@@ -237,7 +237,7 @@ fn facts(key: &Key, sums: &Sums, with_terms: bool, now: i64) -> Markup {
             dt { "Last 30 days" }
             dd {
                 a href=(format!("/usage?range=30d&key={}", key.id)) { (page::count(sums.requests, "request")) }
-                ", " (page::count(sums.errors, "error")) ", " (grouped(sums.total_tokens)) " tokens"
+                ", " (page::count(sums.errors, "error")) ", " (page::count(sums.total_tokens, "token"))
             }
         }
     }

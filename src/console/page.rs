@@ -74,7 +74,7 @@ fn frame(assets: &Assets, status: u16, title: &str, top: &Markup, content: &Mark
                     (top)
                 }
                 div #content { (content) }
-                footer { p { "Adriaticum " (env!("CARGO_PKG_VERSION")) " · All times are UTC" } }
+                footer { p { "Adriaticum " (env!("ADRIATICUM_VERSION")) " · All times are UTC" } }
             }
         }
     };

@@ -9,7 +9,7 @@ use super::{Console, Stop};
 use crate::http::Response;
 use crate::id::has_shape;
 use crate::store::LedgerRow;
-use crate::text::grouped;
+use crate::text::{count, grouped};
 
 /// Whether a text can be the id of a request.
 pub fn is_id(text: &str) -> bool {
@@ -175,7 +175,7 @@ fn search(row: &LedgerRow) -> String {
     };
     let found = match row.search_results {
         Some(1) => "1 passage found".into(),
-        Some(count) => format!("{} passages found", grouped(count)),
+        Some(found) => format!("{} found", count(found, "passage")),
         None => "unavailable".into(),
     };
     format!("asked, as {why}: {found}, {}", time(row.search_ms))

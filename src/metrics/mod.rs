@@ -146,7 +146,7 @@ impl Metrics {
         )
         .with("", ledger.wal_restarts);
         text.family("gauge", "adriaticum_build_info", "The version that runs; the value is always 1.")
-            .with(concat!("version=\"", env!("CARGO_PKG_VERSION"), "\""), 1);
+            .with(concat!("version=\"", env!("ADRIATICUM_VERSION"), "\""), 1);
         let started = self.started.0.duration_since(UNIX_EPOCH).unwrap_or_default();
         text.family("gauge", "process_start_time_seconds", "When the process started, in Unix time.")
             .with("", started.as_secs_f64());

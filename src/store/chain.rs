@@ -13,7 +13,7 @@ use super::engine::{Row, Session, values};
 use super::ledger::{self, LedgerRow, Tokens};
 use super::proof::{SumsProof, UnprovenSums};
 use super::{Store, StoreError};
-use crate::when;
+use crate::{text, when};
 
 /// A row's place in the chain.
 #[derive(Clone, Copy)]
@@ -155,16 +155,20 @@ pub enum Fault {
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rows = |count| text::count(count, "row");
+        let was = |count| if count == 1 { "was" } else { "were" };
         match self {
             Self::Altered { request_id } => {
                 write!(f, "the row of {request_id} was altered, or put in the place of another")
             }
-            Self::Removed { before, count } => write!(f, "{count} rows were removed before that of {before}"),
+            Self::Removed { before, count } => {
+                write!(f, "{} {} removed before that of {before}", rows(*count), was(*count))
+            }
             Self::Cut { gateway, count } if gateway.is_empty() => {
-                write!(f, "the newest {count} rows were removed")
+                write!(f, "the newest {} {} removed", rows(*count), was(*count))
             }
             Self::Cut { gateway, count } => {
-                write!(f, "the newest {count} rows of the gateway {gateway} were removed")
+                write!(f, "the newest {} of the gateway {gateway} {} removed", rows(*count), was(*count))
             }
             Self::End { gateway } if gateway.is_empty() => f.write_str("the end of the chain was altered"),
             Self::End { gateway } => write!(f, "the end of the chain of the gateway {gateway} was altered"),
@@ -389,6 +393,7 @@ mod tests {
                 Fault::Altered { request_id: "x".into() },
                 "the row of x was altered, or put in the place of another",
             ),
+            (Fault::Removed { before: "x".into(), count: 1 }, "1 row was removed before that of x"),
             (Fault::Removed { before: "x".into(), count: 2 }, "2 rows were removed before that of x"),
             (Fault::Cut { gateway: String::new(), count: 3 }, "the newest 3 rows were removed"),
             (Fault::Cut { gateway: "a".into(), count: 3 }, "the newest 3 rows of the gateway a were removed"),

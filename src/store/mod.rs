@@ -40,6 +40,7 @@ pub use budget::{Budget, BudgetPeriod, KeyBudget};
 pub use chain::{Fault, Head, Noted, Verification};
 pub use durations::Durations;
 pub use engine::postgres::{DatabaseUri, SessionLock};
+pub use engine::sqlite::LockError;
 use engine::sqlite::Sqlite;
 pub use engine::{Access, Database, ServeLock};
 use engine::{Engine, Statement, Write};
@@ -59,7 +60,7 @@ pub use restore::{
 };
 pub use rollup::Span;
 pub use sessions::{PasswordHash, TokenKind};
-pub use sums::{Filter, Grouping, Range, RollupRow, Sums, UsageRow};
+pub use sums::{Coverage, Filter, Grouping, Range, RollupRow, Sums, UndividedSpan, UsageRow};
 
 /// A day, in seconds.
 const DAY: i64 = 86_400;

@@ -79,7 +79,8 @@ mod tests {
         assert_eq!(days, 10);
         let part =
             |since, until| store.sums(Range { since, until }, Filter::ALL).expect("the figures").requests;
-        assert_eq!(part(2 * DAY + 9, 4 * DAY - 9), 20, "days without their rows count completely");
+        assert_eq!(part(2 * DAY + 9, 4 * DAY - 9), 20, "an hour without its rows counts completely");
+        assert_eq!(part(2 * DAY + 3600, 4 * DAY - 3600), 19, "days without their rows have their hours");
         assert_eq!(part(4 * DAY + 9, 6 * DAY + DAY / 2), 25, "days with their rows do not");
         assert!(store.find_row(&id("open", 5)).expect("a look-up").is_some(), "a running request stays");
         write(store, "later", "key_1", 20 * DAY, 200, None);

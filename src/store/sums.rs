@@ -1,14 +1,15 @@
-//! Usage reports: whole spans of a range from the rollup, the rest of it from its rows. A running request is in no sum.
+//! Usage reports: whole spans of a range from the rollup, the rest of it from its rows or, if retention has removed these, from
+//! shorter spans. A running request is in no sum.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::mem;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::chain::KEPT_SINCE;
-use super::engine::{self, Row, values};
+use super::engine::{self, Row, Session, values};
 use super::{DAY, Matching, Span, Store, StoreError, date};
 use crate::id::RequestId;
 
@@ -77,7 +78,8 @@ impl Grouping {
             }
             Self::Day => (None, Some(day()), None),
             Self::Month => (None, day().rsplit_once('-').map(|(month, _)| month.into()), None),
-            Self::Key => (None, Some(row.key_id), Some(row.key_name)),
+            // Its name may have changed within the range: `grouped` adds the present one.
+            Self::Key => (None, Some(row.key_id), None),
             Self::Status => (row.status, row.error_code, None),
             Self::Gateway => (None, Some(row.gateway), None),
         }
@@ -135,12 +137,29 @@ pub struct UsageRow {
     pub sums: Sums,
 }
 
+/// What is missing in a report, or too much in it, because its rows and hours were removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Coverage {
+    /// Requests of the range before this time are missing: hours are not kept as long as days.
+    pub removed_before: Option<i64>,
+    /// The range begins or ends inside this span, which counts completely.
+    pub undivided: Option<UndividedSpan>,
+}
+
+/// A span that can't be divided any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UndividedSpan {
+    pub span: Span,
+    pub start: i64,
+    /// Since when there are rows, which could divide it.
+    pub kept_since: i64,
+}
+
 /// Sums of one key and one outcome in one span, or in a part of it, of one gateway.
 pub struct RollupRow {
     /// When the span begins.
     pub start: i64,
     pub key_id: String,
-    pub key_name: String,
     pub status: Option<i64>,
     pub error_code: Option<String>,
     pub gateway: String,
@@ -152,8 +171,9 @@ pub struct RollupRow {
 }
 
 impl RollupRow {
-    fn read(mut row: Row) -> Result<Self, StoreError> {
-        let (start, key_id, key_name) = (row.next()?, row.next()?, row.next()?);
+    fn read(mut row: Row, span: Span) -> Result<Self, StoreError> {
+        // The rollup may have been read by shorter spans.
+        let (start, key_id) = (span.start(row.next()?), row.next()?);
         let status = Some(row.next()?).filter(|&status| status != 0);
         let error_code = Some(row.next()?).filter(|code: &String| !code.is_empty());
         let (gateway, requests) = (row.next()?, row.next()?);
@@ -167,11 +187,12 @@ impl RollupRow {
         };
         let mut histogram = || row.next::<Option<_>>().map(Option::unwrap_or_default);
         let (runtime, own) = (histogram()?, histogram()?);
-        Ok(Self { start, key_id, key_name, status, error_code, gateway, sums, runtime, own })
+        Ok(Self { start, key_id, status, error_code, gateway, sums, runtime, own })
     }
 }
 
 impl Store {
+    #[cfg(test)]
     pub fn sums(&self, range: Range, filter: Filter) -> Result<Sums, StoreError> {
         let mut all = Sums::default();
         self.figures(Span::Day, range, filter, &Matching::Anything, |row| all.add(&row.sums))?;
@@ -179,28 +200,35 @@ impl Store {
     }
 
     /// Calls `take` with one group after the other. Groups of time are taken as soon as they are complete, so that the memory
-    /// does not grow with their number. Returns what `figures` returns.
+    /// does not grow with their number.
     pub fn grouped(
         &self,
         range: Range,
         filter: Filter,
         by: Grouping,
         mut take: impl FnMut(UsageRow),
-    ) -> Result<Option<i64>, StoreError> {
+    ) -> Result<Coverage, StoreError> {
         let (span, is_time) = match by {
             Grouping::Hour => (Span::Hour, true),
             Grouping::Day | Grouping::Month => (Span::Day, true),
             Grouping::Key | Grouping::Status | Grouping::Gateway => (Span::Day, false),
         };
+        let mut names = HashMap::new();
+        if by == Grouping::Key {
+            names.extend(self.list_keys()?.into_iter().map(|key| (key.id, key.name)));
+        }
         let mut take_all = |groups: BTreeMap<Group, Sums>| {
             let mut groups: Vec<_> = groups.into_iter().collect();
             if by == Grouping::Key {
                 groups.sort_by_key(|(_, sums)| Reverse(sums.requests));
             }
-            groups.into_iter().for_each(|(group, sums)| take(UsageRow { labels: by.named(group), sums }));
+            for ((status, first, _), sums) in groups {
+                let name = first.as_ref().and_then(|id| names.get(id).cloned());
+                take(UsageRow { labels: by.named((status, first, name)), sums });
+            }
         };
         let mut groups = BTreeMap::<Group, Sums>::new();
-        let removed_before = self.figures(span, range, filter, &Matching::Anything, |mut row| {
+        let coverage = self.figures(span, range, filter, &Matching::Anything, |mut row| {
             let sums = mem::take(&mut row.sums);
             let group = by.group(row);
             if is_time && !groups.contains_key(&group) {
@@ -209,12 +237,11 @@ impl Store {
             groups.entry(group).or_default().add(&sums);
         })?;
         take_all(groups);
-        Ok(removed_before)
+        Ok(coverage)
     }
 
     /// Calls `take` with the sums of a range, by span and in the order of time. If the range begins and ends with a span, all
-    /// are read from the rollup. Returns the time before which requests of the range are missing, if there are such: hours
-    /// are not kept as long as days.
+    /// are read from the rollup.
     pub fn figures(
         &self,
         span: Span,
@@ -222,45 +249,45 @@ impl Store {
         filter: Filter,
         matching: &Matching,
         mut take: impl FnMut(RollupRow),
-    ) -> Result<Option<i64>, StoreError> {
+    ) -> Result<Coverage, StoreError> {
         let Range { since, until } = range;
         if until <= since {
-            return Ok(None);
+            return Ok(Coverage::default());
         }
         let mut parameters = values![0_i64, 0_i64, filter.key_id, filter.gateway].to_vec();
         if let Matching::Code(code) = matching {
             parameters.push(code.into());
         }
-        let [spans, rows] = statements(span, matching);
-        let (time, id): (Bound, Bound) = (i64::into, |time| RequestId::from(time).into());
         self.engine.read(|session| {
             let first = |span: Span| -> Result<i64, StoreError> {
                 let first = "SELECT min(start) FROM usage_rollup WHERE span = $1";
                 Ok(session.value::<Option<i64>>(first, &values![span.seconds()])?.unwrap_or(i64::MAX))
             };
             let (first_span, kept_since) = (first(span)?, session.value(KEPT_SINCE, &[])?);
-            let whole = whole_spans(range, span, first_span, kept_since);
-            for (statement, bound, from, to) in [
-                (&rows, id, since, whole.since.min(until)),
-                (&spans, time, whole.since, whole.until),
-                (&rows, id, whole.until.max(whole.since), until),
-            ] {
-                if from < to {
-                    (parameters[0], parameters[1]) = (bound(from), bound(to));
-                    session.query(statement, &parameters, &mut |row| RollupRow::read(row).map(&mut take))?;
-                }
+            let mut division = Division { session, kept_since, parts: Vec::new(), undivided: None };
+            division.divide(range, span, first_span)?;
+            for (source, from, to) in division.parts {
+                let [spans, rows] = statements(source.unwrap_or(span), matching);
+                let bound = |time: i64| match source {
+                    Some(_) => engine::Value::from(time),
+                    None => RequestId::from(time).into(),
+                };
+                (parameters[0], parameters[1]) = (bound(from), bound(to));
+                let statement = if source.is_some() { spans } else { rows };
+                session
+                    .query(&statement, &parameters, &mut |row| RollupRow::read(row, span).map(&mut take))?;
             }
             let removed_before = first_span.min(kept_since);
             // Days are kept for good, so the first of them says whether there was anything to remove.
             let first_day = first(Span::Day)?;
             let is_incomplete = first_day < removed_before && since < removed_before && first_day < until;
-            Ok(is_incomplete.then_some(removed_before))
+            Ok(Coverage {
+                removed_before: is_incomplete.then_some(removed_before),
+                undivided: division.undivided,
+            })
         })
     }
 }
-
-/// Makes a parameter of a time.
-type Bound = fn(i64) -> engine::Value;
 
 /// The statements for whole spans and for finished rows, both with the columns of `RollupRow`.
 pub(super) fn statements(span: Span, matching: &Matching) -> [String; 2] {
@@ -276,31 +303,89 @@ pub(super) fn statements(span: Span, matching: &Matching) -> [String; 2] {
         "(CAST($3 AS TEXT) IS NULL OR key_id = $3) AND (CAST($4 AS TEXT) IS NULL OR gateway = $4) {outcome}"
     );
     let spans = format!(
-        "SELECT start, key_id, key_name, status, error_code, gateway, requests, prompt_tokens, completion_tokens,
-         total_tokens, unmeasured, runtime_times, own_times FROM usage_rollup
+        "SELECT start, key_id, status, error_code, gateway, requests, prompt_tokens, completion_tokens, total_tokens,
+         unmeasured, runtime_times, own_times FROM usage_rollup
          WHERE span = {seconds} AND start >= $1 AND start < $2 AND {wanted} ORDER BY start"
     );
     let rows = format!(
-        "SELECT created / {seconds} * {seconds}, key_id, key_name, coalesce(status, 0), coalesce(error_code, ''), gateway,
+        "SELECT created / {seconds} * {seconds}, key_id, coalesce(status, 0), coalesce(error_code, ''), gateway,
          count(*), CAST(coalesce(sum(prompt_tokens), 0) AS BIGINT),
          CAST(coalesce(sum(completion_tokens), 0) AS BIGINT), CAST(coalesce(sum(total_tokens), 0) AS BIGINT),
          count(*) FILTER (WHERE status = 200 AND total_tokens IS NULL)
          FROM usage WHERE seq IS NOT NULL AND request_id >= $1 AND request_id < $2 AND {wanted}
-         GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1"
+         GROUP BY 1, 2, 3, 4, 5 ORDER BY 1"
     );
     [spans, rows]
 }
 
-/// The spans of a range that are read from the rollup, which begins with `first`; if there are none, they end before they
-/// begin. A span that is only partly in the range counts completely if retention may have removed rows of it.
-fn whole_spans(Range { since, until }: Range, span: Span, first: i64, kept_since: i64) -> Range {
-    let start = |time: i64| span.start(time);
-    let end = |time: i64| if time == start(time) { time } else { start(time).saturating_add(span.seconds()) };
-    let begin = if start(since) < kept_since { start(since) } else { end(since) };
-    Range {
-        since: begin.max(first),
-        until: if start(until) < kept_since { end(until) } else { start(until) },
+/// Divides a range into parts, in the order of time, and finds where the figures of each can be read.
+struct Division<'a> {
+    session: &'a dyn Session,
+    /// Rows created before this may have been removed.
+    kept_since: i64,
+    /// From the rollup's spans of this length, or `None`: from the rows. Then the first second, and the one after the last.
+    parts: Vec<(Option<Span>, i64, i64)>,
+    undivided: Option<UndividedSpan>,
+}
+
+impl Division<'_> {
+    /// Whole spans are in the rollup, which begins with `first`; earlier ones may still have their rows.
+    fn divide(&mut self, Range { since, until }: Range, span: Span, first: i64) -> Result<(), StoreError> {
+        let (begin, end) = (end_of(span, since), span.start(until));
+        if begin > end {
+            // It is inside one span.
+            return self.divide_span(since, until, span);
+        }
+        self.divide_span(since, begin, span)?;
+        self.add(None, begin, first.min(end));
+        self.add(Some(span), begin.max(first), end);
+        self.divide_span(end, until, span)
     }
+
+    /// A part of one span, from its rows or from shorter spans. If neither has all of its requests, it counts completely.
+    fn divide_span(&mut self, from: i64, to: i64, span: Span) -> Result<(), StoreError> {
+        if from >= self.kept_since || from >= to {
+            self.add(None, from, to);
+            return Ok(());
+        }
+        let start = span.start(from);
+        let end = start.saturating_add(span.seconds());
+        // None in a span before the first request: then there is nothing to divide.
+        let requests = self.requests(span, start, end)?;
+        if span == Span::Day && self.requests(Span::Hour, start, end)? == requests {
+            return self.divide(Range { since: from, until: to }, Span::Hour, i64::MIN);
+        }
+        if self.rows(start, end)? == requests {
+            self.add(None, from, to);
+        } else {
+            self.add(Some(span), start, end);
+            self.undivided = Some(UndividedSpan { span, start, kept_since: self.kept_since });
+        }
+        Ok(())
+    }
+
+    fn requests(&self, span: Span, from: i64, to: i64) -> Result<i64, StoreError> {
+        let sum = "SELECT CAST(coalesce(sum(requests), 0) AS BIGINT) FROM usage_rollup
+            WHERE span = $1 AND start >= $2 AND start < $3";
+        self.session.value(sum, &values![span.seconds(), from, to])
+    }
+
+    fn rows(&self, from: i64, to: i64) -> Result<i64, StoreError> {
+        let count =
+            "SELECT count(*) FROM usage WHERE seq IS NOT NULL AND request_id >= $1 AND request_id < $2";
+        self.session.value(count, &values![RequestId::from(from), RequestId::from(to)])
+    }
+
+    fn add(&mut self, source: Option<Span>, from: i64, to: i64) {
+        if from < to {
+            self.parts.push((source, from, to));
+        }
+    }
+}
+
+/// When the last span ends that begins before this time.
+fn end_of(span: Span, time: i64) -> i64 {
+    if time == span.start(time) { time } else { span.start(time).saturating_add(span.seconds()) }
 }
 
 #[cfg(test)]
@@ -417,8 +502,8 @@ mod tests {
         let hours = |range| {
             let (mut hours, mut requests) = (0, 0);
             let take = |row: UsageRow| (hours, requests) = (hours + 1, requests + row.sums.requests);
-            let removed = store.grouped(range, Filter::ALL, Grouping::Hour, take).expect("the figures");
-            (hours, requests, removed)
+            let found = store.grouped(range, Filter::ALL, Grouping::Hour, take).expect("the figures");
+            (hours, requests, found.removed_before)
         };
         let from = |since| Range { since, until: i64::MAX };
         assert_eq!(hours(Range::ALL), (48, 96, None));
@@ -438,7 +523,52 @@ mod tests {
         assert_eq!(hours(from(501 * DAY)).2, None);
         assert_eq!(hours(Range { since: 0, until: 500 * DAY }).2, None, "there was nothing to remove");
         let days = |range| store.grouped(range, Filter::ALL, Grouping::Day, |_| ()).expect("the figures");
-        assert_eq!(days(Range::ALL), None, "days are kept for good");
+        assert_eq!(days(Range::ALL), Coverage::default(), "days are kept for good");
+    }
+
+    /// A bound with a time of day was rounded to its day if retention had removed the rows, and nothing said so.
+    #[test]
+    fn a_range_is_exact_or_names_the_span_that_can_not_be_divided() {
+        const HOUR: i64 = 3600;
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        for half_hour in 0..4 * 48 {
+            write(store, "x", "key_1", 500 * DAY + half_hour * HOUR / 2 + 1, 200, Some(1));
+        }
+        let at = |day: i64, hour: i64| day * DAY + hour * HOUR;
+        let counted = |since, until| {
+            let (range, mut requests) = (Range { since, until }, 0);
+            let take = |row: RollupRow| requests += row.sums.requests;
+            let found = store.figures(Span::Day, range, Filter::ALL, &Matching::Anything, take);
+            let undivided = found.expect("the figures").undivided;
+            (requests, undivided.map(|undivided| (undivided.span, undivided.start)))
+        };
+        let ranges = [
+            (at(500, 13), at(502, 7), 84),
+            (at(500, 13), at(500, 15), 4),
+            (at(500, 13), at(501, 0), 22),
+            (at(501, 0), at(501, 1), 2),
+            (at(499, 13) + 7, at(500, 1), 2),
+            (i64::MIN, at(502, 7), 110),
+        ];
+        let all_exact =
+            || ranges.iter().all(|(since, until, expected)| counted(*since, *until) == (*expected, None));
+        assert!(all_exact(), "from the rows");
+        assert_eq!(counted(at(500, 13) + 900, at(500, 15) - 900), (3, None), "parts of hours, from the rows");
+        while store.remove_before(at(503, 12), 1000).expect("a step") > 0 {}
+        assert!(all_exact(), "from the hours");
+        assert_eq!(counted(at(500, 13) + 900, at(500, 15)), (4, Some((Span::Hour, at(500, 13)))));
+        assert_eq!(counted(at(500, 13), at(500, 15) - 900), (4, Some((Span::Hour, at(500, 14)))));
+        assert_eq!(counted(at(503, 13) + 900, at(503, 15)), (3, None), "an hour that has its rows");
+        store.remove_old_sums(at(901, 6)).expect("a removal");
+        assert_eq!(counted(at(500, 13), at(502, 0)), (96, Some((Span::Day, at(500, 0)))), "no hours");
+        assert_eq!(
+            counted(at(501, 13), at(502, 0)),
+            (48, Some((Span::Day, at(501, 0)))),
+            "some of its hours"
+        );
+        assert_eq!(counted(at(502, 13), at(503, 0)), (22, None), "all of its hours");
+        assert_eq!(counted(at(500, 0), at(503, 0)), (144, None), "whole days");
     }
 
     #[test]
@@ -494,16 +624,16 @@ mod tests {
     }
 
     #[test]
-    fn a_renamed_key_keeps_its_past() {
+    fn a_renamed_key_has_one_line_with_its_present_name() {
         let temporary = filled();
         for end in ["f", "g"] {
-            let renamed = NewRow { key_name: "renamed".into(), ..row(end, "key_2", 41 * DAY) };
+            let renamed = NewRow { key_name: "second name".into(), ..row(end, "key_2", 41 * DAY) };
             temporary.store.record(&renamed, &outcome(400, None)).expect("a row");
         }
-        let mut names = Vec::new();
-        let take = |row: UsageRow| names.push(row.labels["name"].to_string());
+        temporary.store.tamper("UPDATE keys SET name = 'third name' WHERE id = 'key_2'");
+        let mut found = Vec::new();
+        let take = |row: UsageRow| found.push((row.labels["name"].to_string(), row.sums.requests));
         temporary.store.grouped(Range::ALL, Filter::ALL, Grouping::Key, take).expect("the figures");
-        let expected = ["\"name of key_1\"", "\"renamed\"", "\"name of key_2\""];
-        assert_eq!(names, expected, "the name with most requests first");
+        assert_eq!(found, [("\"name of key_1\"".into(), 4), ("\"third name\"".into(), 3)]);
     }
 }

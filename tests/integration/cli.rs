@@ -230,6 +230,8 @@ fn wrong_use_is_told() {
             "--expires \"2027-02-30\": there is no such date.",
         ),
         (&["usage", "--since", "2027-02-30"], "there is no such date"),
+        (&["usage", "--since", "2027-02-30T13:00Z"], "there is no such date"),
+        (&["usage", "--until", "25:00"], "or HH:MM today"),
         (&["keys", "create"], "NAME"),
         (&["keys", "create", ""], "1 to 64"),
         (&["keys", "create", "a\nb"], "printable"),
@@ -277,7 +279,7 @@ fn wrong_use_is_told() {
     }
     assert_eq!(server.told(&["help", "keys"]), server.told(&["keys", "--help"]));
     for version in ["--version", "-V"] {
-        assert_eq!(server.told(&[version]).trim(), format!("adriaticum {}", env!("CARGO_PKG_VERSION")));
+        assert_eq!(server.told(&[version]).trim(), format!("adriaticum {}", env!("ADRIATICUM_VERSION")));
     }
 }
 
@@ -353,14 +355,54 @@ fn usage_of_one_key() {
         serde_json::from_str(&server.told(&["usage", "--by", "key", "--json"])).expect("JSON");
     let id = groups["rows"][0]["key_id"].as_str().expect("an id");
     assert!(server.told(&["usage", "--key", id]).starts_with("2 requests, 0 errors"), "{groups}");
-    assert_eq!(server.told(&["usage", "--key", id, "--by", "key", "--csv"]).lines().count(), 2);
+    server.told(&["keys", "rename", id, "renamed"]);
+    server.post(&keys[1], &chat("x")).is_completion();
+    let one_key = server.told(&["usage", "--key", id, "--by", "key", "--csv"]);
+    assert!(one_key.lines().count() == 2 && one_key.contains("\"renamed\",\"3\""), "one line: {one_key}");
     refused(&server, &["usage", "--key", "key_none"], 1, "keys list");
     refused(&server, &["usage", "--gateway", "none"], 1, "--by gateway");
     let groups: Value =
         serde_json::from_str(&server.told(&["usage", "--by", "gateway", "--json"])).expect("JSON");
     assert_eq!(groups["rows"].as_array().map(Vec::len), Some(1), "{groups}");
     let gateway = groups["rows"][0]["gateway"].as_str().expect("a name");
-    assert!(server.told(&["usage", "--gateway", gateway]).starts_with("3 requests"));
+    assert!(server.told(&["usage", "--gateway", gateway]).starts_with("4 requests"));
+}
+
+/// The figures of a part of an hour would be those of the whole hour.
+#[test]
+fn a_time_inside_an_hour_whose_rows_were_removed_is_refused() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).sqlite().start();
+    server.post(&server.key(), &chat("x")).is_completion();
+    // As if it had been made at 13:20 on the second day of 1970.
+    server.query(
+        "UPDATE usage SET created = 134400,
+         request_id = printf('chatcmpl_%012x%020x', 134400000, 0) RETURNING 1",
+    );
+    server.query("UPDATE usage_rollup SET start = 134400 / span * span RETURNING 1");
+    let requests = |since: &str, until: &str| {
+        let told = server.told(&["usage", "--since", since, "--until", until, "--json"]);
+        serde_json::from_str::<Value>(&told).expect("JSON")["requests"].clone()
+    };
+    let figures = || {
+        [
+            requests("1970-01-02T13:00Z", "1970-01-02T14:00Z"),
+            requests("1970-01-02T14:00Z", "1970-01-03"),
+            requests("1970-01-02", "1970-01-02 13:00Z"),
+            requests("1970-01-01T00:30Z", "00:00"),
+        ]
+    };
+    assert_eq!(figures(), [1, 0, 0, 1]);
+    assert_eq!(requests("1970-01-02T13:10Z", "1970-01-02T13:20:01Z"), 1);
+    assert_eq!(requests("1970-01-02T13:20:01Z", "1970-01-02T14:00Z"), 0);
+    server.query("DELETE FROM usage RETURNING 1");
+    server.query("UPDATE gateways SET kept_since = 180000 RETURNING 1");
+    assert_eq!(figures(), [1, 0, 0, 1], "from the hours");
+    let part = ["usage", "--since", "1970-01-02T13:10Z"];
+    refused(&server, &part, 1, "the hour from 1970-01-02T13:00:00Z to 1970-01-02T14:00:00Z");
+    server.query("DELETE FROM usage_rollup WHERE span = 3600 RETURNING 1");
+    let part = ["usage", "--until", "1970-01-02T13:00Z", "--by", "status"];
+    refused(&server, &part, 1, "Begin or end with a full day.");
 }
 
 #[test]
@@ -605,9 +647,9 @@ fn check_warns_of_a_configuration_with_a_secret_that_everybody_can_read() {
     let mut server = server.set("ADRIATICUM_CONFIG", path.display());
     server.environment.retain(|(name, _)| name != "ADRIATICUM_DATABASE");
     for (text, mode, warned) in [
-        (with_secret, 0o644, Some("ADRIATICUM_DATABASE_PASSWORD_FILE")),
+        (with_secret, 0o644, Some("database_password_file")),
         (with_secret, 0o640, None),
-        ("runtime.api_key = 'sesame'\n", 0o644, Some("ADRIATICUM_RUNTIME_API_KEY_FILE")),
+        ("runtime.api_key = 'sesame'\n", 0o644, Some("runtime.api_key_file")),
         ("runtime.api_key = ''\n", 0o644, None),
     ] {
         std::fs::write(&path, text).expect("a file");
@@ -622,6 +664,78 @@ fn check_warns_of_a_configuration_with_a_secret_that_everybody_can_read() {
     let server = server.set("ADRIATICUM_DATABASE_PASSWORD_FILE", password.display());
     let (_, messages) = findings(&server, 1);
     assert!(messages.contains(&format!("chmod o-rwx {}\n", password.display())), "{messages}");
+}
+
+/// Other hosts got 404 from a service that said nothing about it, or sent their keys in the clear.
+#[test]
+fn an_address_that_other_hosts_can_reach_is_warned_of() {
+    let runtime = Runtime::start();
+    for (listen, hosts, proxies, warned) in [
+        ("0.0.0.0:0", "localhost,127.0.0.1,::1,api.localhost", "10.0.0.1", ["api_hosts", ""]),
+        ("0.0.0.0:0", "localhost,llm.test", "unix", ["", "trusted_proxies"]),
+        ("[::]:0", "127.0.0.9", "", ["api_hosts", "trusted_proxies"]),
+        ("0.0.0.0:0", "llm.test", "10.0.0.0/8", ["", ""]),
+        ("127.0.0.1:0", "localhost", "", ["", ""]),
+    ] {
+        let server = Server::new(Some(&runtime))
+            .sqlite()
+            .set("ADRIATICUM_LISTEN", listen)
+            .set("ADRIATICUM_API_HOSTS", hosts)
+            .set("ADRIATICUM_TRUSTED_PROXIES", proxies);
+        let is_warned = |text: &str| {
+            let line = text.lines().find(|line| line.contains("other hosts can reach")).unwrap_or_default();
+            ["api_hosts", "trusted_proxies"].map(|word| if line.contains(word) { word } else { "" })
+        };
+        server.key();
+        let checked = String::from_utf8_lossy(&server.run(&["check"]).stdout).into_owned();
+        assert_eq!(is_warned(&checked), warned, "{listen} {hosts} {proxies}: {checked}");
+        let server = server.start();
+        assert_eq!(is_warned(&server.log()), warned, "{}", server.log());
+        // As if systemd had passed the socket: the setting says nothing about it then.
+        let server = server.set("ADRIATICUM_LISTEN", "127.0.0.1:0");
+        let checked = String::from_utf8_lossy(&server.run(&["check"]).stdout).into_owned();
+        assert_eq!(is_warned(&checked), warned, "where it listened last: {checked}");
+    }
+}
+
+/// Root is never denied, so with root's tests this shows only that nothing is advised then.
+#[test]
+fn what_is_denied_is_advised_with_sudo() {
+    let server = Server::new(None);
+    let path = server.folder.path("it's.toml");
+    std::fs::write(&path, "").expect("a file");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).expect("it is ours");
+    let output = server.run(&["--config", path.to_str().expect("text"), "keys", "list"]);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let quoted = format!("--config '{}' keys list\n", path.display().to_string().replace('\'', r"'\''"));
+    let advised = told.contains("As root: sudo --preserve-env=ADRIATICUM_") && told.ends_with(&quoted);
+    assert_eq!(advised, !rustix::process::geteuid().is_root(), "{told}");
+}
+
+#[test]
+fn the_service_s_key_is_found_beside_its_configuration() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).sqlite();
+    server.key();
+    let (config, key) = (server.folder.path("a.toml"), server.folder.path("runtime-key"));
+    std::fs::write(&config, "").expect("a file");
+    std::fs::write(&key, "of-the-runtime\n").expect("a file");
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).expect("it is ours");
+    // Run by root, the check runs as the owner of the folder, who may not read the file.
+    if rustix::process::geteuid().is_root() {
+        for path in ["", "adriaticum.db"] {
+            std::os::unix::fs::chown(server.folder.path(path), Some(12_345), Some(54_321)).expect("root may");
+        }
+    }
+    let server = server.set("ADRIATICUM_CONFIG", config.display());
+    let output = server.run(&["check"]);
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && !told.contains("can't be read"), "{told}");
+    let calls = runtime.calls.lock().expect("the calls");
+    let bearers = calls.iter().filter(|call| call.url.ends_with("/chat/completions")).map(|call| {
+        call.headers.iter().any(|(name, value)| name == "authorization" && value == "Bearer of-the-runtime")
+    });
+    assert_eq!(bearers.collect::<Vec<_>>(), [true], "{told}");
 }
 
 #[test]

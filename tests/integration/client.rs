@@ -117,7 +117,7 @@ fn the_request() {
         "content-type: application/json",
         "content-length: 2",
         "accept: application/json",
-        concat!("user-agent: adriaticum/", env!("CARGO_PKG_VERSION")),
+        concat!("user-agent: adriaticum/", env!("ADRIATICUM_VERSION")),
     ] {
         assert!(
             heard.to_lowercase().contains(&format!("\r\n{}\r\n", line.to_lowercase())),

@@ -664,7 +664,7 @@ fn status_says_what_the_checks_say() {
     assert!(
         text.contains("reports usage")
             && text.contains("0 of 16")
-            && text.contains(env!("CARGO_PKG_VERSION"))
+            && text.contains(env!("ADRIATICUM_VERSION"))
     );
     let asked = runtime.count();
     for _ in 0..5 {

@@ -37,7 +37,11 @@ fn keys_and_sessions_are_the_same_at_every_gateway() {
     let second = gateway(&uri, "a", &runtime).run(&["serve"]);
     let told = String::from_utf8_lossy(&second.stderr).into_owned();
     assert_eq!(second.status.code(), Some(1), "{told}");
-    assert!(told.contains(&format!("http://{}", a.address)) && told.contains("ADRIATICUM_GATEWAY"), "{told}");
+    assert!(
+        told.contains(&format!("http://{}", a.address)) && told.contains("set gateway (ADRIATICUM_GATEWAY)"),
+        "{told}"
+    );
+    assert!(told.contains("such as a-2") && !told.contains("ADRIATICUM_DATABASE"), "{told}");
     for _ in 0..20 {
         let key = a.key();
         b.post(&key, &chat("x")).is_completion();
@@ -92,7 +96,7 @@ fn the_console_tells_the_gateways_apart() {
     let text = browser.get("/status").text();
     for (name, open) in [("north", 0), ("south", 1)] {
         let row = row(&text, name);
-        assert!(row.contains(env!("CARGO_PKG_VERSION")), "{row}");
+        assert!(row.contains(env!("ADRIATICUM_VERSION")), "{row}");
         assert!(row.ends_with(&format!("<td class=\"number\">{open}</td>")), "{row}");
     }
     assert!(text.contains("<dt>Clock</dt>"), "{text}");

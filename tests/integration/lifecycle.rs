@@ -105,7 +105,7 @@ fn a_start_logs_what_runs_and_where() {
     for line in [
         format!(
             "adriaticum {}, database {}",
-            env!("CARGO_PKG_VERSION"),
+            env!("ADRIATICUM_VERSION"),
             server.folder.path("adriaticum.db").display()
         ),
         format!("console at http://console.localhost:{port}/"),

@@ -717,9 +717,23 @@ fn what_can_not_be_added_is_told() {
     for wrong in [&["search"][..], &["search", "add"], &["search", "query"], &["search", "find", "x"]] {
         assert_eq!(server.run(wrong).status.code(), Some(2), "{wrong:?}");
     }
-    let elsewhere = Server::new(None);
-    let output = elsewhere.run(&["search", "add", &folder]);
-    assert!(String::from_utf8_lossy(&output.stderr).contains("set search.url to index:"));
+    for (url, grounding, is_used) in
+        [("", "off", false), ("index:", "off", false), ("index:", "always", true)]
+    {
+        let elsewhere = Server::new(None)
+            .sqlite()
+            .set("ADRIATICUM_SEARCH_URL", url)
+            .set("ADRIATICUM_SEARCH_GROUNDING", grounding);
+        let unused = || {
+            String::from_utf8_lossy(&elsewhere.run(&["check"]).stdout).contains("but no completion uses it")
+        };
+        assert!(!unused(), "there is no index");
+        let output = elsewhere.run(&["search", "add", &folder]);
+        let told = String::from_utf8_lossy(&output.stderr);
+        let names_both =
+            told.contains("search.url to \"index:\"") && told.contains("search.grounding to \"always\"");
+        assert_eq!((names_both, unused()), (!is_used, !is_used), "{url} {grounding}: {told}");
+    }
 }
 
 #[test]

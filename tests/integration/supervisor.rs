@@ -118,7 +118,7 @@ fn an_abstract_socket_and_the_status() {
     assert_eq!(manager.hears(), "READY=1");
     server.post(&server.key(), &chat("x")).is_completion();
     let told = manager.waits_for("STATUS=");
-    assert!(told.contains("=1 requests served, 0 of 16 workers busy, 0 of 64 places"), "{told}");
+    assert!(told.contains("=1 request served, 0 of 16 workers busy, 0 of 64 places"), "{told}");
 }
 
 #[test]

@@ -88,7 +88,8 @@ def the_usage_command_selects_and_groups():
     ok(chat())
     tomorrow = time.strftime("%Y-%m-%d", time.gmtime(time.time() + 86_400))
     (count,), = SERVER.rows("SELECT count(*) FROM usage")
-    for options in ("", "--since 24h", "--since 7d", "--since 30d", "--since 2001-01-01", f"--until {tomorrow}"):
+    for options in ("", "--since 24h", "--since 7d", "--since 30d", "--since 2001-01-01", "--since 2001-01-01T13:00Z",
+                    f"--until {tomorrow}", f"--until {tomorrow}T00:00Z"):
         assert json.loads(SERVER.cli("usage", "--json", *options.split()).stdout)["requests"] == count, options
     for options in (f"--since {tomorrow}", "--until 2001-01-01"):
         assert json.loads(SERVER.cli("usage", "--json", *options.split()).stdout)["requests"] == 0, options
