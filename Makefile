@@ -66,7 +66,7 @@ lint: need-lint .venv/ready ## Check format, lints, documentation and spelling
 postgres: need-postgres build ## Run the tests of the store and the ledger, and the conformance suite, on PostgreSQL
 	$(CARGO) test --locked --features test-postgres --lib store::
 	$(CARGO) test --locked --features test-postgres --test integration -- \
-		ledger:: cli:: console:: metrics:: postgres:: moving:: gateways:: fairness::
+		ledger:: cli:: console:: metrics:: postgres:: moving:: gateways:: fairness:: budgets::
 	$(PYTHON) tests/conformance/run.py --postgres
 
 tls: need-tls build ## Run the conformance suite over TLS, sslscan, and slow handshakes
@@ -186,10 +186,13 @@ uninstall: ## Remove what make install installed; the configuration and the data
 
 # As with Debian's own tools, DEBFULLNAME and DEBEMAIL name the maintainer.
 deb: export MAINTAINER := $(or $(DEBFULLNAME),The Adriaticum authors) <$(or $(DEBEMAIL),authors@adriaticum.invalid)>
+deb: PACKAGES := target/debian/$(if $(filter $(HOST_ARCH),$(ARCH)),,$(ARCH)/)
 deb: need-deb $(if $(filter $(HOST_ARCH),$(ARCH)),build,cross) sbom ## Build the Debian package, target/debian/adriaticum_*.deb; ARCH=arm64: target/debian/arm64/
 	$(PYTHON) packaging/changelog.py > target/changelog
-	cargo deb --locked --no-build --no-strip --maintainer "$$MAINTAINER" $(if $(DEB_VERSION),--deb-version $(DEB_VERSION)) \
-		$(if $(filter $(HOST_ARCH),$(ARCH)),,--target $(MACHINE)-unknown-linux-gnu --output target/debian/$(ARCH)/)
+	@# Those of earlier commits have other names, and apt would be given all of them.
+	rm -f $(PACKAGES)adriaticum_*.deb
+	cargo deb --locked --no-build --no-strip --maintainer "$$MAINTAINER" --deb-version "$$(packaging/version)-1" \
+		--output $(PACKAGES) $(if $(filter $(HOST_ARCH),$(ARCH)),,--target $(MACHINE)-unknown-linux-gnu)
 
 cross:
 	$(CROSS) gnu build --release --locked

@@ -15,12 +15,12 @@ use adriaticum::store::{
 fn key(store: &Store) -> Digest {
     let secret = "benchmark";
     let digest = Digest::of(secret);
-    if store.find_key(&digest).expect("a look-up").is_some() {
+    if store.find_key(&digest, 0).expect("a look-up").is_some() {
         return digest;
     }
     let name = KeyName::parse("benchmark").expect("a good name");
     let permissions = &[Permission::Completions];
-    let key = NewKey { name: &name, permissions, created: 0, expires: None, concurrent: None };
+    let key = NewKey { name: &name, permissions, created: 0, expires: None, concurrent: None, budget: None };
     store.add_key(secret, &key, &Actor::command("benchmark".into())).expect("a new key");
     digest
 }
@@ -29,6 +29,7 @@ fn outcome() -> Outcome {
     Outcome {
         status: Some(200),
         error_code: None,
+        cause: None,
         tokens: Tokens { prompt_tokens: Some(11), completion_tokens: Some(3), total_tokens: Some(14) },
         duration_ms: 1.5,
         queue_ms: 0.1,

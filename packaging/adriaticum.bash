@@ -8,7 +8,7 @@ _adriaticum_command() {
             skip=
         else
             case $word in
-                --config | --permission | --expires | --concurrent | --since | --until | --by | --key | --gateway | \
+                --config | --permission | --expires | --concurrent | --budget | --state | --since | --until | --by | --key | --gateway | \
                     --through | --from | --to) skip=yes ;;
                 -*) ;;
                 *) echo "$word" ;;
@@ -22,10 +22,10 @@ _adriaticum() {
     mapfile -t words < <(_adriaticum_command)
     options='--config --help --version'
     case "${words[0]} ${words[1]}" in
-        ' ') options+=' serve keys usage backup move console audit search check' ;;
+        ' ') options+=' serve keys usage backup restore move console audit search check' ;;
         'keys ') options+=' create list rename revoke set' ;;
-        'keys create' | 'keys set') options+=' --permission --expires --concurrent' ;;
-        'keys list') options+=' --json' ;;
+        'keys create' | 'keys set') options+=' --permission --expires --concurrent --budget' ;;
+        'keys list') options+=' --state --json' ;;
         'usage ') options+=' show verify --since --until --by --key --gateway --json --csv' ;;
         'usage show') options+=' --json' ;;
         'usage verify') options+=' --through --json' ;;
@@ -33,7 +33,7 @@ _adriaticum() {
         'audit ') options+=' --since --json' ;;
         'console ') options+=' password' ;;
         'search ') options+=' add list remove query' ;;
-        'search add' | 'search remove' | 'backup '*) files=yes ;;
+        'search add' | 'search remove' | 'backup '* | 'restore '*) files=yes ;;
         'search list' | 'search query') options+=' --json' ;;
         'check ') options+=' --json' ;;
     esac
@@ -42,7 +42,8 @@ _adriaticum() {
         --permission) options='completions metrics' files= ;;
         --by) options='hour day month key status gateway' files= ;;
         --expires) options='30d 90d 365d never' files= ;;
-        --concurrent) options='none' files= ;;
+        --concurrent | --budget) options='none' files= ;;
+        --state) options='active expiring expired revoked' files= ;;
         --key | --gateway | --through | --to) options='' files= ;;
         --since | --until) options='24h 7d 30d' files= ;;
     esac

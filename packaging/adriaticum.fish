@@ -10,7 +10,7 @@ function __adriaticum_at
             continue
         end
         switch $word
-            case --config --permission --expires --concurrent --since --until --by --key --gateway --through --from --to
+            case --config --permission --expires --concurrent --budget --state --since --until --by --key --gateway --through --from --to
                 set skip yes
             case '-*'
             case '*'
@@ -29,6 +29,7 @@ complete -c adriaticum -n '__adriaticum_at' -a serve -d 'Run the service until S
 complete -c adriaticum -n '__adriaticum_at' -a keys -d 'Create, list, change and revoke API keys'
 complete -c adriaticum -n '__adriaticum_at' -a usage -d 'Sum up requests and tokens'
 complete -c adriaticum -n '__adriaticum_at' -a backup -d 'Copy the database while the service runs'
+complete -c adriaticum -n '__adriaticum_at' -a restore -d 'Put a backup in the place of the database'
 complete -c adriaticum -n '__adriaticum_at' -a move -d 'Move everything from SQLite to PostgreSQL'
 complete -c adriaticum -n '__adriaticum_at' -a console -d 'Set the password of the console'
 complete -c adriaticum -n '__adriaticum_at' -a audit -d 'Print who changed what'
@@ -39,17 +40,20 @@ complete -c adriaticum -n '__adriaticum_at keys' -a create -d 'Create an API key
 complete -c adriaticum -n '__adriaticum_at keys' -a list -d 'List the keys'
 complete -c adriaticum -n '__adriaticum_at keys' -a rename -d 'Rename a key'
 complete -c adriaticum -n '__adriaticum_at keys' -a revoke -d 'Revoke a key permanently'
-complete -c adriaticum -n '__adriaticum_at keys' -a set -d 'Change permissions, expiry or concurrent requests'
+complete -c adriaticum -n '__adriaticum_at keys' -a set -d 'Change permissions, expiry, concurrent requests or budget'
 complete -c adriaticum -n '__adriaticum_at keys create' -l permission -x -a 'completions metrics' -d 'What the key may do'
 complete -c adriaticum -n '__adriaticum_at keys create' -l expires -x -a '30d 90d 365d' -d 'When the key expires'
 complete -c adriaticum -n '__adriaticum_at keys create' -l concurrent -x -d 'Requests processed at once'
+complete -c adriaticum -n '__adriaticum_at keys create' -l budget -x -d 'Tokens per day or month'
 complete -c adriaticum -n '__adriaticum_at keys set' -l permission -x -a 'completions metrics' -d 'What the key may do'
 complete -c adriaticum -n '__adriaticum_at keys set' -l expires -x -a '30d 90d 365d never' -d 'When the key expires'
 complete -c adriaticum -n '__adriaticum_at keys set' -l concurrent -x -a none -d 'Requests processed at once'
+complete -c adriaticum -n '__adriaticum_at keys set' -l budget -x -a none -d 'Tokens per day or month'
+complete -c adriaticum -n '__adriaticum_at keys list' -l state -x -a 'active expiring expired revoked' -d 'Only keys of this state'
 complete -c adriaticum -n '__adriaticum_at keys list' -l json -d 'Print JSON'
 
 complete -c adriaticum -n '__adriaticum_at usage' -a show -d 'Show one request'
-complete -c adriaticum -n '__adriaticum_at usage' -a verify -d 'Find rows that were changed, deleted or inserted'
+complete -c adriaticum -n '__adriaticum_at usage' -a verify -d 'Find rows and sums that were changed, deleted or inserted'
 complete -c adriaticum -n '__adriaticum_at usage' -l since -x -a '24h 7d 30d' -d 'Only requests since then'
 complete -c adriaticum -n '__adriaticum_at usage' -l until -x -a '24h 7d 30d' -d 'Only requests before then'
 complete -c adriaticum -n '__adriaticum_at usage' -l by -x -a 'hour day month key status gateway' -d 'Group by'
@@ -61,7 +65,7 @@ complete -c adriaticum -n '__adriaticum_at usage show' -l json -d 'Print JSON'
 complete -c adriaticum -n '__adriaticum_at usage verify' -l through -x -d 'Check a head that was noted earlier'
 complete -c adriaticum -n '__adriaticum_at usage verify' -l json -d 'Print JSON'
 
-complete -c adriaticum -n '__adriaticum_at backup' -F
+complete -c adriaticum -n '__adriaticum_at backup; or __adriaticum_at restore' -F
 complete -c adriaticum -n '__adriaticum_at move' -l from -r -F -d 'The SQLite database'
 complete -c adriaticum -n '__adriaticum_at move' -l to -x -d 'The URI of an empty PostgreSQL database'
 complete -c adriaticum -n '__adriaticum_at console' -a password -d 'Set the password of the console'

@@ -16,6 +16,7 @@ _adriaticum() {
                 'keys:create, list, change and revoke API keys'
                 'usage:sum up requests and tokens'
                 'backup:copy the database while the service runs'
+                'restore:put a backup in the place of the database'
                 'move:move everything from SQLite to PostgreSQL'
                 'console:set the password of the console'
                 'audit:print who changed what'
@@ -30,15 +31,20 @@ _adriaticum() {
                     _arguments $everywhere '2:name:' \
                         '*--permission[what the key may do]:permission:(completions metrics)' \
                         '--expires[when the key expires]:when:(30d 90d 365d)' \
-                        '--concurrent[requests processed at once]:number:'
+                        '--concurrent[requests processed at once]:number:' \
+                        '--budget[tokens per day or month]:tokens/period:'
                     ;;
-                'keys list') _arguments $everywhere '--json[print JSON]' ;;
+                'keys list')
+                    _arguments $everywhere '--json[print JSON]' \
+                        '--state[only keys of this state]:state:(active expiring expired revoked)'
+                    ;;
                 'keys rename') _arguments $everywhere '2:id:' '3:name:' ;;
                 'keys set')
                     _arguments $everywhere '2:id:' \
                         '*--permission[what the key may do]:permission:(completions metrics)' \
                         '--expires[when the key expires]:when:(30d 90d 365d never)' \
-                        '--concurrent[requests processed at once]:number:(none)'
+                        '--concurrent[requests processed at once]:number:(none)' \
+                        '--budget[tokens per day or month]:tokens/period:(none)'
                     ;;
                 'keys revoke') _arguments $everywhere '2:id:' ;;
                 'keys '*) _arguments $everywhere '1:command:(create list rename revoke set)' ;;
@@ -58,6 +64,7 @@ _adriaticum() {
                         '(--json)--csv[print comma-separated values]'
                     ;;
                 'backup '*) _arguments $everywhere '1:new file:_files' ;;
+                'restore '*) _arguments $everywhere '1:backup:_files' ;;
                 'move '*)
                     _arguments $everywhere '--from[the SQLite database]:file:_files' \
                         '--to[the URI of an empty PostgreSQL database]:uri:'

@@ -26,6 +26,7 @@ def main():
     packages = {package["id"]: package for package in metadata["packages"]}
     edges = {node["id"]: in_the_program(node, packages) for node in metadata["resolve"]["nodes"]}
     root = metadata["resolve"]["root"]
+    packages[root]["version"] = subprocess.run([ROOT / "packaging/version"], capture_output=True, text=True, check=True).stdout.strip()
     parts = sorted(reachable(root, edges), key=lambda part: reference(packages[part]))
     for path in (sbom, notices):
         path.parent.mkdir(parents=True, exist_ok=True)

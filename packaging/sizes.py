@@ -44,7 +44,9 @@ def built_again(paths):
         folder = pathlib.Path(name) / "elsewhere"
         ignored = shutil.ignore_patterns("target", "var", ".git", ".venv*", "node_modules", "__pycache__")
         shutil.copytree(ROOT, folder, ignore=ignored, symlinks=True)
-        subprocess.run(["make", "-s", "deb"], cwd=folder, check=True, capture_output=True)
+        # The copy has no repository, which the version would be read from.
+        version = subprocess.run([ROOT / "packaging/version"], capture_output=True, text=True, check=True).stdout.strip()
+        subprocess.run(["make", "-s", "deb", f"ADRIATICUM_VERSION={version}"], cwd=folder, check=True, capture_output=True)
         for path in paths:
             yield path, digest(folder / path)
 

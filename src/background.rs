@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::checks;
 use crate::store::{ServeLock, SessionLock, Store, StoreError};
+use crate::text::count;
 use crate::when;
 
 /// The pause between two rounds of housekeeping.
@@ -216,7 +217,8 @@ fn retention(store: Arc<Store>, days: u32) -> Task {
             }
             let removed = remove_all(stop, || store.remove_before(before, REMOVED_AT_ONCE))?;
             if removed > 0 {
-                log::info!("removed {removed} rows older than {days} days from the ledger");
+                let (rows, days) = (count(removed as i64, "row"), count(days.into(), "day"));
+                log::info!("removed {rows} older than {days} from the ledger");
             }
             Ok(())
         });

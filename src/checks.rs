@@ -1,11 +1,12 @@
 //! Tests every part that a completion needs, and says what to do if one fails.
 
 mod certificate;
+mod keys;
 mod runtime;
 
 use std::fmt::Display;
 use std::fs;
-use std::net::ToSocketAddrs;
+use std::net::{IpAddr, ToSocketAddrs};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -16,10 +17,10 @@ pub use self::certificate::{is_ending, read_certificate, read_unexpired};
 
 use crate::client::Cancellation;
 use crate::config::{Config, GroundingMode, SearchPlace};
-use crate::listener::Address;
-use crate::search;
+use crate::listener::{Address, Proxy};
+use crate::search::{self, Index};
 use crate::store::{Access, CLOCK_SLACK as DATABASE_CLOCK_SLACK, Store, StoreError};
-use crate::text::grouped;
+use crate::text::{count, grouped};
 use crate::when;
 
 /// The query that tests whether Search answers.
@@ -85,7 +86,9 @@ pub fn all(config: &Config) -> Vec<Finding> {
 
 pub fn database_failed(config: &Config, error: &dyn Display) -> String {
     let name = config.database_name();
-    format!("the database {name}: {error}. The setting is database (ADRIATICUM_DATABASE).")
+    let unread = config.unread_files.iter().find(|(setting, _)| *setting == "database_password_file");
+    let unread = unread.map(|(_, reason)| format!(" {reason}.")).unwrap_or_default();
+    format!("the database {name}: {error}.{unread} The setting is database (ADRIATICUM_DATABASE).")
 }
 
 /// The same for a database that may be missing: then the finding says what to do.
@@ -93,7 +96,7 @@ pub fn store_failed(config: &Config, error: &StoreError) -> String {
     match error {
         StoreError::Missing => format!(
             "there is no database at {}. If it is elsewhere, name its configuration (--config FILE) or the database itself \
-             (ADRIATICUM_DATABASE). adriaticum serve, keys create, console password and move create one.",
+             (ADRIATICUM_DATABASE). adriaticum serve, keys create, console password, restore and move create one.",
             config.database_name()
         ),
         error => database_failed(config, error),
@@ -107,9 +110,13 @@ pub fn of_a_running_service(config: &Config, store: &Store) -> Vec<Finding> {
 
 fn parts(config: &Config, store: Option<&Store>, database: Finding) -> Vec<Finding> {
     let mut findings = vec![configuration(config), hosts(config)];
+    findings.extend(reachable_address(config, store).map(|message| Finding::warn("listen", message)));
     findings.extend(config.tls.as_ref().map(certificate::check));
     findings.extend(exposed(config));
-    findings.extend([clock(config, store), database, search(config)]);
+    findings.extend([clock(config, store), database]);
+    findings.extend(store.map(keys::check).unwrap_or_default());
+    findings.push(search(config));
+    findings.extend(unused_index(config));
     findings.extend(runtime::check(config));
     findings
 }
@@ -126,7 +133,7 @@ fn configuration(config: &Config) -> Finding {
     Finding::warn("configuration", format!("{read}; unknown variables: {unknown}. Correct or unset them"))
 }
 
-/// Files with secrets that every user of this host can read.
+/// Files with secrets that every user of this host can read, or that this user can't.
 fn exposed(config: &Config) -> Option<Finding> {
     let of_service = [config.tls.as_ref().map(|files| files.key.as_path()), config.database.file()];
     let files = of_service.into_iter().flatten().chain(config.secret_files.iter().map(PathBuf::as_path));
@@ -143,11 +150,56 @@ fn exposed(config: &Config) -> Option<Finding> {
     if let Some(path) = configuration.first() {
         message.push(format!(
             "every user of this host can read {}, which has a password or a key. Put it into a file of its own \
-             (ADRIATICUM_DATABASE_PASSWORD_FILE, ADRIATICUM_RUNTIME_API_KEY_FILE; man adriaticum.toml)",
+             (database_password_file, runtime.api_key_file; man adriaticum.toml)",
             path.display()
         ));
     }
+    message.extend(config.unread_files.iter().map(|(_, reason)| reason.clone()));
     (!message.is_empty()).then(|| Finding::warn("secrets", message.join("; ")))
+}
+
+/// The warning about the address that the service listens on, or with a socket of systemd, has listened on when it last started.
+fn reachable_address(config: &Config, store: Option<&Store>) -> Option<String> {
+    let gateways = store.and_then(|store| store.gateways().ok()).unwrap_or_default();
+    let own = gateways.iter().find(|gateway| gateway.name == config.gateway);
+    let tcp = |address: &str| {
+        address.split_once("://").and_then(|(_, address)| address.parse().ok()).map(Address::Tcp)
+    };
+    let last = own.into_iter().flat_map(|gateway| gateway.address.split(' ').filter_map(tcp));
+    let mut addresses = last.chain([config.listen.clone()]);
+    addresses.find_map(|address| reachable(config, &address))
+}
+
+/// The warning about an address that other hosts can reach: they would get 404, or send their keys in the clear.
+pub fn reachable(config: &Config, address: &Address) -> Option<String> {
+    let address = match address {
+        Address::Tcp(address) if !address.ip().is_loopback() => address,
+        _ => return None,
+    };
+    let mut message = Vec::new();
+    if config.api_hosts.iter().all(|host| is_local(host)) {
+        message.push(format!(
+            "clients of other hosts get 404, because api_hosts has only names of this host ({}). Add the name or address that \
+             they use to api_hosts (ADRIATICUM_API_HOSTS)",
+            config.api_hosts.join(", ")
+        ));
+    }
+    if config.tls.is_none() && !config.trusted_proxies.0.iter().any(|proxy| *proxy != Proxy::Unix) {
+        message.push(
+            "keys and prompts are sent without encryption. Set tls.cert and tls.key, or put a proxy with TLS in front and \
+             name it in trusted_proxies"
+                .into(),
+        );
+    }
+    (!message.is_empty()).then(|| {
+        format!("other hosts can reach {address} (listen, or adriaticum.socket): {}", message.join("; "))
+    })
+}
+
+/// Whether a name of the API means this host to every host.
+fn is_local(host: &str) -> bool {
+    let is_name = host == "localhost" || host.ends_with(".localhost");
+    is_name || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
 /// The names of the API, and whether this host can resolve them.
@@ -245,6 +297,20 @@ fn with_room(path: &Path, message: String) -> Finding {
 /// The free bytes of the disk that a file is on.
 pub fn bytes_free(path: &Path) -> Option<u64> {
     rustix::fs::statvfs(path).ok().map(|disk| disk.f_bavail * disk.f_frsize)
+}
+
+/// An index with documents that no completion is grounded in.
+fn unused_index(config: &Config) -> Option<Finding> {
+    let unused = config.search.how_to_use_index()?;
+    let index = Index::new(&config.search);
+    let documents = index.path().exists().then(|| index.list().ok())??.len();
+    (documents > 0).then(|| {
+        let (path, documents) = (index.path().display(), count(documents as i64, "document"));
+        Finding::warn(
+            "search",
+            format!("the index {path} has {documents}, but no completion uses it. {unused}"),
+        )
+    })
 }
 
 /// Sends a real query to Search; what it finds does not matter.

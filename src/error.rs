@@ -1,7 +1,11 @@
 //! The errors of the API: the table of part 7 of the specification, closed, and what goes with one.
 
+mod cause;
+
 use std::borrow::Cow;
 use std::time::Duration;
+
+pub use cause::FailureCause;
 
 /// One row of the table: what a client can tell apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,23 +59,24 @@ impl ApiError {
     }
 }
 
-/// Why a request got no completion: the message for the client, and the cause for the log.
+/// A request that got no completion: the message for the client, the word for the log and the ledger, and the details for the
+/// operator.
 #[derive(Debug)]
 pub struct Failure {
     pub error: ApiError,
     /// For the client: what happened and what to do next. It may name a number, a length or a member.
     pub message: Cow<'static, str>,
-    /// For the log: why it was refused, a word from a fixed list. The error's code if there is no better one.
-    pub reason: &'static str,
-    /// For the operator: the cause of a 5xx, with nothing in it that a client wrote.
-    pub cause: Option<String>,
+    /// For the log and the ledger.
+    pub cause: FailureCause,
+    /// For the operator, in a log line of its own: more about a 5xx, with nothing in it that a client wrote.
+    pub details: Option<String>,
+    /// For the log: the key of a 401, if it is known.
+    pub key_id: Option<String>,
     /// When to come back, on a 503.
     pub retry_after: Duration,
     /// Whether clients should not retry automatically: a retry would cost another inference, or query a Search that
     /// is down.
     pub no_retry: bool,
-    /// Whether there was no room for the request. The listener logs how many there were.
-    pub is_shed: bool,
 }
 
 /// `Retry-After` for a fault of the host, such as a full disk.
@@ -81,41 +86,34 @@ const FAULT_RETRY: Duration = Duration::from_secs(5);
 const SHED_RETRY: Duration = Duration::from_secs(1);
 
 impl Failure {
-    pub fn new(error: ApiError, message: impl Into<Cow<'static, str>>) -> Self {
+    pub fn new(error: ApiError, cause: FailureCause, message: impl Into<Cow<'static, str>>) -> Self {
         Self {
             error,
             message: message.into(),
-            reason: error.code(),
-            cause: None,
+            cause,
+            details: None,
+            key_id: None,
             retry_after: FAULT_RETRY,
             no_retry: false,
-            is_shed: false,
         }
     }
 
-    pub fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
-        Self::new(ApiError::InvalidRequest, message)
+    pub fn invalid(cause: FailureCause, message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(ApiError::InvalidRequest, cause, message)
     }
 
-    pub fn unavailable(message: impl Into<Cow<'static, str>>, cause: impl ToString) -> Self {
-        Self { cause: Some(cause.to_string()), ..Self::new(ApiError::ServiceUnavailable, message) }
-    }
-
-    pub fn because(self, reason: &'static str) -> Self {
-        Self { reason, ..self }
+    pub fn unavailable(
+        cause: FailureCause,
+        message: impl Into<Cow<'static, str>>,
+        details: Option<String>,
+    ) -> Self {
+        Self { details, ..Self::new(ApiError::ServiceUnavailable, cause, message) }
     }
 
     /// There is no room for a request. Its content was not read.
-    pub fn shed(cause: &'static str) -> Self {
-        Self {
-            retry_after: SHED_RETRY,
-            is_shed: true,
-            ..Self::unavailable("The service has more requests than it can take. Try again shortly.", cause)
-        }
-    }
-
-    pub fn queue_full() -> Self {
-        Self::shed("every worker and every place in the queue is taken")
+    pub fn shed(cause: FailureCause) -> Self {
+        let message = "The service has more requests than it can take. Try again shortly.";
+        Self { retry_after: SHED_RETRY, ..Self::unavailable(cause, message, None) }
     }
 }
 

@@ -21,6 +21,7 @@ use simplelog::{Config, ConfigBuilder, FormatItem, WriteLogger, format_descripti
 
 use self::line_buffer::{LineBuffer, LogBatch};
 use self::strangers::StrangerBudget;
+use crate::error::FailureCause;
 
 /// The target of lines about single requests. When lines have to be dropped, these are the first.
 pub const REQUEST: &str = concat!(env!("CARGO_PKG_NAME"), "::request");
@@ -74,8 +75,8 @@ pub fn complain(message: fmt::Arguments) {
 }
 
 /// Returns whether the refusal of a request without a valid key may have a line of its own. All such refusals share a small
-/// budget; those beyond it are counted by their cause, a word from a fixed list, and by address.
-pub fn allow_stranger(cause: &'static str, client: Option<IpAddr>) -> bool {
+/// budget; those beyond it are counted by their cause and by address.
+pub fn allow_stranger(cause: FailureCause, client: Option<IpAddr>) -> bool {
     strangers().allow(cause, client, Instant::now())
 }
 

@@ -12,9 +12,9 @@ use self::record::Record;
 use crate::api::grounding::Grounding;
 use crate::api::key::{self, Caller};
 use crate::api::refusals::Refusals;
-use crate::api::{host, inference, ledger, permission, reply, route, size, validation};
+use crate::api::{budget, host, inference, ledger, permission, reply, route, size, validation};
 use crate::config::Compatibility;
-use crate::error::Failure;
+use crate::error::{Failure, FailureCause};
 use crate::http::{Head, Request, Response};
 use crate::listener::{Call, Lane, RunningCall};
 use crate::metrics::Metrics;
@@ -175,7 +175,7 @@ impl Pipeline {
         let failure = match result {
             Ok(_) => ledger::not_kept(&error),
             Err(failure) => {
-                log::error!("{} ledger: {error}", record.id);
+                record.log_ledger_error(&error);
                 failure
             }
         };
@@ -186,12 +186,15 @@ impl Pipeline {
     /// Looks up the key of a request that is not run. Returns what is wrong with the key, or else this failure. If the key is
     /// valid, the request has a row.
     fn refuse_key_first(&self, record: &mut Record, digest: &Digest, failure: Failure) -> Failure {
-        let caller = match catch_panic(|| key::authenticate(digest, &self.store, when::now())) {
+        let created = record.created;
+        let caller = match catch_panic(|| key::authenticate(digest, &self.store, created)) {
             Ok(caller) => caller,
             Err(of_key) => return of_key,
         };
         record.key_id = Some(caller.key_id.clone());
-        let failure = permission::check(&caller.permissions).err().unwrap_or(failure);
+        let allowed =
+            permission::check(&caller.permissions).and_then(|()| budget::check(caller.budget, created));
+        let failure = allowed.err().unwrap_or(failure);
         self.record(record, &caller, &failure);
         failure
     }
@@ -206,7 +209,7 @@ impl Pipeline {
         let (row, outcome) = (record.new_row(caller), record.outcome(Err(failure)));
         if let Err(error) = timed(&mut record.ledger, || self.store.record(&row, &outcome)) {
             self.metrics.ledger_settle_errors.add(1);
-            log::error!("{} ledger: {error}", record.id);
+            record.log_ledger_error(&error);
         }
     }
 }
@@ -215,8 +218,9 @@ impl Pipeline {
 fn catch_panic<T>(step: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     panic::catch_unwind(AssertUnwindSafe(step)).unwrap_or_else(|_| {
         Err(Failure::unavailable(
+            FailureCause::Panic,
             "Internal error. Give the operator the id of this request.",
-            "a step panicked; the line before says where",
+            Some("a step panicked; the line before says where".into()),
         ))
     })
 }

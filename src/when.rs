@@ -106,6 +106,13 @@ pub fn is_impossible_date(text: &str) -> bool {
     has_form && Date::parse(text, DATE).is_err()
 }
 
+/// The beginning and the end of the calendar month of a time, UTC.
+pub fn month(time: i64) -> Option<(i64, i64)> {
+    let first = OffsetDateTime::from_unix_timestamp(time).ok()?.date().replace_day(1).ok()?;
+    let next = first.checked_add(time::Duration::days(31))?.replace_day(1).ok()?;
+    Some((first.midnight().assume_utc().unix_timestamp(), next.midnight().assume_utc().unix_timestamp()))
+}
+
 pub fn now() -> i64 {
     OffsetDateTime::now_utc().unix_timestamp()
 }
@@ -179,6 +186,21 @@ mod tests {
         assert_eq!(When::Seconds(24 * 3600).ago(now), now - DAY);
         assert_eq!(When::Days(90).ahead(now), now + 90 * DAY, "a key expires to the second");
         assert_eq!(When::Today(60).ago(now), 20_000 * DAY + 60, "a time of today");
+    }
+
+    #[test]
+    fn months() {
+        for (time, first, next) in [
+            ("2024-02-29", "2024-02-01", "2024-03-01"),
+            ("2026-12-31", "2026-12-01", "2027-01-01"),
+            ("2026-11-01", "2026-11-01", "2026-12-01"),
+        ] {
+            let start = |text| When::parse(text).expect("a date").ahead(0);
+            for second in [0, DAY - 1] {
+                assert_eq!(month(start(time) + second), Some((start(first), start(next))), "{time}");
+            }
+        }
+        assert_eq!(month(i64::MAX), None);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The API is served on its own hosts and on no other.
 
-use crate::error::{ApiError, Failure};
+use crate::error::{ApiError, Failure, FailureCause};
 use crate::http::Head;
 
 pub fn check(head: &Head, api_hosts: &[String]) -> Result<(), Failure> {
@@ -9,7 +9,7 @@ pub fn check(head: &Head, api_hosts: &[String]) -> Result<(), Failure> {
     }
     Err(Failure::new(
         ApiError::NotFound,
+        FailureCause::Host,
         "The API is not served on this host. Check the base address that you were given.",
-    )
-    .because("host"))
+    ))
 }

@@ -1,14 +1,16 @@
 //! Asks the runtime, and says what its failures mean to a client.
 
-use crate::error::{ApiError, Failure};
+use crate::client::CallError;
+use crate::error::{ApiError, Failure, FailureCause};
 use crate::runtime::{Chat, Generated, RuntimeError, Runtimes, Spent};
 
 /// Fails if no runtime is configured.
 pub fn configured(runtimes: Option<&Runtimes>) -> Result<&Runtimes, Failure> {
     runtimes.ok_or_else(|| {
         Failure::unavailable(
+            FailureCause::NoRuntime,
             "The inference service is not configured. Tell the operator of this service.",
-            "no runtime is configured: set runtime.url",
+            Some("no runtime is configured: set runtime.url".into()),
         )
     })
 }
@@ -34,18 +36,26 @@ impl From<(String, RuntimeError)> for Failure {
     fn from((url, error): (String, RuntimeError)) -> Self {
         let message = match error {
             RuntimeError::ContextExceeded(figures) => return too_long(figures),
-            RuntimeError::Unreachable(_) => "The inference service can't be reached. Try again later.",
-            RuntimeError::TimedOut => {
-                "The inference service did not answer in time. Try again, or ask for fewer tokens."
+            RuntimeError::Call(CallError::Unreachable(_)) => {
+                "The inference service can't be reached. Try again later."
             }
-            RuntimeError::Cancelled => "The client has gone.",
-            RuntimeError::Broken(_) => "The connection to the inference service broke off. Try again.",
+            RuntimeError::Call(CallError::TimedOut) => {
+                "The inference service did not answer in time. Try again later, or ask for fewer tokens."
+            }
+            RuntimeError::Call(CallError::Cancelled) => "The client has gone.",
+            RuntimeError::Call(CallError::Broken(_)) => {
+                "The connection to the inference service broke off. Try again."
+            }
             RuntimeError::Status(_) => "The inference service reported an error. Try again later.",
-            RuntimeError::Unreadable(_) => "The inference service gave no usable answer. Try again later.",
+            RuntimeError::Call(CallError::TooLarge) | RuntimeError::NotJson | RuntimeError::NoText => {
+                "The inference service gave no usable answer. Try again later."
+            }
         };
         Self {
-            cause: Some(format!("runtime {url}: {error}")),
-            ..Self::new(ApiError::InferenceError, message)
+            details: Some(format!("runtime {url}: {error}")),
+            // A client that retries by itself would make three inferences of one slow call.
+            no_retry: matches!(error, RuntimeError::Call(CallError::TimedOut)),
+            ..Self::new(ApiError::InferenceError, error.cause(), message)
         }
     }
 }
@@ -55,7 +65,10 @@ fn too_long(figures: Option<(u64, u64)>) -> Failure {
         Some((sent, most)) => format!(": {sent} tokens, but at most {most} fit"),
         None => String::new(),
     };
-    Failure::invalid(format!(
-        "messages: together they are longer than the model's context{measured}. Send fewer or shorter ones."
-    ))
+    Failure::invalid(
+        FailureCause::Context,
+        format!(
+            "messages: together they are longer than the model's context{measured}. Send fewer or shorter ones."
+        ),
+    )
 }

@@ -1,9 +1,10 @@
 //! The key of the `Authorization` header.
 
-use crate::error::{ApiError, Failure};
+use crate::error::{ApiError, Failure, FailureCause};
 use crate::http::Head;
 use crate::id::has_shape;
-use crate::store::{Digest, Permission, Store};
+use crate::store::{Digest, KeyBudget, Permission, Store};
+use crate::when;
 
 /// What a secret begins with, and how many hexadecimal digits follow.
 pub const SECRET_PREFIX: &str = "adr_";
@@ -20,40 +21,43 @@ pub struct Caller {
     pub permissions: Vec<Permission>,
     /// How many of the key's requests run at once.
     pub concurrent: Option<u32>,
+    pub budget: Option<KeyBudget>,
     /// Whether `last_used` has to be written for this use.
     pub note_use: bool,
 }
 
 /// Looks up a key. Any process may change it at any time: whether a request is run is decided when the ledger inserts
-/// its open row.
-pub fn authenticate(digest: &Digest, store: &Store, now: i64) -> Result<Caller, Failure> {
-    let key = store.find_key(digest).map_err(|error| Failure {
-        cause: error.for_log("keys"),
-        ..Failure::new(
-            ApiError::ServiceUnavailable,
-            "The API keys can't be read at the moment. Try again later.",
-        )
+/// its open row. The budget is that of a request that was created at this time.
+pub fn authenticate(digest: &Digest, store: &Store, created: i64) -> Result<Caller, Failure> {
+    let now = when::now();
+    let key = store.find_key(digest, created).map_err(|error| {
+        let message = "The API keys can't be read at the moment. Try again later.";
+        Failure::unavailable(error.cause(), message, error.details("keys"))
     })?;
-    let key = key
-        .ok_or_else(|| refused("unknown_key", "There is no such API key. Check that it was copied whole."))?;
+    let key = key.ok_or_else(|| {
+        refused(FailureCause::UnknownKey, "There is no such API key. Check that it was copied whole.")
+    })?;
     if key.revoked.is_some() {
-        return Err(refused("revoked", "This API key was revoked. Ask for a new one."));
+        let failure = refused(FailureCause::Revoked, "This API key was revoked. Ask for a new one.");
+        return Err(Failure { key_id: Some(key.id), ..failure });
     }
     if key.expires.is_some_and(|expires| expires <= now) {
-        return Err(refused("expired", "This API key has expired. Ask for a new one."));
+        let failure = refused(FailureCause::Expired, "This API key has expired. Ask for a new one.");
+        return Err(Failure { key_id: Some(key.id), ..failure });
     }
     Ok(Caller {
         key_id: key.id,
         key_name: key.name,
         permissions: key.permissions,
         concurrent: key.concurrent,
+        budget: key.budget,
         note_use: key.last_used.is_none_or(|last| (now - last).abs() >= LAST_USE_PRECISION),
     })
 }
 
 /// The failure of a request whose key was refused, and is valid when it is looked up.
 pub fn changed() -> Failure {
-    refused("revoked", "This API key was changed a moment ago. Try again.")
+    refused(FailureCause::KeyChanged, "This API key was changed a moment ago. Try again.")
 }
 
 /// The digest of the key that a request presents, which may not exist.
@@ -65,10 +69,13 @@ pub fn digest(head: &Head) -> Result<Digest, Failure> {
 fn bearer(head: &Head) -> Result<&str, Failure> {
     let mut values = head.header("authorization");
     let value = values.next().ok_or_else(|| {
-        refused("no_key", "There is no Authorization header. Send Authorization: Bearer <API_KEY>.")
+        refused(
+            FailureCause::NoKey,
+            "There is no Authorization header. Send Authorization: Bearer <API_KEY>.",
+        )
     })?;
     if values.next().is_some() {
-        return Err(refused("no_key", "There are two Authorization headers. Send one."));
+        return Err(refused(FailureCause::NoKey, "There are two Authorization headers. Send one."));
     }
     str::from_utf8(value)
         .ok()
@@ -78,14 +85,14 @@ fn bearer(head: &Head) -> Result<&str, Failure> {
         .filter(|secret| has_shape(secret, SECRET_PREFIX, SECRET_DIGITS))
         .ok_or_else(|| {
             refused(
-                "no_key",
+                FailureCause::NoKey,
                 "The API key is malformed. Send Authorization: Bearer, a space, and the key as it was given.",
             )
         })
 }
 
-fn refused(reason: &'static str, message: &'static str) -> Failure {
-    Failure::new(ApiError::InvalidApiKey, message).because(reason)
+fn refused(cause: FailureCause, message: &'static str) -> Failure {
+    Failure::new(ApiError::InvalidApiKey, cause, message)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ pub mod host;
 pub mod route;
 pub mod size;
 
+pub mod budget;
 pub mod key;
 pub mod permission;
 

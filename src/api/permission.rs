@@ -1,6 +1,6 @@
 //! What a key may do.
 
-use crate::error::{ApiError, Failure};
+use crate::error::{ApiError, Failure, FailureCause};
 use crate::store::Permission;
 
 pub fn check(permissions: &[Permission]) -> Result<(), Failure> {
@@ -9,6 +9,7 @@ pub fn check(permissions: &[Permission]) -> Result<(), Failure> {
     }
     Err(Failure::new(
         ApiError::InsufficientPermission,
+        FailureCause::Permission,
         "This API key may not run completions. Use one that has the permission.",
     ))
 }

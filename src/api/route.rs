@@ -1,6 +1,6 @@
 //! The API has one operation.
 
-use crate::error::{ApiError, Failure};
+use crate::error::{ApiError, Failure, FailureCause};
 use crate::http::Head;
 
 pub fn check(head: &Head) -> Result<(), Failure> {
@@ -9,7 +9,7 @@ pub fn check(head: &Head) -> Result<(), Failure> {
     }
     Err(Failure::new(
         ApiError::NotFound,
+        FailureCause::Route,
         "There is nothing here. The API has one operation: POST /v1/chat/completions.",
-    )
-    .because("route"))
+    ))
 }

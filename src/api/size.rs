@@ -1,6 +1,6 @@
 //! A body has at most 256 KB.
 
-use crate::error::{ApiError, Failure};
+use crate::error::{ApiError, Failure, FailureCause};
 use crate::http::body::Framing;
 use crate::http::{Head, MAX_BODY, Request};
 
@@ -20,7 +20,7 @@ pub fn check(request: &Request) -> Result<&[u8], Failure> {
 fn too_large() -> Failure {
     Failure::new(
         ApiError::PayloadTooLarge,
+        FailureCause::TooLarge,
         format!("The request body is larger than {MAX_BODY} bytes. Send fewer or shorter messages."),
     )
-    .because("too_large")
 }

@@ -10,7 +10,7 @@ use crate::when::{self, When};
 
 const HELP: &str = "\
 Prints who changed what, the oldest first: keys created, changed and revoked, passwords set, sign-ins, failed sign-ins
-summed by address, and settings reloaded.
+summed by address, settings reloaded and backups restored.
 
 Usage: adriaticum audit [--since WHEN] [--json]
 

@@ -5,16 +5,18 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::process::{self, Command};
 
-use super::{Args, CliError, Opt, print, print_json};
+use super::{Args, CliError, DENIED, Opt, print, print_json};
 use crate::checks::{self, Finding, Verdict};
-use crate::config::Config;
+use crate::config::{Config, KEY_FILE};
 use crate::files;
 use crate::text::count;
 
 const HELP: &str = "\
 Tests every part that a completion needs: configuration, hosts, clock, database, Search, runtime. Names what fails
-and how to fix it, and warns about secrets in files that every user can read. It leaves no row in the ledger. Run by
-root, it tests as the user who owns the folder of a SQLite database.
+and how to fix it. Warns about secrets in files that every user can read, about an address that other hosts can
+reach, about keys that have expired or expire within ten days, about budgets that miss completions, and about an index
+of documents that nothing uses. It leaves no row in the ledger. Run by root, it tests as the user who owns the folder
+of a SQLite database.
 
 Usage: adriaticum check [--json]
 
@@ -43,9 +45,13 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     } else {
         print(&findings.iter().map(line).collect::<String>())?;
     }
-    match findings.iter().filter(|finding| finding.status == Verdict::Fail).count() {
+    let failed: Vec<&Finding> = findings.iter().filter(|finding| finding.status == Verdict::Fail).collect();
+    let reason = if failed.iter().any(|finding| finding.message.contains(DENIED)) { DENIED } else { "" };
+    match failed.len() {
         0 => Ok(()),
-        failed => Err(CliError::Failed(format!("{} failed.", count(failed as i64, "part")))),
+        number => Err(CliError::Failed(
+            format!("{} failed. {reason}", count(number as i64, "part")).trim_end().into(),
+        )),
     }
 }
 
@@ -64,6 +70,17 @@ fn check_as_owner(config: &Config, json: bool) -> Option<Finding> {
     command.arg("check").args(json.then_some("--json")).uid(user).gid(owner.gid());
     if let Some(file) = &config.file {
         command.arg("--config").arg(file);
+        // Only root may be able to read the service's own key file, which systemd passes to the service.
+        if let Some(key) = config
+            .runtime
+            .api_key
+            .as_ref()
+            .filter(|_| config.secret_files.contains(&file.with_file_name(KEY_FILE)))
+        {
+            command
+                .env("ADRIATICUM_RUNTIME_API_KEY", key.expose())
+                .env("ADRIATICUM_RUNTIME_API_KEY_FILE", "");
+        }
     }
     match command.status() {
         Ok(status) => process::exit(status.code().unwrap_or(1)),

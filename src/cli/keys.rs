@@ -5,19 +5,21 @@ use super::{Args, CliError, Opt, no_command, open_store, open_with, print, print
 use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
 use crate::id::secret_hex;
 use crate::store::{
-    Access, CONCURRENT_TAKES, Key, KeyChange, KeyChanged, KeyName, NewKey, Permission, Store,
-    parse_concurrent,
+    Access, Budget, CONCURRENT_TAKES, Key, KeyBudget, KeyChange, KeyChanged, KeyName, KeyState, NewKey,
+    Permission, Store, parse_concurrent,
 };
+use crate::text::grouped;
 use crate::when::{self, When};
 
 const HELP: &str = "\
 Creates, lists, changes and revokes API keys. A change takes effect with the next request.
 
-Usage: adriaticum keys create NAME [--permission P]... [--expires WHEN] [--concurrent N]
-       adriaticum keys list [--json]
+Usage: adriaticum keys create NAME [--permission P]... [--expires WHEN] [--concurrent N] [--budget TOKENS/PERIOD]
+       adriaticum keys list [--state STATE] [--json]
        adriaticum keys rename ID NAME
        adriaticum keys revoke ID
        adriaticum keys set ID [--permission P]... [--expires WHEN|never] [--concurrent N|none]
+                              [--budget TOKENS/PERIOD|none]
 
 create prints only the secret on standard output. The secret is not stored and cannot be shown again.
 set changes only what its options name. The permissions given replace those that the key has.
@@ -27,6 +29,10 @@ Options:
   --expires WHEN   When the key expires: 12h, 90d, a date (YYYY-MM-DD, UTC), or never
   --concurrent N   How many of the key's requests a gateway processes at once, 1 to 10000; the others wait.
                    Default: any number
+  --budget TOKENS/PERIOD
+                   How many tokens the key may use in a calendar day or month, UTC, over all gateways: 50000/day or
+                   1000000/month. Then it gets 403 until the next one begins. Default: none
+  --state STATE    List only keys that are active, expiring (within ten days), expired or revoked
   --json           Print JSON
 ";
 
@@ -49,13 +55,15 @@ struct Terms {
     expires: Option<Option<i64>>,
     /// `Some(None)`: any number.
     concurrent: Option<Option<u32>>,
+    /// `Some(None)`: no budget.
+    budget: Option<Option<Budget>>,
 }
 
 impl Terms {
     /// Reads the only argument of a command, and the options.
     fn read(args: &mut Args, word: &str, now: i64) -> Result<(String, Self), CliError> {
         let mut terms = Self::default();
-        let Self { permissions, expires, concurrent } = &mut terms;
+        let Self { permissions, expires, concurrent, budget } = &mut terms;
         let mut add_permission = |word: &str| {
             let permission = Permission::parse(word).ok_or("completions or metrics")?;
             if !permissions.contains(&permission) {
@@ -77,10 +85,18 @@ impl Terms {
             });
             Ok(())
         };
+        let mut set_budget = |text: &str| {
+            *budget = Some(match text {
+                "none" => None,
+                _ => Some(Budget::parse(text).ok_or(format!("{}, or none", Budget::TAKES))?),
+            });
+            Ok(())
+        };
         let mut options = [
             Opt::Value("permission", &mut add_permission),
             Opt::Value("expires", &mut set_expires),
             Opt::Value("concurrent", &mut set_concurrent),
+            Opt::Value("budget", &mut set_budget),
         ];
         let [word] = args.words(HELP, [word], &mut options)?;
         if terms.expires.flatten().is_some_and(|expires| expires <= now) {
@@ -106,6 +122,7 @@ fn create(mut args: Args) -> Result<(), CliError> {
         created: now,
         expires: terms.expires.flatten(),
         concurrent: terms.concurrent.flatten(),
+        budget: terms.budget.flatten(),
     };
     let id = store.add_key(&secret, &key, &actor())?;
     print(&(secret + "\n"))?;
@@ -114,34 +131,59 @@ fn create(mut args: Args) -> Result<(), CliError> {
 }
 
 fn list(mut args: Args) -> Result<(), CliError> {
-    let mut json = false;
-    let [] = args.words(HELP, [], &mut [Opt::Flag("json", &mut json)])?;
-    let keys = open_store(&args.config()?)?.list_keys()?;
+    let (mut json, mut state) = (false, None);
+    let mut set_state = |word: &str| {
+        state = Some(KeyState::parse(word).ok_or("active, expiring, expired or revoked")?);
+        Ok(())
+    };
+    let mut options = [Opt::Flag("json", &mut json), Opt::Value("state", &mut set_state)];
+    let [] = args.words(HELP, [], &mut options)?;
+    let mut keys = open_store(&args.config()?)?.list_keys()?;
+    let (is_empty, now) = (keys.is_empty(), when::now());
+    keys.retain(|key| state.is_none_or(|state| key.state(now) == state));
     if json {
         return print_json(&keys);
     }
-    if keys.is_empty() {
-        eprintln!("There are no keys yet. Create one: adriaticum keys create NAME");
-        return Ok(());
+    match state {
+        _ if is_empty => eprintln!("There are no keys yet. Create one: adriaticum keys create NAME"),
+        Some(state) if keys.is_empty() => eprintln!("No key is {}.", state.as_str()),
+        _ => {
+            let heading = [
+                "id",
+                "name",
+                "secret",
+                "state",
+                "permissions",
+                "created",
+                "expires",
+                "last used",
+                "concurrent",
+                "budget",
+            ];
+            let mut rows = vec![heading.map(String::from).to_vec()];
+            rows.extend(keys.iter().map(|key| row(key, now)));
+            print(&table::lay_out(&rows))?;
+        }
     }
-    let heading =
-        ["id", "name", "secret", "permissions", "created", "expires", "last used", "revoked", "concurrent"];
-    let mut rows = vec![heading.map(String::from).to_vec()];
-    rows.extend(keys.iter().map(row));
-    print(&table::lay_out(&rows))
+    Ok(())
 }
 
-fn row(key: &Key) -> Vec<String> {
+fn row(key: &Key, now: i64) -> Vec<String> {
+    let state = key.state(now).as_str();
+    let used = |KeyBudget { budget, used }| {
+        format!("{} of {}/{}", grouped(used), grouped(budget.tokens), budget.per.as_str())
+    };
     vec![
         key.id.clone(),
         key.name.clone(),
         key.hint.clone().unwrap_or_else(|| "-".into()),
+        key.revoked.map_or(state.into(), |time| format!("{state} {}", when::shown(Some(time)))),
         Permission::join(&key.permissions),
         when::shown(Some(key.created)),
         when::shown(key.expires),
         when::shown(key.last_used),
-        when::shown(key.revoked),
         key.concurrent.map_or_else(|| "-".into(), |number| number.to_string()),
+        key.budget.map_or_else(|| "-".into(), used),
     ]
 }
 
@@ -157,10 +199,13 @@ fn rename(mut args: Args) -> Result<(), CliError> {
 fn revoke(mut args: Args) -> Result<(), CliError> {
     let [id] = args.words(HELP, ["the key's ID"], &mut [])?;
     let config = args.config()?;
-    if !open_store(&config)?.revoke_key(&id, when::now(), &actor())? {
-        return Err(no_such_key(&id));
+    let (store, database) = (open_store(&config)?, config.database_name());
+    if let Some(since) = find(&store, &id)?.revoked {
+        eprintln!("{id} in {database} is revoked already, since {}.", when::shown(Some(since)));
+        return Ok(());
     }
-    eprintln!("Revoked {id} in {}.", config.database_name());
+    store.revoke_key(&id, when::now(), &actor())?;
+    eprintln!("Revoked {id} in {database}.");
     Ok(())
 }
 
@@ -180,13 +225,29 @@ fn set(mut args: Args) -> Result<(), CliError> {
         changed.push(format!("concurrent {}", concurrent.map_or("none".into(), |number| number.to_string())));
         changes.push(KeyChange::Concurrent(concurrent));
     }
+    if let Some(budget) = terms.budget {
+        changed.push(format!("budget {}", budget.map_or("none".into(), |budget| budget.to_string())));
+        changes.push(KeyChange::Budget(budget));
+    }
     if changes.is_empty() {
-        return Err(CliError::Usage("--permission, --expires or --concurrent is missing.".into()));
+        let options = "--permission, --expires, --concurrent or --budget is missing.";
+        return Err(CliError::Usage(options.into()));
     }
     let config = args.config()?;
-    change(&open_store(&config)?, &id, &changes)?;
+    let store = open_store(&config)?;
+    if let Some(since) = find(&store, &id)?.revoked {
+        let since = when::shown(Some(since));
+        return Err(CliError::Failed(format!(
+            "{id} is revoked since {since}, for good. Create another key: adriaticum keys create NAME"
+        )));
+    }
+    change(&store, &id, &changes)?;
     eprintln!("Changed {id} in {}: {}.", config.database_name(), changed.join(", "));
     Ok(())
+}
+
+fn find(store: &Store, id: &str) -> Result<Key, CliError> {
+    store.key(id)?.ok_or_else(|| no_such_key(id))
 }
 
 fn change(store: &Store, id: &str, changes: &[KeyChange]) -> Result<(), CliError> {

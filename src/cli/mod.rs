@@ -6,6 +6,7 @@ mod check;
 mod console;
 mod keys;
 mod moving;
+mod restore;
 mod search;
 mod serve;
 mod table;
@@ -39,10 +40,10 @@ Commands:
   keys list             List the keys
   keys rename ID NAME   Rename a key
   keys revoke ID        Revoke a key permanently
-  keys set ID           Change a key's permissions, expiry or concurrency
+  keys set ID           Change a key's permissions, expiry, concurrency or budget
   usage                 Show the requests and tokens of the ledger
   usage show ID         Show one request
-  usage verify          Find rows that were changed, deleted or inserted
+  usage verify          Find rows and sums that were changed, deleted or inserted
   search add PATH...    Add files and folders to the document index
   search list           List the documents
   search remove ID      Remove a document, by its ID or its path
@@ -50,6 +51,7 @@ Commands:
   console password      Set the console's password
   audit                 Show who changed what: keys, password, settings, sign-ins
   backup FILE           Make a consistent copy of the database while it is used
+  restore FILE          Put a backup in the place of the database, and list what that undoes
   move                  Copy everything from a SQLite database to PostgreSQL, and verify it
   check                 Test every part that a completion needs
 
@@ -62,13 +64,14 @@ Options:
 /// A command: reads the rest of the command line, and does what it says.
 type Run = fn(Args) -> Result<(), CliError>;
 
-const COMMANDS: [(&str, Run); 9] = [
+const COMMANDS: [(&str, Run); 10] = [
     ("serve", serve::run),
     ("keys", keys::run),
     ("usage", usage::run),
     ("search", search::run),
     ("audit", audit::run),
     ("backup", backup::run),
+    ("restore", restore::run),
     ("check", check::run),
     ("console", console::run),
     ("move", moving::run),
@@ -84,6 +87,9 @@ enum CliError {
     Failed(String),
 }
 
+/// What messages have if the system denied something (EACCES).
+const DENIED: &str = "Permission denied (os error 13)";
+
 /// Exit codes: 0 success, 1 failure, 2 wrong usage of the command line or of a setting.
 pub fn main() -> ExitCode {
     let _flush = logging::FlushAtEnd;
@@ -97,8 +103,32 @@ pub fn main() -> ExitCode {
             (2, format!("{message}\nTry adriaticum {command}{space}--help."))
         }
     };
-    logging::complain(format_args!("adriaticum: {message}"));
+    let as_root =
+        as_root(command, &message).map(|command| format!("\nAs root: {command}")).unwrap_or_default();
+    logging::complain(format_args!("adriaticum: {message}{as_root}"));
     ExitCode::from(code)
+}
+
+/// The command line with sudo, if this user was denied something. Not for `serve`: its user should not be root.
+fn as_root(command: &str, message: &str) -> Option<String> {
+    if !message.contains(DENIED) || command == "serve" || rustix::process::geteuid().is_root() {
+        return None;
+    }
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
+    let word = |word: OsString| match word.to_string_lossy() {
+        text if may_hold_a_secret(&text) => "'…'".into(),
+        text if !text.is_empty() && text.chars().all(plain) => text.into_owned(),
+        text => format!("'{}'", text.replace('\'', r"'\''")),
+    };
+    let line: Vec<String> = env::args_os().map(word).collect();
+    // Others are not passed on by sudo.
+    let variables: Vec<String> = env::vars_os()
+        .filter_map(|(name, _)| name.into_string().ok())
+        .filter(|name| name.starts_with("ADRIATICUM_"))
+        .collect();
+    let keep =
+        if variables.is_empty() { String::new() } else { format!("--preserve-env={} ", variables.join(",")) };
+    Some(format!("sudo {keep}{}", line.join(" ")))
 }
 
 /// Sets `command` as soon as it is known, for the advice after a wrong usage.
@@ -191,7 +221,7 @@ impl Args {
                     process::exit(0);
                 }
                 Arg::Long("version") | Arg::Short('V') => {
-                    print(concat!("adriaticum ", env!("CARGO_PKG_VERSION"), "\n"))?;
+                    print(concat!("adriaticum ", env!("ADRIATICUM_VERSION"), "\n"))?;
                     process::exit(0);
                 }
                 Arg::Long(name) => name.to_owned(),

@@ -1,12 +1,11 @@
 //! `move`: from SQLite to PostgreSQL.
 
-use std::env;
 use std::fmt::{self, Display};
 use std::io::{self, Write};
 
 use super::{Args, CliError, Opt, missing, print};
-use crate::config;
-use crate::store::{Access, Database, DatabaseUri, Progress, ServeLock, Store};
+use crate::config::{self, Config};
+use crate::store::{Access, Database, DatabaseUri, Progress, ServeLock, Store, StoreError};
 use crate::text::{count, grouped};
 
 const HELP: &str = "\
@@ -21,7 +20,7 @@ set database in the configuration to the new one, and start the service.
 Options:
   --from DATABASE   The path of the SQLite database
   --to DATABASE     The postgresql:// URI of an empty database. Its password can also come from the file that
-                    ADRIATICUM_DATABASE_PASSWORD_FILE names
+                    database_password_file names, or from database-password beside the configuration
 ";
 
 pub fn run(mut args: Args) -> Result<(), CliError> {
@@ -43,7 +42,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     };
     let (from, to) = (parse("--from", from)?, parse("--to", to)?);
     match (from, to) {
-        (from @ Database::Sqlite(_), Database::Postgres(to)) => move_database(&from, to),
+        (from @ Database::Sqlite(_), Database::Postgres(to)) => move_database(&from, to, &args.config()?),
         (Database::Postgres(_), _) => Err(CliError::Usage(
             "--from takes a SQLite database. To copy a PostgreSQL database, use pg_dump and pg_restore.".into(),
         )),
@@ -54,15 +53,19 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     }
 }
 
-fn move_database(from: &Database, mut to: DatabaseUri) -> Result<(), CliError> {
-    if let Some(path) = env::var_os("ADRIATICUM_DATABASE_PASSWORD_FILE").filter(|_| to.password.is_none()) {
-        to.password = config::password_in(path.as_ref()).map_err(|error| {
-            CliError::Config(format!("ADRIATICUM_DATABASE_PASSWORD_FILE, {}: {error}.", path.display()))
-        })?;
+fn move_database(from: &Database, mut to: DatabaseUri, config: &Config) -> Result<(), CliError> {
+    if let Some(path) = config.database_password_file.as_ref().filter(|_| to.password.is_none()) {
+        to.password = config::password_in(path)
+            .map_err(|error| CliError::Config(format!("{}: {error}.", path.display())))?;
     }
     let failed =
         |database: &dyn Display, error: &dyn Display| CliError::Failed(format!("{database}: {error}."));
-    let mut store = Store::open(from, Access::Existing).map_err(|error| failed(from, &error))?;
+    let mut store = Store::open(from, Access::Existing).map_err(|error| match error {
+        StoreError::Missing => CliError::Failed(format!(
+            "there is no database at {from}. --from takes the path of the SQLite database to be moved."
+        )),
+        error => failed(from, &error),
+    })?;
     let _lock = ServeLock::take(from, "").map_err(|error| failed(from, &error))?;
     // Closes the rows that a crash has left open.
     store.join("", "").map_err(|error| failed(from, &error))?;

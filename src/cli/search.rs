@@ -4,7 +4,6 @@ use std::path::Path;
 
 use super::{Args, CliError, Opt, no_command, print, print_json, table};
 use crate::client::Cancellation;
-use crate::config::SearchPlace;
 use crate::search::documents::{self, Candidate, Found};
 use crate::search::{Added, Document, Index, Passage, Search, SearchError};
 use crate::text::count as count_of;
@@ -54,8 +53,7 @@ fn add(mut args: Args) -> Result<(), CliError> {
     let mut failed = Vec::new();
     for path in paths {
         if let Err(reason) = add_path(&index, Path::new(&path), &mut tally)? {
-            eprintln!("adriaticum: {path}: {reason}.");
-            failed.push(path);
+            failed.push(format!("\n  {path}: {reason}."));
         }
     }
     let Tally { added, replaced, unchanged, skipped, hidden } = tally;
@@ -63,13 +61,17 @@ fn add(mut args: Args) -> Result<(), CliError> {
         "{added} added, {replaced} replaced, {unchanged} unchanged, {skipped} skipped, {hidden} hidden."
     );
     name_index(&index);
-    if config.search.place != Some(SearchPlace::Index) {
-        eprintln!("The service does not use the index. To use it, set search.url to index:");
+    if let Some(unused) = config.search.how_to_use_index() {
+        eprintln!("No completion uses the index. {unused} Then restart the service.");
     }
     if failed.is_empty() {
         return Ok(());
     }
-    Err(CliError::Failed(format!("{} could not be added.", count_of(failed.len() as i64, "path"))))
+    Err(CliError::Failed(format!(
+        "{} could not be added:{}",
+        count_of(failed.len() as i64, "path"),
+        failed.concat()
+    )))
 }
 
 /// A relative path depends on where the command was run, so the whole one is shown.
@@ -141,7 +143,10 @@ fn list(mut args: Args) -> Result<(), CliError> {
     let [] = args.words(HELP, [], &mut [Opt::Flag("json", &mut json)])?;
     let index = Index::new(&args.config()?.search);
     // Without an index there are no documents, which is not an error here.
-    let documents = if index.path().exists() { index.list()? } else { Vec::new() };
+    let exists = index.path().try_exists();
+    let exists = exists
+        .map_err(|error| CliError::Failed(format!("the index {}: {error}.", index.path().display())))?;
+    let documents = if exists { index.list()? } else { Vec::new() };
     if json {
         return print_json(&documents);
     }

@@ -24,9 +24,10 @@ use crate::logging;
 use crate::metrics::Metrics;
 use crate::pipeline::Pipeline;
 use crate::runtime::Runtimes;
-use crate::store::{Access, Actor, Database, ServeLock, Store, StoreError};
+use crate::store::{Access, Actor, Database, LockError, ServeLock, Store, StoreError};
 use crate::supervisor::{Notify, Supervisor, Watched};
 use crate::text::count;
+use crate::when;
 
 const HELP: &str = "\
 Runs the service until SIGTERM or SIGINT. Then it accepts no new connections and completes the requests in progress;
@@ -59,14 +60,25 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let config = Arc::new(args.config()?);
     ensure_threads(config.workers)?;
     logging::start(config.log_level).map_err(|error| failed("the log", &error))?;
-    log::info!("adriaticum {}, database {}", env!("CARGO_PKG_VERSION"), config.database_name());
+    log::info!("adriaticum {}, database {}", env!("ADRIATICUM_VERSION"), config.database_name());
+    if let Database::Postgres(_) = &config.database {
+        log::info!("gateway {}", config.gateway);
+    }
     for name in &config.unknown_variables {
         log::warn!("unknown variable in the environment: {name}");
     }
+    for (setting, reason) in &config.unread_files {
+        log::warn!("{reason}. The setting is {setting}");
+    }
     let acceptor = config.tls.as_ref().map(acceptor).transpose()?;
     // Before the sockets and the database, so that a second service ends here and has changed nothing.
-    let lock = ServeLock::take(&config.database, &config.gateway)
-        .map_err(|error| CliError::Failed(checks::database_failed(&config, &error)))?;
+    let lock = ServeLock::take(&config.database, &config.gateway).map_err(|error| {
+        CliError::Failed(match error {
+            // Its message names the setting, which is not database.
+            LockError::NameHeld { .. } => format!("the database {}: {error}.", config.database_name()),
+            error => checks::database_failed(&config, &error),
+        })
+    })?;
     let sockets = sockets(&config)?;
     let mut store = open_with(&config, Access::Serve)?;
     store.watch(&lock)?;
@@ -96,6 +108,9 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     log::info!("buffer_limit: at most {} bytes for all requests together", config.buffer_limit);
     for (address, shown) in addresses.iter().zip(shown) {
         log::info!("listening on {shown}");
+        if let Some(warning) = checks::reachable(&config, address) {
+            log::warn!("{warning}");
+        }
         if let (Address::Tcp(address), Some(host)) = (address, &config.console_host) {
             log::info!("console at {scheme}://{host}:{}/", address.port());
         }
@@ -165,7 +180,8 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     if let Some(error) = replaced_because.get() {
         return Err(CliError::Failed(match (&config.database, error) {
             (Database::Postgres(_), StoreError::Fenced) => format!(
-                "another process serves under the name {} (gateway, ADRIATICUM_GATEWAY), or has upgraded the database.",
+                "another process serves under the name {}, or has upgraded the database. Each gateway needs its own name: set \
+                 gateway (ADRIATICUM_GATEWAY).",
                 config.gateway
             ),
             _ => checks::database_failed(&config, error),
@@ -266,12 +282,12 @@ fn acceptor(files: &TlsFiles) -> Result<Arc<Acceptor>, CliError> {
 /// A line for `systemctl status`.
 fn status(metrics: &Metrics, Snapshot { workers, queue, .. }: &Snapshot) -> String {
     format!(
-        "{} requests served, {} of {} workers busy, {} of {} places in the queue taken",
-        metrics.served(),
+        "{} served, {} of {} busy, {} of {} in the queue taken",
+        count(metrics.served() as i64, "request"),
         workers.now,
-        workers.most,
+        count(workers.most as i64, "worker"),
         queue.now,
-        queue.most
+        count(queue.most as i64, "place")
     )
 }
 
@@ -286,18 +302,29 @@ fn reload(args: &Args, running: &Config, acceptor: Option<&Acceptor>, store: &St
         Ok(taken) => taken,
         Err(error) => return log::error!("configuration not reloaded: {error:?}"),
     };
-    if let Some((certificate, acceptor)) = certificate {
-        acceptor.show(certificate);
+    let mut applied = Vec::new();
+    if let Some((certificate, acceptor)) = certificate
+        && acceptor.show(certificate)
+    {
+        applied.push(format!("certificate (expires at {})", when::shown(acceptor.expires())));
     }
+    let level = log::max_level();
+    if level != config.log_level {
+        applied.push(format!("log_level = {}", config.log_level.to_string().to_lowercase()));
+    }
+    // The line can be seen if either level includes it.
+    logging::set_level(level.max(config.log_level));
+    let applied = if applied.is_empty() { "nothing changed".into() } else { applied.join(", ") };
+    log::info!("configuration reloaded: {applied}");
     logging::set_level(config.log_level);
-    log::info!("configuration reloaded");
     let differences = running.differences(&config);
-    let mut waiting = String::new();
+    let mut details = applied;
     if !differences.is_empty() {
-        waiting = format!("changed, but applied only after a restart: {}", differences.join(", "));
+        let waiting = format!("changed, but applied only after a restart: {}", differences.join(", "));
         log::warn!("{waiting}");
+        details = format!("{details}; {waiting}");
     }
-    if let Err(error) = store.note_reload(&Actor::signal("SIGHUP"), &waiting) {
+    if let Err(error) = store.note_reload(&Actor::signal("SIGHUP"), &details) {
         log::error!("the reload could not be recorded in the audit: {error}");
     }
 }

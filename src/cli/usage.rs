@@ -14,8 +14,9 @@ Usage: adriaticum usage [--since WHEN] [--until WHEN] [--by GROUP] [--key ID] [-
        adriaticum usage verify [--through HEAD] [--json]
 
 show prints everything known about one request. verify reads the whole ledger and names the first row that was
-changed, deleted or inserted, and the first day whose sums differ from its rows. It also prints the head of each
-gateway's chain: keep it in another place, and check it later with --through.
+changed, deleted or inserted, and the first sum that is not that of its rows. If retention has removed rows, it says
+which sums can't be proven any more. It also prints the head of each gateway's chain: keep it in another place, and check
+it later with --through.
 
 Options:
   --since WHEN   Only requests since then: 90m, 24h, 30d, a date (2026-11-16), a time (2026-11-16T13:00Z), or a time
@@ -197,6 +198,7 @@ fn show(mut args: Args) -> Result<(), CliError> {
         ("key", format!("{} ({})", row.key_id, row.key_name)),
         ("created", when::iso(row.created).unwrap_or_else(|| row.created.to_string())),
         ("outcome", outcome),
+        ("cause", row.cause.unwrap_or_else(|| "-".into())),
         ("prompt tokens", figure(row.tokens.prompt_tokens)),
         ("completion tokens", figure(row.tokens.completion_tokens)),
         ("total tokens", figure(row.tokens.total_tokens)),

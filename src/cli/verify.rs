@@ -1,10 +1,11 @@
-//! `usage verify`: whether a row of the ledger was changed, deleted or inserted.
+//! `usage verify`: whether a row or a sum of the ledger was changed, deleted or inserted.
 
 use serde_json::{Value, json};
 
 use super::{Args, CliError, Opt, open_store, print, print_json, usage};
-use crate::store::{Head, Noted, Verification};
+use crate::store::{Fault, Head, Noted, Verification};
 use crate::text::count;
+use crate::when;
 
 pub fn run(mut args: Args) -> Result<(), CliError> {
     let (mut json, mut through) = (false, None);
@@ -32,8 +33,12 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
 /// Why the ledger, or the head that was noted, can't be trusted. A head that can't be checked is a failure too: a script
 /// that compares it has to notice.
 fn failure(found: &Verification, through: Option<&(Noted, Head)>) -> Option<String> {
-    if let Some(fault) = &found.fault {
-        return Some(format!("after {}: {fault}.", count(found.rows as i64, "good row")));
+    match &found.fault {
+        Some(fault @ Fault::Sums { .. }) => {
+            return Some(format!("nothing wrong in {}, but {fault}.", count(found.rows as i64, "row")));
+        }
+        Some(fault) => return Some(format!("after {}: {fault}.", count(found.rows as i64, "good row"))),
+        None => {}
     }
     match through? {
         (Noted::InChain, _) => None,
@@ -52,7 +57,14 @@ fn summary(found: &Verification, through: Option<&(Noted, Head)>) -> String {
         heads => heads.iter().fold("The heads are:".into(), |text, head| format!("{text}\n{head}")),
     };
     let through = through.map_or(String::new(), |(_, head)| format!("{head} is part of the chain.\n"));
-    format!("{}, nothing wrong. {heads}\n{through}", count(found.rows as i64, "row"))
+    let unproven = found.unproven.as_ref().map_or(String::new(), |unproven| {
+        let before = when::iso(unproven.before).unwrap_or_else(|| unproven.before.to_string());
+        format!(
+            "{} of spans that begin before {before} can't be proven: retention has removed their rows.\n",
+            count(unproven.count as i64, "sum")
+        )
+    });
+    format!("{}, nothing wrong. {heads}\n{unproven}{through}", count(found.rows as i64, "row"))
 }
 
 fn as_json(found: &Verification, through: Option<&(Noted, Head)>, ok: bool) -> Value {
@@ -70,6 +82,8 @@ fn as_json(found: &Verification, through: Option<&(Noted, Head)>, ok: bool) -> V
     json!({
         "ok": ok,
         "rows": found.rows,
+        "sums": found.sums,
+        "unproven": found.unproven.map(|unproven| json!({"sums": unproven.count, "before": unproven.before})),
         "heads": found.heads.iter().map(members).collect::<Vec<_>>(),
         "fault": found.fault.as_ref().map(ToString::to_string),
         "through": through,

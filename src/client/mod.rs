@@ -9,6 +9,7 @@ pub mod roots;
 mod socket;
 
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 
 use rustls::RootCertStore;
 use ureq::http::{Response, Uri, header};
@@ -17,6 +18,7 @@ use ureq::{Agent, Error};
 pub use self::socket::Cancellation;
 
 use self::connector::{Connector, ResolveLater};
+use crate::error::FailureCause;
 use crate::http::MAX_HEAD;
 
 /// The time to connect, TLS handshake included: a host that is down may not refuse.
@@ -46,7 +48,7 @@ pub struct Call<'a> {
 #[derive(Debug)]
 pub enum CallError {
     /// Nothing was sent, so the call can be made to another server.
-    Unreachable(String),
+    Unreachable(io::Error),
     TimedOut,
     /// Another thread has cancelled it.
     Cancelled,
@@ -54,6 +56,33 @@ pub enum CallError {
     TooLarge,
     /// The connection ended early, or the answer is not valid HTTP.
     Broken(String),
+}
+
+impl CallError {
+    pub fn cause(&self) -> FailureCause {
+        match self {
+            Self::Unreachable(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                FailureCause::Refused
+            }
+            Self::Unreachable(_) => FailureCause::Unreachable,
+            Self::TimedOut => FailureCause::Timeout,
+            Self::Cancelled => FailureCause::Cancelled,
+            Self::TooLarge => FailureCause::AnswerTooLarge,
+            Self::Broken(_) => FailureCause::Broken,
+        }
+    }
+}
+
+impl fmt::Display for CallError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unreachable(error) => write!(f, "no connection: {error}"),
+            Self::TimedOut => f.write_str("no complete answer in time"),
+            Self::Cancelled => f.write_str("the client has gone"),
+            Self::TooLarge => f.write_str("its answer is too large for a worker's share of buffer_limit"),
+            Self::Broken(how) => write!(f, "the call broke off: {how}"),
+        }
+    }
 }
 
 impl Client {
@@ -67,7 +96,7 @@ impl Client {
             .max_redirects_will_error(false)
             // A runtime on a private address is not behind the proxy that the environment names.
             .proxy(None)
-            .user_agent(concat!("adriaticum/", env!("CARGO_PKG_VERSION")))
+            .user_agent(concat!("adriaticum/", env!("ADRIATICUM_VERSION")))
             .accept("application/json")
             .max_response_header_size(MAX_HEAD)
             .max_idle_connections(workers)
@@ -122,7 +151,7 @@ impl From<Error> for CallError {
         match error {
             Error::Timeout(_) => Self::TimedOut,
             Error::BodyExceedsLimit(_) => Self::TooLarge,
-            Error::Io(error) if !socket::has_sent() => Self::Unreachable(error.to_string()),
+            Error::Io(error) if !socket::has_sent() => Self::Unreachable(error),
             Error::Io(error) => Self::Broken(error.to_string()),
             Error::LargeResponseHeader(..) => Self::Broken("the head of its answer is too large".into()),
             // The others may repeat what the server wrote.

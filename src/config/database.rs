@@ -11,7 +11,8 @@ use super::written::{Problem, Written};
 use crate::files;
 use crate::store::Database;
 
-pub(super) fn read(settings: &mut Settings) -> Database {
+/// Reads the database, and the file with its password.
+pub(super) fn read(settings: &mut Settings) -> (Database, Option<PathBuf>) {
     let mut database = Database::Sqlite("adriaticum.db".into());
     if let Some(written) = settings.take("database") {
         database = settings.accept(parse(&written)).flatten().unwrap_or(database);
@@ -19,13 +20,17 @@ pub(super) fn read(settings: &mut Settings) -> Database {
             settings.secret_files.extend(written.file().map(PathBuf::from));
         }
     }
-    if let Some(written) = settings.take_variable("database_password_file") {
-        let file = settings.accept(read_password(&written, &mut database));
-        settings.secret_files.extend(file);
+    let needs_password = password(&database).is_none();
+    let file = settings.take_file("database_password_file", "database-password", needs_password);
+    let file = file.and_then(|written| settings.accept(read_password(&written, &mut database)));
+    settings.secret_files.extend(file.clone());
+    if database.file().is_some() {
+        // Only PostgreSQL needs one.
+        settings.unread_files.clear();
     }
     // `Debug` does not show the password.
     settings.note("database", &(&database, password(&database)));
-    database
+    (database, file)
 }
 
 /// `None` for an empty text.
@@ -36,7 +41,7 @@ fn parse(written: &Written) -> Result<Option<Database>, Problem> {
     }
 }
 
-/// Reads the password from the file that a variable names. Returns the file.
+/// Reads the password from its file. Returns the file.
 fn read_password(written: &Written, database: &mut Database) -> Result<PathBuf, Problem> {
     let path = PathBuf::from(written.text()?);
     let password =
@@ -50,7 +55,7 @@ fn read_password(written: &Written, database: &mut Database) -> Result<PathBuf, 
     Ok(path)
 }
 
-/// The password in a file. The packaged service always names one, which is empty if no password is needed.
+/// The password in a file. The packaged service always has one, which is empty if no password is needed.
 pub fn password_in(path: &Path) -> io::Result<Option<Secret>> {
     let text = files::read_text(path)?;
     let text = text.trim_end_matches(['\r', '\n']);

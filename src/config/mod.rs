@@ -14,7 +14,7 @@ use std::{env, mem, path, str};
 use log::LevelFilter;
 
 pub use database::password_in;
-pub use runtime::{RuntimeConfig, Secret};
+pub use runtime::{KEY_FILE, RuntimeConfig, Secret};
 pub use search::{GroundingMode, SearchConfig, SearchPlace};
 use settings::Settings;
 pub use settings::{ConfigError, Digests};
@@ -36,6 +36,8 @@ pub struct Config {
     /// `console_host` is not set: the console is served to clients on this host only.
     pub console_is_local: bool,
     pub database: Database,
+    /// The file with its password, if there is one.
+    pub database_password_file: Option<PathBuf>,
     /// Its name in a shared database; empty if the database is a file.
     pub gateway: String,
     pub workers: usize,
@@ -55,8 +57,10 @@ pub struct Config {
     pub retention_days: Option<u32>,
     /// The file it was read from, if any.
     pub file: Option<PathBuf>,
-    /// Files with a secret: this one, if it has a key or a password, and those that variables name.
+    /// Files with a secret: this one, if it has a key or a password, and those that settings name.
     pub secret_files: Vec<PathBuf>,
+    /// Files of the service with a secret that this user can't read, by their settings, and the reason.
+    pub unread_files: Vec<(&'static str, String)>,
     /// Variables of the environment that look like settings and are none, with the setting that was probably meant.
     pub unknown_variables: Vec<String>,
     /// A reload compares these to find the changed settings.
@@ -106,7 +110,7 @@ impl Config {
         let default = (Some("console.localhost".into()), true);
         let (console_host, console_is_local) = settings
             .value("console_host", default, |written| Ok((console_host(written, &api_hosts)?, false)));
-        let database = database::read(&mut settings);
+        let (database, database_password_file) = database::read(&mut settings);
         let gateway = database::read_gateway(&mut settings, &database);
         let mut config = Self {
             listen: settings.value("listen", Address::Tcp(([127, 0, 0, 1], 8080).into()), listen),
@@ -127,10 +131,12 @@ impl Config {
             runtime: runtime::read(&mut settings),
             search: search::read(&mut settings, &database),
             database,
+            database_password_file,
             gateway,
             retention_days: retention_days(settings.number("usage.retention_days", 0..=36_500, 0)),
             file: file.map(Path::to_owned),
             secret_files: mem::take(&mut settings.secret_files),
+            unread_files: mem::take(&mut settings.unread_files),
             unknown_variables: Vec::new(),
             digests: Digests::default(),
         };
@@ -348,6 +354,50 @@ mod tests {
         fs::remove_file(&path).expect("the file should still be there");
     }
 
+    /// The unit's files were found only with a variable, so a command without it had neither password nor key.
+    #[test]
+    fn secrets_are_beside_the_configuration_or_among_the_units_credentials() {
+        let folder = |name: &str| {
+            let path = env::temp_dir().join(format!("adriaticum-{}", crate::id::secret_hex::<8>()));
+            fs::create_dir(&path).expect("the folder for temporary files should take one");
+            fs::write(path.join("runtime-key"), format!("key-{name}\n")).expect("a file");
+            fs::write(path.join("database-password"), format!("word-{name}\n")).expect("a file");
+            path
+        };
+        let (beside, credentials) = (folder("beside"), folder("unit"));
+        let file = beside.join("adriaticum.toml");
+        let read = |text: &str, set: &[(&str, &str)]| {
+            fs::write(&file, text).expect("a file");
+            let set = set.iter().map(|(name, value)| (name.to_string(), value.to_string()));
+            let config = Config::read(Some(&file), set).unwrap_or_else(|error| panic!("{error}"));
+            let password = match &config.database {
+                Database::Postgres(uri) => uri.password.as_ref().map(Secret::expose).unwrap_or_default(),
+                Database::Sqlite(_) => "",
+            };
+            let key = config.runtime.api_key.as_ref().map(Secret::expose).unwrap_or_default();
+            format!("{password} {key}")
+        };
+        let (unit, other) =
+            (credentials.display().to_string(), credentials.join("runtime-key").display().to_string());
+        let database = "database = 'postgresql://user@db.test/'\n";
+        assert_eq!(read(database, &[]), "word-beside key-beside");
+        assert_eq!(read(database, &[("CREDENTIALS_DIRECTORY", &unit)]), "word-unit key-unit");
+        assert_eq!(read("", &[]), " key-beside", "SQLite has no password");
+        let named = format!("{database}database_password_file = '{other}'\nruntime.api_key_file = '{other}'");
+        assert_eq!(read(&named, &[]), "key-unit key-unit");
+        assert_eq!(read(&named, &[("ADRIATICUM_RUNTIME_API_KEY_FILE", "")]), "key-unit key-beside");
+        let set = [
+            ("ADRIATICUM_DATABASE", "postgresql://user:mine@db.test/"),
+            ("ADRIATICUM_RUNTIME_API_KEY", "mine"),
+        ];
+        assert_eq!(read(database, &set), "mine mine", "a default gives way");
+        let refused = Config::read(None, [("ADRIATICUM_CONFIG".into(), "x".into())].into_iter());
+        assert!(refused.is_ok_and(|config| config.runtime.api_key.is_none()), "no file, no folder");
+        for folder in [beside, credentials] {
+            fs::remove_dir_all(folder).expect("it should go");
+        }
+    }
+
     #[test]
     fn what_is_wrong_is_named() {
         for (name, value) in [
@@ -454,6 +504,32 @@ mod tests {
                 "2: runtime.api_key: expected a key of printable characters without white space.",
             ),
             ("tls.cert = 'a'", "1: tls.cert = 'a': expected tls.key to be set too."),
+        ] {
+            assert_eq!(file(text).expect_err(text), told, "{text}");
+        }
+        for (text, told) in [
+            (
+                "workers = 3\n\n[runtime]\nurl = 'http://a/v1'\n[search]\n [runtime] # again\nmodel = 'x'",
+                "6: [runtime] is there twice, first in line 3. Put the settings of both under one heading.",
+            ),
+            (
+                "runtime.url = 'http://a/v1'\n[runtime]",
+                "2: [runtime] is there twice, first in line 1. Put the settings of both under one heading.",
+            ),
+            (
+                "[runtime]\nurl = 'http://a/v1'\n[search]\ntimeout = 4\nurl = ''\n url = 'index:'",
+                "6: search.url is there twice, first in line 5. Remove one of them.",
+            ),
+            (
+                "runtime.url = ''\nsearch.url = ''\nruntime.url = 'http://a/v1'",
+                "3: runtime.url is there twice, first in line 1. Remove one of them.",
+            ),
+            (
+                "queue = 1\nqueue = 2\nworkers = 1\n'workers' = 2",
+                "the configuration has 2 problems:\n  2: queue is there twice, first in line 1. Remove one of them.\n  \
+                 4: 'workers' is there twice, first in line 3. Remove one of them.",
+            ),
+            ("tls = { cert = 'sesame', cert = 'b' }", "1: it is not valid TOML: cert is there twice."),
         ] {
             assert_eq!(file(text).expect_err(text), told, "{text}");
         }

@@ -16,6 +16,9 @@ use crate::http::head::split_authority;
 /// A path and a query are added to an address, and the head of a call has to fit into the client's buffer.
 const MAX_ADDRESS: usize = 2_000;
 
+/// The file with the key for the runtime, among the service's secrets.
+pub const KEY_FILE: &str = "runtime-key";
+
 #[derive(Clone, Debug)]
 pub struct RuntimeConfig {
     pub urls: Vec<String>,
@@ -92,8 +95,8 @@ pub(super) fn base_address(url: &str) -> Option<String> {
 
 fn api_key(settings: &mut Settings) -> Option<Secret> {
     let set = settings.take("runtime.api_key");
-    let file = settings.take_variable("runtime.api_key_file");
     let key = set.as_ref().and_then(|set| settings.accept(secret(set, set.text().map(str::to_owned)))?);
+    let file = settings.take_file("runtime.api_key_file", KEY_FILE, key.is_none());
     let in_file = file.as_ref().and_then(|file| settings.accept(secret(file, read_key(file)))?);
     if key.is_some() {
         settings.secret_files.extend(set.and_then(|set| set.file().map(PathBuf::from)));
@@ -104,7 +107,7 @@ fn api_key(settings: &mut Settings) -> Option<Secret> {
             settings.report(file.refuse("no file, because runtime.api_key is set too"));
         }
     }
-    // The packaged service always names a file, which is empty if the runtime needs no key.
+    // The packaged service always has a file, which is empty if the runtime needs no key.
     key.or(in_file)
 }
 

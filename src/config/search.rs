@@ -23,6 +23,14 @@ pub struct SearchConfig {
     pub results: usize,
 }
 
+impl SearchConfig {
+    /// What to set so that completions are grounded in the embedded index; `None` if they are.
+    pub fn how_to_use_index(&self) -> Option<&'static str> {
+        (self.place != Some(SearchPlace::Index) || self.grounding == GroundingMode::Off)
+            .then_some("To use it, set search.url to \"index:\" and search.grounding to \"always\", \"match\" or \"auto\".")
+    }
+}
+
 /// Where Search is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SearchPlace {

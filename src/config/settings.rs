@@ -6,12 +6,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
 use super::written::{Problem, Written, read_file};
+use crate::files;
 use crate::text::nearest;
 
 /// A configuration that can't be used: everything that is wrong with it.
@@ -45,8 +47,12 @@ pub struct Settings {
     /// The settings that were wrong.
     wrong: Vec<&'static str>,
     digests: Digests,
+    /// Where files with secrets are by default.
+    secrets: Option<PathBuf>,
     /// The files that hold a secret.
     pub secret_files: Vec<PathBuf>,
+    /// Settings whose default files exist and can't be read, and the reason.
+    pub unread_files: Vec<(&'static str, String)>,
 }
 
 /// A digest of every value by its setting's name: enough to tell whether a setting was changed, and no secret.
@@ -58,9 +64,14 @@ impl Settings {
         file: Option<&Path>,
         environment: impl Iterator<Item = (String, String)>,
     ) -> Result<Self, ConfigError> {
+        let mut environment: BTreeMap<String, String> = environment.collect();
+        // The folder where systemd puts the unit's secrets (LoadCredential=). Commands find them beside the configuration.
+        let credentials = environment.remove("CREDENTIALS_DIRECTORY").map(PathBuf::from);
         Ok(Self {
+            secrets: credentials.or_else(|| Some(file?.parent()?.to_owned())),
             file: file.map(read_file).transpose().map_err(ConfigError)?.unwrap_or_default(),
             environment: environment
+                .into_iter()
                 .filter_map(|(name, value)| Some((name.strip_prefix(PREFIX)?.to_owned(), value)))
                 .collect(),
             ..Self::default()
@@ -81,6 +92,25 @@ impl Settings {
         let full_name = format!("{PREFIX}{variable}");
         self.known_variables.push(variable);
         text.map(|text| Written::in_variable(name, full_name, text))
+    }
+
+    /// Takes the setting of a file with a secret. If it is not set and `or_default`, that is the file with this name among the
+    /// service's secrets. One that this user may not read counts as missing: many commands do not need it.
+    pub fn take_file(&mut self, setting: &'static str, name: &str, or_default: bool) -> Option<Written> {
+        let set = self.take(setting).filter(|written| !written.text().is_ok_and(str::is_empty));
+        self.note(setting, &set.as_ref().map(|written| written.text().ok()));
+        if set.is_some() || !or_default {
+            return set;
+        }
+        let path = self.secrets.as_ref()?.join(name);
+        match files::read(&path) {
+            Ok(_) => Some(Written::in_variable(setting, setting.into(), path.to_str()?.to_owned())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => {
+                self.unread_files.push((setting, format!("{} can't be read: {error}", path.display())));
+                None
+            }
+        }
     }
 
     /// Takes a setting and reads its value; the default if it is not set or wrong.

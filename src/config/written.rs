@@ -1,8 +1,9 @@
 //! A setting as it is written in the file or in a variable, and the message if it is wrong.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::{fs, iter};
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -142,8 +143,12 @@ pub(super) fn read_file(path: &Path) -> Result<BTreeMap<String, Written>, Vec<Pr
     if !errors.is_empty() {
         // Without the line itself, as the error's own text has it: the line may hold a secret.
         let problem = |error: &toml::de::Error| {
-            let line = line_at(error.span().map_or(0, |span| span.start));
-            problem_in(path, line, &format!("it is not valid TOML: {}.", error.message()))
+            let span = error.span().unwrap_or_default();
+            let message = match error.message() {
+                "duplicate key" => duplicate(&text, &span, line_at),
+                message => format!("it is not valid TOML: {message}."),
+            };
+            problem_in(path, line_at(span.start), &message)
         };
         return Err(errors.iter().map(problem).collect());
     }
@@ -165,6 +170,46 @@ pub(super) fn read_file(path: &Path) -> Result<BTreeMap<String, Written>, Vec<Pr
         }
     }
     Ok(settings)
+}
+
+/// That a table or a setting is there twice, and where it is first.
+fn duplicate(text: &str, span: &Range<usize>, line_at: impl Fn(usize) -> usize) -> String {
+    let start_of_line = |place: usize| text[..place].rfind('\n').map_or(0, |end| end + 1);
+    let start = start_of_line(span.start);
+    let key = text[start..span.end].trim_start();
+    let header = |line: &str| {
+        let name = line.trim_start().strip_prefix('[')?;
+        Some(name.trim_start_matches('[').split(']').next().unwrap_or_default().trim().to_owned())
+    };
+    let (name, advice) = match header(key) {
+        Some(name) => (format!("[{name}]"), "Put the settings of both under one heading."),
+        None => {
+            let table = text[..start].lines().rev().find_map(header).map(|table| table + ".");
+            (format!("{}{key}", table.unwrap_or_default()), "Remove one of them.")
+        }
+    };
+    let path = name.trim_matches(['[', ']']);
+    // The parser may keep the last of several.
+    let before = |place: usize| first_of(path, DeTable::parse_recoverable(&text[..place]).0.get_ref());
+    match iter::successors(before(start), |place| before(start_of_line(*place))).last() {
+        Some(place) => {
+            format!("{} is there twice, first in line {}. {advice}", shortened(&name, SHOWN), line_at(place))
+        }
+        // In an inline table, for example.
+        None => format!("it is not valid TOML: {} is there twice.", shortened(&text[span.clone()], SHOWN)),
+    }
+}
+
+/// Where the key with this path is.
+fn first_of(path: &str, table: &DeTable) -> Option<usize> {
+    let (name, rest) = path.split_once('.').map_or((path, None), |(name, rest)| (name, Some(rest)));
+    let (key, value) =
+        table.iter().find(|(key, _)| key.get_ref() == name.trim().trim_matches(['"', '\'']))?;
+    match (rest, value.get_ref()) {
+        (None, _) => Some(key.span().start),
+        (Some(rest), DeValue::Table(members)) => first_of(rest, members),
+        _ => None,
+    }
 }
 
 fn value_of(value: &DeValue) -> Value {

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::chart::Series;
 use super::view::View;
 use crate::store::{Durations, Key, Store, StoreError, Sums};
+use crate::text::count;
 
 /// How many keys have a colour of their own in a chart; the others share one.
 const KEYS_SHOWN: usize = 4;
@@ -137,7 +138,7 @@ impl Figures {
         let mut all: Vec<Series> = most.iter().zip(colours).map(of).collect();
         if !others.is_empty() {
             let sum = |bar: usize| others.iter().map(|key| key.bars[bar]).fold(0, i64::saturating_add);
-            let name = format!("{} others", others.len());
+            let name = count(others.len() as i64, "other");
             all.push(series(name, "others".into(), &mut (0..self.bars.len()).map(sum)));
         }
         all

@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use super::visit::Visit;
-use crate::store::{CONCURRENT_TAKES, Key, KeyName, Permission, parse_concurrent};
+use crate::store::{Budget, BudgetPeriod, CONCURRENT_TAKES, Key, KeyName, Permission, parse_concurrent};
 use crate::when::{self, When};
 
 /// The expiries that are offered.
@@ -32,6 +32,9 @@ pub struct KeyForm {
     expires: String,
     date: String,
     concurrent: String,
+    /// A number of tokens, and its period.
+    budget: String,
+    budget_per: BudgetPeriod,
     /// When the form was shown: a form that is sent twice means the same time by "in 7 days".
     shown: i64,
 }
@@ -41,6 +44,7 @@ pub struct KeyTerms {
     pub name: KeyName,
     pub expires: Option<i64>,
     pub concurrent: Option<u32>,
+    pub budget: Option<Budget>,
 }
 
 impl KeyForm {
@@ -51,16 +55,21 @@ impl KeyForm {
             expires: String::new(),
             date: String::new(),
             concurrent: String::new(),
+            budget: String::new(),
+            budget_per: BudgetPeriod::Month,
             shown: now,
         }
     }
 
     pub fn of(key: &Key, now: i64) -> Self {
+        let budget = key.budget.map(|budget| budget.budget);
         Self {
             name: key.name.clone(),
             permissions: key.permissions.clone(),
             expires: if key.expires.is_some() { KEEP.into() } else { String::new() },
             concurrent: key.concurrent.map_or(String::new(), |number| number.to_string()),
+            budget: budget.map_or(String::new(), |budget| budget.tokens.to_string()),
+            budget_per: budget.map_or(BudgetPeriod::Month, |budget| budget.per),
             ..Self::new(now)
         }
     }
@@ -76,6 +85,9 @@ impl KeyForm {
             expires: form.get("expires").to_owned(),
             date: form.get("date").to_owned(),
             concurrent: form.get("concurrent").trim().to_owned(),
+            // As people write large numbers, and as the console shows them.
+            budget: form.get("budget").trim().replace([',', ' '], ""),
+            budget_per: BudgetPeriod::parse(form.get("budget_per")).unwrap_or(BudgetPeriod::Month),
             shown: form
                 .get("shown")
                 .parse()
@@ -112,7 +124,18 @@ impl KeyForm {
                 ("concurrent", format!("Requests at once: {CONCURRENT_TAKES}, or leave it empty."))
             })?),
         };
-        Ok(KeyTerms { name, expires, concurrent })
+        let budget = match self.budget.as_str() {
+            "" => None,
+            tokens => {
+                Some(Budget::parse(&format!("{tokens}/{}", self.budget_per.as_str())).ok_or_else(|| {
+                    (
+                        "budget",
+                        "Budget: a number of tokens from 1 to 1000000000000, or leave it empty.".to_owned(),
+                    )
+                })?)
+            }
+        };
+        Ok(KeyTerms { name, expires, concurrent, budget })
     }
 
     /// The fields, of which one may be wrong.
@@ -148,6 +171,17 @@ impl KeyForm {
             input #concurrent name="concurrent" value=(self.concurrent) inputmode="numeric" autocomplete="off"
                 aria-describedby="concurrent-help" aria-invalid=[invalid("concurrent")];
             p.help #concurrent-help { "The limit of each gateway; more requests wait for their turn. Empty: any number." }
+            label for="budget" { "Budget in tokens" }
+            div.pair {
+                input #budget name="budget" value=(self.budget) inputmode="numeric" autocomplete="off"
+                    aria-describedby="budget-help" aria-invalid=[invalid("budget")];
+                select name="budget_per" aria-label="Period of the budget" {
+                    @for (period, told) in [(BudgetPeriod::Day, "per day"), (BudgetPeriod::Month, "per month")] {
+                        option value=(period.as_str()) selected[self.budget_per == period] { (told) }
+                    }
+                }
+            }
+            p.help #budget-help { "When it is used up, requests get 403 until the next calendar day or month, UTC. Empty: no budget." }
         }
     }
 }

@@ -11,7 +11,7 @@ use super::table::{cards, sort_heading};
 use super::visit::{Session, Visit};
 use super::{Console, Stop};
 use crate::http::Response;
-use crate::store::{Filter, Key, Matching, Permission, Range, Span, Sums};
+use crate::store::{Filter, Key, KeyBudget, KeyState, Matching, Permission, Range, Span, Sums};
 use crate::text::{grouped, percent_encoded};
 
 /// The time over which requests are counted: today and the days before it.
@@ -264,7 +264,6 @@ fn table(view: &ListView, entries: &[Entry], now: i64) -> Markup {
 fn cells((key, sums): &Entry, now: i64) -> Vec<Markup> {
     let date =
         |time: Option<i64>| html! { @match time { Some(time) => (page::date(time)), None => "never" } };
-    let has_expired = key.revoked.is_none() && key.expires.is_some_and(|expires| expires <= now);
     vec![
         html! {
             a.text href=(format!("/keys/{}", key.id)) { (key.name) }
@@ -273,17 +272,38 @@ fn cells((key, sums): &Entry, now: i64) -> Vec<Markup> {
         html! {
             (key.permissions.iter().map(|permission| permission.as_str()).collect::<Vec<_>>().join(", "))
             @if let Some(number) = key.concurrent { span.muted { " " (number) " at once" } }
+            @if let Some(budget) = &key.budget {
+                " " span.muted { (budget.percent()) "% of " (grouped(budget.budget.tokens)) "/" (budget.budget.per.as_str()) }
+                (budget_badge(budget))
+            }
         },
         date(Some(key.created)),
         html! {
             (date(key.revoked.or(key.expires)))
-            @if has_expired { " " span.badge.bad { "expired" } }
+            (expiry_badge(key, now))
         },
         html! { @match key.last_used { Some(time) => (page::time(time, false)), None => "never" } },
         html! { a href=(format!("/usage?range=30d&key={}", key.id)) { (grouped(sums.requests)) } },
         html! { (grouped(sums.errors)) },
         html! { (grouped(sums.total_tokens)) },
     ]
+}
+
+pub fn expiry_badge(key: &Key, now: i64) -> Markup {
+    html! {
+        @match key.state(now) {
+            KeyState::Expired => { " " span.badge.bad { "expired" } },
+            KeyState::Expiring => { " " span.badge.warn { "expiring" } },
+            KeyState::Active | KeyState::Revoked => {},
+        }
+    }
+}
+
+pub fn budget_badge(budget: &KeyBudget) -> Markup {
+    html! {
+        @if budget.is_used_up() { " " span.badge.bad { "budget used up" } }
+        @else if budget.is_nearly_used_up() { " " span.badge.warn { "budget nearly used up" } }
+    }
 }
 
 fn page_links(view: &ListView, keys: usize, pages: usize) -> Markup {
@@ -313,13 +333,9 @@ mod tests {
         let key = Key {
             id: format!("key_{id}"),
             name: name.into(),
-            permissions: vec![Permission::Completions],
-            created: 5,
             expires,
-            last_used: None,
-            revoked: None,
-            concurrent: None,
             hint: Some(format!("adr_{id}…c41d")),
+            ..Key::example()
         };
         (key, Sums { requests, ..Sums::default() })
     }

@@ -5,14 +5,16 @@ use std::net::IpAddr;
 use maud::{Markup, html};
 
 use super::key_form::{KeyForm, KeyTerms, WrongField};
-use super::key_table::figures;
+use super::key_table::{budget_badge, expiry_badge, figures};
 use super::page::{self, Part, copied, form_token};
 use super::visit::{Session, Visit};
 use super::{Console, Stop};
 use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
 use crate::http::Response;
 use crate::id::secret_hex;
-use crate::store::{Digest, Filter, Key, KeyChange, KeyChanged, NewKey, Permission, Sums};
+use crate::store::{
+    Budget, Digest, Filter, Key, KeyBudget, KeyChange, KeyChanged, KeyState, NewKey, Permission, Sums,
+};
 use crate::text::grouped;
 
 /// The random bytes that tell one form for a new key from another.
@@ -47,14 +49,14 @@ fn form(console: &Console, session: &Session, wanted: &KeyForm, wrong: Option<&W
 
 pub fn create(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
     let wanted = KeyForm::read(visit);
-    let KeyTerms { name, expires, concurrent } = match wanted.check(None, visit.now) {
+    let KeyTerms { name, expires, concurrent, budget } = match wanted.check(None, visit.now) {
         Ok(terms) => terms,
         Err(wrong) => return Ok(form(console, session, &wanted, Some(&wrong))),
     };
     let secret = SECRET_PREFIX.to_owned() + &secret_hex::<{ SECRET_DIGITS / 2 }>();
     let id = id_for(visit.form.get("once")).ok_or(Stop::Stale)?;
     let permissions = &wanted.permissions;
-    let key = NewKey { name: &name, permissions, created: visit.now, expires, concurrent };
+    let key = NewKey { name: &name, permissions, created: visit.now, expires, concurrent, budget };
     if !console.store.add_key_as(&id, &secret, &key, &visit.actor())? {
         return Ok(page::redirect(&format!("/keys?made={id}")));
     }
@@ -131,7 +133,7 @@ pub fn change(console: &Console, visit: &Visit, session: &Session, id: &str) -> 
     let key = console.store.key(id)?.ok_or(Stop::NotFound)?;
     let wanted = KeyForm::read(visit);
     let not_saved = |key: &Key, why| key_page(console, visit, session, key, &wanted, Some(&why));
-    let KeyTerms { name, expires, concurrent } = match wanted.check(key.expires, visit.now) {
+    let KeyTerms { name, expires, concurrent, budget } = match wanted.check(key.expires, visit.now) {
         Ok(terms) => terms,
         Err(wrong) => return not_saved(&key, NotSaved::Wrong(wrong)),
     };
@@ -140,6 +142,7 @@ pub fn change(console: &Console, visit: &Visit, session: &Session, id: &str) -> 
         KeyChange::Permissions(wanted.permissions.clone()),
         KeyChange::Expires(expires),
         KeyChange::Concurrent(concurrent),
+        KeyChange::Budget(budget),
     ];
     match console.store.change_key(id, Some(visit.form.get("version")), &changes, &visit.actor())? {
         KeyChanged::Done => {
@@ -181,7 +184,7 @@ fn key_page(
                 },
                 None => {}
             }
-            (facts(key, &sums, not_saved.is_some()))
+            (facts(key, &sums, not_saved.is_some(), visit.now))
             @if key.revoked.is_none() {
                 form method="post" action=(format!("/keys/{}", key.id)) {
                     (form_token(session))
@@ -206,7 +209,7 @@ fn key_page(
 }
 
 /// What is known of a key; with its terms, if the form has others.
-fn facts(key: &Key, sums: &Sums, with_terms: bool) -> Markup {
+fn facts(key: &Key, sums: &Sums, with_terms: bool, now: i64) -> Markup {
     let time = |time: Option<i64>| html! { @match time { Some(time) => (page::time(time, false)), None => "never" } };
     html! {
         dl.facts {
@@ -216,16 +219,31 @@ fn facts(key: &Key, sums: &Sums, with_terms: bool) -> Markup {
             @if key.revoked.is_some() { dt { "Revoked" } dd { (time(key.revoked)) } }
             @if with_terms || key.revoked.is_some() {
                 dt { "Permissions" } dd { (Permission::join(&key.permissions).replace(',', ", ")) }
-                dt { "Expires" } dd { (time(key.expires)) }
+                dt { "Expires" } dd { (time(key.expires)) (expiry_badge(key, now)) }
                 dt { "Requests at once" } dd { @match key.concurrent { Some(number) => (number), None => "any number" } }
             }
+            @if !with_terms && key.state(now) != KeyState::Active && key.revoked.is_none() {
+                dt { "Expires" } dd { (time(key.expires)) (expiry_badge(key, now)) }
+            }
+            @if let Some(budget) = &key.budget { dt { "Budget" } dd { (budget_bar(budget, now)) } }
             dt { "Last used" } dd { (time(key.last_used)) }
             dt { "Last 30 days" }
             dd {
                 a href=(format!("/usage?range=30d&key={}", key.id)) { (page::count(sums.requests, "request")) }
-                ", " (page::count(sums.errors, "error")) ", " (grouped(sums.total_tokens)) " tokens"
+                ", " (page::count(sums.errors, "error")) ", " (page::count(sums.total_tokens, "token"))
             }
         }
+    }
+}
+
+/// What was used of a budget, as a bar and in words.
+fn budget_bar(budget: &KeyBudget, now: i64) -> Markup {
+    let KeyBudget { budget: Budget { tokens, per }, used } = *budget;
+    html! {
+        progress max=(tokens) value=(used.min(tokens)) class=[budget.is_nearly_used_up().then_some("bad")] aria-label="Used of the budget" {}
+        (grouped(used)) " of " (grouped(tokens)) " tokens this " (per.as_str()) " (" (budget.percent()) "%)"
+        (budget_badge(budget)) br;
+        span.muted { "Renewed at " (page::time(per.around(now).until, false)) " UTC" }
     }
 }
 

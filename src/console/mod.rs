@@ -104,7 +104,7 @@ impl Console {
         if request.client.secure {
             response = response.with("strict-transport-security", HTTPS_ONLY);
         }
-        log::debug!(target: logging::REQUEST, "console {} status={}", request.head.method(), response.status);
+        log::debug!(target: logging::REQUEST, "host=console status={}", response.status);
         response
     }
 

@@ -6,7 +6,7 @@ use crate::api::key::{self, Caller};
 use crate::api::reply;
 use crate::background::Readiness;
 use crate::checks::is_ending;
-use crate::error::{ApiError, Failure};
+use crate::error::{ApiError, Failure, FailureCause};
 use crate::http::{Head, Request, Response};
 use crate::id::RequestId;
 use crate::listener::{Acceptor, Load};
@@ -67,14 +67,17 @@ impl Monitoring {
         let id = RequestId::new();
         match self.admit(&request.head, id.created()) {
             Ok(_) => {
-                let text = self.metrics.render(&self.load.snapshot(), &self.store.state());
+                // Without a database there are no budgets, but the other metrics are wanted most.
+                let mut keys = self.store.keys_with_budget().unwrap_or_default();
+                keys.retain(|key| key.is_valid(id.created()));
+                let text = self.metrics.render(&self.load.snapshot(), &self.store.state(), &keys);
                 Response::new(200, METRICS_TEXT, text.into_bytes())
             }
             Err(failure) => {
-                if let Some(cause) = &failure.cause
-                    && logging::allow_stranger(failure.reason, request.client.peer)
+                if let Some(details) = &failure.details
+                    && logging::allow_stranger(failure.cause, request.client.peer)
                 {
-                    log::error!("{id} {cause}");
+                    log::error!("id={id} cause={} details={details:?}", failure.cause);
                 }
                 reply::error(id, &failure)
             }
@@ -87,6 +90,7 @@ impl Monitoring {
         if !caller.permissions.contains(&Permission::Metrics) {
             return Err(Failure::new(
                 ApiError::InsufficientPermission,
+                FailureCause::Permission,
                 "This API key may not read the metrics. Make one that may: \
                  adriaticum keys create NAME --permission metrics",
             ));

@@ -5,7 +5,6 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use super::assets::Assets;
 use super::visit::Session;
 use super::{Console, Stop};
-use crate::error::ApiError;
 use crate::http::{Client, Response};
 use crate::logging;
 pub use crate::text::count;
@@ -95,7 +94,7 @@ fn frame(assets: &Assets, status: u16, title: &str, top: &Markup, content: &Mark
                     (top)
                 }
                 div #content { (content) }
-                footer { p { "Adriaticum " (env!("CARGO_PKG_VERSION")) " · All times are UTC" } }
+                footer { p { "Adriaticum " (env!("ADRIATICUM_VERSION")) " · All times are UTC" } }
             }
         }
     };
@@ -179,7 +178,7 @@ pub fn stopped(console: &Console, session: Option<&Session>, client: Client, sto
         Stop::Wait(_) => (429, "Too many requests", "Try again in a moment."),
         Stop::Store(error) => {
             // Without the database, nobody is known to be signed in.
-            if logging::allow_stranger(ApiError::ServiceUnavailable.code(), client.peer) {
+            if logging::allow_stranger(error.cause(), client.peer) {
                 log::error!("console: {error}");
             }
             let told = "It can’t be read or written at the moment. The service’s log has the reason.";

@@ -9,7 +9,7 @@ use super::{Console, Stop};
 use crate::http::Response;
 use crate::id::has_shape;
 use crate::store::LedgerRow;
-use crate::text::grouped;
+use crate::text::{count, grouped};
 
 /// Whether a text can be the id of a request.
 pub fn is_id(text: &str) -> bool {
@@ -63,6 +63,7 @@ pub fn page(console: &Console, session: &Session, id: &str) -> Result<Response, 
                 }
                 dt { "Status sent" } dd { @match row.status { Some(status) => (status), None => "none" } }
                 dt { "Error code" } dd { @match &row.error_code { Some(code) => code { (code) }, None => "none" } }
+                dt { "Cause" } dd { @match &row.cause { Some(cause) => code { (cause) }, None => "none" } }
                 dt { "Tokens in" } dd { (tokens(row.tokens.prompt_tokens)) }
                 dt { "Tokens out" } dd { (tokens(row.tokens.completion_tokens)) }
                 dt { "Total tokens" } dd { (tokens(row.tokens.total_tokens)) }
@@ -125,12 +126,16 @@ fn story(row: &LedgerRow) -> String {
 /// What to do about it.
 fn advice(row: &LedgerRow) -> Option<&'static str> {
     Some(match row.error_code.as_deref()? {
+        "insufficient_permission" if row.cause.as_deref() == Some("budget") => {
+            "The key has used its budget. Raise it on the key’s page, or wait until it is renewed."
+        }
         "invalid_request" => {
             "The client’s request broke a rule of the API, or the prompt was longer than the model’s context. The answer \
              named the member and the bound; the client has to change what it sends."
         }
         "insufficient_permission" => {
-            "The key may not run completions. Give the client one that has the permission."
+            "The key may not run completions, or had used its budget. The answer said which. Give the client a key that \
+             has the permission, or this key a larger budget."
         }
         "inference_error" => {
             "The runtime could not be reached, took too long or gave no usable answer. The service’s log has the \
@@ -170,7 +175,7 @@ fn search(row: &LedgerRow) -> String {
     };
     let found = match row.search_results {
         Some(1) => "1 passage found".into(),
-        Some(count) => format!("{} passages found", grouped(count)),
+        Some(found) => format!("{} found", count(found, "passage")),
         None => "unavailable".into(),
     };
     format!("asked, as {why}: {found}, {}", time(row.search_ms))

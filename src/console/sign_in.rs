@@ -8,6 +8,7 @@ use maud::html;
 use super::slowing::{Slowing, Who};
 use super::visit::{BROWSER, SESSION, Session, VISITOR, Visit, form_token, presented};
 use super::{Console, Stop, page, password};
+use crate::error::FailureCause;
 use crate::http::{Client, Head, Request, Response};
 use crate::id::secret_hex;
 use crate::listener::Ticket;
@@ -152,7 +153,7 @@ impl SignIn {
         if !is_right {
             slowing().failed(who, Instant::now());
             console.store.note_failed_sign_in(visit.request.client.peer, visit.now);
-            if logging::allow_stranger("sign_in", visit.request.client.peer) {
+            if logging::allow_stranger(FailureCause::SignIn, visit.request.client.peer) {
                 log::warn!("console: sign-in failed, client={}", visit.client());
             }
             return refused(Refused::Wrong);

@@ -207,7 +207,7 @@ fn facts(console: &Console) -> Result<Markup, Stop> {
     Ok(html! {
         h2 { "The service" }
         dl.facts {
-            dt { "Version" } dd { (env!("CARGO_PKG_VERSION")) }
+            dt { "Version" } dd { (env!("ADRIATICUM_VERSION")) }
             dt { "Uptime" } dd { (lasted(console.started.elapsed())) }
             dt { "Workers busy" } dd { (level(load.workers)) }
             dt { "Queue" } dd { (level(load.queue)) }

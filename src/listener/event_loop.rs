@@ -21,8 +21,9 @@ use super::room::{Held, Holdings, Origin};
 use super::workers::{Outgoing, Workers, connection_after};
 use super::{Acceptor, Call, Destination, Limits, Listener, Load, Proxies, Pulse, Service, Socket, Ticket};
 use crate::client::Cancellation;
-use crate::error::Failure;
+use crate::error::{Failure, FailureCause};
 use crate::http::response;
+use crate::text::count;
 
 pub(super) const WAKE: Token = Token(usize::MAX);
 const STOP: Token = Token(usize::MAX - 1);
@@ -222,8 +223,7 @@ impl<S: Service> EventLoop<S> {
         }
         if !self.make_room_for_bytes(call.request.weight()) {
             self.load.count(Cause::BuffersFull);
-            let reached = "the limit on buffered bytes is reached";
-            return self.refuse(index, Some(&call), Failure::shed(reached));
+            return self.refuse(index, Some(&call), Failure::shed(FailureCause::BuffersFull));
         }
         let full = match call.destination {
             Destination::Api(_) => Cause::QueueFull,
@@ -232,7 +232,7 @@ impl<S: Service> EventLoop<S> {
         self.connections[index].call = Some(call.cancellation.clone());
         if let Some(job) = self.workers.answer(index, call, ticket) {
             self.load.count(full);
-            self.refuse(job.connection, job.call(), Failure::queue_full());
+            self.refuse(job.connection, job.call(), Failure::shed(FailureCause::QueueFull));
             if job.connection != index {
                 self.line_up(job.connection);
             }
@@ -284,8 +284,8 @@ impl<S: Service> EventLoop<S> {
             match expired {
                 Some(Expired::Silence) => self.close(index),
                 Some(Expired::Request) => {
-                    let late = Failure::invalid("The request was not complete in time.");
-                    self.refuse(index, None, late.because("incomplete"));
+                    let message = "The request was not complete in time.";
+                    self.refuse(index, None, Failure::invalid(FailureCause::Incomplete, message));
                     self.advance(index, false);
                 }
                 None => {}
@@ -336,5 +336,7 @@ impl<S: Service> EventLoop<S> {
                 None => {}
             }
         }
+        let left = self.connections.iter().filter(|(_, entry)| entry.call.is_some()).count();
+        log::info!("stopping: no new connections; waits for {}", count(left as i64, "request"));
     }
 }

@@ -62,10 +62,14 @@ impl Cause {
     /// The log line for this many of them.
     pub(super) fn line(self, count: u64) -> String {
         let (what, why) = match self {
-            Self::QueueFull => ("requests shed", "every worker and every place in the queue was taken"),
+            Self::QueueFull => {
+                ("requests shed", "queue_full: every worker and every place in the queue was taken")
+            }
             Self::ConsoleFull => ("console requests shed", "too many were waiting"),
-            Self::BuffersFull => ("requests shed", "buffer_limit was reached"),
-            Self::TurnedAway => ("connections turned away", "no other connection could be evicted"),
+            Self::BuffersFull => ("requests shed", "buffers_full: buffer_limit was reached"),
+            Self::TurnedAway => {
+                ("connections turned away", "connections_full: no other connection could be evicted")
+            }
             Self::UnfinishedEvicted => ("unfinished requests closed", "evicted to make room for others"),
             Self::IdleEvicted => ("idle connections closed", "evicted to make room for others"),
             Self::AbandonedWaiting => ("requests dropped", "their client went away while they waited"),

@@ -9,7 +9,7 @@ use super::load::Cause;
 use super::queue::{FairQueue, Next};
 use super::workers::{Assignment, Job, Outgoing, RunningCall, ThreadGroup, outlive_panic};
 use super::{Identity, Lane, Service};
-use crate::error::Failure;
+use crate::error::{Failure, FailureCause};
 use crate::http::response;
 
 /// How often the limits of the keys whose requests wait or run are read.
@@ -81,7 +81,8 @@ impl<S: Service> ThreadGroup<S> {
     fn shed(&self, job: &Job) {
         let Some(call) = job.call() else { return };
         self.completions.load.count(Cause::QueueFull);
-        let response = self.service.refuse(call.request.client.peer, Some(call), Failure::queue_full());
+        let failure = Failure::shed(FailureCause::QueueFull);
+        let response = self.service.refuse(call.request.client.peer, Some(call), failure);
         let outgoing = Outgoing::new(response.encode(response::Connection::Close, false), Then::Close);
         Assignment::new(&self.completions, job.connection).finish(Some(outgoing));
     }

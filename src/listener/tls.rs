@@ -100,9 +100,12 @@ impl Acceptor {
         Ok(Self { config: Arc::new(config), shown })
     }
 
-    /// Uses this certificate for new connections. Established sessions continue.
-    pub fn show(&self, certificate: Certificate) {
-        *self.shown.0.write().unwrap_or_else(PoisonError::into_inner) = certificate.0;
+    /// Uses this certificate for new connections. Established sessions continue. Returns whether it is another one.
+    pub fn show(&self, certificate: Certificate) -> bool {
+        let mut shown = self.shown.0.write().unwrap_or_else(PoisonError::into_inner);
+        let is_new = shown.cert != certificate.0.cert;
+        *shown = certificate.0;
+        is_new
     }
 
     /// When the certificate of new connections expires, in Unix seconds.

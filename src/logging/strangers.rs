@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use crate::error::FailureCause;
+
 /// The lines that may come at once, and the time after which one more may follow.
 const BURST: u32 = 20;
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -19,7 +21,7 @@ pub(super) struct StrangerBudget {
     /// When the first refusal was counted.
     since: Option<Instant>,
     /// The refusals without a line.
-    causes: BTreeMap<&'static str, u64>,
+    causes: BTreeMap<FailureCause, u64>,
     addresses: BTreeMap<Option<IpAddr>, u64>,
 }
 
@@ -29,7 +31,7 @@ impl StrangerBudget {
     }
 
     /// Whether a refusal gets a line of its own. If not, it is counted.
-    pub fn allow(&mut self, cause: &'static str, client: Option<IpAddr>, now: Instant) -> bool {
+    pub fn allow(&mut self, cause: FailureCause, client: Option<IpAddr>, now: Instant) -> bool {
         let full_at = self.full_at.map_or(now, |full_at| full_at.max(now)) + INTERVAL;
         if full_at <= now + BURST * INTERVAL {
             self.full_at = Some(full_at);
@@ -83,7 +85,7 @@ mod tests {
         let (mut budget, start) = (StrangerBudget::new(), Instant::now());
         let mut lines = |second: u64| {
             let now = start + Duration::from_secs(second);
-            (0..100).filter(|_| budget.allow("no_key", None, now)).count()
+            (0..100).filter(|_| budget.allow(FailureCause::NoKey, None, now)).count()
         };
         assert_eq!((lines(0), lines(0), lines(1), lines(4)), (20, 0, 1, 3));
         assert_eq!((lines(3600), lines(3600)), (20, 0), "never more than the burst");
@@ -92,10 +94,10 @@ mod tests {
     #[test]
     fn the_rest_is_summed_up() {
         let (mut budget, start) = (StrangerBudget::new(), Instant::now());
-        assert!((0..20).all(|_| budget.allow("host", address(9), start)));
+        assert!((0..20).all(|_| budget.allow(FailureCause::Host, address(9), start)));
         assert_eq!(budget.sum_up(start), None, "each had its line");
         for number in 0..30 {
-            let cause = if number % 3 == 0 { "no_key" } else { "unknown_key" };
+            let cause = if number % 3 == 0 { FailureCause::NoKey } else { FailureCause::UnknownKey };
             assert!(!budget.allow(cause, address(1 + number % 2 * number), start));
         }
         assert_eq!(
@@ -111,11 +113,11 @@ mod tests {
     #[test]
     fn many_addresses_do_not_hide_the_largest_or_fill_the_memory() {
         let (mut budget, start) = (StrangerBudget::new(), Instant::now());
-        assert!((0..BURST).all(|_| budget.allow("host", None, start)));
+        assert!((0..BURST).all(|_| budget.allow(FailureCause::Host, None, start)));
         for number in 0..100_000_u32 {
             let client =
                 if number % 100 == 0 { address(7) } else { Some(IpAddr::from(number.to_be_bytes())) };
-            budget.allow("unknown_key", client, start);
+            budget.allow(FailureCause::UnknownKey, client, start);
             assert!(budget.addresses.len() <= ADDRESSES);
         }
         let summary = budget.sum_up(start).expect("a line");

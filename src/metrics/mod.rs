@@ -5,6 +5,7 @@
 mod histogram;
 mod text;
 
+use std::cmp::Reverse;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,13 +13,16 @@ use self::histogram::Histogram;
 use self::text::Text;
 use crate::error::ApiError;
 use crate::listener::{Cause, Snapshot};
-use crate::store::{LedgerState, Searched, Tokens};
+use crate::store::{Key, KeyBudget, LedgerState, Searched, Tokens};
 
 /// Why Search is asked, in the ledger's terms.
 const REASONS: [&str; 3] = ["always", "match", "model"];
 
 /// The outcomes of asking Search.
 const FINDINGS: [&str; 3] = ["found", "nothing", "unavailable"];
+
+/// How many keys have series of their own: those that have used the largest share of their budget.
+const MOST_BUDGETS: usize = 100;
 
 /// One for the process.
 #[derive(Default)]
@@ -128,20 +132,21 @@ impl Metrics {
         self.errors[error as usize].add(1);
     }
 
-    /// All metrics in Prometheus's text format, version 0.0.4.
-    pub fn render(&self, load: &Snapshot, ledger: &LedgerState) -> String {
+    /// All metrics in Prometheus's text format, version 0.0.4, with the budgets of these keys.
+    pub fn render(&self, load: &Snapshot, ledger: &LedgerState, keys: &[Key]) -> String {
         let mut text = Text::default();
         self.counts(&mut text);
         self.times(&mut text);
         gauges(&mut text, load, ledger);
         shed(&mut text, load);
+        budgets(&mut text, keys);
         text.counter(
             "adriaticum_wal_restarts_total",
             "Checkpoints that requests had to wait for, at 64 MiB of WAL.",
         )
         .with("", ledger.wal_restarts);
         text.family("gauge", "adriaticum_build_info", "The version that runs; the value is always 1.")
-            .with(concat!("version=\"", env!("CARGO_PKG_VERSION"), "\""), 1);
+            .with(concat!("version=\"", env!("ADRIATICUM_VERSION"), "\""), 1);
         let started = self.started.0.duration_since(UNIX_EPOCH).unwrap_or_default();
         text.family("gauge", "process_start_time_seconds", "When the process started, in Unix time.")
             .with("", started.as_secs_f64());
@@ -235,6 +240,25 @@ fn shed(text: &mut Text, load: &Snapshot) {
         .with("phase=\"running\"", load.of(Cause::AbandonedRunning));
 }
 
+/// Gauges for each key: an alert compares them.
+fn budgets(text: &mut Text, keys: &[Key]) {
+    let mut budgets: Vec<(&str, KeyBudget)> =
+        keys.iter().filter_map(|key| Some((key.id.as_str(), key.budget?))).collect();
+    budgets.sort_by_key(|(_, budget)| Reverse(budget.percent()));
+    budgets.truncate(MOST_BUDGETS);
+    let mut write = |name: &str, help: &str, value: fn(KeyBudget) -> i64| {
+        let mut family = text.family("gauge", name, help);
+        for (key, budget) in &budgets {
+            let per = budget.budget.per.as_str();
+            family.with(&format!("key=\"{key}\",per=\"{per}\""), value(*budget));
+        }
+    };
+    let help = "The tokens that a key may use in a calendar day or month, UTC.";
+    write("adriaticum_key_budget_tokens", help, |budget| budget.budget.tokens);
+    let help = "Of that, the tokens that it has used at all gateways.";
+    write("adriaticum_key_budget_used_tokens", help, |budget| budget.used);
+}
+
 fn measured(figure: Option<i64>) -> u64 {
     figure.and_then(|figure| u64::try_from(figure).ok()).unwrap_or(0)
 }
@@ -243,6 +267,7 @@ fn measured(figure: Option<i64>) -> u64 {
 mod tests {
     use super::*;
     use crate::listener::Level;
+    use crate::store::{Budget, BudgetPeriod};
 
     fn load() -> Snapshot {
         Snapshot {
@@ -271,7 +296,7 @@ mod tests {
         metrics.ledger_settle_errors.add(1);
         metrics.head_refused.add(6);
         metrics.unrecorded.add(1);
-        let text = metrics.render(&load(), &LedgerState::default());
+        let text = metrics.render(&load(), &LedgerState::default(), &[]);
         for line in [
             "adriaticum_requests_total{status=\"200\",code=\"ok\"} 2",
             "adriaticum_requests_total{status=\"502\",code=\"inference_error\"} 1",
@@ -311,10 +336,28 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_budgets_with_the_largest_used_share_have_series() {
+        let mut text = Text::default();
+        let key = |number: i64| Key {
+            id: format!("key_{number}"),
+            budget: Some(KeyBudget {
+                budget: Budget { tokens: 1000, per: BudgetPeriod::Month },
+                used: 10 * number,
+            }),
+            ..Key::example()
+        };
+        budgets(&mut text, &(0..=MOST_BUDGETS as i64).map(key).chain([Key::example()]).collect::<Vec<_>>());
+        let line = |line: &str| text.0.lines().any(|found| found == line);
+        assert!(line("adriaticum_key_budget_tokens{key=\"key_100\",per=\"month\"} 1000"), "{}", text.0);
+        assert!(line("adriaticum_key_budget_used_tokens{key=\"key_1\",per=\"month\"} 10"));
+        assert!(!text.0.contains("\"key_0\"") && !text.0.contains("example"), "{}", text.0);
+    }
+
     /// The rules of the format that concern more than one line.
     #[test]
     fn a_family_is_told_once_and_before_its_samples() {
-        let text = Metrics::default().render(&load(), &LedgerState::default());
+        let text = Metrics::default().render(&load(), &LedgerState::default(), &[]);
         assert!(text.ends_with('\n'));
         let mut families: Vec<&str> = Vec::new();
         for line in text.lines() {

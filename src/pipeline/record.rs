@@ -4,13 +4,15 @@ use std::fmt::Write;
 use std::net::IpAddr;
 use std::time::{Duration, Instant, SystemTime};
 
+use log::Level;
+
 use crate::api::key::Caller;
 use crate::error::{ApiError, Failure};
 use crate::id::RequestId;
 use crate::logging;
 use crate::metrics::Times;
 use crate::runtime::{Generated, Spent};
-use crate::store::{NewRow, Outcome, Searched};
+use crate::store::{NewRow, Outcome, Searched, StoreError};
 use crate::when::milliseconds;
 
 /// What is known about a request while it goes through the steps.
@@ -70,15 +72,16 @@ impl Record {
     }
 
     pub fn outcome(&self, result: Result<(), &Failure>) -> Outcome {
-        let (status, error_code) = match result {
-            _ if self.is_abandoned => (None, Some(ABANDONED)),
-            Ok(_) => (Some(200), None),
-            Err(failure) => (Some(failure.error.status()), Some(failure.error.code())),
+        let (status, error_code, cause) = match result {
+            _ if self.is_abandoned => (None, Some(ABANDONED), None),
+            Ok(_) => (Some(200), None, None),
+            Err(Failure { error, cause, .. }) => (Some(error.status()), Some(error.code()), Some(*cause)),
         };
         let found = self.searched.as_ref().and_then(|searched| searched.results).unwrap_or(0);
         Outcome {
             status,
             error_code,
+            cause,
             tokens: self.spent.tokens.unwrap_or_default(),
             duration_ms: milliseconds(self.received.elapsed()),
             queue_ms: milliseconds(self.queue),
@@ -115,42 +118,50 @@ impl Record {
         text
     }
 
-    /// One line a request, with nothing in it that the client wrote; and the cause of every 5xx. A refusal without a valid
-    /// key may have none.
+    /// One line a request, with nothing in it that the client wrote; and another one with the details of a 5xx. A refusal
+    /// without a valid key may have none, unless the level is `debug`.
     pub fn log(&self, result: &Result<Generated, Failure>) {
-        if let Err(failure) = result
-            && !self.has_line(failure)
-        {
-            return log::debug!(target: logging::REQUEST, "{} client={} refused", self.id, shown(self.client));
-        }
-        let Outcome { status, error_code, tokens, duration_ms, queue_ms, runtime_ms, search, .. } =
+        let failure = result.as_ref().err();
+        let has_line = failure.is_none_or(|failure| self.has_line(failure));
+        let level = if has_line { Level::Info } else { Level::Debug };
+        let Outcome { status, error_code, cause, tokens, duration_ms, queue_ms, runtime_ms, search, .. } =
             self.outcome(result.as_ref().map(drop));
-        let key = self.key_id.as_deref().unwrap_or("-");
+        let key = self.key_id.as_ref().or_else(|| failure?.key_id.as_ref());
         let id = self.id;
-        log::info!(
+        log::log!(
             target: logging::REQUEST,
-            "{id} client={} status={} error={} key={key} total_ms={duration_ms} queue_ms={queue_ms} runtime_ms={} prompt_tokens={} \
-             completion_tokens={} total_tokens={}{}",
-            shown(self.client),
-            shown(status),
-            error_code.unwrap_or("-"),
-            shown(runtime_ms),
-            shown(tokens.prompt_tokens),
-            shown(tokens.completion_tokens),
-            shown(tokens.total_tokens),
+            level,
+            "id={id} client={} status={} error={} cause={} key={} total_ms={duration_ms} queue_ms={queue_ms} runtime_ms={} \
+             prompt_tokens={} completion_tokens={} total_tokens={}{}",
+            or_dash(self.client),
+            or_dash(status),
+            or_dash(error_code),
+            or_dash(cause),
+            or_dash(key),
+            or_dash(runtime_ms),
+            or_dash(tokens.prompt_tokens),
+            or_dash(tokens.completion_tokens),
+            or_dash(tokens.total_tokens),
             search.map_or(String::new(), |Searched { reason, results, time_ms }| format!(
                 " search={reason} search_results={} search_ms={time_ms}",
-                shown(results)
+                or_dash(results)
             )),
         );
-        if let Err(failure @ Failure { cause: Some(cause), .. }) = result
+        if let Some(Failure { error, details: Some(details), .. }) = failure
+            && has_line
             && !self.is_abandoned
         {
-            match failure.error {
-                ApiError::InferenceError | ApiError::SearchUnavailable => log::warn!("{id} {cause}"),
-                _ => log::error!("{id} {cause}"),
-            }
+            let level = match error {
+                ApiError::InferenceError | ApiError::SearchUnavailable => Level::Warn,
+                _ => Level::Error,
+            };
+            log::log!(level, "id={id} details={details:?}");
         }
+    }
+
+    /// The outcome of a request that got an error anyway could not be written.
+    pub fn log_ledger_error(&self, error: &StoreError) {
+        log::error!("id={} details={:?}", self.id, format!("ledger: {error}"));
     }
 
     /// Whether a refused request has a line of its own.
@@ -159,10 +170,10 @@ impl Record {
         let is_ledger_failure = self.ledger.is_some() && failure.error == ApiError::ServiceUnavailable;
         let is_of_key = self.key_id.is_some() || is_ledger_failure;
         // The listener has a line with the number of shed requests.
-        !failure.is_shed && (is_of_key || logging::allow_stranger(failure.reason, self.client))
+        !failure.cause.is_shed() && (is_of_key || logging::allow_stranger(failure.cause, self.client))
     }
 }
 
-fn shown(value: Option<impl ToString>) -> String {
+fn or_dash(value: Option<impl ToString>) -> String {
     value.map_or("-".into(), |value| value.to_string())
 }

@@ -5,6 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::{Generated, RuntimeError};
+use crate::client::CallError;
 use crate::when;
 
 /// The number of answers in the median.
@@ -45,7 +46,7 @@ impl History {
                 calls.answer_times.push_front(time);
                 calls.has_failed_last = false;
             }
-            Err(RuntimeError::Cancelled | RuntimeError::ContextExceeded(_)) => {}
+            Err(RuntimeError::Call(CallError::Cancelled) | RuntimeError::ContextExceeded(_)) => {}
             Err(error) => {
                 calls.last_error = Some((when::now(), error.to_string()));
                 calls.has_failed_last = true;
@@ -81,7 +82,7 @@ mod tests {
         }
         assert_eq!(history.status().median, Some(Duration::from_millis(250)));
         history.note(Duration::from_secs(9), &Err(RuntimeError::Status(500)));
-        for no_fault in [RuntimeError::Cancelled, RuntimeError::ContextExceeded(None)] {
+        for no_fault in [RuntimeError::Call(CallError::Cancelled), RuntimeError::ContextExceeded(None)] {
             history.note(Duration::ZERO, &Err(no_fault));
         }
         let status = history.status();

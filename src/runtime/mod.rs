@@ -24,6 +24,7 @@ pub use wire::{context_exceeded, read_answer};
 
 use crate::client::{Call, CallError, Cancellation, Client};
 use crate::config::RuntimeConfig;
+use crate::error::FailureCause;
 use crate::store::Tokens;
 
 /// How large an answer may be, apart from a repeated prompt. Every worker may hold one, so the limit is a worker's share of
@@ -100,16 +101,13 @@ pub type Outcome = Result<Generated, (String, RuntimeError)>;
 /// Why there is no answer. It contains nothing that the runtime sent, because that may repeat the prompt.
 #[derive(Debug)]
 pub enum RuntimeError {
-    /// Nothing was sent.
-    Unreachable(String),
-    TimedOut,
-    /// The client has gone.
-    Cancelled,
-    /// The connection ended early, or the answer is not valid HTTP.
-    Broken(String),
+    /// There is no answer, or not a whole one.
+    Call(CallError),
     Status(u16),
-    /// It answered 200, and not with a completion.
-    Unreadable(&'static str),
+    /// It answered 200, and not with JSON of the expected form.
+    NotJson,
+    /// It answered 200, and without a choice or without text.
+    NoText,
     /// The prompt does not fit: how many tokens it has and how many fit, if the runtime says so.
     ContextExceeded(Option<(u64, u64)>),
 }
@@ -118,9 +116,19 @@ impl RuntimeError {
     /// Whether no inference can have been spent: nothing was sent, or it was refused.
     fn cost_nothing(&self) -> bool {
         match self {
-            Self::Unreachable(_) | Self::ContextExceeded(_) => true,
+            Self::Call(CallError::Unreachable(_)) | Self::ContextExceeded(_) => true,
             Self::Status(status) => (400..500).contains(status),
-            Self::TimedOut | Self::Cancelled | Self::Broken(_) | Self::Unreadable(_) => false,
+            Self::Call(_) | Self::NotJson | Self::NoText => false,
+        }
+    }
+
+    pub fn cause(&self) -> FailureCause {
+        match self {
+            Self::Call(error) => error.cause(),
+            Self::Status(status) => FailureCause::Status(*status),
+            Self::NotJson => FailureCause::NotJson,
+            Self::NoText => FailureCause::NoText,
+            Self::ContextExceeded(_) => FailureCause::Context,
         }
     }
 }
@@ -128,12 +136,12 @@ impl RuntimeError {
 impl fmt::Display for RuntimeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unreachable(cause) => write!(f, "no connection: {cause}"),
-            Self::TimedOut => f.write_str("no complete answer in time"),
-            Self::Cancelled => f.write_str("the client has gone"),
-            Self::Broken(cause) => write!(f, "the call broke off: {cause}"),
+            Self::Call(error) => error.fmt(f),
             Self::Status(status) => write!(f, "it answered with HTTP status {status}"),
-            Self::Unreadable(what) => write!(f, "its answer is not a completion: {what}"),
+            Self::NotJson => {
+                f.write_str("its answer is not a completion: it is not JSON of the expected form")
+            }
+            Self::NoText => f.write_str("its answer is not a completion: it has no text"),
             Self::ContextExceeded(_) => f.write_str("the prompt is longer than its context"),
         }
     }
@@ -214,7 +222,7 @@ impl Runtimes {
             let result = self.ask(member, body, deadline, cancellation);
             member.history.note(asked.elapsed(), &result);
             match result {
-                Err(error @ RuntimeError::Unreachable(_)) => {
+                Err(error @ RuntimeError::Call(CallError::Unreachable(_))) => {
                     *member.backoff_until() = Instant::now() + BACKOFF;
                     failure = Some((member.url.clone(), error));
                 }
@@ -291,13 +299,7 @@ impl Member {
 
 impl From<CallError> for RuntimeError {
     fn from(error: CallError) -> Self {
-        match error {
-            CallError::Unreachable(cause) => Self::Unreachable(cause),
-            CallError::TimedOut => Self::TimedOut,
-            CallError::Cancelled => Self::Cancelled,
-            CallError::TooLarge => Self::Unreadable("it is too large for a worker's share of buffer_limit"),
-            CallError::Broken(cause) => Self::Broken(cause),
-        }
+        Self::Call(error)
     }
 }
 
@@ -314,7 +316,7 @@ mod tests {
             let outcome = spent.add(timeout, |deadline, _| {
                 let left = deadline.saturating_duration_since(Instant::now());
                 assert!(left >= Duration::from_secs(least) && left <= Duration::from_secs(most), "{left:?}");
-                Err((String::new(), RuntimeError::TimedOut))
+                Err((String::new(), RuntimeError::Call(CallError::TimedOut)))
             });
             assert!(outcome.is_err());
             assert!(spent.time >= used.map(Duration::from_secs).or(Some(Duration::ZERO)));

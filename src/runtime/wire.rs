@@ -62,10 +62,9 @@ struct AnswerUsage<'a> {
 }
 
 pub fn read_answer(bytes: &[u8]) -> Result<Generated, RuntimeError> {
-    let answer: Answer = serde_json::from_slice(bytes)
-        .map_err(|_| RuntimeError::Unreadable("it is not JSON of the expected form"))?;
-    let choice = answer.choices.into_iter().next().ok_or(RuntimeError::Unreadable("it has no choice"))?;
-    let content = choice.message.content.ok_or(RuntimeError::Unreadable("it has no text"))?;
+    let answer: Answer = serde_json::from_slice(bytes).map_err(|_| RuntimeError::NotJson)?;
+    let choice = answer.choices.into_iter().next().ok_or(RuntimeError::NoText)?;
+    let content = choice.message.content.ok_or(RuntimeError::NoText)?;
     let is_reason =
         |reason: &String| reason.len() <= MAX_REASON && reason.bytes().all(|b| matches!(b, b' '..=b'~'));
     let finish_reason =
@@ -167,21 +166,22 @@ mod tests {
 
     #[test]
     fn answers_that_are_none() {
-        for answer in [
-            "",
-            "null",
-            "[]",
-            "x",
-            "{}",
-            r#"{"choices":[]}"#,
-            r#"{"choices":[{}]}"#,
-            r#"{"choices":7}"#,
-            r#"{"choices":[{"message":{}}]}"#,
-            r#"{"choices":[{"message":{"content":null}}]}"#,
-            r#"{"choices":[{"message":{"content":7}}]}"#,
-            r#"{"choices":[{"text":"x"}]}"#,
+        for (answer, cause) in [
+            ("", "not_json"),
+            ("null", "not_json"),
+            ("x", "not_json"),
+            (r#"{"choices":7}"#, "not_json"),
+            (r#"{"choices":[{"message":{"content":7}}]}"#, "not_json"),
+            ("[]", "no_text"),
+            ("{}", "no_text"),
+            (r#"{"choices":[]}"#, "no_text"),
+            (r#"{"choices":[{}]}"#, "no_text"),
+            (r#"{"choices":[{"message":{}}]}"#, "no_text"),
+            (r#"{"choices":[{"message":{"content":null}}]}"#, "no_text"),
+            (r#"{"choices":[{"text":"x"}]}"#, "no_text"),
         ] {
-            assert!(matches!(read_answer(answer.as_bytes()), Err(RuntimeError::Unreadable(_))), "{answer}");
+            let error = read_answer(answer.as_bytes()).expect_err(answer);
+            assert_eq!(error.cause().to_string(), cause, "{answer}");
         }
     }
 

@@ -16,6 +16,7 @@ use super::query::{self, Word};
 use super::{Passage, Search, SearchError};
 use crate::client::Cancellation;
 use crate::config::SearchConfig;
+use crate::error::FailureCause;
 use crate::files;
 use crate::semaphore::Semaphore;
 
@@ -136,12 +137,12 @@ impl Index {
     /// Opens the index read-only, for the time of one query. Creates nothing.
     fn open(&self, deadline: Instant) -> Result<Connection, SearchError> {
         if !self.path.exists() {
-            return Err(SearchError::new(format!(
+            return Err(failed(format!(
                 "there is no index at {}: adriaticum search add PATH makes one",
                 self.path.display()
             )));
         }
-        let path = files::resolve(&self.path).map_err(|error| self.failed(&error))?;
+        let path = files::resolve(&self.path).map_err(|error| self.not_opened(&error))?;
         let open = || {
             let mut connection = connect(&path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
             connection.progress_handler(STEPS, Some(move || Instant::now() > deadline))?;
@@ -158,7 +159,7 @@ impl Index {
     fn change<T>(&self, work: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, SearchError> {
         // Created here and not by SQLite, so that only the service's own user and group may read it.
         let path = files::create(&self.path).and_then(|_| files::resolve(&self.path));
-        let path = path.map_err(|error| self.failed(&error))?;
+        let path = path.map_err(|error| self.not_opened(&error))?;
         let change = || {
             let mut connection = connect(&path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
             connection.busy_timeout(WRITE_PATIENCE)?;
@@ -188,19 +189,19 @@ impl Index {
         match error.sqlite_error_code() {
             Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => self.damaged(&error.to_string()),
             Some(ErrorCode::OperationInterrupted | ErrorCode::DatabaseBusy) => late(),
-            _ => SearchError::new(format!(
+            _ => failed(format!(
                 "the index {}: {error}. Check who owns the file and its folder",
                 self.path.display()
             )),
         }
     }
 
-    fn failed(&self, error: &io::Error) -> SearchError {
-        SearchError::new(format!("the index {} can't be opened: {error}", self.path.display()))
+    fn not_opened(&self, error: &io::Error) -> SearchError {
+        failed(format!("the index {} can't be opened: {error}", self.path.display()))
     }
 
     fn damaged(&self, how: &str) -> SearchError {
-        SearchError::new(format!(
+        failed(format!(
             "the index {} is damaged ({how}): move it away and add the documents again, or put a copy in its place",
             self.path.display()
         ))
@@ -216,7 +217,11 @@ fn connect(path: &Path, mode: OpenFlags) -> rusqlite::Result<Connection> {
 }
 
 fn late() -> SearchError {
-    SearchError::new("the index did not answer in time")
+    SearchError::new(FailureCause::Timeout, "the index did not answer in time")
+}
+
+fn failed(details: String) -> SearchError {
+    SearchError::new(FailureCause::Index, details)
 }
 
 fn version(connection: &Connection) -> rusqlite::Result<i64> {

@@ -18,6 +18,7 @@ use serde::Serialize;
 
 use crate::client::Cancellation;
 use crate::config::{SearchConfig, SearchPlace};
+use crate::error::FailureCause;
 
 /// The most characters that a query has.
 const MAX_QUERY: usize = 256;
@@ -39,17 +40,20 @@ pub struct Passage {
 
 /// Why Search is unavailable, for the operator. It contains nothing of the query.
 #[derive(Debug, PartialEq, Eq)]
-pub struct SearchError(String);
+pub struct SearchError {
+    pub cause: FailureCause,
+    details: String,
+}
 
 impl SearchError {
-    pub fn new(cause: impl Into<String>) -> Self {
-        Self(cause.into())
+    pub fn new(cause: FailureCause, details: impl Into<String>) -> Self {
+        Self { cause, details: details.into() }
     }
 }
 
 impl fmt::Display for SearchError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.details)
     }
 }
 

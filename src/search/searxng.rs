@@ -12,6 +12,7 @@ use serde_json::value::RawValue;
 use super::{MAX_QUERY, Passage, Search, SearchError, html, text};
 use crate::client::{Call, CallError, Cancellation, Client};
 use crate::config::SearchConfig;
+use crate::error::FailureCause;
 use crate::text::percent_encoded;
 
 /// How large an answer may be. Every worker may hold one, so the limit is a worker's share of `buffer_limit`. The least is
@@ -46,7 +47,8 @@ impl SearXng {
 
     fn ask(&self, query: &str, cancellation: &Cancellation) -> Result<Vec<Passage>, SearchError> {
         let address = format!("{}/search?q={}&format=json", self.url, percent_encoded(query));
-        let uri = address.parse().map_err(|_| SearchError::new("its address is too long"))?;
+        let too_long = |_| SearchError::new(FailureCause::Unreachable, "its address is too long");
+        let uri = address.parse().map_err(too_long)?;
         let call = Call {
             uri: &uri,
             authorization: None,
@@ -56,25 +58,20 @@ impl SearXng {
             cancellation,
         };
         let answer = self.client.call(&call).map_err(|error| {
-            SearchError::new(match error {
-                CallError::Unreachable(cause) => format!("no connection: {cause}. Is it running?"),
-                CallError::TimedOut => "no complete answer in time".into(),
-                CallError::Cancelled => "the client has gone".into(),
-                CallError::TooLarge => "its answer is too large for a worker's share of buffer_limit".into(),
-                CallError::Broken(cause) => format!("the call broke off: {cause}"),
-            })
+            let hint = if matches!(error, CallError::Unreachable(_)) { ". Is it running?" } else { "" };
+            SearchError::new(error.cause(), format!("{error}{hint}"))
         })?;
-        match answer.status().as_u16() {
-            200 => read_answer(answer.body(), self.results),
-            403 => Err(SearchError::new(
-                "it answered with HTTP status 403. Enable JSON in its settings: search.formats: [html, json]",
-            )),
-            429 => Err(SearchError::new(
-                "it answered with HTTP status 429: its limiter takes this service for a robot. Let it through, or \
-                 set server.limiter: false",
-            )),
-            status => Err(SearchError::new(format!("it answered with HTTP status {status}"))),
-        }
+        let status = answer.status().as_u16();
+        let hint = match status {
+            200 => return read_answer(answer.body(), self.results),
+            403 => ". Enable JSON in its settings: search.formats: [html, json]",
+            429 => {
+                ": its limiter takes this service for a robot. Let it through, or set server.limiter: false"
+            }
+            _ => "",
+        };
+        let details = format!("it answered with HTTP status {status}{hint}");
+        Err(SearchError::new(FailureCause::Status(status), details))
     }
 }
 
@@ -84,7 +81,8 @@ impl Search for SearXng {
         if query.is_empty() {
             return Ok(Vec::new());
         }
-        self.ask(&query, cancellation).map_err(|error| SearchError::new(format!("{}: {error}", self.url)))
+        self.ask(&query, cancellation)
+            .map_err(|error| SearchError::new(error.cause, format!("{}: {error}", self.url)))
     }
 }
 
@@ -112,6 +110,7 @@ fn read_answer(bytes: &[u8], most: usize) -> Result<Vec<Passage>, SearchError> {
     let text = String::from_utf8_lossy(bytes);
     let answer: Answer = serde_json::from_str(&text).map_err(|_| {
         SearchError::new(
+            FailureCause::NotJson,
             "its answer is not JSON of the expected form. Is this the address of a SearXNG instance, and is JSON in its \
              search.formats?",
         )
@@ -119,7 +118,10 @@ fn read_answer(bytes: &[u8], most: usize) -> Result<Vec<Passage>, SearchError> {
     if answer.results.is_empty() && !answer.unresponsive_engines.is_empty() {
         let engines: Vec<String> = answer.unresponsive_engines.iter().take(MAX_ENGINES).map(engine).collect();
         let engines = engines.join(", ");
-        return Err(SearchError::new(format!("it found nothing, and engines did not respond: {engines}")));
+        return Err(SearchError::new(
+            FailureCause::Engines,
+            format!("it found nothing, and engines did not respond: {engines}"),
+        ));
     }
     let mut passages = Vec::new();
     let mut has_unreadable = false;
@@ -133,7 +135,7 @@ fn read_answer(bytes: &[u8], most: usize) -> Result<Vec<Passage>, SearchError> {
         }
     }
     if passages.is_empty() && has_unreadable {
-        return Err(SearchError::new("none of its results can be read"));
+        return Err(SearchError::new(FailureCause::NotJson, "none of its results can be read"));
     }
     Ok(passages)
 }

@@ -57,6 +57,7 @@ pub(super) enum Action {
     SignedIn,
     SignInsFailed,
     SettingsReloaded,
+    DatabaseRestored,
 }
 
 impl Action {
@@ -69,6 +70,7 @@ impl Action {
             Self::SignedIn => "signed_in",
             Self::SignInsFailed => "sign_ins_failed",
             Self::SettingsReloaded => "settings_reloaded",
+            Self::DatabaseRestored => "database_restored",
         }
     }
 }
@@ -347,12 +349,13 @@ mod tests {
         let (ana, web) = (Actor::command("ana".into()), Actor::console("192.0.2.1".into()));
         let name = KeyName::parse("first").expect("a name");
         let permissions = &[Permission::Completions];
-        let key = NewKey { name: &name, permissions, created: 5, expires: None, concurrent: None };
+        let key =
+            NewKey { name: &name, permissions, created: 5, expires: None, concurrent: None, budget: None };
         assert!(store.add_key_as("key_x", "secret", &key, &ana).expect("a key"));
         assert!(!store.add_key_as("key_x", "other", &key, &web).expect("no key"), "the id is taken");
         let created = only(store, "key_created");
         assert_eq!((created.0.as_str(), created.1.as_str()), ("command", "ana"));
-        assert_eq!(created.2, "permissions: completions, expires: never, concurrent: none");
+        assert_eq!(created.2, "permissions: completions, expires: never, concurrent: none, budget: none");
         let changes = [
             KeyChange::Name(KeyName::parse("second").expect("a name")),
             KeyChange::Permissions(vec![Permission::Metrics]),
@@ -392,7 +395,14 @@ mod tests {
         store.set_console_password(password.clone(), &by).expect("a password");
         store.tamper("ALTER TABLE audit RENAME TO elsewhere");
         let name = KeyName::parse("x").expect("a name");
-        let key = NewKey { name: &name, permissions: &[], created: 5, expires: None, concurrent: None };
+        let key = NewKey {
+            name: &name,
+            permissions: &[],
+            created: 5,
+            expires: None,
+            concurrent: None,
+            budget: None,
+        };
         assert!(store.add_key("secret", &key, &by).is_err());
         assert!(store.change_key("key_1", None, &[KeyChange::Expires(Some(9))], &by).is_err());
         assert!(store.revoke_key("key_1", 9, &by).is_err());

@@ -11,7 +11,9 @@ use sha2::{Digest, Sha256};
 
 use super::engine::{Row, Session, values};
 use super::ledger::{self, LedgerRow, Tokens};
-use super::{DAY, Store, StoreError};
+use super::proof::{SumsProof, UnprovenSums};
+use super::{Store, StoreError};
+use crate::{text, when};
 
 /// A row's place in the chain.
 #[derive(Clone, Copy)]
@@ -124,10 +126,13 @@ pub enum Noted {
     Missing,
 }
 
-/// The result of a walk along all chains.
+/// The result of a walk along all chains, and of a comparison of the sums with their rows.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Verification {
     pub rows: u64,
+    /// How many sums are those of their rows.
+    pub sums: u64,
+    pub unproven: Option<UnprovenSums>,
     /// The end of each chain that has or had rows, by the gateway's name; if none has, one with `seq` 0.
     pub heads: Vec<Head>,
     pub fault: Option<Fault>,
@@ -144,38 +149,49 @@ pub enum Fault {
     Cut { gateway: String, count: i64 },
     /// The chain of a gateway does not end where it says.
     End { gateway: String },
-    /// The sums of a day are not those of its rows.
-    Sums { day: i64 },
+    /// The sums of a key in a span are not those of its rows.
+    Sums { span: i64, start: i64, key_id: String, difference: String },
 }
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rows = |count| text::count(count, "row");
+        let was = |count| if count == 1 { "was" } else { "were" };
         match self {
             Self::Altered { request_id } => {
                 write!(f, "the row of {request_id} was altered, or put in the place of another")
             }
-            Self::Removed { before, count } => write!(f, "{count} rows were removed before that of {before}"),
+            Self::Removed { before, count } => {
+                write!(f, "{} {} removed before that of {before}", rows(*count), was(*count))
+            }
             Self::Cut { gateway, count } if gateway.is_empty() => {
-                write!(f, "the newest {count} rows were removed")
+                write!(f, "the newest {} {} removed", rows(*count), was(*count))
             }
             Self::Cut { gateway, count } => {
-                write!(f, "the newest {count} rows of the gateway {gateway} were removed")
+                write!(f, "the newest {} of the gateway {gateway} {} removed", rows(*count), was(*count))
             }
             Self::End { gateway } if gateway.is_empty() => f.write_str("the end of the chain was altered"),
             Self::End { gateway } => write!(f, "the end of the chain of the gateway {gateway} was altered"),
-            Self::Sums { day } => {
-                write!(f, "the sums of the day {} are not those of its rows", super::date(*day))
+            Self::Sums { span, start, key_id, difference } => {
+                let span = match span {
+                    60 => "minute".into(),
+                    3600 => "hour".into(),
+                    86_400 => "day".into(),
+                    span => format!("span of {span} s"),
+                };
+                let start = when::iso(*start).unwrap_or_else(|| start.to_string());
+                write!(f, "the sums differ: {span} {start}, key {key_id}: {difference}")
             }
         }
     }
 }
 
 impl Store {
-    /// Walks every chain, then compares the sums of each day with its rows, on one state of the database. Rows of refused
+    /// Walks every chain, then compares all sums with their rows, on one state of the database. Rows of refused
     /// requests are in a chain before they are synced, and a head that an operator notes must survive a power cut: all that
     /// was read is durable when this returns.
     pub fn verify(&self) -> Result<Verification, StoreError> {
-        let found = self.engine.report(verify)?;
+        let found = self.engine.report(|session| verify(session, when::now()))?;
         self.engine.sync()?;
         Ok(found)
     }
@@ -194,15 +210,18 @@ impl Store {
     }
 }
 
-pub(super) fn verify(session: &dyn Session) -> Result<Verification, StoreError> {
-    let mut verification = walk(session)?;
+pub(super) fn verify(session: &dyn Session, now: i64) -> Result<Verification, StoreError> {
+    let mut proof = SumsProof::new(session, now)?;
+    let mut verification = walk(session, &mut proof)?;
     if verification.fault.is_none() {
-        verification.fault = compare_sums(session)?;
+        verification.fault = proof.find_fault(session)?;
+        (verification.sums, verification.unproven) = (proof.proven, proof.unproven);
     }
     Ok(verification)
 }
 
-fn walk(session: &dyn Session) -> Result<Verification, StoreError> {
+/// Walks every chain, and adds its rows to the proof.
+fn walk(session: &dyn Session, proof: &mut SumsProof) -> Result<Verification, StoreError> {
     let ends = "SELECT name, anchor_seq, anchor_hash, head_seq, head_hash FROM gateways ORDER BY name";
     // How far each chain was walked, and its end.
     let mut chains: BTreeMap<String, (Link, Link)> = session
@@ -234,6 +253,7 @@ fn walk(session: &dyn Session) -> Result<Verification, StoreError> {
         } else {
             *last = link;
             rows += 1;
+            proof.add(&row);
         }
         Ok(())
     })?;
@@ -252,29 +272,7 @@ fn walk(session: &dyn Session) -> Result<Verification, StoreError> {
         true => heads.retain(|head| head.seq > 0),
         false => heads.truncate(1),
     }
-    Ok(Verification { rows, heads, fault })
-}
-
-/// The first day whose sums differ from its rows, among the days of which retention has removed no row.
-fn compare_sums(session: &dyn Session) -> Result<Option<Fault>, StoreError> {
-    let first_whole_day = first_whole_day(session.value(KEPT_SINCE, &[])?);
-    let counted = "SELECT created / 86400 AS day, key_id, key_name, coalesce(status, 0), coalesce(error_code, ''), gateway,
-         count(*), coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0), coalesce(sum(total_tokens), 0),
-         count(*) FILTER (WHERE status = 200 AND total_tokens IS NULL)
-         FROM usage WHERE seq IS NOT NULL AND created >= $1 * 86400 GROUP BY 1, 2, 3, 4, 5, 6";
-    let kept = "SELECT start / 86400 AS day, key_id, key_name, status, error_code, gateway, requests, prompt_tokens,
-         completion_tokens, total_tokens, unmeasured FROM usage_rollup WHERE span = 86400 AND start >= $1 * 86400";
-    let differing = format!(
-        "SELECT min(day) FROM (SELECT day FROM ({counted} EXCEPT {kept}) AS a
-         UNION ALL SELECT day FROM ({kept} EXCEPT {counted}) AS b) AS differing"
-    );
-    let day: Option<i64> = session.value(&differing, &values![first_whole_day])?;
-    Ok(day.map(|day| Fault::Sums { day }))
-}
-
-/// The first day of which retention has removed no row.
-pub(super) fn first_whole_day(kept_since: i64) -> i64 {
-    kept_since.div_euclid(DAY) + i64::from(kept_since.rem_euclid(DAY) > 0)
+    Ok(Verification { rows, sums: 0, unproven: None, heads, fault })
 }
 
 #[cfg(test)]
@@ -395,26 +393,18 @@ mod tests {
                 Fault::Altered { request_id: "x".into() },
                 "the row of x was altered, or put in the place of another",
             ),
+            (Fault::Removed { before: "x".into(), count: 1 }, "1 row was removed before that of x"),
             (Fault::Removed { before: "x".into(), count: 2 }, "2 rows were removed before that of x"),
             (Fault::Cut { gateway: String::new(), count: 3 }, "the newest 3 rows were removed"),
             (Fault::Cut { gateway: "a".into(), count: 3 }, "the newest 3 rows of the gateway a were removed"),
             (Fault::End { gateway: String::new() }, "the end of the chain was altered"),
             (Fault::End { gateway: "a".into() }, "the end of the chain of the gateway a was altered"),
-            (Fault::Sums { day: 1 }, "the sums of the day 1970-01-02 are not those of its rows"),
+            (
+                Fault::Sums { span: 86_400, start: 86_400, key_id: "x".into(), difference: "a".into() },
+                "the sums differ: day 1970-01-02T00:00:00Z, key x: a",
+            ),
         ] {
             assert_eq!(fault.to_string(), told);
-        }
-    }
-
-    #[test]
-    fn sums_that_are_not_those_of_the_rows_are_found() {
-        assert_eq!(
-            fault_after("UPDATE usage_rollup SET total_tokens = 0 WHERE span = 86400 AND start = 86400"),
-            Some(Fault::Sums { day: 1 })
-        );
-        for day in [0, 2] {
-            let sql = format!("DELETE FROM usage_rollup WHERE start = {day} * 86400");
-            assert_eq!(fault_after(&sql), Some(Fault::Sums { day }));
         }
     }
 

@@ -30,7 +30,7 @@ impl Durations {
     }
 
     /// The buckets that are not empty, and their counts.
-    fn buckets(&self) -> impl Iterator<Item = (u8, u64)> {
+    pub(super) fn buckets(&self) -> impl Iterator<Item = (u8, u64)> {
         (0..=u8::MAX).zip(self.0.iter().copied()).filter(|(_, count)| *count > 0)
     }
 
@@ -64,6 +64,12 @@ impl Durations {
             bytes.push(left as u8);
         }
         bytes
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8]) -> Self {
+        let mut durations = Self::default();
+        durations.merge_bytes(bytes);
+        durations
     }
 
     /// Adds what `to_bytes` returned. Other bytes add wrong counts and do no further harm.

@@ -5,6 +5,9 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::error::FailureCause;
+use crate::text::count;
+
 #[derive(Clone, Debug)]
 pub enum StoreError {
     /// Other writers held the database for too long.
@@ -78,12 +81,12 @@ impl fmt::Display for StoreError {
                 f.write_str("the database can't be opened: check that its folder exists and who owns it")
             }
             Self::Missing => f.write_str(
-                "there is none: adriaticum serve, keys create, console password and move create one",
+                "there is none: adriaticum serve, keys create, console password, restore and move create one",
             ),
             Self::Damaged(cause) => write!(
                 f,
-                "the file is damaged or not a database ({cause}): stop the service, move it away and restore a \
-                 backup, or save what can be read of it: sqlite3 DAMAGED .recover | sqlite3 NEW"
+                "the file is damaged or not a database ({cause}): stop the service and restore a backup \
+                 (adriaticum restore FILE), or save what can be read of it: sqlite3 DAMAGED .recover | sqlite3 NEW"
             ),
             Self::Newer { found, known } => write!(
                 f,
@@ -117,9 +120,10 @@ impl fmt::Display for StoreError {
             ),
             Self::LostContent { wal, bytes } => write!(
                 f,
-                "it has lost its content: its file is empty or missing, but {} beside it has {bytes} bytes. Restore a \
+                "it has lost its content: its file is empty or missing, but {} beside it has {}. Restore a \
                  backup, or delete both files to begin with an empty database",
-                wal.display()
+                wal.display(),
+                count(*bytes as i64, "byte")
             ),
             Self::NotSynced(error) => {
                 write!(f, "fsync failed ({error}), so nothing more is written: check the disk, then restart")
@@ -127,7 +131,7 @@ impl fmt::Display for StoreError {
             Self::Io(error) => write!(f, "{error}"),
             Self::Panicked => f.write_str("a write panicked"),
             Self::NoRow => f.write_str("the row is not there, or has its outcome already"),
-            Self::KeyRefused => f.write_str("the key is not valid"),
+            Self::KeyRefused => f.write_str("the key is not valid, or has used its budget"),
             Self::Fenced => f.write_str("another process serves under the name of this gateway"),
             Self::Unavailable(cause) => write!(f, "the database can't be used: {cause}"),
             Self::Unknown(cause) => write!(f, "the database did not confirm the write: {cause}"),
@@ -156,8 +160,19 @@ impl StoreError {
         )
     }
 
-    /// What the log says of a request that failed at a step; `None` if the log has the cause already.
-    pub fn for_log(&self, step: &str) -> Option<String> {
+    /// The word for a request that failed because of it.
+    pub fn cause(&self) -> FailureCause {
+        match self {
+            Self::Busy | Self::NoConnection => FailureCause::DatabaseBusy,
+            Self::Full => FailureCause::DiskFull,
+            Self::Unavailable(_) | Self::Unknown(_) => FailureCause::DatabaseLost,
+            Self::Panicked => FailureCause::Panic,
+            _ => FailureCause::Database,
+        }
+    }
+
+    /// What the log says about a request that failed at a step; `None` if the log has a line about the database already.
+    pub fn details(&self, step: &str) -> Option<String> {
         (!matches!(self, Self::Unavailable(_))).then(|| format!("{step}: {self}"))
     }
 }

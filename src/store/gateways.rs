@@ -41,7 +41,7 @@ impl Store {
     /// marked as interrupted; returns how many they were.
     pub fn join(&mut self, name: &str, address: &str) -> Result<usize, StoreError> {
         let raise = RAISE_EPOCH.replace("{CLOCK}", self.engine.clock());
-        let parameters = values![name, env!("CARGO_PKG_VERSION"), address, [0; 32]];
+        let parameters = values![name, env!("ADRIATICUM_VERSION"), address, [0; 32]];
         // Waits for the rows that an earlier process is inserting.
         let lock = self.engine.locking("SELECT 1 FROM gateways WHERE name = $1 FOR UPDATE");
         self.epoch = self.engine.transaction(true, |session| {

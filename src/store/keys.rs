@@ -8,8 +8,9 @@ use serde::Serialize;
 use sha2::Sha256;
 
 use super::audit::{Action, NewAuditRow};
-use super::engine::{Row, Statement, Write, values};
-use super::{Actor, Store, StoreError};
+use super::budget::{BUDGET_COLUMNS, budget_parameters};
+use super::engine::{Row, Statement, Value, Write, values};
+use super::{Actor, Budget, DAY, KeyBudget, Store, StoreError};
 use crate::id::secret_hex;
 use crate::when;
 
@@ -18,6 +19,8 @@ use crate::when;
 pub struct Key {
     pub id: String,
     pub name: String,
+    /// How the secret begins and ends; unknown of a key that an earlier version made.
+    pub hint: Option<String>,
     pub permissions: Vec<Permission>,
     pub created: i64,
     pub expires: Option<i64>,
@@ -25,23 +28,82 @@ pub struct Key {
     pub revoked: Option<i64>,
     /// How many of its requests a gateway processes at once; `None`: any number.
     pub concurrent: Option<u32>,
-    /// How the secret begins and ends; unknown of a key that an earlier version made.
-    #[serde(skip)]
-    pub hint: Option<String>,
+    pub budget: Option<KeyBudget>,
 }
 
 impl Key {
     /// The version of everything that can be changed about a key. A form that shows the key carries it, so that a save
     /// does not overwrite a later change.
     pub fn version(&self) -> String {
-        let all =
-            format!("{:?}", (&self.name, &self.permissions, self.expires, self.concurrent, self.revoked));
+        let Self { name, permissions, expires, concurrent, revoked, .. } = self;
+        let all = format!("{:?}", (name, permissions, expires, concurrent, self.budget(), revoked));
         hex::encode(&Digest::of(&all).0[..8])
+    }
+
+    fn budget(&self) -> Option<Budget> {
+        self.budget.map(|budget| budget.budget)
+    }
+
+    pub fn state(&self, now: i64) -> KeyState {
+        match (self.revoked, self.expires) {
+            (Some(_), _) => KeyState::Revoked,
+            (None, Some(expires)) if expires <= now => KeyState::Expired,
+            (None, Some(expires)) if expires <= now + EXPIRING => KeyState::Expiring,
+            (None, _) => KeyState::Active,
+        }
     }
 
     /// Whether requests with it are accepted, if it has the permission.
     pub fn is_valid(&self, now: i64) -> bool {
-        self.revoked.is_none() && self.expires.is_none_or(|expires| expires > now)
+        matches!(self.state(now), KeyState::Active | KeyState::Expiring)
+    }
+}
+
+#[cfg(test)]
+impl Key {
+    /// A key for tests that need no store.
+    pub fn example() -> Self {
+        Self {
+            id: "key_example".into(),
+            name: "example".into(),
+            hint: None,
+            permissions: vec![Permission::Completions],
+            created: 5,
+            expires: None,
+            last_used: None,
+            revoked: None,
+            concurrent: None,
+            budget: None,
+        }
+    }
+}
+
+/// How long before its end a key is marked as expiring, in seconds.
+const EXPIRING: i64 = 10 * DAY;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyState {
+    Active,
+    /// Accepted, but not for longer than ten days.
+    Expiring,
+    Expired,
+    Revoked,
+}
+
+impl KeyState {
+    pub const ALL: [Self; 4] = [Self::Active, Self::Expiring, Self::Expired, Self::Revoked];
+
+    pub fn parse(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.as_str() == word)
+    }
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Active => "active",
+            Self::Expiring => "expiring",
+            Self::Expired => "expired",
+            Self::Revoked => "revoked",
+        }
     }
 }
 
@@ -105,6 +167,7 @@ pub struct NewKey<'a> {
     pub created: i64,
     pub expires: Option<i64>,
     pub concurrent: Option<u32>,
+    pub budget: Option<Budget>,
 }
 
 /// A property of a key with its new value.
@@ -113,6 +176,7 @@ pub enum KeyChange {
     Permissions(Vec<Permission>),
     Expires(Option<i64>),
     Concurrent(Option<u32>),
+    Budget(Option<Budget>),
 }
 
 impl KeyChange {
@@ -122,6 +186,7 @@ impl KeyChange {
             Self::Permissions(permissions) => key.permissions.clone_from(permissions),
             Self::Expires(time) => key.expires = *time,
             Self::Concurrent(number) => key.concurrent = *number,
+            Self::Budget(budget) => key.budget = budget.map(|budget| KeyBudget { budget, used: 0 }),
         }
     }
 }
@@ -169,9 +234,15 @@ impl fmt::Debug for Digest {
 pub(super) const NOTE_USE: &str =
     "UPDATE keys SET last_used = $1 WHERE id = $2 AND (last_used IS NULL OR last_used < $1)";
 
-const COLUMNS: &str = "id, name, permissions, created, expires, last_used, revoked, concurrent, hint";
+/// Keys with their budgets. $1 and $2 are [`budget_parameters`].
+static SELECT: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "SELECT id, name, hint, permissions, created, expires, last_used, revoked, concurrent, {BUDGET_COLUMNS} FROM keys"
+    )
+});
 
-static FIND: LazyLock<String> = LazyLock::new(|| format!("SELECT {COLUMNS} FROM keys WHERE digest = $1"));
+static FIND: LazyLock<String> = LazyLock::new(|| format!("{} WHERE digest = $3", *SELECT));
+static FIND_BY_ID: LazyLock<String> = LazyLock::new(|| format!("{} WHERE id = $3", *SELECT));
 
 impl Store {
     /// Stores a new key, and returns its id.
@@ -188,8 +259,8 @@ impl Store {
     pub fn add_key_as(&self, id: &str, secret: &str, key: &NewKey, by: &Actor) -> Result<bool, StoreError> {
         let digest = Digest::of(secret).0;
         let insert = Statement::new(
-            "INSERT INTO keys (id, digest, name, permissions, created, expires, hint, concurrent)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (id) DO NOTHING",
+            "INSERT INTO keys (id, digest, name, permissions, created, expires, hint, concurrent, budget, budget_per)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT (id) DO NOTHING",
             values![
                 id,
                 digest,
@@ -199,24 +270,27 @@ impl Store {
                 key.expires,
                 hint(secret),
                 key.concurrent,
+                key.budget.map(|budget| budget.tokens),
+                key.budget.map(|budget| budget.per.as_str()),
             ],
         );
-        let terms = terms(key.permissions, key.expires, key.concurrent);
+        let terms = terms(key.permissions, key.expires, key.concurrent, key.budget);
         let details = terms.map(|(property, value)| format!("{property}: {value}")).join(", ");
         let audit = NewAuditRow::new(Action::KeyCreated, by, &details).insert_if_created(id, digest);
         Ok(self.engine.write(Write { statements: vec![insert, audit], durable: true })? == 1)
     }
 
-    /// The key whose secret has this digest, as the last commit of any process left it.
-    pub fn find_key(&self, digest: &Digest) -> Result<Option<Key>, StoreError> {
-        self.engine.read(|session| session.first(&FIND, &values![digest.0], read_key))
+    /// The key whose secret has this digest, as the last commit of any process left it, with its budget at a time.
+    pub fn find_key(&self, digest: &Digest, created: i64) -> Result<Option<Key>, StoreError> {
+        let parameters = with_budget(created, digest.0.into());
+        self.engine.read(|session| session.first(&FIND, &parameters, read_key))
     }
 
     /// Those of these keys that exist.
     pub fn find_keys(&self, ids: &[Arc<str>]) -> Result<Vec<Key>, StoreError> {
-        let find = format!("SELECT {COLUMNS} FROM keys WHERE id = $1");
-        let parameters: Vec<_> = ids.iter().map(|id| values![&**id]).collect();
-        let statements: Vec<_> = parameters.iter().map(|id| (find.as_str(), id.as_slice())).collect();
+        let now = when::now();
+        let parameters: Vec<_> = ids.iter().map(|id| with_budget(now, (&**id).into())).collect();
+        let statements: Vec<_> = parameters.iter().map(|id| (FIND_BY_ID.as_str(), id.as_slice())).collect();
         let mut keys = Vec::new();
         self.engine.read(|session| {
             session.run(&statements, &mut |_, row| read_key(row).map(|key| keys.push(key)))
@@ -226,13 +300,22 @@ impl Store {
 
     /// All keys, the oldest first.
     pub fn list_keys(&self) -> Result<Vec<Key>, StoreError> {
-        let statement = format!("SELECT {COLUMNS} FROM keys ORDER BY created, id");
-        self.engine.read(|session| session.rows(&statement, &[], read_key))
+        self.select_keys("")
+    }
+
+    /// The keys that have a budget, without revoked ones.
+    pub fn keys_with_budget(&self) -> Result<Vec<Key>, StoreError> {
+        self.select_keys("WHERE budget IS NOT NULL AND revoked IS NULL")
+    }
+
+    fn select_keys(&self, condition: &str) -> Result<Vec<Key>, StoreError> {
+        let statement = format!("{} {condition} ORDER BY created, id", *SELECT);
+        self.engine.read(|session| session.rows(&statement, &budget_parameters(when::now()), read_key))
     }
 
     pub fn key(&self, id: &str) -> Result<Option<Key>, StoreError> {
-        let statement = format!("SELECT {COLUMNS} FROM keys WHERE id = $1");
-        self.engine.read(|session| session.first(&statement, &values![id], read_key))
+        let parameters = with_budget(when::now(), id.into());
+        self.engine.read(|session| session.first(&FIND_BY_ID, &parameters, read_key))
     }
 
     /// Makes all of these changes, or none. If a version is given, only if the key still has that version.
@@ -243,9 +326,10 @@ impl Store {
         changes: &[KeyChange],
         by: &Actor,
     ) -> Result<KeyChanged, StoreError> {
-        let find = format!("SELECT {COLUMNS} FROM keys WHERE id = $1 FOR UPDATE");
+        let find = format!("{} FOR UPDATE", *FIND_BY_ID);
+        let parameters = with_budget(when::now(), id.into());
         self.engine.transaction(true, |session| {
-            let Some(before) = session.first(self.engine.locking(&find), &values![id], read_key)? else {
+            let Some(before) = session.first(self.engine.locking(&find), &parameters, read_key)? else {
                 return Ok(KeyChanged::NoSuchKey);
             };
             let mut after = before.clone();
@@ -257,12 +341,15 @@ impl Store {
                 return Ok(KeyChanged::Meanwhile(Box::new(before)));
             }
             session.execute(
-                "UPDATE keys SET name = $1, permissions = $2, expires = $3, concurrent = $4 WHERE id = $5",
+                "UPDATE keys SET name = $1, permissions = $2, expires = $3, concurrent = $4, budget = $5, budget_per = $6
+                 WHERE id = $7",
                 &values![
                     &after.name,
                     Permission::join(&after.permissions),
                     after.expires,
                     after.concurrent,
+                    after.budget().map(|budget| budget.tokens),
+                    after.budget().map(|budget| budget.per.as_str()),
                     id
                 ],
             )?;
@@ -306,26 +393,34 @@ fn terms(
     permissions: &[Permission],
     expires: Option<i64>,
     concurrent: Option<u32>,
-) -> [(&'static str, String); 3] {
+    budget: Option<Budget>,
+) -> [(&'static str, String); 4] {
     [
         ("permissions", Permission::join(permissions)),
         ("expires", expires.map_or("never".into(), |time| when::shown(Some(time)))),
         ("concurrent", concurrent.map_or("none".into(), |number| number.to_string())),
+        ("budget", budget.map_or("none".into(), |budget| budget.to_string())),
     ]
 }
 
 /// What is different in a changed key, in words.
 fn differences(before: &Key, after: &Key) -> String {
     let properties = |key: &Key| {
-        let [permissions, expires, concurrent] = terms(&key.permissions, key.expires, key.concurrent);
-        [("name", format!("{:?}", key.name)), permissions, expires, concurrent]
+        let name = [("name", format!("{:?}", key.name))];
+        name.into_iter().chain(terms(&key.permissions, key.expires, key.concurrent, key.budget()))
     };
-    let pairs = properties(before).into_iter().zip(properties(after));
+    let pairs = properties(before).zip(properties(after));
     let changed = pairs.filter(|(before, after)| before != after);
     changed
         .map(|((property, old), (_, new))| format!("{property}: {old} → {new}"))
         .collect::<Vec<_>>()
         .join(", ")
+}
+
+/// The parameters of [`FIND`] or [`FIND_BY_ID`].
+fn with_budget(created: i64, wanted: Value) -> Vec<Value> {
+    let [day, month] = budget_parameters(created);
+    vec![day, month, wanted]
 }
 
 /// Enough of a secret to tell it from others, and far too little to use it: eight of its digits.
@@ -339,13 +434,14 @@ fn read_key(mut row: Row) -> Result<Key, StoreError> {
     Ok(Key {
         id: row.next()?,
         name: row.next()?,
+        hint: row.next()?,
         permissions: row.next::<String>()?.split(',').filter_map(Permission::parse).collect(),
         created: row.next()?,
         expires: row.next()?,
         last_used: row.next()?,
         revoked: row.next()?,
         concurrent: row.next()?,
-        hint: row.next()?,
+        budget: KeyBudget::read(&mut row)?,
     })
 }
 
@@ -360,7 +456,7 @@ mod tests {
     }
 
     fn new<'a>(name: &'a KeyName, permissions: &'a [Permission], expires: Option<i64>) -> NewKey<'a> {
-        NewKey { name, permissions, created: 5, expires, concurrent: None }
+        NewKey { name, permissions, created: 5, expires, concurrent: None, budget: None }
     }
 
     fn by() -> Actor {
@@ -387,22 +483,22 @@ mod tests {
         let temporary = Temporary::new();
         let store = &temporary.store;
         let digest = Digest::of("secret");
-        assert!(store.find_key(&digest).expect("a look-up").is_none());
+        assert!(store.find_key(&digest, 5).expect("a look-up").is_none());
         let id = store
             .add_key("secret", &new(&name("first"), &Permission::ALL, Some(9)), &by())
             .expect("a new key");
-        let key = store.find_key(&digest).expect("a look-up").expect("the key");
+        let key = store.find_key(&digest, 5).expect("a look-up").expect("the key");
         assert_eq!((key.id.as_str(), key.created, key.expires, key.revoked), (id.as_str(), 5, Some(9), None));
         assert_eq!(key.permissions, Permission::ALL);
         store.note_use(&id, 6);
-        let last_used = || store.find_key(&digest).expect("a look-up").expect("the key").last_used;
+        let last_used = || store.find_key(&digest, 5).expect("a look-up").expect("the key").last_used;
         assert_eq!(last_used(), None, "it is only in memory");
         store.write_uses().expect("a change");
         assert_eq!(last_used(), Some(6));
         change(store, &id, &[KeyChange::Name(name("second"))]);
         assert!(store.revoke_key(&id, 7, &by()).expect("a change"));
         assert!(store.revoke_key(&id, 8, &by()).expect("a change"));
-        let key = store.find_key(&digest).expect("a look-up").expect("the key");
+        let key = store.find_key(&digest, 5).expect("a look-up").expect("the key");
         assert_eq!((key.name.as_str(), key.last_used, key.revoked), ("second", Some(6), Some(7)));
         let change_none = store.change_key("key_none", None, &[KeyChange::Expires(None)], &by());
         assert!(matches!(change_none, Ok(KeyChanged::NoSuchKey)));
@@ -415,7 +511,7 @@ mod tests {
             !store.add_key_as(&id, "other", &new(&name("again"), &[], None), &by()).expect("no change"),
             "so has an id"
         );
-        assert!(store.find_key(&Digest::of("other")).expect("a look-up").is_none());
+        assert!(store.find_key(&Digest::of("other"), 5).expect("a look-up").is_none());
     }
 
     #[test]
@@ -425,7 +521,7 @@ mod tests {
         let name = name("x");
         let limited = NewKey { concurrent: Some(3), ..new(&name, &[Permission::Completions], None) };
         let id = store.add_key("secret", &limited, &by()).expect("a new key");
-        let found = || store.find_key(&Digest::of("secret")).expect("a look-up").expect("the key");
+        let found = || store.find_key(&Digest::of("secret"), 5).expect("a look-up").expect("the key");
         assert_eq!((found().concurrent, found().expires), (Some(3), None));
         let changes = [
             KeyChange::Permissions(vec![Permission::Metrics]),
@@ -435,10 +531,42 @@ mod tests {
         change(store, &id, &changes);
         assert_eq!((found().concurrent, found().expires), (Some(10_000), Some(9)));
         assert_eq!(found().permissions, [Permission::Metrics]);
+        let budget = Budget::parse("1000/day");
+        change(store, &id, &[KeyChange::Budget(budget)]);
         let changes = [KeyChange::Concurrent(None), KeyChange::Expires(None)];
         change(store, &id, &changes);
-        assert_eq!((found().concurrent, found().expires), (None, None));
+        assert_eq!((found().concurrent, found().expires, found().budget()), (None, None, budget));
         assert_eq!(found().permissions, [Permission::Metrics], "what is not named stays");
+        let seen = found().version();
+        change(store, &id, &[KeyChange::Budget(Budget::parse("1000/month"))]);
+        let stale = store.change_key(
+            &id,
+            Some(&seen),
+            &[KeyChange::Name(KeyName::parse("y").expect("a good name"))],
+            &by(),
+        );
+        assert!(matches!(stale, Ok(KeyChanged::Meanwhile(_))), "the budget is part of the version");
+    }
+
+    #[test]
+    fn states() {
+        let mut key = Key::example();
+        for (expires, now, state) in [
+            (None, 5, KeyState::Active),
+            (Some(20 * DAY), 10 * DAY - 1, KeyState::Active),
+            (Some(20 * DAY), 10 * DAY, KeyState::Expiring),
+            (Some(20 * DAY), 20 * DAY - 1, KeyState::Expiring),
+            (Some(20 * DAY), 20 * DAY, KeyState::Expired),
+        ] {
+            key.expires = expires;
+            assert_eq!(key.state(now), state, "{expires:?}");
+            assert_eq!(key.is_valid(now), state != KeyState::Expired);
+        }
+        key.revoked = Some(5);
+        assert_eq!(key.state(20 * DAY), KeyState::Revoked);
+        for state in KeyState::ALL {
+            assert_eq!(KeyState::parse(state.as_str()), Some(state));
+        }
     }
 
     #[test]
@@ -502,9 +630,9 @@ mod tests {
         let other = temporary.open_again();
         let digest = Digest::of("secret");
         let id = other.add_key("secret", &new(&name("x"), &[], None), &by()).expect("a new key");
-        assert!(temporary.store.find_key(&digest).expect("a look-up").is_some());
+        assert!(temporary.store.find_key(&digest, 5).expect("a look-up").is_some());
         other.revoke_key(&id, 2, &by()).expect("a change");
-        let key = temporary.store.find_key(&digest).expect("a look-up").expect("the key");
+        let key = temporary.store.find_key(&digest, 5).expect("a look-up").expect("the key");
         assert_eq!(key.revoked, Some(2));
     }
 }

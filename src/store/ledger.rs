@@ -5,10 +5,12 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use super::budget::{BUDGET_COLUMNS, KeyBudget, budget_parameters};
 use super::chain::Link;
 use super::engine::{Row, Session, Statement, Value, bound, values};
 use super::rollup::Batch;
 use super::{Digest, Store, StoreError};
+use crate::error::FailureCause;
 use crate::when;
 
 /// How long an insert whose answer was lost may take to show up: a primary can wait that long for its standby.
@@ -84,6 +86,8 @@ pub struct Outcome {
     /// The HTTP status that is sent; `None` if the client has gone.
     pub status: Option<u16>,
     pub error_code: Option<&'static str>,
+    /// Why it was refused or failed.
+    pub cause: Option<FailureCause>,
     pub tokens: Tokens,
     pub duration_ms: f64,
     pub queue_ms: f64,
@@ -151,10 +155,13 @@ pub const COLUMNS: &str = "request_id, key_id, key_name, created, status, error_
     completion_tokens, total_tokens, duration_ms, queue_ms, runtime_ms, grounded, search_reason,
     search_results, search_ms, seq, gateway, cause";
 
-/// The key of a request: none if it was revoked, has expired or lacks the permission.
-pub(super) const FIND_KEY: &str =
-    "SELECT id, name, concurrent FROM keys WHERE digest = $1 AND revoked IS NULL
-    AND (expires IS NULL OR expires > $2) AND ',' || permissions || ',' LIKE '%,completions,%'";
+/// The key of a request, with its budget: none if it was revoked, has expired or lacks the permission.
+pub(super) static FIND_KEY: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "SELECT id, name, concurrent, {BUDGET_COLUMNS} FROM keys WHERE digest = $3 AND revoked IS NULL
+         AND (expires IS NULL OR expires > $4) AND ',' || permissions || ',' LIKE '%,completions,%'"
+    )
+});
 
 /// Inserts an open row. SQLite would make a table of its own for what a RETURNING returns, at every use.
 const INSERT: &str = "INSERT INTO usage (request_id, key_id, key_name, created, gateway, epoch)
@@ -232,7 +239,7 @@ impl Store {
             search_ms: search.map(|search| search.time_ms),
             seq: None,
             gateway: self.gateway.clone(),
-            cause: None,
+            cause: outcome.cause.map(|cause| cause.to_string()),
         }
     }
 
@@ -267,7 +274,7 @@ impl Store {
         finished.iter().for_each(|row| sums.add(row));
         let lock = self.engine.locking(if finished.is_empty() { LOCK_TO_BEGIN } else { LOCK_TO_FINISH });
         let of_members = group.iter().map(|write| match write {
-            LedgerWrite::Begin(row) => Statement::new(FIND_KEY, values![row.digest.bytes(), when::now()]),
+            LedgerWrite::Begin(row) => row.find_key(),
             LedgerWrite::Finish(row) | LedgerWrite::Record(row) => {
                 Statement::new(FIND, values![&row.request_id])
             }
@@ -288,7 +295,7 @@ impl Store {
         })?;
         let head = head.ok_or(StoreError::Fenced)?;
         let result = |(write, found): (&&LedgerWrite, Option<Row>)| match (write, found) {
-            (LedgerWrite::Begin(request), Some(row)) => request.read(row).map(Some),
+            (LedgerWrite::Begin(request), Some(row)) => request.read(row),
             (LedgerWrite::Begin(_) | LedgerWrite::Record(_), None) => Ok(None),
             (LedgerWrite::Finish(_), Some(mut row)) => {
                 let open = (None::<i64>, self.gateway.clone(), self.epoch);
@@ -353,7 +360,7 @@ impl Store {
             match self.find_row(&id)? {
                 None if since.elapsed() < LATE_INSERT => continue,
                 Some(row) if row.status == Some(200) => log::warn!(
-                    "{id} the ledger says 200, but the client got 503: the database's answer was lost"
+                    "id={id} details=\"the ledger says 200, but the client got 503: the database's answer was lost\""
                 ),
                 Some(row) if row.seq.is_none() => match self.finish(&row.as_new(), &outcome) {
                     Err(StoreError::NoRow) => {}
@@ -383,11 +390,20 @@ impl Store {
 }
 
 impl RowRequest {
-    /// Reads what [`FIND_KEY`] finds.
-    fn read(&self, mut row: Row) -> Result<BegunRow, StoreError> {
+    /// The tokens of a request count in the period of its `created`, so that period's budget decides.
+    fn find_key(&self) -> Statement {
+        let mut parameters = budget_parameters(self.created).to_vec();
+        parameters.extend(values![self.digest.bytes(), when::now()]);
+        Statement::new(&FIND_KEY, parameters)
+    }
+
+    /// Reads what [`FIND_KEY`] finds. Returns `None` if the key has used its budget.
+    fn read(&self, mut row: Row) -> Result<Option<BegunRow>, StoreError> {
         let (request_id, created) = (self.request_id.clone(), self.created);
         let row_of_key = NewRow { request_id, key_id: row.next()?, key_name: row.next()?, created };
-        Ok(BegunRow { row: row_of_key, concurrent: row.next()? })
+        let begun = BegunRow { row: row_of_key, concurrent: row.next()? };
+        let budget = KeyBudget::read(&mut row)?;
+        Ok((!budget.is_some_and(|budget| budget.is_used_up())).then_some(begun))
     }
 }
 
@@ -520,6 +536,7 @@ pub(super) mod tests {
         Outcome {
             status: Some(status),
             error_code: (status != 200).then_some("inference_error"),
+            cause: (status != 200).then_some(FailureCause::Timeout),
             tokens: Tokens { prompt_tokens: None, completion_tokens: Some(1), total_tokens },
             duration_ms: 2.5,
             queue_ms: 0.5,
@@ -646,9 +663,11 @@ pub(super) mod tests {
         // One row for so many snapshots: each of them reads all rows.
         let (more, wanted) = mpsc::sync_channel::<i64>(1);
         let wanted = Mutex::new(wanted);
+        // Minutes are kept for two hours.
+        let first = when::now() - 3000;
         let write_rows = || {
             while let Ok(number) = { wanted.lock().expect("no panic").recv() } {
-                let (end, created) = (number.to_string(), number * 40);
+                let (end, created) = (number.to_string(), first + number * 10);
                 match number % 4 {
                     3 => store.record(&row(&end, "key_2", created), &outcome(400, None)).expect("a row"),
                     _ => write(store, &end, "key_1", created, 200, Some(number)),
@@ -682,7 +701,7 @@ pub(super) mod tests {
         );
         let gaps = "SELECT coalesce(max(seq), 0) - count(seq) FROM usage";
         let found: (i64, i64) = (session.value(&differing, &[])?, session.value(gaps, &[])?);
-        let fault = chain::verify(session)?.fault;
+        let fault = chain::verify(session, when::now())?.fault;
         if found == (0, 0) && fault.is_none() {
             return Ok(());
         }

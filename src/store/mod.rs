@@ -7,6 +7,7 @@
 //! The statements are here, each written once; `engine` runs them and is the only part that knows the database library.
 
 mod audit;
+mod budget;
 mod chain;
 mod durations;
 mod engine;
@@ -17,6 +18,8 @@ mod keys;
 mod ledger;
 mod listing;
 mod moving;
+mod proof;
+mod restore;
 mod retention;
 mod rollup;
 mod sessions;
@@ -33,9 +36,11 @@ use std::time::Instant;
 
 use audit::FailedSignIns;
 pub use audit::{Actor, AuditRow, AuditSubject};
+pub use budget::{Budget, BudgetPeriod, KeyBudget};
 pub use chain::{Fault, Head, Noted, Verification};
 pub use durations::Durations;
 pub use engine::postgres::{DatabaseUri, SessionLock};
+pub use engine::sqlite::LockError;
 use engine::sqlite::Sqlite;
 pub use engine::{Access, Database, ServeLock};
 use engine::{Engine, Statement, Write};
@@ -43,11 +48,16 @@ pub use error::StoreError;
 pub use gateways::{CLOCK_SLACK, Gateway};
 use group_commit::WriteQueue;
 pub use keys::{
-    CONCURRENT_TAKES, Digest, Key, KeyChange, KeyChanged, KeyName, NewKey, Permission, parse_concurrent,
+    CONCURRENT_TAKES, Digest, Key, KeyChange, KeyChanged, KeyName, KeyState, NewKey, Permission,
+    parse_concurrent,
 };
 pub use ledger::{BegunRow, COLUMNS as LEDGER_COLUMNS, LedgerRow, NewRow, Outcome, Searched, Tokens};
 pub use listing::{Listing, Matching, SEARCHED_ROWS, Which};
 pub use moving::Progress;
+pub use proof::UnprovenSums;
+pub use restore::{
+    ComparedKey, Comparison, KeyDifferences, LedgerExtent, Restoration, RestoreError, restore,
+};
 pub use rollup::Span;
 pub use sessions::{PasswordHash, TokenKind};
 pub use sums::{Coverage, Filter, Grouping, Range, RollupRow, Sums, UndividedSpan, UsageRow};
@@ -317,7 +327,11 @@ pub(crate) mod tests {
         };
         let failures_of_one_key = Which { matching: Matching::Failure, ..of_one_key.clone() };
         for (statement, index) in [
-            (ledger::FIND_KEY, "keys USING INDEX sqlite_autoindex_keys_2 (digest=?)"),
+            (ledger::FIND_KEY.as_str(), "keys USING INDEX sqlite_autoindex_keys_2 (digest=?)"),
+            (
+                ledger::FIND_KEY.as_str(),
+                "CORRELATED SCALAR SUBQUERY 1; SEARCH usage_rollup USING INDEX rollup_days (key_id=? AND start>? AND start<?)",
+            ),
             (ledger::OPEN_ROWS.as_str(), "usage_open"),
             (&listing::ids(&failures_of_one_key, "DESC", [""; 2], 1).0, "usage_failed"),
             (&listing::ids(&of_one_key, "DESC", [""; 2], 1).0, "usage_by_key"),

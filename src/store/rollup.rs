@@ -83,30 +83,36 @@ impl SpanSums {
 }
 
 /// Sums as the database has them.
-struct StoredSums {
-    counts: [i64; 5],
-    runtime: Vec<u8>,
-    own: Vec<u8>,
+pub(super) struct StoredSums {
+    /// In the order of their columns, from `requests` to `unmeasured`.
+    pub counts: [i64; 5],
+    pub runtime: Vec<u8>,
+    pub own: Vec<u8>,
 }
+
+/// The columns that [`Place::read`] and [`StoredSums::read`] read.
+pub(super) const SUMS_COLUMNS: &str =
+    "span, start, key_id, key_name, status, error_code, gateway, requests, prompt_tokens,
+    completion_tokens, total_tokens, unmeasured, runtime_times, own_times";
 
 impl StoredSums {
     /// Reads the columns from `requests` to `own_times`.
-    fn read(mut row: Row) -> Result<Self, StoreError> {
+    pub fn read(mut row: Row) -> Result<Self, StoreError> {
         let counts = [row.next()?, row.next()?, row.next()?, row.next()?, row.next()?];
         Ok(Self { counts, runtime: row.next()?, own: row.next()? })
     }
 }
 
 /// The primary key of the rollup.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
-    span: i64,
-    start: i64,
-    key_id: String,
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Place {
+    pub span: i64,
+    pub start: i64,
+    pub key_id: String,
     key_name: String,
     status: i64,
     error_code: String,
-    gateway: String,
+    pub gateway: String,
 }
 
 impl Place {
@@ -120,6 +126,18 @@ impl Place {
             error_code: row.error_code.clone().unwrap_or_default(),
             gateway: row.gateway.clone(),
         }
+    }
+
+    pub fn read(row: &mut Row) -> Result<Self, StoreError> {
+        Ok(Self {
+            span: row.next()?,
+            start: row.next()?,
+            key_id: row.next()?,
+            key_name: row.next()?,
+            status: row.next()?,
+            error_code: row.next()?,
+            gateway: row.next()?,
+        })
     }
 
     fn values(&self) -> Vec<Value> {
@@ -148,9 +166,15 @@ const UPDATE_SUMS: &str = "UPDATE usage_rollup SET requests = $1, prompt_tokens 
 
 impl Batch {
     pub fn add(&mut self, row: &LedgerRow) {
-        for span in Span::ALL {
-            self.0.entry(Place::of(row, span)).or_default().add_row(row);
-        }
+        Span::ALL.into_iter().for_each(|span| self.add_to(span, row));
+    }
+
+    pub fn add_to(&mut self, span: Span, row: &LedgerRow) {
+        self.0.entry(Place::of(row, span)).or_default().add_row(row);
+    }
+
+    pub fn into_sums(self) -> impl Iterator<Item = (Place, StoredSums)> {
+        self.0.into_iter().map(|(place, sums)| (place, sums.to_stored()))
     }
 
     /// The queries for what is known.

@@ -116,7 +116,7 @@ CREATE TABLE audit (
     id       TEXT  NOT NULL PRIMARY KEY, -- audit_ and 32 hexadecimal digits: the first 12 are created in milliseconds
     created  {INT} NOT NULL,
     action   TEXT  NOT NULL, -- key_created, key_changed, key_revoked, password_set, signed_in, sign_ins_failed,
-                             -- settings_reloaded
+                             -- settings_reloaded, database_restored
     via      TEXT  NOT NULL, -- console, command or signal
     actor    TEXT  NOT NULL, -- the address, the system user or the signal
     details  TEXT  NOT NULL, -- what was changed; never a secret

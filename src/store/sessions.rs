@@ -1,7 +1,7 @@
 //! The console's password and sessions.
 
 use super::audit::{Action, NewAuditRow};
-use super::engine::{Statement, Write, values};
+use super::engine::{Session, Statement, Write, values};
 use super::{Actor, Digest, Store, StoreError};
 
 /// How many browsers are known at a time.
@@ -25,7 +25,7 @@ pub enum TokenKind {
 }
 
 impl TokenKind {
-    fn as_str(self) -> &'static str {
+    pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Session => "session",
             Self::Browser => "browser",
@@ -35,17 +35,7 @@ impl TokenKind {
 
 impl Store {
     pub fn console_password(&self) -> Result<Option<PasswordHash>, StoreError> {
-        let statement = "SELECT salt, hash, memory_kib, passes FROM console_password";
-        self.engine.read(|session| {
-            session.first(statement, &[], |mut row| {
-                Ok(PasswordHash {
-                    salt: row.next()?,
-                    hash: row.next()?,
-                    memory_kib: row.next()?,
-                    passes: row.next()?,
-                })
-            })
-        })
+        self.engine.read(read_password)
     }
 
     /// Sets the password, and ends all sessions. Browsers stay known: their tokens give no access, only attempts of their own.
@@ -114,6 +104,17 @@ impl Store {
         let remove = "DELETE FROM console_tokens WHERE digest = $1";
         self.write_durable(Statement::new(remove, values![digest.bytes()])).map(drop)
     }
+}
+
+pub(super) fn read_password(session: &dyn Session) -> Result<Option<PasswordHash>, StoreError> {
+    session.first("SELECT salt, hash, memory_kib, passes FROM console_password", &[], |mut row| {
+        Ok(PasswordHash {
+            salt: row.next()?,
+            hash: row.next()?,
+            memory_kib: row.next()?,
+            passes: row.next()?,
+        })
+    })
 }
 
 #[cfg(test)]

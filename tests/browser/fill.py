@@ -19,6 +19,8 @@ DAYS = 90
 DAY = 86_400
 NAMES = ["billing service", "support chat", "Ana’s laptop", "nightly reports", "search assistant", "intern project", "old prototype"]
 SHARES = [30, 26, 6, 14, 18, 4, 2]
+# Of keys by their place in NAMES: hardly used, and in the middle of a month used for the most part or used up.
+BUDGETS = {0: (50_000_000, "month"), 4: (4_000_000, "month"), 5: (1_000_000, "month")}
 ERRORS = [("invalid_request", 400, 6), ("inference_error", 502, 3), ("service_unavailable", 503, 1), ("interrupted", None, 0.2)]
 
 
@@ -47,12 +49,12 @@ def fill(database, rows, more_keys=0, audit_rows=0):
         keys.append((key, name))
         created = int(now - (DAYS - number) * DAY)
         connection.execute(
-            "INSERT INTO keys (id, digest, name, permissions, created, expires, last_used, revoked, hint)"
-            " VALUES (?, randomblob(32), ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO keys (id, digest, name, permissions, created, expires, last_used, revoked, hint, budget, budget_per)"
+            " VALUES (?, randomblob(32), ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (key, name, "completions,metrics" if number == 3 else "completions", created,
-             int(now + 20 * DAY) if number == 2 else int(now - DAY) if number == 5 else None,
+             int(now + 20 * DAY) if number == 2 else int(now + 6 * DAY) if number == 4 else int(now - DAY) if number == 5 else None,
              int(now - number * 900), int(now - 3 * DAY) if number == 6 else None,
-             f"adr_{chance.getrandbits(16):04x}…{chance.getrandbits(16):04x}"))
+             f"adr_{chance.getrandbits(16):04x}…{chance.getrandbits(16):04x}", *BUDGETS.get(number, (None, None))))
     for number in range(more_keys):
         connection.execute(
             "INSERT INTO keys (id, digest, name, permissions, created, expires, last_used, concurrent, hint)"

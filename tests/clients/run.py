@@ -28,7 +28,7 @@ for name in list(os.environ):
         del os.environ[name]
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "outside"))
-from service import Runtime, Service, ensure  # noqa: E402
+from service import SILENT, Runtime, Service, ensure  # noqa: E402
 
 outside_hosts = set()
 
@@ -115,6 +115,8 @@ ERRORS = [
     Error(404, "not_found", "another path", path="v2"),
     Error(413, "payload_too_large", "a body over 256 KB", question=MAX_BODY * "x"),
     Error(502, "inference_error", "a failing runtime", runtime_status=500, tries=3, calls=3),
+    # No client retries: the runtime would only be slow again.
+    Error(502, "inference_error", "a slow runtime", settings={"runtime_timeout": 1}, runtime_status=SILENT, calls=1),
     Error(503, "service_unavailable", "no runtime configured", settings={"runtime_url": ""}, tries=3,
           least_seconds=2 * RETRY_AFTER_SECONDS),
     # No client retries either: Search will not be back so soon.

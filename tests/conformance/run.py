@@ -24,8 +24,8 @@ sys.path[:0] = [str(FOLDER), str(FOLDER / "cases")]
 from harness import Secured, Server  # noqa: E402
 from postgres import LEFT_OUT, Postgres  # noqa: E402
 
-MODULES = ("completions", "refusals", "wire", "runtimes", "grounding", "keys", "ledger", "console", "commands", "settings",
-           "lifecycle", "secrecy")
+MODULES = ("completions", "refusals", "wire", "runtimes", "grounding", "causes", "keys", "ledger", "console", "commands",
+           "settings", "lifecycle", "secrecy")
 
 
 def main():

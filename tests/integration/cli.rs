@@ -55,6 +55,72 @@ fn keys_from_their_making_to_their_end() {
     let json: Value = serde_json::from_str(&server.told(&["keys", "list", "--json"])).expect("JSON");
     assert_eq!(json[0]["name"], "another");
     assert!(json[0]["revoked"].is_i64());
+    let members: Vec<&String> = json[0].as_object().expect("an object").keys().collect();
+    let mut expected = [
+        "id",
+        "name",
+        "hint",
+        "permissions",
+        "created",
+        "expires",
+        "last_used",
+        "revoked",
+        "concurrent",
+        "budget",
+    ];
+    expected.sort();
+    assert_eq!(members, expected);
+    assert_eq!(json[0]["hint"], hint);
+    server.query("UPDATE keys SET revoked = 978307260");
+    let told = changed(&server, &["keys", "revoke", id]);
+    assert!(told.ends_with(" is revoked already, since 2001-01-01 00:01Z.\n"), "{told}");
+    refused(&server, &["keys", "set", id, "--expires", "never"], 1, "revoked since 2001-01-01 00:01Z");
+}
+
+#[test]
+fn keys_that_expire_are_marked() {
+    let server = Server::new(None);
+    for (name, expires) in
+        [("stays", "never"), ("later", "11d"), ("soon", "9d"), ("over", "1d"), ("gone", "1d")]
+    {
+        server.told(&["keys", "create", name, "--expires", expires]);
+    }
+    server.query("UPDATE keys SET expires = 978307260 WHERE name IN ('over', 'gone')");
+    let id = |name: &str| match &server.query(&format!("SELECT id FROM keys WHERE name = '{name}'"))[0][0] {
+        rusqlite::types::Value::Text(id) => id.clone(),
+        other => panic!("{other:?}"),
+    };
+    server.told(&["keys", "revoke", &id("gone")]);
+    let listed = server.told(&["keys", "list"]);
+    for (state, expected) in [
+        ("active", &["stays", "later"][..]),
+        ("expiring", &["soon"]),
+        ("expired", &["over"]),
+        ("revoked", &["gone"]),
+    ] {
+        let text = server.told(&["keys", "list", "--state", state, "--json"]);
+        let json: Vec<Value> = serde_json::from_str(&text).expect("JSON");
+        let mut names: Vec<&str> = json.iter().filter_map(|key| key["name"].as_str()).collect();
+        names.sort_by_key(|name| expected.iter().position(|expected| expected == name));
+        assert_eq!(names, expected, "{state}");
+        for name in names {
+            let line = listed.lines().find(|line| line.contains(&format!(" {name} "))).expect("a line");
+            assert!(line.contains(&format!(" {state} ")), "{line}");
+        }
+        assert_eq!(server.told(&["keys", "list", "--state", state]).lines().count(), expected.len() + 1);
+    }
+    let told = String::from_utf8_lossy(&server.run(&["check"]).stdout).into_owned();
+    let warning: String = told.lines().filter(|line| line.starts_with("warn  keys ")).collect();
+    for (name, number) in [("over", "1 key expired: "), ("soon", "1 key will expire within ten days: ")] {
+        assert!(warning.contains(&format!("{number}{}", id(name))), "{warning}");
+    }
+    assert!(!warning.contains(&id("gone")) && !warning.contains(&id("later")), "{warning}");
+    for name in ["over", "soon"] {
+        server.told(&["keys", "revoke", &id(name)]);
+    }
+    let told = server.run(&["keys", "list", "--state", "expired"]);
+    assert_eq!(String::from_utf8_lossy(&told.stderr), "No key is expired.\n");
+    assert!(!String::from_utf8_lossy(&server.run(&["check"]).stdout).contains("  keys "));
 }
 
 #[test]
@@ -67,7 +133,7 @@ fn keys_set_changes_what_its_options_name() {
     };
     let id = key()["id"].as_str().expect("an id").to_owned();
     assert_eq!(key()["concurrent"], 3);
-    assert!(server.told(&["keys", "list"]).lines().any(|line| line.ends_with(" 3")));
+    assert!(server.told(&["keys", "list"]).lines().any(|line| line.contains(" 3 ")));
     let told = changed(&server, &["keys", "set", &id, "--expires", "2100-01-01", "--permission", "metrics"]);
     assert!(told.starts_with(&format!("Changed {id} in ")), "{told}");
     assert!(told.ends_with(": permissions metrics, expires 2100-01-01 00:00Z.\n"), "{told}");
@@ -77,8 +143,12 @@ fn keys_set_changes_what_its_options_name() {
     assert!(told.ends_with("expires never, concurrent 10000.\n"), "{told}");
     assert_eq!((&key()["expires"], &key()["concurrent"]), (&Value::Null, &json!(10_000)));
     assert_eq!(key()["permissions"], json!(["metrics"]), "what is not named stays");
-    server.told(&["keys", "set", &id, "--concurrent", "none"]);
-    assert_eq!(key()["concurrent"], Value::Null);
+    let told = changed(&server, &["keys", "set", &id, "--concurrent", "none", "--budget", "1000000/month"]);
+    assert!(told.ends_with("concurrent none, budget 1000000/month.\n"), "{told}");
+    let budget = json!({"tokens": 1_000_000, "per": "month", "used": 0});
+    assert_eq!((&key()["concurrent"], &key()["budget"]), (&Value::Null, &budget));
+    server.told(&["keys", "set", &id, "--budget", "none"]);
+    assert_eq!(key()["budget"], Value::Null);
     refused(&server, &["keys", "set", "key_none", "--concurrent", "1"], 1, "keys list");
 }
 
@@ -112,9 +182,10 @@ fn a_missing_database_is_not_created_by_a_command_that_needs_one() {
     let server = Server::new(None).set("ADRIATICUM_DATABASE", "missing.db");
     let path = server.folder.path("missing.db");
     let named = format!("there is no database at {}", path.display());
-    let creators = "adriaticum serve, keys create, console password and move create one";
+    let creators = "adriaticum serve, keys create, console password, restore and move create one";
     refused(&server, &["usage"], 1, creators);
-    refused(&server, &["move", "--from", "missing.db", "--to", "postgresql://a@127.0.0.1:1/a"], 1, creators);
+    let moved = ["move", "--from", "missing.db", "--to", "postgresql://a@127.0.0.1:1/a"];
+    refused(&server, &moved, 1, "there is no database at missing.db. --from takes");
     for command in [
         &["keys", "list"][..],
         &["keys", "rename", "key_1", "x"],
@@ -170,7 +241,10 @@ fn wrong_use_is_told() {
         (&["keys", "create", "x", "--concurrent", "0"], "1 to 10000"),
         (&["keys", "rename", "x"], "NAME"),
         (&["keys", "set"], "ID"),
-        (&["keys", "set", "x"], "--concurrent is missing"),
+        (&["keys", "create", "x", "--budget", "1000"], "a slash, and day or month, or none"),
+        (&["keys", "create", "x", "--budget", "0/day"], "from 1 to 1000000000000"),
+        (&["keys", "list", "--state", "dead"], "active, expiring, expired or revoked"),
+        (&["keys", "set", "x"], "--concurrent or --budget is missing"),
         (&["keys", "set", "x", "--concurrent", "10001"], "or none"),
         (&["keys", "set", "x", "--expires", "2001-01-01"], "past"),
         (&["keys", "set", "x", "--expires", "soon"], "or never"),
@@ -182,6 +256,7 @@ fn wrong_use_is_told() {
         (&["move", "--from", "a.db"], "--to DATABASE is missing"),
         (&["usage", "show"], "REQUEST_ID"),
         (&["backup"], "FILE"),
+        (&["restore"], "FILE"),
         (&["usage", "--json", "--csv"], "can't be used together"),
     ] {
         refused(&server, arguments, 2, word);
@@ -204,7 +279,7 @@ fn wrong_use_is_told() {
     }
     assert_eq!(server.told(&["help", "keys"]), server.told(&["keys", "--help"]));
     for version in ["--version", "-V"] {
-        assert_eq!(server.told(&[version]).trim(), format!("adriaticum {}", env!("CARGO_PKG_VERSION")));
+        assert_eq!(server.told(&[version]).trim(), format!("adriaticum {}", env!("ADRIATICUM_VERSION")));
     }
 }
 
@@ -470,6 +545,8 @@ fn a_backup_that_fails_leaves_no_file() {
     let backup = || server.prefixed(&["bash", "-c", limit, "bash"], &["backup", path]).output();
     let output = backup().expect("bash should run");
     assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(message.contains("copy.db: ") && !message.contains("a new file"), "{message}");
     let left = || std::fs::read_dir(server.folder.path("")).expect("a folder").flatten();
     assert!(left().all(|file| !file.file_name().to_string_lossy().starts_with("copy.db")));
     // The command must not remove a file that it did not create.
@@ -570,9 +647,9 @@ fn check_warns_of_a_configuration_with_a_secret_that_everybody_can_read() {
     let mut server = server.set("ADRIATICUM_CONFIG", path.display());
     server.environment.retain(|(name, _)| name != "ADRIATICUM_DATABASE");
     for (text, mode, warned) in [
-        (with_secret, 0o644, Some("ADRIATICUM_DATABASE_PASSWORD_FILE")),
+        (with_secret, 0o644, Some("database_password_file")),
         (with_secret, 0o640, None),
-        ("runtime.api_key = 'sesame'\n", 0o644, Some("ADRIATICUM_RUNTIME_API_KEY_FILE")),
+        ("runtime.api_key = 'sesame'\n", 0o644, Some("runtime.api_key_file")),
         ("runtime.api_key = ''\n", 0o644, None),
     ] {
         std::fs::write(&path, text).expect("a file");
@@ -589,6 +666,78 @@ fn check_warns_of_a_configuration_with_a_secret_that_everybody_can_read() {
     assert!(messages.contains(&format!("chmod o-rwx {}\n", password.display())), "{messages}");
 }
 
+/// Other hosts got 404 from a service that said nothing about it, or sent their keys in the clear.
+#[test]
+fn an_address_that_other_hosts_can_reach_is_warned_of() {
+    let runtime = Runtime::start();
+    for (listen, hosts, proxies, warned) in [
+        ("0.0.0.0:0", "localhost,127.0.0.1,::1,api.localhost", "10.0.0.1", ["api_hosts", ""]),
+        ("0.0.0.0:0", "localhost,llm.test", "unix", ["", "trusted_proxies"]),
+        ("[::]:0", "127.0.0.9", "", ["api_hosts", "trusted_proxies"]),
+        ("0.0.0.0:0", "llm.test", "10.0.0.0/8", ["", ""]),
+        ("127.0.0.1:0", "localhost", "", ["", ""]),
+    ] {
+        let server = Server::new(Some(&runtime))
+            .sqlite()
+            .set("ADRIATICUM_LISTEN", listen)
+            .set("ADRIATICUM_API_HOSTS", hosts)
+            .set("ADRIATICUM_TRUSTED_PROXIES", proxies);
+        let is_warned = |text: &str| {
+            let line = text.lines().find(|line| line.contains("other hosts can reach")).unwrap_or_default();
+            ["api_hosts", "trusted_proxies"].map(|word| if line.contains(word) { word } else { "" })
+        };
+        server.key();
+        let checked = String::from_utf8_lossy(&server.run(&["check"]).stdout).into_owned();
+        assert_eq!(is_warned(&checked), warned, "{listen} {hosts} {proxies}: {checked}");
+        let server = server.start();
+        assert_eq!(is_warned(&server.log()), warned, "{}", server.log());
+        // As if systemd had passed the socket: the setting says nothing about it then.
+        let server = server.set("ADRIATICUM_LISTEN", "127.0.0.1:0");
+        let checked = String::from_utf8_lossy(&server.run(&["check"]).stdout).into_owned();
+        assert_eq!(is_warned(&checked), warned, "where it listened last: {checked}");
+    }
+}
+
+/// Root is never denied, so with root's tests this shows only that nothing is advised then.
+#[test]
+fn what_is_denied_is_advised_with_sudo() {
+    let server = Server::new(None);
+    let path = server.folder.path("it's.toml");
+    std::fs::write(&path, "").expect("a file");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).expect("it is ours");
+    let output = server.run(&["--config", path.to_str().expect("text"), "keys", "list"]);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let quoted = format!("--config '{}' keys list\n", path.display().to_string().replace('\'', r"'\''"));
+    let advised = told.contains("As root: sudo --preserve-env=ADRIATICUM_") && told.ends_with(&quoted);
+    assert_eq!(advised, !rustix::process::geteuid().is_root(), "{told}");
+}
+
+#[test]
+fn the_service_s_key_is_found_beside_its_configuration() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).sqlite();
+    server.key();
+    let (config, key) = (server.folder.path("a.toml"), server.folder.path("runtime-key"));
+    std::fs::write(&config, "").expect("a file");
+    std::fs::write(&key, "of-the-runtime\n").expect("a file");
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).expect("it is ours");
+    // Run by root, the check runs as the owner of the folder, who may not read the file.
+    if rustix::process::geteuid().is_root() {
+        for path in ["", "adriaticum.db"] {
+            std::os::unix::fs::chown(server.folder.path(path), Some(12_345), Some(54_321)).expect("root may");
+        }
+    }
+    let server = server.set("ADRIATICUM_CONFIG", config.display());
+    let output = server.run(&["check"]);
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && !told.contains("can't be read"), "{told}");
+    let calls = runtime.calls.lock().expect("the calls");
+    let bearers = calls.iter().filter(|call| call.url.ends_with("/chat/completions")).map(|call| {
+        call.headers.iter().any(|(name, value)| name == "authorization" && value == "Bearer of-the-runtime")
+    });
+    assert_eq!(bearers.collect::<Vec<_>>(), [true], "{told}");
+}
+
 #[test]
 fn an_address_that_cannot_be_used_has_its_reason() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port should be free");
@@ -603,7 +752,7 @@ fn an_address_that_cannot_be_used_has_its_reason() {
 /// A mistyped address was taken for the name of a file: its password was printed, and was in the name of a new file.
 #[test]
 fn a_mistyped_address_keeps_its_password() {
-    const COMMANDS: [&[&str]; 11] = [
+    const COMMANDS: [&[&str]; 12] = [
         &["serve"],
         &["check"],
         &["check", "--json"],
@@ -613,6 +762,7 @@ fn a_mistyped_address_keeps_its_password() {
         &["usage", "verify"],
         &["audit"],
         &["backup", "copy.db"],
+        &["restore", "copy.db"],
         &["console", "password"],
         &["search", "list"],
     ];

@@ -117,7 +117,7 @@ fn the_request() {
         "content-type: application/json",
         "content-length: 2",
         "accept: application/json",
-        concat!("user-agent: adriaticum/", env!("CARGO_PKG_VERSION")),
+        concat!("user-agent: adriaticum/", env!("ADRIATICUM_VERSION")),
     ] {
         assert!(
             heard.to_lowercase().contains(&format!("\r\n{}\r\n", line.to_lowercase())),
@@ -407,7 +407,9 @@ fn https_with_another_ca_is_refused() {
     for name in ["a", "b"] {
         let server = https(certified("a").1, vec![vec![SHORT]]);
         match get(&Client::new(4, Some(certified(name).0)), &server.base) {
-            Err(CallError::Unreachable(cause)) => assert!(cause.contains("trusted CA"), "{cause}"),
+            Err(CallError::Unreachable(cause)) => {
+                assert!(cause.to_string().contains("trusted CA"), "{cause}")
+            }
             other => panic!("{other:?}"),
         }
         assert!(server.next().is_none(), "no request was sent");

@@ -564,9 +564,9 @@ fn what_a_person_typed_is_never_markup() {
     let csv = whole_body(&browser.get("/requests/export.csv?range=1h"));
     let quoted = format!("\"{}\"", hostile.replace('"', "\"\""));
     assert!(csv.contains(&quoted), "{csv}");
-    assert!(
-        csv.starts_with("\u{feff}\"request_id\",\"key_id\",\"key_name\",\"created\",\"created_utc\",\"status\",")
-    );
+    assert!(csv.starts_with(
+        "\u{feff}\"request_id\",\"key_id\",\"key_name\",\"created\",\"created_utc\",\"status\","
+    ));
     let cells: Vec<&str> = csv.lines().nth(1).expect("a row").split("\",\"").collect();
     let created: i64 = cells[3].parse().expect("Unix time");
     let seconds = created.rem_euclid(60);
@@ -669,7 +669,7 @@ fn status_says_what_the_checks_say() {
     assert!(
         text.contains("reports usage")
             && text.contains("0 of 16")
-            && text.contains(env!("CARGO_PKG_VERSION"))
+            && text.contains(env!("ADRIATICUM_VERSION"))
     );
     let asked = runtime.count();
     for _ in 0..5 {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rusqlite::types::Value::{Integer, Null, Text};
 use rustix::process::Signal;
 
+use crate::budgets::use_up;
 use crate::console::{Browser, PASSWORD, set_password};
 use crate::postgres::set_usable;
 use crate::postgres_server::{PostgresServer, psql};
@@ -32,10 +33,15 @@ fn keys_and_sessions_are_the_same_at_every_gateway() {
     let a = gateway(&uri, "a", &runtime).start();
     assert!(set_password(&a, PASSWORD).status.success());
     let b = gateway(&uri, "b", &runtime).start();
+    assert!(b.log().contains("[INFO] gateway b\n"), "{}", b.log());
     let second = gateway(&uri, "a", &runtime).run(&["serve"]);
     let told = String::from_utf8_lossy(&second.stderr).into_owned();
     assert_eq!(second.status.code(), Some(1), "{told}");
-    assert!(told.contains(&format!("http://{}", a.address)) && told.contains("ADRIATICUM_GATEWAY"), "{told}");
+    assert!(
+        told.contains(&format!("http://{}", a.address)) && told.contains("set gateway (ADRIATICUM_GATEWAY)"),
+        "{told}"
+    );
+    assert!(told.contains("such as a-2") && !told.contains("ADRIATICUM_DATABASE"), "{told}");
     for _ in 0..20 {
         let key = a.key();
         b.post(&key, &chat("x")).is_completion();
@@ -49,6 +55,16 @@ fn keys_and_sessions_are_the_same_at_every_gateway() {
     assert_eq!(browser.get("/usage").status, 200, "the session is valid here too");
     let told = b.told(&["usage", "verify"]);
     assert!(told.contains("20 rows, nothing wrong") && told.contains("b:20:"), "{told}");
+}
+
+#[test]
+fn a_budget_holds_over_all_gateways() {
+    let (runtime, uri) = (Runtime::start(), PostgresServer::shared().database());
+    let [a, b] = ["a", "b"].map(|name| gateway(&uri, name, &runtime).start());
+    let key = a.told(&["keys", "create", "x", "--budget", "1400/day"]).trim().to_owned();
+    use_up(&[&a, &b], &key, 100);
+    a.post(&key, &chat("x")).is_error(403, "insufficient_permission");
+    b.post(&key, &chat("x")).is_error(403, "insufficient_permission");
 }
 
 #[test]
@@ -80,7 +96,7 @@ fn the_console_tells_the_gateways_apart() {
     let text = browser.get("/status").text();
     for (name, open) in [("north", 0), ("south", 1)] {
         let row = row(&text, name);
-        assert!(row.contains(env!("CARGO_PKG_VERSION")), "{row}");
+        assert!(row.contains(env!("ADRIATICUM_VERSION")), "{row}");
         assert!(row.ends_with(&format!("<td class=\"number\">{open}</td>")), "{row}");
     }
     assert!(text.contains("<dt>Clock</dt>"), "{text}");

@@ -97,6 +97,8 @@ fn everything_of_a_key_is_changed_in_one_place() {
             ("permission", "metrics"),
             ("expires", "90d"),
             ("concurrent", "7"),
+            ("budget", "20,000"),
+            ("budget_per", "day"),
             ("version", version.as_str()),
             ("shown", shown.as_str()),
         ]
@@ -113,6 +115,7 @@ fn everything_of_a_key_is_changed_in_one_place() {
     let key = keys(&server).remove(0);
     assert_eq!((&key["name"], &key["concurrent"]), (&"second".into(), &7.into()));
     assert_eq!(key["permissions"], serde_json::json!(["completions", "metrics"]));
+    assert_eq!(key["budget"], serde_json::json!({"tokens": 20_000, "per": "day", "used": 0}));
     assert_eq!(key["expires"], shown.parse::<i64>().expect("a time") + 90 * 86_400);
     assert_eq!(
         server.query("SELECT id FROM audit WHERE action = 'key_changed'").len(),
@@ -123,6 +126,10 @@ fn everything_of_a_key_is_changed_in_one_place() {
     // The expiry stays to the second if it is kept, and the other terms can be taken back.
     let page = browser.get(&address).text();
     let version = hidden(&page, "version");
+    assert!(
+        page.contains("value=\"20000\"") && page.contains("<progress max=\"20000\" value=\"0\""),
+        "{page}"
+    );
     let keep = [
         ("name", "second"),
         ("permission", "completions"),
@@ -132,10 +139,15 @@ fn everything_of_a_key_is_changed_in_one_place() {
     assert_eq!(browser.post(&address, &keep).status, 303);
     let kept = keys(&server).remove(0);
     assert_eq!((&kept["expires"], &kept["concurrent"]), (&key["expires"], &Value::Null));
+    assert_eq!(kept["budget"], Value::Null);
     let version = hidden(&browser.get(&address).text(), "version");
-    for (field, bad) in
-        [("name", "\u{202e}"), ("permission", "nonsense"), ("expires", "soon"), ("concurrent", "0")]
-    {
+    for (field, bad) in [
+        ("name", "\u{202e}"),
+        ("permission", "nonsense"),
+        ("expires", "soon"),
+        ("concurrent", "0"),
+        ("budget", "0"),
+    ] {
         let mut fields = vec![("name", "x"), ("permission", "completions"), ("version", version.as_str())];
         fields.retain(|(name, _)| *name != field);
         fields.push((field, bad));
@@ -144,6 +156,24 @@ fn everything_of_a_key_is_changed_in_one_place() {
     }
     assert_eq!(keys(&server).remove(0), kept, "nothing was changed");
     server.post(&secret, &chat("x")).is_completion();
+
+    // Its page and the list show what was used of a budget.
+    for (budget, badge) in
+        [("15/day", "budget nearly used up"), ("14/day", "budget used up"), ("28/month", "50%")]
+    {
+        server.told(&["keys", "set", &id, "--budget", budget]);
+        for path in [&*address, "/keys"] {
+            let text = browser.get(path).text();
+            assert!(text.contains(badge), "{text}");
+        }
+    }
+    for (expires, is_marked) in [("5d", true), ("12d", false)] {
+        server.told(&["keys", "set", &id, "--expires", expires]);
+        for path in [&*address, "/keys"] {
+            let text = browser.get(path).text();
+            assert_eq!(text.contains(">expiring<"), is_marked, "{text}");
+        }
+    }
 }
 
 #[test]

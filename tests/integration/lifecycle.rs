@@ -105,7 +105,7 @@ fn a_start_logs_what_runs_and_where() {
     for line in [
         format!(
             "adriaticum {}, database {}",
-            env!("CARGO_PKG_VERSION"),
+            env!("ADRIATICUM_VERSION"),
             server.folder.path("adriaticum.db").display()
         ),
         format!("console at http://console.localhost:{port}/"),
@@ -182,6 +182,12 @@ fn a_stop_answers_what_is_under_way_and_what_waits() {
     broken.send("broken\r\n\r\n");
     broken.reply().is_error(400, "invalid_request");
     server.signal(Signal::TERM);
+    until("the stop is logged", || server.log().contains("stopping: "));
+    assert!(
+        server.log().contains("[INFO] stopping: no new connections; waits for 2 requests\n"),
+        "{}",
+        server.log()
+    );
     assert!(idle.ends(), "an idle connection ends");
     until("no connection is taken", || TcpStream::connect(&server.address).is_err());
     gate.store(true, Ordering::Release);

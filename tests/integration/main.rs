@@ -10,6 +10,8 @@ mod support;
 
 mod abandonment;
 mod audit;
+mod budgets;
+mod causes;
 mod cli;
 mod client;
 mod console;
@@ -30,6 +32,7 @@ mod packaging;
 #[cfg(feature = "test-postgres")]
 mod postgres;
 mod readiness;
+mod restore;
 mod runtime;
 mod search;
 mod sign_in;

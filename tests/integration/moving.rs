@@ -5,6 +5,7 @@ use std::process::Stdio;
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use adriaticum::error::FailureCause;
 use adriaticum::store::{Access, Database, NewRow, Outcome, Searched, Store, Tokens};
 use rusqlite::types::Value::Integer;
 use rustix::process::{Pid, Signal, kill_process};
@@ -37,6 +38,7 @@ fn fill(store: &Store) {
         let outcome = Outcome {
             status,
             error_code,
+            cause: error_code.map(|_| FailureCause::Timeout),
             tokens: Tokens {
                 prompt_tokens: tokens(n),
                 completion_tokens: tokens(1),

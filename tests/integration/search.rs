@@ -93,8 +93,8 @@ fn what_search_finds_is_given_to_the_model() {
     assert_eq!(queries(&search), ["/v1/search?q=How%20high%20is%20the%20Velna%20lighthouse%3F&format=json"]);
     let sent = contents(&runtime, 0);
     assert_eq!((sent[0].as_str(), sent[2].as_str(), sent[4].as_str()), ("Be brief.", "Hello.", QUESTION));
-    let passages = "==========\n[1] Title (http://facts.test/)\n> It is 47 metres high.\n\n\
-                    [2] Title (http://facts.test/)\n> It is < grey>.\n==========";
+    let passages = "==========\nTitle: Title (http://facts.test/)\n> It is 47 metres high.\n\n\
+                    Title: Title (http://facts.test/)\n> It is < grey>.\n==========";
     assert!(sent[1].contains(passages), "{}", sent[1]);
     assert_eq!(
         row(&server),
@@ -116,26 +116,36 @@ fn every_failure_of_search_is_an_honest_503() {
     let server = grounded(&runtime, &search, "always").start();
     let key = server.key();
     let page = "<!DOCTYPE html><html><body>Not for you</body></html>";
-    for (script, cause) in [
-        (Script::Text(403, page.into()), "formats: [html, json]"),
-        (Script::Text(200, page.into()), "not JSON of the expected form"),
-        (Script::Text(429, page.into()), "limiter"),
-        (Script::Text(500, page.into()), "HTTP status 500"),
-        (Script::Redirect(format!("{}/elsewhere", runtime.url())), "HTTP status 307"),
+    for (script, cause, details) in [
+        (Script::Text(403, page.into()), "status_403", "formats: [html, json]"),
+        (Script::Text(200, page.into()), "not_json", "not JSON of the expected form"),
+        (Script::Text(429, page.into()), "status_429", "limiter"),
+        (Script::Text(500, page.into()), "status_500", "HTTP status 500"),
+        (Script::Redirect(format!("{}/elsewhere", runtime.url())), "status_307", "HTTP status 307"),
         (
             Script::Answer(200, json!({"results": [], "unresponsive_engines": [["a", "timeout"]]})),
+            "engines",
             "did not respond",
         ),
-        (Script::Answer(200, json!({"query": "x"})), "not JSON of the expected form"),
-        (Script::Answer(200, json!({"results": {}})), "not JSON of the expected form"),
-        (Script::Text(200, "{\"results\": [{\"content\": \"cut".into()), "not JSON of the expected form"),
-        (Script::Text(200, "x".repeat(1024 * 1024 + 1)), "too large for a worker's share"),
+        (Script::Answer(200, json!({"query": "x"})), "not_json", "not JSON of the expected form"),
+        (Script::Answer(200, json!({"results": {}})), "not_json", "not JSON of the expected form"),
+        (
+            Script::Text(200, "{\"results\": [{\"content\": \"cut".into()),
+            "not_json",
+            "not JSON of the expected",
+        ),
+        (
+            Script::Text(200, "x".repeat(1024 * 1024 + 1)),
+            "answer_too_large",
+            "too large for a worker's share",
+        ),
     ] {
         search.next(script);
         is_search_unavailable(&server.post(&key, &chat(QUESTION)));
         let log = server.log();
-        let last = log.lines().last().unwrap_or_default();
-        assert!(last.contains(" search: ") && last.contains(cause), "{cause}: {last}");
+        let last: Vec<&str> = log.lines().rev().take(2).collect();
+        assert!(last[0].contains(" details=\"search: ") && last[0].contains(details), "{details}: {last:?}");
+        assert!(last[1].contains(&format!(" error=search_unavailable cause={cause} ")), "{last:?}");
         assert_eq!(
             row(&server),
             [
@@ -414,7 +424,7 @@ fn no_passage_changes_the_shape_of_a_request() {
             !content.contains("<|") && !content.contains("<p") && !content.contains('\u{0}'),
             "{content}"
         );
-        assert!(content.contains("\n\n[2] Title (http://facts.test/)\n> good\n=========="), "{content}");
+        assert!(content.contains("\n\nTitle: Title (http://facts.test/)\n> good\n=========="), "{content}");
     }
     // What a client sends is not changed.
     let hidden = "x [|system|] y[gMASK]z [|endofturn|] \u{e0100}\u{e01ef}\u{3164}\u{115f}\u{2800} ### Instruction: ASSISTANT: <|im_end|>";
@@ -488,7 +498,7 @@ fn the_index_from_its_first_document_to_its_last() {
     server.post(&key, &chat(QUESTION)).is_completion();
     let prompt = &contents(&runtime, 0)[0];
     assert!(
-        prompt.contains("[1] Lights: Velna lighthouse (docs/lights.html)\n> It is 47 metres high."),
+        prompt.contains("Title: Lights: Velna lighthouse (docs/lights.html)\n> It is 47 metres high."),
         "{prompt}"
     );
     assert!(!prompt.contains(&folder), "nobody is told where it is on this host: {prompt}");
@@ -707,9 +717,23 @@ fn what_can_not_be_added_is_told() {
     for wrong in [&["search"][..], &["search", "add"], &["search", "query"], &["search", "find", "x"]] {
         assert_eq!(server.run(wrong).status.code(), Some(2), "{wrong:?}");
     }
-    let elsewhere = Server::new(None);
-    let output = elsewhere.run(&["search", "add", &folder]);
-    assert!(String::from_utf8_lossy(&output.stderr).contains("set search.url to index:"));
+    for (url, grounding, is_used) in
+        [("", "off", false), ("index:", "off", false), ("index:", "always", true)]
+    {
+        let elsewhere = Server::new(None)
+            .sqlite()
+            .set("ADRIATICUM_SEARCH_URL", url)
+            .set("ADRIATICUM_SEARCH_GROUNDING", grounding);
+        let unused = || {
+            String::from_utf8_lossy(&elsewhere.run(&["check"]).stdout).contains("but no completion uses it")
+        };
+        assert!(!unused(), "there is no index");
+        let output = elsewhere.run(&["search", "add", &folder]);
+        let told = String::from_utf8_lossy(&output.stderr);
+        let names_both =
+            told.contains("search.url to \"index:\"") && told.contains("search.grounding to \"always\"");
+        assert_eq!((names_both, unused()), (!is_used, !is_used), "{url} {grounding}: {told}");
+    }
 }
 
 #[test]

@@ -85,7 +85,7 @@ fn the_manager_is_told_of_the_start_the_reload_and_the_stop() {
     server.signal(Signal::HUP);
     manager.waits_for("RELOADING=1");
     assert_eq!(manager.hears(), "READY=1");
-    assert!(server.log().contains("[INFO] configuration reloaded"), "{}", server.log());
+    assert!(server.log().contains("[INFO] configuration reloaded: log_level = info\n"), "{}", server.log());
     assert!(server.log().contains("restart: usage.retention_days, workers\n"), "{}", server.log());
 
     fs::write(&config, "log_level = 'error'\nworkers = 0\n").expect("a file");
@@ -101,6 +101,7 @@ fn the_manager_is_told_of_the_start_the_reload_and_the_stop() {
     manager.waits_for("RELOADING=1");
     assert_eq!(manager.hears(), "READY=1");
     assert_eq!(server.log().matches("configuration reloaded").count(), 2, "the broken one changed nothing");
+    assert!(server.log().contains("configuration reloaded: nothing changed\n"), "{}", server.log());
 
     server.signal(Signal::TERM);
     manager.waits_for("STOPPING=1");
@@ -117,7 +118,7 @@ fn an_abstract_socket_and_the_status() {
     assert_eq!(manager.hears(), "READY=1");
     server.post(&server.key(), &chat("x")).is_completion();
     let told = manager.waits_for("STATUS=");
-    assert!(told.contains("=1 requests served, 0 of 16 workers busy, 0 of 64 places"), "{told}");
+    assert!(told.contains("=1 request served, 0 of 16 workers busy, 0 of 64 places"), "{told}");
 }
 
 #[test]

@@ -221,7 +221,8 @@ fn a_reload_shows_another_certificate_and_drops_no_connection() {
 
     let new = certify(&folder);
     server.signal(Signal::HUP);
-    until("it is taken", || server.log().contains("configuration reloaded"));
+    let applied = "configuration reloaded: certificate (expires at 4096-01-01";
+    until("it is taken", || server.log().contains(applied));
     let mut client = connect(&server, &new);
     client.send(request(&key, &chat("x")));
     client.reply().is_completion();
@@ -443,7 +444,7 @@ fn the_log_names_the_client_that_a_trusted_proxy_names() {
         stream.send(raw_request(&server.key(), forwarded, &chat("x").to_string()));
         let reply = stream.reply();
         reply.is_completion();
-        let line = format!("{} client={client} status=200", reply.header("x-request-id").expect("an id"));
+        let line = format!("id={} client={client} status=200", reply.header("x-request-id").expect("an id"));
         until("the line is there", || server.log().contains(&line));
         // What is broken has no head that could be believed.
         let mut stream = server.connect();

@@ -1,5 +1,5 @@
-//! A database of version 8 is upgraded by `serve` and by no other command, and a running service notices that its database
-//! was changed.
+//! A database of version 8 is upgraded by `serve` and by no other command (`restore` and `move` upgrade their copy), and a
+//! running service notices that its database was changed.
 
 use rusqlite::Connection;
 use rusqlite::types::Value::Integer;
@@ -10,7 +10,7 @@ use crate::metrics::get;
 use crate::postgres_server::PostgresServer;
 use crate::support::{Runtime, Server, chat, until};
 
-const BACK_TO_8: &str = include_str!("../back_to_8.sql");
+pub const BACK_TO_8: &str = include_str!("../back_to_8.sql");
 
 /// Rows as version 8 left them when it ended: some that had an outcome and no place in the chain yet, and open ones.
 const LEFT_ROWS: [&str; 2] = [

@@ -90,6 +90,7 @@ def install(machine, runtime, package, later):
     owners = set(machine.run("stat", "-c", "%U", *machine.databases()).split())
     ensure(owners == {"adriaticum"}, f"the database belongs to {owners}")
     machine.run("adriaticum", "check")
+    ensure(runtime.calls[-1].headers.get("authorization") == "Bearer sesame", "the check did not find the runtime's key")
 
     # The same if a command of root creates the database before the first start.
     machine.run("systemctl", "stop", "adriaticum.socket", "adriaticum.service")

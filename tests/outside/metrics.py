@@ -242,6 +242,8 @@ def main():
         with Service(folder, runtime) as service:
             service.wait_until_it_answers()
             key = service.create_key("prometheus", "--permission", "metrics")
+            key_id = json.loads(service.run("keys", "list", "--json").stdout)[0]["id"]
+            ensure(service.run("keys", "set", key_id, "--budget", "1000000/month").returncode == 0, "it has no budget")
             ensure_the_probes_answer(service)
             ensure_only_a_key_with_the_permission_reads_them(service, key)
             ensure_it_counts(service, key)

@@ -155,7 +155,7 @@ def check(service, model, searx):
     ensure("ok    search" in tried.stdout, f"check says: {tried.stdout}")
 
     fact = "> The Velna lighthouse is 47 metres high & made of grey stone."
-    expect_answer(service, model, "How high is the Velna lighthouse?", "[1] The Velna lighthouse (http://facts.test/1)", fact)
+    expect_answer(service, model, "How high is the Velna lighthouse?", "Title: The Velna lighthouse (http://facts.test/1)", fact)
     ensure(row(service)[:4] == (200, None, 1, "always"), f"the row is {row(service)}")
     expect_answer(service, model, "What's the \"ferry\" to Orsk (called)? 'x' * -- ; AND", "Mirabel. It's painted green.")
     # With these characters, the first would send the query to an outside engine, and the others would be commands.

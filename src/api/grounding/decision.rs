@@ -6,6 +6,7 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::client::CallError;
 use crate::error::Failure;
 use crate::runtime::{Chat, Message, Role, RuntimeError, Runtimes, Spent};
 use crate::search::text;
@@ -53,7 +54,9 @@ pub fn ask(runtimes: &Runtimes, chat: &Chat, spent: &mut Spent) -> Result<Option
     match runtimes.complete(&question, Some(&FORM), spent) {
         Ok(generated) => Ok(read(&generated.content)),
         // The request's time for the runtime is used up, or the client has gone.
-        Err(failure @ (_, RuntimeError::TimedOut | RuntimeError::Cancelled)) => Err(failure.into()),
+        Err(failure @ (_, RuntimeError::Call(CallError::TimedOut | CallError::Cancelled))) => {
+            Err(failure.into())
+        }
         Err(_) => Ok(Some(None)),
     }
 }

@@ -55,10 +55,11 @@ impl Grounding {
         match found {
             Ok(passages) => Ok(Some(Quoted::put(passages, chat))),
             Err(error) => Err(Failure {
-                cause: Some(format!("search: {error}")),
+                details: Some(format!("search: {error}")),
                 no_retry: true,
                 ..Failure::new(
                     ApiError::SearchUnavailable,
+                    error.cause,
                     "This answer needs Search, which is unavailable. Try again later.",
                 )
             }),

@@ -1,6 +1,7 @@
 //! The members of a request and of its messages, each with the values that it accepts.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fmt::Display;
 
@@ -9,6 +10,7 @@ use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess};
 use super::json::{Fill, Json, Slot};
 use crate::api::MODEL;
 use crate::config::Compatibility;
+use crate::error::FailureCause;
 use crate::runtime::{Chat, Message, Role};
 
 const MAX_MESSAGES: usize = 20;
@@ -22,10 +24,19 @@ const DEFAULT_TOKENS: u16 = 248;
 /// How much of an unknown member's name a message repeats.
 const NAME_SHOWN: usize = 64;
 
-/// The whole request.
-pub struct Body(pub Compatibility);
+/// The members that a refusal names in the log: those of the API, and those that `compatibility = "openai"` adds.
+const OF_REQUEST: [&str; 7] =
+    ["model", "messages", "temperature", "max_tokens", "max_completion_tokens", "stream", "n"];
+const OF_MESSAGE: [&str; 2] = ["role", "content"];
 
-impl<'de> Slot<'de> for Body {
+/// The whole request.
+pub struct Body<'r> {
+    pub compatibility: Compatibility,
+    /// The member that is being read, which is the one that is refused if reading fails.
+    pub reading: &'r Cell<FailureCause>,
+}
+
+impl<'de> Slot<'de> for Body<'_> {
     type Value = Chat<'de>;
 
     fn take(self, sent: Json) -> Result<Chat<'de>, String> {
@@ -33,15 +44,17 @@ impl<'de> Slot<'de> for Body {
     }
 
     fn object<A: MapAccess<'de>>(self, mut members: A) -> Result<Chat<'de>, A::Error> {
-        let lenient = self.0 == Compatibility::OpenAi;
+        let Self { compatibility, reading } = self;
+        let lenient = compatibility == Compatibility::OpenAi;
         let mut seen = BTreeSet::new();
         let (mut model, mut messages) = (None, None);
         let (mut temperature, mut max_tokens) = (None, None);
         while let Some(name) = members.next_key::<String>()? {
+            reading.set(member(&OF_REQUEST, &name));
             match &*name {
                 _ if seen.contains(&name) => return Err(A::Error::custom(duplicate(shown(&name)))),
                 "model" => model = Some(members.next_value_seed(Fill(check_model))?),
-                "messages" => messages = Some(members.next_value_seed(Fill(Messages { lenient }))?),
+                "messages" => messages = Some(members.next_value_seed(Fill(Messages { lenient, reading }))?),
                 "temperature" => {
                     temperature = members.next_value_seed(Fill(|sent| read_temperature(sent, lenient)))?;
                 }
@@ -63,7 +76,10 @@ impl<'de> Slot<'de> for Body {
             }
             seen.insert(name);
         }
-        let missing = |name| A::Error::custom(format!("{name} is missing: a request needs it."));
+        let missing = |name| {
+            reading.set(FailureCause::Member(name));
+            A::Error::custom(format!("{name} is missing: a request needs it."))
+        };
         model.ok_or_else(|| missing("model"))?;
         Ok(Chat {
             messages: messages.ok_or_else(|| missing("messages"))?,
@@ -125,11 +141,12 @@ fn check_count(sent: Json) -> Result<(), String> {
     }
 }
 
-struct Messages {
+struct Messages<'r> {
     lenient: bool,
+    reading: &'r Cell<FailureCause>,
 }
 
-impl<'de> Slot<'de> for Messages {
+impl<'de> Slot<'de> for Messages<'_> {
     type Value = Vec<Message<'de>>;
 
     fn take(self, sent: Json) -> Result<Self::Value, String> {
@@ -137,13 +154,16 @@ impl<'de> Slot<'de> for Messages {
     }
 
     fn array<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
+        let Self { lenient, reading } = self;
+        let all = reading.get();
         let mut messages: Vec<Message> = Vec::new();
         let mut together = 0;
         while messages.len() < MAX_MESSAGES {
-            let slot = OneMessage { index: messages.len(), lenient: self.lenient };
+            let slot = OneMessage { index: messages.len(), lenient, reading };
             let Some((message, length)) = items.next_element_seed(Fill(slot))? else {
                 break;
             };
+            reading.set(all);
             messages.push(message);
             together += length;
         }
@@ -167,12 +187,13 @@ fn wrong_messages(sent: impl Display) -> String {
     format!("messages must be an array of 1 to {MAX_MESSAGES} messages, not {sent}.")
 }
 
-struct OneMessage {
+struct OneMessage<'r> {
     index: usize,
     lenient: bool,
+    reading: &'r Cell<FailureCause>,
 }
 
-impl<'de> Slot<'de> for OneMessage {
+impl<'de> Slot<'de> for OneMessage<'_> {
     /// The message, and how many characters its content has.
     type Value = (Message<'de>, usize);
 
@@ -181,10 +202,11 @@ impl<'de> Slot<'de> for OneMessage {
     }
 
     fn object<A: MapAccess<'de>>(self, mut members: A) -> Result<Self::Value, A::Error> {
-        let Self { index, lenient } = self;
+        let Self { index, lenient, reading } = self;
         let mut seen = BTreeSet::new();
         let (mut role, mut content) = (None, None);
         while let Some(name) = members.next_key::<String>()? {
+            reading.set(member(&OF_MESSAGE, &name));
             let place = format!("messages[{index}].{}", shown(&name));
             match &*name {
                 _ if seen.contains(&name) => return Err(A::Error::custom(duplicate(place))),
@@ -196,8 +218,10 @@ impl<'de> Slot<'de> for OneMessage {
             }
             seen.insert(name);
         }
-        let missing =
-            |name| A::Error::custom(format!("messages[{index}].{name} is missing: a message needs it."));
+        let missing = |name| {
+            reading.set(FailureCause::Member(name));
+            A::Error::custom(format!("messages[{index}].{name} is missing: a message needs it."))
+        };
         let role = role.ok_or_else(|| missing("role"))?;
         let (content, length) = content.ok_or_else(|| missing("content"))?;
         Ok((Message { role, content }, length))
@@ -248,7 +272,15 @@ impl<'de> Slot<'de> for Unknown {
         if self.lenient && matches!(sent, Json::Null) {
             return Ok(());
         }
-        let hint = if self.place == "stream" { " This service does not stream." } else { "" };
+        let hint = match (&*self.place, sent) {
+            ("stream", Json::Boolean(false)) => {
+                " This service does not stream: leave it out, or ask the operator to accept false with the setting \
+                 compatibility = \"openai\"."
+            }
+            ("stream", _) => " This service does not stream.",
+            ("max_completion_tokens", _) => " Use max_tokens.",
+            _ => "",
+        };
         Err(format!("{} is not recognized: only {} are.{hint}", self.place, self.takes))
     }
 
@@ -262,6 +294,14 @@ impl<'de> Slot<'de> for Unknown {
         }
         Ok(())
     }
+}
+
+/// The word for a member that is refused: its own name only if that is known.
+fn member(known: &[&'static str], name: &str) -> FailureCause {
+    known
+        .iter()
+        .find(|known| **known == name)
+        .map_or(FailureCause::UnknownMember, |name| FailureCause::Member(name))
 }
 
 fn duplicate(place: impl Display) -> String {

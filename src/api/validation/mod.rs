@@ -3,13 +3,15 @@
 mod json;
 mod members;
 
+use std::cell::Cell;
+
 use serde::de::DeserializeSeed;
 use serde_json::error::Category;
 
 use self::json::Fill;
 use self::members::Body;
 use crate::config::Compatibility;
-use crate::error::Failure;
+use crate::error::{Failure, FailureCause};
 use crate::http::Head;
 use crate::runtime::Chat;
 
@@ -21,13 +23,15 @@ pub fn read<'a>(head: &Head, body: &'a [u8], compatibility: Compatibility) -> Re
 
 /// Reads the chat of a body, or says what is wrong with it.
 pub fn parse(body: &[u8], compatibility: Compatibility) -> Result<Chat<'_>, Failure> {
-    let text = str::from_utf8(body)
-        .map_err(|_| Failure::invalid("The body is not valid JSON: it is not encoded in UTF-8."))?;
+    let text = str::from_utf8(body).map_err(|_| {
+        Failure::invalid(FailureCause::Body, "The body is not valid JSON: it is not encoded in UTF-8.")
+    })?;
     let mut json = serde_json::Deserializer::from_str(text);
-    Fill(Body(compatibility))
+    let reading = Cell::new(FailureCause::Body);
+    Fill(Body { compatibility, reading: &reading })
         .deserialize(&mut json)
         .and_then(|chat| json.end().map(|()| chat))
-        .map_err(|error| Failure::invalid(told(&error)))
+        .map_err(|error| refuse(&error, reading.get()))
 }
 
 fn check_content_type(head: &Head) -> Result<(), Failure> {
@@ -37,22 +41,24 @@ fn check_content_type(head: &Head) -> Result<(), Failure> {
         essence.trim_ascii().eq_ignore_ascii_case(b"application/json")
     });
     if !is_json || types.next().is_some() {
-        return Err(Failure::invalid("The Content-Type must be application/json."));
+        let message = "The Content-Type must be application/json.";
+        return Err(Failure::invalid(FailureCause::ContentType, message));
     }
     if head.header("content-encoding").next().is_some() {
-        return Err(Failure::invalid("A Content-Encoding is not supported. Send the body as it is."));
+        let message = "A Content-Encoding is not supported. Send the body as it is.";
+        return Err(Failure::invalid(FailureCause::ContentEncoding, message));
     }
     Ok(())
 }
 
-/// Our own message if a member is wrong; the parser's, with its position, if the body is not JSON at all.
-fn told(error: &serde_json::Error) -> String {
+/// Our own message if what was read is wrong; the parser's, with its position, if the body is not JSON at all.
+fn refuse(error: &serde_json::Error, reading: FailureCause) -> Failure {
     let text = error.to_string();
     if error.classify() == Category::Data {
         let place = format!(" at line {} column {}", error.line(), error.column());
-        return text.strip_suffix(&place).unwrap_or(&text).to_owned();
+        return Failure::invalid(reading, text.strip_suffix(&place).unwrap_or(&text).to_owned());
     }
-    format!("The body is not valid JSON: {text}.")
+    Failure::invalid(FailureCause::Body, format!("The body is not valid JSON: {text}."))
 }
 
 #[cfg(test)]
@@ -143,7 +149,11 @@ mod tests {
             (with(r#","max_tokens":{}"#), &["max_tokens", "an object"]),
             (with(r#","n":1"#), &["n is not recognized", "temperature and max_tokens"]),
             (with(r#","stream":true"#), &["stream", "does not stream"]),
-            (with(r#","stream":false"#), &["stream is not recognized"]),
+            (with(r#","stream":false"#), &["stream is not recognized", "compatibility = \"openai\""]),
+            (
+                with(r#","max_completion_tokens":7"#),
+                &["max_completion_tokens is not recognized", "Use max_tokens."],
+            ),
             (with(r#","":1"#), &["\"\" is not recognized"]),
             (with(r#","user":null"#), &["user is not recognized"]),
             (with(&format!(r#","{}":1"#, "é".repeat(5_000))), &[&*format!("\"{}…\" is not", "é".repeat(64))]),
@@ -169,6 +179,43 @@ mod tests {
         ] {
             refused(&body, STRICT, words);
         }
+    }
+
+    #[test]
+    fn the_log_has_the_name_of_a_known_member_only() {
+        for (body, cause) in [
+            (with(r#","temperature":2.5"#), "temperature"),
+            (with(r#","max_tokens":513"#), "max_tokens"),
+            (with(r#","max_completion_tokens":7"#), "max_completion_tokens"),
+            (with(r#","stream":false"#), "stream"),
+            (with(r#","n":1"#), "n"),
+            (with(r#","model":"adriaticum""#), "model"),
+            (with(r#","role":1"#), "unknown_member"),
+            (with(r#","xyzzy":1"#), "unknown_member"),
+            (with(r#","xyzzy":{"model":1}"#), "unknown_member"),
+            (of("[]"), "messages"),
+            (of("[7]"), "messages"),
+            (of(r#"[{"role":"user","content":"x"},7]"#), "messages"),
+            (of(r#"[{"role":"user"}]"#), "content"),
+            (of(r#"[{"content":"x"}]"#), "role"),
+            (of(r#"[{"role":"user","content":7}]"#), "content"),
+            (of(r#"[{"role":"tool","content":"x"}]"#), "role"),
+            (of(r#"[{"role":"user","role":"user"}]"#), "role"),
+            (of(r#"[{"role":"user","content":"x","model":"y"}]"#), "unknown_member"),
+            (of(&format!("[{}]", vec![r#"{"role":"user","content":"x"}"#; 21].join(","))), "messages"),
+            (r#"{"model":"adriaticum"}"#.into(), "messages"),
+            (r#"{"messages":[{"role":"user","content":"x"}]}"#.into(), "model"),
+            (r#"{"temperature":1,"max_tokens":1}"#.into(), "model"),
+            ("[]".into(), "body"),
+            (r#"{"model":"#.into(), "body"),
+            (with("") + "x", "body"),
+        ] {
+            let failure = parse(body.as_bytes(), STRICT).expect_err(&body);
+            assert_eq!(failure.cause.to_string(), cause, "{body}");
+        }
+        let body = with(r#","tools":{"stream":true}"#);
+        let failure = parse(body.as_bytes(), OPENAI).expect_err(&body);
+        assert_eq!(failure.cause, FailureCause::UnknownMember, "only members of the request count");
     }
 
     #[test]

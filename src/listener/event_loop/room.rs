@@ -6,11 +6,8 @@ use super::super::load::Cause;
 use super::super::room::{Origin, Scarce};
 use super::super::{Service, socket};
 use super::{Entry, EventLoop};
-use crate::error::Failure;
+use crate::error::{Failure, FailureCause};
 use crate::http::response;
-
-const NO_CONNECTION: &str = "every connection is taken";
-const NO_BYTES: &str = "the limit on buffered bytes is reached";
 
 impl<S: Service> EventLoop<S> {
     /// Whether there is room for one more connection from an origin. One origin holds at most half of the connections:
@@ -70,13 +67,14 @@ impl<S: Service> EventLoop<S> {
         match scarce {
             // Its bytes are free at once, and it may still read its response.
             Scarce::Bytes => {
-                self.refuse(index, None, Failure::shed(NO_BYTES));
+                self.refuse(index, None, Failure::shed(FailureCause::BuffersFull));
                 self.account(index);
                 self.line_up(index);
             }
             Scarce::Connections => {
                 if let Some(stream) = connection.plain_stream() {
-                    let response = self.service.refuse(connection.peer(), None, Failure::shed(NO_CONNECTION));
+                    let failure = Failure::shed(FailureCause::ConnectionsFull);
+                    let response = self.service.refuse(connection.peer(), None, failure);
                     say_at_once(
                         stream,
                         &response.encode(response::Connection::Close, false),
@@ -97,7 +95,7 @@ impl<S: Service> EventLoop<S> {
     ) {
         self.load.count(Cause::TurnedAway);
         if is_plain {
-            let response = self.service.refuse(peer, None, Failure::shed(NO_CONNECTION));
+            let response = self.service.refuse(peer, None, Failure::shed(FailureCause::ConnectionsFull));
             say_at_once(stream, &response.encode(response::Connection::Close, false), &mut self.scratch);
         }
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::super::Service;
 use super::super::connection::{Outcome, Turn};
 use super::EventLoop;
-use crate::error::Failure;
+use crate::error::{Failure, FailureCause};
 use crate::http::{Client, Head};
 
 /// The bytes that a connection may read before the others have their turn.
@@ -83,7 +83,7 @@ impl<S: Service> EventLoop<S> {
                 }
                 Outcome::Gone => return self.close(index),
                 Outcome::Malformed(malformed) => {
-                    self.refuse(index, None, Failure::invalid(malformed.0).because("http"));
+                    self.refuse(index, None, Failure::invalid(FailureCause::Http, malformed.0));
                 }
                 // A stop does not wait for downloads: one may take hours.
                 Outcome::Next(..) if self.stopping => return self.close(index),

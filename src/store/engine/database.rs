@@ -41,10 +41,7 @@ impl Database {
     pub fn backup(&self, to: &Path) -> Result<i64, StoreError> {
         match self {
             Self::Sqlite(path) => sqlite::backup(path, to),
-            Self::Postgres(_) => Err(StoreError::Other(
-                "the database is PostgreSQL, which has its own backups: use pg_dump, or those of the cluster"
-                    .into(),
-            )),
+            Self::Postgres(_) => Err(StoreError::Other("only a SQLite database can be copied".into())),
         }
     }
 }

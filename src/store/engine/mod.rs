@@ -33,7 +33,7 @@ pub(in crate::store) use values;
 
 /// The tables and their version, for a new database. An engine fills in its types.
 const SCHEMA: &str = include_str!("../schema.sql");
-const SCHEMA_VERSION: i64 = 9;
+pub const SCHEMA_VERSION: i64 = 9;
 
 /// The oldest version that can be upgraded.
 const OLDEST_VERSION: i64 = 8;
@@ -45,16 +45,23 @@ pub enum Access {
     Serve,
     /// Create it.
     Create,
+    /// Upgrade it: only for a copy that no other process uses.
+    Upgrade,
     /// Neither.
     Existing,
 }
 
 impl Access {
+    /// Whether it may create a database.
+    fn may_create(self) -> bool {
+        matches!(self, Self::Serve | Self::Create)
+    }
+
     /// Whether it may upgrade a database of this version. A running service of that version would fail from then on.
     fn check_upgrade(self, found: i64) -> Result<(), StoreError> {
         match self {
             _ if found < OLDEST_VERSION => Err(StoreError::Unreleased(found)),
-            Self::Serve => Ok(()),
+            Self::Serve | Self::Upgrade => Ok(()),
             Self::Create | Self::Existing => Err(StoreError::Older { found, known: SCHEMA_VERSION }),
         }
     }

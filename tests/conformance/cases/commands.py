@@ -12,7 +12,7 @@ from harness import Server, chat, is_completion, is_error, until
 from shared import KEY, RUNTIME, SERVER, UNREACHABLE, ok
 
 COMMANDS = ("serve", "keys create", "keys list", "keys rename", "keys revoke", "usage", "usage show", "usage verify", "backup",
-            "console password", "audit", "move", "check", "search add", "search list", "search remove", "search query")
+            "restore", "console password", "audit", "move", "check", "search add", "search list", "search remove", "search query")
 
 
 def every_command_has_help():
@@ -34,7 +34,7 @@ def short_forms_and_corrections():
 
 
 def a_missing_database_is_named_and_not_created():
-    """Only serve, keys create, console password and move create one."""
+    """Only serve, keys create, console password, restore and move create one."""
     server = Server(RUNTIME)
     path = server.folder / "missing.db"
     server.environment["ADRIATICUM_DATABASE"] = str(path)
@@ -55,7 +55,8 @@ def exit_codes():
     for arguments, code in (("--help", 0), ("--version", 0), ("nonsense", 2), ("keys", 2), ("keys nonsense", 2),
                             ("keys create", 2), ("keys list --nonsense", 2), (f"keys revoke {unknown}", 1),
                             (f"keys rename {unknown} x", 1), ("usage --by nonsense", 2), ("usage --since nonsense", 2),
-                            (f"usage --key {unknown}", 1), ("usage verify --through nonsense", 2), ("move", 2),
+                            (f"usage --key {unknown}", 1), ("usage verify --through nonsense", 2), ("move", 2), ("restore", 2),
+                            ("restore missing.db", 1),
                             ("usage show chatcmpl_" + "0" * 32, 1), ("search remove 77", 1), ("--config", 2)):
         done = SERVER.cli(*arguments.split(), check=False)
         assert done.returncode == code, (arguments, done)
@@ -128,6 +129,9 @@ def usage_verify_finds_changed_deleted_and_inserted_rows():
         "INSERT INTO usage (request_id, key_id, key_name, created, status, seq, hash)"
         " SELECT 'chatcmpl_ffffffffffffffffffffffffffffffff', key_id, key_name, created, 200, seq + 1, hash"
         " FROM usage WHERE seq = (SELECT max(seq) FROM usage)",
+        *(f"UPDATE usage_rollup SET requests = requests + 1000 WHERE span = {span}" for span in (60, 3600, 86400)),
+        "UPDATE usage_rollup SET own_times = runtime_times WHERE span = 3600",
+        "DELETE FROM usage_rollup WHERE span = 3600",
     )
     for change in changes:
         with Server(RUNTIME) as server:
@@ -139,6 +143,7 @@ def usage_verify_finds_changed_deleted_and_inserted_rows():
             server.change(change)
             done = server.cli("usage", "verify", check=False)
             assert done.returncode == 1, (change, done)
+            assert ("the sums differ" in done.stderr) == ("usage_rollup" in change), (change, done)
             done = server.cli("usage", "verify", "--json", check=False)
             found = json.loads(done.stdout)
             assert done.returncode == 1 and not found["ok"] and found["fault"], (change, done)
@@ -183,6 +188,34 @@ def a_backup_is_a_consistent_copy_of_a_running_service():
     before = copy.read_bytes()
     assert SERVER.cli("backup", copy, check=False).returncode == 1 and copy.read_bytes() == before, "it was overwritten"
     copy.unlink()
+
+
+
+def a_restore_keeps_revocations_and_lists_what_it_undoes():
+    with Server(RUNTIME) as server:
+        kept, revoked = (server.create_key(name) for name in ("kept", "revoked"))
+        RUNTIME.answer = RUNTIME.good
+        is_completion(server.post(chat(), kept))
+        copy = server.folder / "copy.db"
+        server.cli("backup", copy)
+        keys = server.keys()
+        server.cli("keys", "revoke", keys["revoked"]["id"])
+        created = server.create_key("created")
+        is_completion(server.post(chat(), created))
+        done = server.cli("restore", copy, check=False)
+        assert done.returncode == 1 and "another adriaticum serve uses it" in done.stderr, done
+        before = copy.read_bytes()
+        server.stop()
+        done = server.cli("restore", copy)
+        for part in (keys["revoked"]["id"], "stay revoked", "(created)", "stop working", "1 row", "2 rows", ".before-restore-"):
+            assert part in done.stdout, (part, done)
+        assert copy.read_bytes() == before, "it was changed"
+        server.start()
+        server.wait_until_it_listens()
+        is_completion(server.post(chat(), kept))
+        is_error(server.post(chat(), revoked), "invalid_api_key")
+        is_error(server.post(chat(), created), "invalid_api_key")
+        server.cli("usage", "verify")
 
 
 def check_names_what_fails():

@@ -24,6 +24,13 @@ def the_runtimes_own_model_and_key():
             call = RUNTIME.calls[-1]
             assert call.body["model"] == "other.gguf", call.body
             assert call.headers.get("authorization") == "Bearer of-the-runtime", call.headers
+        server = Server(RUNTIME)
+        path = server.folder / "adriaticum.toml"
+        path.write_text(f'[runtime]\napi_key_file = "{file.name}"\n')
+        server.environment["ADRIATICUM_CONFIG"] = str(path)
+        with server:
+            is_completion(server.post(chat(), server.create_key()))
+        assert RUNTIME.calls[-1].headers.get("authorization") == "Bearer of-the-runtime", RUNTIME.calls[-1].headers
 
 
 def an_unreachable_runtime_is_skipped():

@@ -35,7 +35,7 @@ pub(super) fn is_current(connection: &mut Connection, access: Access) -> Result<
     if let Some(found) = version(connection, deadline)? {
         return is_usable(found, access);
     }
-    if access == Access::Existing {
+    if !access.may_create() {
         return Err(StoreError::Missing);
     }
     begin(connection, deadline)?;

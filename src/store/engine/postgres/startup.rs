@@ -65,7 +65,7 @@ impl Connection {
                 Message::AuthenticationSasl(body) => {
                     if password.is_empty() {
                         return Err("it asks for a password: set one in the URI, or in the file that \
-                                    ADRIATICUM_DATABASE_PASSWORD_FILE names"
+                                    database_password_file (ADRIATICUM_DATABASE_PASSWORD_FILE) names"
                             .into());
                     }
                     let offered: Vec<String> =

@@ -153,6 +153,7 @@ fn the_store_settles_its_writes() {
         created: 1,
         expires: None,
         concurrent: None,
+        budget: None,
     };
     let by = Actor::command("ana".into());
     losing();

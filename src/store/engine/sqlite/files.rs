@@ -27,15 +27,18 @@ pub(super) struct Files {
 }
 
 /// Identifies a file: its device and its inode.
-type Identity = (u64, u64);
+pub(super) type Identity = (u64, u64);
 
 impl Files {
-    /// The database and its WAL, as they are now.
-    pub fn open(path: &Path) -> Result<Self, StoreError> {
+    /// The database, which was `opened`, and its WAL. A restore may have replaced it meanwhile.
+    pub fn open(path: &Path, opened: Identity) -> Result<Self, StoreError> {
         let wal = wal_of(path);
+        if identity(path)? != opened {
+            return Err(StoreError::Replaced);
+        }
         Ok(Self {
             wal: File::open(&wal)?,
-            known: [(path.to_owned(), identity(path)?), (wal.clone(), identity(&wal)?)],
+            known: [(path.to_owned(), opened), (wal.clone(), identity(&wal)?)],
             lock: None,
             wal_length: AtomicU64::new(0),
             failed: OnceLock::new(),
@@ -98,7 +101,7 @@ impl Files {
     }
 }
 
-fn identity(path: &Path) -> io::Result<Identity> {
+pub(super) fn identity(path: &Path) -> io::Result<Identity> {
     fs::metadata(path).map(|file| identity_of(&file))
 }
 

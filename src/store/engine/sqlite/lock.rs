@@ -48,8 +48,9 @@ impl fmt::Display for LockError {
                 let address = address.as_deref().unwrap_or("an unknown address");
                 write!(
                     f,
-                    "another adriaticum serve has the name {name} in it, at {address}: stop that process first, or \
-                     choose another name (gateway, ADRIATICUM_GATEWAY)"
+                    "another adriaticum serve has the name {name} in it, at {address}. Each gateway needs its own name, which \
+                     is the host's name unless it is set: set gateway (ADRIATICUM_GATEWAY) to another one, such as \
+                     {name}-2, or stop that process"
                 )
             }
             Self::Io(path, error) => write!(f, "{}: {error}", path.display()),

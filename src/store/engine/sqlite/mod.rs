@@ -4,6 +4,7 @@
 mod checkpoint;
 mod files;
 mod lock;
+mod replacement;
 mod upgrades;
 mod writer;
 
@@ -23,6 +24,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, ToSql, ffi, params_from_iter};
 
 use self::files::Files;
 pub use self::lock::{FileLock, LockError};
+pub use self::replacement::{PrepareError, PresentDatabase, Replacement};
 pub use self::writer::SyncTurn;
 use self::writer::Writer;
 use super::super::StoreError;
@@ -74,18 +76,19 @@ pub struct Sqlite {
 impl Sqlite {
     /// Opens the database; creates or upgrades it if `access` allows that.
     pub fn open(path: &Path, access: Access) -> Result<Self, StoreError> {
-        if is_missing(path)? && access == Access::Existing {
+        if is_missing(path)? && !access.may_create() {
             return Err(StoreError::Missing);
         }
         crate::files::create(path)?;
         let path = &crate::files::resolve(path)?;
+        let opened = files::identity(path)?;
         let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         connection.busy_timeout(START_PATIENCE)?;
         if path.metadata().is_ok_and(|file| file.len() == 0) {
             // Retention can then give space back to the file system.
             connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
         }
-        switch_to_wal(&connection)?;
+        switch_journal(&connection, "WAL")?;
         upgrades::bring_up_to_date(&mut connection, access)?;
         if path.metadata().is_ok_and(|file| file.len() <= CHECK_COMPLETELY) {
             check_every_page(&connection)?;
@@ -94,7 +97,7 @@ impl Sqlite {
         connection.pragma_update(None, "synchronous", "NORMAL")?;
         Ok(Self {
             path: path.to_owned(),
-            files: Files::open(path)?,
+            files: Files::open(path, opened)?,
             readers: Mutex::default(),
             reading: Semaphore::new(READERS),
             writer: Writer::new(connection),
@@ -223,12 +226,12 @@ fn connect(path: &Path, mode: OpenFlags) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
-/// SQLite's own timeout does not cover this switch: it fails at once if another process is writing, which happens when both
-/// create the database.
-fn switch_to_wal(connection: &Connection) -> Result<(), StoreError> {
+/// Switches to another kind of journal. SQLite's own timeout does not cover this: it fails at once if another process is
+/// writing, which happens when both create the database.
+fn switch_journal(connection: &Connection, journal: &str) -> Result<(), StoreError> {
     let end = Instant::now() + START_PATIENCE;
     loop {
-        match connection.pragma_update(None, "journal_mode", "WAL").map_err(StoreError::from) {
+        match connection.pragma_update(None, "journal_mode", journal).map_err(StoreError::from) {
             Err(StoreError::Busy) if Instant::now() < end => thread::sleep(Duration::from_millis(5)),
             result => return result,
         }

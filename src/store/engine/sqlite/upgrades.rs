@@ -39,7 +39,7 @@ fn is_current(connection: &Connection, access: Access) -> Result<bool, StoreErro
     }
 }
 
-fn version(connection: &Connection) -> rusqlite::Result<i64> {
+pub(super) fn version(connection: &Connection) -> rusqlite::Result<i64> {
     connection.query_row("PRAGMA user_version", [], |row| row.get(0))
 }
 
@@ -50,7 +50,7 @@ fn create(transaction: &Transaction, access: Access) -> Result<(), StoreError> {
         return Err(StoreError::Damaged("it is the database of another program".into()));
     }
     // A start that was interrupted has left a file without tables.
-    if access == Access::Existing {
+    if !access.may_create() {
         return Err(StoreError::Missing);
     }
     transaction.execute_batch(&dialect(SCHEMA))?;

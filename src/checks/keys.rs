@@ -1,0 +1,82 @@
+//! Keys that an operator should know about: expired or expiring ones, and budgets that do not count everything.
+
+use std::collections::HashMap;
+
+use super::Finding;
+use crate::store::{BudgetPeriod, Filter, Key, KeyState, Matching, Span, Store, StoreError};
+use crate::text::count;
+use crate::when;
+
+/// How many keys a finding names.
+const NAMED: usize = 5;
+
+/// Returns nothing if the keys can't be read: the check of the database reports that.
+pub fn check(store: &Store) -> Vec<Finding> {
+    find(store).unwrap_or_default()
+}
+
+fn find(store: &Store) -> Result<Vec<Finding>, StoreError> {
+    let now = when::now();
+    let keys = store.list_keys()?;
+    let of_state = |state| keys.iter().filter(|key| key.state(now) == state).collect::<Vec<_>>();
+    let date = |key: &&Key| format!("{} ({:?}, {})", key.id, key.name, when::shown(key.expires));
+    let mut findings = Vec::new();
+    let expired = of_state(KeyState::Expired);
+    if !expired.is_empty() {
+        let message = format!(
+            "{} expired: {}. Revoke what is not needed: adriaticum keys revoke ID; or give it another date: adriaticum keys set \
+             ID --expires WHEN",
+            count(expired.len() as i64, "key"),
+            named(&expired, date),
+        );
+        findings.push(Finding::warn("keys", message));
+    }
+    let expiring = of_state(KeyState::Expiring);
+    if !expiring.is_empty() {
+        let message = format!(
+            "{} will expire within ten days: {}. To give one another date: adriaticum keys set ID --expires WHEN",
+            count(expiring.len() as i64, "key"),
+            named(&expiring, date),
+        );
+        findings.push(Finding::warn("keys", message));
+    }
+    let unmeasured = unmeasured(store, &keys, now)?;
+    if !unmeasured.is_empty() {
+        let names = named(&unmeasured, |(key, number)| {
+            let per = key.budget.map_or("", |budget| budget.budget.per.as_str());
+            format!("{} ({:?}, {} this {per})", key.id, key.name, count(*number, "completion"))
+        });
+        let message = format!(
+            "completions without total_tokens do not count: {names}. Configure the runtime to report usage"
+        );
+        findings.push(Finding::warn("budgets", message));
+    }
+    Ok(findings)
+}
+
+fn named<T>(keys: &[T], name: impl Fn(&T) -> String) -> String {
+    let mut names: Vec<String> = keys.iter().take(NAMED).map(name).collect();
+    if keys.len() > NAMED {
+        names.push(format!("{} more", keys.len() - NAMED));
+    }
+    names.join(", ")
+}
+
+/// The keys with a budget and completions in its period whose total the runtime did not report, and how many.
+fn unmeasured<'a>(store: &Store, keys: &'a [Key], now: i64) -> Result<Vec<(&'a Key, i64)>, StoreError> {
+    let since = |key: &'a Key| Some((key.id.as_str(), key.budget?.budget.per.around(now).since));
+    let periods: HashMap<&str, i64> = keys.iter().filter(|key| key.is_valid(now)).filter_map(since).collect();
+    if periods.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut numbers: HashMap<String, i64> = HashMap::new();
+    let month = BudgetPeriod::Month.around(now);
+    store.figures(Span::Day, month, Filter::ALL, &Matching::Anything, |row| {
+        if row.sums.unmeasured > 0
+            && periods.get(row.key_id.as_str()).is_some_and(|since| row.start >= *since)
+        {
+            *numbers.entry(row.key_id).or_default() += row.sums.unmeasured;
+        }
+    })?;
+    Ok(keys.iter().filter_map(|key| Some((key, *numbers.get(&key.id)?))).collect())
+}

@@ -1,0 +1,147 @@
+//! `restore`: puts a backup in the place of the database, and says what that undoes.
+
+use std::fmt::Display;
+use std::path::Path;
+
+use super::audit::actor;
+use super::{Args, CliError, print};
+use crate::store::{
+    self, ComparedKey, Comparison, Database, KeyDifferences, LedgerExtent, Restoration, RestoreError,
+    StoreError,
+};
+use crate::text::{count, may_hold_a_secret};
+use crate::when;
+
+const HELP: &str = "\
+Puts a backup in the place of the SQLite database. Stop the service first.
+
+Usage: adriaticum restore FILE
+
+The backup is copied, checked, verified and, if its version is older, upgraded; the file itself is not changed. Then
+the command lists what the present database has and the backup does not: keys created, revoked or changed since, and
+rows. Keys revoked since stay revoked and the console keeps its present password, but keys created since are gone, other
+changes are undone, and all console sessions end. The present database is kept beside the new one; the last lines say
+how to go back. If the command fails or is interrupted, the present database is still in place.
+";
+
+pub fn run(mut args: Args) -> Result<(), CliError> {
+    let [file] = args.words(HELP, ["the FILE of the backup"], &mut [])?;
+    let backup = if may_hold_a_secret(&file) { "…" } else { &file };
+    let config = args.config()?;
+    let Database::Sqlite(path) = &config.database else {
+        return Err(CliError::Failed(format!(
+            "the database {} is PostgreSQL: restore it with pg_restore, or with the backups of the cluster.",
+            config.database_name()
+        )));
+    };
+    let name = config.database_name();
+    let restored = store::restore(path, Path::new(&file), &actor()).map_err(|error| {
+        let of: &dyn Display = match error {
+            RestoreError::Backup(_) | RestoreError::Faulty(_) => &backup,
+            RestoreError::Held(_) | RestoreError::Present(_) => &name,
+        };
+        CliError::Failed(format!("{of}: {error}. Nothing was restored."))
+    })?;
+    print(&report(&restored, backup, &name.to_string()))
+}
+
+fn report(restored: &Restoration, file: &str, database: &str) -> String {
+    let upgraded = restored.upgraded_from.map_or(String::new(), |version| {
+        format!(" Its version {version} was upgraded in the copy; {file} is as it was.")
+    });
+    let mut lines = vec![format!("{file}: {}, verified.{upgraded}", extent(&restored.restored))];
+    lines.extend(compared(&restored.present));
+    let password = match restored.present.password {
+        Ok(None) => "The console had no password, so it has that of the backup, if there is one. ",
+        _ if restored.keeps_password => "The console keeps its present password. ",
+        _ => "",
+    };
+    lines.push(format!("{password}All console sessions have ended."));
+    lines.push(format!("{database} is restored. Start the service."));
+    if let Some(kept) = &restored.kept {
+        let kept = kept.display();
+        lines.push(format!("The former database is kept as {kept}"));
+        lines.push(match is_sound(&restored.present) {
+            true => format!("To go back: stop the service and run adriaticum restore {kept}"),
+            false => format!("It is damaged. What can be read of it: sqlite3 {kept} .recover | sqlite3 NEW"),
+        });
+    }
+    lines.join("\n") + "\n"
+}
+
+/// What the present database has that the backup does not, or why that is not known.
+fn compared(present: &Comparison) -> Vec<String> {
+    let mut lines = Vec::new();
+    match &present.ledger {
+        Ok(ledger) => lines.push(format!("The former database: {}.", extent(ledger))),
+        Err(StoreError::Missing) => lines.push("There was no database before.".into()),
+        Err(error) => lines.push(format!("The rows of the former database can't be read: {}.", cause(error))),
+    }
+    match &present.keys {
+        Ok(keys) => lines.extend(key_lines(keys)),
+        Err(error) => {
+            if !matches!(error, StoreError::Missing) {
+                lines.push(format!("The keys of the former database can't be read: {}.", cause(error)));
+            }
+            lines.push(
+                "So keys that were revoked or narrowed since the backup work as they did then: look through adriaticum \
+                 keys list, and revoke them again."
+                    .into(),
+            );
+        }
+    }
+    if let Err(error) = &present.password
+        && !matches!(error, StoreError::Missing)
+    {
+        lines.push(format!(
+            "The console's present password can't be read: {}. It is that of the backup.",
+            cause(error)
+        ));
+    }
+    lines
+}
+
+fn key_lines(keys: &KeyDifferences) -> Vec<String> {
+    let KeyDifferences { created, revoked, changed, unknown } = keys;
+    let named = |key: &ComparedKey| format!("  {} ({})", key.id, key.name);
+    let change = |(now, then): &(ComparedKey, ComparedKey)| {
+        let wider = if then.is_wider_than(now) { "; this allows more than before the restore" } else { "" };
+        format!("{}: {}{wider}", named(now), now.differences(then).join(", "))
+    };
+    let again = |key: &ComparedKey| {
+        let state = if key.revoked.is_some() { "revoked" } else { "it works again" };
+        format!("{}: {state}", named(key))
+    };
+    let lists: [(&str, Vec<String>); 4] = [
+        ("Created since the backup, so these stop working:", created.iter().map(named).collect()),
+        ("Revoked since the backup, and these stay revoked:", revoked.iter().map(named).collect()),
+        ("Changed since the backup, which is undone:", changed.iter().map(change).collect()),
+        ("Only in the backup:", unknown.iter().map(again).collect()),
+    ];
+    let lists = lists.into_iter().filter(|(_, keys)| !keys.is_empty());
+    let mut lines: Vec<String> =
+        lists.flat_map(|(title, keys)| [vec![title.into()], keys].concat()).collect();
+    if lines.is_empty() {
+        lines.push("The keys are the same.".into());
+    }
+    lines
+}
+
+fn extent(ledger: &LedgerExtent) -> String {
+    let newest =
+        ledger.newest.map_or(String::new(), |time| format!(", the newest of {}", when::shown(Some(time))));
+    count(ledger.rows, "row") + &newest
+}
+
+fn is_sound(present: &Comparison) -> bool {
+    present.damage.is_none() && present.ledger.is_ok() && present.keys.is_ok()
+}
+
+/// Without the advice for a database that is in use.
+fn cause(error: &StoreError) -> String {
+    match error {
+        StoreError::Damaged(cause) => format!("it is damaged ({cause})"),
+        StoreError::LostContent { .. } => "its file has lost its content".into(),
+        error => error.to_string(),
+    }
+}

@@ -1,0 +1,214 @@
+//! The files of a restore: a copy of a backup is prepared beside the database and then put in its place.
+//!
+//! Whenever this is interrupted, the path names the database that it had, or all of the new one. So the copy has no WAL and is
+//! synced before it is renamed, and a WAL of the old one is gone by then: SQLite would apply it to the new one.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::path::{Path, PathBuf};
+
+use rusqlite::{Connection, OpenFlags};
+
+use super::super::super::StoreError;
+use super::super::Session;
+use super::{START_PATIENCE, Statements, check_every_page, connect, is_missing, switch_journal, upgrades};
+use crate::files::{self, NO_FOLLOW};
+use crate::when;
+
+/// The files that SQLite may have beside a database with content that is not in it.
+const LOGS: [&str; 2] = ["-wal", "-journal"];
+
+/// A copy of a backup beside the database that it is to replace. It is removed unless it was put in place.
+pub struct Replacement {
+    /// The database's own file, whichever link leads to it.
+    pub database: PathBuf,
+    pub copy: PathBuf,
+    /// The version that the backup has.
+    pub version: i64,
+}
+
+impl Replacement {
+    /// Copies a backup, which is only read, and checks all of the copy.
+    pub fn prepare(database: &Path, backup: &Path) -> Result<Self, PrepareError> {
+        let of_backup = |error: io::Error| PrepareError::Backup(error.into());
+        let file = fs::metadata(backup).map_err(of_backup)?;
+        if !file.is_file() {
+            return Err(of_backup(io::Error::other("it is not a regular file")));
+        }
+        let database = match files::resolve(database) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => database.to_owned(),
+            resolved => resolved.map_err(PrepareError::of_target)?,
+        };
+        if fs::metadata(&database).is_ok_and(|other| (other.dev(), other.ino()) == (file.dev(), file.ino())) {
+            return Err(of_backup(io::Error::other("it is the database itself")));
+        }
+        File::open(backup).map_err(of_backup)?;
+        let mut replacement = Self { copy: with_suffix(&database, ".restoring"), database, version: 0 };
+        // What an interrupted restore has left.
+        replacement.remove_copy().map_err(PrepareError::of_target)?;
+        copy(backup, &replacement.copy).map_err(PrepareError::of_target)?;
+        for log in LOGS.map(|log| with_suffix(backup, log)).into_iter().zip(LOGS) {
+            if log.0.exists() {
+                copy(&log.0, &with_suffix(&replacement.copy, log.1)).map_err(PrepareError::of_target)?;
+            }
+        }
+        replacement.version = replacement.check().map_err(PrepareError::Backup)?;
+        Ok(replacement)
+    }
+
+    /// Reads every page and every index. Returns the version.
+    fn check(&self) -> Result<i64, StoreError> {
+        if is_missing(&self.copy)? {
+            return Err(StoreError::Missing);
+        }
+        let connection = connect(&self.copy, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+        let verdict: String = connection.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
+        if verdict == "ok" { Ok(upgrades::version(&connection)?) } else { Err(StoreError::Damaged(verdict)) }
+    }
+
+    /// Puts the copy, which nothing has open, in the place of the database. Returns where that one is kept.
+    pub fn put_in_place(self) -> Result<Option<PathBuf>, StoreError> {
+        self.close_copy()?;
+        let database = &self.database;
+        let kept = unused(database, &format!(".before-restore-{}", compact_time()));
+        let mut is_kept = false;
+        for suffix in [""].into_iter().chain(LOGS) {
+            let from = with_suffix(database, suffix);
+            if fs::symlink_metadata(&from).is_ok_and(|file| file.len() > 0) {
+                keep(&from, &with_suffix(&kept, suffix))?;
+                is_kept = true;
+            }
+        }
+        self.sync_folder()?;
+        for suffix in LOGS.into_iter().chain(["-shm"]) {
+            remove(&with_suffix(database, suffix))?;
+        }
+        self.sync_folder()?;
+        fs::rename(&self.copy, database)?;
+        self.sync_folder()?;
+        Ok(is_kept.then_some(kept))
+    }
+
+    /// Moves the WAL into the copy, gives it the owner and the mode of the database, and syncs it.
+    fn close_copy(&self) -> Result<(), StoreError> {
+        let connection = connect(&self.copy, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+        switch_journal(&connection, "DELETE")?;
+        drop(connection);
+        let file = OpenOptions::new().read(true).write(true).custom_flags(NO_FOLLOW).open(&self.copy)?;
+        if let Ok(old) = fs::symlink_metadata(&self.database) {
+            let new = file.metadata()?;
+            if (old.uid(), old.gid()) != (new.uid(), new.gid()) {
+                fchown(&file, Some(old.uid()), Some(old.gid()))?;
+            }
+            file.set_permissions(fs::Permissions::from_mode(old.mode() & 0o777))?;
+        }
+        Ok(file.sync_all()?)
+    }
+
+    fn sync_folder(&self) -> io::Result<()> {
+        File::open(files::folder(&self.database))?.sync_all()
+    }
+
+    fn remove_copy(&self) -> io::Result<()> {
+        ["", "-shm"].into_iter().chain(LOGS).try_for_each(|suffix| remove(&with_suffix(&self.copy, suffix)))
+    }
+}
+
+impl Drop for Replacement {
+    fn drop(&mut self) {
+        let _ = self.remove_copy();
+    }
+}
+
+/// Why there is no copy.
+#[derive(Debug)]
+pub enum PrepareError {
+    /// The backup can't be used.
+    Backup(StoreError),
+    /// The copy can't be written beside the database.
+    Target(StoreError),
+}
+
+impl PrepareError {
+    fn of_target(error: io::Error) -> Self {
+        Self::Target(error.into())
+    }
+}
+
+/// The database that is to be replaced. If it is sound, no other process can use it until this is dropped.
+pub struct PresentDatabase {
+    connection: Connection,
+    /// What is wrong with its file.
+    pub damage: Option<StoreError>,
+}
+
+impl PresentDatabase {
+    /// Moves the WAL into the database, which fails while another process has it open. A damaged one is only read, and not
+    /// locked: SQLite might delete its WAL.
+    pub fn lock(path: &Path) -> Result<Self, StoreError> {
+        if is_missing(path)? {
+            return Err(StoreError::Missing);
+        }
+        let connection = connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+        connection.busy_timeout(START_PATIENCE)?;
+        match check_every_page(&connection) {
+            Err(damage @ StoreError::Damaged(_)) => return Ok(Self { connection, damage: Some(damage) }),
+            checked => checked?,
+        }
+        drop(connection);
+        let connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+        connection.busy_timeout(START_PATIENCE)?;
+        switch_journal(&connection, "DELETE")?;
+        connection.execute_batch("BEGIN EXCLUSIVE")?;
+        Ok(Self { connection, damage: None })
+    }
+
+    pub fn read<T>(&self, work: impl FnOnce(&dyn Session) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        work(&Statements(&self.connection))
+    }
+}
+
+/// Copies a file to a new one, which only the service's own user and group may read.
+fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    files::create(to)?;
+    let mut copy = OpenOptions::new().write(true).custom_flags(NO_FOLLOW).open(to)?;
+    io::copy(&mut File::open(from)?, &mut copy).map(drop)
+}
+
+/// Keeps a file under a second name, or as a copy if the file system has no hard links.
+fn keep(from: &Path, to: &Path) -> io::Result<()> {
+    fs::hard_link(from, to).or_else(|_| {
+        copy(from, to)?;
+        File::open(to)?.sync_all()
+    })
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut path = OsString::from(path);
+    path.push(suffix);
+    path.into()
+}
+
+/// A path with this suffix that no file has.
+fn unused(path: &Path, suffix: &str) -> PathBuf {
+    let mut candidates = (1..).map(|number: u32| match number {
+        1 => with_suffix(path, suffix),
+        number => with_suffix(path, &format!("{suffix}-{number}")),
+    });
+    let is_free = |path: &PathBuf| fs::symlink_metadata(path).is_err();
+    candidates.find(is_free).unwrap_or_else(|| with_suffix(path, suffix))
+}
+
+/// The time in a file's name: a colon would make it a host's name for some programs.
+fn compact_time() -> String {
+    when::iso(when::now()).unwrap_or_default().replace(['-', ':'], "")
+}

@@ -1,0 +1,171 @@
+//! Budgets: how many tokens a key may use in a day or a month.
+
+use std::os::unix::fs::symlink;
+use std::process::Command;
+use std::thread;
+
+use rusqlite::types::Value::{Integer, Text};
+use serde_json::{Value, json};
+
+use crate::metrics::{metrics_key, value};
+use crate::support::{Reply, Runtime, Script, Server, chat, request};
+
+/// What a completion of the scripted runtime costs.
+const COST: i64 = 14;
+
+fn key_with(server: &Server, name: &str, budget: &str) -> String {
+    server.told(&["keys", "create", name, "--budget", budget]).trim().to_owned()
+}
+
+fn keys(server: &Server) -> Vec<Value> {
+    serde_json::from_str(&server.told(&["keys", "list", "--json"])).expect("JSON")
+}
+
+#[track_caller]
+fn is_used_up(reply: &Reply) -> String {
+    let message = reply.is_error(403, "insufficient_permission");
+    assert_eq!(reply.header("x-should-retry"), Some("false"), "{reply:?}");
+    message
+}
+
+/// 32 clients send requests until they are refused, to these servers in turn, each of which has 16 workers. Returns how
+/// many completions there were.
+#[track_caller]
+pub fn use_up(servers: &[&Server], key: &str, completions: i64) {
+    let client = |number: usize| {
+        let mut client = servers[number % servers.len()].connect();
+        for count in 0..=completions {
+            client.send(request(key, &chat("x")));
+            let reply = client.reply();
+            if reply.status != 200 {
+                is_used_up(&reply);
+                return count;
+            }
+        }
+        panic!("a client has all completions of the budget and was not refused");
+    };
+    let count: i64 = thread::scope(|scope| {
+        let clients: Vec<_> = (0..32).map(|number| scope.spawn(move || client(number))).collect();
+        clients.into_iter().map(|client| client.join().expect("no panic")).sum()
+    });
+    let running = 32.min(16 * servers.len() as i64);
+    // The first refusal comes after the budget is used up, and what runs at that moment is completed.
+    assert!((completions..completions + running).contains(&count), "{count} completions, {completions} fit");
+    let row = "SELECT sum(total_tokens), count(*) FROM usage WHERE status = 200";
+    assert_eq!(servers[0].query(row), [[Integer(count * COST), Integer(count)]]);
+    let refused = "SELECT count(*) FROM usage WHERE status = 403 AND error_code = 'insufficient_permission'";
+    assert_eq!(servers[0].query(refused), [[Integer(32)]], "each client has one refusal, with a row");
+    assert_eq!(keys(servers[0])[0]["budget"]["used"], count * COST);
+    assert!(servers[0].told(&["usage", "verify"]).contains("nothing wrong"));
+}
+
+#[test]
+fn many_clients_exceed_a_budget_by_no_more_than_what_was_running() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let key = key_with(&server, "x", &format!("{}/month", 100 * COST - 1));
+    use_up(&[&server], &key, 100);
+}
+
+#[test]
+fn a_used_budget_is_explained_and_can_be_changed() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let key = key_with(&server, "x", "15/day");
+    let without = server.key();
+    for _ in 0..2 {
+        server.post(&key, &chat("x")).is_completion();
+    }
+    let message = is_used_up(&server.post(&key, &chat("x")));
+    assert!(message.contains("28 of 15 tokens per day") && message.contains(" 00:00Z"), "{message}");
+    is_used_up(&server.post(&key, &json!({})));
+    assert_eq!(runtime.count(), 2, "no inference was spent");
+    let rows = "SELECT status, error_code FROM usage WHERE status <> 200";
+    let refused = || vec![Integer(403), Text("insufficient_permission".into())];
+    assert_eq!(server.query(rows), [refused(), refused()]);
+    server.post(&without, &chat("x")).is_completion();
+    let mut listed = keys(&server);
+    listed.sort_by_key(|key| key["name"] != "x");
+    assert_eq!(listed[0]["budget"], json!({"tokens": 15, "per": "day", "used": 28}));
+    assert_eq!(listed[1]["budget"], Value::Null);
+    assert!(server.told(&["keys", "list"]).contains("28 of 15/day"));
+    let id = listed[0]["id"].as_str().expect("an id");
+    let watcher = metrics_key(&server);
+    for (name, expected) in [("tokens", 15.0), ("used_tokens", 28.0)] {
+        let series = format!("adriaticum_key_budget_{name}{{key=\"{id}\",per=\"day\"}}");
+        assert_eq!(value(&server, &watcher, &series), expected);
+    }
+    for (budget, is_enough) in [("28/month", false), ("29/month", true), ("1/day", false), ("none", true)] {
+        server.told(&["keys", "set", id, "--budget", budget]);
+        let reply = server.post(&key, &chat("x"));
+        match is_enough {
+            true => _ = reply.is_completion(),
+            false => _ = is_used_up(&reply),
+        }
+    }
+    let details = "SELECT details FROM audit WHERE action <> 'key_created' ORDER BY id LIMIT 1";
+    assert_eq!(server.query(details), [[Text("budget: 15/day → 28/month".into())]]);
+}
+
+/// A key that was made before the runtime was changed could be used without end.
+#[test]
+fn check_warns_of_a_budget_that_does_not_count_every_completion() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime)).start();
+    let key = key_with(&server, "x", "1000/day");
+    server.post(&key, &chat("x")).is_completion();
+    let warning = || {
+        let told = server.told(&["check"]);
+        told.lines().find(|line| line.starts_with("warn  budgets ")).map(String::from)
+    };
+    assert_eq!(warning(), None);
+    runtime.next(Script::Answer(200, json!({"choices": [{"message": {"content": "x"}}]})));
+    server.post(&key, &chat("x")).is_completion();
+    assert_eq!(keys(&server)[0]["budget"]["used"], COST, "it is not counted");
+    let warning = warning().expect("a warning");
+    assert!(
+        warning.contains("total_tokens do not count: key_") && warning.contains("1 completion this day"),
+        "{warning}"
+    );
+}
+
+#[test]
+fn budgets_are_renewed_at_midnight() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime));
+    let (library, now) = (server.folder.path("frozen_clock.so"), server.folder.path("now"));
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/frozen_clock.c");
+    let built = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(source).status();
+    assert!(built.expect("cc should run").success());
+    let set_clock = |time: i64| {
+        let new = now.with_extension("new");
+        symlink(time.to_string(), &new).and_then(|()| std::fs::rename(new, &now)).expect("a link");
+    };
+    // The last second of 2031-01-31.
+    let last = 1_927_670_399;
+    set_clock(last);
+    let server = server.set("LD_PRELOAD", library.display()).set("FROZEN_CLOCK", now.display()).start();
+    let day = key_with(&server, "a day", "14/day");
+    let month = key_with(&server, "a month", "28/month");
+    for key in [&day, &month, &month] {
+        server.post(key, &chat("x")).is_completion();
+    }
+    for (key, per) in [(&day, "14 tokens per day"), (&month, "28 tokens per month")] {
+        let message = is_used_up(&server.post(key, &chat("x")));
+        assert!(message.contains(per) && message.contains("renewed at 2031-02-01 00:00Z"), "{message}");
+    }
+    // A request is created when it was complete, which is before the present by its wait for a worker.
+    let wait = 60;
+    set_clock(last + wait);
+    for key in [&day, &month] {
+        server.post(key, &chat("x")).is_completion();
+    }
+    let message = is_used_up(&server.post(&day, &chat("x")));
+    assert!(message.contains("renewed at 2031-02-02 00:00Z"), "{message}");
+    set_clock(last + wait + 86_400);
+    for key in [&day, &month] {
+        server.post(key, &chat("x")).is_completion();
+    }
+    let message = is_used_up(&server.post(&month, &chat("x")));
+    assert!(message.contains("28 of 28") && message.contains("renewed at 2031-03-01 00:00Z"), "{message}");
+}

@@ -1,0 +1,329 @@
+//! `restore`: the drill of docs/deploy.md, what it keeps, and what it refuses.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rusqlite::Connection;
+use rusqlite::types::Value::{Integer, Text};
+use rustix::process::Signal;
+
+use crate::support::{PATIENCE, Runtime, Server, chat, exists};
+use crate::upgrade::BACK_TO_8;
+
+const SET_PASSWORD: &str = "echo a-good-password | exec \"$@\"";
+
+/// The secret of a new key, and its id.
+fn key(server: &Server, name: &str) -> (String, String) {
+    let secret = server.told(&["keys", "create", name]).trim().to_owned();
+    let Text(id) = server.query("SELECT id FROM keys ORDER BY rowid DESC LIMIT 1").remove(0).remove(0) else {
+        panic!("an id")
+    };
+    (secret, id)
+}
+
+fn set_password(server: &Server) {
+    let set = server.prefixed(&["bash", "-c", SET_PASSWORD, "bash"], &["console", "password"]).output();
+    assert!(set.expect("bash should run").status.success());
+}
+
+fn stop(server: &mut Server) {
+    server.signal(Signal::TERM);
+    assert!(server.wait().success());
+}
+
+fn refused(server: &Server, file: &str, word: &str) {
+    let output = server.run(&["restore", file]);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains(word), "{word:?} expected in {message:?}");
+    assert!(output.stdout.is_empty());
+    assert!(!exists(&server.folder.path("adriaticum.db.restoring")), "the copy is left");
+}
+
+/// The path after the last "adriaticum restore".
+fn way_back(message: &str) -> String {
+    message.trim_end().rsplit_once("adriaticum restore ").expect("a command").1.to_owned()
+}
+
+fn has_no_logs(database: &Path) -> bool {
+    ["-wal", "-shm", "-journal"]
+        .iter()
+        .all(|suffix| !exists(&PathBuf::from(format!("{}{suffix}", database.display()))))
+}
+
+#[test]
+fn a_drill_with_keys_created_renamed_and_revoked_since_the_backup() {
+    let runtime = Runtime::start();
+    let mut server = Server::new(Some(&runtime)).sqlite().start();
+    let keys = ["stays", "revoked", "renamed", "narrowed", "limited"].map(|name| key(&server, name));
+    let [stays, revoked, renamed, narrowed, limited] = &keys;
+    keys.iter().for_each(|(secret, _)| _ = server.post(secret, &chat("x")).is_completion());
+    server.query("INSERT INTO console_tokens VALUES (x'01', 'session', 9999999999) RETURNING 1");
+    server.told(&["backup", "copy.db"]);
+    let backup = fs::read(server.folder.path("copy.db")).expect("the backup");
+    server.told(&["keys", "revoke", &revoked.1]);
+    server.told(&["keys", "rename", &renamed.1, "another"]);
+    server.told(&[
+        "keys",
+        "set",
+        &narrowed.1,
+        "--permission",
+        "metrics",
+        "--expires",
+        "5d",
+        "--concurrent",
+        "2",
+    ]);
+    server.query(&format!(
+        "UPDATE keys SET budget = 1000, budget_per = 'month' WHERE id = '{}' RETURNING 1",
+        limited.1
+    ));
+    let created = key(&server, "created");
+    server.post(&created.0, &chat("x")).is_completion();
+    set_password(&server);
+    let password = server.query("SELECT hash FROM console_password");
+    refused(&server, "copy.db", &format!("(pid {})", server.pid()));
+    stop(&mut server);
+    let since = server.query("SELECT revoked FROM keys WHERE revoked IS NOT NULL");
+
+    let message = server.told(&["restore", "copy.db"]);
+    for part in [
+        "copy.db: 5 rows, the newest of ",
+        "The former database: 6 rows, the newest of ",
+        &format!("these stop working:\n  {} (created)\n", created.1),
+        &format!("these stay revoked:\n  {} (revoked)\n", revoked.1),
+        &format!("  {} (another): name: \"another\" → \"renamed\"\n", renamed.1),
+        &format!("  {} (narrowed): permissions: metrics → completions, expires: 2", narrowed.1),
+        "Z → never, concurrent: 2 → none; this allows more than before the restore\n",
+        &format!("  {} (limited): budget: 1000/month → none; this allows more", limited.1),
+        "The console keeps its present password. All console sessions have ended.\n",
+    ] {
+        assert!(message.contains(part), "{part:?} expected in {message}");
+    }
+    assert!(!message.contains(&stays.1), "{message}");
+    assert_eq!(fs::read(server.folder.path("copy.db")).expect("the backup"), backup, "it is only read");
+    assert!(has_no_logs(&server.folder.path("adriaticum.db")));
+    assert_eq!(server.query("SELECT hash FROM console_password"), password);
+    assert!(server.query("SELECT 1 FROM console_tokens").is_empty());
+    assert_eq!(server.query("SELECT revoked FROM keys WHERE revoked IS NOT NULL"), since, "since when");
+    let audit = server.told(&["audit"]);
+    let last = audit.lines().last().unwrap_or_default();
+    assert!(last.contains("database restored") && last.contains("a backup with 5 rows"), "{audit}");
+    assert!(server.told(&["usage", "verify"]).starts_with("5 rows, nothing wrong"));
+
+    let mut server = server.start();
+    for (secret, _) in [stays, renamed, narrowed, limited] {
+        server.post(secret, &chat("x")).is_completion();
+    }
+    for secret in [&revoked.0, &created.0] {
+        server.post(secret, &chat("x")).is_error(401, "invalid_api_key");
+    }
+    stop(&mut server);
+    assert!(server.told(&["usage", "verify"]).starts_with("9 rows, nothing wrong"));
+
+    // Back again.
+    let back = server.told(&["restore", &way_back(&message)]);
+    assert!(
+        back.contains(&format!("Only in the backup:\n  {} (created): it works again", created.1)),
+        "{back}"
+    );
+    assert!(back.contains("6 rows") && back.contains("9 rows"), "{back}");
+    let server = server.start();
+    server.post(&created.0, &chat("x")).is_completion();
+    server.post(&revoked.0, &chat("x")).is_error(401, "invalid_api_key");
+    assert!(server.told(&["usage", "verify"]).starts_with("7 rows, nothing wrong"));
+}
+
+#[test]
+fn a_backup_of_an_older_schema_is_upgraded_and_its_file_is_not() {
+    let runtime = Runtime::start();
+    let mut server = Server::new(Some(&runtime)).sqlite().start();
+    let (secret, id) = key(&server, "revoked");
+    let other = key(&server, "stays");
+    (0..3).for_each(|_| _ = server.post(&secret, &chat("x")).is_completion());
+    stop(&mut server);
+    let make_8 = |path: &Path| {
+        let database = Connection::open(path).expect("a database");
+        database.execute_batch(&format!("{BACK_TO_8}; PRAGMA user_version = 8")).expect("version 8");
+    };
+    server.told(&["backup", "old.db"]);
+    let old = server.folder.path("old.db");
+    make_8(&old);
+    let bytes = fs::read(&old).expect("the backup");
+    server.told(&["keys", "revoke", &id]);
+    // The present database may be of either version.
+    for _ in 0..2 {
+        let message = server.told(&["restore", "old.db"]);
+        assert!(
+            message.contains("Its version 8 was upgraded in the copy; old.db is as it was."),
+            "{message}"
+        );
+        assert!(message.contains(&format!("stay revoked:\n  {id} (revoked)")), "{message}");
+        assert_eq!(fs::read(&old).expect("the backup"), bytes);
+        assert_eq!(server.query("PRAGMA user_version"), [[Integer(9)]]);
+        assert!(server.told(&["usage", "verify"]).starts_with("3 rows, nothing wrong"));
+        make_8(&server.folder.path("adriaticum.db"));
+    }
+    let server = server.start();
+    server.post(&other.0, &chat("x")).is_completion();
+    server.post(&secret, &chat("x")).is_error(401, "invalid_api_key");
+}
+
+#[test]
+fn a_present_database_that_is_damaged_or_missing_is_replaced() {
+    let server = Server::new(None).sqlite();
+    let (_, id) = key(&server, "first");
+    set_password(&server);
+    server.told(&["backup", "copy.db"]);
+    let database = server.folder.path("adriaticum.db");
+    fs::remove_file(&database).expect("it should go");
+    let message = server.told(&["restore", "copy.db"]);
+    for part in ["There was no database before.", "look through adriaticum keys list", "is restored"] {
+        assert!(message.contains(part), "{message}");
+    }
+    assert!(!message.contains("kept as"), "{message}");
+    assert!(server.told(&["keys", "list"]).contains(&id));
+    // No database at all, with a WAL that belongs to it, and an empty file beside one.
+    let garbage = "garbage ".repeat(2000);
+    for content in [garbage.as_str(), ""] {
+        let wal = server.folder.path("adriaticum.db-wal");
+        fs::write(&database, content).expect("a file");
+        fs::set_permissions(&database, fs::Permissions::from_mode(0o600)).expect("a mode");
+        fs::write(&wal, &garbage).expect("a file");
+        let is_root = rustix::process::geteuid().is_root();
+        if is_root {
+            chown(&database, Some(12_345), Some(54_321)).expect("root may");
+        }
+        let message = server.told(&["restore", "copy.db"]);
+        for part in [
+            "The rows of the former database can't be read: it",
+            "The keys of",
+            "password can't be read",
+            "kept as",
+        ] {
+            assert!(message.contains(part), "{part:?} expected in {message}");
+        }
+        assert!(!message.contains("To go back"), "{message}");
+        assert!(has_no_logs(&database), "its WAL would be applied to the new database");
+        let (_, kept) = message.split_once("kept as ").expect("a path");
+        let kept = kept.lines().next().unwrap_or_default();
+        assert_eq!(fs::read(format!("{kept}-wal")).expect("the WAL"), garbage.as_bytes());
+        let file = database.metadata().expect("the database");
+        assert_eq!(file.mode() & 0o777, 0o600);
+        assert!(!is_root || (file.uid(), file.gid()) == (12_345, 54_321), "the service's user can open it");
+        assert!(server.told(&["keys", "list"]).contains(&id));
+    }
+}
+
+#[test]
+fn what_can_be_read_of_a_damaged_database_is_compared() {
+    let server = Server::new(None).sqlite();
+    let (_, id) = key(&server, "first");
+    server.told(&["backup", "copy.db"]);
+    server.told(&["keys", "revoke", &id]);
+    let Integer(page) = server.query("SELECT rootpage FROM sqlite_schema WHERE name = 'audit'")[0][0] else {
+        panic!("a page")
+    };
+    let database = server.folder.path("adriaticum.db");
+    let mut bytes = fs::read(&database).expect("the database");
+    bytes[(page as usize - 1) * 4096..page as usize * 4096].fill(0xff);
+    fs::write(&database, &bytes).expect("the database");
+    let message = server.told(&["restore", "copy.db"]);
+    for part in ["these stay revoked:\n", "It is damaged. What can be read of it: sqlite3 "] {
+        assert!(message.contains(part), "{message}");
+    }
+    let (_, kept) = message.split_once("kept as ").expect("a path");
+    assert_eq!(fs::read(kept.lines().next().unwrap_or_default()).expect("the former one"), bytes);
+    assert_eq!(server.query("SELECT id FROM keys WHERE revoked IS NOT NULL"), [[Text(id)]]);
+}
+
+#[test]
+fn what_can_not_be_restored_changes_nothing() {
+    let runtime = Runtime::start();
+    let mut server = Server::new(Some(&runtime)).sqlite().start();
+    let (secret, _) = key(&server, "first");
+    (0..3).for_each(|_| _ = server.post(&secret, &chat("x")).is_completion());
+    stop(&mut server);
+    server.told(&["backup", "copy.db"]);
+    let (copy, database) = (server.folder.path("copy.db"), server.folder.path("adriaticum.db"));
+    let (good, present) = (fs::read(&copy).expect("the backup"), fs::read(&database).expect("the database"));
+    let after = |statement: &str, word: &str| {
+        fs::write(&copy, &good).expect("the backup again");
+        let backup = Connection::open(&copy).expect("the backup");
+        backup.execute_batch(statement).expect("a change");
+        drop(backup);
+        refused(&server, "copy.db", word);
+    };
+    after("UPDATE usage SET total_tokens = 9 WHERE seq = 2", "does not verify: the row of chatcmpl_");
+    after(
+        "UPDATE usage_rollup SET requests = 9 WHERE span = 3600",
+        "does not verify: the sums differ: hour ",
+    );
+    after("PRAGMA user_version = 99", "version 99");
+    after("PRAGMA user_version = 3", "which no release had");
+    let drop_all =
+        "DROP TABLE usage; DROP TABLE keys; DROP TABLE usage_rollup; DROP TABLE gateways; DROP TABLE audit;
+        DROP TABLE console_tokens; DROP TABLE console_password; PRAGMA user_version = 0";
+    after(drop_all, "empty database");
+    after(&format!("{drop_all}; CREATE TABLE mine (x)"), "another program");
+    let mut damaged = good.clone();
+    damaged.iter_mut().skip(8192).step_by(7).for_each(|byte| *byte = !*byte);
+    fs::write(&copy, damaged).expect("a damaged one");
+    refused(&server, "copy.db", "damaged");
+    fs::write(&copy, "").expect("an empty one");
+    refused(&server, "copy.db", "empty");
+    refused(&server, "missing.db", "missing.db: No such file");
+    refused(&server, "adriaticum.db", "it is the database itself");
+    refused(&server, ".", "not a regular file");
+    assert_eq!(fs::read(&database).expect("the database"), present);
+    // Another process has it open.
+    fs::write(&copy, &good).expect("the backup again");
+    let other = Connection::open(&database).expect("the database");
+    other.execute_batch("PRAGMA journal_mode = WAL; BEGIN; SELECT * FROM keys").expect("a read");
+    refused(&server, "copy.db", "locked by another process");
+    drop(other);
+    server.told(&["restore", "copy.db"]);
+    let shared = server.set("ADRIATICUM_DATABASE", "postgresql://a@127.0.0.1:1/a");
+    refused(&shared, "copy.db", "pg_restore");
+}
+
+/// Killed at any moment, it leaves the present database in place, or the new one.
+#[test]
+fn a_restore_that_is_killed_leaves_one_of_the_two() {
+    let runtime = Runtime::start();
+    let mut server = Server::new(Some(&runtime)).sqlite().start();
+    let (secret, id) = key(&server, "first");
+    server.post(&secret, &chat("x")).is_completion();
+    server.told(&["backup", "copy.db"]);
+    server.post(&secret, &chat("x")).is_completion();
+    server.told(&["keys", "revoke", &id]);
+    stop(&mut server);
+    server.told(&["backup", "later.db"]);
+    let (mut pause, end) = (Duration::ZERO, Instant::now() + PATIENCE);
+    loop {
+        let mut command = server.command(&["restore", "copy.db"]);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it should start");
+        thread::sleep(pause);
+        let ended = child.try_wait().expect("its state");
+        let _ = child.kill();
+        let status = child.wait().expect("its end");
+        let found = server.told(&["usage", "verify"]);
+        let rows = found.split(' ').next();
+        assert!(matches!(rows, Some("1" | "2")) && found.contains("nothing wrong"), "{found}");
+        assert!(server.told(&["keys", "list", "--json"]).contains("\"revoked\": 1"), "revoked in either");
+        if ended.is_some() {
+            assert!(status.success(), "{status}");
+            assert_eq!(rows, Some("1"));
+            break;
+        }
+        if rows == Some("1") {
+            server.told(&["restore", "later.db"]);
+        }
+        assert!(Instant::now() < end, "it does not end");
+        pause += Duration::from_millis(1).max(pause / 20);
+    }
+}
