@@ -152,6 +152,7 @@ mod tests {
                 key_id: None,
                 gateway: None,
                 matching: Matching::Anything,
+                cause: None,
                 least_ms: Some(5000),
                 most_ms: None,
             },

@@ -4,6 +4,7 @@ use maud::{Markup, html};
 
 use super::page::{self, count};
 use super::view::{CHOICES, CODES, Took, View};
+use crate::error::FailureCause;
 use crate::store::{Gateway, Key};
 
 /// How many keys are offered in a list. Of more, one is searched for: a longer list makes the page exceed 60 KB.
@@ -28,7 +29,7 @@ pub fn filters(view: &View, address: &str, keys: &[Key], gateways: &[Gateway]) -
                 button type="submit" { "Show" }
             }
             form.pick method="get" action=(address) {
-                (hidden(view, &["key", "gateway", "outcome", "least", "most"]))
+                (hidden(view, &["key", "gateway", "outcome", "cause", "least", "most"]))
                 (key_field(view, keys))
                 @if gateways.len() > 1 {
                     label for="gateway" { "Gateway" }
@@ -74,6 +75,8 @@ fn key_field(view: &View, keys: &[Key]) -> Markup {
 fn of_rows(view: &View) -> Markup {
     let Took { least, most } = view.took;
     html! {
+        label for="cause" { "Cause" } input #cause name="cause" list="causes" value=(view.cause) placeholder="Any cause" autocomplete="off";
+        datalist #causes { @for word in FailureCause::WORDS { option value=(word) {} } }
         @for (name, text, value) in [("least", "Took at least", least), ("most", "at most", most)] {
             label for=(name) { (text) } input id=(name) name=(name) type="number" min="0" max=(u32::MAX) value=[value] placeholder="ms";
         }

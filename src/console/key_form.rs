@@ -121,7 +121,7 @@ impl KeyForm {
         let concurrent = match self.concurrent.as_str() {
             "" => None,
             text => Some(parse_concurrent(text).ok_or_else(|| {
-                ("concurrent", format!("Requests at once: {CONCURRENT_TAKES}, or leave it empty."))
+                ("concurrent", format!("Concurrent requests: {CONCURRENT_TAKES}, or leave it empty."))
             })?),
         };
         let budget = match self.budget.as_str() {
@@ -167,7 +167,7 @@ impl KeyForm {
                 label for="date" { "Date, if it expires on one (UTC)" }
                 input #date type="date" name="date" value=(self.date) min=(&when::shown(Some(when::now()))[..10]) aria-invalid=[invalid("date")];
             }
-            label for="concurrent" { "Requests at once" }
+            label for="concurrent" { "Concurrent requests" }
             input #concurrent name="concurrent" value=(self.concurrent) inputmode="numeric" autocomplete="off"
                 aria-describedby="concurrent-help" aria-invalid=[invalid("concurrent")];
             p.help #concurrent-help { "The limit of each gateway; more requests wait for their turn. Empty: any number." }

@@ -40,9 +40,9 @@ const COLUMNS: [(Column, &str, &str); 8] = [
     (Column::Created, "created", "Created"),
     (Column::End, "end", "Expires"),
     (Column::LastUsed, "used", "Last used"),
-    (Column::Requests, "requests", "Requests"),
-    (Column::Errors, "errors", "Errors"),
-    (Column::Tokens, "tokens", "Tokens"),
+    (Column::Requests, "requests", "Requests, 30 d"),
+    (Column::Errors, "errors", "Errors, 30 d"),
+    (Column::Tokens, "tokens", "Total tokens, 30 d"),
 ];
 
 impl Column {
@@ -74,20 +74,45 @@ impl Column {
 
 type Entry = (Key, Sums);
 
-/// What the list shows, as its address says it.
+/// What the list shows, as its address says it. The pages of a key carry it, so that they lead back to the same list.
 #[derive(Clone)]
-struct ListView {
+pub struct ListView {
     filter: String,
-    revoked: bool,
+    state: ListedState,
     column: Column,
     descending: bool,
     /// The first page is 1.
     page: usize,
 }
 
+/// The lists of keys, each with its name in an address and on the page.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ListedState {
+    /// Accepted keys, those that expire soon too.
+    Active,
+    Expired,
+    Revoked,
+}
+
+impl ListedState {
+    const ALL: [(Self, &str, &str); 3] = [
+        (Self::Active, "active", "Active"),
+        (Self::Expired, "expired", "Expired"),
+        (Self::Revoked, "revoked", "Revoked"),
+    ];
+
+    fn of(key: &Key, now: i64) -> Self {
+        match key.state(now) {
+            KeyState::Active | KeyState::Expiring => Self::Active,
+            KeyState::Expired => Self::Expired,
+            KeyState::Revoked => Self::Revoked,
+        }
+    }
+}
+
 impl ListView {
     /// Ignores what it does not understand.
-    fn read(query: &Form) -> Self {
+    pub fn read(query: &Form) -> Self {
         let order = query.get("sort");
         let name = order.trim_start_matches('-');
         let known = COLUMNS.iter().find(|(_, known, _)| *known == name);
@@ -95,7 +120,10 @@ impl ListView {
             known.map_or((Column::Created, true), |(column, ..)| (*column, order.starts_with('-')));
         Self {
             filter: query.get("q").trim().chars().take(64).collect(),
-            revoked: query.get("state") == "revoked",
+            state: ListedState::ALL
+                .into_iter()
+                .find(|(_, word, _)| *word == query.get("state"))
+                .map_or(ListedState::Active, |(state, ..)| state),
             column,
             descending,
             page: query.get("page").parse().unwrap_or(1).max(1),
@@ -109,17 +137,26 @@ impl ListView {
     }
 
     fn address(&self) -> String {
-        let mut address = format!("/keys?sort={}", Self::order(self.column, self.descending));
-        if !self.filter.is_empty() {
-            address += &format!("&q={}", percent_encoded(&self.filter));
-        }
-        if self.revoked {
-            address += "&state=revoked";
-        }
-        if self.page > 1 {
-            address += &format!("&page={}", self.page);
-        }
-        address
+        self.with("/keys", None)
+    }
+
+    /// An address that carries this view, and perhaps the id of a key that something was done to.
+    pub fn with(&self, path: &str, done: Option<(&str, &str)>) -> String {
+        let state =
+            ListedState::ALL.into_iter().find(|(state, ..)| *state == self.state).map(|(_, word, _)| word);
+        let fields = [
+            ("sort", Some(Self::order(self.column, self.descending)).filter(|order| order != "-created")),
+            ("q", Some(percent_encoded(&self.filter)).filter(|filter| !filter.is_empty())),
+            ("state", state.map(String::from).filter(|state| state != "active")),
+            ("page", Some(self.page.to_string()).filter(|page| page != "1")),
+        ];
+        let done = done.map(|(name, id)| (name, Some(id.to_owned())));
+        let fields: Vec<String> = fields
+            .into_iter()
+            .chain(done)
+            .filter_map(|(name, value)| Some(format!("{name}={}", value?)))
+            .collect();
+        format!("{path}?{}", fields.join("&")).trim_end_matches('?').to_owned()
     }
 
     /// A part of the name, or of the id and the key's ends if it is not so short that most have it, or a permission.
@@ -166,11 +203,14 @@ pub fn list(console: &Console, visit: &Visit, session: &Session) -> Result<Respo
                 shown again. If you did not copy it, revoke the key and create another." }
         }
     };
-    let revoked = keys.iter().filter(|key| key.revoked.is_some()).count();
-    let active = keys.len() - revoked;
+    let counts = ListedState::ALL
+        .map(|(state, ..)| keys.iter().filter(|key| ListedState::of(key, visit.now) == state).count());
+    let [active, ..] = counts;
+    let is_first = keys.is_empty();
     let mut figures =
         if keys.is_empty() { HashMap::new() } else { figures(console, Filter::ALL, visit.now)? };
-    let shown = keys.into_iter().filter(|key| key.revoked.is_some() == view.revoked && view.matches(key));
+    let shown =
+        keys.into_iter().filter(|key| ListedState::of(key, visit.now) == view.state && view.matches(key));
     let with_figures = |key: Key| {
         let sums = figures.remove(&key.id).unwrap_or_default();
         (key, sums)
@@ -190,13 +230,13 @@ pub fn list(console: &Console, visit: &Visit, session: &Session) -> Result<Respo
                 @if active > 0 { a.button.primary href="/keys/new" { "Create key" } }
             }
             (notice)
-            @if active + revoked > 0 { (filters(&view, active, revoked)) }
-            @if active == 0 && !view.revoked {
+            @if !is_first { (filters(&view, counts)) }
+            @if active == 0 && view.state == ListedState::Active {
                 section.empty {
-                    h2 { @if revoked == 0 { "No keys yet" } @else { "No active keys" } }
+                    h2 { @if is_first { "No keys yet" } @else { "No active keys" } }
                     p { "Every request to the API carries a key. Create one for each application or person, so \
                          that you can see what each uses, and revoke one without the others." }
-                    a.button.primary href="/keys/new" { @if revoked == 0 { "Create the first key" } @else { "Create key" } }
+                    a.button.primary href="/keys/new" { @if is_first { "Create the first key" } @else { "Create key" } }
                 }
             } @else if shown.is_empty() {
                 section.empty {
@@ -213,20 +253,26 @@ pub fn list(console: &Console, visit: &Visit, session: &Session) -> Result<Respo
     Ok(page::inside(console, session, Part::Keys, "API Keys", &content))
 }
 
-fn filters(view: &ListView, active: usize, revoked: usize) -> Markup {
-    let tab = |name: &str, count: usize, is_revoked: bool| {
-        let address = ListView { revoked: is_revoked, page: 1, ..view.clone() }.address();
-        html! {
-            a href=(address) aria-current=[(view.revoked == is_revoked).then_some("true")] { (name) " (" (count) ")" }
-        }
-    };
+fn filters(view: &ListView, counts: [usize; 3]) -> Markup {
+    let tabs = ListedState::ALL.into_iter().zip(counts);
+    let tabs: Vec<_> = tabs
+        .filter(|((state, ..), count)| *count > 0 || *state == view.state || *state == ListedState::Active)
+        .collect();
     html! {
         div.filters {
-            @if revoked > 0 {
-                nav.choices aria-label="State" { (tab("Active", active, false)) (tab("Revoked", revoked, true)) }
+            @if tabs.len() > 1 {
+                nav.choices aria-label="State" {
+                    @for ((state, _, name), count) in &tabs {
+                        a href=(ListView { state: *state, page: 1, ..view.clone() }.address()) aria-current=[(view.state == *state).then_some("true")] {
+                            (name) " (" (grouped(*count as i64)) ")"
+                        }
+                    }
+                }
             }
             form method="get" action="/keys" role="search" {
-                @if view.revoked { input type="hidden" name="state" value="revoked"; }
+                @for (state, word, _) in ListedState::ALL {
+                    @if state == view.state && state != ListedState::Active { input type="hidden" name="state" value=(word); }
+                }
                 label for="q" { "Filter" }
                 input #q type="search" name="q" value=(view.filter) maxlength="64" placeholder="Name, id or permission";
                 // A wide table has links in its head instead.
@@ -250,23 +296,23 @@ fn table(view: &ListView, entries: &[Entry], now: i64) -> Markup {
     let heading = |(column, _, name): (Column, &str, &str)| {
         let sorted =
             (column == view.column).then_some(if view.descending { "descending" } else { "ascending" });
-        let name = if column == Column::End && view.revoked { "Revoked" } else { name };
+        let name = if column == Column::End && view.state == ListedState::Revoked { "Revoked" } else { name };
         sort_heading(name, &view.sorted_by(column).address(), sorted)
     };
-    let class = if view.revoked { "keys revoked" } else { "keys" };
+    let class = if view.state == ListedState::Revoked { "keys revoked" } else { "keys" };
     html! {
-        (cards(class, &COLUMNS.map(heading), entries.iter().map(|entry| cells(entry, now))))
-        p.muted { "Requests, errors and tokens: " (COUNTED_DAYS) " days, today included." }
+        (cards(class, &COLUMNS.map(heading), entries.iter().map(|entry| cells(view, entry, now))))
+        p.muted { "30 d: today and the 29 days before it." }
     }
 }
 
 /// A page has fifty rows of these and stays below 60 KB, so they have no more markup than they need.
-fn cells((key, sums): &Entry, now: i64) -> Vec<Markup> {
+fn cells(view: &ListView, (key, sums): &Entry, now: i64) -> Vec<Markup> {
     let date =
         |time: Option<i64>| html! { @match time { Some(time) => (page::date(time)), None => "never" } };
     vec![
         html! {
-            a.text href=(format!("/keys/{}", key.id)) { (key.name) }
+            a.text href=(view.with(&format!("/keys/{}", key.id), None)) { (key.name) }
             " " code.muted { (key.hint.as_deref().unwrap_or(&key.id)) }
         },
         html! {
@@ -283,8 +329,11 @@ fn cells((key, sums): &Entry, now: i64) -> Vec<Markup> {
             (expiry_badge(key, now))
         },
         html! { @match key.last_used { Some(time) => (page::time(time, false)), None => "never" } },
-        html! { a href=(format!("/usage?range=30d&key={}", key.id)) { (grouped(sums.requests)) } },
-        html! { (grouped(sums.errors)) },
+        html! { a href=(format!("/requests?range=30d&key={}", key.id)) { (grouped(sums.requests)) } },
+        html! {
+            @if sums.errors > 0 { a href=(format!("/requests?range=30d&key={}&outcome=failed", key.id)) { (grouped(sums.errors)) } }
+            @else { "0" }
+        },
         html! { (grouped(sums.total_tokens)) },
     ]
 }
@@ -293,16 +342,23 @@ pub fn expiry_badge(key: &Key, now: i64) -> Markup {
     html! {
         @match key.state(now) {
             KeyState::Expired => { " " span.badge.bad { "expired" } },
-            KeyState::Expiring => { " " span.badge.warn { "expiring" } },
+            KeyState::Expiring => { " " span.badge.warn { (expires_in(key.expires.unwrap_or(now) - now)) } },
             KeyState::Active | KeyState::Revoked => {},
         }
+    }
+}
+
+fn expires_in(seconds: i64) -> String {
+    match seconds / 86_400 {
+        0 => "expires today".into(),
+        days => format!("expires in {}", page::count(days, "day")),
     }
 }
 
 pub fn budget_badge(budget: &KeyBudget) -> Markup {
     html! {
         @if budget.is_used_up() { " " span.badge.bad { "budget used up" } }
-        @else if budget.is_nearly_used_up() { " " span.badge.warn { "budget nearly used up" } }
+        @else if budget.is_nearly_used_up() { " " span.badge.warn { "budget " (budget.percent()) " %" } }
     }
 }
 
@@ -346,7 +402,7 @@ mod tests {
             assert_eq!(view(address.split_once('?').expect("a query").1).address(), address);
         }
         for nonsense in ["", "sort=nonsense&page=0&state=x&q=+", "sort=-&page=-1"] {
-            assert_eq!(view(nonsense).address(), "/keys?sort=-created", "{nonsense}");
+            assert_eq!(view(nonsense).address(), "/keys", "{nonsense}");
         }
         let other = view("sort=name&page=2").sorted_by(Column::Requests);
         assert_eq!(other.address(), "/keys?sort=-requests");

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use maud::{Markup, html};
 
 use super::key_form::{KeyForm, KeyTerms, WrongField};
-use super::key_table::{budget_badge, expiry_badge, figures};
+use super::key_table::{ListView, budget_badge, expiry_badge, figures};
 use super::page::{self, Part, copied, form_token};
 use super::visit::{Session, Visit};
 use super::{Console, Stop};
@@ -147,7 +147,7 @@ pub fn change(console: &Console, visit: &Visit, session: &Session, id: &str) -> 
     match console.store.change_key(id, Some(visit.form.get("version")), &changes, &visit.actor())? {
         KeyChanged::Done => {
             log::info!("console: {id} was changed");
-            Ok(page::redirect(&format!("/keys?changed={id}")))
+            Ok(page::redirect(&ListView::read(&visit.query).with("/keys", Some(("changed", id)))))
         }
         KeyChanged::NoSuchKey => Err(Stop::NotFound),
         KeyChanged::Meanwhile(key) => not_saved(&key, NotSaved::Meanwhile),
@@ -169,9 +169,11 @@ fn key_page(
         Some(NotSaved::Wrong(wrong)) => Some(wrong),
         Some(NotSaved::Meanwhile) | None => None,
     };
+    let list = ListView::read(&visit.query);
+    let address = list.with(&format!("/keys/{}", key.id), None);
     let content = html! {
         main.narrow {
-            p.crumbs { a href="/keys" { "API Keys" } }
+            p.crumbs { a href=(list.with("/keys", None)) { "Back to API keys" } }
             h1.text { (key.name) }
             @match not_saved {
                 Some(NotSaved::Wrong((_, told))) => p.alert role="alert" { (told) " Nothing was changed." },
@@ -180,20 +182,20 @@ fn key_page(
                 },
                 Some(NotSaved::Meanwhile) => p.alert role="alert" {
                     "The key was changed since this form was shown, and is now as listed below. Your changes are in the form \
-                     and not saved: check them, then save again, or " a href=(format!("/keys/{}", key.id)) { "discard them" } "."
+                     and not saved: check them, then save again, or " a href=(address) { "discard them" } "."
                 },
                 None => {}
             }
             (facts(key, &sums, not_saved.is_some(), visit.now))
             @if key.revoked.is_none() {
-                form method="post" action=(format!("/keys/{}", key.id)) {
+                form method="post" action=(address) {
                     (form_token(session))
                     input type="hidden" name="version" value=(key.version());
                     (wanted.fields(key.expires, wrong))
                     div.buttons {
                         button.primary type="submit" { "Save changes" }
-                        a.button href="/keys" { "Cancel" }
-                        a.button.danger href=(format!("/keys/{}/revoke", key.id)) { "Revoke key" }
+                        a.button href=(list.with("/keys", None)) { "Cancel" }
+                        a.button.danger href=(list.with(&format!("/keys/{}/revoke", key.id), None)) { "Revoke key" }
                     }
                 }
             }
@@ -220,7 +222,7 @@ fn facts(key: &Key, sums: &Sums, with_terms: bool, now: i64) -> Markup {
             @if with_terms || key.revoked.is_some() {
                 dt { "Permissions" } dd { (Permission::join(&key.permissions).replace(',', ", ")) }
                 dt { "Expires" } dd { (time(key.expires)) (expiry_badge(key, now)) }
-                dt { "Requests at once" } dd { @match key.concurrent { Some(number) => (number), None => "any number" } }
+                dt { "Concurrent requests" } dd { @match key.concurrent { Some(number) => (number), None => "any number" } }
             }
             @if !with_terms && key.state(now) != KeyState::Active && key.revoked.is_none() {
                 dt { "Expires" } dd { (time(key.expires)) (expiry_badge(key, now)) }
@@ -229,8 +231,10 @@ fn facts(key: &Key, sums: &Sums, with_terms: bool, now: i64) -> Markup {
             dt { "Last used" } dd { (time(key.last_used)) }
             dt { "Last 30 days" }
             dd {
-                a href=(format!("/usage?range=30d&key={}", key.id)) { (page::count(sums.requests, "request")) }
-                ", " (page::count(sums.errors, "error")) ", " (page::count(sums.total_tokens, "token"))
+                @let of_key = format!("range=30d&key={}", key.id);
+                a href=(format!("/requests?{of_key}")) { (page::count(sums.requests, "request")) } ", "
+                a href=(format!("/requests?{of_key}&outcome=failed")) { (page::count(sums.errors, "error")) } ", "
+                a href=(format!("/usage?{of_key}")) { (page::count(sums.total_tokens, "token")) }
             }
         }
     }
@@ -247,11 +251,17 @@ fn budget_bar(budget: &KeyBudget, now: i64) -> Markup {
     }
 }
 
-pub fn confirm_revoke(console: &Console, session: &Session, id: &str) -> Result<Response, Stop> {
+pub fn confirm_revoke(
+    console: &Console,
+    visit: &Visit,
+    session: &Session,
+    id: &str,
+) -> Result<Response, Stop> {
+    let list = ListView::read(&visit.query);
     let key = console.store.key(id)?.ok_or(Stop::NotFound)?;
     if key.revoked.is_some() {
         // The browser went back after the revocation: the key's page says since when.
-        return Ok(page::redirect(&format!("/keys/{id}")));
+        return Ok(page::redirect(&list.with(&format!("/keys/{id}"), None)));
     }
     let content = html! {
         main.narrow {
@@ -267,7 +277,7 @@ pub fn confirm_revoke(console: &Console, session: &Session, id: &str) -> Result<
             form.buttons method="post" {
                 (form_token(session))
                 button.danger type="submit" { "Revoke key" }
-                a.button href=(format!("/keys/{id}")) { "Keep it" }
+                a.button href=(list.with(&format!("/keys/{id}"), None)) { "Keep it" }
             }
         }
     };
@@ -278,7 +288,7 @@ pub fn revoke(console: &Console, visit: &Visit, id: &str) -> Result<Response, St
     match console.store.revoke_key(id, visit.now, &visit.actor())? {
         true => {
             log::info!("console: {id} was revoked");
-            Ok(page::redirect(&format!("/keys?revoked={id}")))
+            Ok(page::redirect(&ListView::read(&visit.query).with("/keys", Some(("revoked", id)))))
         }
         false => Err(Stop::NotFound),
     }

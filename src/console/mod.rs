@@ -189,7 +189,7 @@ impl Console {
             ("GET", ["keys", "new"]) => keys::new(self, visit, session),
             ("GET", ["keys", id]) => keys::page(self, visit, session, id),
             ("POST", ["keys", id]) => keys::change(self, visit, session, id),
-            ("GET", ["keys", id, "revoke"]) => keys::confirm_revoke(self, session, id),
+            ("GET", ["keys", id, "revoke"]) => keys::confirm_revoke(self, visit, session, id),
             ("POST", ["keys", id, "revoke"]) => keys::revoke(self, visit, id),
             ("GET", ["usage"]) => usage::page(self, visit, session),
             ("GET", ["usage", "keys"]) => by_key::page(self, visit, session),

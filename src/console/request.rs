@@ -57,7 +57,7 @@ pub fn page(console: &Console, session: &Session, id: &str) -> Result<Response, 
             dl.facts {
                 dt { "Received" } dd { (page::time(row.created, true)) " UTC" }
                 dt { "Key" } dd {
-                    a href=(format!("/usage?range=30d&key={}", row.key_id)) { span.text { (row.key_name) } } " "
+                    a href=(format!("/keys/{}", row.key_id)) { span.text { (row.key_name) } } " "
                     code.muted { (row.key_id) }
                     @if let Some(name) = name_now.filter(|name| *name != row.key_name) { " – now named " span.text { (name) } }
                 }

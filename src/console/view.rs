@@ -128,7 +128,8 @@ pub struct View {
     pub gateway: Option<String>,
     /// As the address has it: empty, ok, failed or a code.
     pub outcome: String,
-    /// Of the listed requests only: the rollup does not know it.
+    /// Of the listed requests only: the sums know neither causes nor durations.
+    pub cause: String,
     pub took: Took,
     /// Of the table by key.
     pub order: Order,
@@ -188,6 +189,7 @@ impl View {
                 .filter(|name| (1..=64).contains(&name.len()))
                 .map(String::from),
             outcome: if is_known { outcome.into() } else { String::new() },
+            cause: Some(query.get("cause").trim()).filter(|word| is_cause(word)).unwrap_or("").to_owned(),
             took: Took { least: milliseconds("least"), most: milliseconds("most") },
             order: Order::read(query.get("sort")),
         }
@@ -235,6 +237,7 @@ impl View {
             key_id: self.key.clone(),
             gateway: self.gateway.clone(),
             matching: self.matching(),
+            cause: Some(self.cause.clone()).filter(|cause| !cause.is_empty()),
             least_ms: self.took.least,
             most_ms: self.took.most,
         }
@@ -266,6 +269,7 @@ impl View {
             ("key", self.key.clone()),
             ("gateway", self.gateway.clone()),
             ("outcome", Some(self.outcome.clone()).filter(|outcome| !outcome.is_empty())),
+            ("cause", Some(self.cause.clone()).filter(|cause| !cause.is_empty())),
             ("least", milliseconds(self.took.least)),
             ("most", milliseconds(self.took.most)),
             ("sort", self.order.word()),
@@ -283,7 +287,7 @@ impl View {
 
     /// The same without the filters that only rows have.
     pub fn of_sums(&self) -> Self {
-        Self { took: Took::default(), ..self.clone() }
+        Self { cause: String::new(), took: Took::default(), ..self.clone() }
     }
 
     /// The requests of this view with an outcome.
@@ -334,6 +338,11 @@ fn times(query: &Form) -> Option<Range> {
     (range.until - range.since <= LONGEST && range.since >= 0).then_some(range)
 }
 
+fn is_cause(text: &str) -> bool {
+    text.len() <= 40
+        && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
+}
+
 fn is_key_id(text: &str) -> bool {
     text.strip_prefix("key_")
         .is_some_and(|rest| rest.len() <= 64 && rest.bytes().all(|b| b.is_ascii_alphanumeric()))
@@ -357,7 +366,7 @@ mod tests {
             "range=last-month",
             "range=24h&key=key_0123456789abcdef",
             "range=90d&outcome=failed&sort=requests",
-            "range=month&key=key_1&gateway=host-1&outcome=ok&least=1000&most=5000",
+            "range=month&key=key_1&gateway=host-1&outcome=ok&cause=status_500&least=1000&most=5000",
             "from=2026-01-01&to=2026-01-14&outcome=inference_error",
             "from=2026-01-14T13%3A00&to=2026-01-15T00%3A30",
         ] {

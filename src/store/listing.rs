@@ -12,6 +12,7 @@ pub struct Which {
     pub key_id: Option<String>,
     pub gateway: Option<String>,
     pub matching: Matching,
+    pub cause: Option<String>,
     /// The shortest and the longest duration in milliseconds; a row without a duration is not wanted then.
     pub least_ms: Option<u32>,
     pub most_ms: Option<u32>,
@@ -21,25 +22,33 @@ impl Which {
     /// The rows to search for a gateway or a duration, which no index has: those that one index finds. `None` if neither is
     /// wanted.
     fn indexed(&self) -> Option<Self> {
-        let is_searched = self.gateway.is_some() || self.least_ms.is_some() || self.most_ms.is_some();
-        let (key_id, matching) = match self.matching {
-            Matching::Anything | Matching::Success => (self.key_id.clone(), Matching::Anything),
-            Matching::Failure | Matching::Code(_) => (None, Matching::Failure),
+        let is_searched = self.gateway.is_some()
+            || self.cause.is_some()
+            || self.least_ms.is_some()
+            || self.most_ms.is_some();
+        let (key_id, matching) = match self.is_of_errors() {
+            false => (self.key_id.clone(), Matching::Anything),
+            true => (None, Matching::Failure),
         };
         is_searched.then(|| Self {
             key_id,
             gateway: None,
             matching,
+            cause: None,
             least_ms: None,
             most_ms: None,
             ..self.clone()
         })
     }
 
+    /// Whether only rows with an error are wanted: they have an index. A cause without one belongs to no row.
+    fn is_of_errors(&self) -> bool {
+        self.cause.is_some() || matches!(self.matching, Matching::Failure | Matching::Code(_))
+    }
+
     /// How many rows one search looks at.
     pub fn searched_rows(&self) -> i64 {
-        let is_success_or_any = matches!(self.matching, Matching::Anything | Matching::Success);
-        if self.key_id.is_none() && is_success_or_any { SEARCHED_ROWS } else { SEARCHED_APART }
+        if self.key_id.is_none() && !self.is_of_errors() { SEARCHED_ROWS } else { SEARCHED_APART }
     }
 }
 
@@ -131,15 +140,19 @@ impl Store {
 pub(super) fn ids(which: &Which, order: &str, between: [&str; 2], most: i64) -> (String, Vec<Value>) {
     let mut parameters = between.map(Value::from).to_vec();
     let mut key_id = "key_id";
-    let mut conditions = match &which.matching {
-        Matching::Anything => String::new(),
-        Matching::Success => "AND status = 200".into(),
-        Matching::Failure | Matching::Code(_) => {
-            // The index of failures has their keys too. No index serves this expression, so that one is used.
-            key_id = "key_id || ''";
-            "AND error_code IS NOT NULL".into()
-        }
-    };
+    let mut conditions = String::new();
+    if which.is_of_errors() {
+        // The index of failures has their keys too. No index serves this expression, so that one is used.
+        key_id = "key_id || ''";
+        conditions += "AND error_code IS NOT NULL";
+    }
+    if which.matching == Matching::Success {
+        conditions += " AND status = 200";
+    }
+    if let Some(cause) = &which.cause {
+        parameters.push(cause.into());
+        conditions += &format!(" AND cause = ${}", parameters.len());
+    }
     if let Matching::Code(code) = &which.matching {
         parameters.push(code.into());
         conditions += &format!(" AND error_code = ${}", parameters.len());
@@ -180,6 +193,7 @@ mod tests {
             key_id: key_id.map(String::from),
             gateway: None,
             matching,
+            cause: None,
             least_ms: None,
             most_ms: None,
         }

@@ -322,6 +322,7 @@ pub(crate) mod tests {
             key_id: Some("key_1".into()),
             gateway: None,
             matching: Matching::Anything,
+            cause: None,
             least_ms: None,
             most_ms: None,
         };

@@ -127,13 +127,13 @@ const flows = {
     await signIn(page);
     await page.getByRole("link", { name: /^Create (the first )?key$/ }).click();
     await page.getByRole("button", { name: "Create key" }).waitFor();
-    await page.getByLabel("Requests at once").fill("0");
+    await page.getByLabel("Concurrent requests").fill("0");
     await page.getByLabel("Name", { exact: true }).fill("x");
     page.context().allowed.push("400");
     await page.keyboard.press("Enter");
-    await page.getByRole("alert").filter({ hasText: "Requests at once" }).waitFor();
+    await page.getByRole("alert").filter({ hasText: "Concurrent requests" }).waitFor();
     await check(page, "flow-wrong-field");
-    await page.getByLabel("Requests at once").fill("");
+    await page.getByLabel("Concurrent requests").fill("");
     await page.getByLabel("Name", { exact: true }).fill("<b>first</b> \"key\"");
     await page.getByLabel("Expires", { exact: true }).selectOption({ label: "In 90 days" });
     await page.getByRole("button", { name: "Create key" }).click();
@@ -150,11 +150,11 @@ const flows = {
     await page.getByRole("link", { name: "<b>first</b>" }).click();
     await page.getByLabel("Name", { exact: true }).fill(`second ${width}`);
     await page.getByLabel("metrics").check();
-    await page.getByLabel("Requests at once").fill("7");
+    await page.getByLabel("Concurrent requests").fill("7");
     await page.keyboard.press("Enter");
     await page.getByRole("status").filter({ hasText: `Saved second ${width}` }).waitFor();
     await check(page, "flow-saved");
-    await page.getByRole("cell", { name: "completions, metrics 7 at once" }).waitFor();
+    await page.getByRole("cell", { name: "completions, metrics 7 concurrent" }).waitFor();
     await page.getByRole("link", { name: `second ${width}` }).click();
     assert.match(await page.getByLabel("Expires", { exact: true }).locator("option:checked").textContent(), /as now$/);
     await page.getByRole("link", { name: "Revoke key" }).click();
@@ -165,7 +165,7 @@ const flows = {
     await page.getByRole("button", { name: "Revoke key" }).click();
     await page.getByRole("link", { name: /^Revoked/ }).click();
     await page.getByRole("link", { name: `second ${width}` }).click();
-    await page.getByText("Requests at once").waitFor();
+    await page.getByText("Concurrent requests").waitFor();
     assert.equal(await page.getByRole("button", { name: "Save changes" }).count(), 0);
     await check(page, "flow-revoked");
     assert.equal((await complete(secret)).status, 401);
@@ -501,7 +501,7 @@ const flows = {
     await signIn(page, "/keys/new");
     const name = `greedy ${width}`;
     await page.getByLabel("Name", { exact: true }).fill(name);
-    await page.getByLabel("Requests at once").fill("1");
+    await page.getByLabel("Concurrent requests").fill("1");
     await page.getByRole("button", { name: "Create key" }).click();
     const secret = await page.locator("#secret").textContent();
     // The queue knows the key of a completed request.
