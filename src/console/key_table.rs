@@ -317,7 +317,7 @@ fn cells(view: &ListView, (key, sums): &Entry, now: i64) -> Vec<Markup> {
         },
         html! {
             (key.permissions.iter().map(|permission| permission.as_str()).collect::<Vec<_>>().join(", "))
-            @if let Some(number) = key.concurrent { span.muted { " " (number) " at once" } }
+            @if let Some(number) = key.concurrent { span.muted { " " (number) " concurrent" } }
             @if let Some(budget) = &key.budget {
                 " " span.muted { (budget.percent()) "% of " (grouped(budget.budget.tokens)) "/" (budget.budget.per.as_str()) }
                 (budget_badge(budget))

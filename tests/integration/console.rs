@@ -480,7 +480,7 @@ fn a_key_from_its_making_to_its_end() {
         serde_json::from_str(&server.told(&["keys", "list", "--json"])).expect("JSON");
     let id = list[0]["id"].as_str().expect("an id").to_owned();
     assert_eq!((list.as_array().map(Vec::len), &list[0]["concurrent"]), (Some(1), &7.into()));
-    assert!(page.contains("7 at once"), "{page}");
+    assert!(page.contains("7 concurrent"), "{page}");
     let asked = browser.get(&format!("/keys/{id}/revoke")).text();
     assert!(asked.contains("first") && asked.contains("can’t be undone"));
     server.post(&secret, &chat("x")).is_completion();

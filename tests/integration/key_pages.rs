@@ -60,7 +60,7 @@ fn the_list_is_filtered_sorted_and_paged() {
     let text = browser.get("/keys?sort=-requests").text();
     let first = text.split("<th role=\"rowheader\"").nth(1).expect("a row");
     assert!(first.contains("busy") && first.contains(">3</a>"), "requests: {first}");
-    assert!(first.contains(">1</td>") && first.contains(">28</td>"), "errors and tokens: {first}");
+    assert!(first.contains(">1</a>") && first.contains(">28</td>"), "errors and tokens: {first}");
     assert!(text.contains("aria-sort=\"descending\""));
     assert!(!text.contains("Next"), "there is one page");
 
@@ -159,7 +159,7 @@ fn everything_of_a_key_is_changed_in_one_place() {
 
     // Its page and the list show what was used of a budget.
     for (budget, badge) in
-        [("15/day", "budget nearly used up"), ("14/day", "budget used up"), ("28/month", "50%")]
+        [("15/day", "budget 93 %"), ("14/day", "budget used up"), ("28/month", "50%")]
     {
         server.told(&["keys", "set", &id, "--budget", budget]);
         for path in [&*address, "/keys"] {
