@@ -342,16 +342,12 @@ pub fn expiry_badge(key: &Key, now: i64) -> Markup {
     html! {
         @match key.state(now) {
             KeyState::Expired => { " " span.badge.bad { "expired" } },
-            KeyState::Expiring => { " " span.badge.warn { (expires_in(key.expires.unwrap_or(now) - now)) } },
+            KeyState::Expiring => {
+                @let days = (key.expires.unwrap_or(now) - now + 86_399) / 86_400;
+                " " span.badge.warn { "expires in " (page::count(days, "day")) }
+            },
             KeyState::Active | KeyState::Revoked => {},
         }
-    }
-}
-
-fn expires_in(seconds: i64) -> String {
-    match seconds / 86_400 {
-        0 => "expires today".into(),
-        days => format!("expires in {}", page::count(days, "day")),
     }
 }
 
