@@ -301,8 +301,8 @@ pub fn expiry_badge(key: &Key, now: i64) -> Markup {
 
 pub fn budget_badge(budget: &KeyBudget) -> Markup {
     html! {
-        @if budget.is_used_up() { " " span.badge.bad { "budget used up" } }
-        @else if budget.is_nearly_used_up() { " " span.badge.warn { "budget nearly used up" } }
+        @if budget.is_used_up() { " " span.badge.bad { "used up" } }
+        @else if budget.is_nearly_used_up() { " " span.badge.warn { "nearly used up" } }
     }
 }
 

@@ -159,7 +159,7 @@ fn everything_of_a_key_is_changed_in_one_place() {
 
     // Its page and the list show what was used of a budget.
     for (budget, badge) in
-        [("15/day", "budget nearly used up"), ("14/day", "budget used up"), ("28/month", "50%")]
+        [("15/day", ">nearly used up<"), ("14/day", ">used up<"), ("28/month", "50%")]
     {
         server.told(&["keys", "set", &id, "--budget", budget]);
         for path in [&*address, "/keys"] {
