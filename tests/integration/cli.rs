@@ -613,6 +613,7 @@ fn an_address_that_other_hosts_can_reach_is_warned_of() {
         let checked = String::from_utf8_lossy(&server.run(&["check"]).stdout).into_owned();
         assert_eq!(is_warned(&checked), warned, "{listen} {hosts} {proxies}: {checked}");
         let server = server.start();
+        until("the warning would be logged", || server.log().contains("console at"));
         assert_eq!(is_warned(&server.log()), warned, "{}", server.log());
         // As if systemd had passed the socket: the setting says nothing about it then.
         let server = server.set("ADRIATICUM_LISTEN", "127.0.0.1:0");
