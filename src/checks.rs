@@ -166,7 +166,7 @@ fn reachable_address(config: &Config, store: Option<&Store>) -> Option<String> {
         address.split_once("://").and_then(|(_, address)| address.parse().ok()).map(Address::Tcp)
     };
     let last = own.into_iter().flat_map(|gateway| gateway.address.split(' ').filter_map(tcp));
-    let mut addresses = last.chain([config.listen.clone()]);
+    let mut addresses = [config.listen.clone()].into_iter().chain(last);
     addresses.find_map(|address| reachable(config, &address))
 }
 

@@ -15,12 +15,11 @@ use crate::text::grouped;
 /// How many requests a page lists.
 const LISTED: usize = 50;
 
-const COLUMNS: [&str; 10] = [
+const COLUMNS: [&str; 9] = [
     "Time (UTC)",
     "Request",
     "Key",
     "Outcome",
-    "Cause",
     "Tokens in",
     "Tokens out",
     "Runtime",
@@ -97,8 +96,10 @@ fn cells(row: &LedgerRow, with_gateway: bool) -> Vec<Markup> {
         page::time(row.created, true),
         html! { a href=(format!("/requests/{id}")) { code { (short_id) } } },
         html! { span.text { (row.key_name) } },
-        outcome(row.status, row.error_code.as_deref()),
-        html! { (row.cause.as_deref().unwrap_or("")) },
+        html! {
+            (outcome(row.status, row.error_code.as_deref()))
+            @if let Some(cause) = &row.cause { " " span.muted.cause { (cause) } }
+        },
         number(row.tokens.prompt_tokens),
         number(row.tokens.completion_tokens),
         time(row.runtime_ms),

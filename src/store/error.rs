@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::error::FailureCause;
-use crate::text::count;
 
 #[derive(Clone, Debug)]
 pub enum StoreError {
@@ -120,10 +119,9 @@ impl fmt::Display for StoreError {
             ),
             Self::LostContent { wal, bytes } => write!(
                 f,
-                "it has lost its content: its file is empty or missing, but {} beside it has {}. Restore a \
+                "it has lost its content: its file is empty or missing, but {} beside it has {bytes} bytes. Restore a \
                  backup, or delete both files to begin with an empty database",
-                wal.display(),
-                count(*bytes as i64, "byte")
+                wal.display()
             ),
             Self::NotSynced(error) => {
                 write!(f, "fsync failed ({error}), so nothing more is written: check the disk, then restart")

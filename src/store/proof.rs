@@ -126,8 +126,10 @@ impl SumsProof {
     /// The figures times their weights, modulo 2^128. As a weight is odd and a figure has 64 bits, another figure alone has
     /// another product; that several changes cancel out is as likely as guessing 64 random bits.
     fn weigh(&self, place: &Place, sums: &StoredSums) -> u128 {
+        // The texts of a place are hashed once, not for every figure.
+        let seed = [0_u8, 1].map(|number| self.weights.hash_one((place, number)));
         let weight = |column: usize| {
-            let half = |number: u8| u128::from(self.weights.hash_one((place, column, number)));
+            let half = |number: u8| u128::from(self.weights.hash_one((seed, column, number)));
             half(0) << 64 | half(1) | 1
         };
         // A sum of no rows has no figures, but it should not be there.
@@ -140,7 +142,7 @@ impl SumsProof {
             buckets.collect::<Vec<_>>()
         };
         let times = [histogram(&sums.runtime, 1000), histogram(&sums.own, 2000)];
-        let figures = counts.chain(times.into_iter().flatten());
+        let figures = counts.chain(times.into_iter().flatten()).filter(|(_, figure)| *figure != 0);
         figures.fold(0, |sum, (column, figure)| sum.wrapping_add(weight(column).wrapping_mul(figure)))
     }
 

@@ -74,29 +74,31 @@ impl Grouping {
         match self {
             Self::Hour => {
                 let hour = row.start.rem_euclid(DAY) / 3600;
-                (None, Some(format!("{}T{hour:02}:00Z", day())), None)
+                (None, Some(format!("{}T{hour:02}:00Z", day())))
             }
-            Self::Day => (None, Some(day()), None),
-            Self::Month => (None, day().rsplit_once('-').map(|(month, _)| month.into()), None),
-            // Its name may have changed within the range: `grouped` adds the present one.
-            Self::Key => (None, Some(row.key_id), None),
-            Self::Status => (row.status, row.error_code, None),
-            Self::Gateway => (None, Some(row.gateway), None),
+            Self::Day => (None, Some(day())),
+            Self::Month => (None, day().rsplit_once('-').map(|(month, _)| month.into())),
+            Self::Key => (None, Some(row.key_id)),
+            Self::Status => (row.status, row.error_code),
+            Self::Gateway => (None, Some(row.gateway)),
         }
     }
 
-    /// The members that name a group, with their values.
-    fn named(self, (status, first, second): Group) -> Map<String, Value> {
+    /// The members that name a group, with their values. A key also has its present name: it may have changed within the range.
+    fn named(self, (status, text): Group, key_names: &HashMap<String, String>) -> Map<String, Value> {
         let values: [Value; 2] = match self {
-            Self::Status => [status.into(), first.into()],
-            _ => [first.into(), second.into()],
+            Self::Status => [status.into(), text.into()],
+            _ => {
+                let name = text.as_ref().and_then(|id| key_names.get(id).cloned());
+                [text.into(), name.into()]
+            }
         };
         self.labels().iter().map(ToString::to_string).zip(values).collect()
     }
 }
 
-/// The status and the texts that name a group. Groups are in their order.
-type Group = (Option<i64>, Option<String>, Option<String>);
+/// The status and the text that name a group. Groups are in their order.
+type Group = (Option<i64>, Option<String>);
 
 /// Figures over some requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -222,9 +224,8 @@ impl Store {
             if by == Grouping::Key {
                 groups.sort_by_key(|(_, sums)| Reverse(sums.requests));
             }
-            for ((status, first, _), sums) in groups {
-                let name = first.as_ref().and_then(|id| names.get(id).cloned());
-                take(UsageRow { labels: by.named((status, first, name)), sums });
+            for (group, sums) in groups {
+                take(UsageRow { labels: by.named(group, &names), sums });
             }
         };
         let mut groups = BTreeMap::<Group, Sums>::new();

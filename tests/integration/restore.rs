@@ -150,7 +150,10 @@ fn a_backup_of_an_older_schema_is_upgraded_and_its_file_is_not() {
         let database = Connection::open(path).expect("a database");
         database.execute_batch(&format!("{BACK_TO_8}; PRAGMA user_version = 8")).expect("version 8");
     };
+    // A session that was signed out since the backup; no password is set, which would end it too.
+    server.query("INSERT INTO console_tokens VALUES (x'01', 'session', 9999999999) RETURNING 1");
     server.told(&["backup", "old.db"]);
+    server.query("DELETE FROM console_tokens RETURNING 1");
     let old = server.folder.path("old.db");
     make_8(&old);
     let bytes = fs::read(&old).expect("the backup");
@@ -165,6 +168,7 @@ fn a_backup_of_an_older_schema_is_upgraded_and_its_file_is_not() {
         assert!(message.contains(&format!("stay revoked:\n  {id} (revoked)")), "{message}");
         assert_eq!(fs::read(&old).expect("the backup"), bytes);
         assert_eq!(server.query("PRAGMA user_version"), [[Integer(9)]]);
+        assert!(server.query("SELECT 1 FROM console_tokens").is_empty(), "the session would be valid again");
         assert!(server.told(&["usage", "verify"]).starts_with("3 rows, nothing wrong"));
         make_8(&server.folder.path("adriaticum.db"));
     }

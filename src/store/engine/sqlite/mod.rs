@@ -38,7 +38,7 @@ const START_PATIENCE: Duration = Duration::from_secs(5);
 const READ_PATIENCE: Duration = Duration::from_secs(2);
 
 /// A connection's page cache in KiB: enough for the pages that a request reads and writes.
-const PAGE_CACHE: i64 = 256;
+const PAGE_CACHE: i64 = 128;
 
 /// How many connections read at once; they stay open. The console's two threads may have two of them for long, and looking
 /// up a key takes a tenth of a millisecond. More would not be faster, but a moment of many reads would keep their memory and
