@@ -158,9 +158,7 @@ fn everything_of_a_key_is_changed_in_one_place() {
     server.post(&secret, &chat("x")).is_completion();
 
     // Its page and the list show what was used of a budget.
-    for (budget, badge) in
-        [("15/day", ">nearly used up<"), ("14/day", ">used up<"), ("28/month", "50%")]
-    {
+    for (budget, badge) in [("15/day", ">nearly used up<"), ("14/day", ">used up<"), ("28/month", "50%")] {
         server.told(&["keys", "set", &id, "--budget", budget]);
         for path in [&*address, "/keys"] {
             let text = browser.get(path).text();
