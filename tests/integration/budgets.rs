@@ -28,8 +28,8 @@ fn is_used_up(reply: &Reply) -> String {
     message
 }
 
-/// 32 clients send requests until they are refused, to these servers in turn, each of which has 16 workers. Returns how
-/// many completions there were.
+/// 32 clients send requests until they are refused, to these servers in turn, each of which has 16 workers. Checks how many
+/// completions there were: `completions` use the budget up.
 #[track_caller]
 pub fn use_up(servers: &[&Server], key: &str, completions: i64) {
     let client = |number: usize| {
