@@ -159,7 +159,7 @@ impl KeyForm {
             label for="expires" { "Expires" }
             select #expires name="expires" {
                 @if let Some(time) = present {
-                    option value=(KEEP) selected[self.expires == KEEP] { (when::shown(Some(time)).trim_end_matches('Z')) " UTC, as now" }
+                    option value=(KEEP) selected[self.expires == KEEP] { (when::shown(Some(time)).trim_end_matches('Z')) " UTC (unchanged)" }
                 }
                 @for (value, told) in EXPIRIES { option value=(value) selected[self.expires == value] { (told) } }
             }

@@ -212,7 +212,7 @@ fn facts(console: &Console) -> Result<Markup, Stop> {
             dt { "Workers busy" } dd { (level(load.workers)) }
             dt { "Queue" } dd { (level(load.queue)) }
             dt { "Connections" } dd { (level(load.connections)) }
-            dt { "Buffers" } dd { (bytes(load.buffered_bytes.now as u64)) " of " (bytes(load.buffered_bytes.most as u64)) }
+            dt { "Buffers" } dd { (format!("{:.1} of {:.1} MiB", mib(load.buffered_bytes.now), mib(load.buffered_bytes.most))) }
             dt { "Rejected (no room)" } dd { (count((load.of(Cause::QueueFull) + load.of(Cause::BuffersFull)) as i64, "request")) " since the start" }
             dt { "Search" } dd { (search(console)) }
             @if let Some(acceptor) = &console.monitoring.acceptor {
@@ -327,6 +327,10 @@ fn queue_by_key(console: &Console) -> Result<Markup, Stop> {
 
 fn level(level: Level) -> String {
     format!("{} of {}", grouped(level.now as i64), grouped(level.most as i64))
+}
+
+fn mib(bytes: usize) -> f64 {
+    bytes as f64 / 1024.0 / 1024.0
 }
 
 fn lasted(time: Duration) -> String {

@@ -156,7 +156,7 @@ const flows = {
     await check(page, "flow-saved");
     await page.getByRole("cell", { name: "completions, metrics 7 concurrent" }).waitFor();
     await page.getByRole("link", { name: `second ${width}` }).click();
-    assert.match(await page.getByLabel("Expires", { exact: true }).locator("option:checked").textContent(), /as now$/);
+    assert.match(await page.getByLabel("Expires", { exact: true }).locator("option:checked").textContent(), /\(unchanged\)$/);
     await page.getByRole("link", { name: "Revoke key" }).click();
     await page.getByText("This can’t be undone").waitFor();
     assert.equal((await complete(secret)).status, 200);
@@ -407,8 +407,8 @@ const flows = {
       await page.getByRole("button", { name: "Apply" }).click();
       await page.waitForURL(/least=3000/);
       const times = await page.locator(".requests tbody td:nth-child(8)").allTextContents();
-      // One of 30 requests took so long: 2,000 have more than a page of them.
-      assert.ok(times.length === 50 && times.every((time) => / s$/.test(time) && parseFloat(time) >= 3), times.join());
+      // One of 30 requests took so long: 2,000 have dozens of them.
+      assert.ok(times.length > 15 && times.every((time) => / s$/.test(time) && parseFloat(time) >= 3), times.join());
       await page.getByLabel("Took at least").fill("4000000");
       await page.getByRole("button", { name: "Apply" }).click();
       await page.getByText("Searched 2,000 requests, to").waitFor();
@@ -445,8 +445,9 @@ const flows = {
     };
     const [totalsName, totals] = await download("CSV");
     assert.match(totalsName, /^adriaticum-totals-.*\.csv$/);
+    assert.ok(totals.startsWith("\ufeff"));
     const [head, ...lines] = totals.trim().split("\r\n").map((line) => line.split(","));
-    assert.ok(head[0].startsWith("\ufeff") && head[3] === '"requests"', head.join());
+    assert.equal(head[3], '"requests"');
     const sum = lines.reduce((all, line) => all + Number(line[3].replaceAll('"', "")), 0);
     assert.ok(Math.abs(sum - shown) < 200, `${sum} of ${shown}`);
     await page.getByRole("link", { name: "the requests" }).click();
@@ -541,7 +542,7 @@ const flows = {
       seen.add(await page.evaluate(() => document.activeElement.textContent.trim()));
     }
     // A phone has a list of the orders in place of the table's head.
-    const sorting = width === 1280 ? ["Name", "Tokens"] : [];
+    const sorting = width === 1280 ? ["Name", "Total tokens, 30 d"] : [];
     for (const name of ["API Keys", "Usage", "Requests", "Status", "Audit", "Sign out", "Create key", "Apply", "billing service", ...sorting]) {
       assert.ok(seen.has(name), name);
     }
