@@ -15,17 +15,8 @@ use crate::text::grouped;
 /// How many requests a page lists.
 const LISTED: usize = 50;
 
-const COLUMNS: [&str; 9] = [
-    "Time (UTC)",
-    "Request",
-    "Key",
-    "Outcome",
-    "Tokens in",
-    "Tokens out",
-    "Runtime",
-    "Total",
-    "Gateway",
-];
+const COLUMNS: [&str; 9] =
+    ["Time (UTC)", "Request", "Key", "Outcome", "Tokens in", "Tokens out", "Runtime", "Total", "Gateway"];
 
 pub fn page(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
     let keys = console.store.list_keys()?;

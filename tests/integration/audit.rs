@@ -82,6 +82,7 @@ fn every_way_to_change_something_leaves_a_row() {
 #[test]
 fn the_page_has_pages_and_retention_removes_old_rows() {
     let mut server = Server::new(None).start();
+    server.key();
     assert!(set_password(&server, PASSWORD).status.success());
     let insert = |server: &Server, number: i64, created: i64| {
         server.query(&format!(
@@ -107,6 +108,11 @@ fn the_page_has_pages_and_retention_removes_old_rows() {
         seen += &text;
     }
     assert_eq!(pages, 3);
+    for (about, has_keys) in [("keys", true), ("sign-ins", false), ("settings", false)] {
+        let text = browser.get(&format!("/audit?about={about}")).text();
+        assert_eq!(text.contains("key created"), has_keys, "{about}: {text}");
+        assert_eq!(text.contains("signed in"), about == "sign-ins", "{about}: {text}");
+    }
     for number in 0..110 {
         assert_eq!(seen.matches(&format!(">row {number}<")).count(), 1, "{number}");
     }

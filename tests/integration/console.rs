@@ -1,5 +1,6 @@
 //! The console from outside: sign-in, forms, and that all input is escaped.
 
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -715,6 +716,55 @@ fn the_status_page_shows_how_the_runtime_does() {
     server.post(&key, &chat("x")).is_completion();
     assert!(browser.get("/status").text().contains(">works</span>"));
     assert!(!browser.get("/keys").text().contains("(something is wrong)"));
+}
+
+/// One of two runtimes that is down is no outage.
+#[test]
+fn a_part_of_the_runtimes_is_degraded() {
+    let runtime = Runtime::start();
+    // Nobody listens there any more.
+    let closed =
+        TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port();
+    let server = Server::new(Some(&runtime))
+        .set("ADRIATICUM_RUNTIME_URL", format!("{},http://127.0.0.1:{closed}/v1", runtime.url()))
+        .start();
+    assert!(set_password(&server, PASSWORD).status.success());
+    let mut browser = Browser::signed_in(&server);
+    until("the checks are through", || browser.get("/status").text().contains("Checked at"));
+    let text = browser.get("/status").text();
+    assert!(text.contains("degraded: 1 of 2 runtimes"), "{text}");
+    let rows: Vec<&str> = text.split("rowheader").skip(1).collect();
+    assert!(
+        rows[0].contains(&format!("127.0.0.1:{closed}")) && rows[0].contains(">fails<"),
+        "what fails is first"
+    );
+}
+
+#[test]
+fn totals_are_exported_by_key_and_day() {
+    let runtime = Runtime::start();
+    let server = with_console(Some(&runtime));
+    let key = server.key();
+    for _ in 0..3 {
+        server.post(&key, &chat("x")).is_completion();
+    }
+    server.post(&key, &json!({})).is_error(400, "invalid_request");
+    let mut browser = Browser::signed_in(&server);
+    let csv = whole_body(&browser.get("/usage/totals.csv?range=24h"));
+    let lines: Vec<&str> = csv.split("\r\n").collect();
+    assert!(lines[0].starts_with("\u{feff}\"day\",\"key_id\",\"key_name\",\"requests\",\"errors\""), "{csv}");
+    // At midnight it may be two days.
+    let column = |number: usize| -> i64 {
+        let cell = |line: &&str| {
+            line.split(',').nth(number).map(|cell| cell.trim_matches('"').parse().expect("a number"))
+        };
+        lines[1..].iter().filter_map(|line| cell(line).filter(|_: &i64| !line.is_empty())).sum()
+    };
+    assert_eq!((column(3), column(4), column(7)), (4, 1, 42), "{csv}");
+    assert_eq!(
+        whole_body(&browser.get("/usage/totals.csv?from=2020-01-01&to=2020-02-01")).matches("\r\n").count(),
+        1
+    );
 }
 
 #[test]
