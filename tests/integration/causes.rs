@@ -212,7 +212,7 @@ fn the_cause_is_part_of_a_requests_story() {
         let shown = server.told(&["usage", "show", &id]);
         let words = shown.lines().find_map(|shown| shown.strip_prefix("cause")).expect("a line");
         assert_eq!(words.trim(), line, "{shown}");
-        let page = browser.get(&format!("/usage/{id}")).text();
+        let page = browser.get(&format!("/requests/{id}")).text();
         assert!(page.contains(entry), "{page}");
     }
 }
