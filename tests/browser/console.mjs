@@ -216,6 +216,26 @@ const flows = {
       await page.waitForURL(/sort=name/);
       assert.deepEqual(await names(), (await names()).toSorted());
       assert.equal((await names())[0], "workstation 01");
+      const list = page.url();
+      for (const link of ["Cancel", "Back to API keys"]) {
+        await page.locator(".keys tbody th a").first().click();
+        await page.getByRole("link", { name: link }).click();
+        assert.equal(page.url(), list, "the filter and the order survive");
+      }
+      await page.goto(page.base + "/usage?range=90d");
+      const key = page.getByLabel("Key", { exact: true });
+      assert.equal(await key.getAttribute("type"), "search", "a list would be too long");
+      const searchFor = async (text) => {
+        await key.fill(text);
+        await page.getByRole("button", { name: "Apply" }).click();
+        await page.waitForURL((url) => url.searchParams.get("key") === text);
+      };
+      await searchFor("WORKSTATION 01");
+      assert.equal(await key.inputValue(), "workstation 01");
+      await searchFor("workstation");
+      await page.getByText(/ keys match: /).getByRole("link", { name: "workstation 02" }).waitFor();
+      await searchFor("nobody");
+      await page.getByText("No key is named nobody").waitFor();
       await page.goto(page.base + "/keys?sort=-requests");
       assert.equal((await names())[0], "billing service");
       await page.goto(page.base + "/audit");
