@@ -80,9 +80,12 @@ fn the_console_tells_the_gateways_apart() {
         server.post(&key, &chat("x")).is_completion();
     }
     let mut shown = |query: &str| {
-        let text = browser.get(&format!("/usage?range=24h{query}")).text();
-        let requests = text.split("<strong>").nth(1).and_then(|rest| rest.split('<').next());
-        let cells = |name: &str| text.matches(&format!("<td role=\"cell\">{name}</td>")).count();
+        let usage = browser.get(&format!("/usage?range=24h{query}")).text();
+        // A link with the number of requests.
+        let requests =
+            usage.split("<strong>").nth(1).and_then(|rest| rest.split("</").next()?.rsplit('>').next());
+        let rows = browser.get(&format!("/requests?range=24h{query}")).text();
+        let cells = |name: &str| rows.matches(&format!("<td role=\"cell\">{name}</td>")).count();
         (requests.unwrap_or("").to_owned(), cells("north"), cells("south"))
     };
     assert_eq!(shown(""), ("3".into(), 1, 2));
