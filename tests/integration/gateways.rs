@@ -61,7 +61,7 @@ fn keys_and_sessions_are_the_same_at_every_gateway() {
 fn a_budget_holds_over_all_gateways() {
     let (runtime, uri) = (Runtime::start(), PostgresServer::shared().database());
     let [a, b] = ["a", "b"].map(|name| gateway(&uri, name, &runtime).start());
-    let key = a.told(&["keys", "create", "x", "--budget", "1400/day"]).trim().to_owned();
+    let key = a.told(&["keys", "create", "x", "--budget", "1400/month"]).trim().to_owned();
     use_up(&[&a, &b], &key, 100);
     a.post(&key, &chat("x")).is_error(403, "insufficient_permission");
     b.post(&key, &chat("x")).is_error(403, "insufficient_permission");
