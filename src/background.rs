@@ -233,7 +233,10 @@ fn retention(store: Arc<Store>, days: u32) -> Task {
 }
 
 /// Calls `remove` until nothing is left to remove. Returns how many rows it removed.
-fn remove_all(stop: &Stop, remove: impl Fn() -> Result<usize, StoreError>) -> Result<usize, StoreError> {
+fn remove_all(
+    stop: &StopSignal,
+    remove: impl Fn() -> Result<usize, StoreError>,
+) -> Result<usize, StoreError> {
     let mut removed = 0;
     loop {
         let began = Instant::now();
@@ -254,9 +257,9 @@ fn remove_all(stop: &Stop, remove: impl Fn() -> Result<usize, StoreError>) -> Re
 struct Task(Option<(Sender<()>, JoinHandle<()>)>);
 
 impl Task {
-    fn start(name: &str, run: impl FnOnce(&Stop) + Send + 'static) -> Self {
+    fn start(name: &str, run: impl FnOnce(&StopSignal) + Send + 'static) -> Self {
         let (stop, stopped) = mpsc::channel();
-        let thread = thread::Builder::new().name(name.into()).spawn(move || run(&Stop(stopped)));
+        let thread = thread::Builder::new().name(name.into()).spawn(move || run(&StopSignal(stopped)));
         Self(Some((stop, thread.expect("a thread should start"))))
     }
 }
@@ -271,9 +274,9 @@ impl Drop for Task {
 }
 
 /// Says when a task has to stop.
-struct Stop(Receiver<()>);
+struct StopSignal(Receiver<()>);
 
-impl Stop {
+impl StopSignal {
     /// Waits, and returns true if the task has to stop. Nothing is ever sent: dropping the sender ends the wait.
     fn wait(&self, time: Duration) -> bool {
         self.0.recv_timeout(time) != Err(RecvTimeoutError::Timeout)

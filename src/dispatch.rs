@@ -7,8 +7,10 @@ use std::sync::Arc;
 use crate::console::Console;
 use crate::error::{ApiError, Failure};
 use crate::http::head::split_authority;
-use crate::http::{Client, Head, Response};
-use crate::listener::{Admission, Call, Destination, Identity, Lane, RunningCall, Service, Ticket};
+use crate::http::{ClientInfo, RequestHead, Response};
+use crate::listener::{
+    Admission, Destination, Lane, PendingRequest, RequestIdentity, RunningCall, Service, Ticket,
+};
 use crate::pipeline::Pipeline;
 
 pub struct Dispatcher {
@@ -22,7 +24,7 @@ pub struct Dispatcher {
 impl Dispatcher {
     /// The console, if the request is for it. A program that asks there for the API gets the API's own 404. Any client can
     /// name the default host: from elsewhere only its health is answered there, which load balancers probe.
-    fn console(&self, client: Client, head: &Head) -> Option<&Console> {
+    fn console(&self, client: ClientInfo, head: &RequestHead) -> Option<&Console> {
         let (host, console) = self.console.as_ref()?;
         let is_meant = host.eq_ignore_ascii_case(head.host()) && !head.path().starts_with("/v1/");
         let is_admitted = !self.console_is_local || client.is_local() || console.probe(head).is_some();
@@ -30,7 +32,7 @@ impl Dispatcher {
     }
 
     /// A person on this host who opens the API's address in a browser probably looks for the console.
-    fn with_console_address(&self, client: Client, head: &Head, mut failure: Failure) -> Failure {
+    fn with_console_address(&self, client: ClientInfo, head: &RequestHead, mut failure: Failure) -> Failure {
         let is_meant = failure.error == ApiError::NotFound && head.method() == "GET" && client.is_local();
         if let Some((host, _)) = self.console.as_ref().filter(|_| is_meant) {
             let scheme = if client.secure { "https" } else { "http" };
@@ -44,7 +46,7 @@ impl Dispatcher {
 }
 
 impl Service for Dispatcher {
-    fn admit(&self, client: Client, head: &Head) -> Admission {
+    fn admit(&self, client: ClientInfo, head: &RequestHead) -> Admission {
         if let Some(console) = self.console(client, head) {
             if let Some(response) = console.probe(head) {
                 return Admission::Answer(response);
@@ -69,16 +71,16 @@ impl Service for Dispatcher {
         self.api.outage()
     }
 
-    fn identify(&self, call: &Call) -> Identity {
+    fn identify(&self, call: &PendingRequest) -> RequestIdentity {
         match (call.destination, &self.console) {
             (Destination::Api(digest), _) => match self.api.identify(call, &digest) {
-                Ok(caller) => Identity::Known(Lane { name: caller.key_id, limit: caller.concurrent }),
-                Err(response) => Identity::Refused(response),
+                Ok(caller) => RequestIdentity::Known(Lane { name: caller.key_id, limit: caller.concurrent }),
+                Err(response) => RequestIdentity::Refused(response),
             },
             (Destination::Console, Some((_, console))) => {
-                console.lane(&call.request).map_or(Identity::Unknown, Identity::Known)
+                console.lane(&call.request).map_or(RequestIdentity::Unknown, RequestIdentity::Known)
             }
-            (Destination::Console, None) => Identity::Unknown,
+            (Destination::Console, None) => RequestIdentity::Unknown,
         }
     }
 
@@ -86,7 +88,7 @@ impl Service for Dispatcher {
         self.api.lanes(names)
     }
 
-    fn answer(&self, call: &Call, running: &RunningCall) -> Response {
+    fn answer(&self, call: &PendingRequest, running: &RunningCall) -> Response {
         match (call.destination, &self.console) {
             (Destination::Api(digest), _) => self.api.answer(call, &digest, running),
             (Destination::Console, Some((_, console))) => console.answer(&call.request),
@@ -94,7 +96,7 @@ impl Service for Dispatcher {
         }
     }
 
-    fn refuse(&self, peer: Option<IpAddr>, call: Option<&Call>, failure: Failure) -> Response {
+    fn refuse(&self, peer: Option<IpAddr>, call: Option<&PendingRequest>, failure: Failure) -> Response {
         let is_for_console = call.is_some_and(|call| call.destination == Destination::Console);
         match self.console.as_ref().filter(|_| is_for_console) {
             Some((_, console)) => console.refuse(),

@@ -24,31 +24,31 @@
 
 pub mod cli;
 pub mod config;
-pub mod logging;
+mod logging;
 
 pub mod http;
 pub mod listener;
 
 pub mod api;
-pub mod console;
-pub mod dispatch;
-pub mod pipeline;
+mod console;
+mod dispatch;
+mod pipeline;
 
 pub mod client;
 pub mod runtime;
 pub mod search;
 pub mod store;
 
-pub mod background;
-pub mod checks;
-pub mod metrics;
+mod background;
+mod checks;
+mod metrics;
 pub mod supervisor;
 
-pub mod der;
+mod der;
 pub mod error;
-pub mod files;
-pub mod id;
-pub mod semaphore;
-pub mod text;
-pub mod timed_stream;
-pub mod when;
+mod files;
+mod id;
+mod semaphore;
+mod text;
+mod timed_stream;
+mod when;

@@ -3,7 +3,7 @@
 #![no_main]
 
 use adriaticum::http::MAX_BODY;
-use adriaticum::http::body::{Body, Framing, Progress};
+use adriaticum::http::body::{Body, Framing, BodyProgress};
 use libfuzzer_sys::fuzz_target;
 
 /// The content, and what follows the body. It is more lenient than the reader has to be.
@@ -39,9 +39,9 @@ fn read(wire: &[u8], size: usize) -> Option<(Vec<u8>, &[u8])> {
         assert!(body.weight() <= 2 * MAX_BODY, "it holds {}", body.weight());
         start += piece.len() - input.len();
         match progress {
-            Progress::Complete => return Some((body.into_content(), &wire[start..])),
-            Progress::TooLarge => return None,
-            Progress::Incomplete => assert!(input.is_empty(), "it stopped before the end"),
+            BodyProgress::Complete => return Some((body.into_content(), &wire[start..])),
+            BodyProgress::TooLarge => return None,
+            BodyProgress::Incomplete => assert!(input.is_empty(), "it stopped before the end"),
         }
     }
     None

@@ -2,14 +2,14 @@
 
 #![no_main]
 
-use adriaticum::http::{Head, MAX_HEAD};
+use adriaticum::http::{RequestHead, MAX_HEAD};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     if bytes.len() > MAX_HEAD {
         return;
     }
-    let Ok(head) = Head::parse(bytes) else {
+    let Ok(head) = RequestHead::parse(bytes) else {
         return;
     };
     let text = String::from_utf8_lossy(bytes);

@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use adriaticum::http::{MAX_BODY, MAX_HEAD, Malformed, Reader, Step};
+use adriaticum::http::{MAX_BODY, MAX_HEAD, Malformed, Reader, ReadStep};
 use libfuzzer_sys::fuzz_target;
 
 /// What a connection came to: its requests, and how it ended.
@@ -20,12 +20,12 @@ fn read<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Story {
             let step = reader.push(&mut input);
             assert!(reader.weight() <= MAX_BODY + 2 * MAX_HEAD + 4096, "it holds {}", reader.weight());
             match step {
-                Ok(Step::More) => {
+                Ok(ReadStep::More) => {
                     assert!(input.is_empty(), "it stopped before the end and has no request");
                     break;
                 }
-                Ok(Step::Head) => {}
-                Ok(Step::Request(request)) => {
+                Ok(ReadStep::Head) => {}
+                Ok(ReadStep::Request(request)) => {
                     let parts = [request.head.method(), request.head.host(), request.head.path()];
                     let [method, host, path] = parts.map(str::to_owned);
                     let cut = request.body.is_none();

@@ -1,9 +1,9 @@
 //! The API is served on its own hosts and on no other.
 
 use crate::error::{ApiError, Failure, FailureCause};
-use crate::http::Head;
+use crate::http::RequestHead;
 
-pub fn check(head: &Head, api_hosts: &[String]) -> Result<(), Failure> {
+pub fn check(head: &RequestHead, api_hosts: &[String]) -> Result<(), Failure> {
     if api_hosts.iter().any(|host| host.eq_ignore_ascii_case(head.host())) {
         return Ok(());
     }

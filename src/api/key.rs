@@ -1,7 +1,7 @@
 //! The key of the `Authorization` header.
 
 use crate::error::{ApiError, Failure, FailureCause};
-use crate::http::Head;
+use crate::http::RequestHead;
 use crate::id::has_shape;
 use crate::store::{Digest, KeyBudget, Permission, Store};
 use crate::when;
@@ -61,12 +61,12 @@ pub fn changed() -> Failure {
 }
 
 /// The digest of the key that a request presents, which may not exist.
-pub fn digest(head: &Head) -> Result<Digest, Failure> {
+pub fn digest(head: &RequestHead) -> Result<Digest, Failure> {
     bearer(head).map(Digest::of)
 }
 
 /// The secret of the `Authorization` header. There has to be exactly one.
-fn bearer(head: &Head) -> Result<&str, Failure> {
+fn bearer(head: &RequestHead) -> Result<&str, Failure> {
     let mut values = head.header("authorization");
     let value = values.next().ok_or_else(|| {
         refused(
@@ -101,9 +101,10 @@ mod tests {
 
     const SECRET: &str = "adr_0123456789abcdef0123456789abcdef0123456789abcdef";
 
-    fn head(authorizations: &[&str]) -> Head {
+    fn head(authorizations: &[&str]) -> RequestHead {
         let lines: String = authorizations.iter().map(|a| format!("Authorization: {a}\r\n")).collect();
-        Head::parse(format!("POST / HTTP/1.1\r\nHost: h\r\n{lines}\r\n").as_bytes()).expect("a good head")
+        RequestHead::parse(format!("POST / HTTP/1.1\r\nHost: h\r\n{lines}\r\n").as_bytes())
+            .expect("a good head")
     }
 
     #[test]

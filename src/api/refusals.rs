@@ -12,10 +12,10 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A token bucket for each key that was refused lately.
 #[derive(Default)]
-pub struct Refusals(Mutex<State>);
+pub struct Refusals(Mutex<RefusalState>);
 
 #[derive(Default)]
-struct State {
+struct RefusalState {
     buckets: HashMap<String, Bucket>,
     /// Refusals without a row since the last line in the log.
     unlogged: u64,

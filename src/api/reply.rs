@@ -23,12 +23,12 @@ struct Completion<'a> {
 #[derive(Serialize)]
 struct Choice<'a> {
     index: u8,
-    message: Message<'a>,
+    message: ReplyMessage<'a>,
     finish_reason: &'a str,
 }
 
 #[derive(Serialize)]
-struct Message<'a> {
+struct ReplyMessage<'a> {
     role: &'static str,
     content: &'a str,
 }
@@ -42,7 +42,7 @@ pub fn completion(id: RequestId, created: i64, generated: &Generated) -> Respons
         model: MODEL,
         choices: [Choice {
             index: 0,
-            message: Message { role: "assistant", content: &generated.content },
+            message: ReplyMessage { role: "assistant", content: &generated.content },
             // A text without a reason means that the runtime finished normally.
             finish_reason: generated.finish_reason.as_deref().unwrap_or("stop"),
         }],

@@ -1,9 +1,9 @@
 //! The API has one operation.
 
 use crate::error::{ApiError, Failure, FailureCause};
-use crate::http::Head;
+use crate::http::RequestHead;
 
-pub fn check(head: &Head) -> Result<(), Failure> {
+pub fn check(head: &RequestHead) -> Result<(), Failure> {
     if head.method() == "POST" && head.path() == "/v1/chat/completions" {
         return Ok(());
     }

@@ -2,10 +2,10 @@
 
 use crate::error::{ApiError, Failure, FailureCause};
 use crate::http::body::Framing;
-use crate::http::{Head, MAX_BODY, Request};
+use crate::http::{MAX_BODY, Request, RequestHead};
 
 /// Refuses a body whose declared length is too large.
-pub fn check_declared(head: &Head) -> Result<(), Failure> {
+pub fn check_declared(head: &RequestHead) -> Result<(), Failure> {
     match head.framing {
         Framing::Length(length) if length > MAX_BODY as u64 => Err(too_large()),
         Framing::Length(_) | Framing::Chunked => Ok(()),

@@ -71,8 +71,8 @@ pub fn read_unexpired(files: &TlsFiles) -> Result<Certificate, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Verdict;
     use super::*;
+    use crate::checks::Verdict;
 
     #[test]
     fn a_certificate_is_to_be_renewed_in_time() {

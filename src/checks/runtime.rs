@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::{Finding, Verdict};
 use crate::config::{Config, RuntimeConfig};
 use crate::listener::Address;
-use crate::runtime::{Chat, Message, Role, Runtimes, Spent, probe};
+use crate::runtime::{Chat, ChatMessage, Role, Runtimes, Spent, probe};
 
 /// Where runtimes listen by default.
 const USUAL: [(&str, u16); 4] =
@@ -42,7 +42,7 @@ fn try_one(url: &str, config: &Config) -> Option<Finding> {
     )?;
     let about = probe(url, &config.runtime, PROBE_TIME).unwrap_or_default();
     let chat = Chat {
-        messages: vec![Message { role: Role::User, content: Cow::Borrowed("Say yes.") }],
+        messages: vec![ChatMessage { role: Role::User, content: Cow::Borrowed("Say yes.") }],
         temperature: 0.0,
         max_tokens: 1,
     };

@@ -4,7 +4,7 @@ use std::{env, fs};
 
 use rustix::process::geteuid;
 
-use super::{Args, CliError, Opt, open_store, print, print_json, table};
+use super::{Args, CliError, Opt, open_store, print, print_json, text_table};
 use crate::store::{Actor, AuditRow, KeyName};
 use crate::when::{self, When};
 
@@ -36,7 +36,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let heading = ["time", "action", "via", "by", "key", "details"];
     let mut lines = vec![heading.map(String::from).to_vec()];
     lines.extend(rows.iter().map(line));
-    print(&table::lay_out(&lines))
+    print(&text_table::lay_out(&lines))
 }
 
 fn line(row: &AuditRow) -> Vec<String> {

@@ -1,7 +1,7 @@
 //! `keys`: who may use the API.
 
 use super::audit::actor;
-use super::{Args, CliError, Opt, no_command, open_store, open_with, print, print_json, table};
+use super::{Args, CliError, Opt, no_command, open_store, open_with, print, print_json, text_table};
 use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
 use crate::id::secret_hex;
 use crate::store::{
@@ -162,7 +162,7 @@ fn list(mut args: Args) -> Result<(), CliError> {
             ];
             let mut rows = vec![heading.map(String::from).to_vec()];
             rows.extend(keys.iter().map(|key| row(key, now)));
-            print(&table::lay_out(&rows))?;
+            print(&text_table::lay_out(&rows))?;
         }
     }
     Ok(())

@@ -9,7 +9,7 @@ mod moving;
 mod restore;
 mod search;
 mod serve;
-mod table;
+mod text_table;
 mod usage;
 mod verify;
 

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use super::{Args, CliError, Opt, missing, print};
 use crate::config::{self, Config};
-use crate::store::{Access, Database, DatabaseUri, Progress, ServeLock, Store, StoreError};
+use crate::store::{Access, Database, DatabaseUri, MoveProgress, ServeLock, Store, StoreError};
 use crate::text::{count, grouped};
 
 const HELP: &str = "\
@@ -70,7 +70,7 @@ fn move_database(from: &Database, mut to: DatabaseUri, config: &Config) -> Resul
     // Closes the rows that a crash has left open.
     store.join("", "").map_err(|error| failed(from, &error))?;
     let mut tenths = 0;
-    let mut progress = |Progress { table, copied, rows }: Progress| {
+    let mut progress = |MoveProgress { table, copied, rows }: MoveProgress| {
         let now = if rows == 0 { 0 } else { copied * 10 / rows };
         if copied == 0 {
             note(format_args!("{table}: {}", count(rows, "row")));

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use super::{Args, CliError, Opt, no_command, print, print_json, table};
+use super::{Args, CliError, Opt, no_command, print, print_json, text_table};
 use crate::client::Cancellation;
-use crate::search::documents::{self, Candidate, Found};
+use crate::search::documents::{self, Candidate, FoundFiles};
 use crate::search::{Added, Document, Index, Passage, Search, SearchError};
 use crate::text::count as count_of;
 use crate::when;
@@ -87,7 +87,7 @@ fn add_path(index: &Index, path: &Path, tally: &mut Tally) -> Result<Result<(), 
         skipped += 1;
         eprintln!("skipped: {}: {reason}.", path.display());
     };
-    let Found { files, hidden } = match documents::candidates(path, &mut skip) {
+    let FoundFiles { files, hidden } = match documents::candidates(path, &mut skip) {
         Ok(found) => found,
         Err(error) => return Ok(Err(error.to_string())),
     };
@@ -156,7 +156,7 @@ fn list(mut args: Args) -> Result<(), CliError> {
     }
     let mut rows = vec![["id", "title", "passages", "bytes", "added", "path"].map(String::from).to_vec()];
     rows.extend(documents.iter().map(row));
-    print(&table::lay_out(&rows))
+    print(&text_table::lay_out(&rows))
 }
 
 fn row(document: &Document) -> Vec<String> {

@@ -19,7 +19,7 @@ use crate::checks;
 use crate::config::{Config, GroundingMode, RuntimeConfig, SearchConfig, TlsFiles};
 use crate::console::{Console, Monitoring};
 use crate::dispatch::Dispatcher;
-use crate::listener::{Acceptor, Address, Limits, Listener, Snapshot, Socket};
+use crate::listener::{Acceptor, Address, Limits, Listener, ListeningSocket, Snapshot};
 use crate::logging;
 use crate::metrics::Metrics;
 use crate::pipeline::Pipeline;
@@ -82,7 +82,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let sockets = sockets(&config)?;
     let mut store = open_with(&config, Access::Serve)?;
     store.watch(&lock)?;
-    let addresses = sockets.iter().map(Socket::address).collect::<io::Result<Vec<_>>>();
+    let addresses = sockets.iter().map(ListeningSocket::address).collect::<io::Result<Vec<_>>>();
     let addresses = addresses.map_err(|error| failed("the socket", &error))?;
     let scheme = if acceptor.is_some() { "https" } else { "http" };
     let shown: Vec<String> = addresses.iter().map(|address| shown(address, scheme)).collect();
@@ -200,14 +200,14 @@ fn shown(address: &Address, scheme: &str) -> String {
 }
 
 /// The sockets that systemd passes, else the one of the configuration.
-fn sockets(config: &Config) -> Result<Vec<Socket>, CliError> {
+fn sockets(config: &Config) -> Result<Vec<ListeningSocket>, CliError> {
     let mut handed = ListenFd::from_env();
     let mut sockets = Vec::new();
     for index in 0..handed.len() {
         let socket = match handed.take_tcp_listener(index) {
-            Ok(Some(listener)) => Socket::inherited_tcp(listener),
+            Ok(Some(listener)) => ListeningSocket::inherited_tcp(listener),
             _ => match handed.take_unix_listener(index) {
-                Ok(Some(listener)) => Socket::inherited_unix(listener),
+                Ok(Some(listener)) => ListeningSocket::inherited_unix(listener),
                 _ => Err(io::Error::other("it is neither a TCP nor a Unix socket in the listening state")),
             },
         };
@@ -221,7 +221,7 @@ fn sockets(config: &Config) -> Result<Vec<Socket>, CliError> {
                 config.listen
             ))
         };
-        sockets.push(Socket::bind(&config.listen, config.socket_mode).map_err(cannot_listen)?);
+        sockets.push(ListeningSocket::bind(&config.listen, config.socket_mode).map_err(cannot_listen)?);
     }
     Ok(sockets)
 }

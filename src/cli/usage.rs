@@ -1,6 +1,6 @@
 //! `usage`: what the ledger holds.
 
-use super::{Args, CliError, Opt, no_command, open_store, print, print_json, table, verify};
+use super::{Args, CliError, Opt, no_command, open_store, print, print_json, text_table, verify};
 use crate::store::{Coverage, Filter, Grouping, Matching, Range, Span, Store, Sums, UndividedSpan, UsageRow};
 use crate::text::{cells, count, csv_line, grouped};
 use crate::when::{self, When};
@@ -108,7 +108,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
             for figure in lines.iter_mut().skip(1).flat_map(|cells| &mut cells[by.labels().len()..]) {
                 *figure = figure.parse().map_or_else(|_| figure.clone(), grouped);
             }
-            print(&table::lay_out(&lines))?;
+            print(&text_table::lay_out(&lines))?;
         }
         print(&summary(&sums))?;
     }
@@ -212,7 +212,7 @@ fn show(mut args: Args) -> Result<(), CliError> {
         lines.push(("gateway", row.gateway));
     }
     let lines: Vec<_> = lines.into_iter().map(|(name, value)| vec![name.into(), value]).collect();
-    print(&table::lay_out(&lines))
+    print(&text_table::lay_out(&lines))
 }
 
 /// The sums in a sentence. Unmeasured completions are counted separately, never as zero tokens.

@@ -3,14 +3,14 @@
 use serde_json::{Value, json};
 
 use super::{Args, CliError, Opt, open_store, print, print_json, usage};
-use crate::store::{Fault, Head, Noted, Verification};
+use crate::store::{ChainHead, Fault, Noted, Verification};
 use crate::text::count;
 use crate::when;
 
 pub fn run(mut args: Args) -> Result<(), CliError> {
     let (mut json, mut through) = (false, None);
     let mut set_through = |text: &str| {
-        through = Some(Head::parse(text).ok_or("[GATEWAY:]SEQ:HASH, as usage verify prints it")?);
+        through = Some(ChainHead::parse(text).ok_or("[GATEWAY:]SEQ:HASH, as usage verify prints it")?);
         Ok(())
     };
     let mut options = [Opt::Flag("json", &mut json), Opt::Value("through", &mut set_through)];
@@ -32,7 +32,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
 
 /// Why the ledger, or the head that was noted, can't be trusted. A head that can't be checked is a failure too: a script
 /// that compares it has to notice.
-fn failure(found: &Verification, through: Option<&(Noted, Head)>) -> Option<String> {
+fn failure(found: &Verification, through: Option<&(Noted, ChainHead)>) -> Option<String> {
     match &found.fault {
         Some(fault @ Fault::Sums { .. }) => {
             return Some(format!("nothing wrong in {}, but {fault}.", count(found.rows as i64, "row")));
@@ -51,7 +51,7 @@ fn failure(found: &Verification, through: Option<&(Noted, Head)>) -> Option<Stri
     }
 }
 
-fn summary(found: &Verification, through: Option<&(Noted, Head)>) -> String {
+fn summary(found: &Verification, through: Option<&(Noted, ChainHead)>) -> String {
     let heads = match &found.heads[..] {
         [head] => format!("The head is {head}"),
         heads => heads.iter().fold("The heads are:".into(), |text, head| format!("{text}\n{head}")),
@@ -67,8 +67,8 @@ fn summary(found: &Verification, through: Option<&(Noted, Head)>) -> String {
     format!("{}, nothing wrong. {heads}\n{unproven}{through}", count(found.rows as i64, "row"))
 }
 
-fn as_json(found: &Verification, through: Option<&(Noted, Head)>, ok: bool) -> Value {
-    let members = |Head { gateway, seq, hash }: &Head| json!({"gateway": gateway, "seq": seq, "hash": hex::encode(hash)});
+fn as_json(found: &Verification, through: Option<&(Noted, ChainHead)>, ok: bool) -> Value {
+    let members = |ChainHead { gateway, seq, hash }: &ChainHead| json!({"gateway": gateway, "seq": seq, "hash": hex::encode(hash)});
     let through = through.map(|(noted, head)| {
         let mut through = members(head);
         through["status"] = match noted {

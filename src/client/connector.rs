@@ -14,9 +14,9 @@ use ureq::http::Uri;
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::{ConnectionDetails, NextTimeout};
 
-use super::connection::{Connection, Stream};
+use super::cancellation::{self, TrackedSocket};
+use super::outbound::{OutboundConnection, OutboundStream};
 use super::roots;
-use super::socket::{self, Socket};
 use crate::timed_stream::TimedStream;
 
 /// Finds no address. `ureq` asks its resolver for every call, on a thread of its own if there is a timeout; a call on a
@@ -55,28 +55,32 @@ impl Connector {
         Arc::clone(self.tls.get_or_init(make))
     }
 
-    fn open(&self, details: &ConnectionDetails) -> io::Result<Connection> {
+    fn open(&self, details: &ConnectionDetails) -> io::Result<OutboundConnection> {
         let deadline = Instant::now() + (*details.timeout.after).min(super::CONNECT_TIME);
         // The C library's own settings bound the time of a look-up; an address needs none.
         let addresses = host_and_port(details.uri).to_socket_addrs()?;
         let mut stream = TimedStream::connect(addresses, deadline)?;
-        socket::expose(&stream);
+        cancellation::expose(&stream);
         let stream = if details.needs_tls() {
             let mut session =
                 ClientConnection::new(self.tls(), server_name(details.uri)?).map_err(io::Error::other)?;
             session.complete_io(&mut stream).map_err(handshake_error)?;
-            Stream::Tls(Box::new(StreamOwned::new(session, Socket(stream))))
+            OutboundStream::Tls(Box::new(StreamOwned::new(session, TrackedSocket(stream))))
         } else {
-            Stream::Plain(Socket(stream))
+            OutboundStream::Plain(TrackedSocket(stream))
         };
-        Ok(Connection::new(stream))
+        Ok(OutboundConnection::new(stream))
     }
 }
 
 impl ureq::unversioned::transport::Connector for Connector {
-    type Out = Connection;
+    type Out = OutboundConnection;
 
-    fn connect(&self, details: &ConnectionDetails, _: Option<()>) -> Result<Option<Connection>, Error> {
+    fn connect(
+        &self,
+        details: &ConnectionDetails,
+        _: Option<()>,
+    ) -> Result<Option<OutboundConnection>, Error> {
         self.open(details).map(Some).map_err(Error::Io)
     }
 }

@@ -28,13 +28,13 @@ const SHOWN: usize = 60;
 /// A value as it is written, and where.
 pub struct Written {
     name: String,
-    value: Value,
-    place: Place,
+    value: WrittenValue,
+    place: SettingSource,
     /// As it is in the file or the variable.
     found: String,
 }
 
-enum Value {
+enum WrittenValue {
     Text(String),
     Number(u64),
     Texts(Vec<String>),
@@ -42,7 +42,7 @@ enum Value {
     Other,
 }
 
-enum Place {
+enum SettingSource {
     File(PathBuf, usize),
     Variable(String),
 }
@@ -50,7 +50,12 @@ enum Place {
 impl Written {
     pub(super) fn in_variable(name: &str, variable: String, text: String) -> Self {
         let found = format!("{text:?}");
-        Self { name: name.into(), value: Value::Text(text), place: Place::Variable(variable), found }
+        Self {
+            name: name.into(),
+            value: WrittenValue::Text(text),
+            place: SettingSource::Variable(variable),
+            found,
+        }
     }
 
     /// That the value is not what the setting accepts. It is repeated unless it may hold a secret.
@@ -58,40 +63,40 @@ impl Written {
         let is_secret = SECRET.contains(&self.name.as_str()) || may_hold_a_secret(&self.found);
         let found = shortened(&self.found, SHOWN);
         let setting = match &self.place {
-            Place::File(..) if is_secret => self.name.clone(),
-            Place::File(..) => format!("{} = {found}", self.name),
-            Place::Variable(name) if is_secret => name.clone(),
-            Place::Variable(name) => format!("{name}={found}"),
+            SettingSource::File(..) if is_secret => self.name.clone(),
+            SettingSource::File(..) => format!("{} = {found}", self.name),
+            SettingSource::Variable(name) if is_secret => name.clone(),
+            SettingSource::Variable(name) => format!("{name}={found}"),
         };
         self.problem(&format!("{setting}: expected {accepted}."))
     }
 
     pub(super) fn problem(&self, text: &str) -> Problem {
         match &self.place {
-            Place::File(path, line) => problem_in(path, *line, text),
-            Place::Variable(_) => Problem { line: usize::MAX, text: text.to_owned() },
+            SettingSource::File(path, line) => problem_in(path, *line, text),
+            SettingSource::Variable(_) => Problem { line: usize::MAX, text: text.to_owned() },
         }
     }
 
     /// The file that it is in; `None` for a variable.
     pub fn file(&self) -> Option<&Path> {
         match &self.place {
-            Place::File(path, _) => Some(path),
-            Place::Variable(_) => None,
+            SettingSource::File(path, _) => Some(path),
+            SettingSource::Variable(_) => None,
         }
     }
 
     pub fn number(&self) -> Option<u64> {
         match &self.value {
-            Value::Number(number) => Some(*number),
-            Value::Text(text) if self.file().is_none() => text.parse().ok(),
+            WrittenValue::Number(number) => Some(*number),
+            WrittenValue::Text(text) if self.file().is_none() => text.parse().ok(),
             _ => None,
         }
     }
 
     pub fn text(&self) -> Result<&str, Problem> {
         match &self.value {
-            Value::Text(text) => Ok(text),
+            WrittenValue::Text(text) => Ok(text),
             _ => Err(self.refuse("a text in quotation marks")),
         }
     }
@@ -117,10 +122,10 @@ impl Written {
     /// Several texts: an array or a single text in the file, separated by `separator` in the environment.
     pub fn texts(&self, separator: char) -> Result<Vec<String>, Problem> {
         let texts: Vec<&str> = match &self.value {
-            Value::Text(text) if self.file().is_none() => text.split(separator).collect(),
-            Value::Text(text) => vec![text],
-            Value::Texts(texts) => texts.iter().map(String::as_str).collect(),
-            Value::Number(_) | Value::Other => {
+            WrittenValue::Text(text) if self.file().is_none() => text.split(separator).collect(),
+            WrittenValue::Text(text) => vec![text],
+            WrittenValue::Texts(texts) => texts.iter().map(String::as_str).collect(),
+            WrittenValue::Number(_) | WrittenValue::Other => {
                 return Err(self.refuse("a text in quotation marks, or an array of them"));
             }
         };
@@ -154,7 +159,7 @@ pub(super) fn read_file(path: &Path) -> Result<BTreeMap<String, Written>, Vec<Pr
     }
     let mut settings = BTreeMap::new();
     let mut add = |name: String, key: &Spanned<_>, value: &Spanned<DeValue>| {
-        let place = Place::File(path.to_owned(), line_at(key.span().start));
+        let place = SettingSource::File(path.to_owned(), line_at(key.span().start));
         let found = text[value.span()].to_owned();
         settings.insert(name.clone(), Written { name, value: value_of(value.get_ref()), place, found });
     };
@@ -212,15 +217,15 @@ fn first_of(path: &str, table: &DeTable) -> Option<usize> {
     }
 }
 
-fn value_of(value: &DeValue) -> Value {
+fn value_of(value: &DeValue) -> WrittenValue {
     let text = |value: &Spanned<DeValue>| value.get_ref().as_str().map(str::to_owned);
     let found = match value {
-        DeValue::String(text) => Some(Value::Text(text.to_string())),
+        DeValue::String(text) => Some(WrittenValue::Text(text.to_string())),
         DeValue::Integer(number) => {
-            u64::from_str_radix(number.as_str(), number.radix()).ok().map(Value::Number)
+            u64::from_str_radix(number.as_str(), number.radix()).ok().map(WrittenValue::Number)
         }
-        DeValue::Array(array) => array.iter().map(text).collect::<Option<_>>().map(Value::Texts),
+        DeValue::Array(array) => array.iter().map(text).collect::<Option<_>>().map(WrittenValue::Texts),
         _ => None,
     };
-    found.unwrap_or(Value::Other)
+    found.unwrap_or(WrittenValue::Other)
 }

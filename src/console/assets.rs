@@ -2,7 +2,7 @@
 
 use sha2::{Digest, Sha256};
 
-use crate::http::{Head, Response};
+use crate::http::{RequestHead, Response};
 
 pub struct Assets {
     pub style: Asset,
@@ -33,7 +33,7 @@ impl Assets {
     }
 
     /// The file of an address, if it is one of these.
-    pub fn find(&self, head: &Head) -> Option<Response> {
+    pub fn find(&self, head: &RequestHead) -> Option<Response> {
         if !matches!(head.method(), "GET" | "HEAD") {
             return None;
         }

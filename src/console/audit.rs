@@ -3,8 +3,8 @@
 use maud::{Markup, html};
 
 use super::page::{self, Part};
-use super::visit::{Session, Visit};
-use super::{Console, Stop, table};
+use super::visit::{ConsoleSession, Visit};
+use super::{Console, PageError, html_table};
 use crate::http::Response;
 use crate::id::has_shape;
 use crate::store::{AuditRow, AuditSubject};
@@ -12,7 +12,7 @@ use crate::store::{AuditRow, AuditSubject};
 /// How many rows a page has.
 const ROWS: usize = 50;
 
-pub fn page(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
+pub fn page(console: &Console, visit: &Visit, session: &ConsoleSession) -> Result<Response, PageError> {
     let before = Some(visit.query.get("before")).filter(|id| has_shape(id, "audit_", 32));
     // One more tells whether there is another page.
     let about = AuditSubject::ALL.into_iter().find(|subject| subject.as_str() == visit.query.get("about"));
@@ -42,7 +42,7 @@ pub fn page(console: &Console, visit: &Visit, session: &Session) -> Result<Respo
             @if rows.is_empty() {
                 section.empty { h2 { "No rows" } p { "None matches." } }
             } @else {
-                (table::cards("audit", &["Time (UTC)", "Action", "By", "Key", "Details"].map(table::heading), rows.iter().map(cells)))
+                (html_table::cards("audit", &["Time (UTC)", "Action", "By", "Key", "Details"].map(html_table::heading), rows.iter().map(cells)))
             }
             @if has_more || before.is_some() {
                 nav.pages aria-label="Pages" {

@@ -5,7 +5,7 @@ use time::format_description::BorrowedFormatItem;
 use time::macros::format_description;
 
 use super::chart::Axis;
-use super::view::{Step, View};
+use super::view::{BarInterval, View};
 
 type Format = &'static [BorrowedFormatItem<'static>];
 
@@ -33,11 +33,13 @@ pub fn axis(view: &View, now: i64) -> Axis {
 fn label(view: &View, bar: usize) -> String {
     let (start, end) = (view.starts[bar], view.end(bar));
     match view.step {
-        Step::DAY => shown(start, DAY),
-        Step::Seconds(_) => format!("{} {}–{}", shown(start, DAY), shown(start, CLOCK), shown(end, CLOCK)),
-        Step::Week => format!("{} – {}", shown(start, DAY), shown(end - 1, DAY)),
-        Step::Month => shown(start, MONTH),
-        Step::Year => shown(start, YEAR),
+        BarInterval::DAY => shown(start, DAY),
+        BarInterval::Seconds(_) => {
+            format!("{} {}–{}", shown(start, DAY), shown(start, CLOCK), shown(end, CLOCK))
+        }
+        BarInterval::Week => format!("{} – {}", shown(start, DAY), shown(end - 1, DAY)),
+        BarInterval::Month => shown(start, MONTH),
+        BarInterval::Year => shown(start, YEAR),
     }
 }
 
@@ -48,22 +50,22 @@ fn tick(view: &View, bar: usize) -> Option<String> {
     let smallest =
         |steps: &[usize]| steps.iter().copied().find(|step| bars.div_ceil(*step) <= LABELS).unwrap_or(bars);
     let (format, is_labelled) = match view.step {
-        Step::Seconds(seconds) if seconds < HOUR_SECONDS => {
+        BarInterval::Seconds(seconds) if seconds < HOUR_SECONDS => {
             let step = smallest(&[5, 10, 20]) as i64;
             (CLOCK, start % (step * seconds) == 0)
         }
-        Step::Seconds(seconds) if seconds < DAY_SECONDS && is_one_day => {
+        BarInterval::Seconds(seconds) if seconds < DAY_SECONDS && is_one_day => {
             (CLOCK, start % (4 * HOUR_SECONDS) == 0)
         }
-        Step::Seconds(seconds) if seconds < DAY_SECONDS => (DAY, start % DAY_SECONDS == 0),
-        Step::Seconds(_) => (DAY, bar.is_multiple_of(smallest(&[1, 2, 5]))),
-        Step::Week => (DAY, bar.is_multiple_of(smallest(&[1, 2, 4, 5]))),
-        Step::Month => {
+        BarInterval::Seconds(seconds) if seconds < DAY_SECONDS => (DAY, start % DAY_SECONDS == 0),
+        BarInterval::Seconds(_) => (DAY, bar.is_multiple_of(smallest(&[1, 2, 5]))),
+        BarInterval::Week => (DAY, bar.is_multiple_of(smallest(&[1, 2, 4, 5]))),
+        BarInterval::Month => {
             let step = smallest(&[1, 2, 3, 6, 12]).min(12);
             let month = OffsetDateTime::from_unix_timestamp(start).map_or(1, |time| u8::from(time.month()));
             (if step == 12 { YEAR } else { MONTH }, (usize::from(month) - 1) % step == 0)
         }
-        Step::Year => (YEAR, bar.is_multiple_of(smallest(&[1, 2, 5, 10]))),
+        BarInterval::Year => (YEAR, bar.is_multiple_of(smallest(&[1, 2, 5, 10]))),
     };
     is_labelled.then(|| shown(start, format))
 }
@@ -75,8 +77,8 @@ fn shown(unix: i64, format: Format) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::form::Form;
     use super::*;
+    use crate::console::form::Form;
 
     /// 2026-01-15 12:02:03.
     const NOW: i64 = 1_768_478_523;

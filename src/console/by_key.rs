@@ -5,12 +5,12 @@ use std::cmp::Ordering;
 use maud::{Markup, html};
 
 use super::figures::{Figures, KeyFigures};
+use super::html_table::sort_heading;
 use super::page::{self, Part, count, rounded};
-use super::table::sort_heading;
 use super::usage::{rate, tokens};
 use super::view::View;
-use super::visit::{Session, Visit};
-use super::{Console, Stop, filters};
+use super::visit::{ConsoleSession, Visit};
+use super::{Console, PageError, filters};
 use crate::http::Response;
 use crate::text::grouped;
 
@@ -97,7 +97,7 @@ pub fn section(view: &View, figures: &Figures) -> Markup {
     }
 }
 
-pub fn page(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
+pub fn page(console: &Console, visit: &Visit, session: &ConsoleSession) -> Result<Response, PageError> {
     let view = View::read(&visit.query, visit.now).of_sums();
     let figures = Figures::read(&console.store, &view, &console.store.list_keys()?)?;
     let number: usize =

@@ -1,7 +1,7 @@
 //! The charts of the usage page: a function each.
 
 use super::chart::{Chart, Series, Shape, Unit};
-use super::figures::{Bar, Figures, Kind};
+use super::figures::{Bar, Figures, ResultKind};
 use super::page::count;
 use crate::store::Durations;
 use crate::text::grouped;
@@ -25,7 +25,7 @@ pub fn all(figures: &Figures) -> Vec<Chart> {
 }
 
 fn requests(figures: &Figures) -> Chart {
-    let of = |name: &str, class: &str, kind: Kind| {
+    let of = |name: &str, class: &str, kind: ResultKind| {
         let values = figures.bars.iter().map(|bar| Some(bar.requests[kind as usize] as f64));
         Series { name: name.into(), class: class.into(), values: values.collect() }
     };
@@ -37,9 +37,9 @@ fn requests(figures: &Figures) -> Chart {
         unit: Unit::Count,
         series: vec![
             // Errors are few: at the bottom they can be compared.
-            of("Failed", "failed", Kind::Failed),
-            of("Refused (4xx)", "refused", Kind::Refused),
-            of("Succeeded", "ok", Kind::Succeeded),
+            of("Failed", "failed", ResultKind::Failed),
+            of("Refused (4xx)", "refused", ResultKind::Refused),
+            of("Succeeded", "ok", ResultKind::Succeeded),
         ],
     }
 }

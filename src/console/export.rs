@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::view::View;
 use super::visit::Visit;
-use super::{Console, Stop, page};
+use super::{Console, PageError, page};
 use crate::http::Response;
 use crate::http::response::{Broken, Pieces};
 use crate::store::{LEDGER_COLUMNS, LedgerRow, Store, Which};
@@ -44,15 +44,15 @@ fn csv_line_with_time(mut cells: Vec<String>, time: String) -> String {
 /// What a spreadsheet needs at the beginning of a CSV file to read it as UTF-8.
 pub const BYTE_ORDER_MARK: &str = "\u{feff}";
 
-pub fn csv(console: &Console, visit: &Visit) -> Result<Response, Stop> {
+pub fn csv(console: &Console, visit: &Visit) -> Result<Response, PageError> {
     rows(console, visit, false)
 }
 
-pub fn json(console: &Console, visit: &Visit) -> Result<Response, Stop> {
+pub fn json(console: &Console, visit: &Visit) -> Result<Response, PageError> {
     rows(console, visit, true)
 }
 
-fn rows(console: &Console, visit: &Visit, is_json: bool) -> Result<Response, Stop> {
+fn rows(console: &Console, visit: &Visit, is_json: bool) -> Result<Response, PageError> {
     let heading = csv_line_with_time(columns().into_iter().map(String::from).collect(), "created_utc".into());
     let (extension, opening) =
         if is_json { ("json", "[".into()) } else { ("csv", BYTE_ORDER_MARK.to_owned() + &heading) };
@@ -76,15 +76,15 @@ pub fn start<P: Pieces + 'static>(
     file: &str,
     opening: String,
     pieces: impl FnOnce(Arc<()>) -> P,
-) -> Result<Response, Stop> {
+) -> Result<Response, PageError> {
     if visit.request.head.tells_keep_alive {
         // HTTP/1.0 has no pieces.
-        return Err(Stop::Method);
+        return Err(PageError::Method);
     }
     // Cloned before it is counted, so that two can't both be the last. The console has one of them itself.
     let permit = Arc::clone(&console.exports);
     if Arc::strong_count(&permit) > 1 + AT_ONCE {
-        return Err(Stop::Wait(Duration::from_secs(10)));
+        return Err(PageError::Wait(Duration::from_secs(10)));
     }
     let (name, extension) = file.split_once('.').expect("a file's name with its extension");
     let content_type = if extension == "json" { "application/json" } else { "text/csv; charset=utf-8" };

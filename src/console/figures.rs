@@ -16,7 +16,7 @@ const COLOURS: usize = 6;
 
 /// What came of requests, as the charts tell them apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ResultKind {
     Succeeded,
     /// The client's fault: 4xx.
     Refused,
@@ -24,7 +24,7 @@ pub enum Kind {
     Failed,
 }
 
-impl Kind {
+impl ResultKind {
     pub fn of(status: Option<i64>) -> Self {
         match status {
             Some(200) => Self::Succeeded,
@@ -81,18 +81,18 @@ impl Figures {
             let Some(at) = view.bar(row.start) else {
                 return;
             };
-            let (bar, kind, sums) = (&mut found.bars[at], Kind::of(row.status), &row.sums);
+            let (bar, kind, sums) = (&mut found.bars[at], ResultKind::of(row.status), &row.sums);
             bar.sums.add(sums);
             bar.own.merge_bytes(&row.own);
             bar.requests[kind as usize] += sums.requests;
-            if kind != Kind::Succeeded {
+            if kind != ResultKind::Succeeded {
                 *errors.entry((row.status, row.error_code.unwrap_or_default())).or_default() += sums.requests;
             }
             let key = by_key
                 .entry(row.key_id)
                 .or_insert_with(|| KeyFigures { bars: vec![0; bars], ..KeyFigures::default() });
             key.sums.add(sums);
-            if kind == Kind::Succeeded {
+            if kind == ResultKind::Succeeded {
                 bar.runtime.merge_bytes(&row.runtime);
                 key.runtime.merge_bytes(&row.runtime);
             }

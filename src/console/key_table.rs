@@ -6,10 +6,10 @@ use std::collections::HashMap;
 use maud::{Markup, html};
 
 use super::form::Form;
+use super::html_table::{cards, sort_heading};
 use super::page::{self, Part};
-use super::table::{cards, sort_heading};
-use super::visit::{Session, Visit};
-use super::{Console, Stop};
+use super::visit::{ConsoleSession, Visit};
+use super::{Console, PageError};
 use crate::http::Response;
 use crate::store::{Filter, Key, KeyBudget, KeyState, Matching, Permission, Range, Span, Sums};
 use crate::text::{grouped, percent_encoded};
@@ -55,7 +55,7 @@ impl Column {
         self.is_number() || matches!(self, Self::Created | Self::LastUsed)
     }
 
-    fn compare(self, (a, of_a): &Entry, (b, of_b): &Entry) -> Ordering {
+    fn compare(self, (a, of_a): &KeyEntry, (b, of_b): &KeyEntry) -> Ordering {
         // A key that never expires comes last.
         let end = |key: &Key| key.revoked.or(key.expires).unwrap_or(i64::MAX);
         let by_column = match self {
@@ -72,7 +72,7 @@ impl Column {
     }
 }
 
-type Entry = (Key, Sums);
+type KeyEntry = (Key, Sums);
 
 /// What the list shows, as its address says it. The pages of a key carry it, so that they lead back to the same list.
 #[derive(Clone)]
@@ -177,7 +177,7 @@ impl ListView {
 }
 
 /// The figures of keys over the counted days.
-pub fn figures(console: &Console, filter: Filter, now: i64) -> Result<HashMap<String, Sums>, Stop> {
+pub fn figures(console: &Console, filter: Filter, now: i64) -> Result<HashMap<String, Sums>, PageError> {
     let day = Span::Day.seconds();
     let until = (now.div_euclid(day) + 1) * day;
     let range = Range { since: until - COUNTED_DAYS * day, until };
@@ -188,7 +188,7 @@ pub fn figures(console: &Console, filter: Filter, now: i64) -> Result<HashMap<St
     Ok(figures)
 }
 
-pub fn list(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
+pub fn list(console: &Console, visit: &Visit, session: &ConsoleSession) -> Result<Response, PageError> {
     let keys = console.store.list_keys()?;
     let mut view = ListView::read(&visit.query);
     let named =
@@ -215,7 +215,7 @@ pub fn list(console: &Console, visit: &Visit, session: &Session) -> Result<Respo
         let sums = figures.remove(&key.id).unwrap_or_default();
         (key, sums)
     };
-    let mut shown: Vec<Entry> = shown.map(with_figures).collect();
+    let mut shown: Vec<KeyEntry> = shown.map(with_figures).collect();
     shown.sort_by(|a, b| view.column.compare(a, b));
     if view.descending {
         shown.reverse();
@@ -292,7 +292,7 @@ fn filters(view: &ListView, counts: [usize; 3]) -> Markup {
     }
 }
 
-fn table(view: &ListView, entries: &[Entry], now: i64) -> Markup {
+fn table(view: &ListView, entries: &[KeyEntry], now: i64) -> Markup {
     let heading = |(column, _, name): (Column, &str, &str)| {
         let sorted =
             (column == view.column).then_some(if view.descending { "descending" } else { "ascending" });
@@ -307,7 +307,7 @@ fn table(view: &ListView, entries: &[Entry], now: i64) -> Markup {
 }
 
 /// A page has fifty rows of these and stays below 60 KB, so they have no more markup than they need.
-fn cells(view: &ListView, (key, sums): &Entry, now: i64) -> Vec<Markup> {
+fn cells(view: &ListView, (key, sums): &KeyEntry, now: i64) -> Vec<Markup> {
     let date =
         |time: Option<i64>| html! { @match time { Some(time) => (page::date(time)), None => "never" } };
     vec![
@@ -381,7 +381,7 @@ mod tests {
         ListView::read(&Form::parse(query))
     }
 
-    fn entry(id: &str, name: &str, expires: Option<i64>, requests: i64) -> Entry {
+    fn entry(id: &str, name: &str, expires: Option<i64>, requests: i64) -> KeyEntry {
         let key = Key {
             id: format!("key_{id}"),
             name: name.into(),
@@ -413,7 +413,7 @@ mod tests {
             entry("c", "crawler", Some(5), 7),
         ];
         let order = |column: Column| {
-            let mut sorted: Vec<&Entry> = entries.iter().collect();
+            let mut sorted: Vec<&KeyEntry> = entries.iter().collect();
             sorted.sort_by(|a, b| column.compare(a, b));
             sorted.iter().map(|(key, _)| &key.id[4..]).collect::<String>()
         };

@@ -7,8 +7,8 @@ use maud::{Markup, html};
 use super::key_form::{KeyForm, KeyTerms, WrongField};
 use super::key_table::{ListView, budget_badge, expiry_badge, figures};
 use super::page::{self, Part, copied, form_token};
-use super::visit::{Session, Visit};
-use super::{Console, Stop};
+use super::visit::{ConsoleSession, Visit};
+use super::{Console, PageError};
 use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
 use crate::http::Response;
 use crate::id::secret_hex;
@@ -20,11 +20,16 @@ use crate::text::grouped;
 /// The random bytes that tell one form for a new key from another.
 const ONCE_BYTES: usize = 16;
 
-pub fn new(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
+pub fn new(console: &Console, visit: &Visit, session: &ConsoleSession) -> Result<Response, PageError> {
     Ok(form(console, session, &KeyForm::new(visit.now), None))
 }
 
-fn form(console: &Console, session: &Session, wanted: &KeyForm, wrong: Option<&WrongField>) -> Response {
+fn form(
+    console: &Console,
+    session: &ConsoleSession,
+    wanted: &KeyForm,
+    wrong: Option<&WrongField>,
+) -> Response {
     let content = html! {
         main.narrow {
             h1 { "Create an API key" }
@@ -47,14 +52,14 @@ fn form(console: &Console, session: &Session, wanted: &KeyForm, wrong: Option<&W
     response
 }
 
-pub fn create(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
+pub fn create(console: &Console, visit: &Visit, session: &ConsoleSession) -> Result<Response, PageError> {
     let wanted = KeyForm::read(visit);
     let KeyTerms { name, expires, concurrent, budget } = match wanted.check(None, visit.now) {
         Ok(terms) => terms,
         Err(wrong) => return Ok(form(console, session, &wanted, Some(&wrong))),
     };
     let secret = SECRET_PREFIX.to_owned() + &secret_hex::<{ SECRET_DIGITS / 2 }>();
-    let id = id_for(visit.form.get("once")).ok_or(Stop::Stale)?;
+    let id = id_for(visit.form.get("once")).ok_or(PageError::Stale)?;
     let permissions = &wanted.permissions;
     let key = NewKey { name: &name, permissions, created: visit.now, expires, concurrent, budget };
     if !console.store.add_key_as(&id, &secret, &key, &visit.actor())? {
@@ -124,13 +129,23 @@ enum NotSaved {
     Meanwhile,
 }
 
-pub fn page(console: &Console, visit: &Visit, session: &Session, id: &str) -> Result<Response, Stop> {
-    let key = console.store.key(id)?.ok_or(Stop::NotFound)?;
+pub fn page(
+    console: &Console,
+    visit: &Visit,
+    session: &ConsoleSession,
+    id: &str,
+) -> Result<Response, PageError> {
+    let key = console.store.key(id)?.ok_or(PageError::NotFound)?;
     key_page(console, visit, session, &key, &KeyForm::of(&key, visit.now), None)
 }
 
-pub fn change(console: &Console, visit: &Visit, session: &Session, id: &str) -> Result<Response, Stop> {
-    let key = console.store.key(id)?.ok_or(Stop::NotFound)?;
+pub fn change(
+    console: &Console,
+    visit: &Visit,
+    session: &ConsoleSession,
+    id: &str,
+) -> Result<Response, PageError> {
+    let key = console.store.key(id)?.ok_or(PageError::NotFound)?;
     let wanted = KeyForm::read(visit);
     let not_saved = |key: &Key, why| key_page(console, visit, session, key, &wanted, Some(&why));
     let KeyTerms { name, expires, concurrent, budget } = match wanted.check(key.expires, visit.now) {
@@ -149,7 +164,7 @@ pub fn change(console: &Console, visit: &Visit, session: &Session, id: &str) -> 
             log::info!("console: {id} was changed");
             Ok(page::redirect(&ListView::read(&visit.query).with("/keys", Some(("changed", id)))))
         }
-        KeyChanged::NoSuchKey => Err(Stop::NotFound),
+        KeyChanged::NoSuchKey => Err(PageError::NotFound),
         KeyChanged::Meanwhile(key) => not_saved(&key, NotSaved::Meanwhile),
     }
 }
@@ -158,11 +173,11 @@ pub fn change(console: &Console, visit: &Visit, session: &Session, id: &str) -> 
 fn key_page(
     console: &Console,
     visit: &Visit,
-    session: &Session,
+    session: &ConsoleSession,
     key: &Key,
     wanted: &KeyForm,
     not_saved: Option<&NotSaved>,
-) -> Result<Response, Stop> {
+) -> Result<Response, PageError> {
     let filter = Filter { key_id: Some(&key.id), ..Filter::ALL };
     let sums = figures(console, filter, visit.now)?.remove(&key.id).unwrap_or_default();
     let wrong = match not_saved {
@@ -254,11 +269,11 @@ fn budget_bar(budget: &KeyBudget, now: i64) -> Markup {
 pub fn confirm_revoke(
     console: &Console,
     visit: &Visit,
-    session: &Session,
+    session: &ConsoleSession,
     id: &str,
-) -> Result<Response, Stop> {
+) -> Result<Response, PageError> {
     let list = ListView::read(&visit.query);
-    let key = console.store.key(id)?.ok_or(Stop::NotFound)?;
+    let key = console.store.key(id)?.ok_or(PageError::NotFound)?;
     if key.revoked.is_some() {
         // The browser went back after the revocation: the key's page says since when.
         return Ok(page::redirect(&list.with(&format!("/keys/{id}"), None)));
@@ -284,12 +299,12 @@ pub fn confirm_revoke(
     Ok(page::inside(console, session, Part::Keys, "Revoke a key", &content))
 }
 
-pub fn revoke(console: &Console, visit: &Visit, id: &str) -> Result<Response, Stop> {
+pub fn revoke(console: &Console, visit: &Visit, id: &str) -> Result<Response, PageError> {
     match console.store.revoke_key(id, visit.now, &visit.actor())? {
         true => {
             log::info!("console: {id} was revoked");
             Ok(page::redirect(&ListView::read(&visit.query).with("/keys", Some(("revoked", id)))))
         }
-        false => Err(Stop::NotFound),
+        false => Err(PageError::NotFound),
     }
 }

@@ -13,6 +13,7 @@ mod export;
 mod figures;
 mod filters;
 mod form;
+mod html_table;
 mod key_form;
 mod key_table;
 mod keys;
@@ -22,9 +23,8 @@ pub mod password;
 mod request;
 mod requests;
 mod sign_in;
-mod slowing;
 mod status;
-mod table;
+mod throttle;
 mod totals;
 mod usage;
 mod view;
@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 
 use crate::api::key;
 use crate::config::Config;
-use crate::http::{Client, Head, Request, Response};
+use crate::http::{ClientInfo, Request, RequestHead, Response};
 use crate::listener::{Lane, Ticket};
 use crate::logging;
 use crate::store::{Gateway, Store, StoreError, TokenKind};
@@ -65,7 +65,7 @@ pub struct Console {
 
 /// Why there is no page: each has one of its own.
 #[derive(Debug)]
-enum Stop {
+enum PageError {
     NotFound,
     /// A method that the address does not take.
     Method,
@@ -77,7 +77,7 @@ enum Stop {
     Wait(Duration),
 }
 
-impl From<StoreError> for Stop {
+impl From<StoreError> for PageError {
     fn from(error: StoreError) -> Self {
         Self::Store(error)
     }
@@ -109,12 +109,12 @@ impl Console {
     }
 
     /// Answers a probe of the service's health; `None` for any other request. It waits for nothing.
-    pub fn probe(&self, head: &Head) -> Option<Response> {
+    pub fn probe(&self, head: &RequestHead) -> Option<Response> {
         self.monitoring.probe(head)
     }
 
     /// The place of a request in the queue, from its head. Nothing is looked up.
-    pub fn ticket(&self, client: Client, head: &Head) -> Ticket {
+    pub fn ticket(&self, client: ClientInfo, head: &RequestHead) -> Ticket {
         if Monitoring::takes_key(head) {
             return Ticket { credential: key::digest(head).ok(), ..Ticket::default() };
         }
@@ -156,7 +156,7 @@ impl Console {
         self.page(request).unwrap_or_else(|stop| page::stopped(self, None, request.client, &stop))
     }
 
-    fn page(&self, request: &Request) -> Result<Response, Stop> {
+    fn page(&self, request: &Request) -> Result<Response, PageError> {
         let visit = Visit::read(request)?;
         let Some(password) = self.store.console_password()? else {
             let command = self.config.password_command(request.client.is_local());
@@ -179,7 +179,7 @@ impl Console {
         }
     }
 
-    fn signed_in(&self, visit: &Visit, session: &visit::Session) -> Result<Response, Stop> {
+    fn signed_in(&self, visit: &Visit, session: &visit::ConsoleSession) -> Result<Response, PageError> {
         let parts: Vec<&str> = visit.path.trim_start_matches('/').split('/').collect();
         match (visit.method, parts.as_slice()) {
             ("GET", [""]) => Ok(page::redirect("/keys")),
@@ -205,9 +205,9 @@ impl Console {
             (_, ["keys" | "usage" | "requests" | "status" | "audit" | "sign-out", ..] | [""])
                 if visit.method == "POST" =>
             {
-                Err(Stop::Method)
+                Err(PageError::Method)
             }
-            _ => Err(Stop::NotFound),
+            _ => Err(PageError::NotFound),
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::api::reply;
 use crate::background::Readiness;
 use crate::checks::is_ending;
 use crate::error::{ApiError, Failure, FailureCause};
-use crate::http::{Head, Request, Response};
+use crate::http::{Request, RequestHead, Response};
 use crate::id::RequestId;
 use crate::listener::{Acceptor, Load};
 use crate::logging;
@@ -33,7 +33,7 @@ pub struct Monitoring {
 
 impl Monitoring {
     /// Answers a probe of `/healthz` or `/readyz` with what is known already. Returns `None` for another path.
-    pub fn probe(&self, head: &Head) -> Option<Response> {
+    pub fn probe(&self, head: &RequestHead) -> Option<Response> {
         match head.path() {
             "/healthz" => Some(unless_refused(head, || plain(200, "ok"))),
             "/readyz" => Some(unless_refused(head, || self.readiness())),
@@ -53,7 +53,7 @@ impl Monitoring {
     }
 
     /// Whether a request presents a key, and not a session.
-    pub fn takes_key(head: &Head) -> bool {
+    pub fn takes_key(head: &RequestHead) -> bool {
         head.path() == "/metrics"
     }
 
@@ -85,7 +85,7 @@ impl Monitoring {
     }
 
     /// Lets a key with the permission through. A scrape is no request of the API: it leaves no row.
-    pub fn admit(&self, head: &Head, now: i64) -> Result<Caller, Failure> {
+    pub fn admit(&self, head: &RequestHead, now: i64) -> Result<Caller, Failure> {
         let caller = key::authenticate(&key::digest(head)?, &self.store, now)?;
         if !caller.permissions.contains(&Permission::Metrics) {
             return Err(Failure::new(
@@ -116,7 +116,7 @@ impl Monitoring {
 }
 
 /// The response to a method that is answered here.
-fn unless_refused(head: &Head, response: impl FnOnce() -> Response) -> Response {
+fn unless_refused(head: &RequestHead, response: impl FnOnce() -> Response) -> Response {
     let response = match head.method() {
         "GET" | "HEAD" => response(),
         _ => plain(405, "Only GET and HEAD are answered here.").with("allow", "GET, HEAD"),

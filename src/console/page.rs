@@ -3,9 +3,9 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::assets::Assets;
-use super::visit::Session;
-use super::{Console, Stop};
-use crate::http::{Client, Response};
+use super::visit::ConsoleSession;
+use super::{Console, PageError};
+use crate::http::{ClientInfo, Response};
 use crate::logging;
 pub use crate::text::count;
 use crate::text::grouped;
@@ -34,13 +34,19 @@ const PARTS: [(Part, &str, &str); 5] = [
 ];
 
 /// A page for a signed-in operator.
-pub fn inside(console: &Console, session: &Session, part: Part, title: &str, content: &Markup) -> Response {
+pub fn inside(
+    console: &Console,
+    session: &ConsoleSession,
+    part: Part,
+    title: &str,
+    content: &Markup,
+) -> Response {
     signed_in(console, session, Some(part), 200, title, content)
 }
 
 fn signed_in(
     console: &Console,
-    session: &Session,
+    session: &ConsoleSession,
     part: Option<Part>,
     status: u16,
     title: &str,
@@ -159,24 +165,29 @@ pub fn broken(console: &Console) -> Response {
     message(console, None, 503, "Something went wrong", told).with("retry-after", "5")
 }
 
-pub fn stopped(console: &Console, session: Option<&Session>, client: Client, stop: &Stop) -> Response {
+pub fn stopped(
+    console: &Console,
+    session: Option<&ConsoleSession>,
+    client: ClientInfo,
+    stop: &PageError,
+) -> Response {
     let (status, title, told) = match stop {
-        Stop::NotFound => (404, "Page not found", "Check the address."),
-        Stop::Method => (405, "Not possible here", "Nothing was changed."),
-        Stop::TooLarge => (413, "The form is too large", "It has more than 16 KiB."),
-        Stop::Stale => (
+        PageError::NotFound => (404, "Page not found", "Check the address."),
+        PageError::Method => (405, "Not possible here", "Nothing was changed."),
+        PageError::TooLarge => (413, "The form is too large", "It has more than 16 KiB."),
+        PageError::Stale => (
             403,
             "The form was too old",
             "You have signed in again since it was shown. Nothing was changed. Go back, load the page again and \
              repeat the change.",
         ),
-        Stop::Foreign => (
+        PageError::Foreign => (
             403,
             "The form came from elsewhere",
             "Another site's page sent it. Nothing was changed. If you did not intend this, contact the operator of that site.",
         ),
-        Stop::Wait(_) => (429, "Too many requests", "Try again in a moment."),
-        Stop::Store(error) => {
+        PageError::Wait(_) => (429, "Too many requests", "Try again in a moment."),
+        PageError::Store(error) => {
             // Without the database, nobody is known to be signed in.
             if logging::allow_stranger(error.cause(), client.peer) {
                 log::error!("console: {error}");
@@ -187,15 +198,21 @@ pub fn stopped(console: &Console, session: Option<&Session>, client: Client, sto
     };
     let response = message(console, session, status, title, told);
     match stop {
-        Stop::Method => response.with("allow", "GET, POST"),
-        Stop::Wait(time) => response.with("retry-after", time.as_secs().max(1).to_string()),
-        Stop::Store(_) => response.with("retry-after", "5"),
+        PageError::Method => response.with("allow", "GET, POST"),
+        PageError::Wait(time) => response.with("retry-after", time.as_secs().max(1).to_string()),
+        PageError::Store(_) => response.with("retry-after", "5"),
         _ => response,
     }
 }
 
 /// A page with one message. Who is signed in keeps the navigation.
-fn message(console: &Console, session: Option<&Session>, status: u16, title: &str, told: &str) -> Response {
+fn message(
+    console: &Console,
+    session: Option<&ConsoleSession>,
+    status: u16,
+    title: &str,
+    told: &str,
+) -> Response {
     let content = html! {
         main.narrow {
             h1 { (title) }
@@ -221,7 +238,7 @@ pub fn copied(title: &str, id: &str, text: &str) -> Markup {
 }
 
 /// The hidden part of every form.
-pub fn form_token(session: &Session) -> Markup {
+pub fn form_token(session: &ConsoleSession) -> Markup {
     html! { input type="hidden" name="token" value=(session.form_token()); }
 }
 

@@ -4,8 +4,8 @@ use maud::{Markup, html};
 
 use super::page::{self, Part, took};
 use super::requests::{gateway_name, outcome};
-use super::visit::{Session, Visit};
-use super::{Console, Stop};
+use super::visit::{ConsoleSession, Visit};
+use super::{Console, PageError};
 use crate::http::Response;
 use crate::id::has_shape;
 use crate::store::LedgerRow;
@@ -23,7 +23,7 @@ fn id_in(text: &str) -> Option<&str> {
     is_id(id).then_some(id)
 }
 
-pub fn find(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
+pub fn find(console: &Console, visit: &Visit, session: &ConsoleSession) -> Result<Response, PageError> {
     let asked = visit.query.get("id");
     match id_in(asked) {
         Some(id) => Ok(page::redirect(&format!("/requests/{id}"))),
@@ -35,9 +35,9 @@ pub fn find(console: &Console, visit: &Visit, session: &Session) -> Result<Respo
     }
 }
 
-pub fn page(console: &Console, session: &Session, id: &str) -> Result<Response, Stop> {
+pub fn page(console: &Console, session: &ConsoleSession, id: &str) -> Result<Response, PageError> {
     if !is_id(id) {
-        return Err(Stop::NotFound);
+        return Err(PageError::NotFound);
     }
     let Some(row) = console.store.find_row(id)? else {
         let told = "The ledger has no such request. One without a valid key leaves no row, nor does one to an unknown \
@@ -91,7 +91,7 @@ pub fn find_form(placeholder: &str) -> Markup {
     }
 }
 
-fn missing(console: &Console, session: &Session, asked: &str, told: &str) -> Response {
+fn missing(console: &Console, session: &ConsoleSession, asked: &str, told: &str) -> Response {
     let content = html! {
         main.narrow {
             p.crumbs { a href="/requests" { "Requests" } " / Request" }

@@ -2,11 +2,11 @@
 
 use maud::{Markup, html};
 
+use super::html_table::{cards, heading};
 use super::page::{self, Part, took};
-use super::table::{cards, heading};
 use super::view::View;
-use super::visit::{Session, Visit};
-use super::{Console, Stop, filters, request};
+use super::visit::{ConsoleSession, Visit};
+use super::{Console, PageError, filters, request};
 use crate::http::Response;
 use crate::id::RequestId;
 use crate::store::{LedgerRow, Listing};
@@ -18,7 +18,7 @@ const LISTED: usize = 50;
 const COLUMNS: [&str; 9] =
     ["Time (UTC)", "Request", "Key", "Outcome", "Tokens in", "Tokens out", "Runtime", "Total", "Gateway"];
 
-pub fn page(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
+pub fn page(console: &Console, visit: &Visit, session: &ConsoleSession) -> Result<Response, PageError> {
     let keys = console.store.list_keys()?;
     let view = View::read(&visit.query, visit.now).with_key(&keys);
     let gateways = console.shared_gateways()?;

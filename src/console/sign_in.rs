@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use maud::html;
 
-use super::slowing::{Slowing, Who};
-use super::visit::{BROWSER, SESSION, Session, VISITOR, Visit, form_token, presented};
-use super::{Console, Stop, page, password};
+use super::throttle::{Slowing, Who};
+use super::visit::{BROWSER, ConsoleSession, SESSION, VISITOR, Visit, form_token, presented};
+use super::{Console, PageError, page, password};
 use crate::error::FailureCause;
-use crate::http::{Client, Head, Request, Response};
+use crate::http::{ClientInfo, Request, RequestHead, Response};
 use crate::id::secret_hex;
 use crate::listener::Ticket;
 use crate::logging;
@@ -49,7 +49,7 @@ impl SignIn {
 
     /// The place of a request in the queue. A known browser has a lane of its own and so have the clients on this host:
     /// strangers can neither delay them nor take their places.
-    pub fn ticket(&self, client: Client, head: &Head) -> Ticket {
+    pub fn ticket(&self, client: ClientInfo, head: &RequestHead) -> Ticket {
         let browser = presented(client, head, BROWSER).filter(|digest| self.browsers().contains(digest));
         let (lane, origin) = match Who::new(client, browser) {
             Who::Browser(digest) => (Some(hex::encode(digest.bytes()).into()), None),
@@ -135,7 +135,12 @@ impl SignIn {
 
     /// Verifies a password. The queue runs one such request at a time, so hashing needs its memory once, and the others wait
     /// in their lanes without a thread.
-    pub fn submit(&self, console: &Console, visit: &Visit, kept: &PasswordHash) -> Result<Response, Stop> {
+    pub fn submit(
+        &self,
+        console: &Console,
+        visit: &Visit,
+        kept: &PasswordHash,
+    ) -> Result<Response, PageError> {
         let refused = |refused| Ok(self.form(console, visit, Some(&refused)));
         let is_ours =
             visit.cookie(VISITOR).is_some_and(|cookie| visit.form.get("token") == form_token(cookie));
@@ -177,7 +182,12 @@ impl SignIn {
             .with("set-cookie", visit.set_cookie(BROWSER, &browser, BROWSER_TIME)))
     }
 
-    pub fn sign_out(&self, console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
+    pub fn sign_out(
+        &self,
+        console: &Console,
+        visit: &Visit,
+        session: &ConsoleSession,
+    ) -> Result<Response, PageError> {
         console.store.remove_token(session.digest())?;
         Ok(page::redirect("/sign-in").with("set-cookie", visit.set_cookie(SESSION, "", 0)))
     }

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use maud::{Markup, html};
 use threadpool::ThreadPool;
 
+use super::html_table::{cards, heading};
 use super::page::{self, Part, count, form_token, rounded};
-use super::table::{cards, heading};
-use super::visit::Session;
-use super::{Console, Stop};
+use super::visit::ConsoleSession;
+use super::{Console, PageError};
 use crate::checks::{self, Finding, Verdict};
 use crate::config::GroundingMode;
 use crate::http::Response;
@@ -29,10 +29,10 @@ const SEEN_LATELY: i64 = 5;
 /// What the checks found last. They have a thread of their own: a runtime that is down takes its time to say so.
 pub struct Checks {
     thread: ThreadPool,
-    found: Arc<Mutex<Option<Arc<Found>>>>,
+    found: Arc<Mutex<Option<Arc<CheckRun>>>>,
 }
 
-struct Found {
+struct CheckRun {
     findings: Vec<Finding>,
     at: Instant,
     time: i64,
@@ -44,7 +44,7 @@ impl Checks {
     }
 
     /// Returns what was found last, and whether checks run now. Starts them if that is too old.
-    fn latest(&self, console: &Console, good_for: Duration) -> (Option<Arc<Found>>, bool) {
+    fn latest(&self, console: &Console, good_for: Duration) -> (Option<Arc<CheckRun>>, bool) {
         let last = lock(&self.found);
         let is_good = last.as_ref().is_some_and(|found| found.at.elapsed() < good_for);
         if !is_good && !self.are_running() {
@@ -53,7 +53,7 @@ impl Checks {
             let found = Arc::clone(&self.found);
             self.thread.execute(move || {
                 let findings = checks::of_a_running_service(&config, &store);
-                *lock(&found) = Some(Arc::new(Found { findings, at: Instant::now(), time: when::now() }));
+                *lock(&found) = Some(Arc::new(CheckRun { findings, at: Instant::now(), time: when::now() }));
             });
         }
         (last.clone(), self.are_running())
@@ -68,7 +68,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-pub fn page(console: &Console, session: &Session) -> Result<Response, Stop> {
+pub fn page(console: &Console, session: &ConsoleSession) -> Result<Response, PageError> {
     let (found, is_running) = console.checks.latest(console, GOOD_FOR);
     let parts = parts(console, found.as_deref());
     let content = html! {
@@ -92,7 +92,7 @@ pub fn page(console: &Console, session: &Session) -> Result<Response, Stop> {
     Ok(if is_running { response.with("refresh", "1; url=/status") } else { response })
 }
 
-pub fn check_again(console: &Console) -> Result<Response, Stop> {
+pub fn check_again(console: &Console) -> Result<Response, PageError> {
     console.checks.latest(console, Duration::ZERO);
     Ok(page::redirect("/status"))
 }
@@ -106,7 +106,7 @@ struct PartState {
 }
 
 /// What the checks found, and what calls of the API have shown since; what fails comes first.
-fn parts(console: &Console, found: Option<&Found>) -> Vec<PartState> {
+fn parts(console: &Console, found: Option<&CheckRun>) -> Vec<PartState> {
     let findings = found.map_or(&[][..], |found| &found.findings);
     let mut runtimes = console.monitoring.runtimes.as_ref().map_or_else(Vec::new, |all| all.status());
     let mut parts = Vec::new();
@@ -156,7 +156,7 @@ fn runtime(status: &RuntimeStatus, checked: Option<(&Finding, i64)>) -> PartStat
     }
 }
 
-fn verdict(parts: &[PartState], found: Option<&Found>, is_running: bool) -> Markup {
+fn verdict(parts: &[PartState], found: Option<&CheckRun>, is_running: bool) -> Markup {
     let number = |is_runtime: bool, verdict: Verdict| {
         parts.iter().filter(|part| part.is_runtime == is_runtime && part.verdict == Some(verdict)).count()
     };
@@ -193,7 +193,7 @@ fn table(parts: &[PartState]) -> Markup {
     cards("findings", &["Part", "State", "Details"].map(heading), parts.iter().map(cells))
 }
 
-fn facts(console: &Console) -> Result<Markup, Stop> {
+fn facts(console: &Console) -> Result<Markup, PageError> {
     let load = console.monitoring.load.snapshot();
     let now = when::now();
     let ledger = console.store.state();
@@ -267,7 +267,7 @@ fn clock_difference(ahead: f64) -> Markup {
 }
 
 /// The gateways that share the database; nothing if it is a file.
-fn gateways(console: &Console) -> Result<Markup, Stop> {
+fn gateways(console: &Console) -> Result<Markup, PageError> {
     let gateways = console.shared_gateways()?;
     Ok(html! {
         @if !gateways.is_empty() {
@@ -294,7 +294,7 @@ fn gateways(console: &Console) -> Result<Markup, Stop> {
 }
 
 /// Which keys' requests run and wait; nothing if there are none.
-fn queue_by_key(console: &Console) -> Result<Markup, Stop> {
+fn queue_by_key(console: &Console) -> Result<Markup, PageError> {
     let mut lanes = console.monitoring.load.lanes();
     if lanes.is_empty() {
         return Ok(html! {});

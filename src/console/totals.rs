@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::export::{BYTE_ORDER_MARK, start};
 use super::view::View;
 use super::visit::Visit;
-use super::{Console, Stop};
+use super::{Console, PageError};
 use crate::http::Response;
 use crate::http::response::{Broken, Pieces};
 use crate::store::{Range, Span, Store, StoreError, Sums};
@@ -34,7 +34,7 @@ struct Totals {
     _permit: Arc<()>,
 }
 
-pub fn csv(console: &Console, visit: &Visit) -> Result<Response, Stop> {
+pub fn csv(console: &Console, visit: &Visit) -> Result<Response, PageError> {
     let keys = console.store.list_keys()?;
     let view = View::read(&visit.query, visit.now).with_key(&keys);
     let heading = BYTE_ORDER_MARK.to_owned() + &csv_line(&COLUMNS.map(String::from));

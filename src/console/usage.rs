@@ -5,13 +5,13 @@ use maud::{Markup, html};
 use super::figures::Figures;
 use super::page::{self, Part, count, rounded};
 use super::view::View;
-use super::visit::{Session, Visit};
-use super::{Console, Stop, axis, by_key, chart, charts, filters};
+use super::visit::{ConsoleSession, Visit};
+use super::{Console, PageError, axis, by_key, chart, charts, filters};
 use crate::http::Response;
 use crate::store::{Durations, Key};
 use crate::text::grouped;
 
-pub fn page(console: &Console, visit: &Visit, session: &Session) -> Result<Response, Stop> {
+pub fn page(console: &Console, visit: &Visit, session: &ConsoleSession) -> Result<Response, PageError> {
     let keys = console.store.list_keys()?;
     let view = View::read(&visit.query, visit.now).with_key(&keys);
     let content = html! {
@@ -27,7 +27,7 @@ pub fn page(console: &Console, visit: &Visit, session: &Session) -> Result<Respo
     Ok(page::inside(console, session, Part::Usage, "Usage", &content))
 }
 
-fn overview(console: &Console, visit: &Visit, view: &View, keys: &[Key]) -> Result<Markup, Stop> {
+fn overview(console: &Console, visit: &Visit, view: &View, keys: &[Key]) -> Result<Markup, PageError> {
     let figures = Figures::read(&console.store, view, keys)?;
     let (drawn, table) = chart::draw(&charts::all(&figures), &axis::axis(view, visit.now));
     Ok(html! {

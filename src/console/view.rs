@@ -45,14 +45,14 @@ const LONGEST: i64 = 60 * 366 * DAY;
 
 /// The time that a bar stands for. Weeks begin on Monday.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum BarInterval {
     Seconds(i64),
     Week,
     Month,
     Year,
 }
 
-impl Step {
+impl BarInterval {
     /// Each with the most bars that a chart has of it: a phone has room for 31 that can be touched one by one, an hour has its
     /// minutes, two days have their hours, and six years by month can still be read.
     const ALL: [(Self, usize); 11] = [
@@ -118,7 +118,7 @@ pub struct View {
     /// The range of the figures: whole spans.
     pub covered: Range,
     pub span: Span,
-    pub step: Step,
+    pub step: BarInterval,
     /// When each bar begins.
     pub starts: Vec<i64>,
     pub key: Option<String>,
@@ -165,10 +165,9 @@ impl View {
         let seconds = span.seconds();
         let start = |time: i64| time.div_euclid(seconds) * seconds;
         let covered = Range { since: start(range.since), until: start(range.until + seconds - 1) };
-        let fits = |(step, most): (Step, usize)| Some((step, step.starts(covered, most)?));
-        let fine_enough =
-            |(step, _): &(Step, usize)| !matches!(step, Step::Seconds(s) if *s < span.seconds());
-        let (step, starts) = Step::ALL
+        let fits = |(step, most): (BarInterval, usize)| Some((step, step.starts(covered, most)?));
+        let fine_enough = |(step, _): &(BarInterval, usize)| !matches!(step, BarInterval::Seconds(s) if *s < span.seconds());
+        let (step, starts) = BarInterval::ALL
             .into_iter()
             .filter(fine_enough)
             .find_map(fits)
@@ -404,22 +403,22 @@ mod tests {
     #[test]
     fn bars_are_few_and_cover_the_range() {
         for (query, bars, step) in [
-            ("range=1h", 60, Step::Seconds(60)),
-            ("range=24h", 24, Step::Seconds(HOUR)),
-            ("range=7d", 28, Step::Seconds(6 * HOUR)),
-            ("range=30d", 30, Step::DAY),
-            ("range=90d", 14, Step::Week),
-            ("range=month", 15, Step::DAY),
-            ("range=last-month", 31, Step::DAY),
-            ("from=2026-01-15&to=2026-01-15", 24, Step::Seconds(HOUR)),
-            ("from=2025-01-01&to=2025-01-01", 24, Step::Seconds(HOUR)),
-            ("from=2024-01-01&to=2024-01-01", 1, Step::DAY),
-            ("from=2026-01-13T13:30&to=2026-01-15T12:00", 47, Step::Seconds(HOUR)),
-            ("from=2026-01-15T11:10&to=2026-01-15T11:20", 10, Step::Seconds(60)),
-            ("from=2026-01-15T10:05&to=2026-01-15T12:00", 58, Step::Seconds(120)),
-            ("from=2025-01-01&to=2025-12-31", 12, Step::Month),
-            ("from=2020-01-16&to=2026-01-15", 73, Step::Month),
-            ("from=1996-01-01&to=2026-01-01", 31, Step::Year),
+            ("range=1h", 60, BarInterval::Seconds(60)),
+            ("range=24h", 24, BarInterval::Seconds(HOUR)),
+            ("range=7d", 28, BarInterval::Seconds(6 * HOUR)),
+            ("range=30d", 30, BarInterval::DAY),
+            ("range=90d", 14, BarInterval::Week),
+            ("range=month", 15, BarInterval::DAY),
+            ("range=last-month", 31, BarInterval::DAY),
+            ("from=2026-01-15&to=2026-01-15", 24, BarInterval::Seconds(HOUR)),
+            ("from=2025-01-01&to=2025-01-01", 24, BarInterval::Seconds(HOUR)),
+            ("from=2024-01-01&to=2024-01-01", 1, BarInterval::DAY),
+            ("from=2026-01-13T13:30&to=2026-01-15T12:00", 47, BarInterval::Seconds(HOUR)),
+            ("from=2026-01-15T11:10&to=2026-01-15T11:20", 10, BarInterval::Seconds(60)),
+            ("from=2026-01-15T10:05&to=2026-01-15T12:00", 58, BarInterval::Seconds(120)),
+            ("from=2025-01-01&to=2025-12-31", 12, BarInterval::Month),
+            ("from=2020-01-16&to=2026-01-15", 73, BarInterval::Month),
+            ("from=1996-01-01&to=2026-01-01", 31, BarInterval::Year),
         ] {
             let view = view(query);
             assert_eq!((view.starts.len(), view.step), (bars, step), "{query}");

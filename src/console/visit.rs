@@ -1,8 +1,8 @@
 //! A request to the console: what it asks for, where it comes from, and who sent it.
 
-use super::Stop;
+use super::PageError;
 use super::form::Form;
-use crate::http::{Client, Head, Request};
+use crate::http::{ClientInfo, Request, RequestHead};
 use crate::store::{Actor, Digest, Store, TokenKind};
 use crate::when;
 
@@ -29,19 +29,20 @@ pub struct Visit<'a> {
 }
 
 /// Somebody who is signed in.
-pub struct Session {
+pub struct ConsoleSession {
     token: String,
 }
 
 impl<'a> Visit<'a> {
-    pub fn read(request: &'a Request) -> Result<Self, Stop> {
+    pub fn read(request: &'a Request) -> Result<Self, PageError> {
         let head = &request.head;
         let method = match head.method() {
             "HEAD" => "GET",
             method @ ("GET" | "POST") => method,
-            _ => return Err(Stop::Method),
+            _ => return Err(PageError::Method),
         };
-        let body = request.body.as_deref().filter(|body| body.len() <= MAX_FORM).ok_or(Stop::TooLarge)?;
+        let body =
+            request.body.as_deref().filter(|body| body.len() <= MAX_FORM).ok_or(PageError::TooLarge)?;
         let form = match method {
             "POST" => Form::parse(str::from_utf8(body).unwrap_or("")),
             _ => Form::default(),
@@ -50,13 +51,13 @@ impl<'a> Visit<'a> {
         Ok(Self { request, method, path: head.path(), query, form, now: when::now() })
     }
 
-    fn head(&self) -> &Head {
+    fn head(&self) -> &RequestHead {
         &self.request.head
     }
 
     /// Refuses a form that another site's page sent. Browsers say `null` where a page wants no referrer told, as
     /// ours do; then they say in another header whose page it was. The form's own token is looked at besides.
-    pub fn check_origin(&self) -> Result<(), Stop> {
+    pub fn check_origin(&self) -> Result<(), PageError> {
         if self.method != "POST" {
             return Ok(());
         }
@@ -72,7 +73,7 @@ impl<'a> Visit<'a> {
         if is_ours && self.head().header("sec-fetch-site").all(|site| site == b"same-origin") {
             return Ok(());
         }
-        Err(Stop::Foreign)
+        Err(PageError::Foreign)
     }
 
     /// Whether the browser came by a link on another site's page: it then keeps its cookie to itself.
@@ -110,16 +111,16 @@ impl<'a> Visit<'a> {
     }
 
     /// Who sent it, if that is somebody who is signed in.
-    pub fn session(&self, store: &Store) -> Result<Option<Session>, Stop> {
+    pub fn session(&self, store: &Store) -> Result<Option<ConsoleSession>, PageError> {
         let Some(token) = self.cookie(SESSION) else {
             return Ok(None);
         };
         let is_valid = store.has_token(&Digest::of(token), TokenKind::Session, self.now)?;
-        Ok(is_valid.then(|| Session { token: token.to_owned() }))
+        Ok(is_valid.then(|| ConsoleSession { token: token.to_owned() }))
     }
 }
 
-impl Session {
+impl ConsoleSession {
     pub fn digest(&self) -> Digest {
         Digest::of(&self.token)
     }
@@ -129,23 +130,23 @@ impl Session {
         form_token(&self.token)
     }
 
-    pub fn check_form(&self, visit: &Visit) -> Result<(), Stop> {
-        if visit.form.get("token") == self.form_token() { Ok(()) } else { Err(Stop::Stale) }
+    pub fn check_form(&self, visit: &Visit) -> Result<(), PageError> {
+        if visit.form.get("token") == self.form_token() { Ok(()) } else { Err(PageError::Stale) }
     }
 }
 
 /// The digest of the token in a cookie. It may be nobody's.
-pub fn presented(client: Client, head: &Head, name: &str) -> Option<Digest> {
+pub fn presented(client: ClientInfo, head: &RequestHead, name: &str) -> Option<Digest> {
     cookie(client, head, name).map(Digest::of)
 }
 
-fn cookie_name(client: Client, name: &str) -> String {
+fn cookie_name(client: ClientInfo, name: &str) -> String {
     let prefix = if client.secure { HOST_PREFIX } else { "" };
     format!("{prefix}{name}")
 }
 
 /// The first cookie of a name.
-fn cookie<'a>(client: Client, head: &'a Head, name: &str) -> Option<&'a str> {
+fn cookie<'a>(client: ClientInfo, head: &'a RequestHead, name: &str) -> Option<&'a str> {
     let name = cookie_name(client, name);
     head.header("cookie")
         .filter_map(|line| str::from_utf8(line).ok())

@@ -31,7 +31,7 @@ enum Decoder {
 
 /// The state of a body after some bytes.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum BodyProgress {
     Incomplete,
     Complete,
     TooLarge,
@@ -50,12 +50,12 @@ impl Body {
     }
 
     /// Takes what belongs to the body off the front of `input`.
-    pub fn push(&mut self, input: &mut &[u8]) -> Result<Progress, Malformed> {
+    pub fn push(&mut self, input: &mut &[u8]) -> Result<BodyProgress, Malformed> {
         match &mut self.decoder {
             Decoder::Length(left) => {
                 let most = self.content.len() + *left;
                 *left -= take(input, *left, &mut self.content, most);
-                Ok(if *left == 0 { Progress::Complete } else { Progress::Incomplete })
+                Ok(if *left == 0 { BodyProgress::Complete } else { BodyProgress::Incomplete })
             }
             Decoder::Chunked(chunked) => chunked.push(input, &mut self.content),
         }
@@ -87,7 +87,7 @@ fn take(input: &mut &[u8], wanted: usize, content: &mut Vec<u8>, most: usize) ->
 /// The chunked coding. Its lines must end in CR LF: a lenient reader here is how requests are smuggled.
 #[derive(Debug, Default)]
 struct Chunked {
-    place: Place,
+    place: ChunkState,
     /// The size of the current chunk while its line is read, then how much of it is to come.
     left: usize,
     /// Bytes that were not content.
@@ -95,7 +95,7 @@ struct Chunked {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Place {
+enum ChunkState {
     #[default]
     SizeStart,
     Size,
@@ -122,17 +122,17 @@ enum Place {
 }
 
 impl Chunked {
-    fn push(&mut self, input: &mut &[u8], content: &mut Vec<u8>) -> Result<Progress, Malformed> {
-        while self.place != Place::End {
-            if self.place == Place::Data {
+    fn push(&mut self, input: &mut &[u8], content: &mut Vec<u8>) -> Result<BodyProgress, Malformed> {
+        while self.place != ChunkState::End {
+            if self.place == ChunkState::Data {
                 self.left -= take(input, self.left, content, MAX_BODY);
                 if self.left > 0 {
-                    return Ok(Progress::Incomplete);
+                    return Ok(BodyProgress::Incomplete);
                 }
-                self.place = Place::DataReturn;
+                self.place = ChunkState::DataReturn;
             }
             let Some((&byte, rest)) = input.split_first() else {
-                return Ok(Progress::Incomplete);
+                return Ok(BodyProgress::Incomplete);
             };
             *input = rest;
             self.overhead += 1;
@@ -142,58 +142,68 @@ impl Chunked {
                 ));
             }
             self.place = self.step(byte)?;
-            if self.place == Place::Data && self.left > MAX_BODY - content.len() {
-                return Ok(Progress::TooLarge);
+            if self.place == ChunkState::Data && self.left > MAX_BODY - content.len() {
+                return Ok(BodyProgress::TooLarge);
             }
         }
-        Ok(Progress::Complete)
+        Ok(BodyProgress::Complete)
     }
 
     /// The place after one byte of anything but data.
-    fn step(&mut self, byte: u8) -> Result<Place, Malformed> {
+    fn step(&mut self, byte: u8) -> Result<ChunkState, Malformed> {
         let place = match (self.place, byte) {
-            (Place::SizeStart | Place::Size, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F') => {
+            (ChunkState::SizeStart | ChunkState::Size, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F') => {
                 let digit = char::from(byte).to_digit(16).expect("the match should leave digits");
                 self.left = self.left.saturating_mul(16).saturating_add(digit as usize);
-                Place::Size
+                ChunkState::Size
             }
-            (Place::Size, b'\r') => Place::SizeLineFeed,
-            (Place::Size | Place::BeforeExtension, b';') => Place::ExtensionStart,
-            (Place::Size | Place::BeforeExtension, b' ' | b'\t') => Place::BeforeExtension,
+            (ChunkState::Size, b'\r') => ChunkState::SizeLineFeed,
+            (ChunkState::Size | ChunkState::BeforeExtension, b';') => ChunkState::ExtensionStart,
+            (ChunkState::Size | ChunkState::BeforeExtension, b' ' | b'\t') => ChunkState::BeforeExtension,
             // RFC 9112, 7.1.1: *( BWS ";" BWS name [ BWS "=" BWS ( token / quoted-string ) ] )
-            (Place::ExtensionStart, b' ' | b'\t') => Place::ExtensionStart,
-            (Place::ExtensionStart | Place::ExtensionName, byte) if is_token_byte(byte) => {
-                Place::ExtensionName
+            (ChunkState::ExtensionStart, b' ' | b'\t') => ChunkState::ExtensionStart,
+            (ChunkState::ExtensionStart | ChunkState::ExtensionName, byte) if is_token_byte(byte) => {
+                ChunkState::ExtensionName
             }
-            (Place::ExtensionName | Place::AfterExtensionName, b' ' | b'\t') => Place::AfterExtensionName,
-            (Place::ExtensionName | Place::AfterExtensionName, b'=') => Place::ExtensionValueStart,
-            (Place::AfterExtensionName, b';') => Place::ExtensionStart,
-            (Place::ExtensionValueStart, b' ' | b'\t') => Place::ExtensionValueStart,
-            (Place::ExtensionValueStart, b'"') => Place::QuotedValue,
-            (Place::ExtensionValueStart | Place::ExtensionValue, byte) if is_token_byte(byte) => {
-                Place::ExtensionValue
+            (ChunkState::ExtensionName | ChunkState::AfterExtensionName, b' ' | b'\t') => {
+                ChunkState::AfterExtensionName
             }
-            (Place::QuotedValue, b'"') => Place::QuotedValueEnd,
-            (Place::QuotedValue, b'\\') => Place::QuotedPair,
-            (Place::QuotedValue | Place::QuotedPair, byte) if is_field_byte(byte) => Place::QuotedValue,
-            (Place::ExtensionName | Place::ExtensionValue | Place::QuotedValueEnd, b';') => {
-                Place::ExtensionStart
+            (ChunkState::ExtensionName | ChunkState::AfterExtensionName, b'=') => {
+                ChunkState::ExtensionValueStart
             }
-            (Place::ExtensionName | Place::ExtensionValue | Place::QuotedValueEnd, b'\r') => {
-                Place::SizeLineFeed
+            (ChunkState::AfterExtensionName, b';') => ChunkState::ExtensionStart,
+            (ChunkState::ExtensionValueStart, b' ' | b'\t') => ChunkState::ExtensionValueStart,
+            (ChunkState::ExtensionValueStart, b'"') => ChunkState::QuotedValue,
+            (ChunkState::ExtensionValueStart | ChunkState::ExtensionValue, byte) if is_token_byte(byte) => {
+                ChunkState::ExtensionValue
             }
-            (Place::ExtensionValue | Place::QuotedValueEnd, b' ' | b'\t') => Place::BeforeExtension,
-            (Place::SizeLineFeed, b'\n') if self.left == 0 => Place::TrailerStart,
-            (Place::SizeLineFeed, b'\n') => Place::Data,
-            (Place::DataReturn, b'\r') => Place::DataLineFeed,
-            (Place::DataLineFeed, b'\n') => Place::SizeStart,
-            (Place::TrailerStart, b'\r') => Place::EndLineFeed,
-            (Place::TrailerStart | Place::TrailerName, byte) if is_token_byte(byte) => Place::TrailerName,
-            (Place::TrailerName, b':') => Place::TrailerValue,
-            (Place::TrailerValue, b'\r') => Place::TrailerLineFeed,
-            (Place::TrailerValue, byte) if is_field_byte(byte) => Place::TrailerValue,
-            (Place::TrailerLineFeed, b'\n') => Place::TrailerStart,
-            (Place::EndLineFeed, b'\n') => Place::End,
+            (ChunkState::QuotedValue, b'"') => ChunkState::QuotedValueEnd,
+            (ChunkState::QuotedValue, b'\\') => ChunkState::QuotedPair,
+            (ChunkState::QuotedValue | ChunkState::QuotedPair, byte) if is_field_byte(byte) => {
+                ChunkState::QuotedValue
+            }
+            (ChunkState::ExtensionName | ChunkState::ExtensionValue | ChunkState::QuotedValueEnd, b';') => {
+                ChunkState::ExtensionStart
+            }
+            (ChunkState::ExtensionName | ChunkState::ExtensionValue | ChunkState::QuotedValueEnd, b'\r') => {
+                ChunkState::SizeLineFeed
+            }
+            (ChunkState::ExtensionValue | ChunkState::QuotedValueEnd, b' ' | b'\t') => {
+                ChunkState::BeforeExtension
+            }
+            (ChunkState::SizeLineFeed, b'\n') if self.left == 0 => ChunkState::TrailerStart,
+            (ChunkState::SizeLineFeed, b'\n') => ChunkState::Data,
+            (ChunkState::DataReturn, b'\r') => ChunkState::DataLineFeed,
+            (ChunkState::DataLineFeed, b'\n') => ChunkState::SizeStart,
+            (ChunkState::TrailerStart, b'\r') => ChunkState::EndLineFeed,
+            (ChunkState::TrailerStart | ChunkState::TrailerName, byte) if is_token_byte(byte) => {
+                ChunkState::TrailerName
+            }
+            (ChunkState::TrailerName, b':') => ChunkState::TrailerValue,
+            (ChunkState::TrailerValue, b'\r') => ChunkState::TrailerLineFeed,
+            (ChunkState::TrailerValue, byte) if is_field_byte(byte) => ChunkState::TrailerValue,
+            (ChunkState::TrailerLineFeed, b'\n') => ChunkState::TrailerStart,
+            (ChunkState::EndLineFeed, b'\n') => ChunkState::End,
             _ => return Err(Malformed("The chunked body is malformed.")),
         };
         Ok(place)
@@ -210,16 +220,16 @@ mod tests {
     use super::*;
 
     /// Reads a whole chunked body at once and then byte by byte; both must agree.
-    fn read(wire: &[u8]) -> Result<(Progress, Vec<u8>, usize), Malformed> {
+    fn read(wire: &[u8]) -> Result<(BodyProgress, Vec<u8>, usize), Malformed> {
         let mut outcomes = [wire.len(), 1].map(|size| {
             let mut body = Body::new(Framing::Chunked).expect("a chunked body should have a reader");
-            let mut progress = Progress::Incomplete;
+            let mut progress = BodyProgress::Incomplete;
             let mut used = 0;
             for piece in wire.chunks(size.max(1)) {
                 let mut input = piece;
                 progress = body.push(&mut input)?;
                 used += piece.len() - input.len();
-                if progress != Progress::Incomplete {
+                if progress != BodyProgress::Incomplete {
                     break;
                 }
             }
@@ -232,7 +242,7 @@ mod tests {
     #[track_caller]
     fn good(wire: &str, content: &str) {
         let (progress, found, used) = read(wire.as_bytes()).expect("the body should be taken");
-        assert_eq!((progress, found.as_slice()), (Progress::Complete, content.as_bytes()), "{wire:?}");
+        assert_eq!((progress, found.as_slice()), (BodyProgress::Complete, content.as_bytes()), "{wire:?}");
         assert_eq!(used, wire.trim_end_matches("NEXT").len(), "{wire:?}");
     }
 
@@ -308,7 +318,7 @@ mod tests {
         let whole = chunk(MAX_BODY - 1) + &chunk(1);
         good(&format!("{whole}0\r\n\r\n"), &"x".repeat(MAX_BODY));
         for wire in [format!("{whole}1\r\n"), "40001\r\n".into(), "fffffffffffffffffffff\r\n".into()] {
-            assert_eq!(read(wire.as_bytes()).expect("not malformed").0, Progress::TooLarge);
+            assert_eq!(read(wire.as_bytes()).expect("not malformed").0, BodyProgress::TooLarge);
         }
     }
 
@@ -355,9 +365,9 @@ mod tests {
         let mut body = Body::new(Framing::Length(5)).expect("a short body should be taken");
         assert_eq!(body.weight(), 0, "nothing should be allocated on the word of a header");
         let mut input = &b"hel"[..];
-        assert_eq!(body.push(&mut input), Ok(Progress::Incomplete));
+        assert_eq!(body.push(&mut input), Ok(BodyProgress::Incomplete));
         let mut input = &b"loNEXT"[..];
-        assert_eq!(body.push(&mut input), Ok(Progress::Complete));
+        assert_eq!(body.push(&mut input), Ok(BodyProgress::Complete));
         assert_eq!((input, body.into_content()), (&b"NEXT"[..], b"hello".to_vec()));
     }
 }

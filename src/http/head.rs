@@ -8,14 +8,14 @@ pub(super) const MAX_METHOD: usize = 32;
 
 /// A parsed head. It owns its bytes; everything else is a place in them.
 #[derive(Debug)]
-pub struct Head {
+pub struct RequestHead {
     bytes: Box<[u8]>,
-    method: Span,
-    path: Span,
-    query: Span,
-    authority: Span,
-    host: Span,
-    headers: Vec<(Span, Span)>,
+    method: ByteSpan,
+    path: ByteSpan,
+    query: ByteSpan,
+    authority: ByteSpan,
+    host: ByteSpan,
+    headers: Vec<(ByteSpan, ByteSpan)>,
     pub framing: Framing,
     /// Whether the client asks for another request on this connection.
     pub keep_alive: bool,
@@ -27,12 +27,12 @@ pub struct Head {
 
 /// A place in the head's bytes; a head has at most 16 KiB, so 16 bits hold it.
 #[derive(Clone, Copy, Debug, Default)]
-struct Span {
+struct ByteSpan {
     start: u16,
     end: u16,
 }
 
-impl Head {
+impl RequestHead {
     /// Parses the bytes of a head, its empty line included.
     pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
         check_beginning(bytes)?;
@@ -48,7 +48,7 @@ impl Head {
         let target = parsed.path.expect("a complete head should have a target");
         let http11 = parsed.version == Some(1);
 
-        let wire = Wire::read(parsed.headers, http11)?;
+        let wire = FramingHeaders::read(parsed.headers, http11)?;
         let (authority, path) = match absolute_form(target) {
             Some((authority, path)) if !authority.is_empty() => (authority, path),
             Some(_) => return Err(Malformed("The request's target names no host.")),
@@ -58,7 +58,7 @@ impl Head {
         let (host, _port) = split_authority(authority)
             .ok_or(Malformed("The host of the request is not a host name with an optional port."))?;
 
-        let place = |part: &[u8]| Span::of(part, bytes);
+        let place = |part: &[u8]| ByteSpan::of(part, bytes);
         Ok(Self {
             method: place(method.as_bytes()),
             path: place(path.as_bytes()),
@@ -108,19 +108,19 @@ impl Head {
 
     /// The memory that it holds, for the bound on all of it.
     pub fn weight(&self) -> usize {
-        self.bytes.len() + self.headers.capacity() * size_of::<(Span, Span)>()
+        self.bytes.len() + self.headers.capacity() * size_of::<(ByteSpan, ByteSpan)>()
     }
 
-    fn slice(&self, span: Span) -> &[u8] {
+    fn slice(&self, span: ByteSpan) -> &[u8] {
         &self.bytes[span.start.into()..span.end.into()]
     }
 
-    fn text(&self, span: Span) -> &str {
+    fn text(&self, span: ByteSpan) -> &str {
         str::from_utf8(self.slice(span)).expect("what was cut from a str should be one")
     }
 }
 
-impl Span {
+impl ByteSpan {
     /// Where `part`, a piece of `whole`, lies in it.
     fn of(part: &[u8], whole: &[u8]) -> Self {
         if part.is_empty() {
@@ -133,7 +133,7 @@ impl Span {
 }
 
 /// What the headers say about the connection and the body.
-struct Wire<'a> {
+struct FramingHeaders<'a> {
     host: &'a str,
     framing: Framing,
     close: bool,
@@ -141,7 +141,7 @@ struct Wire<'a> {
     expects_continue: bool,
 }
 
-impl<'a> Wire<'a> {
+impl<'a> FramingHeaders<'a> {
     fn read(headers: &[httparse::Header<'a>], http11: bool) -> Result<Self, Malformed> {
         let mut host = None;
         let mut length = None;
@@ -303,12 +303,12 @@ fn is_name_byte(byte: u8) -> bool {
 mod tests {
     use super::*;
 
-    fn parse(lines: &str) -> Result<Head, Malformed> {
-        Head::parse(format!("{}\r\n\r\n", lines.replace('\n', "\r\n")).as_bytes())
+    fn parse(lines: &str) -> Result<RequestHead, Malformed> {
+        RequestHead::parse(format!("{}\r\n\r\n", lines.replace('\n', "\r\n")).as_bytes())
     }
 
     #[track_caller]
-    fn good(lines: &str) -> Head {
+    fn good(lines: &str) -> RequestHead {
         parse(lines).unwrap_or_else(|error| panic!("{lines:?} was refused: {error:?}"))
     }
 
@@ -442,7 +442,7 @@ mod tests {
             b"GET / HTTP/1.1\r\nHost: h\r\n\n",
             b"GET / HTTP/1.1\r\nHost: h\n\n",
         ] {
-            assert!(Head::parse(bytes).is_err_and(|e| e.0.contains("line feed")), "{bytes:?}");
+            assert!(RequestHead::parse(bytes).is_err_and(|e| e.0.contains("line feed")), "{bytes:?}");
         }
         let many = |count: usize| format!("GET / HTTP/1.1\nHost: h{}", "\nX: y".repeat(count - 1));
         good(&many(100));

@@ -7,8 +7,8 @@ pub mod response;
 
 use std::net::IpAddr;
 
-pub use head::Head;
-pub use reader::{Reader, Step};
+pub use head::RequestHead;
+pub use reader::{ReadStep, Reader};
 pub use response::Response;
 
 /// The most bytes of a head, from its request line to its empty line.
@@ -22,15 +22,15 @@ pub const MAX_BODY: usize = 262_144;
 
 /// A request whose every byte has arrived, or whose head alone tells that its body is too large.
 pub struct Request {
-    pub head: Head,
+    pub head: RequestHead,
     /// `None` if the body is larger than `MAX_BODY`: the rest of it was not read.
     pub body: Option<Vec<u8>>,
-    pub client: Client,
+    pub client: ClientInfo,
 }
 
 /// The client of a request, as far as the connection and trusted proxies tell.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Client {
+pub struct ClientInfo {
     /// Behind a trusted proxy, the address that the proxy names; `None` on a Unix socket.
     pub peer: Option<IpAddr>,
     /// A trusted proxy passed the request on.
@@ -39,7 +39,7 @@ pub struct Client {
     pub secure: bool,
 }
 
-impl Client {
+impl ClientInfo {
     /// Whether the request was sent on this host.
     pub fn is_local(&self) -> bool {
         !self.proxied && self.peer.is_none_or(|address| address.is_loopback())
@@ -74,7 +74,7 @@ mod tests {
     fn what_is_local() {
         let check = |peer: Option<&str>, proxied, local| {
             let peer = peer.map(|address| address.parse().expect("an address"));
-            assert_eq!(Client { peer, proxied, secure: false }.is_local(), local, "{peer:?}");
+            assert_eq!(ClientInfo { peer, proxied, secure: false }.is_local(), local, "{peer:?}");
         };
         check(None, false, true);
         check(Some("127.0.0.2"), false, true);

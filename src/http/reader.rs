@@ -2,8 +2,8 @@
 
 use std::mem;
 
-use super::body::{Body, Progress};
-use super::{Client, Head, MAX_HEAD, Malformed, Request, head};
+use super::body::{Body, BodyProgress};
+use super::{ClientInfo, MAX_HEAD, Malformed, Request, RequestHead, head};
 
 /// Empty lines that may come before a request (RFC 9112, 2.2).
 const MAX_EMPTY_LINES: u8 = 2;
@@ -12,19 +12,19 @@ const MAX_EMPTY_LINES: u8 = 2;
 /// error, or a request whose body is too large, the beginning of the next request is unknown: the connection has to end.
 #[derive(Default)]
 pub struct Reader {
-    state: State,
+    state: ReaderState,
     /// A client waits for `100 Continue`, which was not sent yet.
     continue_due: bool,
 }
 
-enum State {
+enum ReaderState {
     Head(HeadStart),
     /// Without a body if its declared length is too large.
-    Body(Head, Option<Body>),
+    Body(RequestHead, Option<Body>),
 }
 
 /// How far a request has come.
-pub enum Step {
+pub enum ReadStep {
     /// More bytes are needed.
     More,
     /// The head is complete. The next step reads the body, unless [`Reader::refuse`] ends the request.
@@ -43,7 +43,7 @@ struct HeadStart {
     line_checked: bool,
 }
 
-impl Default for State {
+impl Default for ReaderState {
     fn default() -> Self {
         Self::Head(HeadStart::default())
     }
@@ -51,57 +51,57 @@ impl Default for State {
 
 impl Reader {
     /// Takes bytes off the front of `input` until a head or a request is complete or the input is used up.
-    pub fn push(&mut self, input: &mut &[u8]) -> Result<Step, Malformed> {
+    pub fn push(&mut self, input: &mut &[u8]) -> Result<ReadStep, Malformed> {
         let body = match &mut self.state {
-            State::Head(start) => {
+            ReaderState::Head(start) => {
                 let Some(head) = start.push(input)? else {
-                    return Ok(Step::More);
+                    return Ok(ReadStep::More);
                 };
                 let body = Body::new(head.framing);
                 self.continue_due = head.expects_continue && body.is_some();
-                self.state = State::Body(head, body);
-                return Ok(Step::Head);
+                self.state = ReaderState::Body(head, body);
+                return Ok(ReadStep::Head);
             }
-            State::Body(_, body) => body,
+            ReaderState::Body(_, body) => body,
         };
-        let progress = body.as_mut().map_or(Ok(Progress::TooLarge), |body| body.push(input))?;
-        if progress == Progress::Incomplete {
-            return Ok(Step::More);
+        let progress = body.as_mut().map_or(Ok(BodyProgress::TooLarge), |body| body.push(input))?;
+        if progress == BodyProgress::Incomplete {
+            return Ok(ReadStep::More);
         }
         // A client that has already sent the whole body does not wait for 100 Continue.
         self.continue_due = false;
         let (head, body) = self.take();
-        let body = body.filter(|_| progress == Progress::Complete).map(Body::into_content);
-        Ok(Step::Request(Request { head, body, client: Client::default() }))
+        let body = body.filter(|_| progress == BodyProgress::Complete).map(Body::into_content);
+        Ok(ReadStep::Request(Request { head, body, client: ClientInfo::default() }))
     }
 
     /// The head that was read last, until its request is complete.
-    pub fn head(&self) -> &Head {
+    pub fn head(&self) -> &RequestHead {
         match &self.state {
-            State::Body(head, _) => head,
-            State::Head(_) => unreachable!("only a complete head is asked for"),
+            ReaderState::Body(head, _) => head,
+            ReaderState::Head(_) => unreachable!("only a complete head is asked for"),
         }
     }
 
     /// Ends the request whose head was just read. Returns the head, and whether all of the body was in `input` and is
     /// skipped. If not, the connection has to end.
-    pub fn refuse(&mut self, input: &mut &[u8]) -> (Head, bool) {
+    pub fn refuse(&mut self, input: &mut &[u8]) -> (RequestHead, bool) {
         self.continue_due = false;
         let (head, body) = self.take();
-        let is_skipped = body.is_some_and(|mut body| body.push(input) == Ok(Progress::Complete));
+        let is_skipped = body.is_some_and(|mut body| body.push(input) == Ok(BodyProgress::Complete));
         (head, is_skipped)
     }
 
-    fn take(&mut self) -> (Head, Option<Body>) {
+    fn take(&mut self) -> (RequestHead, Option<Body>) {
         match mem::take(&mut self.state) {
-            State::Body(head, body) => (head, body),
-            State::Head(_) => unreachable!("only a complete head is taken"),
+            ReaderState::Body(head, body) => (head, body),
+            ReaderState::Head(_) => unreachable!("only a complete head is taken"),
         }
     }
 
     /// Whether no byte of a next request has come.
     pub fn is_between_requests(&self) -> bool {
-        matches!(&self.state, State::Head(start) if start.bytes.is_empty())
+        matches!(&self.state, ReaderState::Head(start) if start.bytes.is_empty())
     }
 
     /// Whether `100 Continue` has to be sent now. Returns true once per request.
@@ -112,15 +112,15 @@ impl Reader {
     /// The memory that an incomplete request holds.
     pub fn weight(&self) -> usize {
         match &self.state {
-            State::Head(start) => start.bytes.capacity(),
-            State::Body(head, body) => head.weight() + body.as_ref().map_or(0, Body::weight),
+            ReaderState::Head(start) => start.bytes.capacity(),
+            ReaderState::Body(head, body) => head.weight() + body.as_ref().map_or(0, Body::weight),
         }
     }
 }
 
 impl HeadStart {
     /// Takes a head off the front of `input`, and keeps what is there of an incomplete one.
-    fn push(&mut self, input: &mut &[u8]) -> Result<Option<Head>, Malformed> {
+    fn push(&mut self, input: &mut &[u8]) -> Result<Option<RequestHead>, Malformed> {
         if self.bytes.is_empty() {
             self.pass_empty_lines(input)?;
             // Most heads come whole: they are parsed in place.
@@ -165,7 +165,7 @@ impl HeadStart {
 
 const TOO_LONG: Malformed = Malformed("The head of the request is larger than 16 KiB.");
 
-fn cut_head(input: &mut &[u8], end: usize) -> Result<Option<Head>, Malformed> {
+fn cut_head(input: &mut &[u8], end: usize) -> Result<Option<RequestHead>, Malformed> {
     if end > MAX_HEAD {
         // As when it comes in pieces.
         head::check_beginning(&input[..=MAX_HEAD])?;
@@ -173,7 +173,7 @@ fn cut_head(input: &mut &[u8], end: usize) -> Result<Option<Head>, Malformed> {
     }
     let (head, rest) = input.split_at(end);
     *input = rest;
-    Head::parse(head).map(Some)
+    RequestHead::parse(head).map(Some)
 }
 
 /// The length of the head that ends in `bytes`, where nothing before `from` ends one. A line feed alone
@@ -207,9 +207,9 @@ mod tests {
     fn next(reader: &mut Reader, input: &mut &[u8]) -> Result<Option<Request>, Malformed> {
         loop {
             match reader.push(input)? {
-                Step::More => return Ok(None),
-                Step::Head => {}
-                Step::Request(request) => return Ok(Some(request)),
+                ReadStep::More => return Ok(None),
+                ReadStep::Head => {}
+                ReadStep::Request(request) => return Ok(Some(request)),
             }
         }
     }
@@ -295,7 +295,7 @@ mod tests {
         ] {
             let wire = format!("{head}{body}{}", if is_skipped { THREE } else { "" });
             let (mut reader, mut input) = (Reader::default(), wire.as_bytes());
-            assert!(matches!(reader.push(&mut input), Ok(Step::Head)), "{wire:?}");
+            assert!(matches!(reader.push(&mut input), Ok(ReadStep::Head)), "{wire:?}");
             let (_, skipped) = reader.refuse(&mut input);
             assert_eq!(skipped, is_skipped, "{wire:?}");
             assert!(reader.is_between_requests() && !reader.take_continue());
@@ -347,7 +347,9 @@ mod tests {
         }
         let long = format!("GET /{} ", "x".repeat(5000));
         let mut reader = Reader::default();
-        assert!(long.as_bytes().chunks(7).all(|mut piece| matches!(reader.push(&mut piece), Ok(Step::More))));
+        assert!(
+            long.as_bytes().chunks(7).all(|mut piece| matches!(reader.push(&mut piece), Ok(ReadStep::More)))
+        );
         assert!(reader.push(&mut &b"\r\n"[..]).is_err(), "a long request line is checked at its end too");
     }
 }

@@ -38,7 +38,7 @@ impl fmt::Debug for dyn Pieces {
 
 /// What a response says about its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Connection {
+pub enum ConnectionHeader {
     /// The default of HTTP/1.1: nothing needs to be said.
     Keep,
     /// HTTP/1.0 needs the header.
@@ -73,7 +73,7 @@ impl Response {
     }
 
     /// The bytes of the head and of `body`, without `rest`; for a HEAD request, the head only.
-    pub fn encode(&self, connection: Connection, without_body: bool) -> Vec<u8> {
+    pub fn encode(&self, connection: ConnectionHeader, without_body: bool) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(512 + self.body.len());
         write!(bytes, "HTTP/1.1 {} {}\r\n", self.status, reason(self.status))
             .expect("a Vec should take all that is written");
@@ -92,9 +92,9 @@ impl Response {
             line(name, value);
         }
         match connection {
-            Connection::Keep => {}
-            Connection::KeepTold => line("connection", "keep-alive"),
-            Connection::Close => line("connection", "close"),
+            ConnectionHeader::Keep => {}
+            ConnectionHeader::KeepTold => line("connection", "keep-alive"),
+            ConnectionHeader::Close => line("connection", "close"),
         }
         bytes.extend_from_slice(b"\r\n");
         if without_body {
@@ -162,7 +162,8 @@ mod tests {
     #[test]
     fn a_body_is_framed_by_its_length_or_in_chunks() {
         let text = |response: &Response, without_body| {
-            String::from_utf8(response.encode(Connection::Keep, without_body)).expect("a response is text")
+            String::from_utf8(response.encode(ConnectionHeader::Keep, without_body))
+                .expect("a response is text")
         };
         let mut response = Response::new(200, "text/plain", b"0123456789abcdef".to_vec());
         assert!(text(&response, false).contains("content-length: 16\r\n"));

@@ -8,11 +8,11 @@ mod event_loop;
 mod lane;
 mod limits;
 mod load;
+mod origins;
 mod pressure;
 mod proxies;
 mod pulse;
 mod queue;
-mod room;
 mod socket;
 mod strangers;
 mod tls;
@@ -29,22 +29,22 @@ use mio::{Poll, Waker};
 pub use lane::{Lane, LaneLoad, Ticket};
 pub use limits::Limits;
 pub use load::{Cause, Level, Load, Snapshot};
-pub use proxies::{Proxies, Proxy};
+pub use proxies::{Proxies, TrustedProxy};
 pub use pulse::Pulse;
-pub use socket::{Address, Socket};
+pub use socket::{Address, ListeningSocket};
 pub use tls::{Acceptor, Certificate, TlsError};
 pub use workers::RunningCall;
 
 use self::event_loop::{EventLoop, WAKE};
 use crate::client::Cancellation;
 use crate::error::Failure;
-use crate::http::{Client, Head, Request, Response};
+use crate::http::{ClientInfo, Request, RequestHead, Response};
 use crate::store::Digest;
 
 /// Answers requests.
 pub trait Service: Send + Sync + 'static {
     /// Decides from its head what happens to a request. The loop calls this, so nothing is looked up.
-    fn admit(&self, client: Client, head: &Head) -> Admission;
+    fn admit(&self, client: ClientInfo, head: &RequestHead) -> Admission;
 
     /// What every request of the API would get now; `None` if that is not known. The loop calls this, so nothing is looked up.
     fn outage(&self) -> Option<Failure> {
@@ -52,17 +52,17 @@ pub trait Service: Send + Sync + 'static {
     }
 
     /// Looks up who sent a request whose key or session is not known to the queue.
-    fn identify(&self, call: &Call) -> Identity;
+    fn identify(&self, call: &PendingRequest) -> RequestIdentity;
 
     /// Of these lanes those whose key is still valid, with their present limits; `None` if they can't be read.
     fn lanes(&self, names: &[Arc<str>]) -> Option<Vec<Lane>>;
 
     /// Answers a complete request, on a worker. If the client goes away, the loop cancels the calls that this makes. Until it
     /// has set the limit of its lane, or is done, the other requests of the lane wait.
-    fn answer(&self, call: &Call, running: &RunningCall) -> Response;
+    fn answer(&self, call: &PendingRequest, running: &RunningCall) -> Response;
 
     /// Answers a request that gets no worker: broken HTTP, or one that is shed.
-    fn refuse(&self, peer: Option<IpAddr>, call: Option<&Call>, failure: Failure) -> Response;
+    fn refuse(&self, peer: Option<IpAddr>, call: Option<&PendingRequest>, failure: Failure) -> Response;
 }
 
 /// What the head of a request decides.
@@ -82,7 +82,7 @@ pub enum Destination {
 }
 
 /// A complete request on its way to its answer.
-pub struct Call {
+pub struct PendingRequest {
     pub request: Request,
     pub destination: Destination,
     /// When it was complete.
@@ -91,14 +91,14 @@ pub struct Call {
     pub cancellation: Cancellation,
 }
 
-impl Call {
+impl PendingRequest {
     fn new(request: Request, destination: Destination) -> Self {
         Self { request, destination, received: Instant::now(), cancellation: Cancellation::default() }
     }
 }
 
 /// Who sent a request.
-pub enum Identity {
+pub enum RequestIdentity {
     Known(Lane),
     /// Nobody that is known; the console answers such requests all the same.
     Unknown,
@@ -107,7 +107,7 @@ pub enum Identity {
 
 /// The sockets and the limits, before it serves.
 pub struct Listener {
-    sockets: Vec<Socket>,
+    sockets: Vec<ListeningSocket>,
     limits: Limits,
     poll: Poll,
     waker: Arc<Waker>,
@@ -120,7 +120,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    pub fn new(sockets: Vec<Socket>, limits: Limits) -> io::Result<Self> {
+    pub fn new(sockets: Vec<ListeningSocket>, limits: Limits) -> io::Result<Self> {
         let (stop, stopper) = UnixStream::pair()?;
         stop.set_nonblocking(true)?;
         let poll = Poll::new()?;

@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn each_cause_has_its_own_line_and_the_rest_is_written_at_the_end() {
-        let (load, start) = (Load::new(&super::super::Limits::default()), Instant::now());
+        let (load, start) = (Load::new(&crate::listener::Limits::default()), Instant::now());
         let mut log = PressureLog::default();
         load.count(Cause::QueueFull);
         log.write(&load, start);

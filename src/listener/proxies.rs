@@ -4,14 +4,14 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::{self, FromStr};
 
-use crate::http::{Client, Head};
+use crate::http::{ClientInfo, RequestHead};
 
 /// The proxies whose forwarding headers are trusted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Proxies(pub Vec<Proxy>);
+pub struct Proxies(pub Vec<TrustedProxy>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Proxy {
+pub enum TrustedProxy {
     /// Every client of the Unix socket.
     Unix,
     /// The addresses that agree with this one in so many bits.
@@ -22,7 +22,7 @@ pub enum Proxy {
 #[derive(Debug)]
 pub struct NoProxy;
 
-impl FromStr for Proxy {
+impl FromStr for TrustedProxy {
     type Err = NoProxy;
 
     fn from_str(text: &str) -> Result<Self, NoProxy> {
@@ -40,7 +40,7 @@ impl FromStr for Proxy {
     }
 }
 
-impl fmt::Display for Proxy {
+impl fmt::Display for TrustedProxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unix => f.write_str("unix"),
@@ -49,7 +49,7 @@ impl fmt::Display for Proxy {
     }
 }
 
-impl Proxy {
+impl TrustedProxy {
     /// Whether it matches the peer of a connection; `None` is a peer on a Unix socket.
     fn is(&self, peer: Option<IpAddr>) -> bool {
         match (self, peer) {
@@ -75,7 +75,7 @@ fn agree(one: u128, other: u128, last: u32) -> bool {
 
 impl Proxies {
     /// Replaces the address and the scheme of a trusted proxy by those of the client behind it.
-    pub(super) fn see_through(&self, client: &mut Client, head: &Head) {
+    pub(super) fn see_through(&self, client: &mut ClientInfo, head: &RequestHead) {
         if self.trust(client.peer) {
             client.proxied = true;
             client.peer = self.client(client.peer, head);
@@ -89,7 +89,7 @@ impl Proxies {
     }
 
     /// The last address that a trusted proxy vouches for: each proxy appends the address of its own client.
-    fn client(&self, peer: Option<IpAddr>, head: &Head) -> Option<IpAddr> {
+    fn client(&self, peer: Option<IpAddr>, head: &RequestHead) -> Option<IpAddr> {
         let values: Vec<&[u8]> = head.header("x-forwarded-for").collect();
         let mut client = peer;
         for entry in values.iter().rev().flat_map(|value| value.rsplit(|&b| b == b',')) {
@@ -103,7 +103,7 @@ impl Proxies {
 }
 
 /// The last of a header's values, which the nearest proxy has written.
-fn last<'a>(head: &'a Head, name: &'a str) -> Option<&'a str> {
+fn last<'a>(head: &'a RequestHead, name: &'a str) -> Option<&'a str> {
     let value = head.header(name).last()?;
     let value = value.rsplit(|&b| b == b',').next()?;
     str::from_utf8(value).ok().map(str::trim)
@@ -125,8 +125,8 @@ mod tests {
         let proxies =
             Proxies(trusted.split_whitespace().map(|text| text.parse().expect("a good proxy")).collect());
         let head = format!("GET / HTTP/1.1\r\nHost: h\r\n{headers}\r\n");
-        let head = Head::parse(head.as_bytes()).expect("a good head");
-        let mut found = Client { peer: peer.parse().ok(), ..Client::default() };
+        let head = RequestHead::parse(head.as_bytes()).expect("a good head");
+        let mut found = ClientInfo { peer: peer.parse().ok(), ..ClientInfo::default() };
         proxies.see_through(&mut found, &head);
         let address = found.peer.map_or("unix".into(), |address| address.to_string());
         assert_eq!((address.as_str(), found.secure), (client, secure), "{trusted} {peer} {headers}");
@@ -170,10 +170,10 @@ mod tests {
     #[test]
     fn what_names_a_proxy() {
         for good in ["unix", "127.0.0.1", "10.0.0.0/8", "::1", "fd00::/8", "0.0.0.0/0"] {
-            assert!(good.parse::<Proxy>().is_ok(), "{good}");
+            assert!(good.parse::<TrustedProxy>().is_ok(), "{good}");
         }
         for bad in ["", "localhost", "10.0.0.0/33", "::/129", "10.0.0.0/", "10.0.0.0/-1", "10.0.0.0/8/8"] {
-            assert!(bad.parse::<Proxy>().is_err(), "{bad}");
+            assert!(bad.parse::<TrustedProxy>().is_err(), "{bad}");
         }
     }
 }

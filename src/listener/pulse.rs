@@ -84,10 +84,10 @@ impl Pulse {
 mod tests {
     use mio::{Poll, Token};
 
-    use super::super::Limits;
-    use super::super::queue::Next;
-    use super::super::workers::Job;
     use super::*;
+    use crate::listener::Limits;
+    use crate::listener::queue::Next;
+    use crate::listener::workers::Job;
 
     #[test]
     fn stuck_and_busy_are_told_apart() {

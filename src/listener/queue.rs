@@ -17,7 +17,7 @@ pub(super) trait Queued {
 
 pub(super) struct FairQueue<T> {
     room: Room,
-    state: Mutex<State<T>>,
+    state: Mutex<QueueState<T>>,
     /// There is a request that a thread may take.
     eligible: Condvar,
 }
@@ -34,7 +34,7 @@ pub(super) struct Room {
     pub has_limits: bool,
 }
 
-struct State<T> {
+struct QueueState<T> {
     lanes: HashMap<Name, LaneState<T>>,
     /// The lanes with waiting requests, in the order of their turns.
     turns: VecDeque<Name>,
@@ -71,7 +71,7 @@ pub(super) enum Next<T> {
 
 impl<T: Queued> FairQueue<T> {
     pub fn new(room: Room) -> Self {
-        let state = State {
+        let state = QueueState {
             lanes: HashMap::new(),
             turns: VecDeque::new(),
             waiting: 0,
@@ -201,20 +201,20 @@ impl<T: Queued> FairQueue<T> {
     }
 
     /// Wakes the threads that have something to do now: waking none costs a system call too.
-    fn wake(&self, state: &State<T>) {
+    fn wake(&self, state: &QueueState<T>) {
         for _ in 0..state.idle.min(self.eligible(state, false)) {
             self.eligible.notify_one();
         }
     }
 
     /// How many requests could run now; if `soon`, as if all limits had just been read.
-    fn eligible(&self, state: &State<T>, soon: bool) -> usize {
+    fn eligible(&self, state: &QueueState<T>, soon: bool) -> usize {
         let of_lane = |name| self.eligible_of(state, name, soon);
         state.turns.iter().map(of_lane).sum()
     }
 
     /// The same for one lane, or more: of several exclusive requests only the first can.
-    fn eligible_of(&self, state: &State<T>, name: &Name, soon: bool) -> usize {
+    fn eligible_of(&self, state: &QueueState<T>, name: &Name, soon: bool) -> usize {
         let lane = &state.lanes[name];
         if state.exclusive_runs && lane.waiting.front().is_some_and(|first| first.ticket().exclusive) {
             return 0;
@@ -225,7 +225,7 @@ impl<T: Queued> FairQueue<T> {
         lane.waiting.len().min(left)
     }
 
-    fn take_next(&self, state: &mut State<T>) -> Option<T> {
+    fn take_next(&self, state: &mut QueueState<T>) -> Option<T> {
         let turn = state.turns.iter().position(|name| self.eligible_of(state, name, false) > 0)?;
         let name = state.turns.remove(turn).expect("the position was just found");
         let lane = state.lane(&name);
@@ -240,7 +240,7 @@ impl<T: Queued> FairQueue<T> {
         Some(item)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+    fn lock(&self) -> MutexGuard<'_, QueueState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -251,7 +251,7 @@ impl<T: Queued> LaneState<T> {
     }
 }
 
-impl<T: Queued> State<T> {
+impl<T: Queued> QueueState<T> {
     /// A lane stays when it is not used, as long as there are not too many.
     fn lane(&mut self, name: &Name) -> &mut LaneState<T> {
         if self.lanes.len() > REMEMBERED && !self.lanes.contains_key(name) {
@@ -337,7 +337,7 @@ mod tests {
     }
 
     /// A queue, its threads, and the limits of the keys.
-    struct Pool {
+    struct TestPool {
         queue: FairQueue<Item>,
         running: Vec<Item>,
         limits: HashMap<&'static str, Option<u32>>,
@@ -348,7 +348,7 @@ mod tests {
         Ticket { lane: Some(name.into()), ..Ticket::default() }
     }
 
-    impl Pool {
+    impl TestPool {
         fn new(threads: usize, places: usize) -> Self {
             Self::with(Room { threads, places, strangers: 0, has_limits: true })
         }
@@ -417,7 +417,7 @@ mod tests {
 
     #[test]
     fn lanes_take_turns() {
-        let mut pool = Pool::of_console(1, 100);
+        let mut pool = TestPool::of_console(1, 100);
         for (ticket, numbers) in [
             (of_key("a"), 1..=6),
             (of_key("b"), 11..=13),
@@ -433,7 +433,7 @@ mod tests {
 
     #[test]
     fn the_newest_of_the_longest_lane_is_shed() {
-        let mut pool = Pool::new(1, 4);
+        let mut pool = TestPool::new(1, 4);
         pool.push(of_key("a"), 1);
         pool.settle();
         (2..=5).for_each(|number| pool.push(of_key("a"), number));
@@ -451,14 +451,14 @@ mod tests {
 
     #[test]
     fn free_threads_are_places_too() {
-        let mut pool = Pool::new(3, 2);
+        let mut pool = TestPool::new(3, 2);
         (1..=6).for_each(|number| pool.push(of_key("a"), number));
         assert_eq!(pool.shed, [6], "three are about to run, and two wait");
     }
 
     #[test]
     fn what_has_begun_is_not_shed_and_sheds_nothing() {
-        let mut pool = Pool::of_console(1, 4);
+        let mut pool = TestPool::of_console(1, 4);
         let piece = || Ticket { is_begun: true, ..of_key("pieces") };
         pool.push(piece(), 0);
         pool.settle();
@@ -472,7 +472,7 @@ mod tests {
 
     #[test]
     fn of_strangers_the_address_that_sent_most_loses_a_request() {
-        let mut pool = Pool::of_console(1, 16);
+        let mut pool = TestPool::of_console(1, 16);
         let from = |number: u32| Ticket { origin: Some(number.to_be_bytes().into()), ..Ticket::default() };
         (1..=20).for_each(|number| pool.push(from(1), number));
         assert_eq!(pool.shed, (6..=20).collect::<Vec<_>>(), "one is about to run, and four wait");
@@ -489,7 +489,7 @@ mod tests {
 
     #[test]
     fn exclusive_requests_run_one_at_a_time_and_no_thread_waits_for_them() {
-        let mut pool = Pool::of_console(2, 64);
+        let mut pool = TestPool::of_console(2, 64);
         for (lane, number) in [("x", 1), ("x", 2), ("x", 3), ("y", 11), ("z", 21)] {
             pool.push(Ticket { exclusive: true, ..of_key(lane) }, number);
         }
@@ -510,7 +510,7 @@ mod tests {
 
     #[test]
     fn a_lane_begins_with_one_request_until_its_limit_is_read() {
-        let mut pool = Pool::new(8, 100);
+        let mut pool = TestPool::new(8, 100);
         pool.limits.insert("a", Some(3));
         (1..=9).for_each(|number| pool.push(of_key("a"), number));
         assert!(pool.run_next() && !pool.run_next(), "it may have a limit by now");
@@ -524,7 +524,7 @@ mod tests {
 
     #[test]
     fn a_limit_that_changes_holds() {
-        let mut pool = Pool::new(8, 100);
+        let mut pool = TestPool::new(8, 100);
         pool.limits.insert("a", Some(2));
         (1..=20).for_each(|number| pool.push(of_key("a"), number));
         (31..=36).for_each(|number| pool.push(of_key("b"), number));
@@ -550,7 +550,7 @@ mod tests {
 
     #[test]
     fn a_removed_request_leaves_its_turn() {
-        let mut pool = Pool::new(1, 64);
+        let mut pool = TestPool::new(1, 64);
         for (name, number) in [("a", 1), ("a", 2), ("b", 11), ("a", 3)] {
             pool.push(of_key(name), number);
         }
@@ -561,7 +561,7 @@ mod tests {
 
     #[test]
     fn a_lane_that_is_not_used_is_looked_up_once_more_and_kept_for_a_while() {
-        let mut pool = Pool::new(1, 4);
+        let mut pool = TestPool::new(1, 4);
         pool.push(of_key("a"), 1);
         assert_eq!(pool.order(), [1]);
         assert_eq!(pool.queue.used_lanes(), ["a".into()]);
@@ -576,7 +576,7 @@ mod tests {
     /// A thread that nobody wakes would hang this test.
     #[test]
     fn threads_are_woken_for_what_they_may_take_and_when_the_queue_is_closed() {
-        let pool = Pool::new(3, 64);
+        let pool = TestPool::new(3, 64);
         let queue = &pool.queue;
         let until = |condition: &dyn Fn() -> bool| {
             let end = Instant::now() + Duration::from_secs(60);
@@ -621,7 +621,7 @@ mod tests {
                 random ^= random << 17;
                 (random >> 33) as usize % below
             };
-            let mut pool = Pool::new(1 + draw(6), draw(30));
+            let mut pool = TestPool::new(1 + draw(6), draw(30));
             pool.limits = [("a", Some(1)), ("b", Some(3)), ("c", None)].into();
             let mut waiting: Vec<(u32, &str)> = Vec::new();
             for number in 0..3000 {

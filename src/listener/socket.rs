@@ -29,13 +29,13 @@ impl fmt::Display for Address {
 }
 
 /// A socket that connections come from.
-pub struct Socket {
-    kind: Kind,
+pub struct ListeningSocket {
+    kind: SocketKind,
     /// The file to remove at the end, of a Unix socket that this process made.
     made: Option<PathBuf>,
 }
 
-enum Kind {
+enum SocketKind {
     Tcp(TcpListener),
     Unix(UnixListener),
 }
@@ -44,20 +44,20 @@ enum Kind {
 /// 128, a burst of 2,000 clients took 10 s: the system drops what is beyond, and a client tries again after a second.
 const BACKLOG: i32 = 4096;
 
-impl Socket {
+impl ListeningSocket {
     /// Listens on an address. The file of a Unix socket gets this mode.
     pub fn bind(address: &Address, unix_mode: u32) -> io::Result<Self> {
         match address {
             Address::Tcp(address) => {
                 let listener = TcpListener::bind(*address)?;
                 rustix::net::listen(&listener, BACKLOG)?;
-                Ok(Kind::Tcp(listener).into())
+                Ok(SocketKind::Tcp(listener).into())
             }
             Address::Unix(path) => {
                 remove_stale(path)?;
                 let listener = bind_unix(path, unix_mode)?;
                 rustix::net::listen(&listener, BACKLOG)?;
-                let socket = Self { kind: Kind::Unix(listener), made: Some(path.clone()) };
+                let socket = Self { kind: SocketKind::Unix(listener), made: Some(path.clone()) };
                 // The umask may have removed some of it.
                 fs::set_permissions(path, fs::Permissions::from_mode(unix_mode))?;
                 Ok(socket)
@@ -68,19 +68,19 @@ impl Socket {
     /// A socket that another process made and listens on.
     pub fn inherited_tcp(listener: net::TcpListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        Ok(Kind::Tcp(TcpListener::from_std(listener)).into())
+        Ok(SocketKind::Tcp(TcpListener::from_std(listener)).into())
     }
 
     pub fn inherited_unix(listener: os::unix::net::UnixListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        Ok(Kind::Unix(UnixListener::from_std(listener)).into())
+        Ok(SocketKind::Unix(UnixListener::from_std(listener)).into())
     }
 
     /// Where it listens, with the actual port if the system chose it.
     pub fn address(&self) -> io::Result<Address> {
         Ok(match &self.kind {
-            Kind::Tcp(listener) => Address::Tcp(listener.local_addr()?),
-            Kind::Unix(listener) => {
+            SocketKind::Tcp(listener) => Address::Tcp(listener.local_addr()?),
+            SocketKind::Unix(listener) => {
                 Address::Unix(listener.local_addr()?.as_pathname().unwrap_or(Path::new("")).into())
             }
         })
@@ -88,34 +88,34 @@ impl Socket {
 
     pub(super) fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         match &mut self.kind {
-            Kind::Tcp(listener) => registry.register(listener, token, Interest::READABLE),
-            Kind::Unix(listener) => registry.register(listener, token, Interest::READABLE),
+            SocketKind::Tcp(listener) => registry.register(listener, token, Interest::READABLE),
+            SocketKind::Unix(listener) => registry.register(listener, token, Interest::READABLE),
         }
     }
 
     /// The next connection, and the address that it comes from; a Unix socket has none.
-    pub(super) fn accept(&self) -> io::Result<(Stream, Option<IpAddr>)> {
+    pub(super) fn accept(&self) -> io::Result<(InboundStream, Option<IpAddr>)> {
         match &self.kind {
-            Kind::Tcp(listener) => {
+            SocketKind::Tcp(listener) => {
                 let (stream, from) = listener.accept()?;
                 // A response is one write: Nagle's algorithm would only delay it. On a connection that is
                 // already closed this fails, and the next read notices it.
                 let _ = stream.set_nodelay(true);
                 // A dual-stack socket reports IPv4 addresses as IPv4-mapped IPv6 addresses.
-                Ok((Stream::Tcp(stream), Some(from.ip().to_canonical())))
+                Ok((InboundStream::Tcp(stream), Some(from.ip().to_canonical())))
             }
-            Kind::Unix(listener) => Ok((Stream::Unix(listener.accept()?.0), None)),
+            SocketKind::Unix(listener) => Ok((InboundStream::Unix(listener.accept()?.0), None)),
         }
     }
 }
 
-impl From<Kind> for Socket {
-    fn from(kind: Kind) -> Self {
+impl From<SocketKind> for ListeningSocket {
+    fn from(kind: SocketKind) -> Self {
         Self { kind, made: None }
     }
 }
 
-impl Drop for Socket {
+impl Drop for ListeningSocket {
     fn drop(&mut self) {
         if let Some(path) = &self.made {
             let _ = fs::remove_file(path);
@@ -150,12 +150,12 @@ fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
 }
 
 /// One client's connection.
-pub(super) enum Stream {
+pub(super) enum InboundStream {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
 
-impl Stream {
+impl InboundStream {
     pub fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         let both = Interest::READABLE | Interest::WRITABLE;
         match self {
@@ -226,14 +226,14 @@ mod tests {
         assert_eq!(mode() & !0o600, 0, "{:o}", mode());
         fs::remove_file(&path).expect("it should go");
         for wanted in [0o777, 0o660, 0] {
-            let _socket = Socket::bind(&Address::Unix(path.clone()), wanted).expect("a socket");
+            let _socket = ListeningSocket::bind(&Address::Unix(path.clone()), wanted).expect("a socket");
             assert_eq!(mode(), wanted, "whatever the umask is");
         }
     }
 
     #[test]
     fn a_burst_of_clients_is_kept_until_it_is_accepted() {
-        let socket = Socket::bind(&Address::Tcp(([127, 0, 0, 1], 0).into()), 0).expect("a port");
+        let socket = ListeningSocket::bind(&Address::Tcp(([127, 0, 0, 1], 0).into()), 0).expect("a port");
         let Ok(Address::Tcp(address)) = socket.address() else { panic!("no address") };
         let connect = |_| net::TcpStream::connect_timeout(&address, Duration::from_secs(20));
         let clients: Vec<_> = (0..300).map(connect).collect::<io::Result<_>>().expect("all connect");

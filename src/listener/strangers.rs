@@ -8,7 +8,7 @@ use super::connection::Then;
 use super::load::Cause;
 use super::queue::{FairQueue, Next};
 use super::workers::{Assignment, Job, Outgoing, RunningCall, ThreadGroup, outlive_panic};
-use super::{Identity, Lane, Service};
+use super::{Lane, RequestIdentity, Service};
 use crate::error::{Failure, FailureCause};
 use crate::http::response;
 
@@ -41,7 +41,7 @@ impl<S: Service> ThreadGroup<S> {
         let _running = RunningCall { queue: &self.queue, ticket: job.ticket.clone() };
         let Some(call) = job.call().filter(|call| !call.cancellation.is_cancelled()) else { return };
         match self.service.identify(call) {
-            Identity::Known(lane) => {
+            RequestIdentity::Known(lane) => {
                 let cancellation = call.cancellation.clone();
                 self.admit(job, &lane);
                 // The loop, which cancels before it searches the queues, may have found nothing there.
@@ -51,12 +51,12 @@ impl<S: Service> ThreadGroup<S> {
                     assignment.pass_on();
                 }
             }
-            Identity::Refused(response) => {
+            RequestIdentity::Refused(response) => {
                 let outgoing = self.respond(call, *response);
                 drop(job);
                 assignment.finish(Some(outgoing));
             }
-            Identity::Unknown => {}
+            RequestIdentity::Unknown => {}
         }
     }
 
@@ -83,7 +83,7 @@ impl<S: Service> ThreadGroup<S> {
         self.completions.load.count(Cause::QueueFull);
         let failure = Failure::shed(FailureCause::QueueFull);
         let response = self.service.refuse(call.request.client.peer, Some(call), failure);
-        let outgoing = Outgoing::new(response.encode(response::Connection::Close, false), Then::Close);
+        let outgoing = Outgoing::new(response.encode(response::ConnectionHeader::Close, false), Then::Close);
         Assignment::new(&self.completions, job.connection).finish(Some(outgoing));
     }
 

@@ -13,7 +13,7 @@ use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::{ServerConfig, ServerConnection};
 
-use super::socket::Stream;
+use super::socket::InboundStream;
 use crate::{der, files};
 
 /// The memory of a session besides the bytes in transit: its keys, its state and its smallest buffers. `rustls` does not
@@ -113,10 +113,10 @@ impl Acceptor {
         expires(&self.shown.0.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(super) fn accept(&self) -> Result<Session, rustls::Error> {
+    pub(super) fn accept(&self) -> Result<TlsSession, rustls::Error> {
         let mut connection = ServerConnection::new(Arc::clone(&self.config))?;
         connection.set_buffer_limit(Some(AHEAD));
-        Ok(Session { connection, unread: 0, unsent: 0 })
+        Ok(TlsSession { connection, unread: 0, unsent: 0 })
     }
 }
 
@@ -136,7 +136,7 @@ impl fmt::Debug for Shown {
 }
 
 /// One client's session.
-pub(super) struct Session {
+pub(super) struct TlsSession {
     connection: ServerConnection,
     /// Bytes that were received and not passed on yet: a part of a record or of the handshake.
     unread: usize,
@@ -154,7 +154,7 @@ pub(super) enum Received {
     End,
 }
 
-impl Session {
+impl TlsSession {
     /// Whether the client is in the middle of its handshake: it has begun it, and has not ended it.
     pub fn is_half_shaken(&self) -> bool {
         self.connection.is_handshaking() && self.unread > 0
@@ -177,8 +177,8 @@ impl Session {
     }
 
     /// Reads from the socket, and sends the handshake messages or the alert that follow from it.
-    pub fn receive(&mut self, stream: &Stream) -> io::Result<Received> {
-        let mut wire = Wire { stream, is_all: false };
+    pub fn receive(&mut self, stream: &InboundStream) -> io::Result<Received> {
+        let mut wire = RustlsSocket { stream, is_all: false };
         let count = self.connection.read_tls(&mut wire)?;
         if count == 0 {
             return Ok(Received::End);
@@ -199,12 +199,12 @@ impl Session {
     /// Frees the buffer of the last request: a large body leaves 32 KiB, and it may be long until the next request.
     pub fn rest(&mut self) {
         // `rustls` makes its buffer smaller before it reads.
-        let _ = self.connection.read_tls(&mut Nothing);
+        let _ = self.connection.read_tls(&mut NoInput);
     }
 
     /// Encrypts and sends what can be sent without waiting, and returns how many bytes were taken. They are sent when
     /// nothing is left to be flushed.
-    pub fn write(&mut self, stream: &Stream, bytes: &[u8]) -> io::Result<usize> {
+    pub fn write(&mut self, stream: &InboundStream, bytes: &[u8]) -> io::Result<usize> {
         let mut taken = 0;
         while self.flush(stream)? && taken < bytes.len() {
             let count = self.connection.writer().write(&bytes[taken..])?;
@@ -215,9 +215,9 @@ impl Session {
     }
 
     /// Sends what is encrypted. Returns whether all of it is sent.
-    pub fn flush(&mut self, stream: &Stream) -> io::Result<bool> {
+    pub fn flush(&mut self, stream: &InboundStream) -> io::Result<bool> {
         while self.connection.wants_write() {
-            match self.connection.write_tls(&mut Wire { stream, is_all: false }) {
+            match self.connection.write_tls(&mut RustlsSocket { stream, is_all: false }) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
@@ -233,7 +233,7 @@ impl Session {
     }
 
     /// Sends close_notify, so that the client knows that nothing was cut off.
-    pub fn finish(&mut self, stream: &Stream) {
+    pub fn finish(&mut self, stream: &InboundStream) {
         self.connection.send_close_notify();
         // Best effort: the response's own framing also shows its end.
         let _ = self.flush(stream);
@@ -246,22 +246,22 @@ impl Session {
 }
 
 /// A socket without any input.
-struct Nothing;
+struct NoInput;
 
-impl Read for Nothing {
+impl Read for NoInput {
     fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
         Err(io::ErrorKind::WouldBlock.into())
     }
 }
 
 /// The socket as `rustls` wants it.
-struct Wire<'a> {
-    stream: &'a Stream,
+struct RustlsSocket<'a> {
+    stream: &'a InboundStream,
     /// The last read took all that there was.
     is_all: bool,
 }
 
-impl Read for Wire<'_> {
+impl Read for RustlsSocket<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let count = self.stream.read(into)?;
         self.is_all = count < into.len();
@@ -269,7 +269,7 @@ impl Read for Wire<'_> {
     }
 }
 
-impl Write for Wire<'_> {
+impl Write for RustlsSocket<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.stream.write_some(&[IoSlice::new(bytes)])
     }

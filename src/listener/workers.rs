@@ -15,9 +15,9 @@ use super::lane::KnownLanes;
 use super::limits::Limits;
 use super::load::Load;
 use super::queue::{FairQueue, Next, Queued, Room};
-use super::{Call, Destination, Identity, Pulse, Service, Ticket};
+use super::{Destination, PendingRequest, Pulse, RequestIdentity, Service, Ticket};
 use crate::client::Cancellation;
-use crate::http::Head;
+use crate::http::RequestHead;
 use crate::http::response::{self, Pieces, Response, chunk};
 
 /// The console has two threads of its own, so that no page delays a completion. More would only use more memory.
@@ -62,7 +62,7 @@ pub(super) struct Job {
 
 pub(super) enum Work {
     /// Answers a complete request.
-    Answer(Call, Weight),
+    Answer(PendingRequest, Weight),
     /// Makes the next piece of a long response.
     Piece(Box<dyn Pieces>, Then),
 }
@@ -82,7 +82,7 @@ impl Job {
         Self { connection, ticket, is_known: false, since: Instant::now(), work }
     }
 
-    pub fn call(&self) -> Option<&Call> {
+    pub fn call(&self) -> Option<&PendingRequest> {
         match &self.work {
             Work::Answer(call, _) => Some(call),
             Work::Piece(..) => None,
@@ -193,7 +193,7 @@ impl<S: Service> Workers<S> {
     }
 
     /// Queues a complete request for a thread. Returns one for which there is no room; this may be the one.
-    pub fn answer(&self, connection: usize, call: Call, ticket: Ticket) -> Option<Job> {
+    pub fn answer(&self, connection: usize, call: PendingRequest, ticket: Ticket) -> Option<Job> {
         let known = ticket.credential.and_then(|digest| self.api.known.find(&digest));
         let is_known = known.is_some();
         let queue = match call.destination {
@@ -280,7 +280,7 @@ impl<S: Service> ThreadGroup<S> {
                 }
                 if self.is_for_console
                     && !is_known
-                    && let Identity::Known(lane) = self.service.identify(&call)
+                    && let RequestIdentity::Known(lane) = self.service.identify(&call)
                     && let Some(digest) = running.ticket.credential
                 {
                     self.known.remember(digest, lane.name.into());
@@ -302,7 +302,7 @@ impl<S: Service> ThreadGroup<S> {
         assignment.finish(outgoing);
     }
 
-    pub fn respond(&self, call: &Call, response: Response) -> Outgoing {
+    pub fn respond(&self, call: &PendingRequest, response: Response) -> Outgoing {
         let stopping = self.completions.stopping.load(Ordering::Acquire);
         let head = &call.request.head;
         let (header, then) = connection_after(head, call.request.body.is_some(), stopping);
@@ -348,16 +348,16 @@ impl Completions {
 /// Whether the connection stays open after the response, and the header that says so. If the body was not read, the
 /// beginning of the next request is unknown.
 pub(super) fn connection_after(
-    head: &Head,
+    head: &RequestHead,
     is_body_read: bool,
     stopping: bool,
-) -> (response::Connection, Then) {
+) -> (response::ConnectionHeader, Then) {
     if stopping || !head.keep_alive || !is_body_read {
-        (response::Connection::Close, Then::Close)
+        (response::ConnectionHeader::Close, Then::Close)
     } else if head.tells_keep_alive {
-        (response::Connection::KeepTold, Then::Keep)
+        (response::ConnectionHeader::KeepTold, Then::Keep)
     } else {
-        (response::Connection::Keep, Then::Keep)
+        (response::ConnectionHeader::Keep, Then::Keep)
     }
 }
 
@@ -407,9 +407,9 @@ impl Drop for Assignment {
 #[cfg(test)]
 impl Job {
     pub fn of(request: &str, load: &Arc<Load>) -> Self {
-        let head = crate::http::Head::parse(request.as_bytes()).expect("a good head");
-        let request = crate::http::Request { head, body: None, client: crate::http::Client::default() };
-        let call = Call::new(request, Destination::Console);
+        let head = crate::http::RequestHead::parse(request.as_bytes()).expect("a good head");
+        let request = crate::http::Request { head, body: None, client: crate::http::ClientInfo::default() };
+        let call = PendingRequest::new(request, Destination::Console);
         let ticket = Ticket { lane: Some("key_1".into()), ..Ticket::default() };
         Self::new(0, ticket, Work::Answer(call, Weight::new(load, 0)))
     }

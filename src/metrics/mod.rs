@@ -2,15 +2,15 @@
 //!
 //! Counting takes no lock and no memory. The listener's own counts and the ledger's state are read when a scrape comes.
 
+mod exposition;
 mod histogram;
-mod text;
 
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use self::exposition::MetricsText;
 use self::histogram::Histogram;
-use self::text::Text;
 use crate::error::ApiError;
 use crate::listener::{Cause, Snapshot};
 use crate::store::{Key, KeyBudget, LedgerState, Searched, Tokens};
@@ -134,7 +134,7 @@ impl Metrics {
 
     /// All metrics in Prometheus's text format, version 0.0.4, with the budgets of these keys.
     pub fn render(&self, load: &Snapshot, ledger: &LedgerState, keys: &[Key]) -> String {
-        let mut text = Text::default();
+        let mut text = MetricsText::default();
         self.counts(&mut text);
         self.times(&mut text);
         gauges(&mut text, load, ledger);
@@ -153,7 +153,7 @@ impl Metrics {
         text.0
     }
 
-    fn counts(&self, text: &mut Text) {
+    fn counts(&self, text: &mut MetricsText) {
         let mut requests =
             text.counter("adriaticum_requests_total", "Requests answered, by HTTP status and error code.");
         requests.with("status=\"200\",code=\"ok\"", self.completions.get());
@@ -187,7 +187,7 @@ impl Metrics {
         text.counter("adriaticum_refusals_unrecorded_total", help).with("", self.unrecorded.get());
     }
 
-    fn times(&self, text: &mut Text) {
+    fn times(&self, text: &mut MetricsText) {
         let help = "From the complete request to its answer, by whether it was a completion or an error.";
         text.family("histogram", "adriaticum_request_duration_seconds", help)
             .observed("outcome=\"completion\"", &self.completed)
@@ -205,7 +205,7 @@ impl Metrics {
 }
 
 /// The listener's load and its limits, and the size of the WAL.
-fn gauges(text: &mut Text, load: &Snapshot, ledger: &LedgerState) {
+fn gauges(text: &mut MetricsText, load: &Snapshot, ledger: &LedgerState) {
     let Snapshot { workers, queue, connections, buffered_bytes, .. } = load;
     for (name, help, value) in [
         ("workers_busy", "Workers that have a request.", workers.now as i64),
@@ -222,7 +222,7 @@ fn gauges(text: &mut Text, load: &Snapshot, ledger: &LedgerState) {
     }
 }
 
-fn shed(text: &mut Text, load: &Snapshot) {
+fn shed(text: &mut MetricsText, load: &Snapshot) {
     text.counter("adriaticum_connections_accepted_total", "Connections that were taken.")
         .with("", load.accepted);
     let help = "Connections closed because there was no room: new ones, and unfinished or idle ones that were evicted.";
@@ -241,7 +241,7 @@ fn shed(text: &mut Text, load: &Snapshot) {
 }
 
 /// Gauges for each key: an alert compares them.
-fn budgets(text: &mut Text, keys: &[Key]) {
+fn budgets(text: &mut MetricsText, keys: &[Key]) {
     let mut budgets: Vec<(&str, KeyBudget)> =
         keys.iter().filter_map(|key| Some((key.id.as_str(), key.budget?))).collect();
     budgets.sort_by_key(|(_, budget)| Reverse(budget.percent()));
@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn the_budgets_with_the_largest_used_share_have_series() {
-        let mut text = Text::default();
+        let mut text = MetricsText::default();
         let key = |number: i64| Key {
             id: format!("key_{number}"),
             budget: Some(KeyBudget {

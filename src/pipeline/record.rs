@@ -12,7 +12,7 @@ use crate::id::RequestId;
 use crate::logging;
 use crate::metrics::Times;
 use crate::runtime::{Generated, Spent};
-use crate::store::{NewRow, Outcome, Searched, StoreError};
+use crate::store::{LedgerOutcome, NewRow, Searched, StoreError};
 use crate::when::milliseconds;
 
 /// What is known about a request while it goes through the steps.
@@ -71,14 +71,14 @@ impl Record {
         }
     }
 
-    pub fn outcome(&self, result: Result<(), &Failure>) -> Outcome {
+    pub fn outcome(&self, result: Result<(), &Failure>) -> LedgerOutcome {
         let (status, error_code, cause) = match result {
             _ if self.is_abandoned => (None, Some(ABANDONED), None),
             Ok(_) => (Some(200), None, None),
             Err(Failure { error, cause, .. }) => (Some(error.status()), Some(error.code()), Some(*cause)),
         };
         let found = self.searched.as_ref().and_then(|searched| searched.results).unwrap_or(0);
-        Outcome {
+        LedgerOutcome {
             status,
             error_code,
             cause,
@@ -124,8 +124,17 @@ impl Record {
         let failure = result.as_ref().err();
         let has_line = failure.is_none_or(|failure| self.has_line(failure));
         let level = if has_line { Level::Info } else { Level::Debug };
-        let Outcome { status, error_code, cause, tokens, duration_ms, queue_ms, runtime_ms, search, .. } =
-            self.outcome(result.as_ref().map(drop));
+        let LedgerOutcome {
+            status,
+            error_code,
+            cause,
+            tokens,
+            duration_ms,
+            queue_ms,
+            runtime_ms,
+            search,
+            ..
+        } = self.outcome(result.as_ref().map(drop));
         let key = self.key_id.as_ref().or_else(|| failure?.key_id.as_ref());
         let id = self.id;
         log::log!(

@@ -22,7 +22,7 @@ pub use probe::{About, probe};
 use wire::Question;
 pub use wire::{context_exceeded, read_answer};
 
-use crate::client::{Call, CallError, Cancellation, Client};
+use crate::client::{Call, CallError, Cancellation, HttpClient};
 use crate::config::RuntimeConfig;
 use crate::error::FailureCause;
 use crate::store::Tokens;
@@ -38,13 +38,13 @@ const BACKOFF: Duration = Duration::from_secs(5);
 /// A conversation that is to be continued.
 #[derive(Debug)]
 pub struct Chat<'a> {
-    pub messages: Vec<Message<'a>>,
+    pub messages: Vec<ChatMessage<'a>>,
     pub temperature: f64,
     pub max_tokens: u16,
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct Message<'a> {
+pub struct ChatMessage<'a> {
     pub role: Role,
     pub content: Cow<'a, str>,
 }
@@ -77,7 +77,11 @@ pub struct Spent {
 
 impl Spent {
     /// Makes a call that ends when the request's time for the runtime does, and adds what it took.
-    fn add(&mut self, timeout: Duration, call: impl FnOnce(Instant, &Cancellation) -> Outcome) -> Outcome {
+    fn add(
+        &mut self,
+        timeout: Duration,
+        call: impl FnOnce(Instant, &Cancellation) -> CallResult,
+    ) -> CallResult {
         let started = Instant::now();
         let deadline = started + timeout.saturating_sub(self.time.unwrap_or_default());
         let outcome = call(deadline, &self.cancellation);
@@ -96,7 +100,7 @@ impl Spent {
 }
 
 /// What came of a call; an error comes with the address of the runtime it is about.
-pub type Outcome = Result<Generated, (String, RuntimeError)>;
+pub type CallResult = Result<Generated, (String, RuntimeError)>;
 
 /// Why there is no answer. It contains nothing that the runtime sent, because that may repeat the prompt.
 #[derive(Debug)]
@@ -149,15 +153,15 @@ impl fmt::Display for RuntimeError {
 
 /// The runtimes that are configured: at least one.
 pub struct Runtimes {
-    client: Client,
-    members: Vec<Member>,
+    client: HttpClient,
+    members: Vec<RuntimeEntry>,
     model: String,
     authorization: Option<String>,
     timeout: Duration,
     answer_limit: u64,
 }
 
-struct Member {
+struct RuntimeEntry {
     url: String,
     /// The URL of its completions, parsed once.
     uri: Uri,
@@ -174,8 +178,8 @@ impl Runtimes {
             return None;
         }
         Some(Self {
-            client: Client::new(workers, config.ca.clone()),
-            members: config.urls.iter().map(|url| Member::new(url)).collect(),
+            client: HttpClient::new(workers, config.ca.clone()),
+            members: config.urls.iter().map(|url| RuntimeEntry::new(url)).collect(),
             model: config.model.clone(),
             authorization: config.api_key.as_ref().map(|key| format!("Bearer {}", key.expose())),
             timeout: config.timeout,
@@ -190,7 +194,7 @@ impl Runtimes {
         chat: &Chat,
         response_format: Option<&serde_json::Value>,
         spent: &mut Spent,
-    ) -> Outcome {
+    ) -> CallResult {
         let body = serde_json::to_vec(&Question {
             model: &self.model,
             messages: &chat.messages,
@@ -206,7 +210,7 @@ impl Runtimes {
     /// How each of them is doing, in the order of the configuration.
     pub fn status(&self) -> Vec<RuntimeStatus> {
         let now = Instant::now();
-        let status = |member: &Member| RuntimeStatus {
+        let status = |member: &RuntimeEntry| RuntimeStatus {
             url: member.url.clone(),
             in_progress: member.under_way.load(Ordering::Relaxed),
             is_unreachable: *member.backoff_until() > now,
@@ -215,7 +219,7 @@ impl Runtimes {
         self.members.iter().map(status).collect()
     }
 
-    fn ask_in_order(&self, body: &[u8], deadline: Instant, cancellation: &Cancellation) -> Outcome {
+    fn ask_in_order(&self, body: &[u8], deadline: Instant, cancellation: &Cancellation) -> CallResult {
         let mut failure = None;
         for member in self.in_order() {
             let asked = Instant::now();
@@ -233,9 +237,9 @@ impl Runtimes {
     }
 
     /// Reachable runtimes first, and among these the one with the fewest calls first.
-    fn in_order(&self) -> Vec<&Member> {
+    fn in_order(&self) -> Vec<&RuntimeEntry> {
         let now = Instant::now();
-        let mut members: Vec<&Member> = self.members.iter().collect();
+        let mut members: Vec<&RuntimeEntry> = self.members.iter().collect();
         members.sort_by_cached_key(|member| {
             (*member.backoff_until() > now, member.under_way.load(Ordering::Relaxed))
         });
@@ -244,7 +248,7 @@ impl Runtimes {
 
     fn ask(
         &self,
-        member: &Member,
+        member: &RuntimeEntry,
         body: &[u8],
         deadline: Instant,
         cancellation: &Cancellation,
@@ -267,7 +271,7 @@ impl Runtimes {
     }
 }
 
-impl Member {
+impl RuntimeEntry {
     fn new(url: &str) -> Self {
         Self {
             url: url.to_owned(),

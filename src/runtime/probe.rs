@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::client::{Call, Cancellation, Client};
+use crate::client::{Call, Cancellation, HttpClient};
 use crate::config::RuntimeConfig;
 
 /// The largest answer that is read: a list of models, or a description of one.
@@ -21,7 +21,7 @@ pub struct About {
 
 /// Asks the server at a base address for its models. Returns `None` if it is not a runtime.
 pub fn probe(url: &str, config: &RuntimeConfig, time: Duration) -> Option<About> {
-    let client = Client::new(1, config.ca.clone());
+    let client = HttpClient::new(1, config.ca.clone());
     let authorization = config.api_key.as_ref().map(|key| format!("Bearer {}", key.expose()));
     let get = |address: String| -> Option<Value> {
         let call = Call {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::{Generated, Message, RuntimeError};
+use super::{ChatMessage, Generated, RuntimeError};
 use crate::store::Tokens;
 
 /// The largest plausible token figure: a larger one was not measured, and sums of these can't overflow.
@@ -19,7 +19,7 @@ const PHRASES: [&str; 2] = ["maximum context length", "available context size"];
 #[derive(Serialize)]
 pub(super) struct Question<'a> {
     pub model: &'a str,
-    pub messages: &'a [Message<'a>],
+    pub messages: &'a [ChatMessage<'a>],
     pub temperature: f64,
     pub max_tokens: u16,
     pub stream: bool,
@@ -30,7 +30,7 @@ pub(super) struct Question<'a> {
 /// What is read of an answer. A raw member is read by itself: if it can't be used, the answer still can. That holds for
 /// a number with more digits than any type has too.
 #[derive(Deserialize)]
-struct Answer<'a> {
+struct CompletionAnswer<'a> {
     #[serde(borrow, default)]
     choices: Vec<AnswerChoice<'a>>,
     #[serde(borrow, default)]
@@ -62,7 +62,7 @@ struct AnswerUsage<'a> {
 }
 
 pub fn read_answer(bytes: &[u8]) -> Result<Generated, RuntimeError> {
-    let answer: Answer = serde_json::from_slice(bytes).map_err(|_| RuntimeError::NotJson)?;
+    let answer: CompletionAnswer = serde_json::from_slice(bytes).map_err(|_| RuntimeError::NotJson)?;
     let choice = answer.choices.into_iter().next().ok_or(RuntimeError::NoText)?;
     let content = choice.message.content.ok_or(RuntimeError::NoText)?;
     let is_reason =

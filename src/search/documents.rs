@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
+use super::cleaning;
 use super::passages::{self, Section};
-use super::text;
 
 /// The largest file that is read: a thick book has less text.
 pub const MAX_FILE: u64 = 8 * 1024 * 1024;
@@ -27,7 +27,7 @@ pub struct Candidate {
 }
 
 /// A file's text, ready for the index.
-pub struct Text {
+pub struct DocumentText {
     pub title: String,
     pub pieces: Vec<Section>,
     pub digest: [u8; 32],
@@ -36,17 +36,17 @@ pub struct Text {
 
 /// What a path has: its own file, or those in the folder and in the folders in it, in the order of their names.
 #[derive(Default)]
-pub struct Found {
+pub struct FoundFiles {
     pub files: Vec<Candidate>,
     /// How many hidden files and folders were skipped. Programs keep their own data there, as in .git.
     pub hidden: usize,
 }
 
 /// Lists the files of a path. `skip` gets each file that can't be a document, and the reason.
-pub fn candidates(path: &Path, skip: &mut dyn FnMut(&Path, &str)) -> std::io::Result<Found> {
+pub fn candidates(path: &Path, skip: &mut dyn FnMut(&Path, &str)) -> std::io::Result<FoundFiles> {
     let root = fs::canonicalize(path)?;
     let base = root.parent().unwrap_or(&root).to_owned();
-    let mut found = Found::default();
+    let mut found = FoundFiles::default();
     let mut waiting = vec![(root.clone(), 0)];
     while let Some((path, depth)) = waiting.pop() {
         let kind = fs::symlink_metadata(&path)?.file_type();
@@ -67,7 +67,7 @@ pub fn candidates(path: &Path, skip: &mut dyn FnMut(&Path, &str)) -> std::io::Re
             skip(&path, "it is a link; add what it leads to by its own name");
         } else if kind.is_file() {
             let source = path.strip_prefix(&base).unwrap_or(&path).to_string_lossy();
-            found.files.push(Candidate { source: text::one_line(&source), path });
+            found.files.push(Candidate { source: cleaning::one_line(&source), path });
         } else {
             skip(&path, "it is not a regular file");
         }
@@ -87,7 +87,7 @@ fn is_hidden(path: &Path) -> bool {
 }
 
 /// Reads a file, or says why it can't be a document.
-pub fn read(path: &Path) -> Result<Text, String> {
+pub fn read(path: &Path) -> Result<DocumentText, String> {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(MAX_FILE + 1).read_to_end(&mut bytes));
     let size = read.map_err(|error| error.to_string())? as u64;
@@ -101,9 +101,9 @@ pub fn read(path: &Path) -> Result<Text, String> {
         return Err("it is empty".into());
     }
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
-    let title = text::one_line(if outline.title.is_empty() { &name } else { &outline.title });
-    Ok(Text {
-        title: text::cut(&title, MAX_TITLE).to_owned(),
+    let title = cleaning::one_line(if outline.title.is_empty() { &name } else { &outline.title });
+    Ok(DocumentText {
+        title: cleaning::cut(&title, MAX_TITLE).to_owned(),
         pieces,
         digest: Sha256::digest(&bytes).into(),
         size,

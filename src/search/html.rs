@@ -2,8 +2,8 @@
 
 use html5gum::{DefaultEmitter, Token, Tokenizer};
 
+use super::cleaning::one_line;
 use super::passages::{Outline, Section};
-use super::text::one_line;
 
 /// Elements whose content is not text for readers.
 const UNREAD: [&str; 7] = ["script", "style", "template", "svg", "iframe", "object", "canvas"];

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Row, TransactionBehavior, params};
 use serde::Serialize;
 
-use super::documents::{Candidate, Text};
+use super::documents::{Candidate, DocumentText};
 use super::query::{self, Word};
 use super::{Passage, Search, SearchError};
 use crate::client::Cancellation;
@@ -96,7 +96,7 @@ impl Index {
     }
 
     /// Adds a file's text, or replaces the text that the file had before.
-    pub fn add(&self, file: &Candidate, text: &Text, now: i64) -> Result<Added, SearchError> {
+    pub fn add(&self, file: &Candidate, text: &DocumentText, now: i64) -> Result<Added, SearchError> {
         self.change(|connection| add(connection, file, text, now))
     }
 
@@ -280,7 +280,7 @@ fn read_passage(row: &Row) -> rusqlite::Result<Passage> {
     Ok(Passage { title, source: row.get(2)?, text: row.get(3)? })
 }
 
-fn add(connection: &Connection, file: &Candidate, text: &Text, now: i64) -> rusqlite::Result<Added> {
+fn add(connection: &Connection, file: &Candidate, text: &DocumentText, now: i64) -> rusqlite::Result<Added> {
     let path = file.path.to_string_lossy();
     let known: Option<(i64, [u8; 32], String)> = connection
         .query_row("SELECT id, digest, source FROM documents WHERE path = ?", [&path], |row| {
@@ -323,7 +323,7 @@ mod tests {
         let file = Candidate { path: format!("/{name}").into(), source: name.into() };
         let pieces = vec![Section { heading: String::new(), text: text.into() }];
         let digest = std::array::from_fn(|place| text.as_bytes().get(place).copied().unwrap_or_default());
-        let text = Text { title: title.into(), pieces, digest, size: text.len() as u64 };
+        let text = DocumentText { title: title.into(), pieces, digest, size: text.len() as u64 };
         add(connection, &file, &text, 7).expect("it should be taken")
     }
 

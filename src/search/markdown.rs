@@ -1,7 +1,7 @@
 //! Splits Markdown into sections. Its marks stay in the text: models read them as people do.
 
+use super::cleaning::{clean, one_line};
 use super::passages::{Outline, Section};
-use super::text::{clean, one_line};
 
 pub fn read(text: &str) -> Outline {
     let text = clean(text);

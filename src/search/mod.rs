@@ -1,6 +1,7 @@
 //! Search: passages that an answer can be grounded in. They come from a SearXNG instance, or from the embedded index of the
 //! operator's own documents, for a host without a network.
 
+pub mod cleaning;
 pub mod documents;
 mod html;
 mod index;
@@ -8,7 +9,6 @@ mod markdown;
 pub mod passages;
 mod query;
 mod searxng;
-pub mod text;
 
 use std::fmt;
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{html, markdown, text};
+use super::{cleaning, html, markdown};
 
 /// The most characters of a passage: some 200 tokens of English.
 pub const MAX_PASSAGE: usize = 800;
@@ -38,7 +38,7 @@ pub fn read(path: &Path, content: &str) -> Outline {
         Some("md" | "markdown") => markdown::read(content),
         _ => {
             let mut outline = Outline::default();
-            outline.push(Section { heading: String::new(), text: text::clean(content) });
+            outline.push(Section { heading: String::new(), text: cleaning::clean(content) });
             outline
         }
     }
@@ -55,7 +55,7 @@ pub fn split(outline: &Outline) -> Vec<Section> {
             let (piece, after) = rest.split_at(end_of_piece(rest));
             let piece = piece.trim();
             if !piece.is_empty() {
-                let heading = text::cut(heading, MAX_PASSAGE).to_owned();
+                let heading = cleaning::cut(heading, MAX_PASSAGE).to_owned();
                 pieces.push(Section { heading, text: piece.to_owned() });
             }
             rest = after.trim_start();

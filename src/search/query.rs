@@ -1,6 +1,6 @@
 //! The words of a query for the embedded index: those that say what it is about.
 
-use super::{MAX_QUERY, text};
+use super::{MAX_QUERY, cleaning};
 
 /// A line for each language: English, German, French, Spanish, Italian, Croatian. build.rs writes them.
 const STOP_WORDS: &str = include_str!(concat!(env!("OUT_DIR"), "/stop_words.txt"));
@@ -23,9 +23,9 @@ pub struct Word {
 /// The distinct words of a query, without the stop words of its language. A word that is the whole query is kept, because
 /// "it", "sea" and "war" are stop words in some language and mean something in another.
 pub fn words(query: &str) -> Vec<Word> {
-    let line = text::one_line(query);
+    let line = cleaning::one_line(query);
     let all =
-        text::cut(&line, MAX_QUERY).split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
+        cleaning::cut(&line, MAX_QUERY).split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
     let lower_case: Vec<String> = all.clone().map(str::to_lowercase).collect();
     let (language, stop_words) = stop_words(&lower_case);
     let mut words = Vec::new();

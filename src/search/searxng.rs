@@ -9,8 +9,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::{MAX_QUERY, Passage, Search, SearchError, html, text};
-use crate::client::{Call, CallError, Cancellation, Client};
+use super::{MAX_QUERY, Passage, Search, SearchError, cleaning, html};
+use crate::client::{Call, CallError, Cancellation, HttpClient};
 use crate::config::SearchConfig;
 use crate::error::FailureCause;
 use crate::text::percent_encoded;
@@ -27,7 +27,7 @@ const MAX_ENGINES: usize = 8;
 const MAX_REASON: usize = 60;
 
 pub struct SearXng {
-    client: Client,
+    client: HttpClient,
     url: String,
     timeout: Duration,
     results: usize,
@@ -37,7 +37,7 @@ pub struct SearXng {
 impl SearXng {
     pub fn new(url: &str, config: &SearchConfig, workers: usize, worker_share: usize) -> Self {
         Self {
-            client: Client::new(workers, None),
+            client: HttpClient::new(workers, None),
             url: url.to_owned(),
             timeout: config.timeout,
             results: config.results,
@@ -88,17 +88,17 @@ impl Search for SearXng {
 
 /// The words as a query without commands: `!!` or `:de` at the beginning of a word loses its mark.
 fn query(words: &str) -> String {
-    let plain: Vec<String> = text::one_line(words)
+    let plain: Vec<String> = cleaning::one_line(words)
         .split(' ')
         .map(|word| word.trim_start_matches(['!', '?', ':', '<']).to_owned())
         .filter(|word| !word.is_empty())
         .collect();
-    text::cut(&plain.join(" "), MAX_QUERY).to_owned()
+    cleaning::cut(&plain.join(" "), MAX_QUERY).to_owned()
 }
 
 /// The members of an answer that are used. The results are read one by one: as values they take several times the memory.
 #[derive(Deserialize)]
-struct Answer<'a> {
+struct SearxngAnswer<'a> {
     #[serde(borrow)]
     results: Vec<&'a RawValue>,
     #[serde(default)]
@@ -108,7 +108,7 @@ struct Answer<'a> {
 fn read_answer(bytes: &[u8], most: usize) -> Result<Vec<Passage>, SearchError> {
     // One result with broken text should not cost the others.
     let text = String::from_utf8_lossy(bytes);
-    let answer: Answer = serde_json::from_str(&text).map_err(|_| {
+    let answer: SearxngAnswer = serde_json::from_str(&text).map_err(|_| {
         SearchError::new(
             FailureCause::NotJson,
             "its answer is not JSON of the expected form. Is this the address of a SearXNG instance, and is JSON in its \
@@ -148,7 +148,7 @@ fn has_form(result: &Value) -> bool {
 /// An engine that did not respond, and the reason that the instance gives: `["name", "timeout"]`.
 fn engine(reported: &Value) -> String {
     let part = |index: usize| {
-        text::cut(&text::one_line(reported[index].as_str().unwrap_or("?")), MAX_REASON).to_owned()
+        cleaning::cut(&cleaning::one_line(reported[index].as_str().unwrap_or("?")), MAX_REASON).to_owned()
     };
     format!("{} ({})", part(0), part(1))
 }
@@ -156,7 +156,7 @@ fn engine(reported: &Value) -> String {
 /// A result that has a text.
 fn read_result(result: &Value) -> Option<Passage> {
     let plain =
-        |member: &str| html::plain(text::cut(result[member].as_str().unwrap_or_default(), MAX_RESULT));
+        |member: &str| html::plain(cleaning::cut(result[member].as_str().unwrap_or_default(), MAX_RESULT));
     let text = plain("content");
     (!text.trim().is_empty()).then(|| Passage { title: plain("title"), source: plain("url"), text })
 }

@@ -8,7 +8,7 @@ use std::sync::{MutexGuard, PoisonError};
 
 use serde::Serialize;
 
-use super::engine::{Row, Session, Statement, Value, Write, values};
+use super::engine::{Row, SqlSession, SqlValue, Statement, Write, values};
 use super::{Key, Store, StoreError};
 use crate::id::audit_id;
 use crate::when;
@@ -146,7 +146,7 @@ impl AuditRow {
 }
 
 /// A row before it is inserted: the columns from `id` to `times`.
-pub(super) struct NewAuditRow(Vec<Value>);
+pub(super) struct NewAuditRow(Vec<SqlValue>);
 
 impl NewAuditRow {
     pub fn new(action: Action, by: &Actor, details: &str) -> Self {
@@ -195,7 +195,7 @@ impl NewAuditRow {
     }
 
     /// Inserts it in a transaction that has found the key.
-    pub fn insert_for(self, key: &Key, session: &dyn Session) -> Result<(), StoreError> {
+    pub fn insert_for(self, key: &Key, session: &dyn SqlSession) -> Result<(), StoreError> {
         let insert = "INSERT INTO audit (id, created, action, via, actor, details, times, key_id, key_name)
              VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)";
         let mut parameters = self.0;
@@ -204,7 +204,7 @@ impl NewAuditRow {
     }
 
     /// The statement can be repeated, and is settled by the row's id.
-    fn statement<const N: usize>(self, text: &'static str, more: [Value; N]) -> Statement {
+    fn statement<const N: usize>(self, text: &'static str, more: [SqlValue; N]) -> Statement {
         let id = self.0[0].clone();
         let mut parameters = self.0;
         parameters.extend(more);
@@ -323,9 +323,9 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::Temporary;
-    use super::super::{Digest, KeyChange, KeyChanged, KeyName, NewKey, PasswordHash, Permission, TokenKind};
     use super::*;
+    use crate::store::tests::Temporary;
+    use crate::store::{Digest, KeyChange, KeyChanged, KeyName, NewKey, PasswordHash, Permission, TokenKind};
 
     fn rows(store: &Store) -> Vec<AuditRow> {
         let mut rows = Vec::new();

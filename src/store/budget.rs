@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::engine::{Row, Value, values};
+use super::engine::{Row, SqlValue, values};
 use super::{DAY, Range, StoreError};
 use crate::when;
 
@@ -24,7 +24,7 @@ pub(super) const BUDGET_COLUMNS: &str = "budget, budget_per, CASE WHEN budget IS
     WHERE span = 86400 AND key_id = keys.id AND start BETWEEN CASE budget_per WHEN 'day' THEN $1 ELSE $2 END AND $1) END";
 
 /// The first parameters of a statement with [`BUDGET_COLUMNS`]: for the budget of a request that was created at this time.
-pub(super) fn budget_parameters(created: i64) -> [Value; 2] {
+pub(super) fn budget_parameters(created: i64) -> [SqlValue; 2] {
     values![BudgetPeriod::Day.around(created).since, BudgetPeriod::Month.around(created).since]
 }
 
@@ -123,11 +123,11 @@ impl KeyBudget {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use super::super::ledger::tests::{id, outcome, row, write};
-    use super::super::ledger::{LedgerWrite, RowRequest};
-    use super::super::tests::Temporary;
-    use super::super::{Actor, Digest, KeyChange, KeyChanged, Store};
     use super::*;
+    use crate::store::ledger::tests::{id, outcome, row, write};
+    use crate::store::ledger::{LedgerWrite, RowRequest};
+    use crate::store::tests::Temporary;
+    use crate::store::{Actor, Digest, KeyChange, KeyChanged, Store};
 
     #[test]
     fn what_is_a_budget() {

@@ -9,7 +9,7 @@ use std::fmt;
 
 use sha2::{Digest, Sha256};
 
-use super::engine::{Row, Session, values};
+use super::engine::{Row, SqlSession, values};
 use super::ledger::{self, LedgerRow, Tokens};
 use super::proof::{SumsProof, UnprovenSums};
 use super::{Store, StoreError};
@@ -17,12 +17,12 @@ use crate::{text, when};
 
 /// A row's place in the chain.
 #[derive(Clone, Copy)]
-pub(super) struct Link {
+pub(super) struct ChainLink {
     pub seq: i64,
     pub hash: [u8; 32],
 }
 
-impl Link {
+impl ChainLink {
     pub fn read(mut row: Row) -> Result<Self, StoreError> {
         Ok(Self { seq: row.next()?, hash: row.next()? })
     }
@@ -89,14 +89,14 @@ fn hash(row: &LedgerRow, seq: i64, predecessor: &[u8; 32]) -> [u8; 32] {
 
 /// A place in a gateway's chain, as an operator notes it elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Head {
+pub struct ChainHead {
     /// Empty for the chain of a SQLite database.
     pub gateway: String,
     pub seq: i64,
     pub hash: [u8; 32],
 }
 
-impl Head {
+impl ChainHead {
     /// Reads what `Display` writes.
     pub fn parse(text: &str) -> Option<Self> {
         let (rest, hash) = text.rsplit_once(':')?;
@@ -107,7 +107,7 @@ impl Head {
 }
 
 /// `SEQ:HASH`, or `GATEWAY:SEQ:HASH`.
-impl fmt::Display for Head {
+impl fmt::Display for ChainHead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.gateway.is_empty() {
             write!(f, "{}:", self.gateway)?;
@@ -134,7 +134,7 @@ pub struct Verification {
     pub sums: u64,
     pub unproven: Option<UnprovenSums>,
     /// The end of each chain that has or had rows, by the gateway's name; if none has, one with `seq` 0.
-    pub heads: Vec<Head>,
+    pub heads: Vec<ChainHead>,
     pub fault: Option<Fault>,
 }
 
@@ -197,11 +197,12 @@ impl Store {
     }
 
     /// Whether a head that was noted earlier is part of its chain, which `verify` has to find sound too.
-    pub fn find_head(&self, noted: &Head) -> Result<Noted, StoreError> {
-        let Head { gateway, seq, hash } = noted;
+    pub fn find_head(&self, noted: &ChainHead) -> Result<Noted, StoreError> {
+        let ChainHead { gateway, seq, hash } = noted;
         let link = "SELECT seq, hash FROM usage WHERE gateway = $1 AND seq = $2
             UNION ALL SELECT anchor_seq, anchor_hash FROM gateways WHERE name = $1 AND anchor_seq >= $2";
-        let found = self.engine.read(|session| session.first(link, &values![gateway, *seq], Link::read))?;
+        let found =
+            self.engine.read(|session| session.first(link, &values![gateway, *seq], ChainLink::read))?;
         Ok(match found {
             Some(link) if link.seq > *seq => Noted::Removed,
             Some(link) if link.hash == *hash => Noted::InChain,
@@ -210,7 +211,7 @@ impl Store {
     }
 }
 
-pub(super) fn verify(session: &dyn Session, now: i64) -> Result<Verification, StoreError> {
+pub(super) fn verify(session: &dyn SqlSession, now: i64) -> Result<Verification, StoreError> {
     let mut proof = SumsProof::new(session, now)?;
     let mut verification = walk(session, &mut proof)?;
     if verification.fault.is_none() {
@@ -221,13 +222,13 @@ pub(super) fn verify(session: &dyn Session, now: i64) -> Result<Verification, St
 }
 
 /// Walks every chain, and adds its rows to the proof.
-fn walk(session: &dyn Session, proof: &mut SumsProof) -> Result<Verification, StoreError> {
+fn walk(session: &dyn SqlSession, proof: &mut SumsProof) -> Result<Verification, StoreError> {
     let ends = "SELECT name, anchor_seq, anchor_hash, head_seq, head_hash FROM gateways ORDER BY name";
     // How far each chain was walked, and its end.
-    let mut chains: BTreeMap<String, (Link, Link)> = session
+    let mut chains: BTreeMap<String, (ChainLink, ChainLink)> = session
         .rows(ends, &[], |mut row| {
-            let (name, anchor) = (row.next()?, Link { seq: row.next()?, hash: row.next()? });
-            Ok((name, (anchor, Link::read(row)?)))
+            let (name, anchor) = (row.next()?, ChainLink { seq: row.next()?, hash: row.next()? });
+            Ok((name, (anchor, ChainLink::read(row)?)))
         })?
         .into_iter()
         .collect();
@@ -257,7 +258,7 @@ fn walk(session: &dyn Session, proof: &mut SumsProof) -> Result<Verification, St
         }
         Ok(())
     })?;
-    let wrong_end = |(gateway, (last, end)): (&String, &(Link, Link))| {
+    let wrong_end = |(gateway, (last, end)): (&String, &(ChainLink, ChainLink))| {
         let gateway = gateway.clone();
         match end.seq - last.seq {
             0 if end.hash == last.hash => None,
@@ -266,8 +267,10 @@ fn walk(session: &dyn Session, proof: &mut SumsProof) -> Result<Verification, St
         }
     };
     let fault = fault.or_else(|| chains.iter().find_map(wrong_end));
-    let mut heads: Vec<Head> =
-        chains.into_iter().map(|(gateway, (Link { seq, hash }, _))| Head { gateway, seq, hash }).collect();
+    let mut heads: Vec<ChainHead> = chains
+        .into_iter()
+        .map(|(gateway, (ChainLink { seq, hash }, _))| ChainHead { gateway, seq, hash })
+        .collect();
     match heads.iter().any(|head| head.seq > 0) {
         true => heads.retain(|head| head.seq > 0),
         false => heads.truncate(1),
@@ -277,9 +280,9 @@ fn walk(session: &dyn Session, proof: &mut SumsProof) -> Result<Verification, St
 
 #[cfg(test)]
 mod tests {
-    use super::super::ledger::tests::{id, row, write};
-    use super::super::tests::Temporary;
     use super::*;
+    use crate::store::ledger::tests::{id, row, write};
+    use crate::store::tests::Temporary;
 
     fn ten_rows() -> Temporary {
         let temporary = Temporary::new();
@@ -300,7 +303,7 @@ mod tests {
     fn a_head_as_it_is_noted() {
         let hash = "0f".repeat(32);
         for text in [format!("7:{hash}"), format!("gateway-1:0:{hash}")] {
-            assert_eq!(Head::parse(&text).map(|head| head.to_string()), Some(text));
+            assert_eq!(ChainHead::parse(&text).map(|head| head.to_string()), Some(text));
         }
         for text in [
             "",
@@ -312,7 +315,7 @@ mod tests {
             &format!("a:b:{hash}"),
             &format!("7:{hash}0f"),
         ] {
-            assert_eq!(Head::parse(text), None, "{text}");
+            assert_eq!(ChainHead::parse(text), None, "{text}");
         }
     }
 
@@ -413,16 +416,16 @@ mod tests {
         let temporary = ten_rows();
         let store = &temporary.store;
         let head = store.verify().expect("a walk").heads.remove(0);
-        let find = |head: &Head| store.find_head(head).expect("a look");
+        let find = |head: &ChainHead| store.find_head(head).expect("a look");
         assert_eq!(head.to_string(), format!("10:{}", hex::encode(head.hash)));
         assert_eq!(find(&head), Noted::InChain);
-        assert_eq!(find(&Head { hash: [7; 32], ..head.clone() }), Noted::Missing);
-        assert_eq!(find(&Head { seq: 11, ..head.clone() }), Noted::Missing);
-        let of_another = Head { gateway: "a".into(), ..head.clone() };
+        assert_eq!(find(&ChainHead { hash: [7; 32], ..head.clone() }), Noted::Missing);
+        assert_eq!(find(&ChainHead { seq: 11, ..head.clone() }), Noted::Missing);
+        let of_another = ChainHead { gateway: "a".into(), ..head.clone() };
         assert_eq!(find(&of_another), Noted::Missing);
         assert!(of_another.to_string().starts_with("a:10:"));
         while store.remove_before(i64::MAX, 100).expect("a step") > 0 {}
         assert_eq!(find(&head), Noted::InChain, "it is the anchor");
-        assert_eq!(find(&Head { seq: 9, ..head }), Noted::Removed);
+        assert_eq!(find(&ChainHead { seq: 9, ..head }), Noted::Removed);
     }
 }

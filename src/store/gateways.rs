@@ -4,7 +4,7 @@
 use std::time::{Duration, SystemTime};
 
 use super::engine::postgres::{SessionLock, Sighting};
-use super::engine::{Session, values};
+use super::engine::{SqlSession, values};
 use super::ledger::interrupt;
 use super::{Store, StoreError};
 use crate::text;
@@ -58,7 +58,7 @@ impl Store {
     /// Calls `close` in transactions of its own until it finds no open row. Returns how many it has closed.
     fn close_rows(
         &self,
-        close: impl Fn(&dyn Session) -> Result<usize, StoreError>,
+        close: impl Fn(&dyn SqlSession) -> Result<usize, StoreError>,
     ) -> Result<usize, StoreError> {
         let mut closed = 0;
         loop {
@@ -148,10 +148,10 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ledger::tests::{outcome, row, write};
-    use super::super::tests::Temporary;
-    use super::super::{Filter, Grouping, Range, UsageRow};
     use super::*;
+    use crate::store::ledger::tests::{outcome, row, write};
+    use crate::store::tests::Temporary;
+    use crate::store::{Filter, Grouping, Range, UsageRow};
 
     #[test]
     fn a_process_that_was_replaced_can_not_write() {
@@ -211,9 +211,9 @@ mod tests {
 
     #[cfg(feature = "test-postgres")]
     mod on_postgres {
-        use super::super::super::test_server::PostgresServer;
-        use super::super::super::{Access, Database};
         use super::*;
+        use crate::store::test_server::PostgresServer;
+        use crate::store::{Access, Database};
 
         /// A gateway on a database, with the lock of its name.
         fn gateway(database: &Database, name: &str) -> (Store, SessionLock) {

@@ -217,12 +217,12 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::{Barrier, mpsc};
 
-    use super::super::engine::Engine;
-    use super::super::ledger::RowRequest;
-    use super::super::ledger::tests::{id, outcome, row, write};
-    use super::super::tests::Temporary;
-    use super::super::{Digest, NewRow};
     use super::*;
+    use crate::store::engine::Engine;
+    use crate::store::ledger::RowRequest;
+    use crate::store::ledger::tests::{id, outcome, row, write};
+    use crate::store::tests::Temporary;
+    use crate::store::{Digest, NewRow};
 
     fn temporary(patience: Duration) -> Temporary {
         let mut temporary = Temporary::new();

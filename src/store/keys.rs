@@ -9,7 +9,7 @@ use sha2::Sha256;
 
 use super::audit::{Action, NewAuditRow};
 use super::budget::{BUDGET_COLUMNS, budget_parameters};
-use super::engine::{Row, Statement, Value, Write, values};
+use super::engine::{Row, SqlValue, Statement, Write, values};
 use super::{Actor, Budget, DAY, KeyBudget, Store, StoreError};
 use crate::id::secret_hex;
 use crate::when;
@@ -418,7 +418,7 @@ fn differences(before: &Key, after: &Key) -> String {
 }
 
 /// The parameters of [`FIND`] or [`FIND_BY_ID`].
-fn with_budget(created: i64, wanted: Value) -> Vec<Value> {
+fn with_budget(created: i64, wanted: SqlValue) -> Vec<SqlValue> {
     let [day, month] = budget_parameters(created);
     vec![day, month, wanted]
 }
@@ -447,9 +447,9 @@ fn read_key(mut row: Row) -> Result<Key, StoreError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ledger::tests::{id as id_of, outcome, row};
-    use super::super::tests::Temporary;
     use super::*;
+    use crate::store::ledger::tests::{id as id_of, outcome, row};
+    use crate::store::tests::Temporary;
 
     fn name(text: &str) -> KeyName {
         KeyName::parse(text).expect("a good name")

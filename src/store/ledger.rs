@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::budget::{BUDGET_COLUMNS, KeyBudget, budget_parameters};
-use super::chain::Link;
-use super::engine::{Row, Session, Statement, Value, bound, values};
+use super::chain::ChainLink;
+use super::engine::{Row, SqlSession, SqlValue, Statement, bound, values};
 use super::rollup::Batch;
 use super::{Digest, Store, StoreError};
 use crate::error::FailureCause;
@@ -17,7 +17,7 @@ use crate::when;
 const LATE_INSERT: Duration = Duration::from_secs(60);
 
 /// A request, its outcome, and when that was noted.
-pub(super) type UnsettledOutcome = (String, Outcome, Instant);
+pub(super) type UnsettledOutcome = (String, LedgerOutcome, Instant);
 
 /// What is written to the ledger in a group.
 pub(super) enum LedgerWrite {
@@ -82,7 +82,7 @@ pub struct BegunRow {
 
 /// The outcome of a request.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct LedgerOutcome {
     /// The HTTP status that is sent; `None` if the client has gone.
     pub status: Option<u16>,
     pub error_code: Option<&'static str>,
@@ -207,20 +207,20 @@ impl Store {
     }
 
     /// Writes the outcome into an open row, seals it and adds it to the sums. All of it is durable when this returns.
-    pub fn finish(&self, row: &NewRow, outcome: &Outcome) -> Result<(), StoreError> {
+    pub fn finish(&self, row: &NewRow, outcome: &LedgerOutcome) -> Result<(), StoreError> {
         self.write_shared(LedgerWrite::Finish(self.finished(row, outcome)))?;
         self.note_use(&row.key_id, row.created);
         Ok(())
     }
 
     /// Writes the row of a request that was refused before it cost anything. It does not check the key again.
-    pub fn record(&self, row: &NewRow, outcome: &Outcome) -> Result<(), StoreError> {
+    pub fn record(&self, row: &NewRow, outcome: &LedgerOutcome) -> Result<(), StoreError> {
         self.write_shared(LedgerWrite::Record(self.finished(row, outcome)))?;
         self.note_use(&row.key_id, row.created);
         Ok(())
     }
 
-    fn finished(&self, new: &NewRow, outcome: &Outcome) -> LedgerRow {
+    fn finished(&self, new: &NewRow, outcome: &LedgerOutcome) -> LedgerRow {
         let search = outcome.search.as_ref();
         LedgerRow {
             request_id: new.request_id.clone(),
@@ -266,7 +266,7 @@ impl Store {
     /// Reads what a group depends on. Returns what comes of it, and the statements that write it.
     fn write_in(
         &self,
-        session: &dyn Session,
+        session: &dyn SqlSession,
         group: &[&LedgerWrite],
     ) -> Result<(GroupWritten, Vec<Statement>), StoreError> {
         let finished: Vec<&LedgerRow> = group.iter().filter_map(|write| write.finished()).collect();
@@ -286,7 +286,7 @@ impl Store {
         let (mut head, mut found) = (None, Vec::new());
         found.resize_with(group.len(), || None);
         session.run(&all, &mut |number, row| match number.checked_sub(1) {
-            None => Link::read(row).map(|link| head = Some(link)),
+            None => ChainLink::read(row).map(|link| head = Some(link)),
             Some(member) if member < group.len() => {
                 found[member] = Some(row);
                 Ok(())
@@ -325,12 +325,12 @@ impl Store {
     /// Keeps every other process from writing rows of a gateway until the transaction ends. Returns the end of its chain.
     pub(super) fn lock_gateway(
         &self,
-        session: &dyn Session,
+        session: &dyn SqlSession,
         gateway: &str,
         epoch: i64,
-    ) -> Result<Link, StoreError> {
+    ) -> Result<ChainLink, StoreError> {
         session
-            .first(self.engine.locking(LOCK), &values![gateway, epoch], Link::read)?
+            .first(self.engine.locking(LOCK), &values![gateway, epoch], ChainLink::read)?
             .ok_or(StoreError::Fenced)
     }
 
@@ -341,12 +341,12 @@ impl Store {
     }
 
     /// The name and the epoch that every write of a row carries.
-    fn identity(&self) -> [Value; 2] {
+    fn identity(&self) -> [SqlValue; 2] {
         values![&self.gateway, self.epoch]
     }
 
     /// Keeps the outcome of a request that could not be written, for `settle`.
-    pub fn settle_later(&self, request_id: String, outcome: Outcome) {
+    pub fn settle_later(&self, request_id: String, outcome: LedgerOutcome) {
         let mut unsettled = self.unsettled();
         if unsettled.len() < MOST_UNSETTLED {
             unsettled.push((request_id, outcome, Instant::now()));
@@ -409,7 +409,7 @@ impl RowRequest {
 
 impl GroupWritten {
     /// Whether it was committed, although the answer was lost.
-    fn is_done(&self, session: &dyn Session) -> Result<bool, StoreError> {
+    fn is_done(&self, session: &dyn SqlSession) -> Result<bool, StoreError> {
         let Some((request_id, hash)) = &self.proof else {
             return Ok(true);
         };
@@ -430,7 +430,7 @@ impl LedgerRow {
     }
 
     /// In the order of [`FINISH`].
-    fn values(&self, Link { seq, hash }: Link) -> Vec<Value> {
+    fn values(&self, ChainLink { seq, hash }: ChainLink) -> Vec<SqlValue> {
         values![
             self.status,
             self.error_code.as_deref(),
@@ -454,8 +454,8 @@ impl LedgerRow {
 }
 
 /// Statements that finish open rows of a gateway in their places of its chain, and write its new head.
-fn chained(gateway: &str, rows: &[&LedgerRow], links: &[Link]) -> Vec<Statement> {
-    let finish = |(row, link): (&&LedgerRow, &Link)| Statement::new(FINISH, row.values(*link));
+fn chained(gateway: &str, rows: &[&LedgerRow], links: &[ChainLink]) -> Vec<Statement> {
+    let finish = |(row, link): (&&LedgerRow, &ChainLink)| Statement::new(FINISH, row.values(*link));
     let mut statements: Vec<Statement> = rows.iter().zip(links).map(finish).collect();
     statements
         .extend(links.last().map(|head| Statement::new(MOVE_HEAD, values![head.seq, head.hash, gateway])));
@@ -465,10 +465,10 @@ fn chained(gateway: &str, rows: &[&LedgerRow], links: &[Link]) -> Vec<Statement>
 /// Closes open rows of a gateway that is locked, up to an epoch: marks them as interrupted, seals them after `head` and
 /// adds them to the sums. Returns how many they were; if there are more, they are left.
 pub(super) fn interrupt(
-    session: &dyn Session,
+    session: &dyn SqlSession,
     gateway: &str,
     epoch: i64,
-    head: Link,
+    head: ChainLink,
 ) -> Result<usize, StoreError> {
     let mut rows = session.rows(&OPEN_ROWS, &values![gateway, epoch], read_row)?;
     rows.iter_mut().for_each(|row| row.error_code = Some("interrupted".into()));
@@ -513,10 +513,10 @@ pub(super) mod tests {
     use std::sync::{Mutex, mpsc};
     use std::thread;
 
-    use super::super::chain;
-    use super::super::tests::Temporary;
     use super::*;
     use crate::id::RequestId;
+    use crate::store::chain;
+    use crate::store::tests::Temporary;
 
     /// The id of a row that was created at a second, with an end of its own.
     pub fn id(end: &str, created: i64) -> String {
@@ -532,8 +532,8 @@ pub(super) mod tests {
         }
     }
 
-    pub fn outcome(status: u16, total_tokens: Option<i64>) -> Outcome {
-        Outcome {
+    pub fn outcome(status: u16, total_tokens: Option<i64>) -> LedgerOutcome {
+        LedgerOutcome {
             status: Some(status),
             error_code: (status != 200).then_some("inference_error"),
             cause: (status != 200).then_some(FailureCause::Timeout),
@@ -689,7 +689,7 @@ pub(super) mod tests {
     }
 
     /// Fails if the sums are not those of the finished rows, if a number is missing in the chain, or if it does not verify.
-    fn ensure_consistent(session: &dyn Session) -> Result<(), StoreError> {
+    fn ensure_consistent(session: &dyn SqlSession) -> Result<(), StoreError> {
         let counted = "SELECT span, created / span * span, key_id, coalesce(status, 0), coalesce(error_code, ''), count(*),
             coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0), coalesce(sum(total_tokens), 0)
             FROM usage, (SELECT 60 AS span UNION SELECT 3600 UNION SELECT 86400) AS spans

@@ -1,6 +1,6 @@
 //! The ledger's rows for people: the newest first, in pages, or the oldest first, for an export.
 
-use super::engine::Value;
+use super::engine::SqlValue;
 use super::ledger::{COLUMNS, read_row};
 use super::{LedgerRow, Range, Store, StoreError};
 use crate::id::RequestId;
@@ -113,7 +113,7 @@ impl Store {
             if let Some(indexed) = which.indexed() {
                 // The last row to be searched.
                 let (ids, mut parameters) = ids(&indexed, order, [&from, &to], 1);
-                parameters.push(Value::from(which.searched_rows() - 1));
+                parameters.push(SqlValue::from(which.searched_rows() - 1));
                 let statement = format!("{ids} OFFSET ${}", parameters.len());
                 searched_to = session.first(&statement, &parameters, |mut row| row.next::<String>())?;
                 match &searched_to {
@@ -137,8 +137,8 @@ impl Store {
 }
 
 /// A statement for the ids of some rows, at most so many, between two ids; and its parameters.
-pub(super) fn ids(which: &Which, order: &str, between: [&str; 2], most: i64) -> (String, Vec<Value>) {
-    let mut parameters = between.map(Value::from).to_vec();
+pub(super) fn ids(which: &Which, order: &str, between: [&str; 2], most: i64) -> (String, Vec<SqlValue>) {
+    let mut parameters = between.map(SqlValue::from).to_vec();
     let mut key_id = "key_id";
     let mut conditions = String::new();
     if which.is_of_errors() {
@@ -182,10 +182,10 @@ pub(super) fn ids(which: &Which, order: &str, between: [&str; 2], most: i64) -> 
 
 #[cfg(test)]
 mod tests {
-    use super::super::Outcome;
-    use super::super::ledger::tests::{id, outcome, row, write};
-    use super::super::tests::Temporary;
     use super::*;
+    use crate::store::LedgerOutcome;
+    use crate::store::ledger::tests::{id, outcome, row, write};
+    use crate::store::tests::Temporary;
 
     fn which(matching: Matching, key_id: Option<&str>) -> Which {
         Which {
@@ -252,7 +252,7 @@ mod tests {
         let temporary = Temporary::new();
         let store = &temporary.store;
         for number in 100..150_i64 {
-            let took = Outcome { duration_ms: number as f64, ..outcome(200, None) };
+            let took = LedgerOutcome { duration_ms: number as f64, ..outcome(200, None) };
             store.begin_row(&row("x", "key_1", number)).expect("a new row");
             store.finish(&row("x", "key_1", number), &took).expect("its outcome");
         }

@@ -27,7 +27,7 @@ mod sums;
 #[cfg(all(test, feature = "test-postgres"))]
 #[path = "../../tests/postgres.rs"]
 mod test_server;
-mod trial;
+mod test_write;
 mod version_9;
 
 use std::collections::HashMap;
@@ -37,7 +37,7 @@ use std::time::Instant;
 use audit::FailedSignIns;
 pub use audit::{Actor, AuditRow, AuditSubject};
 pub use budget::{Budget, BudgetPeriod, KeyBudget};
-pub use chain::{Fault, Head, Noted, Verification};
+pub use chain::{ChainHead, Fault, Noted, Verification};
 pub use durations::Durations;
 pub use engine::postgres::{DatabaseUri, SessionLock};
 pub use engine::sqlite::LockError;
@@ -51,9 +51,9 @@ pub use keys::{
     CONCURRENT_TAKES, Digest, Key, KeyChange, KeyChanged, KeyName, KeyState, NewKey, Permission,
     parse_concurrent,
 };
-pub use ledger::{BegunRow, COLUMNS as LEDGER_COLUMNS, LedgerRow, NewRow, Outcome, Searched, Tokens};
+pub use ledger::{BegunRow, COLUMNS as LEDGER_COLUMNS, LedgerOutcome, LedgerRow, NewRow, Searched, Tokens};
 pub use listing::{Listing, Matching, SEARCHED_ROWS, Which};
-pub use moving::Progress;
+pub use moving::MoveProgress;
 pub use proof::UnprovenSums;
 pub use restore::{
     ComparedKey, Comparison, KeyDifferences, LedgerExtent, Restoration, RestoreError, restore,
@@ -188,7 +188,7 @@ pub(crate) mod tests {
     use std::path::{Path, PathBuf};
     use std::time::Duration;
 
-    use super::engine::{FromValue, Value, values};
+    use super::engine::{FromValue, SqlValue, values};
     #[cfg(feature = "test-postgres")]
     use super::test_server::PostgresServer;
     use super::*;
@@ -255,7 +255,7 @@ pub(crate) mod tests {
     impl Store {
         /// Does something to the tables that the program itself would not do.
         pub fn tamper(&self, statements: &str) {
-            let run = |session: &dyn engine::Session| {
+            let run = |session: &dyn engine::SqlSession| {
                 statements.split(';').try_for_each(|statement| session.execute(statement, &[]).map(drop))
             };
             self.engine.transaction(false, run).expect("the statements should be good");
@@ -305,11 +305,11 @@ pub(crate) mod tests {
         let plan = |statement: &str| {
             let explain = format!("EXPLAIN QUERY PLAN {statement}");
             let read = |mut row: engine::Row| {
-                (0..3).try_for_each(|_| row.next::<Value>().map(drop))?;
+                (0..3).try_for_each(|_| row.next::<SqlValue>().map(drop))?;
                 row.next::<String>()
             };
             let highest = (1..9).filter(|number| statement.contains(&format!("${number}"))).max();
-            let parameters = vec![Value::Null; highest.unwrap_or(0)];
+            let parameters = vec![SqlValue::Null; highest.unwrap_or(0)];
             temporary
                 .store
                 .engine

@@ -6,7 +6,7 @@
 use sha2::{Digest, Sha256};
 
 use super::engine::postgres::Postgres;
-use super::engine::{Row, Session, Table, Value};
+use super::engine::{Row, SqlSession, SqlValue, Table};
 use super::{DatabaseUri, Store, StoreError, Verification, chain};
 use crate::when;
 
@@ -14,7 +14,7 @@ use crate::when;
 const VALUES_AT_ONCE: usize = 8_000;
 
 /// How far a copy is: the table, its rows copied, and all of its rows.
-pub struct Progress<'a> {
+pub struct MoveProgress<'a> {
     pub table: &'a str,
     pub copied: i64,
     pub rows: i64,
@@ -26,7 +26,7 @@ impl Store {
     pub fn move_to(
         &self,
         target: &DatabaseUri,
-        progress: &mut dyn FnMut(Progress),
+        progress: &mut dyn FnMut(MoveProgress),
     ) -> Result<Verification, StoreError> {
         let sqlite = self
             .engine
@@ -55,18 +55,18 @@ impl Store {
 }
 
 fn copy(
-    source: &dyn Session,
-    target: &dyn Session,
+    source: &dyn SqlSession,
+    target: &dyn SqlSession,
     table: &Table,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(MoveProgress),
 ) -> Result<(), StoreError> {
     // A new database has a row for the first chain.
     target.execute(&format!("DELETE FROM {}", table.name), &[])?;
     let rows: i64 = source.value(&format!("SELECT count(*) FROM {}", table.name), &[])?;
     let mut copied = 0;
-    let mut batch: Vec<Value> = Vec::new();
+    let mut batch: Vec<SqlValue> = Vec::new();
     let mut written = Sha256::new();
-    progress(Progress { table: &table.name, copied, rows });
+    progress(MoveProgress { table: &table.name, copied, rows });
     source.query(&table.select(), &[], &mut |row| {
         let values = row.values();
         add(&mut written, &values);
@@ -75,7 +75,7 @@ fn copy(
         if copied == rows || batch.len() >= VALUES_AT_ONCE {
             target.execute(&table.insert(batch.len() / table.columns.len()), &batch)?;
             batch.clear();
-            progress(Progress { table: &table.name, copied, rows });
+            progress(MoveProgress { table: &table.name, copied, rows });
         }
         Ok(())
     })?;
@@ -93,6 +93,6 @@ fn copy(
 }
 
 /// Adds the values of a row to a fingerprint. No two rows have the same `Debug` text.
-fn add(fingerprint: &mut Sha256, values: &[Value]) {
+fn add(fingerprint: &mut Sha256, values: &[SqlValue]) {
     fingerprint.update(format!("{values:?}"));
 }

@@ -11,9 +11,9 @@ use std::mem;
 use super::StoreError;
 use super::chain::Fault;
 use super::durations::Durations;
-use super::engine::{Session, values};
+use super::engine::{SqlSession, values};
 use super::ledger::{COLUMNS, LedgerRow, read_row};
-use super::rollup::{Batch, Place, SUMS_COLUMNS, Span, StoredSums};
+use super::rollup::{Batch, RollupKey, SUMS_COLUMNS, Span, StoredSums};
 
 /// How many rows are summed before they are added to the balances.
 const ROWS_AT_ONCE: usize = 1000;
@@ -44,7 +44,7 @@ pub(super) struct SumsProof {
 }
 
 impl SumsProof {
-    pub fn new(session: &dyn Session, now: i64) -> Result<Self, StoreError> {
+    pub fn new(session: &dyn SqlSession, now: i64) -> Result<Self, StoreError> {
         let kept_since = "SELECT name, kept_since FROM gateways WHERE anchor_seq > 0";
         let kept_since = session.rows(kept_since, &[], |mut row| Ok((row.next()?, row.next()?)))?;
         Ok(Self {
@@ -68,11 +68,11 @@ impl SumsProof {
     }
 
     /// Compares the rows with all sums. Returns the first sum that differs.
-    pub fn find_fault(&mut self, session: &dyn Session) -> Result<Option<Fault>, StoreError> {
+    pub fn find_fault(&mut self, session: &dyn SqlSession) -> Result<Option<Fault>, StoreError> {
         self.add_pending();
         let all = format!("SELECT {SUMS_COLUMNS} FROM usage_rollup");
         session.query(&all, &[], &mut |mut row| {
-            let (place, sums) = (Place::read(&mut row)?, StoredSums::read(row)?);
+            let (place, sums) = (RollupKey::read(&mut row)?, StoredSums::read(row)?);
             if self.is_proven(&place) {
                 self.proven += 1;
                 let weight = self.weigh(&place, &sums);
@@ -96,14 +96,14 @@ impl SumsProof {
     }
 
     /// Whether all rows of a place exist, and its sums do too.
-    fn is_proven(&self, place: &Place) -> bool {
+    fn is_proven(&self, place: &RollupKey) -> bool {
         let kept_since = self.kept_since.get(&place.gateway);
         self.is_kept(place) && kept_since.is_none_or(|&kept_since| place.start >= kept_since)
     }
 
     /// Whether sums of this age are kept. The oldest may be gone or incomplete: another host's clock may be ahead, and a row
     /// that was interrupted long ago adds to a minute that was removed.
-    fn is_kept(&self, place: &Place) -> bool {
+    fn is_kept(&self, place: &RollupKey) -> bool {
         let span = Span::ALL.into_iter().find(|span| span.seconds() == place.span);
         span.is_none_or(|span| place.start >= span.kept_since(self.now).saturating_add(span.seconds()))
     }
@@ -119,13 +119,13 @@ impl SumsProof {
         }
     }
 
-    fn balance(&mut self, place: &Place) -> &mut u128 {
+    fn balance(&mut self, place: &RollupKey) -> &mut u128 {
         self.balances.entry((place.span, place.start)).or_default()
     }
 
     /// The figures times their weights, modulo 2^128. As a weight is odd and a figure has 64 bits, another figure alone has
     /// another product; that several changes cancel out is as likely as guessing 64 random bits.
-    fn weigh(&self, place: &Place, sums: &StoredSums) -> u128 {
+    fn weigh(&self, place: &RollupKey, sums: &StoredSums) -> u128 {
         // The texts of a place are hashed once, not for every figure.
         let seed = [0_u8, 1].map(|number| self.weights.hash_one((place, number)));
         let weight = |column: usize| {
@@ -147,7 +147,12 @@ impl SumsProof {
     }
 
     /// The first sum of a span that is not that of its rows.
-    fn name_fault(&self, session: &dyn Session, span: i64, start: i64) -> Result<Option<Fault>, StoreError> {
+    fn name_fault(
+        &self,
+        session: &dyn SqlSession,
+        span: i64,
+        start: i64,
+    ) -> Result<Option<Fault>, StoreError> {
         let mut counted = Batch::default();
         let known =
             Span::ALL.into_iter().find(|known| known.seconds() == span && known.start(start) == start);
@@ -161,13 +166,13 @@ impl SumsProof {
                 Ok(())
             })?;
         }
-        let mut counted: BTreeMap<Place, StoredSums> = counted.into_sums().collect();
+        let mut counted: BTreeMap<RollupKey, StoredSums> = counted.into_sums().collect();
         let kept = format!("SELECT {SUMS_COLUMNS} FROM usage_rollup WHERE span = $1 AND start = $2");
         let kept = session.rows(&kept, &values![span, start], |mut row| {
-            Ok((Place::read(&mut row)?, StoredSums::read(row)?))
+            Ok((RollupKey::read(&mut row)?, StoredSums::read(row)?))
         })?;
-        let mut kept: BTreeMap<Place, StoredSums> = kept.into_iter().collect();
-        let mut places: BTreeSet<Place> = counted.keys().chain(kept.keys()).cloned().collect();
+        let mut kept: BTreeMap<RollupKey, StoredSums> = kept.into_iter().collect();
+        let mut places: BTreeSet<RollupKey> = counted.keys().chain(kept.keys()).cloned().collect();
         places.retain(|place| self.is_proven(place));
         Ok(places.into_iter().find_map(|place| {
             let difference = difference(kept.remove(&place), counted.remove(&place))?;
@@ -200,11 +205,11 @@ fn difference(kept: Option<StoredSums>, counted: Option<StoredSums>) -> Option<S
 
 #[cfg(test)]
 mod tests {
-    use super::super::chain;
-    use super::super::ledger::tests::{outcome, row, write};
-    use super::super::tests::Temporary;
-    use super::super::{Outcome, Store};
     use super::*;
+    use crate::store::chain;
+    use crate::store::ledger::tests::{outcome, row, write};
+    use crate::store::tests::Temporary;
+    use crate::store::{LedgerOutcome, Store};
     use crate::when;
 
     /// What `verify` finds after a statement, which is then undone.
@@ -229,7 +234,7 @@ mod tests {
             let total = Some(number).filter(|number| number % 3 > 0);
             write(store, &end, key, now - 300 + number * 7, if number % 5 == 4 { 502 } else { 200 }, total);
         }
-        let abandoned = Outcome { status: None, error_code: Some("abandoned"), ..outcome(200, None) };
+        let abandoned = LedgerOutcome { status: None, error_code: Some("abandoned"), ..outcome(200, None) };
         store.begin_row(&row("x", "key_1", now)).expect("a new row");
         store.finish(&row("x", "key_1", now), &abandoned).expect("its outcome");
         store.begin_row(&row("y", "key_1", now)).expect("a running request");

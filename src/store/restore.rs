@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::audit::{Action, NewAuditRow};
 use super::engine::sqlite::{FileLock, LockError, PrepareError, PresentDatabase, Replacement};
-use super::engine::{Access, Database, Row, SCHEMA_VERSION, Session, Statement, Write, values};
+use super::engine::{Access, Database, Row, SCHEMA_VERSION, SqlSession, Statement, Write, values};
 use super::sessions::{PasswordHash, TokenKind, read_password};
 use super::{Actor, Fault, Store, StoreError};
 use crate::text::count;
@@ -221,14 +221,14 @@ struct Content {
 }
 
 /// Work that reads from a database.
-type Reading<'a> = &'a mut dyn FnMut(&dyn Session) -> Result<(), StoreError>;
+type Reading<'a> = &'a mut dyn FnMut(&dyn SqlSession) -> Result<(), StoreError>;
 
 impl Content {
     /// Each part by itself: a damaged page spoils only one of them.
     fn of(read: impl Fn(Reading) -> Result<(), StoreError>) -> Self {
         fn part<T>(
             read: &impl Fn(Reading) -> Result<(), StoreError>,
-            work: fn(&dyn Session) -> Result<T, StoreError>,
+            work: fn(&dyn SqlSession) -> Result<T, StoreError>,
         ) -> Result<T, StoreError> {
             let mut found = None;
             read(&mut |session| work(session).map(|value| found = Some(value)))?;
@@ -253,7 +253,7 @@ impl Content {
 }
 
 /// All keys, the oldest first, of a database of version 8 or later.
-fn read_keys(session: &dyn Session) -> Result<Vec<ComparedKey>, StoreError> {
+fn read_keys(session: &dyn SqlSession) -> Result<Vec<ComparedKey>, StoreError> {
     let has_budgets = "SELECT count(*) FROM pragma_table_info('keys') WHERE name = 'budget'";
     let budget =
         if session.value::<i64>(has_budgets, &[])? > 0 { "budget, budget_per" } else { "NULL, NULL" };
@@ -263,7 +263,7 @@ fn read_keys(session: &dyn Session) -> Result<Vec<ComparedKey>, StoreError> {
     session.rows(&keys, &[], ComparedKey::read)
 }
 
-fn read_extent(session: &dyn Session) -> Result<LedgerExtent, StoreError> {
+fn read_extent(session: &dyn SqlSession) -> Result<LedgerExtent, StoreError> {
     let newest = "SELECT created FROM usage ORDER BY request_id DESC LIMIT 1";
     Ok(LedgerExtent {
         rows: session.value("SELECT count(*) FROM usage", &[])?,

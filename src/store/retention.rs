@@ -1,13 +1,13 @@
 //! Retention: old rows are removed in small steps; their sums stay in the rollup.
 
-use super::engine::{Session, values};
+use super::engine::{SqlSession, values};
 use super::{Store, StoreError};
 
 impl Store {
     /// Removes finished rows created before a time, the oldest of a chain first and at most `most`, and returns how many. The
     /// chain then begins after them, so the rest still verifies. Takes the chains in turn: 0 says that none has such rows.
     pub fn remove_before(&self, time: i64, most: i64) -> Result<usize, StoreError> {
-        let names = |session: &dyn Session| {
+        let names = |session: &dyn SqlSession| {
             session.rows("SELECT name FROM gateways", &[], |mut row| row.next::<String>())
         };
         for name in self.engine.read(names)? {
@@ -26,7 +26,7 @@ impl Store {
     }
 }
 
-fn remove(session: &dyn Session, gateway: &str, time: i64, most: i64) -> Result<usize, StoreError> {
+fn remove(session: &dyn SqlSession, gateway: &str, time: i64, most: i64) -> Result<usize, StoreError> {
     // The beginning of the chain, up to the first row that is not old enough.
     let last = session.first(
         "WITH oldest AS (SELECT seq, hash, created FROM usage WHERE gateway = $1 AND seq IS NOT NULL ORDER BY seq LIMIT $2)
@@ -55,9 +55,9 @@ fn remove(session: &dyn Session, gateway: &str, time: i64, most: i64) -> Result<
 mod tests {
     use std::thread;
 
-    use super::super::ledger::tests::{id, row, write};
-    use super::super::tests::Temporary;
-    use super::super::{DAY, Filter, Grouping, Range, Store};
+    use crate::store::ledger::tests::{id, row, write};
+    use crate::store::tests::Temporary;
+    use crate::store::{DAY, Filter, Grouping, Range, Store};
 
     #[test]
     fn old_rows_go_and_what_they_add_up_to_stays() {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::durations::Durations;
-use super::engine::{Row, Session, Statement, Value, Write, bound, values};
+use super::engine::{Row, SqlSession, SqlValue, Statement, Write, bound, values};
 use super::ledger::{LedgerRow, Tokens};
 use super::{DAY, Store, StoreError};
 
@@ -90,7 +90,7 @@ pub(super) struct StoredSums {
     pub own: Vec<u8>,
 }
 
-/// The columns that [`Place::read`] and [`StoredSums::read`] read.
+/// The columns that [`RollupKey::read`] and [`StoredSums::read`] read.
 pub(super) const SUMS_COLUMNS: &str =
     "span, start, key_id, key_name, status, error_code, gateway, requests, prompt_tokens,
     completion_tokens, total_tokens, unmeasured, runtime_times, own_times";
@@ -105,7 +105,7 @@ impl StoredSums {
 
 /// The primary key of the rollup.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Place {
+pub(super) struct RollupKey {
     pub span: i64,
     pub start: i64,
     pub key_id: String,
@@ -115,7 +115,7 @@ pub(super) struct Place {
     pub gateway: String,
 }
 
-impl Place {
+impl RollupKey {
     fn of(row: &LedgerRow, span: Span) -> Self {
         Self {
             span: span.seconds(),
@@ -140,7 +140,7 @@ impl Place {
         })
     }
 
-    fn values(&self) -> Vec<Value> {
+    fn values(&self) -> Vec<SqlValue> {
         let Self { span, start, key_id, key_name, status, error_code, gateway } = self;
         values![*span, *start, key_id, key_name, *status, error_code, gateway].into()
     }
@@ -148,7 +148,7 @@ impl Place {
 
 /// Rows to be added, summed up by minute, hour and day. It is read what is known of each place, and then written.
 #[derive(Default)]
-pub(super) struct Batch(BTreeMap<Place, SpanSums>);
+pub(super) struct Batch(BTreeMap<RollupKey, SpanSums>);
 
 const READ_SUMS: &str = "SELECT requests, prompt_tokens, completion_tokens, total_tokens, unmeasured, runtime_times, own_times
     FROM usage_rollup WHERE span = $1 AND start = $2 AND key_id = $3 AND key_name = $4 AND status = $5 AND error_code = $6
@@ -170,10 +170,10 @@ impl Batch {
     }
 
     pub fn add_to(&mut self, span: Span, row: &LedgerRow) {
-        self.0.entry(Place::of(row, span)).or_default().add_row(row);
+        self.0.entry(RollupKey::of(row, span)).or_default().add_row(row);
     }
 
-    pub fn into_sums(self) -> impl Iterator<Item = (Place, StoredSums)> {
+    pub fn into_sums(self) -> impl Iterator<Item = (RollupKey, StoredSums)> {
         self.0.into_iter().map(|(place, sums)| (place, sums.to_stored()))
     }
 
@@ -192,7 +192,7 @@ impl Batch {
     pub fn writes(&self) -> impl Iterator<Item = Statement> {
         self.0.iter().map(|(place, sums)| {
             let StoredSums { counts, runtime, own } = sums.to_stored();
-            let mut parameters = counts.map(Value::from).to_vec();
+            let mut parameters = counts.map(SqlValue::from).to_vec();
             parameters.extend(values![runtime, own]);
             parameters.extend(place.values());
             Statement::new(if sums.is_stored { UPDATE_SUMS } else { INSERT_SUMS }, parameters)
@@ -200,7 +200,7 @@ impl Batch {
     }
 
     /// Reads what is known, and writes the sums.
-    pub fn write(mut self, session: &dyn Session) -> Result<(), StoreError> {
+    pub fn write(mut self, session: &dyn SqlSession) -> Result<(), StoreError> {
         let reads: Vec<Statement> = self.reads().collect();
         session.run(&bound(&reads), &mut |number, row| self.add_known(number, row))?;
         let writes: Vec<Statement> = self.writes().collect();
@@ -220,10 +220,10 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ledger::tests::write;
-    use super::super::tests::Temporary;
-    use super::super::{Filter, Range, Sums};
     use super::*;
+    use crate::store::ledger::tests::write;
+    use crate::store::tests::Temporary;
+    use crate::store::{Filter, Range, Sums};
 
     #[test]
     fn minutes_and_hours_are_removed_and_days_stay() {

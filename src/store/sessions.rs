@@ -1,7 +1,7 @@
 //! The console's password and sessions.
 
 use super::audit::{Action, NewAuditRow};
-use super::engine::{Session, Statement, Write, values};
+use super::engine::{SqlSession, Statement, Write, values};
 use super::{Actor, Digest, Store, StoreError};
 
 /// How many browsers are known at a time.
@@ -106,7 +106,7 @@ impl Store {
     }
 }
 
-pub(super) fn read_password(session: &dyn Session) -> Result<Option<PasswordHash>, StoreError> {
+pub(super) fn read_password(session: &dyn SqlSession) -> Result<Option<PasswordHash>, StoreError> {
     session.first("SELECT salt, hash, memory_kib, passes FROM console_password", &[], |mut row| {
         Ok(PasswordHash {
             salt: row.next()?,
@@ -119,8 +119,8 @@ pub(super) fn read_password(session: &dyn Session) -> Result<Option<PasswordHash
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::Temporary;
     use super::*;
+    use crate::store::tests::Temporary;
 
     #[test]
     fn a_token_from_its_making_to_its_end() {

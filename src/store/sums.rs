@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::chain::KEPT_SINCE;
-use super::engine::{self, Row, Session, values};
+use super::engine::{self, Row, SqlSession, values};
 use super::{DAY, Matching, Span, Store, StoreError, date};
 use crate::id::RequestId;
 
@@ -270,7 +270,7 @@ impl Store {
             for (source, from, to) in division.parts {
                 let [spans, rows] = statements(source.unwrap_or(span), matching);
                 let bound = |time: i64| match source {
-                    Some(_) => engine::Value::from(time),
+                    Some(_) => engine::SqlValue::from(time),
                     None => RequestId::from(time).into(),
                 };
                 (parameters[0], parameters[1]) = (bound(from), bound(to));
@@ -321,7 +321,7 @@ pub(super) fn statements(span: Span, matching: &Matching) -> [String; 2] {
 
 /// Divides a range into parts, in the order of time, and finds where the figures of each can be read.
 struct Division<'a> {
-    session: &'a dyn Session,
+    session: &'a dyn SqlSession,
     /// Rows created before this may have been removed.
     kept_since: i64,
     /// From the rollup's spans of this length, or `None`: from the rows. Then the first second, and the one after the last.
@@ -391,10 +391,10 @@ fn end_of(span: Span, time: i64) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ledger::tests::{outcome, row, write};
-    use super::super::tests::Temporary;
-    use super::super::{Durations, NewRow, Outcome};
     use super::*;
+    use crate::store::ledger::tests::{outcome, row, write};
+    use crate::store::tests::Temporary;
+    use crate::store::{Durations, LedgerOutcome, NewRow};
 
     fn groups(store: &Store, range: Range, by: Grouping) -> Vec<(String, i64)> {
         let mut found = Vec::new();
@@ -414,7 +414,7 @@ mod tests {
         store.record(&row("d", "key_1", 40 * DAY + 3), &outcome(400, None)).expect("a refused one");
         store.begin_row(&row("e", "key_1", 40 * DAY + 4)).expect("a running request");
         store.begin_row(&row("f", "key_1", 40 * DAY + 5)).expect("a new row");
-        let abandoned = Outcome { status: None, error_code: Some("abandoned"), ..outcome(200, None) };
+        let abandoned = LedgerOutcome { status: None, error_code: Some("abandoned"), ..outcome(200, None) };
         store.finish(&row("f", "key_1", 40 * DAY + 5), &abandoned).expect("its outcome");
         temporary
     }

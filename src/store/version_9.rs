@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::StoreError;
-use super::chain::Link;
-use super::engine::{Session, Statement, bound, values};
+use super::chain::ChainLink;
+use super::engine::{SqlSession, Statement, bound, values};
 use super::keys::NOTE_USE;
 use super::ledger::{COLUMNS, MOVE_HEAD, read_row};
 use super::rollup::Batch;
@@ -40,18 +40,18 @@ const SET_HEADS: &str = "UPDATE gateways SET epoch = CASE WHEN epoch > 0 THEN ep
 const PLACE: &str = "UPDATE usage SET seq = $1, hash = $2 WHERE request_id = $3";
 
 /// Runs in the transaction that notes the new version. `dialect` fills in the engine's types.
-pub(super) fn upgrade(session: &dyn Session, dialect: impl Fn(&str) -> String) -> Result<(), StoreError> {
+pub(super) fn upgrade(session: &dyn SqlSession, dialect: impl Fn(&str) -> String) -> Result<(), StoreError> {
     log::info!("upgrading the database from version 8 to 9");
     dialect(CHANGES).split(';').try_for_each(|change| session.execute(change, &[]).map(drop))?;
     session.execute(SET_HEADS, &[])?;
     let heads = session.rows("SELECT name, head_seq, head_hash FROM gateways", &[], |mut row| {
-        Ok((row.next::<String>()?, Link { seq: row.next()?, hash: row.next()? }))
+        Ok((row.next::<String>()?, ChainLink { seq: row.next()?, hash: row.next()? }))
     })?;
     heads.into_iter().try_for_each(|(gateway, head)| seal(session, &gateway, head))
 }
 
 /// Gives the finished rows of a gateway their places, in the order of their ids.
-fn seal(session: &dyn Session, gateway: &str, mut head: Link) -> Result<(), StoreError> {
+fn seal(session: &dyn SqlSession, gateway: &str, mut head: ChainLink) -> Result<(), StoreError> {
     let finished = format!(
         "SELECT {COLUMNS} FROM usage WHERE seq IS NULL AND gateway = $1 AND request_id > $2
          AND (status IS NOT NULL OR error_code IS NOT NULL) ORDER BY request_id LIMIT {ROWS_AT_ONCE}"
@@ -88,10 +88,10 @@ fn seal(session: &dyn Session, gateway: &str, mut head: Link) -> Result<(), Stor
 
 #[cfg(test)]
 mod tests {
-    use super::super::ledger::tests::{row, write};
-    use super::super::tests::Temporary;
-    use super::super::{Access, Store};
     use super::*;
+    use crate::store::ledger::tests::{row, write};
+    use crate::store::tests::Temporary;
+    use crate::store::{Access, Store};
     use crate::when;
 
     /// Takes away what the upgrade has added.
@@ -133,7 +133,7 @@ mod tests {
         let gateways = "SELECT name, epoch, head_seq, (SELECT max(seq) FROM usage WHERE gateway = name),
              head_hash = coalesce((SELECT hash FROM usage WHERE gateway = name AND seq = head_seq), anchor_hash)
              FROM gateways ORDER BY name";
-        let read = |mut row: super::super::engine::Row| -> Result<(String, [i64; 2], Option<i64>, bool), StoreError> {
+        let read = |mut row: crate::store::engine::Row| -> Result<(String, [i64; 2], Option<i64>, bool), StoreError> {
             Ok((row.next()?, [row.next()?, row.next()?], row.next()?, row.next()?))
         };
         assert_eq!(

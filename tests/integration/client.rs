@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use adriaticum::client::{Call, CallError, Cancellation, Client};
+use adriaticum::client::{Call, CallError, Cancellation, HttpClient};
 use adriaticum::http::MAX_HEAD;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustls::crypto::ring;
@@ -78,7 +78,7 @@ impl Scripted {
 }
 
 fn call(
-    client: &Client,
+    client: &HttpClient,
     base: &str,
     body: Option<&[u8]>,
     time: Duration,
@@ -95,12 +95,12 @@ fn call(
     Ok((answer.status().as_u16(), String::from_utf8_lossy(answer.body()).into_owned()))
 }
 
-fn get(client: &Client, base: &str) -> Result<(u16, String), CallError> {
+fn get(client: &HttpClient, base: &str) -> Result<(u16, String), CallError> {
     call(client, base, None, Duration::from_secs(10))
 }
 
-fn client() -> Client {
-    Client::new(4, None)
+fn client() -> HttpClient {
+    HttpClient::new(4, None)
 }
 
 #[test]
@@ -390,7 +390,7 @@ fn https(config: Arc<ServerConfig>, connections: Vec<Vec<&'static str>>) -> Scri
 fn https_with_a_ca_of_its_own() {
     let (roots, config) = certified("a");
     let server = https(config, vec![vec![SHORT, SHORT, SHORT], vec![SHORT]]);
-    let client = Client::new(4, Some(roots));
+    let client = HttpClient::new(4, Some(roots));
     for _ in 0..3 {
         let answer = call(&client, &server.base, Some(b"{}"), Duration::from_secs(10)).expect("an answer");
         assert_eq!(answer, (200, "ok".into()));
@@ -406,7 +406,7 @@ fn https_with_another_ca_is_refused() {
     // A CA that was made again under its old name is another one too.
     for name in ["a", "b"] {
         let server = https(certified("a").1, vec![vec![SHORT]]);
-        match get(&Client::new(4, Some(certified(name).0)), &server.base) {
+        match get(&HttpClient::new(4, Some(certified(name).0)), &server.base) {
             Err(CallError::Unreachable(cause)) => {
                 assert!(cause.to_string().contains("trusted CA"), "{cause}")
             }

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use adriaticum::error::Failure;
 use adriaticum::http::response::{Broken, Pieces};
-use adriaticum::http::{self, Head, Request, Response};
+use adriaticum::http::{self, Request, RequestHead, Response};
 use adriaticum::listener::{
-    Acceptor, Address, Admission, Call, Cause, Certificate, Destination, Identity, Lane, Level, Limits,
-    Listener, Load, RunningCall, Service, Socket, Ticket,
+    Acceptor, Address, Admission, Cause, Certificate, Destination, Lane, Level, Limits, Listener,
+    ListeningSocket, Load, PendingRequest, RequestIdentity, RunningCall, Service, Ticket,
 };
 
 use adriaticum::store::Digest;
@@ -42,7 +42,7 @@ struct Echo {
 }
 
 impl Service for Echo {
-    fn admit(&self, _: http::Client, head: &Head) -> Admission {
+    fn admit(&self, _: http::ClientInfo, head: &RequestHead) -> Admission {
         match head.path() {
             "/heads" => {
                 let count = self.heads.load(Ordering::Acquire);
@@ -65,20 +65,20 @@ impl Service for Echo {
     }
 
     /// All clients have the same key.
-    fn identify(&self, _: &Call) -> Identity {
-        Identity::Known(Lane { name: "key".into(), limit: None })
+    fn identify(&self, _: &PendingRequest) -> RequestIdentity {
+        RequestIdentity::Known(Lane { name: "key".into(), limit: None })
     }
 
     fn lanes(&self, _: &[Arc<str>]) -> Option<Vec<Lane>> {
         None
     }
 
-    fn answer(&self, call: &Call, running: &RunningCall) -> Response {
+    fn answer(&self, call: &PendingRequest, running: &RunningCall) -> Response {
         running.set_limit(None);
         self.response(&call.request)
     }
 
-    fn refuse(&self, _: Option<IpAddr>, _: Option<&Call>, failure: Failure) -> Response {
+    fn refuse(&self, _: Option<IpAddr>, _: Option<&PendingRequest>, failure: Failure) -> Response {
         let mut body = failure.message.as_bytes().to_vec();
         body.resize(body.len().max(self.refusal_bytes.load(Ordering::Acquire)), b' ');
         self.refusals.fetch_add(1, Ordering::AcqRel);
@@ -146,7 +146,7 @@ fn serve(limits: Limits) -> Running {
 
 fn serve_with(limits: Limits, acceptor: Option<Acceptor>) -> Running {
     let any = Address::Tcp(([127, 0, 0, 1], 0).into());
-    let socket = Socket::bind(&any, 0).expect("a port should be free");
+    let socket = ListeningSocket::bind(&any, 0).expect("a port should be free");
     let Ok(Address::Tcp(address)) = socket.address() else {
         panic!("a TCP socket should have an address");
     };

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use adriaticum::error::FailureCause;
-use adriaticum::store::{Access, Database, NewRow, Outcome, Searched, Store, Tokens};
+use adriaticum::store::{Access, Database, LedgerOutcome, NewRow, Searched, Store, Tokens};
 use rusqlite::types::Value::Integer;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -35,7 +35,7 @@ fn fill(store: &Store) {
             key_name: key.name.to_string(),
             created,
         };
-        let outcome = Outcome {
+        let outcome = LedgerOutcome {
             status,
             error_code,
             cause: error_code.map(|_| FailureCause::Timeout),

@@ -13,10 +13,10 @@ use std::thread;
 use std::time::Duration;
 
 use adriaticum::error::Failure;
-use adriaticum::http::{self, Head, Response};
+use adriaticum::http::{self, RequestHead, Response};
 use adriaticum::listener::{
-    Address, Admission, Call, Destination, Identity, Lane, Limits, Listener, RunningCall, Service, Socket,
-    Ticket,
+    Address, Admission, Destination, Lane, Limits, Listener, ListeningSocket, PendingRequest,
+    RequestIdentity, RunningCall, Service, Ticket,
 };
 use adriaticum::store::{Access, Database, Digest, Store};
 use adriaticum::supervisor::{Notify, Supervisor, Watched};
@@ -183,27 +183,27 @@ struct Stuck {
 }
 
 impl Service for Stuck {
-    fn admit(&self, _: http::Client, _: &Head) -> Admission {
+    fn admit(&self, _: http::ClientInfo, _: &RequestHead) -> Admission {
         let digest = Digest::of("key");
         let ticket = Ticket { credential: Some(digest), ..Ticket::default() };
         Admission::Read(Destination::Api(digest), ticket)
     }
 
     /// All clients have the same key.
-    fn identify(&self, _: &Call) -> Identity {
-        Identity::Known(Lane { name: "key".into(), limit: None })
+    fn identify(&self, _: &PendingRequest) -> RequestIdentity {
+        RequestIdentity::Known(Lane { name: "key".into(), limit: None })
     }
 
     fn lanes(&self, _: &[Arc<str>]) -> Option<Vec<Lane>> {
         None
     }
 
-    fn answer(&self, _: &Call, _: &RunningCall) -> Response {
+    fn answer(&self, _: &PendingRequest, _: &RunningCall) -> Response {
         until("the worker may go on", || !self.worker.load(Ordering::Acquire));
         Response::json(200, Vec::new())
     }
 
-    fn refuse(&self, _: Option<IpAddr>, _: Option<&Call>, _: Failure) -> Response {
+    fn refuse(&self, _: Option<IpAddr>, _: Option<&PendingRequest>, _: Failure) -> Response {
         until("the loop may go on", || !self.turn.load(Ordering::Acquire));
         Response::json(400, Vec::new())
     }
@@ -214,7 +214,7 @@ fn the_watchdog_is_not_fed_for_a_loop_or_workers_that_are_stuck() {
     let folder = Folder::new();
     let manager = Manager::at(&folder.path("notify"));
     let any = Address::Tcp(([127, 0, 0, 1], 0).into());
-    let socket = Socket::bind(&any, 0).expect("a port should be free");
+    let socket = ListeningSocket::bind(&any, 0).expect("a port should be free");
     let Ok(Address::Tcp(address)) = socket.address() else {
         panic!("a TCP socket should have an address");
     };

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use crate::client::CallError;
 use crate::error::Failure;
-use crate::runtime::{Chat, Message, Role, RuntimeError, Runtimes, Spent};
-use crate::search::text;
+use crate::runtime::{Chat, ChatMessage, Role, RuntimeError, Runtimes, Spent};
+use crate::search::cleaning;
 
 /// Enough for a short query in its JSON.
 const MAX_TOKENS: u16 = 96;
@@ -45,8 +45,8 @@ struct Decision {
 pub fn ask(runtimes: &Runtimes, chat: &Chat, spent: &mut Spent) -> Result<Option<Option<String>>, Failure> {
     let question = Chat {
         messages: vec![
-            Message { role: Role::System, content: Cow::Borrowed(TASK) },
-            Message { role: Role::User, content: Cow::Owned(transcript(chat)) },
+            ChatMessage { role: Role::System, content: Cow::Borrowed(TASK) },
+            ChatMessage { role: Role::User, content: Cow::Owned(transcript(chat)) },
         ],
         temperature: 0.0,
         max_tokens: MAX_TOKENS,
@@ -72,7 +72,7 @@ fn transcript(chat: &Chat) -> String {
                 Role::User => "user",
                 Role::Assistant => "assistant",
             };
-            Some(format!("{who}: {}", text::cut(&text::one_line(&message.content), MAX_MESSAGE)))
+            Some(format!("{who}: {}", cleaning::cut(&cleaning::one_line(&message.content), MAX_MESSAGE)))
         })
         .collect();
     said[said.len().saturating_sub(LAST_MESSAGES)..].join("\n")
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn only_the_end_of_a_conversation_is_shown() {
-        let message = |role, content: &str| Message { role, content: Cow::Owned(content.to_owned()) };
+        let message = |role, content: &str| ChatMessage { role, content: Cow::Owned(content.to_owned()) };
         let mut messages = vec![message(Role::System, "secret")];
         messages.extend((0..9).map(|number| message(Role::User, &format!("a\nb {number}"))));
         messages.push(message(Role::Assistant, &"x".repeat(5_000)));

@@ -6,8 +6,8 @@
 
 use std::borrow::Cow;
 
-use crate::runtime::{Chat, Message, Role};
-use crate::search::{Passage, text};
+use crate::runtime::{Chat, ChatMessage, Role};
+use crate::search::{Passage, cleaning};
 
 /// The most characters of a passage, of its title and of its source.
 const MAX_PASSAGE: usize = 1_000;
@@ -42,7 +42,7 @@ impl Quoted {
         let place = chat.messages.iter().take_while(|message| message.role == Role::System).count();
         let quoted = Self { passages, place };
         let content = Cow::Owned(quoted.content());
-        chat.messages.insert(place, Message { role: Role::System, content });
+        chat.messages.insert(place, ChatMessage { role: Role::System, content });
         quoted
     }
 
@@ -68,14 +68,14 @@ impl Quoted {
 /// A passage: its title and source in one line, and below it its text, with a mark before each line. It has no number: a
 /// client does not see the passages, so it could not look a number up.
 fn quote(Passage { title, source, text }: &Passage) -> String {
-    let mut quoted = format!("Title: {}", harmless(text::cut(&text::one_line(title), MAX_TITLE)));
+    let mut quoted = format!("Title: {}", harmless(cleaning::cut(&cleaning::one_line(title), MAX_TITLE)));
     if !source.is_empty() {
-        quoted += &format!(" ({})", harmless(text::cut(&text::one_line(source), MAX_SOURCE)));
+        quoted += &format!(" ({})", harmless(cleaning::cut(&cleaning::one_line(source), MAX_SOURCE)));
     }
-    let cleaned = text::clean(text);
+    let cleaned = cleaning::clean(text);
     let whole = cleaned.trim();
-    let cut = text::cut(whole, MAX_PASSAGE);
-    for line in cut.lines().map(text::one_line).filter(|line| !line.is_empty()) {
+    let cut = cleaning::cut(whole, MAX_PASSAGE);
+    for line in cut.lines().map(cleaning::one_line).filter(|line| !line.is_empty()) {
         quoted += &format!("\n> {}", harmless(&line));
     }
     if cut.len() < whole.len() {
@@ -158,7 +158,7 @@ mod tests {
     }
 
     fn chat(roles: &[Role]) -> Chat<'static> {
-        let message = |&role: &Role| Message { role, content: Cow::Borrowed("x") };
+        let message = |&role: &Role| ChatMessage { role, content: Cow::Borrowed("x") };
         Chat { messages: roles.iter().map(message).collect(), temperature: 0.7, max_tokens: 9 }
     }
 

@@ -11,7 +11,7 @@ use super::json::{Fill, Json, Slot};
 use crate::api::MODEL;
 use crate::config::Compatibility;
 use crate::error::FailureCause;
-use crate::runtime::{Chat, Message, Role};
+use crate::runtime::{Chat, ChatMessage, Role};
 
 const MAX_MESSAGES: usize = 20;
 const MAX_CONTENT: usize = 10_000;
@@ -30,13 +30,13 @@ const OF_REQUEST: [&str; 7] =
 const OF_MESSAGE: [&str; 2] = ["role", "content"];
 
 /// The whole request.
-pub struct Body<'r> {
+pub struct RequestObject<'r> {
     pub compatibility: Compatibility,
     /// The member that is being read, which is the one that is refused if reading fails.
     pub reading: &'r Cell<FailureCause>,
 }
 
-impl<'de> Slot<'de> for Body<'_> {
+impl<'de> Slot<'de> for RequestObject<'_> {
     type Value = Chat<'de>;
 
     fn take(self, sent: Json) -> Result<Chat<'de>, String> {
@@ -147,7 +147,7 @@ struct Messages<'r> {
 }
 
 impl<'de> Slot<'de> for Messages<'_> {
-    type Value = Vec<Message<'de>>;
+    type Value = Vec<ChatMessage<'de>>;
 
     fn take(self, sent: Json) -> Result<Self::Value, String> {
         Err(wrong_messages(sent))
@@ -156,7 +156,7 @@ impl<'de> Slot<'de> for Messages<'_> {
     fn array<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
         let Self { lenient, reading } = self;
         let all = reading.get();
-        let mut messages: Vec<Message> = Vec::new();
+        let mut messages: Vec<ChatMessage> = Vec::new();
         let mut together = 0;
         while messages.len() < MAX_MESSAGES {
             let slot = OneMessage { index: messages.len(), lenient, reading };
@@ -195,7 +195,7 @@ struct OneMessage<'r> {
 
 impl<'de> Slot<'de> for OneMessage<'_> {
     /// The message, and how many characters its content has.
-    type Value = (Message<'de>, usize);
+    type Value = (ChatMessage<'de>, usize);
 
     fn take(self, sent: Json) -> Result<Self::Value, String> {
         Err(format!("messages[{}] must be an object with role and content, not {sent}.", self.index))
@@ -224,7 +224,7 @@ impl<'de> Slot<'de> for OneMessage<'_> {
         };
         let role = role.ok_or_else(|| missing("role"))?;
         let (content, length) = content.ok_or_else(|| missing("content"))?;
-        Ok((Message { role, content }, length))
+        Ok((ChatMessage { role, content }, length))
     }
 }
 

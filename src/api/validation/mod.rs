@@ -9,14 +9,18 @@ use serde::de::DeserializeSeed;
 use serde_json::error::Category;
 
 use self::json::Fill;
-use self::members::Body;
+use self::members::RequestObject;
 use crate::config::Compatibility;
 use crate::error::{Failure, FailureCause};
-use crate::http::Head;
+use crate::http::RequestHead;
 use crate::runtime::Chat;
 
 /// Reads a body whose `Content-Type` is JSON.
-pub fn read<'a>(head: &Head, body: &'a [u8], compatibility: Compatibility) -> Result<Chat<'a>, Failure> {
+pub fn read<'a>(
+    head: &RequestHead,
+    body: &'a [u8],
+    compatibility: Compatibility,
+) -> Result<Chat<'a>, Failure> {
     check_content_type(head)?;
     parse(body, compatibility)
 }
@@ -28,13 +32,13 @@ pub fn parse(body: &[u8], compatibility: Compatibility) -> Result<Chat<'_>, Fail
     })?;
     let mut json = serde_json::Deserializer::from_str(text);
     let reading = Cell::new(FailureCause::Body);
-    Fill(Body { compatibility, reading: &reading })
+    Fill(RequestObject { compatibility, reading: &reading })
         .deserialize(&mut json)
         .and_then(|chat| json.end().map(|()| chat))
         .map_err(|error| refuse(&error, reading.get()))
 }
 
-fn check_content_type(head: &Head) -> Result<(), Failure> {
+fn check_content_type(head: &RequestHead) -> Result<(), Failure> {
     let mut types = head.header("content-type");
     let is_json = types.next().is_some_and(|value| {
         let essence = value.split(|&b| b == b';').next().unwrap_or_default();
@@ -91,7 +95,7 @@ mod tests {
     fn what_the_headers_say_of_the_body() {
         let is_taken = |lines: &str| {
             let head = format!("POST / HTTP/1.1\r\nHost: h\r\n{lines}\r\n");
-            check_content_type(&Head::parse(head.as_bytes()).expect("a good head")).is_ok()
+            check_content_type(&RequestHead::parse(head.as_bytes()).expect("a good head")).is_ok()
         };
         assert!(is_taken("Content-Type: application/json\r\n"));
         assert!(is_taken("Content-Type: Application/JSON ; charset=utf-8\r\n"));

@@ -4,35 +4,35 @@ use std::io;
 use std::mem;
 use std::time::Instant;
 
-use super::super::tls::Received;
-use super::super::{Admission, Call};
-use super::{Answered, Connection, Outcome, Phase, Turn};
+use super::{Answered, InboundConnection, Phase, Turn, TurnResult};
 use crate::http::response::CONTINUE;
-use crate::http::{Client, Request, Step};
+use crate::http::{ClientInfo, ReadStep, Request};
+use crate::listener::tls::Received;
+use crate::listener::{Admission, PendingRequest};
 
-impl Connection {
+impl InboundConnection {
     /// Reads until a request is complete or its head was enough for a response.
-    pub(super) fn receive(&mut self, turn: &mut Turn) -> Outcome {
+    pub(super) fn receive(&mut self, turn: &mut Turn) -> TurnResult {
         if turn.left == 0 {
-            return Outcome::TurnOver;
+            return TurnResult::TurnOver;
         }
         loop {
             let earlier = mem::take(&mut self.unread);
             let mut input = if earlier.is_empty() {
                 match self.fill(turn) {
                     Ok(Filled::Bytes(count)) => &turn.scratch[..count],
-                    Ok(Filled::End) | Err(_) => return Outcome::Gone,
-                    Ok(Filled::Nothing) => return Outcome::Waiting,
-                    Ok(Filled::TurnOver) => return Outcome::TurnOver,
-                    Ok(Filled::Handshake) => return Outcome::Handshake,
+                    Ok(Filled::End) | Err(_) => return TurnResult::Gone,
+                    Ok(Filled::Nothing) => return TurnResult::Waiting,
+                    Ok(Filled::TurnOver) => return TurnResult::TurnOver,
+                    Ok(Filled::Handshake) => return TurnResult::Handshake,
                 }
             } else {
                 &earlier[..]
             };
             let was_between = self.reader.is_between_requests();
-            let mut client = Client { peer: self.peer, proxied: false, secure: self.tls.is_some() };
+            let mut client = ClientInfo { peer: self.peer, proxied: false, secure: self.tls.is_some() };
             let mut step = self.reader.push(&mut input);
-            if let Ok(Step::Head) = step {
+            if let Ok(ReadStep::Head) = step {
                 match (turn.admit)(&mut client, self.reader.head()) {
                     Admission::Read(destination, ticket) => {
                         self.admitted = Some((client, destination, ticket));
@@ -42,22 +42,22 @@ impl Connection {
                         if is_body_skipped {
                             self.unread = input.to_vec();
                         }
-                        return Outcome::Answered(Answered { response, head, is_body_skipped });
+                        return TurnResult::Answered(Answered { response, head, is_body_skipped });
                     }
                 }
                 step = self.reader.push(&mut input);
             }
             match step {
-                Err(malformed) => return Outcome::Malformed(malformed),
-                Ok(Step::Head) => unreachable!("a body or its end follows a head"),
-                Ok(Step::Request(request)) => {
+                Err(malformed) => return TurnResult::Malformed(malformed),
+                Ok(ReadStep::Head) => unreachable!("a body or its end follows a head"),
+                Ok(ReadStep::Request(request)) => {
                     self.unread = input.to_vec();
                     let (client, destination, ticket) =
                         self.admitted.take().expect("the head comes before the request");
-                    let call = Call::new(Request { client, ..request }, destination);
-                    return Outcome::Request(Box::new(call), ticket);
+                    let call = PendingRequest::new(Request { client, ..request }, destination);
+                    return TurnResult::Request(Box::new(call), ticket);
                 }
-                Ok(Step::More) => {
+                Ok(ReadStep::More) => {
                     if was_between && !self.reader.is_between_requests() {
                         self.deadline = Some(Instant::now() + turn.limits.request_time);
                     }
@@ -71,20 +71,20 @@ impl Connection {
     }
 
     /// Discards what the client still sends, until it ends or the limit is reached.
-    pub(super) fn drain(&mut self, turn: &mut Turn) -> Outcome {
+    pub(super) fn drain(&mut self, turn: &mut Turn) -> TurnResult {
         loop {
             let count = match self.fill_raw(turn) {
                 Ok(Filled::Bytes(count)) => count,
-                Ok(Filled::Nothing) => return Outcome::Waiting,
-                Ok(Filled::TurnOver) => return Outcome::TurnOver,
-                Ok(Filled::Handshake | Filled::End) | Err(_) => return Outcome::Gone,
+                Ok(Filled::Nothing) => return TurnResult::Waiting,
+                Ok(Filled::TurnOver) => return TurnResult::TurnOver,
+                Ok(Filled::Handshake | Filled::End) | Err(_) => return TurnResult::Gone,
             };
             let Phase::Draining { left } = &mut self.phase else {
                 unreachable!("only after the last answer is there anything to drain");
             };
             *left = left.saturating_sub(count);
             if *left == 0 {
-                return Outcome::Gone;
+                return TurnResult::Gone;
             }
         }
     }

@@ -1,14 +1,14 @@
 //! Clients that go away before their answer.
 
-use super::super::Service;
-use super::super::load::Cause;
-use super::{Entry, EventLoop};
+use super::{ConnectionEntry, EventLoop};
+use crate::listener::Service;
+use crate::listener::load::Cause;
 
 impl<S: Service> EventLoop<S> {
     /// Drops the request of a client that has gone, or cancels it. A worker that has it gives the connection back soon;
     /// until then its number is not used again.
     pub(super) fn abandon_if_gone(&mut self, index: usize) -> bool {
-        let Entry { connection, call: Some(call), .. } = &self.connections[index] else {
+        let ConnectionEntry { connection, call: Some(call), .. } = &self.connections[index] else {
             return false;
         };
         if !connection.is_read_closed() || call.is_cancelled() {

@@ -7,10 +7,10 @@ use std::time::Instant;
 
 use mio::Token;
 
-use super::super::connection::Connection;
-use super::super::room::{Held, Origin, Scarce};
-use super::super::{Service, socket};
-use super::{Entry, EventLoop};
+use super::{ConnectionEntry, EventLoop};
+use crate::listener::connection::InboundConnection;
+use crate::listener::origins::{Held, Origin, Scarce};
+use crate::listener::{Service, socket};
 
 /// How many connections are accepted before the ones that are there have their turn again.
 const ACCEPT_BATCH: usize = 64;
@@ -51,14 +51,14 @@ impl<S: Service> EventLoop<S> {
         }
     }
 
-    fn welcome(&mut self, mut stream: socket::Stream, peer: Option<IpAddr>) {
+    fn welcome(&mut self, mut stream: socket::InboundStream, peer: Option<IpAddr>) {
         let origin = Origin::of(peer, &self.proxies);
-        let is_plain = self.acceptor.is_none() || matches!(stream, socket::Stream::Unix(_));
+        let is_plain = self.acceptor.is_none() || matches!(stream, socket::InboundStream::Unix(_));
         if !self.make_room_for_connection(origin) {
             return self.turn_away(&stream, peer, is_plain);
         }
         let tls = match (&self.acceptor, &stream) {
-            (Some(acceptor), socket::Stream::Tcp(_)) => match acceptor.accept() {
+            (Some(acceptor), socket::InboundStream::Tcp(_)) => match acceptor.accept() {
                 Ok(session) => Some(session),
                 Err(error) => return log::error!("could not start a TLS session: {error}"),
             },
@@ -70,9 +70,9 @@ impl<S: Service> EventLoop<S> {
             log::warn!("could not register a connection: {error}");
             return;
         }
-        let connection = Connection::new(stream, tls, peer, Instant::now(), &self.limits);
+        let connection = InboundConnection::new(stream, tls, peer, Instant::now(), &self.limits);
         let index = slot.key();
-        let entry = Entry {
+        let entry = ConnectionEntry {
             connection,
             in_line: false,
             origin,

@@ -3,11 +3,11 @@
 use std::mem;
 use std::time::{Duration, Instant};
 
-use super::super::Service;
-use super::super::connection::{Outcome, Turn};
 use super::EventLoop;
 use crate::error::{Failure, FailureCause};
-use crate::http::{Client, Head};
+use crate::http::{ClientInfo, RequestHead};
+use crate::listener::Service;
+use crate::listener::connection::{Turn, TurnResult};
 
 /// The bytes that a connection may read before the others have their turn.
 pub(super) const TURN: usize = 64 * 1024;
@@ -58,7 +58,7 @@ impl<S: Service> EventLoop<S> {
                 return;
             };
             let (proxies, service) = (&self.proxies, &self.service);
-            let admit = |client: &mut Client, head: &Head| {
+            let admit = |client: &mut ClientInfo, head: &RequestHead| {
                 proxies.see_through(client, head);
                 service.admit(*client, head)
             };
@@ -67,10 +67,10 @@ impl<S: Service> EventLoop<S> {
             let outcome = entry.connection.advance(&mut turn);
             left = turn.left;
             match outcome {
-                Outcome::Waiting | Outcome::TurnOver | Outcome::Handshake => {
+                TurnResult::Waiting | TurnResult::TurnOver | TurnResult::Handshake => {
                     let line = match outcome {
-                        Outcome::TurnOver => Some(&mut self.ready),
-                        Outcome::Handshake => Some(&mut self.handshakes),
+                        TurnResult::TurnOver => Some(&mut self.ready),
+                        TurnResult::Handshake => Some(&mut self.handshakes),
                         _ => None,
                     };
                     if let Some(line) = line.filter(|_| !mem::replace(&mut entry.in_line, true)) {
@@ -81,22 +81,22 @@ impl<S: Service> EventLoop<S> {
                     self.make_room_for_bytes(0);
                     return;
                 }
-                Outcome::Gone => return self.close(index),
-                Outcome::Malformed(malformed) => {
+                TurnResult::Gone => return self.close(index),
+                TurnResult::Malformed(malformed) => {
                     self.refuse(index, None, Failure::invalid(FailureCause::Http, malformed.0));
                 }
                 // A stop does not wait for downloads: one may take hours.
-                Outcome::Next(..) if self.stopping => return self.close(index),
-                Outcome::Next(rest, then) => {
+                TurnResult::Next(..) if self.stopping => return self.close(index),
+                TurnResult::Next(rest, then) => {
                     entry.connection.hand_over();
                     self.workers.make_next_piece(index, rest, then);
                 }
-                Outcome::Answered(answered) => {
+                TurnResult::Answered(answered) => {
                     // One answer a turn: a client that pipelines such requests gets no more of the loop than others.
                     left = 0;
                     self.answer(index, answered);
                 }
-                Outcome::Request(call, ticket) => self.hand_over(index, *call, ticket),
+                TurnResult::Request(call, ticket) => self.hand_over(index, *call, ticket),
             }
         }
     }

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::super::StoreError;
 use super::postgres::{DatabaseUri, SessionLock};
 use super::sqlite::{self, FileLock, LockError};
+use crate::store::StoreError;
 use crate::text::has_password;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

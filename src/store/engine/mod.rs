@@ -21,13 +21,13 @@ use postgres::Postgres;
 use sqlite::Sqlite;
 pub use sqlite::SyncTurn;
 pub use table::Table;
-pub use value::{FromValue, Row, Value};
+pub use value::{FromValue, Row, SqlValue};
 
 use super::StoreError;
 
 /// Parameters of different types.
 macro_rules! values {
-    ($($value:expr),* $(,)?) => { [$($crate::store::engine::Value::from($value)),*] };
+    ($($value:expr),* $(,)?) => { [$($crate::store::engine::SqlValue::from($value)),*] };
 }
 pub(in crate::store) use values;
 
@@ -84,7 +84,7 @@ impl Engine {
     }
 
     /// Fails if the schema was changed since the database was opened, so that this program does not know it.
-    pub fn check_version(&self, session: &dyn Session) -> Result<(), StoreError> {
+    pub fn check_version(&self, session: &dyn SqlSession) -> Result<(), StoreError> {
         let (version, known) = match self {
             Self::Sqlite(_) => ("PRAGMA user_version", SCHEMA_VERSION..=SCHEMA_VERSION),
             Self::Postgres(_) => ("SELECT oldest_known FROM schema_version", 0..=SCHEMA_VERSION),
@@ -113,7 +113,10 @@ impl Engine {
     }
 
     /// Runs `work` on one state of the database.
-    pub fn read<T>(&self, work: impl FnOnce(&dyn Session) -> Result<T, StoreError>) -> Result<T, StoreError> {
+    pub fn read<T>(
+        &self,
+        work: impl FnOnce(&dyn SqlSession) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
         match self {
             Self::Sqlite(sqlite) => sqlite.read(work),
             Self::Postgres(postgres) => postgres.read(work),
@@ -123,7 +126,7 @@ impl Engine {
     /// The same for work that may take minutes.
     pub fn report<T>(
         &self,
-        work: impl FnOnce(&dyn Session) -> Result<T, StoreError>,
+        work: impl FnOnce(&dyn SqlSession) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         match self {
             Self::Sqlite(sqlite) => sqlite.read(work),
@@ -149,7 +152,7 @@ impl Engine {
         &self,
         deadline: Instant,
         outlasts: bool,
-        work: impl Fn(&dyn Session, Option<&T>) -> Result<(T, Vec<Statement>), StoreError>,
+        work: impl Fn(&dyn SqlSession, Option<&T>) -> Result<(T, Vec<Statement>), StoreError>,
     ) -> Result<T, StoreError> {
         match self {
             Self::Sqlite(sqlite) => sqlite.transaction_until(deadline, |session| {
@@ -193,7 +196,7 @@ impl Engine {
     pub fn transaction<T>(
         &self,
         durable: bool,
-        work: impl Fn(&dyn Session) -> Result<T, StoreError>,
+        work: impl Fn(&dyn SqlSession) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         match self {
             Self::Sqlite(sqlite) => sqlite.transaction(durable, work),
@@ -248,10 +251,10 @@ impl Engine {
 }
 
 /// A statement's text and its parameters.
-pub type BoundStatement<'a> = (&'a str, &'a [Value]);
+pub type BoundStatement<'a> = (&'a str, &'a [SqlValue]);
 
 /// Runs statements, in a transaction or on one state of the database.
-pub trait Session {
+pub trait SqlSession {
     /// Runs statements one after the other, on PostgreSQL in one round trip. Calls `each` with the number of the statement
     /// and every row of it, until that returns an error. Returns how many rows each statement changed.
     fn run(
@@ -261,9 +264,9 @@ pub trait Session {
     ) -> Result<Vec<usize>, StoreError>;
 }
 
-impl dyn Session + '_ {
+impl dyn SqlSession + '_ {
     /// Returns how many rows were changed.
-    pub fn execute(&self, statement: &str, parameters: &[Value]) -> Result<usize, StoreError> {
+    pub fn execute(&self, statement: &str, parameters: &[SqlValue]) -> Result<usize, StoreError> {
         Ok(self.run(&[(statement, parameters)], &mut |_, _| Ok(()))?.pop().unwrap_or(0))
     }
 
@@ -271,7 +274,7 @@ impl dyn Session + '_ {
     pub fn query(
         &self,
         statement: &str,
-        parameters: &[Value],
+        parameters: &[SqlValue],
         each: &mut dyn FnMut(Row) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
         self.run(&[(statement, parameters)], &mut |_, row| each(row)).map(drop)
@@ -280,7 +283,7 @@ impl dyn Session + '_ {
     pub fn rows<T>(
         &self,
         statement: &str,
-        parameters: &[Value],
+        parameters: &[SqlValue],
         mut read: impl FnMut(Row) -> Result<T, StoreError>,
     ) -> Result<Vec<T>, StoreError> {
         let mut found = Vec::new();
@@ -295,14 +298,14 @@ impl dyn Session + '_ {
     pub fn first<T>(
         &self,
         statement: &str,
-        parameters: &[Value],
+        parameters: &[SqlValue],
         read: impl FnMut(Row) -> Result<T, StoreError>,
     ) -> Result<Option<T>, StoreError> {
         Ok(self.rows(statement, parameters, read)?.into_iter().next())
     }
 
     /// The only value of a statement that always has one row.
-    pub fn value<T: FromValue>(&self, statement: &str, parameters: &[Value]) -> Result<T, StoreError> {
+    pub fn value<T: FromValue>(&self, statement: &str, parameters: &[SqlValue]) -> Result<T, StoreError> {
         self.first(statement, parameters, |mut row| row.next())?.ok_or(StoreError::NoRow)
     }
 }
@@ -320,19 +323,19 @@ pub fn bound(statements: &[Statement]) -> Vec<BoundStatement<'_>> {
 
 pub struct Statement {
     pub text: &'static str,
-    pub parameters: Vec<Value>,
+    pub parameters: Vec<SqlValue>,
     /// A query that finds a row if the statement was done.
     pub done: Option<Box<Statement>>,
 }
 
 impl Statement {
-    pub fn new(text: &'static str, parameters: impl Into<Vec<Value>>) -> Self {
+    pub fn new(text: &'static str, parameters: impl Into<Vec<SqlValue>>) -> Self {
         Self { text, parameters: parameters.into(), done: None }
     }
 
     /// With a query that tells whether it was done, if the answer was lost and a repetition changes nothing. A statement
     /// without one can be repeated with the same result.
-    pub fn settled_by(self, query: &'static str, parameters: impl Into<Vec<Value>>) -> Self {
+    pub fn settled_by(self, query: &'static str, parameters: impl Into<Vec<SqlValue>>) -> Self {
         Self { done: Some(Box::new(Self::new(query, parameters))), ..self }
     }
 }

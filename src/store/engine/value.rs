@@ -2,10 +2,10 @@
 
 use std::vec;
 
-use super::super::StoreError;
+use crate::store::StoreError;
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Value {
+pub enum SqlValue {
     Null,
     Int(i64),
     Real(f64),
@@ -15,7 +15,7 @@ pub enum Value {
 
 macro_rules! from {
     ($($type:ty => $value:ident $into:expr;)*) => {
-        $(impl From<$type> for Value {
+        $(impl From<$type> for SqlValue {
             fn from($value: $type) -> Self {
                 $into
             }
@@ -37,7 +37,7 @@ from! {
     [u8; 32] => value Self::Blob(value.to_vec());
 }
 
-impl<T: Into<Value>> From<Option<T>> for Value {
+impl<T: Into<SqlValue>> From<Option<T>> for SqlValue {
     fn from(value: Option<T>) -> Self {
         value.map_or(Self::Null, Into::into)
     }
@@ -45,13 +45,13 @@ impl<T: Into<Value>> From<Option<T>> for Value {
 
 /// What a column can be read as.
 pub trait FromValue: Sized {
-    fn from_value(value: Value) -> Option<Self>;
+    fn from_value(value: SqlValue) -> Option<Self>;
 }
 
 macro_rules! from_value {
     ($($type:ty => $pattern:pat => $into:expr;)*) => {
         $(impl FromValue for $type {
-            fn from_value(value: Value) -> Option<Self> {
+            fn from_value(value: SqlValue) -> Option<Self> {
                 match value {
                     $pattern => $into,
                     _ => None,
@@ -62,46 +62,46 @@ macro_rules! from_value {
 }
 
 from_value! {
-    i64 => Value::Int(number) => Some(number);
-    u32 => Value::Int(number) => number.try_into().ok();
-    bool => Value::Int(number) => Some(number != 0);
-    f64 => Value::Real(number) => Some(number);
-    String => Value::Text(text) => Some(text);
-    Vec<u8> => Value::Blob(bytes) => Some(bytes);
-    [u8; 32] => Value::Blob(bytes) => bytes.try_into().ok();
+    i64 => SqlValue::Int(number) => Some(number);
+    u32 => SqlValue::Int(number) => number.try_into().ok();
+    bool => SqlValue::Int(number) => Some(number != 0);
+    f64 => SqlValue::Real(number) => Some(number);
+    String => SqlValue::Text(text) => Some(text);
+    Vec<u8> => SqlValue::Blob(bytes) => Some(bytes);
+    [u8; 32] => SqlValue::Blob(bytes) => bytes.try_into().ok();
 }
 
-impl FromValue for Value {
-    fn from_value(value: Value) -> Option<Self> {
+impl FromValue for SqlValue {
+    fn from_value(value: SqlValue) -> Option<Self> {
         Some(value)
     }
 }
 
 impl<T: FromValue> FromValue for Option<T> {
-    fn from_value(value: Value) -> Option<Self> {
+    fn from_value(value: SqlValue) -> Option<Self> {
         match value {
-            Value::Null => Some(None),
+            SqlValue::Null => Some(None),
             value => T::from_value(value).map(Some),
         }
     }
 }
 
 /// The columns of a row, read from the first to the last.
-pub struct Row(vec::IntoIter<Value>);
+pub struct Row(vec::IntoIter<SqlValue>);
 
 impl Row {
-    pub fn new(values: Vec<Value>) -> Self {
+    pub fn new(values: Vec<SqlValue>) -> Self {
         Self(values.into_iter())
     }
 
     /// All columns.
-    pub fn values(self) -> Vec<Value> {
+    pub fn values(self) -> Vec<SqlValue> {
         self.0.collect()
     }
 
     /// The next column.
     pub fn next<T: FromValue>(&mut self) -> Result<T, StoreError> {
-        let value = self.0.next().unwrap_or(Value::Null);
+        let value = self.0.next().unwrap_or(SqlValue::Null);
         T::from_value(value)
             .ok_or_else(|| StoreError::Damaged("a column holds a value of another type".into()))
     }
@@ -113,8 +113,12 @@ mod tests {
 
     #[test]
     fn columns_are_read_in_order_and_a_wrong_type_is_an_error() {
-        let mut row =
-            Row::new(vec![Value::Int(7), Value::Null, Value::Text("x".into()), Value::Blob(vec![1])]);
+        let mut row = Row::new(vec![
+            SqlValue::Int(7),
+            SqlValue::Null,
+            SqlValue::Text("x".into()),
+            SqlValue::Blob(vec![1]),
+        ]);
         assert_eq!(row.next::<i64>().expect("a number"), 7);
         assert_eq!(row.next::<Option<f64>>().expect("nothing"), None);
         assert!(row.next::<i64>().is_err(), "text is no number");

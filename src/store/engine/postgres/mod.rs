@@ -4,28 +4,28 @@
 //! answer was lost.
 
 mod auth;
-mod connection;
-mod link;
+mod encoding;
 mod pool;
+mod protocol;
 mod schema;
 mod session_lock;
 mod startup;
+mod stream;
 #[cfg(all(test, feature = "test-postgres"))]
 mod tests;
 mod tls;
 mod uri;
-mod wire;
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use self::pool::{Pool, Pooled, WhileLost};
+use self::encoding::SqlError;
+use self::pool::{PgPool, Pooled, WhileLost};
 pub use self::session_lock::{SessionLock, Sighting};
 pub use self::uri::DatabaseUri;
-use self::wire::SqlError;
-use super::super::StoreError;
-use super::{Access, BoundStatement, Row, Session, Statement, Write, bound};
+use super::{Access, BoundStatement, Row, SqlSession, Statement, Write, bound};
+use crate::store::StoreError;
 
 /// What a start may take to find a host.
 const START_TIME: Duration = Duration::from_secs(10);
@@ -62,13 +62,13 @@ pub fn patience(outlasts: bool) -> Duration {
 }
 
 pub struct Postgres {
-    pool: Arc<Pool>,
+    pool: Arc<PgPool>,
 }
 
 impl Postgres {
     /// Connects; creates or upgrades the tables if `access` allows that.
     pub fn open(uri: &DatabaseUri, most_connections: usize, access: Access) -> Result<Self, StoreError> {
-        let pool = Pool::new(uri, most_connections)?;
+        let pool = PgPool::new(uri, most_connections)?;
         let (mut connection, _) =
             pool.connect(0, Instant::now() + START_TIME).map_err(StoreError::Unavailable)?;
         if !schema::is_current(&mut connection, access)? {
@@ -81,19 +81,22 @@ impl Postgres {
     /// database is still empty. Programs that open it meanwhile wait.
     pub fn create_with<T>(
         uri: &DatabaseUri,
-        fill: impl FnOnce(&dyn Session) -> Result<T, StoreError>,
+        fill: impl FnOnce(&dyn SqlSession) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let mut pooled = Pool::new(uri, 1)?.get(Instant::now() + START_TIME, WhileLost::Fail)?;
+        let mut pooled = PgPool::new(uri, 1)?.get(Instant::now() + START_TIME, WhileLost::Fail)?;
         schema::begin_and_create(pooled.connection())?;
-        let session = Statements::begun(pooled);
+        let session = PgSession::begun(pooled);
         let value = fill(&session)?;
         session.commit(&[])?;
         Ok(value)
     }
 
     /// Runs `work` on one state of the database.
-    pub fn read<T>(&self, work: impl FnOnce(&dyn Session) -> Result<T, StoreError>) -> Result<T, StoreError> {
-        let session = Statements::new(&self.pool, READ, STATEMENT_TIME)?;
+    pub fn read<T>(
+        &self,
+        work: impl FnOnce(&dyn SqlSession) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let session = PgSession::new(&self.pool, READ, STATEMENT_TIME)?;
         let value = work(&session)?;
         session.commit(&[])?;
         Ok(value)
@@ -102,9 +105,9 @@ impl Postgres {
     /// The same for work that may take minutes.
     pub fn report<T>(
         &self,
-        work: impl FnOnce(&dyn Session) -> Result<T, StoreError>,
+        work: impl FnOnce(&dyn SqlSession) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let session = Statements::new(&self.pool, READ, REPORT_TIME)?;
+        let session = PgSession::new(&self.pool, READ, REPORT_TIME)?;
         let value = work(&session)?;
         session.commit(&[])?;
         Ok(value)
@@ -159,7 +162,7 @@ impl Postgres {
         &self,
         deadline: Instant,
         outlasts: bool,
-        work: impl Fn(&dyn Session, Option<&T>) -> Result<(T, Vec<Statement>), StoreError>,
+        work: impl Fn(&dyn SqlSession, Option<&T>) -> Result<(T, Vec<Statement>), StoreError>,
     ) -> Result<T, StoreError> {
         let while_lost = if outlasts { WhileLost::Wait } else { WhileLost::Fail };
         let mut doubt: Option<(T, StoreError)> = None;
@@ -169,7 +172,7 @@ impl Postgres {
                 Err(error) => return Err(doubt.map_or(error, |(_, unknown)| unknown)),
             };
             let time = STATEMENT_TIME.min(deadline.saturating_duration_since(Instant::now()));
-            let session = Statements::on(pooled, TRANSACTION, time);
+            let session = PgSession::on(pooled, TRANSACTION, time);
             let error = match work(&session, doubt.as_ref().map(|(value, _)| value)) {
                 Ok((value, last)) => match session.commit(&last) {
                     Ok(()) => return Ok(value),
@@ -195,11 +198,11 @@ impl Postgres {
     /// Runs `work` in a transaction of its own, again if another one got in its way.
     pub fn transaction<T>(
         &self,
-        work: impl Fn(&dyn Session) -> Result<T, StoreError>,
+        work: impl Fn(&dyn SqlSession) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let session = Statements::new(&self.pool, TRANSACTION, STATEMENT_TIME)?;
+            let session = PgSession::new(&self.pool, TRANSACTION, STATEMENT_TIME)?;
             match work(&session).and_then(|value| session.commit(&[]).map(|()| value)) {
                 Err(StoreError::Busy) if Instant::now() < deadline => {}
                 result => return result,
@@ -222,15 +225,15 @@ fn did_nothing(outcome: &Result<usize, SqlError>) -> bool {
 }
 
 /// Runs statements on a connection, in one transaction that begins with the first.
-struct Statements {
+struct PgSession {
     /// `None` after an outcome that is not known.
     pooled: RefCell<Option<Pooled>>,
     begin: Cell<Option<&'static str>>,
     time: Duration,
 }
 
-impl Statements {
-    fn new(pool: &Arc<Pool>, begin: &'static str, time: Duration) -> Result<Self, StoreError> {
+impl PgSession {
+    fn new(pool: &Arc<PgPool>, begin: &'static str, time: Duration) -> Result<Self, StoreError> {
         Ok(Self::on(pool.get(Instant::now() + CONNECTION_TIME, WhileLost::Fail)?, begin, time))
     }
 
@@ -276,7 +279,7 @@ impl Statements {
     }
 }
 
-impl Drop for Statements {
+impl Drop for PgSession {
     /// Ends the transaction after an error, so that the connection can be used again.
     fn drop(&mut self) {
         if let Some(pooled) = self.pooled.get_mut()
@@ -288,7 +291,7 @@ impl Drop for Statements {
     }
 }
 
-impl Session for Statements {
+impl SqlSession for PgSession {
     fn run(
         &self,
         statements: &[BoundStatement],

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use rustls::ClientConfig;
 
-use super::super::super::StoreError;
 use super::TRY_WRITE;
-use super::connection::Connection;
+use super::protocol::PgConnection;
 use super::tls;
 use super::uri::{DatabaseUri, SslMode};
+use crate::store::StoreError;
 
 /// The pause between two attempts to find the database while it is lost.
 const PROBE_PAUSE: Duration = Duration::from_millis(200);
@@ -25,17 +25,17 @@ const NO_ROOM: &str = "SQLSTATE 53300";
 /// What the commit of a probe may take.
 const PROBE_TIME: Duration = Duration::from_secs(2);
 
-pub(super) struct Pool {
+pub(super) struct PgPool {
     uri: DatabaseUri,
     tls: Option<Arc<ClientConfig>>,
     most: usize,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     /// Signalled when a connection is free, and when the database is lost or back.
     changed: Condvar,
 }
 
-struct State {
-    idle: Vec<Member>,
+struct PoolState {
+    idle: Vec<PoolMember>,
     /// How many connections there are, those that are in use included.
     open: usize,
     /// Connections of an earlier generation are dropped.
@@ -48,17 +48,17 @@ struct State {
     noted_no_room: bool,
 }
 
-struct Member {
-    connection: Connection,
+struct PoolMember {
+    connection: PgConnection,
     host: usize,
     generation: u64,
 }
 
 /// A connection while one thread has it. Dropping it gives it back, unless it is in a transaction or broken.
 pub(super) struct Pooled {
-    pool: Arc<Pool>,
+    pool: Arc<PgPool>,
     /// `None` only while it is dropped.
-    member: Option<Member>,
+    member: Option<PoolMember>,
 }
 
 /// What a caller does while the database is lost.
@@ -68,7 +68,7 @@ pub(super) enum WhileLost {
     Wait,
 }
 
-impl Pool {
+impl PgPool {
     pub fn new(uri: &DatabaseUri, most: usize) -> Result<Arc<Self>, StoreError> {
         // Hosts of the same machine may be plain; the others have one mode.
         let mode = uri.hosts.iter().map(|host| uri.sslmode_for(host)).find(|mode| *mode != SslMode::Disable);
@@ -77,7 +77,7 @@ impl Pool {
             uri: uri.clone(),
             tls: tls.map_err(StoreError::Unavailable)?,
             most,
-            state: Mutex::new(State {
+            state: Mutex::new(PoolState {
                 idle: Vec::new(),
                 open: 0,
                 generation: 0,
@@ -113,7 +113,7 @@ impl Pool {
                         if state.generation == generation {
                             state.first = host;
                         }
-                        let member = Member { connection, host, generation };
+                        let member = PoolMember { connection, host, generation };
                         return Ok(Pooled { pool: Arc::clone(self), member: Some(member) });
                     }
                     Err(cause) => {
@@ -139,12 +139,12 @@ impl Pool {
     }
 
     /// Connects to the first host that can be used. The error says of each why it can't.
-    pub fn connect(&self, first: usize, deadline: Instant) -> Result<(Connection, usize), String> {
+    pub fn connect(&self, first: usize, deadline: Instant) -> Result<(PgConnection, usize), String> {
         let mut causes = Vec::new();
         for host in (0..self.uri.hosts.len()).map(|offset| (first + offset) % self.uri.hosts.len()) {
             let address = &self.uri.hosts[host];
             let until = deadline.min(Instant::now() + self.uri.connect_timeout);
-            match Connection::open(&self.uri, address, self.tls.as_ref(), until) {
+            match PgConnection::open(&self.uri, address, self.tls.as_ref(), until) {
                 Ok(connection) => return Ok((connection, host)),
                 Err(cause) => causes.push(format!("{address}: {cause}")),
             }
@@ -162,7 +162,7 @@ impl Pool {
         self.lose_with(&mut self.lock(), cause);
     }
 
-    fn lose_with(self: &Arc<Self>, state: &mut State, cause: String) {
+    fn lose_with(self: &Arc<Self>, state: &mut PoolState, cause: String) {
         if state.lost.is_some() {
             return;
         }
@@ -219,12 +219,12 @@ impl Pool {
         (host + 1) % self.uri.hosts.len()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl PoolState {
     /// Threads take turns with the existing connections; dropping these would make it worse.
     fn note_no_room(&mut self, most: usize, cause: &str) {
         if !self.noted_no_room {
@@ -245,13 +245,13 @@ impl State {
 }
 
 impl Pooled {
-    pub fn connection(&mut self) -> &mut Connection {
+    pub fn connection(&mut self) -> &mut PgConnection {
         &mut self.member.as_mut().expect("only a drop takes it").connection
     }
 
     /// After an outcome that is not known: drops every connection of this generation, and begins with the next host.
     pub fn distrust(mut self) {
-        let Some(Member { host, generation, .. }) = self.member.take() else {
+        let Some(PoolMember { host, generation, .. }) = self.member.take() else {
             return;
         };
         let mut state = self.pool.lock();

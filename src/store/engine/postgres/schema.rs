@@ -6,11 +6,11 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::super::{StoreError, version_9};
-use super::super::{Access, SCHEMA, SCHEMA_VERSION, Session};
-use super::Statements;
-use super::connection::Connection;
+use super::PgSession;
 use super::pool::Pooled;
+use super::protocol::PgConnection;
+use crate::store::engine::{Access, SCHEMA, SCHEMA_VERSION, SqlSession};
+use crate::store::{StoreError, version_9};
 
 /// What reading every row of a large table may take.
 const UPGRADE_TIME: Duration = Duration::from_secs(3600);
@@ -29,7 +29,7 @@ const VERSION_TABLE: &str = "CREATE TABLE schema_version (
 
 /// Whether the tables can be used as they are. Creates them if there are none and `access` allows it; if they are older and
 /// may not be upgraded, that is an error.
-pub(super) fn is_current(connection: &mut Connection, access: Access) -> Result<bool, StoreError> {
+pub(super) fn is_current(connection: &mut PgConnection, access: Access) -> Result<bool, StoreError> {
     let deadline = Instant::now() + UPGRADE_TIME;
     // Nearly always there is nothing to do, and this query takes no lock.
     if let Some(found) = version(connection, deadline)? {
@@ -57,8 +57,8 @@ pub(super) fn upgrade(mut pooled: Pooled) -> Result<(), StoreError> {
     if version(connection, deadline)?.map_or(Ok(false), |found| is_usable(found, Access::Serve))? {
         return Ok(connection.run_text("ROLLBACK", deadline)?);
     }
-    let statements = Statements::begun(pooled);
-    let session: &dyn Session = &statements;
+    let statements = PgSession::begun(pooled);
+    let session: &dyn SqlSession = &statements;
     // In the order in which a gateway that still runs locks them: sealing begins with its own row.
     session.execute("LOCK TABLE gateways, keys, usage, usage_rollup IN ACCESS EXCLUSIVE MODE", &[])?;
     version_9::upgrade(session, dialect)?;
@@ -87,7 +87,7 @@ fn dialect(statements: &str) -> String {
 }
 
 /// Begins a transaction and creates the tables in it.
-pub(super) fn begin_and_create(connection: &mut Connection) -> Result<(), StoreError> {
+pub(super) fn begin_and_create(connection: &mut PgConnection) -> Result<(), StoreError> {
     let deadline = Instant::now() + UPGRADE_TIME;
     begin(connection, deadline)?;
     if version(connection, deadline)?.is_some() {
@@ -101,12 +101,12 @@ pub(super) fn begin_and_create(connection: &mut Connection) -> Result<(), StoreE
 }
 
 /// Begins a transaction in which no other program can change the schema.
-fn begin(connection: &mut Connection, deadline: Instant) -> Result<(), StoreError> {
+fn begin(connection: &mut PgConnection, deadline: Instant) -> Result<(), StoreError> {
     Ok(connection.run_text(&format!("BEGIN; SELECT pg_advisory_xact_lock({LOCK}, 1)"), deadline)?)
 }
 
 /// Creates the tables, if there are none of another program.
-fn create(connection: &mut Connection, deadline: Instant) -> Result<(), StoreError> {
+fn create(connection: &mut PgConnection, deadline: Instant) -> Result<(), StoreError> {
     let tables = "SELECT count(*) FROM pg_tables WHERE schemaname = current_schema()";
     if number(connection, tables, deadline)? > 0 {
         return Err(StoreError::Other(
@@ -132,7 +132,7 @@ fn is_usable((found, oldest_known): (i64, i64), access: Access) -> Result<bool, 
 }
 
 /// The version and the oldest that a program has to know; `None` if there are no tables yet.
-fn version(connection: &mut Connection, deadline: Instant) -> Result<Option<(i64, i64)>, StoreError> {
+fn version(connection: &mut PgConnection, deadline: Instant) -> Result<Option<(i64, i64)>, StoreError> {
     let exists =
         "SELECT count(*) FROM pg_tables WHERE schemaname = current_schema() AND tablename = 'schema_version'";
     if number(connection, exists, deadline)? == 0 {
@@ -142,7 +142,7 @@ fn version(connection: &mut Connection, deadline: Instant) -> Result<Option<(i64
     Ok(Some((found, number(connection, "SELECT oldest_known FROM schema_version", deadline)?)))
 }
 
-fn number(connection: &mut Connection, statement: &str, deadline: Instant) -> Result<i64, StoreError> {
+fn number(connection: &mut PgConnection, statement: &str, deadline: Instant) -> Result<i64, StoreError> {
     let mut found = Err(StoreError::NoRow);
     connection.run(None, &[(statement, &[])], deadline, &mut |mut row| found = row.next())?;
     found
@@ -152,16 +152,16 @@ fn number(connection: &mut Connection, statement: &str, deadline: Instant) -> Re
 mod tests {
     use std::thread;
 
-    use super::super::super::super::test_server::PostgresServer;
-    use super::super::Postgres;
-    use super::super::uri::DatabaseUri;
     use super::*;
+    use crate::store::engine::postgres::Postgres;
+    use crate::store::engine::postgres::uri::DatabaseUri;
+    use crate::store::test_server::PostgresServer;
 
     const BACK_TO_8: &str = include_str!("../../../../tests/back_to_8.sql");
 
-    fn connect(uri: &str) -> Connection {
+    fn connect(uri: &str) -> PgConnection {
         let uri = DatabaseUri::parse(uri).expect("a good URI");
-        Connection::open(&uri, &uri.hosts[0], None, soon()).expect("a connection")
+        PgConnection::open(&uri, &uri.hosts[0], None, soon()).expect("a connection")
     }
 
     fn soon() -> Instant {

@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 
-use super::super::super::StoreError;
-use super::super::sqlite::LockError;
-use super::super::{BoundStatement, Row, values};
-use super::connection::Connection;
-use super::pool::Pool;
+use super::encoding::SqlError;
+use super::pool::PgPool;
+use super::protocol::PgConnection;
 use super::schema::LOCK;
 use super::uri::DatabaseUri;
-use super::wire::SqlError;
 use super::{CLOCK, START_TIME, STATEMENT_TIME};
+use crate::store::StoreError;
+use crate::store::engine::sqlite::LockError;
+use crate::store::engine::{BoundStatement, Row, values};
 
 /// The first number of a gateway's lock; the second is made from its name.
 const GATEWAY_LOCK: i32 = LOCK + 1;
@@ -34,11 +34,11 @@ const KEEPALIVE: &str =
 
 /// Held until the value is dropped. If the connection is lost, `renew` takes it again.
 pub struct SessionLock {
-    pool: Arc<Pool>,
+    pool: Arc<PgPool>,
     /// The host to begin with.
     host: usize,
     name: String,
-    connection: Option<Connection>,
+    connection: Option<PgConnection>,
     /// Whether the present connection has the lock.
     is_held: bool,
     /// Other gateways that have open rows, as this connection has seen them.
@@ -56,7 +56,7 @@ pub struct Sighting {
 
 impl SessionLock {
     pub fn take(uri: &DatabaseUri, name: &str) -> Result<Self, LockError> {
-        let pool = Pool::new(uri, 1).map_err(LockError::Database)?;
+        let pool = PgPool::new(uri, 1).map_err(LockError::Database)?;
         let (host, name, others) = (0, name.to_owned(), HashMap::new());
         let mut lock = Self { pool, host, name, connection: None, is_held: false, others };
         let deadline = Instant::now() + START_TIME;

@@ -13,14 +13,14 @@ use rustix::io::Errno;
 use rustls::ClientConfig;
 
 use super::auth::{self, Channel};
-use super::connection::Connection;
-use super::link::Link;
+use super::encoding::Fields;
+use super::protocol::PgConnection;
+use super::stream::PgStream;
 use super::tls;
 use super::uri::{DatabaseUri, Host, SslMode};
-use super::wire::Fields;
 use crate::config::Secret;
 
-impl Connection {
+impl PgConnection {
     /// Connects to one host. The error says why that failed.
     pub fn open(
         uri: &DatabaseUri,
@@ -28,7 +28,7 @@ impl Connection {
         tls: Option<&Arc<ClientConfig>>,
         deadline: Instant,
     ) -> Result<Self, String> {
-        let mut link = Link::connect(host, deadline).map_err(|error| explain_connect(&error))?;
+        let mut link = PgStream::connect(host, deadline).map_err(|error| explain_connect(&error))?;
         let mode = uri.sslmode_for(host);
         if mode != SslMode::Disable
             && let Some(config) = tls
@@ -133,7 +133,7 @@ impl Connection {
     }
 }
 
-fn encrypt(mut link: Link, config: &Arc<ClientConfig>, host: &Host) -> Result<Link, String> {
+fn encrypt(mut link: PgStream, config: &Arc<ClientConfig>, host: &Host) -> Result<PgStream, String> {
     let told = |error: io::Error| error.to_string();
     let mut request = BytesMut::new();
     frontend::ssl_request(&mut request);

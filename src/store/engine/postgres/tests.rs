@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
-use super::super::super::ledger::tests::{outcome, row};
-use super::super::super::test_server::PostgresServer;
-use super::super::super::{
-    Actor, Digest, Filter, KeyName, NewKey, NewRow, Outcome, PasswordHash, Permission, Range, Store,
+use super::*;
+use crate::store::engine::{Database, Statement, values};
+use crate::store::ledger::tests::{outcome, row};
+use crate::store::test_server::PostgresServer;
+use crate::store::{
+    Actor, Digest, Filter, KeyName, LedgerOutcome, NewKey, NewRow, PasswordHash, Permission, Range, Store,
     TokenKind,
 };
-use super::super::{Database, Statement, values};
-use super::*;
 
 /// What a proxy does. The losses happen once.
 const PASS: u8 = 0;
@@ -26,14 +26,14 @@ const LOSE_COMMIT_ANSWER: u8 = 5;
 
 /// A proxy between the engine and its server.
 #[derive(Clone)]
-struct Proxy {
+struct FaultyProxy {
     address: SocketAddr,
     mode: Arc<AtomicU8>,
     accepted: Arc<AtomicUsize>,
     open: Arc<Mutex<Vec<TcpStream>>>,
 }
 
-impl Proxy {
+impl FaultyProxy {
     fn start(server: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let proxy = Self {
@@ -92,16 +92,16 @@ impl Proxy {
 }
 
 /// The URI of a new database, by way of as many proxies as there are hosts.
-fn proxies(hosts: usize) -> (Vec<Proxy>, DatabaseUri) {
+fn proxies(hosts: usize) -> (Vec<FaultyProxy>, DatabaseUri) {
     let uri = PostgresServer::shared().database();
     let server = uri.split_once('@').and_then(|(_, rest)| rest.split_once('/')).expect("a host").0;
-    let proxies: Vec<Proxy> = (0..hosts).map(|_| Proxy::start(server)).collect();
+    let proxies: Vec<FaultyProxy> = (0..hosts).map(|_| FaultyProxy::start(server)).collect();
     let addresses: Vec<String> = proxies.iter().map(|proxy| proxy.address.to_string()).collect();
     (proxies, DatabaseUri::parse(&uri.replace(server, &addresses.join(","))).expect("a good URI"))
 }
 
 /// An engine with a table `t`.
-fn engine(hosts: usize, connections: usize) -> (Vec<Proxy>, Postgres) {
+fn engine(hosts: usize, connections: usize) -> (Vec<FaultyProxy>, Postgres) {
     let (proxies, uri) = proxies(hosts);
     let engine = Postgres::open(&uri, connections, Access::Create).expect("a new database");
     let table = "CREATE TABLE t (id BIGINT PRIMARY KEY, x BIGINT)";
@@ -171,7 +171,7 @@ fn the_store_settles_its_writes() {
     }
     let begun = store.begin_row(&row("c", "key_1", 1)).expect("a row");
     losing();
-    let abandoned = Outcome { status: None, error_code: Some("abandoned"), ..outcome(200, None) };
+    let abandoned = LedgerOutcome { status: None, error_code: Some("abandoned"), ..outcome(200, None) };
     store.finish(&begun, &abandoned).expect("it is settled");
     losing();
     assert!(matches!(store.finish(&begun, &outcome(200, None)), Err(StoreError::NoRow)), "not by this one");
@@ -253,7 +253,7 @@ fn there_are_no_more_connections_than_allowed() {
             "it only reads"
         );
     }
-    let work = |_: &dyn Session| -> Result<(), StoreError> { panic!("on purpose") };
+    let work = |_: &dyn SqlSession| -> Result<(), StoreError> { panic!("on purpose") };
     let panicked = thread::scope(|scope| scope.spawn(|| engine.transaction(work)).join().is_err());
     assert!(panicked);
     assert_eq!(count(&engine), 0);
@@ -281,7 +281,7 @@ fn a_server_with_no_room_for_another_connection_is_not_lost() {
 fn transactions_that_meet_wait_for_each_other() {
     let (_proxies, engine) = engine(1, 4);
     engine.write(&insert(1, true)).expect("a row");
-    let add = |session: &dyn Session| {
+    let add = |session: &dyn SqlSession| {
         let x: i64 = session.value("SELECT x FROM t WHERE id = 1 FOR UPDATE", &[])?;
         session.execute("UPDATE t SET x = $1 WHERE id = 1", &values![x + 1])
     };

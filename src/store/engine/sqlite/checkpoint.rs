@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags};
 
-use super::super::super::StoreError;
 use super::{Sqlite, connect};
+use crate::store::StoreError;
 use crate::when;
 
 /// How many pages that are not in the database yet make a checkpoint worth its two fsyncs.
@@ -86,27 +86,27 @@ pub(super) fn wal_in_use(connection: &Connection) -> Result<u64, StoreError> {
     Ok(u64::try_from(progress.pages).unwrap_or(0) * FRAME)
 }
 
-struct Progress {
+struct CheckpointProgress {
     is_blocked: bool,
     pages: i64,
     /// Of these, the pages that are in the database.
     moved: i64,
 }
 
-fn run(connection: &Connection, checkpoint: &str) -> Result<Progress, StoreError> {
+fn run(connection: &Connection, checkpoint: &str) -> Result<CheckpointProgress, StoreError> {
     Ok(connection.query_row(checkpoint, [], |row| {
-        Ok(Progress { is_blocked: row.get(0)?, pages: row.get(1)?, moved: row.get(2)? })
+        Ok(CheckpointProgress { is_blocked: row.get(0)?, pages: row.get(1)?, moved: row.get(2)? })
     })?)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::super::tests::Temporary;
-    use super::super::super::{Access, Session};
     use super::*;
+    use crate::store::engine::{Access, SqlSession};
+    use crate::store::tests::Temporary;
 
     fn write_pages(engine: &Sqlite, pages: usize) {
-        let fill = |session: &dyn Session| {
+        let fill = |session: &dyn SqlSession| {
             (0..pages)
                 .try_for_each(|_| session.execute("INSERT INTO t VALUES (zeroblob(4000))", &[]).map(drop))
         };
@@ -123,7 +123,7 @@ mod tests {
     }
 
     fn small_write(engine: &Sqlite) {
-        let insert = |session: &dyn Session| session.execute("INSERT INTO t VALUES (x'01')", &[]);
+        let insert = |session: &dyn SqlSession| session.execute("INSERT INTO t VALUES (x'01')", &[]);
         engine.transaction(true, insert).expect("a write");
     }
 

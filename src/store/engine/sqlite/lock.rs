@@ -10,8 +10,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::{fmt, process};
 
-use super::super::super::StoreError;
 use crate::files;
+use crate::store::StoreError;
 
 /// Held until the value is dropped.
 #[derive(Debug)]
@@ -100,8 +100,8 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::{MetadataExt, symlink};
 
-    use super::super::super::super::tests::Temporary;
     use super::*;
+    use crate::store::tests::Temporary;
 
     #[test]
     fn one_at_a_time_by_whichever_path() {

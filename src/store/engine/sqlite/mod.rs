@@ -2,7 +2,7 @@
 //! writing.
 
 mod checkpoint;
-mod files;
+mod database_files;
 mod lock;
 mod replacement;
 mod upgrades;
@@ -22,14 +22,14 @@ use rusqlite::config::DbConfig;
 use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{Connection, ErrorCode, OpenFlags, ToSql, ffi, params_from_iter};
 
-use self::files::Files;
+use self::database_files::Files;
 pub use self::lock::{FileLock, LockError};
 pub use self::replacement::{PrepareError, PresentDatabase, Replacement};
 pub use self::writer::SyncTurn;
 use self::writer::Writer;
-use super::super::StoreError;
-use super::{Access, BoundStatement, Row, Session, Table, Value};
+use super::{Access, BoundStatement, Row, SqlSession, SqlValue, Table};
 use crate::semaphore::Semaphore;
+use crate::store::StoreError;
 
 /// How long a start waits for other processes.
 const START_PATIENCE: Duration = Duration::from_secs(5);
@@ -81,7 +81,7 @@ impl Sqlite {
         }
         crate::files::create(path)?;
         let path = &crate::files::resolve(path)?;
-        let opened = files::identity(path)?;
+        let opened = database_files::identity(path)?;
         let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         connection.busy_timeout(START_PATIENCE)?;
         if path.metadata().is_ok_and(|file| file.len() == 0) {
@@ -115,7 +115,10 @@ impl Sqlite {
     }
 
     /// Runs `work` on one state of the database.
-    pub fn read<T>(&self, work: impl FnOnce(&dyn Session) -> Result<T, StoreError>) -> Result<T, StoreError> {
+    pub fn read<T>(
+        &self,
+        work: impl FnOnce(&dyn SqlSession) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
         let permit = self.reading.acquire(Instant::now() + READ_PATIENCE);
         let _permit = permit.ok_or(StoreError::NoConnection)?;
         let idle = lock(&self.readers).pop_front();
@@ -128,7 +131,7 @@ impl Sqlite {
             }
         };
         connection.prepare_cached("BEGIN")?.execute([])?;
-        let result = work(&Statements(&connection))?;
+        let result = work(&SqliteSession(&connection))?;
         connection.prepare_cached("COMMIT")?.execute([])?;
         // After an error the connection is dropped, and the next reader opens another one.
         lock(&self.readers).push_back(connection);
@@ -141,13 +144,13 @@ impl Sqlite {
     }
 
     /// The tables that the database has.
-    pub fn tables(&self, session: &dyn Session) -> Result<Vec<Table>, StoreError> {
+    pub fn tables(&self, session: &dyn SqlSession) -> Result<Vec<Table>, StoreError> {
         let names =
             "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite%' ORDER BY name";
         let columns = "SELECT name, pk FROM pragma_table_info($1) ORDER BY cid";
         let names = session.rows(names, &[], |mut row| row.next::<String>())?;
         let table = |name: String| {
-            let columns = session.rows(columns, &[Value::from(&name)], |mut row| {
+            let columns = session.rows(columns, &[SqlValue::from(&name)], |mut row| {
                 Ok((row.next::<String>()?, row.next::<i64>()?))
             })?;
             let mut key: Vec<_> = columns.iter().filter(|(_, place)| *place > 0).cloned().collect();
@@ -200,7 +203,7 @@ pub fn backup(path: &Path, to: &Path) -> Result<i64, StoreError> {
 /// Whether there is no database at a path.
 fn is_missing(path: &Path) -> Result<bool, StoreError> {
     // Before the database's own: a process that creates one fills its WAL last.
-    let wal = files::wal_of(&fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()));
+    let wal = database_files::wal_of(&fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()));
     let bytes = wal.metadata().map_or(0, |file| file.len());
     // An empty file is what a start that was interrupted has left.
     let is_missing = match path.metadata() {
@@ -249,9 +252,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Runs statements on a connection.
-struct Statements<'a>(&'a Connection);
+struct SqliteSession<'a>(&'a Connection);
 
-impl Session for Statements<'_> {
+impl SqlSession for SqliteSession<'_> {
     fn run(
         &self,
         statements: &[BoundStatement],
@@ -267,8 +270,8 @@ impl Session for Statements<'_> {
             let columns = prepared.column_count();
             let mut rows = prepared.query(params_from_iter(*parameters))?;
             while let Some(row) = rows.next()? {
-                let values: rusqlite::Result<Vec<Value>> =
-                    (0..columns).map(|column| row.get_ref(column).map(Value::from)).collect();
+                let values: rusqlite::Result<Vec<SqlValue>> =
+                    (0..columns).map(|column| row.get_ref(column).map(SqlValue::from)).collect();
                 each(number, Row::new(values?))?;
             }
             Ok(self.0.changes() as usize)
@@ -277,7 +280,7 @@ impl Session for Statements<'_> {
     }
 }
 
-impl From<ValueRef<'_>> for Value {
+impl From<ValueRef<'_>> for SqlValue {
     fn from(value: ValueRef) -> Self {
         match value {
             ValueRef::Null => Self::Null,
@@ -289,7 +292,7 @@ impl From<ValueRef<'_>> for Value {
     }
 }
 
-impl ToSql for Value {
+impl ToSql for SqlValue {
     fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
         Ok(ToSqlOutput::Borrowed(match self {
             Self::Null => ValueRef::Null,
@@ -323,8 +326,8 @@ mod tests {
     use std::sync::Barrier;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use super::super::super::tests::Temporary;
     use super::*;
+    use crate::store::tests::Temporary;
 
     #[test]
     fn every_error_that_has_its_own_advice() {

@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, OpenFlags};
 
-use super::super::super::StoreError;
-use super::super::Session;
-use super::{START_PATIENCE, Statements, check_every_page, connect, is_missing, switch_journal, upgrades};
+use super::{START_PATIENCE, SqliteSession, check_every_page, connect, is_missing, switch_journal, upgrades};
 use crate::files::{self, NO_FOLLOW};
+use crate::store::StoreError;
+use crate::store::engine::SqlSession;
 use crate::when;
 
 /// The files that SQLite may have beside a database with content that is not in it.
@@ -165,8 +165,11 @@ impl PresentDatabase {
         Ok(Self { connection, damage: None })
     }
 
-    pub fn read<T>(&self, work: impl FnOnce(&dyn Session) -> Result<T, StoreError>) -> Result<T, StoreError> {
-        work(&Statements(&self.connection))
+    pub fn read<T>(
+        &self,
+        work: impl FnOnce(&dyn SqlSession) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        work(&SqliteSession(&self.connection))
     }
 }
 

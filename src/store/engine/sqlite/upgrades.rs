@@ -2,9 +2,9 @@
 
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 
-use super::super::super::{StoreError, version_9};
-use super::super::{Access, SCHEMA, SCHEMA_VERSION};
-use super::Statements;
+use super::SqliteSession;
+use crate::store::engine::{Access, SCHEMA, SCHEMA_VERSION};
+use crate::store::{StoreError, version_9};
 
 pub(super) fn bring_up_to_date(connection: &mut Connection, access: Access) -> Result<(), StoreError> {
     // Nearly always there is nothing to do, and this query takes no lock.
@@ -19,7 +19,7 @@ pub(super) fn bring_up_to_date(connection: &mut Connection, access: Access) -> R
     if is_new {
         create(&transaction, access)?;
     } else {
-        version_9::upgrade(&Statements(&transaction), dialect)?;
+        version_9::upgrade(&SqliteSession(&transaction), dialect)?;
     }
     transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
     transaction.commit()?;

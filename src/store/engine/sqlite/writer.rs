@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 
-use super::super::super::StoreError;
-use super::super::Session;
-use super::{Sqlite, Statements, checkpoint, lock};
+use super::{Sqlite, SqliteSession, checkpoint, lock};
+use crate::store::StoreError;
+use crate::store::engine::SqlSession;
 
 /// How long a write waits for its turn and for other processes, in total.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
@@ -56,7 +56,7 @@ impl Sqlite {
     pub fn transaction<T>(
         &self,
         durable: bool,
-        work: impl FnOnce(&dyn Session) -> Result<T, StoreError>,
+        work: impl FnOnce(&dyn SqlSession) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let value = self.transaction_until(Instant::now() + self.patience, work)?;
         if durable {
@@ -69,7 +69,7 @@ impl Sqlite {
     pub fn transaction_until<T>(
         &self,
         deadline: Instant,
-        work: impl FnOnce(&dyn Session) -> Result<T, StoreError>,
+        work: impl FnOnce(&dyn SqlSession) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let lease = self.lease(deadline)?;
         self.restart_large_wal(lease.connection());
@@ -80,7 +80,7 @@ impl Sqlite {
             }
         }
         // SQLite syncs by itself when a write begins the WAL again.
-        self.files.keep_failed_sync(work(&Statements(lease.connection())).and_then(|value| {
+        self.files.keep_failed_sync(work(&SqliteSession(lease.connection())).and_then(|value| {
             lease.connection().prepare_cached("COMMIT")?.execute([])?;
             Ok(value)
         }))
@@ -168,9 +168,9 @@ mod tests {
 
     use rusqlite::ffi;
 
-    use super::super::super::super::tests::Temporary;
-    use super::super::super::{Access, values};
     use super::*;
+    use crate::store::engine::{Access, values};
+    use crate::store::tests::Temporary;
 
     fn engine(patience: Duration) -> (Temporary, Sqlite) {
         let temporary = Temporary::sqlite();
@@ -189,7 +189,7 @@ mod tests {
 
     fn numbers(engine: &Sqlite) -> Vec<i64> {
         let read =
-            |session: &dyn Session| session.rows("SELECT x FROM t ORDER BY x", &[], |mut row| row.next());
+            |session: &dyn SqlSession| session.rows("SELECT x FROM t ORDER BY x", &[], |mut row| row.next());
         engine.read(read).expect("the numbers")
     }
 
@@ -251,13 +251,13 @@ mod tests {
     #[test]
     fn a_panic_or_an_error_gives_the_connection_back_and_rolls_back() {
         let (_temporary, engine) = engine(PATIENCE);
-        let write = |session: &dyn Session| -> Result<(), StoreError> {
+        let write = |session: &dyn SqlSession| -> Result<(), StoreError> {
             session.execute("INSERT INTO t VALUES (1)", &[])?;
             panic!("on purpose");
         };
         let panicked = thread::scope(|scope| scope.spawn(|| engine.transaction(true, write)).join().is_err());
         assert!(panicked);
-        let failing = |session: &dyn Session| {
+        let failing = |session: &dyn SqlSession| {
             session.execute("INSERT INTO t VALUES (1)", &[])?;
             session.execute("INSERT INTO t VALUES (13)", &[])
         };

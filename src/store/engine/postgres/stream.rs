@@ -14,12 +14,12 @@ use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use super::uri::Host;
 use crate::timed_stream::TimedStream;
 
-pub(super) enum Link {
+pub(super) enum PgStream {
     Plain(TimedStream),
     Tls(Box<StreamOwned<ClientConnection, TimedStream>>),
 }
 
-impl Link {
+impl PgStream {
     pub fn connect(host: &Host, deadline: Instant) -> io::Result<Self> {
         let socket = match host {
             Host::Tcp { name, port } => TimedStream::connect(look_up(name, *port, deadline)?, deadline)?,

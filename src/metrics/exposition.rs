@@ -6,7 +6,7 @@ use std::fmt::Display;
 use super::histogram::Histogram;
 
 #[derive(Default)]
-pub struct Text(pub String);
+pub struct MetricsText(pub String);
 
 /// A family whose samples come next. Labels are written as in `kind="prompt"`.
 pub struct Family<'a> {
@@ -14,7 +14,7 @@ pub struct Family<'a> {
     name: &'a str,
 }
 
-impl Text {
+impl MetricsText {
     pub fn family<'a>(&'a mut self, kind: &str, name: &'a str, help: &str) -> Family<'a> {
         self.0 += &format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
         Family { text: &mut self.0, name }

@@ -17,7 +17,7 @@ pub use self::certificate::{is_ending, read_certificate, read_unexpired};
 
 use crate::client::Cancellation;
 use crate::config::{Config, GroundingMode, SearchPlace};
-use crate::listener::{Address, Proxy};
+use crate::listener::{Address, TrustedProxy};
 use crate::search::{self, Index};
 use crate::store::{Access, CLOCK_SLACK as DATABASE_CLOCK_SLACK, Store, StoreError};
 use crate::text::{count, grouped};
@@ -184,7 +184,7 @@ pub fn reachable(config: &Config, address: &Address) -> Option<String> {
             config.api_hosts.join(", ")
         ));
     }
-    if config.tls.is_none() && !config.trusted_proxies.0.iter().any(|proxy| *proxy != Proxy::Unix) {
+    if config.tls.is_none() && !config.trusted_proxies.0.iter().any(|proxy| *proxy != TrustedProxy::Unix) {
         message.push(
             "keys and prompts are sent without encryption. Set tls.cert and tls.key, or put a proxy with TLS in front and \
              name it in trusted_proxies"

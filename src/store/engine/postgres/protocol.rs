@@ -11,15 +11,15 @@ use postgres_protocol::Oid;
 use postgres_protocol::message::backend::Message;
 use postgres_protocol::message::frontend;
 
-use super::super::{BoundStatement, Row, Value};
-use super::link::Link;
-use super::wire::{Fields, SqlError, read_row, type_of, write_value};
+use super::encoding::{Fields, SqlError, read_row, type_of, write_value};
+use super::stream::PgStream;
+use crate::store::engine::{BoundStatement, Row, SqlValue};
 
 /// What the last message of a connection may take.
 const GOODBYE_TIME: Duration = Duration::from_millis(100);
 
-pub(super) struct Connection {
-    pub(super) link: Link,
+pub(super) struct PgConnection {
+    pub(super) link: PgStream,
     pub(super) input: BytesMut,
     pub(super) output: BytesMut,
     /// The statements that the server knows, by their text.
@@ -35,7 +35,7 @@ pub(super) struct Prepared {
     columns: Arc<[Oid]>,
 }
 
-impl Connection {
+impl PgConnection {
     /// Whether the next statement can be sent: no transaction is open, and the server has not hung up.
     pub fn is_usable(&mut self) -> bool {
         self.is_idle && self.link.is_quiet()
@@ -108,7 +108,7 @@ impl Connection {
                     fresh.iter().find(|(known, _)| *known == text).map_or("", |(_, name)| name)
                 }
             };
-            let formats = parameters.iter().map(|value| i16::from(matches!(value, Value::Blob(_))));
+            let formats = parameters.iter().map(|value| i16::from(matches!(value, SqlValue::Blob(_))));
             frontend::bind("", name, formats, parameters, |value, out| Ok(write_value(value, out)), [1], out)
                 .map_err(|_| io::Error::other("a parameter is too long"))?;
             frontend::execute("", 0, out)?;
@@ -210,7 +210,7 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for PgConnection {
     /// Terminates the session, so that the server does not log a lost client.
     fn drop(&mut self) {
         if self.is_idle {
@@ -232,33 +232,33 @@ mod tests {
         SignatureAlgorithm,
     };
 
-    use super::super::super::values;
-    use super::super::tls;
-    use super::super::uri::{DatabaseUri, SslMode};
     use super::*;
+    use crate::store::engine::postgres::tls;
+    use crate::store::engine::postgres::uri::{DatabaseUri, SslMode};
+    use crate::store::engine::values;
     use crate::store::test_server::PostgresServer;
 
     fn soon() -> Instant {
         Instant::now() + Duration::from_secs(30)
     }
 
-    fn open(uri: &str) -> Result<Connection, String> {
+    fn open(uri: &str) -> Result<PgConnection, String> {
         let uri = DatabaseUri::parse(uri).expect("a good URI");
         let mode = uri.sslmode_for(&uri.hosts[0]);
         let tls =
             (mode != SslMode::Disable).then(|| tls::config(mode, uri.sslrootcert.as_deref()).expect("TLS"));
-        Connection::open(&uri, &uri.hosts[0], tls.as_ref(), soon())
+        PgConnection::open(&uri, &uri.hosts[0], tls.as_ref(), soon())
     }
 
-    fn connection() -> Connection {
+    fn connection() -> PgConnection {
         open(&PostgresServer::shared().uri).expect("a connection")
     }
 
     fn rows(
-        connection: &mut Connection,
+        connection: &mut PgConnection,
         statement: &str,
-        parameters: &[Value],
-    ) -> Result<Vec<Vec<Value>>, SqlError> {
+        parameters: &[SqlValue],
+    ) -> Result<Vec<Vec<SqlValue>>, SqlError> {
         let mut rows = Vec::new();
         let mut read = |mut row: Row| rows.push((0..5).map(|_| row.next().expect("any value")).collect());
         connection.run(None, &[(statement, parameters)], soon(), &mut read)?;
@@ -285,7 +285,7 @@ mod tests {
             let sent = values![number, real, text, vec![0_u8, 255, 92], None::<i64>];
             assert_eq!(rows(&mut connection, statement, &sent), Ok(vec![sent.to_vec()]));
         }
-        let nulls = vec![Value::Null; 5];
+        let nulls = vec![SqlValue::Null; 5];
         assert_eq!(rows(&mut connection, statement, &nulls), Ok(vec![nulls]), "prepared with other types");
         assert_eq!(connection.prepared.len(), 1);
         assert_eq!(connection.names, 1, "it is prepared once");
@@ -328,8 +328,8 @@ mod tests {
     #[test]
     fn a_connection_that_the_server_closed_is_noticed() {
         let mut connection = connection();
-        let Ok([Value::Int(pid), ..]) = rows(&mut connection, "SELECT pg_backend_pid()", &[])
-            .map(|rows| <[Value; 5]>::try_from(rows[0].clone()).expect("five"))
+        let Ok([SqlValue::Int(pid), ..]) = rows(&mut connection, "SELECT pg_backend_pid()", &[])
+            .map(|rows| <[SqlValue; 5]>::try_from(rows[0].clone()).expect("five"))
         else {
             panic!("no pid");
         };
@@ -390,7 +390,7 @@ mod tests {
             [("localhost", "verify-full"), ("localhost", "verify-ca"), ("127.0.0.1", "verify-ca")]
         {
             let mut connection = open(&uri(&server, host, mode, &good)).expect(mode);
-            assert_eq!(rows(&mut connection, is_encrypted, &[]).expect("a row")[0][0], Value::Int(1));
+            assert_eq!(rows(&mut connection, is_encrypted, &[]).expect("a row")[0][0], SqlValue::Int(1));
         }
         open(&(uri(&server, "127.0.0.1", "", &good) + "&sslmode=require"))
             .expect("the password proves the server");

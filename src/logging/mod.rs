@@ -3,7 +3,7 @@
 //! One thread writes them, because standard error may be a pipe that nobody reads: no other thread ever waits for it.
 
 mod line_buffer;
-mod strangers;
+mod stranger_lines;
 
 use std::cell::RefCell;
 use std::env;
@@ -20,7 +20,7 @@ use rustix::fs::fstat;
 use simplelog::{Config, ConfigBuilder, FormatItem, WriteLogger, format_description};
 
 use self::line_buffer::{LineBuffer, LogBatch};
-use self::strangers::StrangerBudget;
+use self::stranger_lines::StrangerBudget;
 use crate::error::FailureCause;
 
 /// The target of lines about single requests. When lines have to be dropped, these are the first.

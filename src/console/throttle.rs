@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-use crate::http::Client;
+use crate::http::ClientInfo;
 use crate::store::Digest;
 
 /// How many times one may fail before the first wait.
@@ -44,7 +44,7 @@ pub enum Who {
 }
 
 impl Who {
-    pub fn new(client: Client, browser: Option<Digest>) -> Self {
+    pub fn new(client: ClientInfo, browser: Option<Digest>) -> Self {
         // Every program on this host has one of these addresses, unless it chooses another one from 127.0.0.0/8. A guesser
         // could choose a new one for each guess, so those count as strangers.
         let is_usual = |address: IpAddr| address == Ipv4Addr::LOCALHOST || address == Ipv6Addr::LOCALHOST;
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn who_is_who() {
-        let client = |text: &str, proxied| Client { peer: text.parse().ok(), proxied, secure: false };
+        let client = |text: &str, proxied| ClientInfo { peer: text.parse().ok(), proxied, secure: false };
         let who = |text: &str| Who::new(client(text, false), None);
         assert_eq!(who("2001:db8:1:2::1"), who("2001:db8:1:2:ffff::9"), "a network of IPv6 is one");
         assert_ne!(who("2001:db8:1:2::1"), who("2001:db8:1:3::1"));

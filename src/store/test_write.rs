@@ -113,10 +113,10 @@ fn is_jump(last_seen: i64, clock: i64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::engine::Session;
-    use super::super::ledger::tests::{row, write};
-    use super::super::tests::Temporary;
     use super::*;
+    use crate::store::engine::SqlSession;
+    use crate::store::ledger::tests::{row, write};
+    use crate::store::tests::Temporary;
 
     fn last_seen(store: &Store) -> i64 {
         store.value(&format!("SELECT last_seen FROM gateways WHERE name = '{}'", store.gateway))
@@ -169,7 +169,7 @@ mod tests {
             let trigger =
                 format!("CREATE TRIGGER fail BEFORE {what} BEGIN SELECT RAISE(ABORT, 'on purpose')");
             // `tamper` ends a statement at its semicolon.
-            let create = |session: &dyn Session| session.execute(&format!("{trigger}; END"), &[]);
+            let create = |session: &dyn SqlSession| session.execute(&format!("{trigger}; END"), &[]);
             store.engine.transaction(false, create).expect("a trigger");
             let error = store.try_request().expect_err(what).to_string();
             assert!(error.contains("on purpose"), "{error}");

@@ -8,7 +8,7 @@ use fallible_iterator::FallibleIterator;
 use postgres_protocol::message::backend::{DataRowBody, ErrorFields};
 use postgres_protocol::{IsNull, Oid};
 
-use super::super::{Row, Value};
+use crate::store::engine::{Row, SqlValue};
 
 /// Why a statement failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,13 +53,13 @@ impl fmt::Display for SqlError {
 }
 
 /// The type that a parameter is sent as. Of a null, the server finds it out.
-pub(super) fn type_of(value: &Value) -> Oid {
+pub(super) fn type_of(value: &SqlValue) -> Oid {
     match value {
-        Value::Null => 0,
-        Value::Int(_) => INT8,
-        Value::Real(_) => FLOAT8,
-        Value::Text(_) => TEXT,
-        Value::Blob(_) => BYTEA,
+        SqlValue::Null => 0,
+        SqlValue::Int(_) => INT8,
+        SqlValue::Real(_) => FLOAT8,
+        SqlValue::Text(_) => TEXT,
+        SqlValue::Blob(_) => BYTEA,
     }
 }
 
@@ -71,13 +71,13 @@ const TEXT: Oid = 25;
 const FLOAT8: Oid = 701;
 
 /// Numbers are sent as text, which any numeric type accepts: a statement may have been prepared with a null in their place.
-pub(super) fn write_value(value: &Value, out: &mut BytesMut) -> IsNull {
+pub(super) fn write_value(value: &SqlValue, out: &mut BytesMut) -> IsNull {
     match value {
-        Value::Null => return IsNull::Yes,
-        Value::Int(number) => out.extend_from_slice(number.to_string().as_bytes()),
-        Value::Real(number) => out.extend_from_slice(format!("{number:?}").as_bytes()),
-        Value::Text(text) => out.extend_from_slice(text.as_bytes()),
-        Value::Blob(bytes) => out.extend_from_slice(bytes),
+        SqlValue::Null => return IsNull::Yes,
+        SqlValue::Int(number) => out.extend_from_slice(number.to_string().as_bytes()),
+        SqlValue::Real(number) => out.extend_from_slice(format!("{number:?}").as_bytes()),
+        SqlValue::Text(text) => out.extend_from_slice(text.as_bytes()),
+        SqlValue::Blob(bytes) => out.extend_from_slice(bytes),
     }
     IsNull::No
 }
@@ -86,20 +86,20 @@ pub(super) fn read_row(body: &DataRowBody, columns: &[Oid]) -> io::Result<Row> {
     let mut oids = columns.iter();
     let read = |range: Option<std::ops::Range<usize>>| match (range, oids.next()) {
         (Some(range), Some(&oid)) => read_value(oid, &body.buffer()[range]),
-        _ => Ok(Value::Null),
+        _ => Ok(SqlValue::Null),
     };
     body.ranges().map(read).collect().map(Row::new)
 }
 
 /// Reads a column in the binary format.
-fn read_value(oid: Oid, bytes: &[u8]) -> io::Result<Value> {
+fn read_value(oid: Oid, bytes: &[u8]) -> io::Result<SqlValue> {
     let value = match oid {
-        INT8 => bytes.try_into().ok().map(|bytes| Value::Int(i64::from_be_bytes(bytes))),
-        INT4 => bytes.try_into().ok().map(|bytes| Value::Int(i32::from_be_bytes(bytes).into())),
-        BOOL => Some(Value::Int((bytes == [1]).into())),
-        FLOAT8 => bytes.try_into().ok().map(|bytes| Value::Real(f64::from_be_bytes(bytes))),
-        TEXT => Some(Value::Text(String::from_utf8_lossy(bytes).into_owned())),
-        BYTEA => Some(Value::Blob(bytes.to_vec())),
+        INT8 => bytes.try_into().ok().map(|bytes| SqlValue::Int(i64::from_be_bytes(bytes))),
+        INT4 => bytes.try_into().ok().map(|bytes| SqlValue::Int(i32::from_be_bytes(bytes).into())),
+        BOOL => Some(SqlValue::Int((bytes == [1]).into())),
+        FLOAT8 => bytes.try_into().ok().map(|bytes| SqlValue::Real(f64::from_be_bytes(bytes))),
+        TEXT => Some(SqlValue::Text(String::from_utf8_lossy(bytes).into_owned())),
+        BYTEA => Some(SqlValue::Blob(bytes.to_vec())),
         _ => None,
     };
     value.ok_or_else(|| io::Error::other(format!("a column has the type {oid}, which is not read here")))

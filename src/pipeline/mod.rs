@@ -15,8 +15,8 @@ use crate::api::refusals::Refusals;
 use crate::api::{budget, host, inference, ledger, permission, reply, route, size, validation};
 use crate::config::Compatibility;
 use crate::error::{Failure, FailureCause};
-use crate::http::{Head, Request, Response};
-use crate::listener::{Call, Lane, RunningCall};
+use crate::http::{Request, RequestHead, Response};
+use crate::listener::{Lane, PendingRequest, RunningCall};
 use crate::metrics::Metrics;
 use crate::runtime::{Chat, Generated, Runtimes};
 use crate::store::{BegunRow, Digest, NewRow, Store, StoreError};
@@ -36,7 +36,7 @@ pub struct Pipeline {
 
 impl Pipeline {
     /// The steps that the head decides, before any of the body is read. They look nothing up.
-    pub fn check_head(&self, head: &Head) -> Result<Digest, Failure> {
+    pub fn check_head(&self, head: &RequestHead) -> Result<Digest, Failure> {
         host::check(head, &self.api_hosts)?;
         route::check(head)?;
         size::check_declared(head)?;
@@ -49,7 +49,7 @@ impl Pipeline {
     }
 
     /// Looks up the key of a request that the queue does not know, or answers the request.
-    pub fn identify(&self, call: &Call, digest: &Digest) -> Result<Caller, Box<Response>> {
+    pub fn identify(&self, call: &PendingRequest, digest: &Digest) -> Result<Caller, Box<Response>> {
         let look_up = || {
             size::check(&call.request)?;
             key::authenticate(digest, &self.store, when::now())
@@ -68,7 +68,7 @@ impl Pipeline {
     }
 
     /// Answers a complete request that has passed [`check_head`](Self::check_head), which returned this digest.
-    pub fn answer(&self, call: &Call, digest: &Digest, running: &RunningCall) -> Response {
+    pub fn answer(&self, call: &PendingRequest, digest: &Digest, running: &RunningCall) -> Response {
         let mut record = Record::new(call.request.client.peer, call.received);
         record.spent.cancellation = call.cancellation.clone();
         let result = catch_panic(|| self.complete(&call.request, digest, running, &mut record));

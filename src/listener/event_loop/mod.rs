@@ -2,7 +2,7 @@
 
 mod abandon;
 mod accept;
-mod room;
+mod eviction;
 mod turns;
 
 use std::collections::VecDeque;
@@ -14,12 +14,15 @@ use mio::event::Event;
 use mio::{Events, Interest, Poll, Token};
 use slab::Slab;
 
-use super::connection::{Answered, Connection, Expired, Then};
+use super::connection::{Answered, Expired, InboundConnection, Then};
 use super::load::Cause;
+use super::origins::{Held, Holdings, Origin};
 use super::pressure::PressureLog;
-use super::room::{Held, Holdings, Origin};
 use super::workers::{Outgoing, Workers, connection_after};
-use super::{Acceptor, Call, Destination, Limits, Listener, Load, Proxies, Pulse, Service, Socket, Ticket};
+use super::{
+    Acceptor, Destination, Limits, Listener, ListeningSocket, Load, PendingRequest, Proxies, Pulse, Service,
+    Ticket,
+};
 use crate::client::Cancellation;
 use crate::error::{Failure, FailureCause};
 use crate::http::response;
@@ -32,7 +35,7 @@ const FIRST_SOCKET: usize = usize::MAX - 1024;
 
 pub(super) struct EventLoop<S> {
     poll: Poll,
-    sockets: Vec<Socket>,
+    sockets: Vec<ListeningSocket>,
     /// Which sockets may have a connection to accept. Events are edge-triggered, so this has to be remembered.
     accepting: Vec<bool>,
     /// Accepting pauses until then, because there was no file descriptor for a connection.
@@ -43,7 +46,7 @@ pub(super) struct EventLoop<S> {
     acceptor: Option<Arc<Acceptor>>,
     proxies: Proxies,
     service: Arc<S>,
-    connections: Slab<Entry>,
+    connections: Slab<ConnectionEntry>,
     /// The connections that have something to do, each once, in the order of their turns.
     ready: VecDeque<usize>,
     /// Those that wait for the next step of their TLS handshake. One step is taken per round, after all ready
@@ -64,8 +67,8 @@ pub(super) struct EventLoop<S> {
     _stop: mio::net::UnixStream,
 }
 
-struct Entry {
-    connection: Connection,
+struct ConnectionEntry {
+    connection: InboundConnection,
     /// It is in `ready` or in `handshakes`.
     in_line: bool,
     origin: Origin,
@@ -77,7 +80,7 @@ struct Entry {
     call: Option<Cancellation>,
 }
 
-impl Entry {
+impl ConnectionEntry {
     /// What `holdings` counts for it.
     fn held(&self) -> Held {
         let evictable = usize::from(self.is_evictable());
@@ -213,7 +216,7 @@ impl<S: Service> EventLoop<S> {
     }
 
     /// Gives a complete request to the workers. If there is no room, one is shed: this one, or one that waits.
-    fn hand_over(&mut self, index: usize, call: Call, ticket: Ticket) {
+    fn hand_over(&mut self, index: usize, call: PendingRequest, ticket: Ticket) {
         self.connections[index].connection.hand_over();
         // Its memory counts as the workers' now.
         self.account(index);
@@ -248,13 +251,13 @@ impl<S: Service> EventLoop<S> {
     }
 
     /// Answers a broken or shed request without a worker, and closes the connection.
-    fn refuse(&mut self, index: usize, call: Option<&Call>, failure: Failure) {
+    fn refuse(&mut self, index: usize, call: Option<&PendingRequest>, failure: Failure) {
         self.connections[index].call = None;
         let connection = &mut self.connections[index].connection;
         let peer = call.map_or(connection.peer(), |call| call.request.client.peer);
         let without_body = call.is_some_and(|call| call.request.head.method() == "HEAD");
         let response = self.service.refuse(peer, call, failure);
-        let answer = response.encode(response::Connection::Close, without_body);
+        let answer = response.encode(response::ConnectionHeader::Close, without_body);
         connection.forget_request();
         connection.send_response(Outgoing::new(answer, Then::Close), &self.limits);
     }

@@ -100,15 +100,15 @@ pub(super) fn withdraw() {
 
 /// A stream that notes what is sent.
 #[derive(Debug)]
-pub(super) struct Socket(pub TimedStream);
+pub(super) struct TrackedSocket(pub TimedStream);
 
-impl Read for Socket {
+impl Read for TrackedSocket {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.0.read(into)
     }
 }
 
-impl Write for Socket {
+impl Write for TrackedSocket {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.write(bytes).inspect(|count| HAS_SENT.set(has_sent() || *count > 0))
     }

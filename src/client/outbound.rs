@@ -10,7 +10,7 @@ use rustls::{ClientConnection, StreamOwned};
 use ureq::Error;
 use ureq::unversioned::transport::{Buffers, LazyBuffers, NextTimeout, Transport};
 
-use super::socket::{self, Socket};
+use super::cancellation::{self, TrackedSocket};
 use crate::timed_stream::TimedStream;
 
 /// The size of each buffer. The default of 128 KiB is more than a worker needs.
@@ -26,20 +26,20 @@ const MAX_ANSWER: u64 = 16 * 1024 * 1024;
 /// The longest timeout that a setting accepts.
 const LONGEST: Duration = Duration::from_secs(86_400);
 
-pub(super) struct Connection {
-    stream: Stream,
+pub(super) struct OutboundConnection {
+    stream: OutboundStream,
     buffers: HeldBuffers,
     /// Bytes of the call's answer.
     received: u64,
 }
 
-pub(super) enum Stream {
-    Plain(Socket),
-    Tls(Box<StreamOwned<ClientConnection, Socket>>),
+pub(super) enum OutboundStream {
+    Plain(TrackedSocket),
+    Tls(Box<StreamOwned<ClientConnection, TrackedSocket>>),
 }
 
-impl Connection {
-    pub fn new(stream: Stream) -> Self {
+impl OutboundConnection {
+    pub fn new(stream: OutboundStream) -> Self {
         let buffers = HeldBuffers { buffers: LazyBuffers::new(BUFFER, BUFFER), held: 0 };
         Self { stream, buffers, received: 0 }
     }
@@ -48,7 +48,7 @@ impl Connection {
     fn io<T>(
         &mut self,
         timeout: NextTimeout,
-        run: impl FnOnce(&mut Stream, &mut HeldBuffers) -> io::Result<T>,
+        run: impl FnOnce(&mut OutboundStream, &mut HeldBuffers) -> io::Result<T>,
     ) -> Result<T, Error> {
         self.stream.timed().deadline = Instant::now() + (*timeout.after).min(LONGEST);
         run(&mut self.stream, &mut self.buffers).map_err(|error| match error.kind() {
@@ -58,13 +58,13 @@ impl Connection {
     }
 }
 
-impl Transport for Connection {
+impl Transport for OutboundConnection {
     fn buffers(&mut self) -> &mut dyn Buffers {
         &mut self.buffers
     }
 
     fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
-        socket::expose(self.stream.timed());
+        cancellation::expose(self.stream.timed());
         self.buffers.held += amount;
         if self.buffers.held + LEAST_ROOM <= BUFFER {
             return Ok(());
@@ -89,22 +89,22 @@ impl Transport for Connection {
     /// `ureq` asks after a call, before it keeps the connection, and before the next one. Only then is the socket looked at: a
     /// server may close it at any time between the two.
     fn is_open(&mut self) -> bool {
-        socket::withdraw();
+        cancellation::withdraw();
         mem::take(&mut self.received) > 0 || self.stream.is_quiet()
     }
 
     fn is_tls(&self) -> bool {
-        matches!(self.stream, Stream::Tls(_))
+        matches!(self.stream, OutboundStream::Tls(_))
     }
 }
 
-impl fmt::Debug for Connection {
+impl fmt::Debug for OutboundConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Connection(…)")
     }
 }
 
-impl Stream {
+impl OutboundStream {
     fn timed(&mut self) -> &mut TimedStream {
         match self {
             Self::Plain(socket) => &mut socket.0,
@@ -192,18 +192,24 @@ mod tests {
     use super::*;
     use crate::client::Cancellation;
 
-    fn pair() -> (Connection, TcpStream) {
+    fn pair() -> (OutboundConnection, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
         let stream = TcpStream::connect(listener.local_addr().expect("it listens")).expect("a connection");
         let (peer, _) = listener.accept().expect("its other end");
-        (Connection::new(Stream::Plain(Socket(TimedStream::new(stream, Instant::now())))), peer)
+        (
+            OutboundConnection::new(OutboundStream::Plain(TrackedSocket(TimedStream::new(
+                stream,
+                Instant::now(),
+            )))),
+            peer,
+        )
     }
 
     fn timeout() -> NextTimeout {
         NextTimeout { after: LONGEST.into(), reason: Timeout::Global, ..NextTimeout::default() }
     }
 
-    fn put(connection: &mut Connection, bytes: &[u8]) -> Result<(), Error> {
+    fn put(connection: &mut OutboundConnection, bytes: &[u8]) -> Result<(), Error> {
         connection.buffers().output()[..bytes.len()].copy_from_slice(bytes);
         connection.transmit_output(bytes.len(), timeout())
     }
@@ -241,20 +247,20 @@ mod tests {
                 assert!(connection.is_open());
                 assert!(connection.is_open());
             }
-            let _call = socket::begin_call(Cancellation::default());
+            let _call = cancellation::begin_call(Cancellation::default());
             // The peer resets the connection after it was found open.
             set_socket_linger(&peer, Some(Duration::ZERO)).expect("an option of the socket");
             drop(peer);
             put(&mut connection, b"another call").expect("it is held back");
             let error = connection.await_input(timeout()).expect_err("no answer");
-            assert!(matches!(error, Error::Io(_)) && !socket::has_sent(), "{error:?}");
+            assert!(matches!(error, Error::Io(_)) && !cancellation::has_sent(), "{error:?}");
         }
     }
 
     #[test]
     fn a_connection_that_ends_after_the_write_has_sent_something() {
         let (mut connection, peer) = pair();
-        let _call = socket::begin_call(Cancellation::default());
+        let _call = cancellation::begin_call(Cancellation::default());
         put(&mut connection, b"a call").expect("it is held back");
         let reader = std::thread::spawn(move || {
             let mut peer = peer;
@@ -262,7 +268,7 @@ mod tests {
             set_socket_linger(&peer, Some(Duration::ZERO)).expect("an option of the socket");
         });
         let error = connection.await_input(timeout()).expect_err("no answer");
-        assert!(matches!(error, Error::Io(_)) && socket::has_sent(), "{error:?}");
+        assert!(matches!(error, Error::Io(_)) && cancellation::has_sent(), "{error:?}");
         reader.join().expect("no panic");
     }
 }

@@ -7,16 +7,16 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use super::limits::Limits;
-use super::socket::Stream;
-use super::tls::Session;
+use super::socket::InboundStream;
+use super::tls::TlsSession;
 use super::workers::Outgoing;
-use super::{Admission, Call, Destination, Ticket};
+use super::{Admission, Destination, PendingRequest, Ticket};
 use crate::http::response::Pieces;
-use crate::http::{Client, Head, Malformed, Reader, Response};
+use crate::http::{ClientInfo, Malformed, Reader, RequestHead, Response};
 
-pub(super) struct Connection {
-    stream: Stream,
-    tls: Option<Box<Session>>,
+pub(super) struct InboundConnection {
+    stream: InboundStream,
+    tls: Option<Box<TlsSession>>,
     /// `None` on a Unix socket.
     peer: Option<IpAddr>,
     phase: Phase,
@@ -24,7 +24,7 @@ pub(super) struct Connection {
     deadline: Option<Instant>,
     reader: Reader,
     /// The decision from the head of the request whose body is being read.
-    admitted: Option<(Client, Destination, Ticket)>,
+    admitted: Option<(ClientInfo, Destination, Ticket)>,
     /// Bytes after a complete request: the beginning of the next.
     unread: Vec<u8>,
     /// The socket may hold bytes. Events are edge-triggered, so this has to be remembered.
@@ -61,18 +61,18 @@ pub(super) struct Turn<'a> {
     /// Whether the next step of a TLS handshake may be taken: it may cost milliseconds.
     pub may_shake_hands: bool,
     /// Decides from the head of a request what happens to it.
-    pub admit: &'a dyn Fn(&mut Client, &Head) -> Admission,
+    pub admit: &'a dyn Fn(&mut ClientInfo, &RequestHead) -> Admission,
 }
 
 /// Where a connection stopped.
-pub(super) enum Outcome {
+pub(super) enum TurnResult {
     /// For the client.
     Waiting,
     /// For its next turn.
     TurnOver,
     /// For a turn in which it may take the next step of its handshake.
     Handshake,
-    Request(Box<Call>, Ticket),
+    Request(Box<PendingRequest>, Ticket),
     /// The head was enough for a response.
     Answered(Answered),
     /// A piece of a long response is sent; the next one has to be made.
@@ -84,13 +84,13 @@ pub(super) enum Outcome {
 /// A response to a request whose head was enough for it.
 pub(super) struct Answered {
     pub response: Response,
-    pub head: Head,
+    pub head: RequestHead,
     /// The next request begins after the body. If the body has not come whole, the connection has to end.
     pub is_body_skipped: bool,
 }
 
 /// How far a response was sent.
-enum Progress {
+enum SendProgress {
     Blocked,
     Next(Box<dyn Pieces>, Then),
     Done,
@@ -105,10 +105,10 @@ pub(super) enum Expired {
     Silence,
 }
 
-impl Connection {
+impl InboundConnection {
     pub fn new(
-        stream: Stream,
-        tls: Option<Session>,
+        stream: InboundStream,
+        tls: Option<TlsSession>,
         peer: Option<IpAddr>,
         now: Instant,
         limits: &Limits,
@@ -138,16 +138,16 @@ impl Connection {
     }
 
     /// Sends and reads until there is a request to answer, nothing to do but wait, or the turn is over.
-    pub fn advance(&mut self, turn: &mut Turn) -> Outcome {
+    pub fn advance(&mut self, turn: &mut Turn) -> TurnResult {
         loop {
             match self.phase {
-                Phase::Working => return Outcome::Waiting,
+                Phase::Working => return TurnResult::Waiting,
                 Phase::Reading => return self.receive(turn),
                 Phase::Sending(_) => match self.send(turn.limits) {
-                    Ok(Progress::Next(rest, then)) => return Outcome::Next(rest, then),
-                    Ok(Progress::Blocked) => return Outcome::Waiting,
-                    Ok(Progress::Done) => {}
-                    Err(_) => return Outcome::Gone,
+                    Ok(SendProgress::Next(rest, then)) => return TurnResult::Next(rest, then),
+                    Ok(SendProgress::Blocked) => return TurnResult::Waiting,
+                    Ok(SendProgress::Done) => {}
+                    Err(_) => return TurnResult::Gone,
                 },
                 Phase::Draining { .. } => return self.drain(turn),
             }
@@ -205,7 +205,7 @@ impl Connection {
     }
 
     /// The socket, unless what is sent on it has to be encrypted.
-    pub fn plain_stream(&self) -> Option<&Stream> {
+    pub fn plain_stream(&self) -> Option<&InboundStream> {
         self.tls.is_none().then_some(&self.stream)
     }
 
@@ -244,7 +244,7 @@ impl Connection {
         }
     }
 
-    fn send(&mut self, limits: &Limits) -> io::Result<Progress> {
+    fn send(&mut self, limits: &Limits) -> io::Result<SendProgress> {
         let Phase::Sending(answer) = &mut self.phase else {
             unreachable!("only an answer is sent");
         };
@@ -255,10 +255,10 @@ impl Connection {
         };
         answer.sent += taken;
         if answer.sent < answer.bytes.len() || !is_flushed {
-            return Ok(Progress::Blocked);
+            return Ok(SendProgress::Blocked);
         }
         if let Some(rest) = answer.rest.take() {
-            return Ok(Progress::Next(rest, answer.then));
+            return Ok(SendProgress::Next(rest, answer.then));
         }
         match answer.then {
             Then::Keep => {
@@ -276,7 +276,7 @@ impl Connection {
                 self.deadline = Some(Instant::now() + limits.drain_time);
             }
         }
-        Ok(Progress::Done)
+        Ok(SendProgress::Done)
     }
 }
 
@@ -291,8 +291,9 @@ mod tests {
     const TURN: usize = 10_000;
 
     /// Takes a turn, and returns what came of it and how much was not read.
-    fn take_turn(connection: &mut Connection, limits: &Limits) -> (Outcome, usize) {
-        let admit = |_: &mut Client, _: &Head| Admission::Read(Destination::Console, Ticket::default());
+    fn take_turn(connection: &mut InboundConnection, limits: &Limits) -> (TurnResult, usize) {
+        let admit =
+            |_: &mut ClientInfo, _: &RequestHead| Admission::Read(Destination::Console, Ticket::default());
         let mut turn =
             Turn { scratch: &mut [0; 4096], limits, left: TURN, may_shake_hands: false, admit: &admit };
         let outcome = connection.advance(&mut turn);
@@ -303,21 +304,22 @@ mod tests {
     fn a_turn_ends_although_more_has_come() {
         let limits = Limits::default();
         let (stream, mut client) = UnixStream::pair().expect("two sockets");
-        let mut connection = Connection::new(Stream::Unix(stream), None, None, Instant::now(), &limits);
+        let mut connection =
+            InboundConnection::new(InboundStream::Unix(stream), None, None, Instant::now(), &limits);
         client
             .write_all(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n")
             .expect("it should be taken");
         client.write_all(&[b'x'; 3 * TURN]).expect("it should be taken");
         connection.note_readable(false);
         for _ in 0..3 {
-            assert!(matches!(take_turn(&mut connection, &limits), (Outcome::TurnOver, 0)));
+            assert!(matches!(take_turn(&mut connection, &limits), (TurnResult::TurnOver, 0)));
         }
-        assert!(matches!(take_turn(&mut connection, &limits), (Outcome::Waiting, 1..)));
+        assert!(matches!(take_turn(&mut connection, &limits), (TurnResult::Waiting, 1..)));
         // What is discarded after the last response costs turns too.
         connection.send_response(Outgoing::new(b"bye".to_vec(), Then::Close), &limits);
         client.write_all(&[b'x'; TURN + 1]).expect("it should be taken");
         connection.note_readable(false);
-        assert!(matches!(take_turn(&mut connection, &limits), (Outcome::TurnOver, 0)));
-        assert!(matches!(take_turn(&mut connection, &limits), (Outcome::Waiting, 1..)));
+        assert!(matches!(take_turn(&mut connection, &limits), (TurnResult::TurnOver, 0)));
+        assert!(matches!(take_turn(&mut connection, &limits), (TurnResult::Waiting, 1..)));
     }
 }

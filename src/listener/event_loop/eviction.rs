@@ -2,12 +2,12 @@
 
 use std::io;
 
-use super::super::load::Cause;
-use super::super::room::{Origin, Scarce};
-use super::super::{Service, socket};
-use super::{Entry, EventLoop};
+use super::{ConnectionEntry, EventLoop};
 use crate::error::{Failure, FailureCause};
 use crate::http::response;
+use crate::listener::load::Cause;
+use crate::listener::origins::{Origin, Scarce};
+use crate::listener::{Service, socket};
 
 impl<S: Service> EventLoop<S> {
     /// Whether there is room for one more connection from an origin. One origin holds at most half of the connections:
@@ -39,7 +39,7 @@ impl<S: Service> EventLoop<S> {
     /// Evicts one connection of an origin: the longest idle one, else the oldest unfinished request or handshake. A complete
     /// request is never evicted. This looks at every connection: 50 µs for 4,096 of them.
     fn evict(&mut self, scarce: Scarce, origin: Origin) -> bool {
-        let is_meant = |entry: &Entry| {
+        let is_meant = |entry: &ConnectionEntry| {
             entry.origin == origin
                 && entry.is_evictable()
                 && (scarce == Scarce::Connections || entry.weight > 0)
@@ -77,7 +77,7 @@ impl<S: Service> EventLoop<S> {
                     let response = self.service.refuse(connection.peer(), None, failure);
                     say_at_once(
                         stream,
-                        &response.encode(response::Connection::Close, false),
+                        &response.encode(response::ConnectionHeader::Close, false),
                         &mut self.scratch,
                     );
                 }
@@ -89,21 +89,25 @@ impl<S: Service> EventLoop<S> {
     /// Closes a new connection for which there is no room. It gets a response if that can be sent at once.
     pub(super) fn turn_away(
         &mut self,
-        stream: &socket::Stream,
+        stream: &socket::InboundStream,
         peer: Option<std::net::IpAddr>,
         is_plain: bool,
     ) {
         self.load.count(Cause::TurnedAway);
         if is_plain {
             let response = self.service.refuse(peer, None, Failure::shed(FailureCause::ConnectionsFull));
-            say_at_once(stream, &response.encode(response::Connection::Close, false), &mut self.scratch);
+            say_at_once(
+                stream,
+                &response.encode(response::ConnectionHeader::Close, false),
+                &mut self.scratch,
+            );
         }
     }
 }
 
 /// Sends a last response as far as that is possible at once. What has come is read first: closing a socket with unread bytes
 /// would reset it and destroy the response.
-fn say_at_once(stream: &socket::Stream, bytes: &[u8], scratch: &mut [u8]) {
+fn say_at_once(stream: &socket::InboundStream, bytes: &[u8], scratch: &mut [u8]) {
     let _: io::Result<usize> = stream.read(scratch);
     let _ = stream.write(bytes);
     stream.finish();

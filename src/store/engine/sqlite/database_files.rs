@@ -11,14 +11,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::super::super::StoreError;
 use super::FileLock;
+use crate::store::StoreError;
 
 pub(super) struct Files {
     /// The database and its WAL.
-    known: [(PathBuf, Identity); 2],
+    known: [(PathBuf, FileIdentity); 2],
     /// The file that this process has locked, if it serves.
-    lock: Option<(PathBuf, Identity)>,
+    lock: Option<(PathBuf, FileIdentity)>,
     wal: File,
     /// The WAL's length at the last check. Only another process makes it shorter.
     wal_length: AtomicU64,
@@ -27,11 +27,11 @@ pub(super) struct Files {
 }
 
 /// Identifies a file: its device and its inode.
-pub(super) type Identity = (u64, u64);
+pub(super) type FileIdentity = (u64, u64);
 
 impl Files {
     /// The database, which was `opened`, and its WAL. A restore may have replaced it meanwhile.
-    pub fn open(path: &Path, opened: Identity) -> Result<Self, StoreError> {
+    pub fn open(path: &Path, opened: FileIdentity) -> Result<Self, StoreError> {
         let wal = wal_of(path);
         if identity(path)? != opened {
             return Err(StoreError::Replaced);
@@ -69,7 +69,7 @@ impl Files {
     /// become shorter, `wal_in_use` returns how many bytes of it are in use.
     pub fn check(&self, wal_in_use: impl FnOnce() -> Result<u64, StoreError>) -> Result<(), StoreError> {
         self.check_synced()?;
-        let find = |(path, known): &(PathBuf, Identity)| {
+        let find = |(path, known): &(PathBuf, FileIdentity)| {
             fs::metadata(path).ok().filter(|file| identity_of(file) == *known)
         };
         let [Some(_), Some(wal)] = self.known.each_ref().map(find) else {
@@ -101,11 +101,11 @@ impl Files {
     }
 }
 
-pub(super) fn identity(path: &Path) -> io::Result<Identity> {
+pub(super) fn identity(path: &Path) -> io::Result<FileIdentity> {
     fs::metadata(path).map(|file| identity_of(&file))
 }
 
-fn identity_of(file: &Metadata) -> Identity {
+fn identity_of(file: &Metadata) -> FileIdentity {
     (file.dev(), file.ino())
 }
 
