@@ -92,7 +92,7 @@ mod tests {
 
     impl Folder {
         fn new() -> Self {
-            let path = std::env::temp_dir().join(format!("adriaticum-{}", crate::id::secret_hex::<8>()));
+            let path = std::env::temp_dir().join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
             fs::create_dir(&path).expect("the folder for temporary files should take one");
             if rustix::process::geteuid().is_root() {
                 chown(&path, Some(12_345), Some(54_321)).expect("root may");

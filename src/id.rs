@@ -1,9 +1,9 @@
-//! Random names: of requests, of keys and of secrets.
+//! The ids of requests and of audit rows, and the shape of ids.
 
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rand::{Rng, TryRng};
+use rand::Rng;
 
 /// The one id of a request: in the answer, the headers, the log line and the ledger's row.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -72,13 +72,6 @@ pub fn has_shape(text: &str, prefix: &str, digits: usize) -> bool {
     text.strip_prefix(prefix).is_some_and(|rest| rest.len() == digits && rest.bytes().all(is_digit))
 }
 
-/// `N` bytes from the operating system's random source, in hexadecimal.
-pub fn secret_hex<const N: usize>() -> String {
-    let mut bytes = [0; N];
-    rand::rngs::SysRng.try_fill_bytes(&mut bytes).expect("the operating system should give random bytes");
-    hex::encode(bytes)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -98,11 +91,5 @@ mod tests {
         let text = id.to_string();
         assert!(text >= RequestId::from(id.created()) && text < RequestId::from(id.created() + 1));
         assert!(RequestId::from(i64::MIN) < text && text < RequestId::from(i64::MAX));
-    }
-
-    #[test]
-    fn secrets_differ() {
-        assert_eq!(secret_hex::<24>().len(), 48);
-        assert_ne!(secret_hex::<24>(), secret_hex::<24>());
     }
 }

@@ -48,6 +48,7 @@ mod der;
 pub mod error;
 mod files;
 mod id;
+pub mod secret;
 mod semaphore;
 mod text;
 mod timed_stream;

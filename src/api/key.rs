@@ -3,7 +3,8 @@
 use crate::error::{ApiError, Failure, FailureCause};
 use crate::http::RequestHead;
 use crate::id::has_shape;
-use crate::store::{Digest, KeyBudget, Permission, Store};
+use crate::secret::SecretDigest;
+use crate::store::{KeyBudget, Permission, Store};
 use crate::when;
 
 /// What a secret begins with, and how many hexadecimal digits follow.
@@ -28,7 +29,7 @@ pub struct Caller {
 
 /// Looks up a key. Any process may change it at any time: whether a request is run is decided when the ledger inserts
 /// its open row. The budget is that of a request that was created at this time.
-pub fn authenticate(digest: &Digest, store: &Store, created: i64) -> Result<Caller, Failure> {
+pub fn authenticate(digest: &SecretDigest, store: &Store, created: i64) -> Result<Caller, Failure> {
     let now = when::now();
     let key = store.find_key(digest, created).map_err(|error| {
         let message = "The API keys can't be read at the moment. Try again later.";
@@ -61,8 +62,8 @@ pub fn changed() -> Failure {
 }
 
 /// The digest of the key that a request presents, which may not exist.
-pub fn digest(head: &RequestHead) -> Result<Digest, Failure> {
-    bearer(head).map(Digest::of)
+pub fn digest(head: &RequestHead) -> Result<SecretDigest, Failure> {
+    bearer(head).map(SecretDigest::of)
 }
 
 /// The secret of the `Authorization` header. There has to be exactly one.

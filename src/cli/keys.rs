@@ -3,7 +3,7 @@
 use super::audit::actor;
 use super::{Args, CliError, Opt, no_command, open_store, open_with, print, print_json, text_table};
 use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
-use crate::id::secret_hex;
+use crate::secret::secret_hex;
 use crate::store::{
     Access, Budget, CONCURRENT_TAKES, Key, KeyBudget, KeyChange, KeyChanged, KeyName, KeyState, NewKey,
     Permission, Store, parse_concurrent,

@@ -392,7 +392,7 @@ mod tests {
 
     /// The settings, with everything else as it is by default.
     fn longest(settings: &str) -> Duration {
-        let path = std::env::temp_dir().join(format!("adriaticum-{}.toml", crate::id::secret_hex::<8>()));
+        let path = std::env::temp_dir().join(format!("adriaticum-{}.toml", crate::secret::secret_hex::<8>()));
         std::fs::write(&path, settings).expect("the folder for temporary files should take one");
         let config = Config::load(Some(&path));
         std::fs::remove_file(&path).expect("it should go");

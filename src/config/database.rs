@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::system::uname;
 
-use super::Secret;
 use super::settings::Settings;
 use super::written::{Problem, Written};
 use crate::files;
+use crate::secret::Secret;
 use crate::store::Database;
 
 /// Reads the database, and the file with its password.

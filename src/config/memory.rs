@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn the_smallest_limit_of_all_groups_counts() {
-        let root = std::env::temp_dir().join(format!("adriaticum-{}", crate::id::secret_hex::<8>()));
+        let root = std::env::temp_dir().join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
         let write = |file: &str, text: &str| {
             let file = root.join(file);
             fs::create_dir_all(file.parent().expect("a folder")).expect("the folder should be made");

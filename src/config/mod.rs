@@ -14,7 +14,7 @@ use std::{env, mem, path, str};
 use log::LevelFilter;
 
 pub use database::password_in;
-pub use runtime::{KEY_FILE, RuntimeConfig, Secret};
+pub use runtime::{KEY_FILE, RuntimeConfig};
 pub use search::{GroundingMode, SearchConfig, SearchPlace};
 use settings::Settings;
 pub use settings::{ConfigError, Digests};
@@ -273,6 +273,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::secret::Secret;
 
     fn environment(variables: &[(&str, &str)]) -> Result<Config, ConfigError> {
         let owned = variables.iter().map(|(name, value)| (name.to_string(), value.to_string()));
@@ -281,7 +282,7 @@ mod tests {
 
     /// Errors are returned without the file's name.
     fn file(text: &str) -> Result<Config, String> {
-        let path = env::temp_dir().join(format!("adriaticum-{}.toml", crate::id::secret_hex::<8>()));
+        let path = env::temp_dir().join(format!("adriaticum-{}.toml", crate::secret::secret_hex::<8>()));
         fs::write(&path, text).expect("the folder for temporary files should take one");
         let config = Config::read(Some(&path), std::iter::empty());
         fs::remove_file(&path).expect("the file should still be there");
@@ -332,7 +333,7 @@ mod tests {
 
     #[test]
     fn the_database_is_a_file_or_a_uri_and_its_password_may_be_in_a_file() {
-        let path = env::temp_dir().join(format!("adriaticum-{}", crate::id::secret_hex::<8>()));
+        let path = env::temp_dir().join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
         fs::write(&path, "sesame \n").expect("the folder for temporary files should take one");
         let database = |uri: &str| {
             let file = path.display().to_string();
@@ -358,7 +359,7 @@ mod tests {
     #[test]
     fn secrets_are_beside_the_configuration_or_among_the_units_credentials() {
         let folder = |name: &str| {
-            let path = env::temp_dir().join(format!("adriaticum-{}", crate::id::secret_hex::<8>()));
+            let path = env::temp_dir().join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
             fs::create_dir(&path).expect("the folder for temporary files should take one");
             fs::write(path.join("runtime-key"), format!("key-{name}\n")).expect("a file");
             fs::write(path.join("database-password"), format!("word-{name}\n")).expect("a file");
@@ -625,7 +626,7 @@ mod tests {
 
     #[test]
     fn an_empty_key_file_is_none() {
-        let path = env::temp_dir().join(format!("adriaticum-{}", crate::id::secret_hex::<8>()));
+        let path = env::temp_dir().join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
         let read = |content: &str, key: &str| {
             fs::write(&path, content).expect("the folder for temporary files should take one");
             let file = path.to_str().expect("its path should be text");

@@ -1,6 +1,5 @@
 //! The settings of the runtime.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ use super::written::{Problem, Written};
 use crate::client::roots;
 use crate::files;
 use crate::http::head::split_authority;
+use crate::secret::Secret;
 
 /// A path and a query are added to an address, and the head of a call has to fit into the client's buffer.
 const MAX_ADDRESS: usize = 2_000;
@@ -28,26 +28,6 @@ pub struct RuntimeConfig {
     pub ca: Option<RootCertStore>,
     /// For all runtime calls of one request together.
     pub timeout: Duration,
-}
-
-/// A secret that can be sent but not shown.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
-
-impl Secret {
-    pub fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
-    }
-
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(…)")
-    }
 }
 
 pub(super) fn read(settings: &mut Settings) -> RuntimeConfig {

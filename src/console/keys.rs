@@ -11,9 +11,10 @@ use super::visit::{ConsoleSession, Visit};
 use super::{Console, PageError};
 use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
 use crate::http::Response;
-use crate::id::secret_hex;
+use crate::secret::SecretDigest;
+use crate::secret::secret_hex;
 use crate::store::{
-    Budget, Digest, Filter, Key, KeyBudget, KeyChange, KeyChanged, KeyState, NewKey, Permission, Sums,
+    Budget, Filter, Key, KeyBudget, KeyChange, KeyChanged, KeyState, NewKey, Permission, Sums,
 };
 use crate::text::grouped;
 
@@ -83,7 +84,7 @@ pub fn create(console: &Console, visit: &Visit, session: &ConsoleSession) -> Res
 /// refuses a second key from the same form, sent at the same time or after a restart.
 fn id_for(once: &str) -> Option<String> {
     let is_ours = once.len() == 2 * ONCE_BYTES && once.bytes().all(|byte| byte.is_ascii_hexdigit());
-    is_ours.then(|| format!("key_{}", hex::encode(&Digest::of(once).bytes()[..8])))
+    is_ours.then(|| format!("key_{}", hex::encode(&SecretDigest::of(once).0[..8])))
 }
 
 /// What to do with a new key.

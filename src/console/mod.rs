@@ -130,7 +130,7 @@ impl Console {
             self.sign_in.look_up_browser(&self.store, request);
             let session = visit::presented(request.client, &request.head, SESSION)?;
             let is_valid = self.store.has_token(&session, TokenKind::Session, when::now()).ok()?;
-            is_valid.then(|| hex::encode(session.bytes()))
+            is_valid.then(|| hex::encode(session.0))
         };
         let name = panic::catch_unwind(AssertUnwindSafe(find)).ok()??;
         Some(Lane { name, limit: None })

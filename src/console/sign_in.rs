@@ -10,10 +10,11 @@ use super::visit::{BROWSER, ConsoleSession, SESSION, VISITOR, Visit, form_token,
 use super::{Console, PageError, page, password};
 use crate::error::FailureCause;
 use crate::http::{ClientInfo, Request, RequestHead, Response};
-use crate::id::secret_hex;
 use crate::listener::Ticket;
 use crate::logging;
-use crate::store::{Digest, PasswordHash, Store, StoreError, TokenKind};
+use crate::secret::SecretDigest;
+use crate::secret::secret_hex;
+use crate::store::{PasswordHash, Store, StoreError, TokenKind};
 use crate::text::percent_encoded;
 use crate::when;
 
@@ -27,7 +28,7 @@ pub struct SignIn {
     slowing: Mutex<Slowing>,
     /// The known browsers, for the listener's loop, which looks nothing up. A browser that signed in through another gateway
     /// is added when its first request was looked up.
-    browsers: Mutex<Vec<Digest>>,
+    browsers: Mutex<Vec<SecretDigest>>,
 }
 
 /// The message after a failed sign-in.
@@ -52,7 +53,7 @@ impl SignIn {
     pub fn ticket(&self, client: ClientInfo, head: &RequestHead) -> Ticket {
         let browser = presented(client, head, BROWSER).filter(|digest| self.browsers().contains(digest));
         let (lane, origin) = match Who::new(client, browser) {
-            Who::Browser(digest) => (Some(hex::encode(digest.bytes()).into()), None),
+            Who::Browser(digest) => (Some(hex::encode(digest.0).into()), None),
             Who::Loopback => (Some("loopback".into()), None),
             Who::Stranger(address) => (None, address),
         };
@@ -80,7 +81,7 @@ impl SignIn {
         Ok(())
     }
 
-    fn browsers(&self) -> MutexGuard<'_, Vec<Digest>> {
+    fn browsers(&self) -> MutexGuard<'_, Vec<SecretDigest>> {
         self.browsers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -148,8 +149,9 @@ impl SignIn {
             return refused(Refused::Stale);
         }
         self.read_browsers(&console.store, visit.now)?;
-        let browser = visit.cookie(BROWSER).filter(|token| self.browsers().contains(&Digest::of(token)));
-        let who = Who::new(visit.request.client, browser.map(Digest::of));
+        let browser =
+            visit.cookie(BROWSER).filter(|token| self.browsers().contains(&SecretDigest::of(token)));
+        let who = Who::new(visit.request.client, browser.map(SecretDigest::of));
         let slowing = || self.slowing.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(wait) = slowing().try_now(who, Instant::now()) {
             return refused(Refused::Wait(wait));
@@ -167,8 +169,8 @@ impl SignIn {
         // A known browser keeps its token, so that it stays known if this response is lost.
         let (session, browser) = (secret_hex::<32>(), browser.map_or_else(secret_hex::<32>, str::to_owned));
         let tokens = [
-            (Digest::of(&session), TokenKind::Session, SESSION_TIME),
-            (Digest::of(&browser), TokenKind::Browser, BROWSER_TIME),
+            (SecretDigest::of(&session), TokenKind::Session, SESSION_TIME),
+            (SecretDigest::of(&browser), TokenKind::Browser, BROWSER_TIME),
         ];
         if !console.store.sign_in(tokens, visit.now, kept, &visit.actor())? {
             // The password was changed meanwhile.

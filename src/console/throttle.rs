@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
 use crate::http::ClientInfo;
-use crate::store::Digest;
+use crate::secret::SecretDigest;
 
 /// How many times one may fail before the first wait.
 const FREE: u32 = 4;
@@ -40,11 +40,11 @@ pub enum Who {
     /// All clients on this host together. Behind a proxy that is not trusted, every client seems to be one.
     Loopback,
     /// A browser that was signed in before.
-    Browser(Digest),
+    Browser(SecretDigest),
 }
 
 impl Who {
-    pub fn new(client: ClientInfo, browser: Option<Digest>) -> Self {
+    pub fn new(client: ClientInfo, browser: Option<SecretDigest>) -> Self {
         // Every program on this host has one of these addresses, unless it chooses another one from 127.0.0.0/8. A guesser
         // could choose a new one for each guess, so those count as strangers.
         let is_usual = |address: IpAddr| address == Ipv4Addr::LOCALHOST || address == Ipv6Addr::LOCALHOST;
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(tried, 60);
         let wait = slowing.try_now(stranger(9999), now).expect_err("the budget is used up");
         assert!(wait <= Duration::from_secs(2), "{wait:?}");
-        for who in [Who::Browser(Digest::of("known")), Who::Loopback] {
+        for who in [Who::Browser(SecretDigest::of("known")), Who::Loopback] {
             let mut tried = 0;
             while slowing.try_now(who, now).is_ok() {
                 tried += 1;
@@ -234,7 +234,7 @@ mod tests {
         }
         assert_ne!(who("127.0.0.2"), who("127.0.0.3"), "these have to be chosen");
         assert_ne!(who("127.0.0.2"), Who::Loopback);
-        let known = Who::new(client("10.0.0.1", true), Some(Digest::of("known")));
-        assert_eq!(known, Who::Browser(Digest::of("known")));
+        let known = Who::new(client("10.0.0.1", true), Some(SecretDigest::of("known")));
+        assert_eq!(known, Who::Browser(SecretDigest::of("known")));
     }
 }

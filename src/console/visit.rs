@@ -3,7 +3,8 @@
 use super::PageError;
 use super::form::Form;
 use crate::http::{ClientInfo, Request, RequestHead};
-use crate::store::{Actor, Digest, Store, TokenKind};
+use crate::secret::SecretDigest;
+use crate::store::{Actor, Store, TokenKind};
 use crate::when;
 
 /// The most bytes of a form: names and passwords are short.
@@ -115,14 +116,14 @@ impl<'a> Visit<'a> {
         let Some(token) = self.cookie(SESSION) else {
             return Ok(None);
         };
-        let is_valid = store.has_token(&Digest::of(token), TokenKind::Session, self.now)?;
+        let is_valid = store.has_token(&SecretDigest::of(token), TokenKind::Session, self.now)?;
         Ok(is_valid.then(|| ConsoleSession { token: token.to_owned() }))
     }
 }
 
 impl ConsoleSession {
-    pub fn digest(&self) -> Digest {
-        Digest::of(&self.token)
+    pub fn digest(&self) -> SecretDigest {
+        SecretDigest::of(&self.token)
     }
 
     /// What every form of this session carries, and no other site can know.
@@ -136,8 +137,8 @@ impl ConsoleSession {
 }
 
 /// The digest of the token in a cookie. It may be nobody's.
-pub fn presented(client: ClientInfo, head: &RequestHead, name: &str) -> Option<Digest> {
-    cookie(client, head, name).map(Digest::of)
+pub fn presented(client: ClientInfo, head: &RequestHead, name: &str) -> Option<SecretDigest> {
+    cookie(client, head, name).map(SecretDigest::of)
 }
 
 fn cookie_name(client: ClientInfo, name: &str) -> String {
@@ -158,5 +159,5 @@ fn cookie<'a>(client: ClientInfo, head: &'a RequestHead, name: &str) -> Option<&
 
 /// What a form carries for the holder of a cookie. The cookie can't be found from it.
 pub fn form_token(cookie: &str) -> String {
-    hex::encode(Digest::of(&format!("form {cookie}")).bytes())
+    hex::encode(SecretDigest::of(&format!("form {cookie}")).0)
 }

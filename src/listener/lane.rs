@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::store::Digest;
+use crate::secret::SecretDigest;
 
 /// How many accepted keys or sessions are remembered. It only decides which lane a request waits in.
 pub(super) const REMEMBERED: usize = 1024;
@@ -26,7 +26,7 @@ pub struct Lane {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ticket {
     /// The digest of the key or session that it presents.
-    pub credential: Option<Digest>,
+    pub credential: Option<SecretDigest>,
     /// The lane of a request whose credential is not known; `None` is the lane that all strangers share.
     pub lane: Option<Arc<str>>,
     /// The address of a stranger. If there are too many strangers, the address that sent most loses a request.
@@ -56,13 +56,13 @@ pub(super) struct KnownLanes(Mutex<Remembered>);
 
 #[derive(Default)]
 struct Remembered {
-    lanes: HashMap<Digest, (Arc<str>, u64)>,
+    lanes: HashMap<SecretDigest, (Arc<str>, u64)>,
     /// Counts the uses, to find the least recent.
     uses: u64,
 }
 
 impl KnownLanes {
-    pub fn find(&self, digest: &Digest) -> Name {
+    pub fn find(&self, digest: &SecretDigest) -> Name {
         let mut remembered = self.lock();
         let uses = remembered.uses + 1;
         remembered.uses = uses;
@@ -71,7 +71,7 @@ impl KnownLanes {
         Some(Arc::clone(name))
     }
 
-    pub fn remember(&self, digest: Digest, name: Arc<str>) {
+    pub fn remember(&self, digest: SecretDigest, name: Arc<str>) {
         let mut remembered = self.lock();
         remembered.uses += 1;
         let used = remembered.uses;
@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn a_thousand_digests_are_remembered() {
         let known = KnownLanes::default();
-        let digest = |number: usize| Digest::of(&number.to_string());
+        let digest = |number: usize| SecretDigest::of(&number.to_string());
         (0..REMEMBERED).for_each(|number| known.remember(digest(number), "a".into()));
         assert!(known.find(&digest(0)).is_some(), "this use counts");
         known.remember(digest(REMEMBERED), "b".into());

@@ -39,7 +39,7 @@ use self::event_loop::{EventLoop, WAKE};
 use crate::client::Cancellation;
 use crate::error::Failure;
 use crate::http::{ClientInfo, Request, RequestHead, Response};
-use crate::store::Digest;
+use crate::secret::SecretDigest;
 
 /// Answers requests.
 pub trait Service: Send + Sync + 'static {
@@ -77,7 +77,7 @@ pub enum Admission {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
     /// The digest of the key that it presents.
-    Api(Digest),
+    Api(SecretDigest),
     Console,
 }
 

@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_unix_socket_never_has_more_permissions_than_its_mode() {
-        let path = std::env::temp_dir().join(format!("adriaticum-{}.sock", crate::id::secret_hex::<8>()));
+        let path = std::env::temp_dir().join(format!("adriaticum-{}.sock", crate::secret::secret_hex::<8>()));
         let mode = || fs::symlink_metadata(&path).expect("a file").permissions().mode() & 0o7777;
         let _unfinished = bind_unix(&path, 0o600).expect("a socket");
         assert_eq!(mode() & !0o600, 0, "{:o}", mode());

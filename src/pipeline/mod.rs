@@ -19,7 +19,8 @@ use crate::http::{Request, RequestHead, Response};
 use crate::listener::{Lane, PendingRequest, RunningCall};
 use crate::metrics::Metrics;
 use crate::runtime::{Chat, Generated, Runtimes};
-use crate::store::{BegunRow, Digest, NewRow, Store, StoreError};
+use crate::secret::SecretDigest;
+use crate::store::{BegunRow, NewRow, Store, StoreError};
 use crate::when;
 
 /// Everything that the steps use.
@@ -36,7 +37,7 @@ pub struct Pipeline {
 
 impl Pipeline {
     /// The steps that the head decides, before any of the body is read. They look nothing up.
-    pub fn check_head(&self, head: &RequestHead) -> Result<Digest, Failure> {
+    pub fn check_head(&self, head: &RequestHead) -> Result<SecretDigest, Failure> {
         host::check(head, &self.api_hosts)?;
         route::check(head)?;
         size::check_declared(head)?;
@@ -49,7 +50,7 @@ impl Pipeline {
     }
 
     /// Looks up the key of a request that the queue does not know, or answers the request.
-    pub fn identify(&self, call: &PendingRequest, digest: &Digest) -> Result<Caller, Box<Response>> {
+    pub fn identify(&self, call: &PendingRequest, digest: &SecretDigest) -> Result<Caller, Box<Response>> {
         let look_up = || {
             size::check(&call.request)?;
             key::authenticate(digest, &self.store, when::now())
@@ -68,7 +69,7 @@ impl Pipeline {
     }
 
     /// Answers a complete request that has passed [`check_head`](Self::check_head), which returned this digest.
-    pub fn answer(&self, call: &PendingRequest, digest: &Digest, running: &RunningCall) -> Response {
+    pub fn answer(&self, call: &PendingRequest, digest: &SecretDigest, running: &RunningCall) -> Response {
         let mut record = Record::new(call.request.client.peer, call.received);
         record.spent.cancellation = call.cancellation.clone();
         let result = catch_panic(|| self.complete(&call.request, digest, running, &mut record));
@@ -102,7 +103,7 @@ impl Pipeline {
     fn complete(
         &self,
         request: &Request,
-        digest: &Digest,
+        digest: &SecretDigest,
         running: &RunningCall,
         record: &mut Record,
     ) -> Result<Generated, Failure> {
@@ -137,7 +138,7 @@ impl Pipeline {
     }
 
     /// Looks up the key and inserts the open row. If that fails, no inference is spent.
-    fn begin(&self, record: &mut Record, digest: &Digest) -> Result<BegunRow, Failure> {
+    fn begin(&self, record: &mut Record, digest: &SecretDigest) -> Result<BegunRow, Failure> {
         let (id, created) = (record.id.to_string(), record.created);
         let begun = timed(&mut record.ledger, || self.store.begin(&id, created, digest));
         match begun {
@@ -185,7 +186,7 @@ impl Pipeline {
 
     /// Looks up the key of a request that is not run. Returns what is wrong with the key, or else this failure. If the key is
     /// valid, the request has a row.
-    fn refuse_key_first(&self, record: &mut Record, digest: &Digest, failure: Failure) -> Failure {
+    fn refuse_key_first(&self, record: &mut Record, digest: &SecretDigest, failure: Failure) -> Failure {
         let created = record.created;
         let caller = match catch_panic(|| key::authenticate(digest, &self.store, created)) {
             Ok(caller) => caller,

@@ -324,8 +324,9 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::secret::SecretDigest;
     use crate::store::tests::Temporary;
-    use crate::store::{Digest, KeyChange, KeyChanged, KeyName, NewKey, PasswordHash, Permission, TokenKind};
+    use crate::store::{KeyChange, KeyChanged, KeyName, NewKey, PasswordHash, Permission, TokenKind};
 
     fn rows(store: &Store) -> Vec<AuditRow> {
         let mut rows = Vec::new();
@@ -406,7 +407,8 @@ mod tests {
         assert!(store.add_key("secret", &key, &by).is_err());
         assert!(store.change_key("key_1", None, &[KeyChange::Expires(Some(9))], &by).is_err());
         assert!(store.revoke_key("key_1", 9, &by).is_err());
-        let tokens = [(Digest::of("a"), TokenKind::Session, 9), (Digest::of("b"), TokenKind::Browser, 9)];
+        let tokens =
+            [(SecretDigest::of("a"), TokenKind::Session, 9), (SecretDigest::of("b"), TokenKind::Browser, 9)];
         assert!(store.sign_in(tokens, 1, &password, &by).is_err());
         let other = PasswordHash { hash: vec![3], ..password.clone() };
         assert!(store.set_console_password(other, &by).is_err());
@@ -444,7 +446,8 @@ mod tests {
         store.write_failed_sign_ins(100 + WINDOW).expect("rows");
         store.write_failed_sign_ins(i64::MAX).expect("nothing is left");
         assert_eq!(failed(), [("192.0.2.7".into(), 3), ("2001:db8:1:2::/64".into(), 2)]);
-        let tokens = [(Digest::of("a"), TokenKind::Session, 9), (Digest::of("b"), TokenKind::Browser, 9)];
+        let tokens =
+            [(SecretDigest::of("a"), TokenKind::Session, 9), (SecretDigest::of("b"), TokenKind::Browser, 9)];
         fail("192.0.2.8", 200);
         let wrong = PasswordHash { hash: vec![3], ..password.clone() };
         assert!(!store.sign_in(tokens, 1, &wrong, &web).expect("another password"));

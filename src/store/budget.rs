@@ -124,10 +124,11 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::secret::SecretDigest;
     use crate::store::ledger::tests::{id, outcome, row, write};
     use crate::store::ledger::{LedgerWrite, RowRequest};
     use crate::store::tests::Temporary;
-    use crate::store::{Actor, Digest, KeyChange, KeyChanged, Store};
+    use crate::store::{Actor, KeyChange, KeyChanged, Store};
 
     #[test]
     fn what_is_a_budget() {
@@ -176,7 +177,7 @@ mod tests {
     #[track_caller]
     fn begins(store: &Store, end: &str, created: i64) -> bool {
         let request = id(end, created);
-        match store.begin(&request, created, &Digest::of("key_1")) {
+        match store.begin(&request, created, &SecretDigest::of("key_1")) {
             Ok(_) => true,
             Err(StoreError::KeyRefused) => {
                 assert!(store.find_row(&request).expect("a look-up").is_none(), "nothing is inserted");
@@ -199,7 +200,8 @@ mod tests {
         assert!(begins(store, "last", LEAP_DAY + 9), "one token is left");
         store.finish(&row("last", "key_1", LEAP_DAY + 9), &outcome(200, Some(500))).expect("it is completed");
         let used = |created| {
-            let key = store.find_key(&Digest::of("key_1"), created).expect("a look-up").expect("the key");
+            let key =
+                store.find_key(&SecretDigest::of("key_1"), created).expect("a look-up").expect("the key");
             key.budget.expect("a budget").used
         };
         assert_eq!((used(LEAP_DAY + 9), used(LEAP_DAY - 1), used(LEAP_DAY + DAY)), (1499, 600, 0));
@@ -235,7 +237,11 @@ mod tests {
         set(store, "10/month");
         write(store, "first", "key_1", 5, 200, Some(10));
         let begin = |key: &str| {
-            LedgerWrite::Begin(RowRequest { request_id: id(key, 7), created: 7, digest: Digest::of(key) })
+            LedgerWrite::Begin(RowRequest {
+                request_id: id(key, 7),
+                created: 7,
+                digest: SecretDigest::of(key),
+            })
         };
         let group = ["key_1", "key_2", "key_1"].map(begin);
         let deadline = Instant::now() + Duration::from_secs(60);

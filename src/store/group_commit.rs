@@ -218,11 +218,12 @@ mod tests {
     use std::sync::{Barrier, mpsc};
 
     use super::*;
+    use crate::secret::SecretDigest;
+    use crate::store::NewRow;
     use crate::store::engine::Engine;
     use crate::store::ledger::RowRequest;
     use crate::store::ledger::tests::{id, outcome, row, write};
     use crate::store::tests::Temporary;
-    use crate::store::{Digest, NewRow};
 
     fn temporary(patience: Duration) -> Temporary {
         let mut temporary = Temporary::new();
@@ -256,7 +257,7 @@ mod tests {
     }
 
     fn begin(NewRow { request_id, key_id, created, .. }: NewRow) -> LedgerWrite {
-        LedgerWrite::Begin(RowRequest { request_id, created, digest: Digest::of(&key_id) })
+        LedgerWrite::Begin(RowRequest { request_id, created, digest: SecretDigest::of(&key_id) })
     }
 
     fn waiting(queue: &WriteQueue) -> usize {

@@ -1,17 +1,15 @@
 //! API keys.
 
-use std::fmt;
 use std::mem;
 use std::sync::{Arc, LazyLock, PoisonError};
 
 use serde::Serialize;
-use sha2::Sha256;
 
 use super::audit::{Action, NewAuditRow};
 use super::budget::{BUDGET_COLUMNS, budget_parameters};
 use super::engine::{Row, SqlValue, Statement, Write, values};
 use super::{Actor, Budget, DAY, KeyBudget, Store, StoreError};
-use crate::id::secret_hex;
+use crate::secret::{SecretDigest, secret_hex};
 use crate::when;
 
 /// A key as it is stored. The secret is not in it: reading the database does not allow using the keys.
@@ -37,7 +35,7 @@ impl Key {
     pub fn version(&self) -> String {
         let Self { name, permissions, expires, concurrent, revoked, .. } = self;
         let all = format!("{:?}", (name, permissions, expires, concurrent, self.budget(), revoked));
-        hex::encode(&Digest::of(&all).0[..8])
+        hex::encode(&SecretDigest::of(&all).0[..8])
     }
 
     fn budget(&self) -> Option<Budget> {
@@ -208,28 +206,6 @@ pub fn parse_concurrent(text: &str) -> Option<u32> {
     text.parse().ok().filter(|number| (1..=10_000).contains(number))
 }
 
-/// The SHA-256 of a secret: enough to recognize it. A secret has 192 random bits, so it can't be guessed and needs no
-/// slow hash.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Digest(pub(super) [u8; 32]);
-
-impl Digest {
-    pub fn of(secret: &str) -> Self {
-        use sha2::Digest as _;
-        Self(Sha256::digest(secret.as_bytes()).into())
-    }
-
-    pub fn bytes(&self) -> [u8; 32] {
-        self.0
-    }
-}
-
-impl fmt::Debug for Digest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Digest(…)")
-    }
-}
-
 /// `last_used` never goes back.
 pub(super) const NOTE_USE: &str =
     "UPDATE keys SET last_used = $1 WHERE id = $2 AND (last_used IS NULL OR last_used < $1)";
@@ -257,7 +233,7 @@ impl Store {
 
     /// Stores a new key with this id. Returns false, and changes nothing, if there is a key with this id.
     pub fn add_key_as(&self, id: &str, secret: &str, key: &NewKey, by: &Actor) -> Result<bool, StoreError> {
-        let digest = Digest::of(secret).0;
+        let digest = SecretDigest::of(secret).0;
         let insert = Statement::new(
             "INSERT INTO keys (id, digest, name, permissions, created, expires, hint, concurrent, budget, budget_per)
              VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT (id) DO NOTHING",
@@ -281,7 +257,7 @@ impl Store {
     }
 
     /// The key whose secret has this digest, as the last commit of any process left it, with its budget at a time.
-    pub fn find_key(&self, digest: &Digest, created: i64) -> Result<Option<Key>, StoreError> {
+    pub fn find_key(&self, digest: &SecretDigest, created: i64) -> Result<Option<Key>, StoreError> {
         let parameters = with_budget(created, digest.0.into());
         self.engine.read(|session| session.first(&FIND, &parameters, read_key))
     }
@@ -482,7 +458,7 @@ mod tests {
     fn a_key_from_its_making_to_its_end() {
         let temporary = Temporary::new();
         let store = &temporary.store;
-        let digest = Digest::of("secret");
+        let digest = SecretDigest::of("secret");
         assert!(store.find_key(&digest, 5).expect("a look-up").is_none());
         let id = store
             .add_key("secret", &new(&name("first"), &Permission::ALL, Some(9)), &by())
@@ -511,7 +487,7 @@ mod tests {
             !store.add_key_as(&id, "other", &new(&name("again"), &[], None), &by()).expect("no change"),
             "so has an id"
         );
-        assert!(store.find_key(&Digest::of("other"), 5).expect("a look-up").is_none());
+        assert!(store.find_key(&SecretDigest::of("other"), 5).expect("a look-up").is_none());
     }
 
     #[test]
@@ -521,7 +497,7 @@ mod tests {
         let name = name("x");
         let limited = NewKey { concurrent: Some(3), ..new(&name, &[Permission::Completions], None) };
         let id = store.add_key("secret", &limited, &by()).expect("a new key");
-        let found = || store.find_key(&Digest::of("secret"), 5).expect("a look-up").expect("the key");
+        let found = || store.find_key(&SecretDigest::of("secret"), 5).expect("a look-up").expect("the key");
         assert_eq!((found().concurrent, found().expires), (Some(3), None));
         let changes = [
             KeyChange::Permissions(vec![Permission::Metrics]),
@@ -580,9 +556,9 @@ mod tests {
 
     #[test]
     fn a_digest_is_not_shown_and_is_sha_256() {
-        assert_eq!(format!("{:?}", Digest::of("abc")), "Digest(…)");
+        assert_eq!(format!("{:?}", SecretDigest::of("abc")), "SecretDigest(…)");
         let known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        assert_eq!(hex::encode(Digest::of("abc").0), known);
+        assert_eq!(hex::encode(SecretDigest::of("abc").0), known);
     }
 
     #[test]
@@ -607,7 +583,7 @@ mod tests {
         let revoked = add("revoked", &[Permission::Completions], None);
         let expired = add("expired", &[Permission::Completions], Some(now));
         let metrics = add("metrics", &[Permission::Metrics], None);
-        let begin = |end, secret| store.begin(&id_of(end, 7), 7, &Digest::of(secret));
+        let begin = |end, secret| store.begin(&id_of(end, 7), 7, &SecretDigest::of(secret));
         begin("before", "revoked").expect("it is not revoked yet");
         other.revoke_key(&revoked, 6, &by()).expect("a change");
         change(store, &good, &[KeyChange::Concurrent(Some(3))]);
@@ -628,7 +604,7 @@ mod tests {
     fn a_change_by_another_process_is_seen_at_once() {
         let temporary = Temporary::new();
         let other = temporary.open_again();
-        let digest = Digest::of("secret");
+        let digest = SecretDigest::of("secret");
         let id = other.add_key("secret", &new(&name("x"), &[], None), &by()).expect("a new key");
         assert!(temporary.store.find_key(&digest, 5).expect("a look-up").is_some());
         other.revoke_key(&id, 2, &by()).expect("a change");

@@ -9,8 +9,9 @@ use super::budget::{BUDGET_COLUMNS, KeyBudget, budget_parameters};
 use super::chain::ChainLink;
 use super::engine::{Row, SqlSession, SqlValue, Statement, bound, values};
 use super::rollup::Batch;
-use super::{Digest, Store, StoreError};
+use super::{Store, StoreError};
 use crate::error::FailureCause;
+use crate::secret::SecretDigest;
 use crate::when;
 
 /// How long an insert whose answer was lost may take to show up: a primary can wait that long for its standby.
@@ -60,7 +61,7 @@ pub(super) struct RowRequest {
     pub request_id: String,
     pub created: i64,
     /// Of its key's secret.
-    pub digest: Digest,
+    pub digest: SecretDigest,
 }
 
 /// A request as it is known when it begins.
@@ -201,7 +202,12 @@ const INTERRUPTED_AT_ONCE: usize = 100;
 impl Store {
     /// Looks up the key of a request that is about to cost an inference, and inserts the open row: one transaction does both.
     /// The file system has the row when this returns; nothing is acknowledged yet, so it is not synced.
-    pub fn begin(&self, request_id: &str, created: i64, digest: &Digest) -> Result<BegunRow, StoreError> {
+    pub fn begin(
+        &self,
+        request_id: &str,
+        created: i64,
+        digest: &SecretDigest,
+    ) -> Result<BegunRow, StoreError> {
         let request = RowRequest { request_id: request_id.into(), created, digest: *digest };
         self.write_shared(LedgerWrite::Begin(request))?.ok_or(StoreError::KeyRefused)
     }
@@ -393,7 +399,7 @@ impl RowRequest {
     /// The tokens of a request count in the period of its `created`, so that period's budget decides.
     fn find_key(&self) -> Statement {
         let mut parameters = budget_parameters(self.created).to_vec();
-        parameters.extend(values![self.digest.bytes(), when::now()]);
+        parameters.extend(values![self.digest.0, when::now()]);
         Statement::new(&FIND_KEY, parameters)
     }
 
@@ -549,7 +555,7 @@ pub(super) mod tests {
     impl Store {
         /// Begins a row of a key whose secret is its id, as `Temporary` makes them.
         pub fn begin_row(&self, row: &NewRow) -> Result<NewRow, StoreError> {
-            let digest = Digest::of(&row.key_id);
+            let digest = SecretDigest::of(&row.key_id);
             self.begin(&row.request_id, row.created, &digest).map(|begun| begun.row)
         }
     }

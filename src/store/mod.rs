@@ -48,8 +48,7 @@ pub use error::StoreError;
 pub use gateways::{CLOCK_SLACK, Gateway};
 use group_commit::WriteQueue;
 pub use keys::{
-    CONCURRENT_TAKES, Digest, Key, KeyChange, KeyChanged, KeyName, KeyState, NewKey, Permission,
-    parse_concurrent,
+    CONCURRENT_TAKES, Key, KeyChange, KeyChanged, KeyName, KeyState, NewKey, Permission, parse_concurrent,
 };
 pub use ledger::{BegunRow, COLUMNS as LEDGER_COLUMNS, LedgerOutcome, LedgerRow, NewRow, Searched, Tokens};
 pub use listing::{Listing, Matching, SEARCHED_ROWS, Which};
@@ -222,7 +221,8 @@ pub(crate) mod tests {
         }
 
         fn with(database: impl FnOnce(&Path) -> Database) -> Self {
-            let folder = std::env::temp_dir().join(format!("adriaticum-{}", crate::id::secret_hex::<8>()));
+            let folder =
+                std::env::temp_dir().join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
             std::fs::create_dir(&folder).expect("a folder");
             let database = database(&folder);
             let mut store = Store::open(&database, Access::Create).expect("a new database should open");
@@ -233,7 +233,7 @@ pub(crate) mod tests {
                 let insert = Statement::new(
                     "INSERT INTO keys (id, digest, name, permissions, created)
                      VALUES ($1, $2, 'name of ' || $1, 'completions', 0)",
-                    values![key, Digest::of(key).bytes()],
+                    values![key, crate::secret::SecretDigest::of(key).0],
                 );
                 store.write(insert).expect("a key");
             }

@@ -2,7 +2,8 @@
 
 use super::audit::{Action, NewAuditRow};
 use super::engine::{SqlSession, Statement, Write, values};
-use super::{Actor, Digest, Store, StoreError};
+use super::{Actor, Store, StoreError};
+use crate::secret::SecretDigest;
 
 /// How many browsers are known at a time.
 const KNOWN_BROWSERS: i64 = 32;
@@ -58,20 +59,20 @@ impl Store {
     /// Returns false if the password is not the one that was verified any more.
     pub fn sign_in(
         &self,
-        tokens: [(Digest, TokenKind, i64); 2],
+        tokens: [(SecretDigest, TokenKind, i64); 2],
         now: i64,
         password: &PasswordHash,
         by: &Actor,
     ) -> Result<bool, StoreError> {
-        let insert = |(digest, kind, time): (Digest, TokenKind, i64)| {
+        let insert = |(digest, kind, time): (SecretDigest, TokenKind, i64)| {
             Statement::new(
                 "INSERT INTO console_tokens SELECT $1, $2, $3 FROM console_password WHERE hash = $4
                  ON CONFLICT (digest) DO UPDATE SET expires = excluded.expires",
-                values![digest.bytes(), kind.as_str(), now + time, password.hash.as_slice()],
+                values![digest.0, kind.as_str(), now + time, password.hash.as_slice()],
             )
         };
         let expired = Statement::new("DELETE FROM console_tokens WHERE expires <= $1", values![now]);
-        let session = tokens[0].0.bytes();
+        let session = tokens[0].0.0;
         // The failed sign-ins come first, so that the operator sees them now.
         let write = |mut statements: Vec<Statement>| {
             statements.push(expired);
@@ -82,27 +83,27 @@ impl Store {
         Ok(self.with_failed_sign_ins(write)? == 1)
     }
 
-    pub fn has_token(&self, digest: &Digest, kind: TokenKind, now: i64) -> Result<bool, StoreError> {
+    pub fn has_token(&self, digest: &SecretDigest, kind: TokenKind, now: i64) -> Result<bool, StoreError> {
         let statement =
             "SELECT count(*) FROM console_tokens WHERE digest = $1 AND kind = $2 AND expires > $3";
-        let count: i64 = self
-            .engine
-            .read(|session| session.value(statement, &values![digest.bytes(), kind.as_str(), now]))?;
+        let count: i64 =
+            self.engine.read(|session| session.value(statement, &values![digest.0, kind.as_str(), now]))?;
         Ok(count > 0)
     }
 
     /// The browsers that the operator signed in with last. Each has attempts of its own, so there are not many: somebody who
     /// knew an old password may have signed in with any number of them.
-    pub fn known_browsers(&self, now: i64) -> Result<Vec<Digest>, StoreError> {
+    pub fn known_browsers(&self, now: i64) -> Result<Vec<SecretDigest>, StoreError> {
         let statement = "SELECT digest FROM console_tokens WHERE kind = $1 AND expires > $2
                          ORDER BY expires DESC LIMIT $3";
         let parameters = values![TokenKind::Browser.as_str(), now, KNOWN_BROWSERS];
-        self.engine.read(|session| session.rows(statement, &parameters, |mut row| row.next().map(Digest)))
+        self.engine
+            .read(|session| session.rows(statement, &parameters, |mut row| row.next().map(SecretDigest)))
     }
 
-    pub fn remove_token(&self, digest: Digest) -> Result<(), StoreError> {
+    pub fn remove_token(&self, digest: SecretDigest) -> Result<(), StoreError> {
         let remove = "DELETE FROM console_tokens WHERE digest = $1";
-        self.write_durable(Statement::new(remove, values![digest.bytes()])).map(drop)
+        self.write_durable(Statement::new(remove, values![digest.0])).map(drop)
     }
 }
 
@@ -128,14 +129,14 @@ mod tests {
         let store = &temporary.store;
         let by = Actor::console("192.0.2.1".into());
         let password = PasswordHash { salt: vec![1; 16], hash: vec![2; 32], memory_kib: 8, passes: 1 };
-        let (session, browser) = (Digest::of("one"), Digest::of("other"));
+        let (session, browser) = (SecretDigest::of("one"), SecretDigest::of("other"));
         let tokens = [(session, TokenKind::Session, 9), (browser, TokenKind::Browser, 98)];
         assert!(store.console_password().expect("a look-up").is_none());
         assert!(!store.sign_in(tokens, 1, &password, &by).expect("no password is set"));
         store.set_console_password(password.clone(), &by).expect("a password");
         assert_eq!(store.console_password().expect("a look-up"), Some(password.clone()));
         assert!(store.sign_in(tokens, 1, &password, &by).expect("a sign-in"));
-        let has = |digest: &Digest, kind, now| store.has_token(digest, kind, now).expect("a look-up");
+        let has = |digest: &SecretDigest, kind, now| store.has_token(digest, kind, now).expect("a look-up");
         assert!(
             has(&session, TokenKind::Session, 9) && !has(&session, TokenKind::Session, 10),
             "until it expires"
@@ -161,9 +162,9 @@ mod tests {
         let by = Actor::console("192.0.2.1".into());
         let password = PasswordHash { salt: vec![1; 16], hash: vec![2; 32], memory_kib: 8, passes: 1 };
         store.set_console_password(password.clone(), &by).expect("a password");
-        let browser = |number: i64| Digest::of(&format!("browser {number}"));
+        let browser = |number: i64| SecretDigest::of(&format!("browser {number}"));
         let sign_in = |number: i64, now: i64| {
-            let session = Digest::of(&format!("session {now}"));
+            let session = SecretDigest::of(&format!("session {now}"));
             let tokens = [(session, TokenKind::Session, 9), (browser(number), TokenKind::Browser, 1000)];
             assert!(store.sign_in(tokens, now, &password, &by).expect("a sign-in"));
         };

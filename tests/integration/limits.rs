@@ -16,7 +16,7 @@ use adriaticum::listener::{
     ListeningSocket, Load, PendingRequest, RequestIdentity, RunningCall, Service, Ticket,
 };
 
-use adriaticum::store::Digest;
+use adriaticum::store::SecretDigest;
 
 use crate::support::{Client, Folder, PATIENCE, connect_from, until};
 use crate::tls;
@@ -57,7 +57,7 @@ impl Service for Echo {
                 Admission::Answer(Response::json(404, b"from the head".to_vec()))
             }
             _ => {
-                let digest = Digest::of("key");
+                let digest = SecretDigest::of("key");
                 let ticket = Ticket { credential: Some(digest), ..Ticket::default() };
                 Admission::Read(Destination::Api(digest), ticket)
             }

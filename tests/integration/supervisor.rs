@@ -18,7 +18,8 @@ use adriaticum::listener::{
     Address, Admission, Destination, Lane, Limits, Listener, ListeningSocket, PendingRequest,
     RequestIdentity, RunningCall, Service, Ticket,
 };
-use adriaticum::store::{Access, Database, Digest, Store};
+use adriaticum::secret::SecretDigest;
+use adriaticum::store::{Access, Database, Store};
 use adriaticum::supervisor::{Notify, Supervisor, Watched};
 use rustix::process::Signal;
 
@@ -184,7 +185,7 @@ struct Stuck {
 
 impl Service for Stuck {
     fn admit(&self, _: http::ClientInfo, _: &RequestHead) -> Admission {
-        let digest = Digest::of("key");
+        let digest = SecretDigest::of("key");
         let ticket = Ticket { credential: Some(digest), ..Ticket::default() };
         Admission::Read(Destination::Api(digest), ticket)
     }

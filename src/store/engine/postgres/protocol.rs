@@ -355,7 +355,7 @@ mod tests {
 
     /// Writes a CA and a certificate for localhost that it has signed.
     fn certificates(expires: i32, algorithm: &'static SignatureAlgorithm) -> PathBuf {
-        let folder = std::env::temp_dir().join(format!("adriaticum-{}", crate::id::secret_hex::<8>()));
+        let folder = std::env::temp_dir().join(format!("adriaticum-{}", crate::secret::secret_hex::<8>()));
         fs::create_dir(&folder).expect("a folder");
         let mut ca = CertificateParams::default();
         ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

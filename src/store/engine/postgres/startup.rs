@@ -18,7 +18,7 @@ use super::protocol::PgConnection;
 use super::stream::PgStream;
 use super::tls;
 use super::uri::{DatabaseUri, Host, SslMode};
-use crate::config::Secret;
+use crate::secret::Secret;
 
 impl PgConnection {
     /// Connects to one host. The error says why that failed.

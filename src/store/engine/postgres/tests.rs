@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
 use super::*;
+use crate::secret::SecretDigest;
 use crate::store::engine::{Database, Statement, values};
 use crate::store::ledger::tests::{outcome, row};
 use crate::store::test_server::PostgresServer;
 use crate::store::{
-    Actor, Digest, Filter, KeyName, LedgerOutcome, NewKey, NewRow, PasswordHash, Permission, Range, Store,
-    TokenKind,
+    Actor, Filter, KeyName, LedgerOutcome, NewKey, NewRow, PasswordHash, Permission, Range, Store, TokenKind,
 };
 
 /// What a proxy does. The losses happen once.
@@ -177,7 +177,10 @@ fn the_store_settles_its_writes() {
     assert!(matches!(store.finish(&begun, &outcome(200, None)), Err(StoreError::NoRow)), "not by this one");
     store.set_console_password(password.clone(), &by).expect("a password");
     losing();
-    let tokens = [(Digest::of("one"), TokenKind::Session, 9), (Digest::of("other"), TokenKind::Browser, 9)];
+    let tokens = [
+        (SecretDigest::of("one"), TokenKind::Session, 9),
+        (SecretDigest::of("other"), TokenKind::Browser, 9),
+    ];
     assert!(store.sign_in(tokens, 1, &password, &by).expect("it is settled"));
     losing();
     assert!(store.revoke_key("key_1", 1, &by).expect("it is settled"));

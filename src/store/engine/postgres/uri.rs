@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
 
-use crate::config::Secret;
+use crate::secret::Secret;
 
 const DEFAULT_PORT: u16 = 5432;
 
