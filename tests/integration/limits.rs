@@ -16,7 +16,7 @@ use adriaticum::listener::{
     ListeningSocket, Load, PendingRequest, RequestIdentity, RunningCall, Service, Ticket,
 };
 
-use adriaticum::store::SecretDigest;
+use adriaticum::secret::SecretDigest;
 
 use crate::support::{Client, Folder, PATIENCE, connect_from, until};
 use crate::tls;
