@@ -10,13 +10,13 @@ FUZZ_SECONDS ?= 120
 # On two cores, tests that run beside a build or another test would time out or measure each other.
 .NOTPARALLEL:
 
-# Reproducible builds: folder names stay out of the binary, and packed files have the time of the last commit or, without
+# Reproducible builds: the binary contains no folder names, and packed files have the time of the last commit or, without
 # a repository, of Cargo.toml.
 CARGO_HOME ?= $(HOME)/.cargo
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || date -r Cargo.toml +%s)
 export SOURCE_DATE_EPOCH
 REMAP := --remap-path-prefix=$(CURDIR)=. --remap-path-prefix=$(CARGO_HOME)=cargo
-# Without the time, which would make some build scripts run again after every commit.
+# Without SOURCE_DATE_EPOCH, which would make some build scripts run again after every commit.
 CARGO := env -u SOURCE_DATE_EPOCH cargo
 BUILD := RUSTFLAGS="$(RUSTFLAGS) $(REMAP)" $(CARGO) build --release --locked
 
@@ -52,7 +52,7 @@ test: need-test ## Run the unit and integration tests and the conformance suite,
 test-all: ## Run every check: make test and the steps below; STEPS="lint attacks" runs some of them
 	@PYTHON=$(PYTHON) $(PYTHON) tests/steps.py
 
-# The steps of make test-all (tests/steps.py has their order), each also by itself.
+# The steps of make test-all; tests/steps.py has their order. Each is also a target.
 
 lint: need-lint .venv/ready ## Check format, lints, documentation and spelling
 	cargo fmt --check
@@ -175,7 +175,7 @@ install: build ## Install below PREFIX (/usr/local) and SYSCONFDIR (/etc); DESTD
 		'  systemd-sysusers && systemd-tmpfiles --create adriaticum.conf && systemctl daemon-reload' \
 		'  systemctl enable --now adriaticum.socket adriaticum.service'
 
-uninstall: ## Remove what make install installed; the configuration and the data stay
+uninstall: ## Remove what make install installed; the configuration and the data are kept
 	@test -n "$(DESTDIR)" || ! test -d /run/systemd/system || systemctl disable --now adriaticum.socket \
 		adriaticum.service adriaticum-runtime.service
 	cd $(DESTDIR)$(PREFIX) && rm -f bin/adriaticum lib/systemd/system/adriaticum.service \
@@ -189,14 +189,14 @@ deb: export MAINTAINER := $(or $(DEBFULLNAME),The Adriaticum authors) <$(or $(DE
 deb: PACKAGES := target/debian/$(if $(filter $(HOST_ARCH),$(ARCH)),,$(ARCH)/)
 deb: need-deb $(if $(filter $(HOST_ARCH),$(ARCH)),build,cross) sbom ## Build the Debian package, target/debian/adriaticum_*.deb; ARCH=arm64: target/debian/arm64/
 	$(PYTHON) packaging/changelog.py > target/changelog
-	@# Those of earlier commits have other names, and apt would be given all of them.
+	@# Packages of earlier commits have other names, and the pattern for apt would match all of them.
 	rm -f $(PACKAGES)adriaticum_*.deb
 	cargo deb --locked --no-build --no-strip --maintainer "$$MAINTAINER" --deb-version "$$(packaging/version)-1" \
 		--output $(PACKAGES) $(if $(filter $(HOST_ARCH),$(ARCH)),,--target $(MACHINE)-unknown-linux-gnu)
 
 cross:
 	$(CROSS) gnu build --release --locked
-	@# Where cargo deb looks for it.
+	@# cargo deb looks for it there.
 	install -D -t target/$(MACHINE)-unknown-linux-gnu/release target/cross/$(MACHINE)-unknown-linux-gnu/release/adriaticum
 
 sbom: ## Write the SBOM, target/adriaticum.cdx.json (CycloneDX), and the licenses of the libraries
@@ -230,7 +230,7 @@ fuzz: need-fuzz ## Fuzz the parsers of requests, JSON bodies, answers and docume
 mutants: need-mutants ## Make about 150 random changes to the request path and the ledger; list those that no test detects
 	timeout 90m cargo mutants --shard $$(shuf -i 0-3 -n 1)/4 --sharding round-robin -j 2 --output target
 
-clean: ## Remove build results; var/, with the keys and the ledger of make run, stays
+clean: ## Remove build results; var/, with the keys and the ledger of make run, is kept
 	rm -rf target fuzz/target .venv .venv-clients tests/clients/node_modules tests/browser/node_modules
 
 requirements: ## Pin the Python packages of the tests again, with hashes (needs uv)

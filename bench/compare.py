@@ -182,10 +182,10 @@ def print_table(result):
         lines = [[name], ["  times ours"], ["  spread"]]
         for _, figure, decimals in FIGURES:
             value, base = its[figure]["median"], ours[figure]["median"]
-            shown = not (name == "direct" and figure in ("added_us", "added_p99_us", "first_ms"))
-            lines[0].append(f"{value:,.{decimals}f}" if shown else "")
-            lines[1].append(f"{value / base:.2f}" if shown and base and name != SHIPPED else "")
-            lines[2].append(f"±{its[figure]['spread']:.0%}" if shown and figure != "disk_mib" and result["rounds"] > 1 else "")
+            printed = not (name == "direct" and figure in ("added_us", "added_p99_us", "first_ms"))
+            lines[0].append(f"{value:,.{decimals}f}" if printed else "")
+            lines[1].append(f"{value / base:.2f}" if printed and base and name != SHIPPED else "")
+            lines[2].append(f"±{its[figure]['spread']:.0%}" if printed and figure != "disk_mib" and result["rounds"] > 1 else "")
         for line in lines:
             if any(line[1:]):
                 print(f"{line[0]:<40}" + "".join(f"{cell:>12}" for cell in line[1:]))

@@ -37,7 +37,7 @@ tests/prerequisites "debian-$libc-$arch"
 export RUSTC=/usr/bin/rustc
 test "$libc" = musl || exec /usr/bin/cargo "$@" --target "$target"
 
-# Debian has no standard library for musl, so it is built, too; RUSTC_BOOTSTRAP allows a stable compiler to do that. Its
+# Debian has no standard library for musl, so it is built here; RUSTC_BOOTSTRAP allows a stable compiler to do that. Its
 # unwinder is LLVM's, which calls a function of glibc to print why it aborts; here it aborts without a message.
 unwinder=$PWD/$CARGO_TARGET_DIR/unwinder-$arch
 mkdir -p "$unwinder"

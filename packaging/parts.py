@@ -48,7 +48,7 @@ def cargo_metadata():
 
 def in_the_program(node, packages):
     """Returns the packages that are linked in, without those for tests, build scripts and macros. The lists of stop-words are
-    linked in too, by way of our build script."""
+    also linked in, through our build script."""
     return [
         dependency["pkg"]
         for dependency in node["deps"]

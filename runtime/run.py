@@ -212,7 +212,7 @@ def password_of_the_console(settings):
     PASSWORD.touch(mode=0o600)
     PASSWORD.write_text(password + "\n")
     command(settings, "console", "password", input=password + "\n")
-    return f"with the password {password} (shown only now, and saved in {PASSWORD})"
+    return f"with the password {password} (printed only now, and saved in {PASSWORD})"
 
 
 def keys(settings, *arguments):

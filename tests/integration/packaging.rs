@@ -1,4 +1,4 @@
-//! The manual pages, the completions and the example configuration match the program.
+//! The manual pages, the completions, the example configuration and docs/configuration.md match the program.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -253,27 +253,45 @@ fn example() -> Vec<(String, String)> {
     found
 }
 
+/// Compares what a page says about a setting with the program and the example.
+#[track_caller]
+fn check_setting(page: &str, name: &str, variable: &str, default: &str) {
+    assert_eq!(variable, format!("ADRIATICUM_{}", name.replace('.', "_").to_uppercase()), "{page}");
+    let example = example();
+    let (_, value) = example.iter().find(|(known, _)| known == name).expect("the example should have it");
+    let same = default == value || default == "none" && (value == "\"\"" || value == "[]");
+    // These defaults depend on the host, or the example has another value.
+    let of_host = ["database", "database_password_file", "buffer_limit", "gateway", "runtime.api_key_file"];
+    assert!(same || of_host.contains(&name), "{name}: {default} in {page}, {value} in the example");
+}
+
 #[test]
 fn the_manual_and_the_example_have_every_setting() {
     let settings = settings();
-    let example = example();
-    assert_eq!(words(example.iter().map(|(name, _)| name.as_str())), settings);
+    assert_eq!(words(example().iter().map(|(name, _)| name.as_str())), settings);
     let page = page("adriaticum.toml.5");
-    let section = section(&page, ".SH SETTINGS");
-    let mut told = Words::new();
-    for line in section.lines().filter(|line| line.contains("(ADRIATICUM_")) {
-        let (name, rest) = line.split_once(" (").expect("the variable should stand in brackets");
+    let mut described = Words::new();
+    for line in section(&page, ".SH SETTINGS").lines().filter(|line| line.contains("(ADRIATICUM_")) {
+        let (name, rest) = line.split_once(" (").expect("the variable should be in parentheses");
         let (variable, default) = rest.split_once("), ").expect("the default should follow");
-        let variable = variable.split(',').next().unwrap_or_default();
-        assert_eq!(variable, format!("ADRIATICUM_{}", name.replace('.', "_").to_uppercase()));
-        let (_, value) = example.iter().find(|(known, _)| known == name).expect("the example should have it");
-        let same = default == value || default == "none" && (value == "\"\"" || value == "[]");
-        let of_host =
-            ["database", "database_password_file", "buffer_limit", "gateway", "runtime.api_key_file"];
-        assert!(same || of_host.contains(&name), "{name}: {default} in the manual, {value} in the example");
-        told.insert(name.to_owned());
+        check_setting("adriaticum.toml.5", name, variable.split(',').next().unwrap_or_default(), default);
+        described.insert(name.to_owned());
     }
-    assert_eq!(told, settings);
+    assert_eq!(described, settings);
+}
+
+#[test]
+fn the_documentation_has_every_setting() {
+    let page = fs::read_to_string(packaged("../docs/configuration.md")).expect("the page should exist");
+    let mut described = Words::new();
+    for line in page.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let [_, name, variable, default, ..] = cells[..] else { panic!("a row without its columns: {line}") };
+        let (name, variable) = (name.trim_matches('`'), variable.split(',').next().unwrap_or_default());
+        check_setting("docs/configuration.md", name, variable.trim_matches('`'), default.trim_matches('`'));
+        assert!(described.insert(name.to_owned()), "{name} is there twice");
+    }
+    assert_eq!(described, settings());
 }
 
 #[test]
