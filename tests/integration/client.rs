@@ -313,7 +313,7 @@ fn a_call_ends_at_its_deadline() {
     });
     let error = call(&client(), &base, None, Duration::from_millis(300)).expect_err("no answer");
     assert!(matches!(error, CallError::TimedOut), "{error:?}");
-    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
     server.join().expect("the connection should be closed");
 }
 

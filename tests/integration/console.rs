@@ -686,13 +686,13 @@ fn no_page_waits_for_the_checks_and_they_start_no_thread() {
     let runtime = Runtime::start();
     let server = with_console(Some(&runtime));
     let mut browser = Browser::signed_in(&server);
-    let threads = server.status("Threads");
+    let threads = server.threads();
     let gate = Arc::new(AtomicBool::new(false));
     runtime.next(Script::Held(Arc::clone(&gate), completion("yes")));
     assert!(browser.get("/status").text().contains("Checking every part"));
     until("the checks ask the runtime", || runtime.count() == 1);
     assert!(browser.get("/status").text().contains("Checking every part"));
-    assert_eq!(server.status("Threads"), threads);
+    assert_eq!(server.threads(), threads);
     gate.store(true, Ordering::Release);
     until("the checks are through", || browser.get("/status").text().contains("Checked at"));
 }

@@ -16,7 +16,7 @@ fn thousands_of_slow_clients_cost_no_thread() {
     let server = Server::new(Some(&runtime)).start();
     let key = server.key();
     server.post(&key, &chat("x")).is_completion();
-    let threads = server.status("Threads");
+    let threads = server.threads();
     let whole = request(&key, &chat("x"));
     let connect = || TcpStream::connect(&server.address).expect("a connection");
     let idle: Vec<TcpStream> = (0..2000).map(|_| connect()).collect();
@@ -30,7 +30,7 @@ fn thousands_of_slow_clients_cost_no_thread() {
     for _ in 0..100 {
         server.post(&key, &chat("x")).is_completion();
     }
-    assert_eq!(server.status("Threads"), threads, "threads are fixed at the start");
+    assert_eq!(server.threads(), threads, "threads are fixed at the start");
     assert!(server.status("VmRSS") < 32 * 1024, "{} KiB", server.status("VmRSS"));
     // The slow ones are served too, once their requests are complete.
     for (number, mut stream) in half.into_iter().enumerate().step_by(100) {

@@ -89,7 +89,11 @@ fn only_a_socket_on_which_no_process_listens_is_removed() {
 /// The stacks of 1,024 threads do not fit. For the service this is like a limit on threads, which root does not have.
 #[test]
 fn too_few_threads_are_an_error_with_advice() {
-    let server = Server::new(None).set("ADRIATICUM_WORKERS", 1024);
+    // Stacks of 64 MiB and no arenas: what is left when the next stack does not fit is enough for the threads that start.
+    let server = Server::new(None)
+        .set("ADRIATICUM_WORKERS", 1024)
+        .set("RUST_MIN_STACK", 64 << 20)
+        .set("MALLOC_ARENA_MAX", 1);
     let limited = ["bash", "-c", "ulimit -v 500000; exec \"$@\"", "bash"];
     let output = server.prefixed(&limited, &["serve"]).output().expect("the binary should run");
     let message = String::from_utf8_lossy(&output.stderr);

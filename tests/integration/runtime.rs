@@ -288,13 +288,13 @@ fn a_name_is_looked_up_without_another_thread() {
     let url = runtime.url().replace("127.0.0.1", "127.1");
     let server = Server::new(None).set("ADRIATICUM_RUNTIME_URL", url).start();
     let key = server.key();
-    let before = server.status("Threads");
+    let before = server.threads();
     let gate = Arc::new(AtomicBool::new(false));
     runtime.next(Script::Held(Arc::clone(&gate), completion("x")));
     let mut client = server.connect();
     client.send(request(&key, &chat("x")));
     until("the call is under way", || runtime.count() == 1);
-    assert_eq!(server.status("Threads"), before);
+    assert_eq!(server.threads(), before);
     gate.store(true, Ordering::Release);
     client.reply().is_completion();
 }

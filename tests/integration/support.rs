@@ -331,12 +331,21 @@ impl Server {
         self.process.as_ref().expect("it should be running").id()
     }
 
-    /// A line of the system's own account of the process, such as `Threads`.
+    /// A line of the system's own account of the process, such as `VmRSS`.
     pub fn status(&self, name: &str) -> u64 {
         let text = fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("it should be running");
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         let number = line.and_then(|line| line.split_whitespace().next());
         number.and_then(|number| number.parse().ok()).expect("the line should hold a number")
+    }
+
+    /// The number of threads. The service logs its address before it starts all of them, and answers nothing before it has:
+    /// so this waits for an answer, which over TLS is an alert.
+    pub fn threads(&self) -> u64 {
+        let mut client = self.connect();
+        client.send("GET / HTTP/1.1\r\nHost: api.test\r\n\r\n");
+        client.fill();
+        self.status("Threads")
     }
 
     pub fn signal(&self, signal: Signal) {
