@@ -1,4 +1,4 @@
-//! The certificate and its key: whether they match, and for how long.
+//! The certificate and its key: whether they match, and when the certificate expires.
 
 use super::Finding;
 use crate::config::TlsFiles;
@@ -9,7 +9,7 @@ use crate::when;
 /// A certificate should be renewed this many days before it expires: one that is valid for a month is renewed after 20 days.
 const RENEWAL_DAYS: i64 = 10;
 
-/// Whether a certificate should have been renewed by now.
+/// Returns true if a certificate should have been renewed by now.
 pub fn is_ending(expires: i64, now: i64) -> bool {
     (expires - now).div_euclid(86_400) < RENEWAL_DAYS
 }
@@ -24,7 +24,6 @@ pub fn check(files: &TlsFiles) -> Finding {
     }
 }
 
-/// The finding about a certificate that expires at this time.
 fn expiry(expires: i64, now: i64) -> Finding {
     let date = when::shown(Some(expires));
     match (expires - now).div_euclid(86_400) {
@@ -56,7 +55,7 @@ pub fn read_certificate(files: &TlsFiles) -> Result<Certificate, String> {
     })
 }
 
-/// The same for a reload: the service has another certificate, and with an expired one it would lose its clients.
+/// The same for a reload, which keeps the present certificate if the new one has expired.
 pub fn read_unexpired(files: &TlsFiles) -> Result<Certificate, String> {
     let certificate = read_certificate(files)?;
     match certificate.expires() {
@@ -76,14 +75,14 @@ mod tests {
 
     #[test]
     fn a_certificate_is_to_be_renewed_in_time() {
-        for (days, status, told) in [
+        for (days, status, message) in [
             (-1, Verdict::Fail, "expired at 1970-04-10"),
             (0, Verdict::Warn, "in 0 days"),
             (9, Verdict::Warn, "in 9 days. Renew it"),
             (10, Verdict::Ok, "in 10 days"),
         ] {
             let finding = expiry((100 + days) * 86_400, 100 * 86_400);
-            assert!(finding.status == status && finding.message.contains(told), "{}", finding.message);
+            assert!(finding.status == status && finding.message.contains(message), "{}", finding.message);
         }
     }
 }

@@ -8,11 +8,11 @@ use crate::config::{Config, RuntimeConfig};
 use crate::listener::Address;
 use crate::runtime::{Chat, ChatMessage, Role, Runtimes, Spent, probe};
 
-/// Where runtimes listen by default.
+/// The ports that runtimes listen on by default.
 const USUAL: [(&str, u16); 4] =
     [("llama-server", 8080), ("Ollama", 11434), ("vLLM", 8000), ("LM Studio", 1234)];
 
-/// The timeout for what a runtime says about itself.
+/// The timeout for a runtime's lists of its models and properties.
 const PROBE_TIME: Duration = Duration::from_secs(2);
 
 pub fn check(config: &Config) -> Vec<Finding> {
@@ -101,7 +101,7 @@ fn found_here(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// Whether this service itself listens on a port of this host: it would answer 404, and log that.
+/// Returns true if this service itself listens on a port of this host: it would answer 404, and log that.
 fn is_own(port: u16, listen: &Address) -> bool {
     match listen {
         Address::Tcp(address) => {

@@ -16,7 +16,7 @@ use super::written::{Problem, Written, read_file};
 use crate::files;
 use crate::text::nearest;
 
-/// A configuration that can't be used: everything that is wrong with it.
+/// All problems of a configuration that can't be used.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ConfigError(Vec<Problem>);
 
@@ -47,7 +47,7 @@ pub struct Settings {
     /// The settings that were wrong.
     wrong: Vec<&'static str>,
     digests: Digests,
-    /// Where files with secrets are by default.
+    /// The default folder of files with secrets.
     secrets: Option<PathBuf>,
     /// The files that hold a secret.
     pub secret_files: Vec<PathBuf>,
@@ -55,11 +55,11 @@ pub struct Settings {
     pub unread_files: Vec<(&'static str, String)>,
 }
 
-/// A digest of every value by its setting's name: enough to tell whether a setting was changed, and no secret.
+/// A digest of every value by its setting's name: enough to find the changed settings, without their secrets.
 pub type Digests = BTreeMap<&'static str, [u8; 32]>;
 
 impl Settings {
-    /// Reads what is set: the variables of an environment, and a file if there is one.
+    /// Reads the variables of an environment, and a file.
     pub fn read(
         file: Option<&Path>,
         environment: impl Iterator<Item = (String, String)>,
@@ -94,8 +94,8 @@ impl Settings {
         text.map(|text| Written::in_variable(name, full_name, text))
     }
 
-    /// Takes the setting of a file with a secret. If it is not set and `or_default`, that is the file with this name among the
-    /// service's secrets. One that this user may not read counts as missing: many commands do not need it.
+    /// Takes the setting of a file with a secret. If it is not set and `or_default`, takes the file with this name among the
+    /// service's secrets. A file that this user may not read counts as missing: many commands do not need it.
     pub fn take_file(&mut self, setting: &'static str, name: &str, or_default: bool) -> Option<Written> {
         let set = self.take(setting).filter(|written| !written.text().is_ok_and(str::is_empty));
         self.note(setting, &set.as_ref().map(|written| written.text().ok()));
@@ -113,7 +113,7 @@ impl Settings {
         }
     }
 
-    /// Takes a setting and reads its value; the default if it is not set or wrong.
+    /// Takes a setting and reads its value. Returns the default if it is not set or wrong.
     pub fn value<T: fmt::Debug>(
         &mut self,
         name: &'static str,
@@ -133,7 +133,7 @@ impl Settings {
         value
     }
 
-    /// What was read; `None`, and a problem more, if it is wrong.
+    /// Returns the value. If it is wrong, reports the problem and returns `None`.
     pub fn accept<T>(&mut self, read: Result<T, Problem>) -> Option<T> {
         read.map_err(|problem| self.report(problem)).ok()
     }
@@ -142,7 +142,7 @@ impl Settings {
         self.problems.push(problem);
     }
 
-    /// Whether the setting was refused, so that a second problem which follows from it is not reported.
+    /// Returns true if the setting was refused: then a problem that follows from it is not reported.
     pub fn is_wrong(&self, name: &str) -> bool {
         self.wrong.contains(&name)
     }
@@ -160,21 +160,12 @@ impl Settings {
         })
     }
 
-    /// A text; the default in place of an empty one.
-    pub fn name(&mut self, name: &'static str, default: &str) -> String {
-        self.value(name, default.to_owned(), |written| {
-            let text = written.text()?;
-            Ok(if text.is_empty() { default } else { text }.to_owned())
-        })
-    }
-
-    /// One of a few words.
     pub fn word<T: Copy + fmt::Debug>(&mut self, name: &'static str, words: &[(&str, T)], default: T) -> T {
         self.value(name, default, |written| written.word(words))
     }
 
-    /// Refuses the configuration if there is a problem, such as a name of the file that was not taken. Returns the variables
-    /// that were not, each with the name that was probably meant, and the digests.
+    /// Refuses the configuration if there is a problem, such as an unknown name in the file. Returns the unknown variables,
+    /// each with the name that was probably meant, and the digests.
     pub fn finish(mut self) -> Result<(Vec<String>, Digests), ConfigError> {
         for (name, written) in &self.file {
             let problem = if SECTIONS.contains(&name.as_str()) {
@@ -196,7 +187,7 @@ impl Settings {
         Ok((variables.collect(), self.digests))
     }
 
-    /// The setting that an unknown name probably means: a similar name in the same table, or the same name in another.
+    /// Suggests the setting that an unknown name probably means: a similar name in the same table, or the same in another.
     fn advice(&self, name: &str) -> String {
         let (table, last) = name.split_at(name.rfind('.').map_or(0, |dot| dot + 1));
         let in_table = self.known.iter().filter_map(|known| known.strip_prefix(table));

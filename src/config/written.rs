@@ -11,7 +11,7 @@ use toml::de::{DeTable, DeValue};
 use super::settings::SECTIONS;
 use crate::text::{may_hold_a_secret, shortened};
 
-/// What is wrong with a setting, where it is, and what is accepted.
+/// A message about a wrong setting: its place, its value, and the values that are accepted.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Problem {
     /// The line of the file; variables follow the file.
@@ -23,14 +23,14 @@ pub struct Problem {
 const SECRET: [&str; 2] = ["database", "runtime.api_key"];
 
 /// The most characters of a wrong value that a message repeats.
-const SHOWN: usize = 60;
+const MAX_REPEATED: usize = 60;
 
 /// A value as it is written, and where.
 pub struct Written {
     name: String,
     value: WrittenValue,
     place: SettingSource,
-    /// As it is in the file or the variable.
+    /// The text in the file or the variable.
     found: String,
 }
 
@@ -38,7 +38,7 @@ enum WrittenValue {
     Text(String),
     Number(u64),
     Texts(Vec<String>),
-    /// What no setting accepts.
+    /// A type that no setting accepts.
     Other,
 }
 
@@ -58,10 +58,10 @@ impl Written {
         }
     }
 
-    /// That the value is not what the setting accepts. It is repeated unless it may hold a secret.
+    /// Names the values that the setting accepts. Repeats the one that was found, unless it may hold a secret.
     pub fn refuse(&self, accepted: &str) -> Problem {
         let is_secret = SECRET.contains(&self.name.as_str()) || may_hold_a_secret(&self.found);
-        let found = shortened(&self.found, SHOWN);
+        let found = shortened(&self.found, MAX_REPEATED);
         let setting = match &self.place {
             SettingSource::File(..) if is_secret => self.name.clone(),
             SettingSource::File(..) => format!("{} = {found}", self.name),
@@ -78,7 +78,7 @@ impl Written {
         }
     }
 
-    /// The file that it is in; `None` for a variable.
+    /// Returns `None` for a variable.
     pub fn file(&self) -> Option<&Path> {
         match &self.place {
             SettingSource::File(path, _) => Some(path),
@@ -101,25 +101,22 @@ impl Written {
         }
     }
 
-    /// One of a few words.
     pub fn word<T: Copy>(&self, words: &[(&str, T)]) -> Result<T, Problem> {
         let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
         let expected = format!("one of {}", known.join(", "));
         self.parse(&expected, |text| words.iter().find(|(word, _)| *word == text).map(|(_, value)| *value))
     }
 
-    /// What `read` makes of the text.
     pub fn parse<T>(&self, accepted: &str, read: impl FnOnce(&str) -> Option<T>) -> Result<T, Problem> {
         read(self.text()?).ok_or_else(|| self.refuse(accepted))
     }
 
-    /// What `read` makes of each of several texts.
     pub fn parse_each<T>(&self, accepted: &str, read: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, Problem> {
         let values: Option<Vec<T>> = self.texts(',')?.iter().map(|text| read(text)).collect();
         values.ok_or_else(|| self.refuse(accepted))
     }
 
-    /// Several texts: an array or a single text in the file, separated by `separator` in the environment.
+    /// Returns several texts: an array or a single text in the file, separated by `separator` in the environment.
     pub fn texts(&self, separator: char) -> Result<Vec<String>, Problem> {
         let texts: Vec<&str> = match &self.value {
             WrittenValue::Text(text) if self.file().is_none() => text.split(separator).collect(),
@@ -138,7 +135,7 @@ fn problem_in(path: &Path, line: usize, text: &str) -> Problem {
     Problem { line, text: format!("{}:{line}: {text}", path.display()) }
 }
 
-/// The settings of a file by their names, those of a table as `table.name`.
+/// Reads the settings of a file by their names, those of a table as `table.name`.
 pub(super) fn read_file(path: &Path) -> Result<BTreeMap<String, Written>, Vec<Problem>> {
     let text = fs::read_to_string(path).map_err(|error| {
         vec![Problem { line: 0, text: format!("{}: it can't be read: {error}.", path.display()) }]
@@ -177,7 +174,7 @@ pub(super) fn read_file(path: &Path) -> Result<BTreeMap<String, Written>, Vec<Pr
     Ok(settings)
 }
 
-/// That a table or a setting is there twice, and where it is first.
+/// Names a table or a setting that is there twice, and the line where it is first.
 fn duplicate(text: &str, span: &Range<usize>, line_at: impl Fn(usize) -> usize) -> String {
     let start_of_line = |place: usize| text[..place].rfind('\n').map_or(0, |end| end + 1);
     let start = start_of_line(span.start);
@@ -198,14 +195,17 @@ fn duplicate(text: &str, span: &Range<usize>, line_at: impl Fn(usize) -> usize) 
     let before = |place: usize| first_of(path, DeTable::parse_recoverable(&text[..place]).0.get_ref());
     match iter::successors(before(start), |place| before(start_of_line(*place))).last() {
         Some(place) => {
-            format!("{} is there twice, first in line {}. {advice}", shortened(&name, SHOWN), line_at(place))
+            let name = shortened(&name, MAX_REPEATED);
+            format!("{name} is a duplicate: it is already in line {}. {advice}", line_at(place))
         }
         // In an inline table, for example.
-        None => format!("it is not valid TOML: {} is there twice.", shortened(&text[span.clone()], SHOWN)),
+        None => {
+            format!("it is not valid TOML: duplicate key {}.", shortened(&text[span.clone()], MAX_REPEATED))
+        }
     }
 }
 
-/// Where the key with this path is.
+/// Finds the place of the key with this path.
 fn first_of(path: &str, table: &DeTable) -> Option<usize> {
     let (name, rest) = path.split_once('.').map_or((path, None), |(name, rest)| (name, Some(rest)));
     let (key, value) =
