@@ -29,7 +29,7 @@ const PRESENCE_INTERVAL: Duration = Duration::from_secs(1);
 const RETENTION_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// The most rows that one transaction removes: a write that waits for it is hardly delayed.
-const REMOVED_AT_ONCE: i64 = 100;
+const REMOVAL_BATCH: i64 = 100;
 
 /// The pause after the removal of a batch of rows, as a multiple of the time of that removal: requests come first.
 const REMOVAL_PAUSE: u32 = 4;
@@ -131,7 +131,7 @@ fn retention(store: Arc<Store>, days: u32) -> Task {
             if jump.is_some() {
                 return Ok(());
             }
-            let removed = remove_all(stop, || store.remove_before(before, REMOVED_AT_ONCE))?;
+            let removed = remove_all(stop, || store.remove_before(before, REMOVAL_BATCH))?;
             if removed > 0 {
                 let (rows, days) = (count(removed as i64, "row"), count(days.into(), "day"));
                 log::info!("removed {rows} older than {days} from the ledger");
@@ -139,9 +139,7 @@ fn retention(store: Arc<Store>, days: u32) -> Task {
             Ok(())
         });
         let audit = TaskStep::new("retention of the audit", || match limit()? {
-            (before, None) => {
-                remove_all(stop, || store.remove_audit_before(before, REMOVED_AT_ONCE)).map(drop)
-            }
+            (before, None) => remove_all(stop, || store.remove_audit_before(before, REMOVAL_BATCH)).map(drop),
             (_, Some(_)) => Ok(()),
         });
         stop.repeat(RETENTION_INTERVAL, [ledger, audit]);

@@ -15,7 +15,7 @@ const UNPROBED_INTERVAL: Duration = Duration::from_secs(10);
 
 /// If a test write takes longer than this, probes report that the gateway is not ready. A request waits as long for the
 /// ledger: a disk that is slow for a second or two fails none.
-const TRY_TIME: Duration = Duration::from_secs(5);
+const TEST_WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The result of the last test write, for health probes. No probe waits for the database.
 pub struct Readiness {
@@ -43,7 +43,7 @@ impl Readiness {
     /// Returns false if a request could not be recorded now.
     pub fn accepts_writes(&self) -> bool {
         self.probed.store(true, Ordering::Relaxed);
-        let is_late = self.trying().is_some_and(|began| began.elapsed() > TRY_TIME);
+        let is_late = self.trying().is_some_and(|began| began.elapsed() > TEST_WRITE_TIMEOUT);
         self.accepts_writes.load(Ordering::Relaxed) && !is_late && self.store.lost().is_none()
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::store::StoreError;
 
 /// The pause after a round that panicked.
-const AFTER_PANIC: Duration = Duration::from_secs(5);
+const PANIC_PAUSE: Duration = Duration::from_secs(5);
 
 /// A thread that stops when the value is dropped. `None` only while it is dropped.
 pub(super) struct Task(Option<(Sender<()>, JoinHandle<()>)>);
@@ -44,7 +44,7 @@ impl StopSignal {
     pub fn repeat<const N: usize>(&self, pause: Duration, mut steps: [TaskStep; N]) {
         loop {
             let panicked = steps.iter_mut().map(TaskStep::run).filter(|did_return| !did_return).count();
-            if self.wait(if panicked == 0 { pause } else { AFTER_PANIC }) {
+            if self.wait(if panicked == 0 { pause } else { PANIC_PAUSE }) {
                 return;
             }
         }

@@ -9,8 +9,10 @@ use crate::when;
 /// A certificate should be renewed this many days before it expires: one that is valid for a month is renewed after 20 days.
 const RENEWAL_DAYS: i64 = 10;
 
+const RENEW: &str = "Renew it, then reload the service";
+
 /// Returns true if a certificate should have been renewed by now.
-pub fn is_ending(expires: i64, now: i64) -> bool {
+pub fn is_expiring(expires: i64, now: i64) -> bool {
     (expires - now).div_euclid(86_400) < RENEWAL_DAYS
 }
 
@@ -25,23 +27,12 @@ pub fn check(files: &TlsFiles) -> Finding {
 }
 
 fn expiry(expires: i64, now: i64) -> Finding {
-    let date = when::shown(Some(expires));
-    match (expires - now).div_euclid(86_400) {
-        ..0 => Finding::fail(
-            "tls",
-            format!("the certificate expired at {date}. Renew it, then reload the service"),
-        ),
-        days @ ..RENEWAL_DAYS => Finding::warn(
-            "tls",
-            format!(
-                "the certificate expires at {date}, in {}. Renew it, then reload the service",
-                count(days, "day")
-            ),
-        ),
-        days => Finding::ok(
-            "tls",
-            format!("the certificate and its key match; it expires at {date}, in {}", count(days, "day")),
-        ),
+    let (date, days) = (when::shown(Some(expires)), (expires - now).div_euclid(86_400));
+    let left = format!("expires at {date}, in {}", count(days, "day"));
+    match days {
+        ..0 => Finding::fail("tls", format!("the certificate expired at {date}. {RENEW}")),
+        0..RENEWAL_DAYS => Finding::warn("tls", format!("the certificate {left}. {RENEW}")),
+        _ => Finding::ok("tls", format!("the certificate and its key match; it {left}")),
     }
 }
 
@@ -60,7 +51,7 @@ pub fn read_unexpired(files: &TlsFiles) -> Result<Certificate, String> {
     let certificate = read_certificate(files)?;
     match certificate.expires() {
         Some(expires) if expires <= when::now() => Err(format!(
-            "tls.cert = {:?}: the certificate expired at {}. Renew it, then reload the service.",
+            "tls.cert = {:?}: the certificate expired at {}. {RENEW}.",
             files.cert,
             when::shown(Some(expires))
         )),

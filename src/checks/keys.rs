@@ -8,7 +8,7 @@ use crate::text::count;
 use crate::when;
 
 /// The most keys that a finding names.
-const NAMED: usize = 5;
+const MAX_NAMED: usize = 5;
 
 /// Returns nothing if the keys can't be read: the check of the database reports that.
 pub fn check(store: &Store) -> Vec<Finding> {
@@ -54,9 +54,9 @@ fn find(store: &Store) -> Result<Vec<Finding>, StoreError> {
 }
 
 fn named<T>(keys: &[T], name: impl Fn(&T) -> String) -> String {
-    let mut names: Vec<String> = keys.iter().take(NAMED).map(name).collect();
-    if keys.len() > NAMED {
-        names.push(format!("{} more", keys.len() - NAMED));
+    let mut names: Vec<String> = keys.iter().take(MAX_NAMED).map(name).collect();
+    if keys.len() > MAX_NAMED {
+        names.push(format!("{} more", keys.len() - MAX_NAMED));
     }
     names.join(", ")
 }

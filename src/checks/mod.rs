@@ -14,7 +14,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 pub use self::addresses::reachable;
-pub use self::certificate::{is_ending, read_certificate, read_unexpired};
+pub use self::certificate::{is_expiring, read_certificate, read_unexpired};
 
 use crate::client::Cancellation;
 use crate::config::{Config, GroundingMode, SearchBackend};
@@ -27,7 +27,7 @@ use crate::when;
 const TRIAL_QUERY: &str = "Adriatic Sea";
 
 /// The free bytes that the database should have: some hundred thousand rows, and SQLite's own files.
-const FREE_ENOUGH: u64 = 256 * 1024 * 1024;
+const MIN_FREE_BYTES: u64 = 256 * 1024 * 1024;
 
 /// An earlier time means that the clock was never set: the beginning of 2026.
 const NOT_BEFORE: i64 = 1_767_225_600;
@@ -74,7 +74,7 @@ impl Finding {
 }
 
 /// Runs every check, also of the whole database.
-pub fn all(config: &Config) -> Vec<Finding> {
+pub fn check_all(config: &Config) -> Vec<Finding> {
     let store = Store::open(&config.database, Access::Existing);
     let found = match &store {
         Ok(store) => database(config, store.check()),
@@ -95,7 +95,7 @@ pub fn store_failed(config: &Config, error: &StoreError) -> String {
     match error {
         StoreError::Missing => format!(
             "there is no database at {}. If it is elsewhere, name its configuration (--config FILE) or the database itself \
-             (ADRIATICUM_DATABASE). To create it, run adriaticum serve, keys create, console password, restore or move.",
+             (ADRIATICUM_DATABASE). Create it with adriaticum serve, keys create, console password, restore or move.",
             config.database_name()
         ),
         error => database_failed(config, error),
@@ -103,7 +103,7 @@ pub fn store_failed(config: &Config, error: &StoreError) -> String {
 }
 
 /// Runs the checks of a running service, whose database may be too large to be read completely each time.
-pub fn of_a_running_service(config: &Config, store: &Store) -> Vec<Finding> {
+pub fn check_running_service(config: &Config, store: &Store) -> Vec<Finding> {
     parts(config, Some(store), database(config, store.try_request()))
 }
 
@@ -112,7 +112,7 @@ fn parts(config: &Config, store: Option<&Store>, database: Finding) -> Vec<Findi
     findings
         .extend(addresses::reachable_address(config, store).map(|message| Finding::warn("listen", message)));
     findings.extend(config.tls.as_ref().map(certificate::check));
-    findings.extend(exposed(config));
+    findings.extend(exposed_secrets(config));
     findings.extend([clock(config, store), database]);
     findings.extend(store.map(keys::check).unwrap_or_default());
     findings.push(search(config));
@@ -134,7 +134,7 @@ fn configuration(config: &Config) -> Finding {
 }
 
 /// Warns about files with secrets that every user of this host can read, or that this user can't.
-fn exposed(config: &Config) -> Option<Finding> {
+fn exposed_secrets(config: &Config) -> Option<Finding> {
     let of_service = [config.tls.as_ref().map(|files| files.key.as_path()), config.database.file()];
     let files = of_service.into_iter().flatten().chain(config.secret_files.iter().map(PathBuf::as_path));
     let is_readable =
@@ -212,7 +212,7 @@ fn with_room(path: &Path, message: String) -> Finding {
         return Finding::ok("database", message);
     };
     let message = format!("{message}, {} MiB free", grouped((free / 1024 / 1024) as i64));
-    if free >= FREE_ENOUGH {
+    if free >= MIN_FREE_BYTES {
         Finding::ok("database", message)
     } else {
         Finding::warn("database", message + ". Free some space: on a full disk no completion is run")

@@ -30,7 +30,7 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
     let findings = match args.config() {
         Ok(config) => {
             let not_as_owner = check_as_owner(&config, json);
-            let mut findings = checks::all(&config);
+            let mut findings = checks::check_all(&config);
             findings.extend(not_as_owner);
             findings
         }

@@ -37,7 +37,7 @@ Options:
 ";
 
 /// The options that create and set share. `None`: not given.
-struct Terms {
+struct KeyOptions {
     permissions: Vec<Permission>,
     /// `Some(None)`: never.
     expires: Option<Option<i64>>,
@@ -47,7 +47,7 @@ struct Terms {
     budget: Option<Option<Budget>>,
 }
 
-impl Terms {
+impl KeyOptions {
     fn read(args: &Args, now: i64) -> Result<Self, CliError> {
         let mut permissions = Vec::new();
         for permission in args.values("permission", "completions or metrics", Permission::parse)? {
@@ -85,7 +85,7 @@ fn or_none<T>(
 pub(super) fn create(mut args: Args) -> Result<(), CliError> {
     let now = when::now();
     let [name] = args.words(["the new key's NAME"])?;
-    let mut terms = Terms::read(&args, now)?;
+    let mut terms = KeyOptions::read(&args, now)?;
     let name = key_name(&name)?;
     if terms.permissions.is_empty() {
         terms.permissions.push(Permission::Completions);
@@ -170,7 +170,7 @@ pub(super) fn revoke(mut args: Args) -> Result<(), CliError> {
 
 pub(super) fn set(mut args: Args) -> Result<(), CliError> {
     let [id] = args.words(["the key's ID"])?;
-    let terms = Terms::read(&args, when::now())?;
+    let terms = KeyOptions::read(&args, when::now())?;
     let mut changes = Vec::new();
     let mut changed = Vec::new();
     if !terms.permissions.is_empty() {

@@ -101,7 +101,7 @@ pub fn main() -> ExitCode {
     };
     let as_root = if message.contains(DENIED) && group != "serve " { as_root() } else { None };
     let as_root = as_root.map(|command| format!("\nAs root: {command}")).unwrap_or_default();
-    logging::complain(format_args!("adriaticum: {message}{as_root}"));
+    logging::print_error(format_args!("adriaticum: {message}{as_root}"));
     ExitCode::from(code)
 }
 

@@ -13,7 +13,7 @@ use crate::text::{count, may_hold_a_secret};
 use crate::when;
 
 pub(super) const HELP: &str = "\
-Puts a backup in the place of the SQLite database. Stop the service first.
+Replaces the SQLite database with a backup. Stop the service first.
 
 Usage: adriaticum restore FILE
 

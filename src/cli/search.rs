@@ -1,5 +1,6 @@
 //! `search`: adds, lists, removes and finds documents of the embedded index.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use super::{Args, CliError, missing, print, print_json, text_table};
@@ -25,14 +26,9 @@ Options:
   --json   Print JSON
 ";
 
-#[derive(Default)]
-struct Tally {
-    added: usize,
-    replaced: usize,
-    unchanged: usize,
-    skipped: usize,
-    hidden: usize,
-}
+/// The words of the summary, and the number of files for each.
+const SUMMARY: [&str; 5] = ["added", "replaced", "unchanged", "skipped", "hidden"];
+type Tally = HashMap<&'static str, usize>;
 
 pub(super) fn add(mut args: Args) -> Result<(), CliError> {
     let paths = args.all_words()?;
@@ -48,10 +44,8 @@ pub(super) fn add(mut args: Args) -> Result<(), CliError> {
             failed.push(format!("\n  {path}: {reason}."));
         }
     }
-    let Tally { added, replaced, unchanged, skipped, hidden } = tally;
-    eprintln!(
-        "{added} added, {replaced} replaced, {unchanged} unchanged, {skipped} skipped, {hidden} hidden."
-    );
+    let summary = SUMMARY.map(|word| format!("{} {word}", tally.get(word).unwrap_or(&0)));
+    eprintln!("{}.", summary.join(", "));
     print_index_path(&index);
     if let Some(unused) = config.search.how_to_use_index() {
         eprintln!("No completion uses the index. {unused} Then restart the service.");
@@ -94,17 +88,17 @@ fn add_path(index: &Index, path: &Path, tally: &mut Tally) -> Result<Result<(), 
                 continue;
             }
         };
-        let (count, word) = match index.add(file, &text, when::now())? {
-            Added::New => (&mut tally.added, "added"),
-            Added::Replaced => (&mut tally.replaced, "replaced"),
-            Added::Unchanged => (&mut tally.unchanged, "unchanged"),
+        let word = match index.add(file, &text, when::now())? {
+            Added::New => "added",
+            Added::Replaced => "replaced",
+            Added::Unchanged => "unchanged",
         };
-        *count += 1;
+        *tally.entry(word).or_default() += 1;
         let passages = count_of(text.pieces.len() as i64, "passage");
         print(&format!("{word}: {} ({passages})\n", file.path.display()))?;
     }
-    tally.skipped += skipped;
-    tally.hidden += hidden;
+    *tally.entry("skipped").or_default() += skipped;
+    *tally.entry("hidden").or_default() += hidden;
     report_missing_files(index, path, &files)?;
     Ok(Ok(()))
 }

@@ -41,10 +41,10 @@ const LEDGER_TIME: Duration = Duration::from_secs(30);
 
 pub(super) fn run(mut args: Args) -> Result<(), CliError> {
     let [] = args.words([])?;
-    let starting = exit_on_signals().map_err(|error| failed("the signals", &error))?;
+    let starting = exit_on_signals().map_err(failed("the signals"))?;
     let config = Arc::new(args.config()?);
     ensure_threads(config.workers)?;
-    logging::start(config.log_level).map_err(|error| failed("the log", &error))?;
+    logging::start(config.log_level).map_err(failed("the log"))?;
     log::info!("adriaticum {}, database {}", env!("ADRIATICUM_VERSION"), config.database_name());
     if let Database::Postgres(_) = &config.database {
         log::info!("gateway {}", config.gateway);
@@ -68,7 +68,7 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
     let mut store = open_with(&config, Access::Serve)?;
     store.watch(&lock)?;
     let addresses = sockets.iter().map(ListeningSocket::address).collect::<io::Result<Vec<_>>>();
-    let addresses = addresses.map_err(|error| failed("the socket", &error))?;
+    let addresses = addresses.map_err(failed("the socket"))?;
     let scheme = if acceptor.is_some() { "https" } else { "http" };
     let urls: Vec<String> = addresses.iter().map(|address| format_address(address, scheme)).collect();
     match store.join(&config.gateway, &urls.join(" "))? {
@@ -76,8 +76,7 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
         rows => log::warn!("interrupted when the service last ended: {}", count(rows as i64, "request")),
     }
     let store = Arc::new(store);
-    let notify =
-        Notify::from_environment().map_err(|error| failed("the socket that NOTIFY_SOCKET names", &error))?;
+    let notify = Notify::from_environment().map_err(failed("the socket that NOTIFY_SOCKET names"))?;
     let runtimes = Runtimes::new(&config.runtime, config.workers, config.worker_share()).map(Arc::new);
     if runtimes.is_none() {
         log::warn!("no runtime is configured, so no completion can be run: set runtime.url");
@@ -100,7 +99,7 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
             log::info!("console at {scheme}://{host}:{}/", address.port());
         }
     }
-    let mut listener = Listener::new(sockets, limits).map_err(|error| failed("the listener", &error))?;
+    let mut listener = Listener::new(sockets, limits).map_err(failed("the listener"))?;
     if let Some(acceptor) = &acceptor {
         listener.speak_tls(Arc::clone(acceptor));
     }
@@ -108,7 +107,7 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
     let readiness = Arc::new(Readiness::new(&store));
     let replaced_because = Arc::new(OnceLock::new());
     let replaced = {
-        let stopper = listener.stopper().map_err(|error| failed("the listener", &error))?;
+        let stopper = listener.stopper().map_err(failed("the listener"))?;
         let replaced_because = Arc::clone(&replaced_because);
         move |error: &StoreError| {
             if replaced_because.set(error.clone()).is_ok() {
@@ -135,7 +134,7 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
         }),
     })
     .and_then(|supervisor| supervisor.handle_signals().map(|()| supervisor))
-    .map_err(|error| failed("the supervisor", &error))?;
+    .map_err(failed("the supervisor"))?;
     let monitoring = Monitoring {
         store: Arc::clone(&store),
         metrics: Arc::clone(&metrics),
@@ -155,11 +154,11 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
         metrics,
         refusals: Refusals::default(),
     };
-    stop_on_signals(&listener).map_err(|error| failed("the signals", &error))?;
+    stop_on_signals(&listener).map_err(failed("the signals"))?;
     starting.store(false, Ordering::Release);
     supervisor.ready();
     let dispatcher = Dispatcher { console, console_is_local: config.console_is_local, api };
-    listener.run(Arc::new(dispatcher)).map_err(|error| failed("the listener", &error))?;
+    listener.run(Arc::new(dispatcher)).map_err(failed("the listener"))?;
     drop((background, supervisor));
     logging::sum_up_strangers();
     if let Some(error) = replaced_because.get() {
@@ -247,10 +246,10 @@ fn reload(args: &Args, running: &Config, acceptor: Option<&Acceptor>, store: &St
         applied.push(format!("log_level = {}", config.log_level.to_string().to_lowercase()));
     }
     // The line can be seen if either level includes it.
-    logging::set_level(level.max(config.log_level));
+    log::set_max_level(level.max(config.log_level));
     let applied = if applied.is_empty() { "nothing changed".into() } else { applied.join(", ") };
     log::info!("configuration reloaded: {applied}");
-    logging::set_level(config.log_level);
+    log::set_max_level(config.log_level);
     let differences = running.differences(&config);
     let mut details = applied;
     if !differences.is_empty() {
@@ -263,8 +262,9 @@ fn reload(args: &Args, running: &Config, acceptor: Option<&Acceptor>, store: &St
     }
 }
 
-pub(super) fn failed(what: &str, error: &io::Error) -> CliError {
-    CliError::Failed(format!("{what}: {error}."))
+/// Makes the error about a part of the service.
+pub(super) fn failed(part: &str) -> impl Fn(io::Error) -> CliError {
+    move |error| CliError::Failed(format!("{part}: {error}."))
 }
 
 #[cfg(test)]

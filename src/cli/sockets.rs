@@ -21,7 +21,7 @@ pub(super) fn sockets(config: &Config) -> Result<Vec<ListeningSocket>, CliError>
                 _ => Err(io::Error::other("it is neither a TCP nor a Unix socket in the listening state")),
             },
         };
-        sockets.push(socket.map_err(|error| failed("a socket passed by systemd", &error))?);
+        sockets.push(socket.map_err(failed("a socket passed by systemd"))?);
     }
     if sockets.is_empty() {
         let cannot_listen = |error: io::Error| {

@@ -14,7 +14,7 @@ Usage: adriaticum usage [--since WHEN] [--until WHEN] [--by GROUP] [--key ID] [-
        adriaticum usage verify [--through HEAD] [--json]
 
 show prints everything known about one request. verify reads the whole ledger and names the first row that was
-changed, deleted or inserted, and the first sum that is not that of its rows. If retention has removed rows, it says
+changed, deleted or inserted, and the first sum that does not match its rows. If retention has removed rows, it says
 which sums can't be proven any more. It also prints the head of each gateway's chain: keep it in another place, and check
 it later with --through.
 

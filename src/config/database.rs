@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::system::uname;
 
+use super::raw_setting::{Problem, RawSetting};
 use super::settings::Settings;
-use super::written::{Problem, Written};
 use crate::files;
 use crate::secret::Secret;
 use crate::store::Database;
@@ -34,7 +34,7 @@ pub(super) fn read(settings: &mut Settings) -> (Database, Option<PathBuf>) {
 }
 
 /// Returns `None` for an empty text.
-fn parse(written: &Written) -> Result<Option<Database>, Problem> {
+fn parse(written: &RawSetting) -> Result<Option<Database>, Problem> {
     match written.text()? {
         "" => Ok(None),
         text => Database::parse(text).map(Some).map_err(|accepted| written.refuse(&accepted)),
@@ -42,7 +42,7 @@ fn parse(written: &Written) -> Result<Option<Database>, Problem> {
 }
 
 /// Reads the password from its file, and returns the file's path.
-fn read_password(written: &Written, database: &mut Database) -> Result<PathBuf, Problem> {
+fn read_password(written: &RawSetting, database: &mut Database) -> Result<PathBuf, Problem> {
     let path = PathBuf::from(written.text()?);
     let password =
         password_in(&path).map_err(|error| written.refuse(&format!("a file that can be read ({error})")))?;

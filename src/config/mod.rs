@@ -2,10 +2,10 @@
 
 mod database;
 mod memory;
+mod raw_setting;
 mod runtime;
 mod search;
 mod settings;
-mod written;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,11 +14,11 @@ use std::{env, mem, path, str};
 use log::LevelFilter;
 
 pub use database::password_in;
+use raw_setting::{Problem, RawSetting};
 pub use runtime::{KEY_FILE, RuntimeConfig};
 pub use search::{GroundingMode, SearchBackend, SearchConfig};
 use settings::Settings;
 pub use settings::{ConfigError, Digests};
-use written::{Problem, Written};
 
 use crate::listener::{Address, Proxies};
 use crate::store::Database;
@@ -204,7 +204,7 @@ const LEVELS: [(&str, LevelFilter); 5] = [
     ("trace", LevelFilter::Trace),
 ];
 
-fn listen(written: &Written) -> Result<Address, Problem> {
+fn listen(written: &RawSetting) -> Result<Address, Problem> {
     let accepted = "an address and a port, such as 127.0.0.1:8080 or [::1]:8080, or unix: and a path";
     written.parse(accepted, |text| match text.strip_prefix("unix:") {
         Some(path) => (!path.is_empty()).then(|| Address::Unix(path.into())),
@@ -212,20 +212,20 @@ fn listen(written: &Written) -> Result<Address, Problem> {
     })
 }
 
-fn socket_mode(written: &Written) -> Result<u32, Problem> {
+fn socket_mode(written: &RawSetting) -> Result<u32, Problem> {
     written.parse("permissions in octal from 0000 to 0777, such as 0660", |text| {
         let digits = text.bytes().all(|b| b.is_ascii_digit()).then_some(text)?;
         u32::from_str_radix(digits, 8).ok().filter(|&mode| mode <= 0o777)
     })
 }
 
-fn api_hosts(written: &Written) -> Result<Vec<String>, Problem> {
+fn api_hosts(written: &RawSetting) -> Result<Vec<String>, Problem> {
     let accepted = "one or more host names or addresses, without ports";
     let hosts = written.parse_each(accepted, host)?;
     if hosts.is_empty() { Err(written.refuse(accepted)) } else { Ok(hosts) }
 }
 
-fn console_host(written: &Written, api_hosts: &[String]) -> Result<Option<String>, Problem> {
+fn console_host(written: &RawSetting, api_hosts: &[String]) -> Result<Option<String>, Problem> {
     let accepted = "a host name without a port that is not one of api_hosts, or empty to disable the console";
     written.parse(accepted, |text| match text {
         "" => Some(None),
@@ -233,7 +233,7 @@ fn console_host(written: &Written, api_hosts: &[String]) -> Result<Option<String
     })
 }
 
-fn trusted_proxies(written: &Written) -> Result<Proxies, Problem> {
+fn trusted_proxies(written: &RawSetting) -> Result<Proxies, Problem> {
     let accepted = "addresses such as 10.0.0.7 or fd00::7, networks such as 10.0.0.0/8, or unix";
     written.parse_each(accepted, |text| text.parse().ok()).map(Proxies)
 }
@@ -246,12 +246,12 @@ fn host(text: &str) -> Option<String> {
 }
 
 fn tls(settings: &mut Settings) -> Option<TlsFiles> {
-    let is_set = |written: &Written| !written.text().is_ok_and(str::is_empty);
+    let is_set = |written: &RawSetting| !written.text().is_ok_and(str::is_empty);
     let cert = settings.take("tls.cert").filter(is_set);
     let key = settings.take("tls.key").filter(is_set);
     settings.note("tls.cert", &cert.is_some());
     settings.note("tls.key", &key.is_some());
-    let path = |written: &Written| written.text().map(PathBuf::from);
+    let path = |written: &RawSetting| written.text().map(PathBuf::from);
     let files = match (cert, key) {
         (None, None) => return None,
         (Some(cert), Some(key)) => path(&cert).and_then(|cert| Ok(TlsFiles { cert, key: path(&key)? })),
@@ -526,7 +526,7 @@ mod tests {
             (
                 "queue = 1\nqueue = 2\nworkers = 1\n'workers' = 2",
                 "the configuration has 2 problems:\n  2: queue is a duplicate: it is already in line 1. Remove one of them.\n  \
-                 4: 'workers' is a duplicate: it is already in line 3. Remove one of them.",
+                 4: workers is a duplicate: it is already in line 3. Remove one of them.",
             ),
             ("tls = { cert = 'sesame', cert = 'b' }", "1: it is not valid TOML: duplicate key cert."),
         ] {

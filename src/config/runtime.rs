@@ -6,8 +6,8 @@ use std::time::Duration;
 use rustls::RootCertStore;
 use ureq::http::Uri;
 
+use super::raw_setting::{Problem, RawSetting};
 use super::settings::Settings;
-use super::written::{Problem, Written};
 use crate::client::roots;
 use crate::files;
 use crate::http::head::split_authority;
@@ -54,7 +54,7 @@ pub(super) fn read(settings: &mut Settings) -> RuntimeConfig {
 }
 
 /// Reads the certificates of a PEM file. An empty name counts as not set.
-fn ca(written: &Written) -> Result<Option<RootCertStore>, Problem> {
+fn ca(written: &RawSetting) -> Result<Option<RootCertStore>, Problem> {
     match written.text()? {
         "" => Ok(None),
         path => roots::read(Path::new(path))
@@ -93,13 +93,13 @@ fn api_key(settings: &mut Settings) -> Option<Secret> {
     key.or(in_file)
 }
 
-fn read_key(file: &Written) -> Result<String, Problem> {
+fn read_key(file: &RawSetting) -> Result<String, Problem> {
     files::read_text(Path::new(file.text()?))
         .map_err(|error| file.refuse(&format!("a file that can be read ({error})")))
 }
 
 /// Returns a key without the white space around it; `None` if nothing is left.
-fn secret(written: &Written, text: Result<String, Problem>) -> Result<Option<Secret>, Problem> {
+fn secret(written: &RawSetting, text: Result<String, Problem>) -> Result<Option<Secret>, Problem> {
     let text = text?;
     let text = text.trim();
     if !text.bytes().all(|b| b.is_ascii_graphic()) {

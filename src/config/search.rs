@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use regex_lite::Regex;
 
+use super::raw_setting::{Problem, RawSetting};
 use super::runtime::base_address;
 use super::settings::Settings;
-use super::written::{Problem, Written};
 use crate::store::Database;
 
 #[derive(Clone, Debug)]
@@ -76,7 +76,7 @@ pub(super) fn read(settings: &mut Settings, database: &Database) -> SearchConfig
     }
 }
 
-fn backend(written: &Written) -> Result<Option<SearchBackend>, Problem> {
+fn backend(written: &RawSetting) -> Result<Option<SearchBackend>, Problem> {
     let accepted = "index: or the address of a SearXNG instance, such as http://127.0.0.1:8888";
     written.parse(accepted, |text| match text {
         "" => Some(None),
@@ -86,7 +86,7 @@ fn backend(written: &Written) -> Result<Option<SearchBackend>, Problem> {
 }
 
 /// Refuses a mode without the settings that it needs: a service that could not ask Search would refuse every request.
-fn grounding(written: &Written, has_backend: bool, has_patterns: bool) -> Result<GroundingMode, Problem> {
+fn grounding(written: &RawSetting, has_backend: bool, has_patterns: bool) -> Result<GroundingMode, Problem> {
     let mode = written.word(&GROUNDING_MODES)?;
     if mode != GroundingMode::Off && !has_backend {
         return Err(written.refuse(
@@ -99,7 +99,7 @@ fn grounding(written: &Written, has_backend: bool, has_patterns: bool) -> Result
     Ok(mode)
 }
 
-fn patterns(written: &Written) -> Result<Vec<Regex>, Problem> {
+fn patterns(written: &RawSetting) -> Result<Vec<Regex>, Problem> {
     let mut patterns = Vec::new();
     for (index, text) in written.texts('\n')?.iter().enumerate() {
         patterns.push(Regex::new(text).map_err(|error| {

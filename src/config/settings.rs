@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::written::{Problem, Written, read_file};
+use super::raw_setting::{Problem, RawSetting, read_file};
 use crate::files;
 use crate::text::nearest;
 
@@ -37,12 +37,11 @@ pub(super) const SECTIONS: [&str; 4] = ["runtime", "search", "tls", "usage"];
 
 #[derive(Default)]
 pub struct Settings {
-    file: BTreeMap<String, Written>,
+    file: BTreeMap<String, RawSetting>,
     /// The variables, without their prefix.
     environment: BTreeMap<String, String>,
-    /// The names that were asked for: of settings, and of all variables.
+    /// The names of all settings, as they are taken.
     known: Vec<&'static str>,
-    known_variables: Vec<String>,
     problems: Vec<Problem>,
     /// The settings that were wrong.
     wrong: Vec<&'static str>,
@@ -79,24 +78,22 @@ impl Settings {
     }
 
     /// Takes a setting, from the environment first.
-    pub fn take(&mut self, name: &'static str) -> Option<Written> {
+    pub fn take(&mut self, name: &'static str) -> Option<RawSetting> {
         self.known.push(name);
         let in_file = self.file.remove(name);
         self.take_variable(name).or(in_file)
     }
 
     /// Takes a variable that has no counterpart in the file.
-    pub fn take_variable(&mut self, name: &str) -> Option<Written> {
-        let variable = name.replace('.', "_").to_uppercase();
-        let text = self.environment.remove(&variable);
-        let full_name = format!("{PREFIX}{variable}");
-        self.known_variables.push(variable);
-        text.map(|text| Written::in_variable(name, full_name, text))
+    pub fn take_variable(&mut self, name: &str) -> Option<RawSetting> {
+        let variable = variable_of(name);
+        let text = self.environment.remove(&variable)?;
+        Some(RawSetting::in_variable(name, format!("{PREFIX}{variable}"), text))
     }
 
     /// Takes the setting of a file with a secret. If it is not set and `or_default`, takes the file with this name among the
     /// service's secrets. A file that this user may not read counts as missing: many commands do not need it.
-    pub fn take_file(&mut self, setting: &'static str, name: &str, or_default: bool) -> Option<Written> {
+    pub fn take_file(&mut self, setting: &'static str, name: &str, or_default: bool) -> Option<RawSetting> {
         let set = self.take(setting).filter(|written| !written.text().is_ok_and(str::is_empty));
         self.note(setting, &set.as_ref().map(|written| written.text().ok()));
         if set.is_some() || !or_default {
@@ -104,7 +101,7 @@ impl Settings {
         }
         let path = self.secrets.as_ref()?.join(name);
         match files::read(&path) {
-            Ok(_) => Some(Written::in_variable(setting, setting.into(), path.to_str()?.to_owned())),
+            Ok(_) => Some(RawSetting::in_variable(setting, setting.into(), path.to_str()?.to_owned())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => {
                 self.unread_files.push((setting, format!("{} can't be read: {error}", path.display())));
@@ -118,7 +115,7 @@ impl Settings {
         &mut self,
         name: &'static str,
         default: T,
-        read: impl FnOnce(&Written) -> Result<T, Problem>,
+        read: impl FnOnce(&RawSetting) -> Result<T, Problem>,
     ) -> T {
         let value = match self.take(name).map(|written| read(&written)) {
             Some(Ok(value)) => value,
@@ -179,8 +176,9 @@ impl Settings {
             self.problems.sort_by_key(|problem| problem.line);
             return Err(ConfigError(self.problems));
         }
+        let known: Vec<String> = self.known.into_iter().chain(["config"]).map(variable_of).collect();
         let variables = self.environment.into_keys().map(|name| {
-            let meant = nearest(&name, self.known_variables.iter().map(String::as_str));
+            let meant = nearest(&name, known.iter().map(String::as_str));
             let meant = meant.map(|meant| format!(" (did you mean {PREFIX}{meant}?)"));
             format!("{PREFIX}{name}{}", meant.unwrap_or_default())
         });
@@ -199,4 +197,9 @@ impl Settings {
             None => "man adriaticum.toml lists all settings.".into(),
         }
     }
+}
+
+/// The name of a setting's variable, without the prefix.
+fn variable_of(setting: &str) -> String {
+    setting.replace('.', "_").to_uppercase()
 }

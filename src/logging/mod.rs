@@ -5,7 +5,6 @@
 mod line_buffer;
 mod stranger_lines;
 
-use std::cell::RefCell;
 use std::env;
 use std::fmt;
 use std::io::{self, Write};
@@ -17,7 +16,9 @@ use std::time::{Duration, Instant};
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use rustix::fs::fstat;
-use simplelog::{Config, ConfigBuilder, FormatItem, WriteLogger, format_description};
+use time::OffsetDateTime;
+use time::format_description::BorrowedFormatItem;
+use time::macros::format_description;
 
 use self::line_buffer::{LineBuffer, LogBatch};
 use self::stranger_lines::StrangerBudget;
@@ -32,13 +33,8 @@ const SUMMARY_INTERVAL: Duration = Duration::from_secs(60);
 /// The longest time that the end of the process waits for the last lines to be written.
 const FLUSH_TIME: Duration = Duration::from_secs(1);
 
-const TIME: &[FormatItem<'_>] =
+const TIME: &[BorrowedFormatItem] =
     format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:3]Z");
-
-thread_local! {
-    /// The lines of one record, until they are written.
-    static LINES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
 
 /// `None` until the log is started.
 static LOG: OnceLock<&StandardError> = OnceLock::new();
@@ -55,17 +51,12 @@ pub fn start(level: LevelFilter) -> io::Result<()> {
             log::error!("a thread panicked at {place}");
         }));
     }
-    set_level(level);
+    log::set_max_level(level);
     Ok(())
 }
 
-/// SIGHUP changes the level while the service runs.
-pub fn set_level(level: LevelFilter) {
-    log::set_max_level(level);
-}
-
 /// Writes why a command failed, whether or not the log was started.
-pub fn complain(message: fmt::Arguments) {
+pub fn print_error(message: fmt::Arguments) {
     let mark = if is_journal() { priority(Level::Error) } else { "" };
     let lines: String = message.to_string().lines().map(|line| format!("{mark}{line}\n")).collect();
     match LOG.get() {
@@ -102,29 +93,24 @@ impl Drop for FlushAtEnd {
     }
 }
 
-/// Formats lines with `simplelog`, and puts the priority before each one for the journal.
 struct StandardError {
-    formatter: Box<WriteLogger<Lines>>,
     is_journal: bool,
     buffer: LineBuffer,
 }
 
 impl StandardError {
     fn new(is_journal: bool) -> Self {
-        // The level is checked before a record comes here: SIGHUP could not change the formatter's own.
-        let formatter = WriteLogger::new(LevelFilter::Trace, format(is_journal), Lines);
-        Self { formatter, is_journal, buffer: LineBuffer::default() }
+        Self { is_journal, buffer: LineBuffer::default() }
     }
 
-    /// Formats the lines of a text.
-    fn lines(&self, level: Level, text: &str) -> Vec<u8> {
-        for line in text.lines() {
-            if self.is_journal {
-                let _ = Lines.write_all(priority(level).as_bytes());
-            }
-            self.formatter.log(&Record::builder().level(level).args(format_args!("{line}")).build());
-        }
-        LINES.take()
+    /// Puts a time and a level before each line of a text. The journal has its own time and takes the level from the priority.
+    fn lines(&self, level: Level, text: &str) -> String {
+        let prefix = if self.is_journal {
+            priority(level).to_owned()
+        } else {
+            format!("{} [{level}] ", OffsetDateTime::now_utc().format(TIME).unwrap_or_default())
+        };
+        text.lines().map(|line| format!("{prefix}{line}\n")).collect()
     }
 
     /// Writes the lines of all threads, until the process ends.
@@ -135,7 +121,7 @@ impl StandardError {
             lines.split_inclusive(|&byte| byte == b'\n').for_each(write);
             if dropped > 0 {
                 let notice = format!("{dropped} log lines dropped: standard error was not read in time");
-                write(&self.lines(Level::Warn, &notice));
+                write(self.lines(Level::Warn, &notice).as_bytes());
             }
             if Instant::now() >= next_summary {
                 next_summary = Instant::now() + SUMMARY_INTERVAL;
@@ -152,39 +138,13 @@ impl Log for StandardError {
 
     fn log(&self, record: &Record) {
         if self.enabled(record.metadata()) {
-            // Formatted before the formatter takes its lock: a `Display` that panics would poison it.
-            let text = record.args().to_string();
-            self.buffer.push(&self.lines(record.level(), &text), record.target() == REQUEST);
+            let lines = self.lines(record.level(), &record.args().to_string());
+            self.buffer.push(lines.as_bytes(), record.target() == REQUEST);
         }
     }
 
     fn flush(&self) {
         self.buffer.flush(FLUSH_TIME);
-    }
-}
-
-/// The format of a line: a time and a level. The journal has its own time and takes the level from the priority.
-fn format(is_journal: bool) -> Config {
-    let filter = if is_journal { LevelFilter::Off } else { LevelFilter::Error };
-    ConfigBuilder::new()
-        .set_time_format_custom(TIME)
-        .set_time_level(filter)
-        .set_max_level(filter)
-        .set_thread_level(LevelFilter::Off)
-        .set_target_level(LevelFilter::Off)
-        .set_location_level(LevelFilter::Off)
-        .build()
-}
-
-struct Lines;
-
-impl Write for Lines {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        LINES.with_borrow_mut(|lines| lines.write(bytes))
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 
@@ -218,8 +178,7 @@ mod tests {
     use super::*;
 
     fn lines(is_journal: bool, level: Level, text: &str) -> String {
-        let log = StandardError::new(is_journal);
-        String::from_utf8(log.lines(level, text)).expect("a line is text")
+        StandardError::new(is_journal).lines(level, text)
     }
 
     #[test]

@@ -16,10 +16,10 @@ use crate::listener::{Cause, Snapshot};
 use crate::store::{Key, KeyBudget, LedgerState, Searched, Tokens};
 
 /// The reasons for asking Search, in the ledger's terms.
-const REASONS: [&str; 3] = ["always", "match", "model"];
+const SEARCH_REASONS: [&str; 3] = ["always", "match", "model"];
 
 /// The outcomes of asking Search.
-const FINDINGS: [&str; 3] = ["found", "nothing", "unavailable"];
+const SEARCH_OUTCOMES: [&str; 3] = ["found", "nothing", "unavailable"];
 
 /// The most keys with series of their own: those that have used the largest share of their budget.
 const MOST_BUDGETS: usize = 100;
@@ -39,8 +39,8 @@ pub struct Metrics {
     runtime: Histogram,
     ledger: Histogram,
     search: Histogram,
-    /// In the order of [`REASONS`], and within each of [`FINDINGS`].
-    searches: [[Counter; FINDINGS.len()]; REASONS.len()],
+    /// In the order of [`SEARCH_REASONS`], and within each of [`SEARCH_OUTCOMES`].
+    searches: [[Counter; SEARCH_OUTCOMES.len()]; SEARCH_REASONS.len()],
     /// Open rows that could not be inserted, so that no inference was spent.
     pub ledger_open_errors: Counter,
     /// Outcomes that could not be written.
@@ -114,14 +114,14 @@ impl Metrics {
             Some(_) => 1,
             None => 2,
         };
-        if let Some(reason) = REASONS.iter().position(|reason| *reason == searched.reason) {
+        if let Some(reason) = SEARCH_REASONS.iter().position(|reason| *reason == searched.reason) {
             self.searches[reason][finding].add(1);
         }
         self.search.observe(Duration::from_secs_f64(searched.time_ms / 1000.0));
     }
 
-    /// The number of calls to Search by their outcome, in the order of `FINDINGS`.
-    pub fn searches(&self) -> [u64; FINDINGS.len()] {
+    /// The number of calls to Search by their outcome, in the order of `SEARCH_OUTCOMES`.
+    pub fn searches(&self) -> [u64; SEARCH_OUTCOMES.len()] {
         std::array::from_fn(|finding| self.searches.iter().map(|reason| reason[finding].get()).sum())
     }
 
@@ -171,8 +171,8 @@ impl Metrics {
             "adriaticum_searches_total",
             "Requests for which Search was asked, by reason and outcome.",
         );
-        for (reason, findings) in REASONS.iter().zip(&self.searches) {
-            for (finding, count) in FINDINGS.iter().zip(findings) {
+        for (reason, findings) in SEARCH_REASONS.iter().zip(&self.searches) {
+            for (finding, count) in SEARCH_OUTCOMES.iter().zip(findings) {
                 searches.with(&format!("reason=\"{reason}\",outcome=\"{finding}\""), count.get());
             }
         }

@@ -8,6 +8,7 @@ mod index;
 mod markdown;
 pub mod passages;
 mod query;
+mod ranking;
 mod searxng;
 
 use std::fmt;

@@ -57,7 +57,7 @@ impl Supervisor {
         let (wake, waker) = UnixStream::pair()?;
         let requested = Arc::new(Signals::default());
         let now = Instant::now();
-        let rounds = Rounds {
+        let state = SupervisorThread {
             feed_time: watched.notify.as_ref().and_then(|notify| notify.watchdog).map(|time| time / 2),
             watched,
             wake,
@@ -67,7 +67,7 @@ impl Supervisor {
             status: String::new(),
             trouble: None,
         };
-        let thread = thread::Builder::new().name("supervisor".into()).spawn(|| rounds.run())?;
+        let thread = thread::Builder::new().name("supervisor".into()).spawn(|| state.run())?;
         Ok(Self { requested, waker, thread: Some(thread) })
     }
 
@@ -103,7 +103,7 @@ impl Drop for Supervisor {
 }
 
 /// The thread's own state.
-struct Rounds {
+struct SupervisorThread {
     watched: Watched,
     requested: Arc<Signals>,
     /// Receives a byte with every request.
@@ -118,14 +118,16 @@ struct Rounds {
     trouble: Option<&'static str>,
 }
 
-impl Rounds {
+impl SupervisorThread {
     fn run(mut self) {
         loop {
             if self.requested.ready.swap(false, Ordering::AcqRel) {
                 self.send("READY=1");
             }
             if self.requested.reload.swap(false, Ordering::AcqRel) {
-                self.reload();
+                self.watched.notify.as_ref().inspect(|notify| notify.reloading());
+                (self.watched.reload)();
+                self.send("READY=1");
             }
             if self.requested.stop.swap(false, Ordering::AcqRel) {
                 self.send("STOPPING=1");
@@ -140,7 +142,11 @@ impl Rounds {
             }
             if now >= self.next_status {
                 self.next_status = now + STATUS_INTERVAL;
-                self.send_status();
+                let status = (self.watched.status)();
+                if status != self.status {
+                    self.send(&format!("STATUS={status}"));
+                    self.status = status;
+                }
             }
             self.wait();
         }
@@ -157,14 +163,6 @@ impl Rounds {
             log::error!("supervisor: waiting failed: {error}");
         }
         let _ = self.wake.read(&mut [0; 64]);
-    }
-
-    fn reload(&mut self) {
-        if let Some(notify) = &self.watched.notify {
-            notify.reloading();
-        }
-        (self.watched.reload)();
-        self.send("READY=1");
     }
 
     /// Feeds the watchdog if the service is alive, and asks the event loop for its next answer.
@@ -196,14 +194,6 @@ impl Rounds {
             Some("a write to the ledger hangs")
         } else {
             None
-        }
-    }
-
-    fn send_status(&mut self) {
-        let status = (self.watched.status)();
-        if status != self.status {
-            self.send(&format!("STATUS={status}"));
-            self.status = status;
         }
     }
 
