@@ -76,7 +76,7 @@ Options:
     )
 }
 
-/// Why a command failed.
+/// The message of a failed command, by its exit code.
 enum CliError {
     /// The command line is wrong: exit code 2.
     Usage(String),

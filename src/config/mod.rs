@@ -53,7 +53,7 @@ pub struct Config {
     pub trusted_proxies: Proxies,
     pub runtime: RuntimeConfig,
     pub search: SearchConfig,
-    /// After how many days a row of the ledger is removed; `None` keeps everything.
+    /// The days after which a row of the ledger is removed; `None` keeps everything.
     pub retention_days: Option<u32>,
     /// The file it was read from, if any.
     pub file: Option<PathBuf>,
@@ -61,7 +61,7 @@ pub struct Config {
     pub secret_files: Vec<PathBuf>,
     /// Files of the service with a secret that this user can't read, by their settings, and the reason.
     pub unread_files: Vec<(&'static str, String)>,
-    /// Variables of the environment that look like settings and are none, with the setting that was probably meant.
+    /// Variables with the prefix of settings that are unknown, each with the one that was probably meant.
     pub unknown_variables: Vec<String>,
     /// A reload compares these to find the changed settings.
     pub digests: Digests,

@@ -1,4 +1,4 @@
-//! A setting as it is written in the file or in a variable, and the message if it is wrong.
+//! A setting as it is in the file or in a variable, and the message if it is wrong.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,7 +25,7 @@ const SECRET: [&str; 2] = ["database", "runtime.api_key"];
 /// The most characters of a wrong value that a message repeats.
 const MAX_REPEATED: usize = 60;
 
-/// A value as it is written, and where.
+/// An unchecked value, and its place.
 pub struct RawSetting {
     name: String,
     value: SettingValue,

@@ -1,4 +1,4 @@
-//! The settings as they are written: in a TOML file, and in the environment, which overrides it.
+//! The unchecked settings, in a TOML file and in the environment, which overrides it.
 //!
 //! The setting `runtime.url` of the file is `ADRIATICUM_RUNTIME_URL` in the environment. Each is taken once; a name that is
 //! left at the end is unknown. A wrong setting is reported and its default used instead, so that all problems are found at
