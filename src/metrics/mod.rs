@@ -72,7 +72,7 @@ pub struct Times {
     pub ledger: Option<Duration>,
 }
 
-/// The time of the first count.
+/// The start of the process.
 struct Started(SystemTime);
 
 impl Default for Started {
@@ -202,7 +202,7 @@ impl Metrics {
     }
 }
 
-/// The listener's load and its limits, and the size of the WAL.
+/// Writes the listener's load and its limits, and the size of the WAL.
 fn gauges(text: &mut MetricsText, load: &Snapshot, ledger: &LedgerState) {
     let Snapshot { workers, queue, connections, buffered_bytes, .. } = load;
     for (name, help, value) in [
@@ -237,7 +237,7 @@ fn shed(text: &mut MetricsText, load: &Snapshot) {
         .with("phase=\"running\"", load.of(Cause::AbandonedRunning));
 }
 
-/// Gauges for each key: an alert compares them.
+/// Writes two gauges for each key, which an alert compares.
 fn budgets(text: &mut MetricsText, keys: &[Key]) {
     let mut budgets: Vec<(&str, KeyBudget)> =
         keys.iter().filter_map(|key| Some((key.id.as_str(), key.budget?))).collect();
