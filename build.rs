@@ -5,10 +5,10 @@ use std::path::Path;
 use std::process::Command;
 use std::{env, fs};
 
-/// The language that comes first wins if a query has as many stop words of another one.
+/// The earlier language takes precedence if a query has as many stop words of another one.
 const LANGUAGES: [&str; 6] = ["en", "de", "fr", "es", "it", "hr"];
 
-/// Changed by every commit, checkout and tag. Only this package is built again then, not its libraries.
+/// Files that every commit, checkout and tag changes. Then only this package is built again, not its libraries.
 const GIT_FILES: [&str; 2] = ["logs/HEAD", "refs/tags"];
 
 fn main() {
@@ -19,7 +19,7 @@ fn main() {
     if Path::new(".git").exists() {
         let paths =
             GIT_FILES.map(|file| output("git", &["-c", "safe.directory=*", "rev-parse", "--git-path", file]));
-        // Cargo takes a missing file for a changed one.
+        // For Cargo, a missing file has changed.
         for path in paths.into_iter().flatten().filter(|path| Path::new(path).exists()) {
             println!("cargo::rerun-if-changed={path}");
         }
@@ -32,7 +32,7 @@ fn main() {
         .expect("the folder should take a file");
 }
 
-/// What a program prints, without the end of its line; `None` if it fails.
+/// Runs a program and returns its output without the end of the line; `None` if it fails.
 fn output(program: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program).args(arguments).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())

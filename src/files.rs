@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-/// For a path that `resolve` returned: somebody could put a link there meanwhile.
+/// The flag for a path that `resolve` returned: another user could put a link there meanwhile.
 pub const NO_FOLLOW: i32 = OFlags::NOFOLLOW.bits() as i32;
 
-/// Creates a file that only the service's own user and group may read. Returns false if there is one already, and an
-/// error if that one can't be written.
+/// Creates a file that only the service's own user and group may read. Returns false if it exists already, and an error if
+/// it exists and can't be written.
 pub fn create(path: &Path) -> io::Result<bool> {
     let mut options = OpenOptions::new();
     options.append(true).mode(0o640).custom_flags(NO_FOLLOW);
@@ -23,12 +23,13 @@ pub fn create(path: &Path) -> io::Result<bool> {
             options.open(resolve(path)?).map(|_| false)
         }
         Err(error) => Err(error),
-        Ok(file) => give_to_the_folders_owner(&file, path).map(|()| true),
+        Ok(file) => give_to_folder_owner(&file, path).map(|()| true),
     }
 }
 
-/// Root may create the first key before the service was ever started. The service could not open a file of root's.
-fn give_to_the_folders_owner(file: &File, path: &Path) -> io::Result<()> {
+/// Gives a file that root has created to the service's user. Root may create the first key before the service was ever
+/// started, and the service could not open a file of root.
+fn give_to_folder_owner(file: &File, path: &Path) -> io::Result<()> {
     let folder = fs::metadata(folder(path))?;
     if file.metadata()?.uid() == 0 && folder.uid() != 0 {
         fchown(file, Some(folder.uid()), Some(folder.gid()))?;
@@ -36,15 +37,15 @@ fn give_to_the_folders_owner(file: &File, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The path of an existing file without links. It fails if root would follow one in a folder that another user may write to.
-/// Everything that writes opens the result with `NO_FOLLOW` or SQLite's counterpart.
+/// Returns the path of an existing file without links. Fails if root would follow one in a folder that another user may
+/// write to. Every writer opens the result with `NO_FOLLOW` or SQLite's counterpart.
 pub fn resolve(path: &Path) -> io::Result<PathBuf> {
     let owner = fs::metadata(folder(path))?;
     let is_foreign = owner.uid() != 0 || owner.mode() & 0o022 != 0;
     if !rustix::process::geteuid().is_root() || !is_foreign {
         return fs::canonicalize(path);
     }
-    // Only the folder is resolved: whatever was checked before, the last part could be a link by then.
+    // Only the folder is resolved: the last part could become a link after any check.
     let name = path.file_name().ok_or_else(|| io::Error::other("it is not the path of a file"))?;
     let real = fs::canonicalize(folder(path))?.join(name);
     if fs::symlink_metadata(&real)?.is_symlink() {
@@ -57,7 +58,7 @@ pub fn resolve(path: &Path) -> io::Result<PathBuf> {
     Ok(real)
 }
 
-/// The content of a certificate, a key or a password. A pipe or a device is refused: reading it could take forever.
+/// Reads a certificate, a key or a password. Refuses a pipe or a device: reading it could take forever.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut file = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
     if !file.metadata()?.is_file() {

@@ -1,4 +1,4 @@
-//! The certificate and its key: whether they match, and for how long.
+//! The certificate and its key: whether they match, and when the certificate expires.
 
 use super::Finding;
 use crate::config::TlsFiles;
@@ -9,8 +9,10 @@ use crate::when;
 /// A certificate should be renewed this many days before it expires: one that is valid for a month is renewed after 20 days.
 const RENEWAL_DAYS: i64 = 10;
 
-/// Whether a certificate should have been renewed by now.
-pub fn is_ending(expires: i64, now: i64) -> bool {
+const RENEW: &str = "Renew it, then reload the service";
+
+/// Returns true if a certificate should have been renewed by now.
+pub fn is_expiring(expires: i64, now: i64) -> bool {
     (expires - now).div_euclid(86_400) < RENEWAL_DAYS
 }
 
@@ -24,25 +26,13 @@ pub fn check(files: &TlsFiles) -> Finding {
     }
 }
 
-/// The finding about a certificate that expires at this time.
 fn expiry(expires: i64, now: i64) -> Finding {
-    let date = when::shown(Some(expires));
-    match (expires - now).div_euclid(86_400) {
-        ..0 => Finding::fail(
-            "tls",
-            format!("the certificate expired at {date}. Renew it, then reload the service"),
-        ),
-        days @ ..RENEWAL_DAYS => Finding::warn(
-            "tls",
-            format!(
-                "the certificate expires at {date}, in {}. Renew it, then reload the service",
-                count(days, "day")
-            ),
-        ),
-        days => Finding::ok(
-            "tls",
-            format!("the certificate and its key match; it expires at {date}, in {}", count(days, "day")),
-        ),
+    let (date, days) = (when::shown(Some(expires)), (expires - now).div_euclid(86_400));
+    let left = format!("expires at {date}, in {}", count(days, "day"));
+    match days {
+        ..0 => Finding::fail("tls", format!("the certificate expired at {date}. {RENEW}")),
+        0..RENEWAL_DAYS => Finding::warn("tls", format!("the certificate {left}. {RENEW}")),
+        _ => Finding::ok("tls", format!("the certificate and its key match; it {left}")),
     }
 }
 
@@ -56,12 +46,12 @@ pub fn read_certificate(files: &TlsFiles) -> Result<Certificate, String> {
     })
 }
 
-/// The same for a reload: the service has another certificate, and with an expired one it would lose its clients.
+/// The same for a reload, which keeps the present certificate if the new one has expired.
 pub fn read_unexpired(files: &TlsFiles) -> Result<Certificate, String> {
     let certificate = read_certificate(files)?;
     match certificate.expires() {
         Some(expires) if expires <= when::now() => Err(format!(
-            "tls.cert = {:?}: the certificate expired at {}. Renew it, then reload the service.",
+            "tls.cert = {:?}: the certificate expired at {}. {RENEW}.",
             files.cert,
             when::shown(Some(expires))
         )),
@@ -76,14 +66,14 @@ mod tests {
 
     #[test]
     fn a_certificate_is_to_be_renewed_in_time() {
-        for (days, status, told) in [
+        for (days, status, message) in [
             (-1, Verdict::Fail, "expired at 1970-04-10"),
             (0, Verdict::Warn, "in 0 days"),
             (9, Verdict::Warn, "in 9 days. Renew it"),
             (10, Verdict::Ok, "in 10 days"),
         ] {
             let finding = expiry((100 + days) * 86_400, 100 * 86_400);
-            assert!(finding.status == status && finding.message.contains(told), "{}", finding.message);
+            assert!(finding.status == status && finding.message.contains(message), "{}", finding.message);
         }
     }
 }

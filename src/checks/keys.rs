@@ -7,8 +7,8 @@ use crate::store::{BudgetPeriod, Filter, Key, KeyState, Matching, Span, Store, S
 use crate::text::count;
 use crate::when;
 
-/// How many keys a finding names.
-const NAMED: usize = 5;
+/// The most keys that a finding names.
+const MAX_NAMED: usize = 5;
 
 /// Returns nothing if the keys can't be read: the check of the database reports that.
 pub fn check(store: &Store) -> Vec<Finding> {
@@ -18,27 +18,26 @@ pub fn check(store: &Store) -> Vec<Finding> {
 fn find(store: &Store) -> Result<Vec<Finding>, StoreError> {
     let now = when::now();
     let keys = store.list_keys()?;
-    let of_state = |state| keys.iter().filter(|key| key.state(now) == state).collect::<Vec<_>>();
     let date = |key: &&Key| format!("{} ({:?}, {})", key.id, key.name, when::shown(key.expires));
     let mut findings = Vec::new();
-    let expired = of_state(KeyState::Expired);
-    if !expired.is_empty() {
-        let message = format!(
-            "{} expired: {}. Revoke what is not needed: adriaticum keys revoke ID; or give it another date: adriaticum keys set \
-             ID --expires WHEN",
-            count(expired.len() as i64, "key"),
-            named(&expired, date),
-        );
-        findings.push(Finding::warn("keys", message));
-    }
-    let expiring = of_state(KeyState::Expiring);
-    if !expiring.is_empty() {
-        let message = format!(
-            "{} will expire within ten days: {}. To give one another date: adriaticum keys set ID --expires WHEN",
-            count(expiring.len() as i64, "key"),
-            named(&expiring, date),
-        );
-        findings.push(Finding::warn("keys", message));
+    for (state, verb, advice) in [
+        (
+            KeyState::Expired,
+            "expired",
+            "Revoke what is not needed: adriaticum keys revoke ID; or give it another date: adriaticum keys set ID --expires WHEN",
+        ),
+        (
+            KeyState::Expiring,
+            "will expire within ten days",
+            "To give one another date: adriaticum keys set ID --expires WHEN",
+        ),
+    ] {
+        let keys: Vec<&Key> = keys.iter().filter(|key| key.state(now) == state).collect();
+        if !keys.is_empty() {
+            let message =
+                format!("{} {verb}: {}. {advice}", count(keys.len() as i64, "key"), named(&keys, date));
+            findings.push(Finding::warn("keys", message));
+        }
     }
     let unmeasured = unmeasured(store, &keys, now)?;
     if !unmeasured.is_empty() {
@@ -55,14 +54,14 @@ fn find(store: &Store) -> Result<Vec<Finding>, StoreError> {
 }
 
 fn named<T>(keys: &[T], name: impl Fn(&T) -> String) -> String {
-    let mut names: Vec<String> = keys.iter().take(NAMED).map(name).collect();
-    if keys.len() > NAMED {
-        names.push(format!("{} more", keys.len() - NAMED));
+    let mut names: Vec<String> = keys.iter().take(MAX_NAMED).map(name).collect();
+    if keys.len() > MAX_NAMED {
+        names.push(format!("{} more", keys.len() - MAX_NAMED));
     }
     names.join(", ")
 }
 
-/// The keys with a budget and completions in its period whose total the runtime did not report, and how many.
+/// Returns the keys with a budget and, in its period, completions without a total of the runtime, and how many.
 fn unmeasured<'a>(store: &Store, keys: &'a [Key], now: i64) -> Result<Vec<(&'a Key, i64)>, StoreError> {
     let since = |key: &'a Key| Some((key.id.as_str(), key.budget?.budget.per.around(now).since));
     let periods: HashMap<&str, i64> = keys.iter().filter(|key| key.is_valid(now)).filter_map(since).collect();

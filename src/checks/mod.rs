@@ -1,23 +1,23 @@
 //! Tests every part that a completion needs, and says what to do if one fails.
 
+mod addresses;
 mod certificate;
 mod keys;
 mod runtime;
 
 use std::fmt::Display;
 use std::fs;
-use std::net::{IpAddr, ToSocketAddrs};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::Serialize;
 
-pub use self::certificate::{is_ending, read_certificate, read_unexpired};
+pub use self::addresses::reachable;
+pub use self::certificate::{is_expiring, read_certificate, read_unexpired};
 
 use crate::client::Cancellation;
-use crate::config::{Config, GroundingMode, SearchPlace};
-use crate::listener::{Address, TrustedProxy};
+use crate::config::{Config, GroundingMode, SearchBackend};
 use crate::search::{self, Index};
 use crate::store::{Access, CLOCK_SLACK as DATABASE_CLOCK_SLACK, Store, StoreError};
 use crate::text::{count, grouped};
@@ -27,15 +27,14 @@ use crate::when;
 const TRIAL_QUERY: &str = "Adriatic Sea";
 
 /// The free bytes that the database should have: some hundred thousand rows, and SQLite's own files.
-const FREE_ENOUGH: u64 = 256 * 1024 * 1024;
+const MIN_FREE_BYTES: u64 = 256 * 1024 * 1024;
 
 /// An earlier time means that the clock was never set: the beginning of 2026.
 const NOT_BEFORE: i64 = 1_767_225_600;
 
-/// How far the newest row may be ahead of the clock.
+/// The seconds that the newest row may be ahead of the clock.
 const CLOCK_SLACK: i64 = 5;
 
-/// The worst is the greatest.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
@@ -51,7 +50,7 @@ pub struct Finding {
     pub part: &'static str,
     pub status: Verdict,
     pub message: String,
-    /// The address of the runtime that it is about.
+    /// The address of the runtime, if the finding is about one.
     #[serde(skip)]
     pub runtime: Option<String>,
 }
@@ -74,8 +73,8 @@ impl Finding {
     }
 }
 
-/// Every check, of the whole database too.
-pub fn all(config: &Config) -> Vec<Finding> {
+/// Runs every check, also of the whole database.
+pub fn check_all(config: &Config) -> Vec<Finding> {
     let store = Store::open(&config.database, Access::Existing);
     let found = match &store {
         Ok(store) => database(config, store.check()),
@@ -91,28 +90,29 @@ pub fn database_failed(config: &Config, error: &dyn Display) -> String {
     format!("the database {name}: {error}.{unread} The setting is database (ADRIATICUM_DATABASE).")
 }
 
-/// The same for a database that may be missing: then the finding says what to do.
+/// The same for a database that may be missing: then the message says how to create it.
 pub fn store_failed(config: &Config, error: &StoreError) -> String {
     match error {
         StoreError::Missing => format!(
             "there is no database at {}. If it is elsewhere, name its configuration (--config FILE) or the database itself \
-             (ADRIATICUM_DATABASE). adriaticum serve, keys create, console password, restore and move create one.",
+             (ADRIATICUM_DATABASE). Create it with adriaticum serve, keys create, console password, restore or move.",
             config.database_name()
         ),
         error => database_failed(config, error),
     }
 }
 
-/// The checks of a running service, whose database may be too large to be read completely each time.
-pub fn of_a_running_service(config: &Config, store: &Store) -> Vec<Finding> {
+/// Runs the checks of a running service, whose database may be too large to be read completely each time.
+pub fn check_running_service(config: &Config, store: &Store) -> Vec<Finding> {
     parts(config, Some(store), database(config, store.try_request()))
 }
 
 fn parts(config: &Config, store: Option<&Store>, database: Finding) -> Vec<Finding> {
-    let mut findings = vec![configuration(config), hosts(config)];
-    findings.extend(reachable_address(config, store).map(|message| Finding::warn("listen", message)));
+    let mut findings = vec![configuration(config), addresses::hosts(config)];
+    findings
+        .extend(addresses::reachable_address(config, store).map(|message| Finding::warn("listen", message)));
     findings.extend(config.tls.as_ref().map(certificate::check));
-    findings.extend(exposed(config));
+    findings.extend(exposed_secrets(config));
     findings.extend([clock(config, store), database]);
     findings.extend(store.map(keys::check).unwrap_or_default());
     findings.push(search(config));
@@ -133,8 +133,8 @@ fn configuration(config: &Config) -> Finding {
     Finding::warn("configuration", format!("{read}; unknown variables: {unknown}. Correct or unset them"))
 }
 
-/// Files with secrets that every user of this host can read, or that this user can't.
-fn exposed(config: &Config) -> Option<Finding> {
+/// Warns about files with secrets that every user of this host can read, or that this user can't.
+fn exposed_secrets(config: &Config) -> Option<Finding> {
     let of_service = [config.tls.as_ref().map(|files| files.key.as_path()), config.database.file()];
     let files = of_service.into_iter().flatten().chain(config.secret_files.iter().map(PathBuf::as_path));
     let is_readable =
@@ -158,103 +158,27 @@ fn exposed(config: &Config) -> Option<Finding> {
     (!message.is_empty()).then(|| Finding::warn("secrets", message.join("; ")))
 }
 
-/// The warning about the address that the service listens on, or with a socket of systemd, has listened on when it last started.
-fn reachable_address(config: &Config, store: Option<&Store>) -> Option<String> {
-    let gateways = store.and_then(|store| store.gateways().ok()).unwrap_or_default();
-    let own = gateways.iter().find(|gateway| gateway.name == config.gateway);
-    let tcp = |address: &str| {
-        address.split_once("://").and_then(|(_, address)| address.parse().ok()).map(Address::Tcp)
-    };
-    let last = own.into_iter().flat_map(|gateway| gateway.address.split(' ').filter_map(tcp));
-    let mut addresses = [config.listen.clone()].into_iter().chain(last);
-    addresses.find_map(|address| reachable(config, &address))
-}
-
-/// The warning about an address that other hosts can reach: they would get 404, or send their keys in the clear.
-pub fn reachable(config: &Config, address: &Address) -> Option<String> {
-    let address = match address {
-        Address::Tcp(address) if !address.ip().is_loopback() => address,
-        _ => return None,
-    };
-    let mut message = Vec::new();
-    if config.api_hosts.iter().all(|host| is_local(host)) {
-        message.push(format!(
-            "clients of other hosts get 404, because api_hosts has only names of this host ({}). Add the name or address that \
-             they use to api_hosts (ADRIATICUM_API_HOSTS)",
-            config.api_hosts.join(", ")
-        ));
-    }
-    if config.tls.is_none() && !config.trusted_proxies.0.iter().any(|proxy| *proxy != TrustedProxy::Unix) {
-        message.push(
-            "keys and prompts are sent without encryption. Set tls.cert and tls.key, or put a proxy with TLS in front and \
-             name it in trusted_proxies"
-                .into(),
-        );
-    }
-    (!message.is_empty()).then(|| {
-        format!("other hosts can reach {address} (listen, or adriaticum.socket): {}", message.join("; "))
-    })
-}
-
-/// Whether a name of the API means this host to every host.
-fn is_local(host: &str) -> bool {
-    let is_name = host == "localhost" || host.ends_with(".localhost");
-    is_name || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
-}
-
-/// The names of the API, and whether this host can resolve them.
-fn hosts(config: &Config) -> Finding {
-    let port = match config.listen {
-        Address::Tcp(address) => address.port(),
-        Address::Unix(_) => 0,
-    };
-    let unknown: Vec<&str> = config
-        .api_hosts
-        .iter()
-        .filter(|host| (host.as_str(), port).to_socket_addrs().is_err())
-        .map(String::as_str)
-        .collect();
-    let names = config.api_hosts.join(", ");
-    if unknown.is_empty() {
-        return Finding::ok("hosts", format!("the API is served as {names}, on {}", config.listen));
-    }
-    let message = format!(
-        "the API is served as {names}, but {} can't be resolved on this host. Check DNS, or correct api_hosts",
-        unknown.join(", ")
-    );
-    Finding::warn("hosts", message)
-}
-
 fn clock(config: &Config, store: Option<&Store>) -> Finding {
     let now = when::now();
+    let time = format!("the time is {}", when::shown(Some(now)));
     if now < NOT_BEFORE {
-        let message = format!("it says {}. Set it, or keys do not expire", when::shown(Some(now)));
-        return Finding::fail("clock", message);
+        return Finding::fail("clock", time + ". Set the clock, or keys do not expire");
     }
-    if let Some(told) = store.and_then(|store| store.clock_difference().ok()).and_then(clock_is_off) {
-        return Finding::warn("clock", format!("it says {}, {told}", when::shown(Some(now))));
-    }
-    let jump = config.retention_days.and_then(|_| store?.clock_jump().ok().flatten());
-    if let Some(last_seen) = jump {
-        return Finding::warn(
-            "clock",
-            format!("it says {}, {}", when::shown(Some(now)), clock_jumped(last_seen)),
-        );
-    }
-    match store.and_then(|store| store.newest_row().ok().flatten()) {
-        Some(newest) if newest > now + CLOCK_SLACK => {
-            let message = format!(
-                "it says {}, but the newest row of the ledger is of {}. Was the clock set back?",
-                when::shown(Some(now)),
-                when::shown(Some(newest))
-            );
-            Finding::warn("clock", message)
-        }
-        _ => Finding::ok("clock", format!("it says {}", when::shown(Some(now)))),
+    let is_off = store.and_then(|store| clock_is_off(store.clock_difference().ok()?));
+    let has_jumped = || config.retention_days.and_then(|_| store?.clock_jump().ok()?).map(clock_jumped);
+    let is_set_back = || {
+        let newest = store.and_then(|store| store.newest_row().ok()?);
+        let ahead = newest.filter(|newest| *newest > now + CLOCK_SLACK)?;
+        let ahead = when::shown(Some(ahead));
+        Some(format!("but the newest row of the ledger is of {ahead}. Was the clock set back?"))
+    };
+    match is_off.or_else(has_jumped).or_else(is_set_back) {
+        Some(warning) => Finding::warn("clock", format!("{time}, {warning}")),
+        None => Finding::ok("clock", time),
     }
 }
 
-/// The warning about a clock that retention does not trust.
+/// Warns about a clock that retention does not trust.
 pub fn clock_jumped(last_seen: i64) -> String {
     format!(
         "more than a day after the service was last seen ({}). Until it has run for 24 hours, retention removes nothing. If \
@@ -263,14 +187,15 @@ pub fn clock_jumped(last_seen: i64) -> String {
     )
 }
 
-/// The warning about a clock that is this many seconds ahead of the database's; `None` if they agree.
+/// Warns about a clock that is this many seconds ahead of the database's. Returns `None` if they agree.
 pub fn clock_is_off(ahead: f64) -> Option<String> {
     let side = if ahead > 0.0 { "ahead of" } else { "behind" };
-    let told = format!(
-        "{:.1} s {side} the database's clock. Synchronize both with NTP: the times of rows and the expiry of keys use it",
-        ahead.abs()
-    );
-    (ahead.abs() > DATABASE_CLOCK_SLACK).then_some(told)
+    (ahead.abs() > DATABASE_CLOCK_SLACK).then(|| {
+        format!(
+            "{:.1} s {side} the database's clock. Synchronize both with NTP: the times of rows and the expiry of keys use it",
+            ahead.abs()
+        )
+    })
 }
 
 fn database(config: &Config, checked: Result<(), StoreError>) -> Finding {
@@ -287,19 +212,19 @@ fn with_room(path: &Path, message: String) -> Finding {
         return Finding::ok("database", message);
     };
     let message = format!("{message}, {} MiB free", grouped((free / 1024 / 1024) as i64));
-    if free >= FREE_ENOUGH {
+    if free >= MIN_FREE_BYTES {
         Finding::ok("database", message)
     } else {
         Finding::warn("database", message + ". Free some space: on a full disk no completion is run")
     }
 }
 
-/// The free bytes of the disk that a file is on.
+/// The free bytes on the disk of a file.
 pub fn bytes_free(path: &Path) -> Option<u64> {
     rustix::fs::statvfs(path).ok().map(|disk| disk.f_bavail * disk.f_frsize)
 }
 
-/// An index with documents that no completion is grounded in.
+/// Warns about an index with documents that no completion is grounded in.
 fn unused_index(config: &Config) -> Option<Finding> {
     let unused = config.search.how_to_use_index()?;
     let index = Index::new(&config.search);
@@ -313,14 +238,14 @@ fn unused_index(config: &Config) -> Option<Finding> {
     })
 }
 
-/// Sends a real query to Search; what it finds does not matter.
+/// Sends a real query to Search. An empty result is fine.
 fn search(config: &Config) -> Finding {
     let search = match search::configured(&config.search, 1, config.worker_share()) {
         Some(search) if config.search.grounding != GroundingMode::Off => search,
         _ => return Finding::ok("search", "off: answers are not grounded"),
     };
-    let place = match &config.search.place {
-        Some(SearchPlace::SearXng(url)) => url.clone(),
+    let place = match &config.search.backend {
+        Some(SearchBackend::SearXng(url)) => url.clone(),
         _ => config.search.index.display().to_string(),
     };
     let asked = Instant::now();

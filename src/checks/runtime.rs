@@ -8,11 +8,11 @@ use crate::config::{Config, RuntimeConfig};
 use crate::listener::Address;
 use crate::runtime::{Chat, ChatMessage, Role, Runtimes, Spent, probe};
 
-/// Where runtimes listen by default.
-const USUAL: [(&str, u16); 4] =
+/// The ports that runtimes listen on by default.
+const DEFAULT_PORTS: [(&str, u16); 4] =
     [("llama-server", 8080), ("Ollama", 11434), ("vLLM", 8000), ("LM Studio", 1234)];
 
-/// The timeout for what a runtime says about itself.
+/// The timeout for a runtime's lists of its models and properties.
 const PROBE_TIME: Duration = Duration::from_secs(2);
 
 pub fn check(config: &Config) -> Vec<Finding> {
@@ -20,7 +20,7 @@ pub fn check(config: &Config) -> Vec<Finding> {
         .runtime
         .urls
         .iter()
-        .filter_map(|url| Some(Finding { runtime: Some(url.clone()), ..try_one(url, config)? }))
+        .filter_map(|url| Some(Finding { runtime: Some(url.clone()), ..try_runtime(url, config)? }))
         .collect();
     if findings.is_empty() {
         let message =
@@ -28,13 +28,13 @@ pub fn check(config: &Config) -> Vec<Finding> {
         findings.push(Finding::fail("runtime", message));
     }
     if findings.iter().any(|finding| finding.status == Verdict::Fail) {
-        findings.extend(found_here(config));
+        findings.extend(local_runtimes(config));
     }
     findings
 }
 
 /// Asks for one token.
-fn try_one(url: &str, config: &Config) -> Option<Finding> {
+fn try_runtime(url: &str, config: &Config) -> Option<Finding> {
     let runtime = Runtimes::new(
         &RuntimeConfig { urls: vec![url.to_owned()], ..config.runtime.clone() },
         1,
@@ -78,11 +78,11 @@ fn try_one(url: &str, config: &Config) -> Option<Finding> {
 }
 
 /// Runtimes that listen on this host's usual ports and are not used.
-fn found_here(config: &Config) -> Vec<Finding> {
+fn local_runtimes(config: &Config) -> Vec<Finding> {
     let mut findings = Vec::new();
     // The key is for the runtimes of the configuration only.
     let without_key = RuntimeConfig { api_key: None, ..config.runtime.clone() };
-    for (name, port) in USUAL {
+    for (name, port) in DEFAULT_PORTS {
         let url = format!("http://127.0.0.1:{port}/v1");
         if config.runtime.urls.contains(&url) || is_own(port, &config.listen) {
             continue;
@@ -101,7 +101,7 @@ fn found_here(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// Whether this service itself listens on a port of this host: it would answer 404, and log that.
+/// Returns true if this service itself listens on a port of this host: it would answer 404, and log that.
 fn is_own(port: u16, listen: &Address) -> bool {
     match listen {
         Address::Tcp(address) => {

@@ -4,11 +4,11 @@ use std::{env, fs};
 
 use rustix::process::geteuid;
 
-use super::{Args, CliError, Opt, open_store, print, print_json, text_table};
+use super::{Args, CliError, open_store, print, print_json, text_table};
 use crate::store::{Actor, AuditRow, KeyName};
 use crate::when::{self, When};
 
-const HELP: &str = "\
+pub(super) const HELP: &str = "\
 Prints who changed what, the oldest first: keys created, changed and revoked, passwords set, sign-ins, failed sign-ins
 summed by address, settings reloaded and backups restored.
 
@@ -20,23 +20,16 @@ Options:
   --json         Print JSON
 ";
 
-pub fn run(mut args: Args) -> Result<(), CliError> {
-    let (mut json, mut since) = (false, i64::MIN);
-    let mut set_since = |text: &str| {
-        since = When::parse(text).ok_or(When::TAKES)?.ago(when::now());
-        Ok(())
-    };
-    let mut options = [Opt::Flag("json", &mut json), Opt::Value("since", &mut set_since)];
-    let [] = args.words(HELP, [], &mut options)?;
+pub(super) fn run(mut args: Args) -> Result<(), CliError> {
+    let [] = args.words([])?;
+    let since = args.value("since", When::TAKES, When::parse)?;
+    let since = since.map_or(i64::MIN, |since| since.ago(when::now()));
     let mut rows = Vec::new();
     open_store(&args.config()?)?.audit(since, |row| rows.push(row))?;
-    if json {
+    if args.flag("json") {
         return print_json(&rows);
     }
-    let heading = ["time", "action", "via", "by", "key", "details"];
-    let mut lines = vec![heading.map(String::from).to_vec()];
-    lines.extend(rows.iter().map(line));
-    print(&text_table::lay_out(&lines))
+    print(&text_table::with_heading("time,action,via,by,key,details", rows.iter().map(line)))
 }
 
 fn line(row: &AuditRow) -> Vec<String> {
@@ -54,14 +47,14 @@ fn line(row: &AuditRow) -> Vec<String> {
     ]
 }
 
-/// The user who runs this command. If sudo changed the user, both: `SUDO_USER` alone could be set by anyone.
-pub fn actor() -> Actor {
+/// Returns the user who runs this command, and with sudo also the user before: anyone could set `SUDO_USER` alone.
+pub(super) fn actor() -> Actor {
     let user = user_name(geteuid().as_raw(), &fs::read_to_string("/etc/passwd").unwrap_or_default());
     let before = env::var("SUDO_USER").ok().filter(|name| *name != user && KeyName::parse(name).is_some());
     Actor::command(before.map_or(user.clone(), |before| format!("{before} as {user}")))
 }
 
-/// A user's name by the text of /etc/passwd, else the number.
+/// Looks up a user's name in the text of /etc/passwd. Returns the number if it is not there.
 fn user_name(uid: u32, passwd: &str) -> String {
     let uid = uid.to_string();
     let name = |line: &str| {

@@ -1,6 +1,6 @@
 //! `backup`: a consistent copy of the database while the service runs.
 
-use std::io::ErrorKind;
+use std::io::ErrorKind::{AlreadyExists, IsADirectory, NotADirectory, NotFound};
 use std::path::Path;
 
 use super::{Args, CliError, print};
@@ -8,15 +8,15 @@ use crate::checks;
 use crate::store::StoreError;
 use crate::text::{count, grouped};
 
-const HELP: &str = "\
+pub(super) const HELP: &str = "\
 Makes a consistent copy of the database, with keys and ledger, while the service uses it. The copy has the version of
 the database, also if that is older than this program. To restore it, stop the service and run adriaticum restore.
 
 Usage: adriaticum backup FILE
 ";
 
-pub fn run(mut args: Args) -> Result<(), CliError> {
-    let [file] = args.words(HELP, ["the new FILE"], &mut [])?;
+pub(super) fn run(mut args: Args) -> Result<(), CliError> {
+    let [file] = args.words(["the new FILE"])?;
     let (path, config) = (Path::new(&file), args.config()?);
     if config.database.file().is_none() {
         return Err(CliError::Failed(format!(
@@ -29,20 +29,16 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
             StoreError::Missing | StoreError::LostContent { .. } | StoreError::Damaged(_) => {
                 checks::store_failed(&config, &error)
             }
-            StoreError::Io(cause) if is_about_the_path(cause.kind()) => {
-                format!("{file}: {error}. The copy needs a new file in a folder that exists.")
-            }
+            StoreError::Io(cause) => match cause.kind() {
+                AlreadyExists | NotFound | NotADirectory | IsADirectory => {
+                    format!("{file}: {error}. The copy needs a new file in a folder that exists.")
+                }
+                _ => format!("{file}: {error}."),
+            },
             error => format!("{file}: {error}."),
         })
     };
     let rows = config.database.backup(path).map_err(failed)?;
     let bytes = path.metadata().map_err(|error| failed(error.into()))?.len();
     print(&format!("{file}: {}, {} bytes\n", count(rows, "row"), grouped(bytes as i64)))
-}
-
-fn is_about_the_path(error: ErrorKind) -> bool {
-    matches!(
-        error,
-        ErrorKind::AlreadyExists | ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory
-    )
 }

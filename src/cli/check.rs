@@ -1,17 +1,17 @@
-//! `check`: the results of the checks, and an exit code for scripts.
+//! `check`: prints the results of the checks, with an exit code for scripts.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::process::{self, Command};
 
-use super::{Args, CliError, DENIED, Opt, print, print_json};
+use super::{Args, CliError, DENIED, print, print_json};
 use crate::checks::{self, Finding, Verdict};
 use crate::config::{Config, KEY_FILE};
 use crate::files;
 use crate::text::count;
 
-const HELP: &str = "\
+pub(super) const HELP: &str = "\
 Tests every part that a completion needs: configuration, hosts, clock, database, Search, runtime. Names what fails
 and how to fix it. Warns about secrets in files that every user can read, about an address that other hosts can
 reach, about keys that have expired or expire within ten days, about budgets that miss completions, and about an index
@@ -24,18 +24,18 @@ Options:
   --json   Print JSON
 ";
 
-pub fn run(mut args: Args) -> Result<(), CliError> {
-    let mut json = false;
-    let [] = args.words(HELP, [], &mut [Opt::Flag("json", &mut json)])?;
+pub(super) fn run(mut args: Args) -> Result<(), CliError> {
+    let [] = args.words([])?;
+    let json = args.flag("json");
     let findings = match args.config() {
         Ok(config) => {
             let not_as_owner = check_as_owner(&config, json);
-            let mut findings = checks::all(&config);
+            let mut findings = checks::check_all(&config);
             findings.extend(not_as_owner);
             findings
         }
         Err(error) if json => {
-            print_json(&[Finding::fail("configuration", format!("{error:?}"))])?;
+            print_json(&[Finding::fail("configuration", error.to_string())])?;
             return Err(error);
         }
         Err(error) => return Err(error),
@@ -55,9 +55,8 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     }
 }
 
-/// Root can open every file, which says nothing about the service's user: the owner of the folder with the database and the
-/// index. So root runs the check again as that user, and ends with its exit code. Returns a finding if that is not possible.
-/// With PostgreSQL no folder of the configuration says who that user is.
+/// Runs the check again as the service's user, the owner of the folder with the database, and ends with its exit code: root
+/// can open every file. Returns a finding if that is not possible. With PostgreSQL no folder reveals the service's user.
 fn check_as_owner(config: &Config, json: bool) -> Option<Finding> {
     let folder = files::folder(config.database.file()?);
     let owner = fs::metadata(folder).ok()?;

@@ -1,37 +1,30 @@
-//! `console`: the operator's password.
+//! `console password`: sets the operator's password.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
 use super::audit::actor;
-use super::{Args, CliError, no_command, open_with};
+use super::{Args, CliError, open_with};
 use crate::console::password;
 use crate::store::Access;
 
-const HELP: &str = "\
+pub(super) const HELP: &str = "\
 Sets the password of the console, and ends all of its sessions.
 
 Usage: adriaticum console password
 
-The password is asked for twice on the terminal and not shown. If standard input is not a terminal, its first line is
+The password is asked for twice on the terminal, without an echo. If standard input is not a terminal, its first line is
 the password. It has at least 12 characters.
 ";
 
-pub fn run(mut args: Args) -> Result<(), CliError> {
-    match args.command(HELP, "password")?.as_str() {
-        "password" => set_password(args),
-        command => Err(no_command("console ", command)),
-    }
-}
-
-fn set_password(mut args: Args) -> Result<(), CliError> {
-    let [] = args.words(HELP, [], &mut [])?;
+pub(super) fn set_password(mut args: Args) -> Result<(), CliError> {
+    let [] = args.words([])?;
     let config = args.config()?;
     let store = open_with(&config, Access::Create)?;
     let asked = io::stdin().is_terminal();
     let text = if asked { ask("New password for the console: ")? } else { read_line()? };
-    password::check(&text).map_err(|told| CliError::Failed(told.into()))?;
+    password::check(&text).map_err(|message| CliError::Failed(message.into()))?;
     if asked && ask("Repeat it: ")? != text {
         return Err(CliError::Failed("the two passwords differ. Nothing was changed.".into()));
     }
@@ -41,19 +34,19 @@ fn set_password(mut args: Args) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Asks on the terminal, without showing the answer.
+/// Asks on the terminal, without echo.
 fn ask(question: &str) -> Result<String, CliError> {
     let failed = |error: rustix::io::Errno| CliError::Failed(format!("the terminal: {error}."));
     let input = io::stdin();
-    let shown = tcgetattr(&input).map_err(failed)?;
-    let mut hidden = shown.clone();
+    let visible = tcgetattr(&input).map_err(failed)?;
+    let mut hidden = visible.clone();
     hidden.local_modes.remove(LocalModes::ECHO);
     hidden.local_modes.insert(LocalModes::ECHONL);
     eprint!("{question}");
     let _ = io::stderr().flush();
     tcsetattr(&input, OptionalActions::Flush, &hidden).map_err(failed)?;
     let line = read_line();
-    tcsetattr(&input, OptionalActions::Flush, &shown).map_err(failed)?;
+    tcsetattr(&input, OptionalActions::Flush, &visible).map_err(failed)?;
     line
 }
 

@@ -1,7 +1,7 @@
-//! `keys`: who may use the API.
+//! `keys`: creates, lists, changes and revokes API keys.
 
 use super::audit::actor;
-use super::{Args, CliError, Opt, no_command, open_store, open_with, print, print_json, text_table};
+use super::{Args, CliError, open_store, open_with, print, print_json, text_table};
 use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
 use crate::secret::secret_hex;
 use crate::store::{
@@ -11,7 +11,7 @@ use crate::store::{
 use crate::text::grouped;
 use crate::when::{self, When};
 
-const HELP: &str = "\
+pub(super) const HELP: &str = "\
 Creates, lists, changes and revokes API keys. A change takes effect with the next request.
 
 Usage: adriaticum keys create NAME [--permission P]... [--expires WHEN] [--concurrent N] [--budget TOKENS/PERIOD]
@@ -21,7 +21,7 @@ Usage: adriaticum keys create NAME [--permission P]... [--expires WHEN] [--concu
        adriaticum keys set ID [--permission P]... [--expires WHEN|never] [--concurrent N|none]
                               [--budget TOKENS/PERIOD|none]
 
-create prints only the secret on standard output. The secret is not stored and cannot be shown again.
+create prints only the secret on standard output. The secret is not stored and can't be printed again.
 set changes only what its options name. The permissions given replace those that the key has.
 
 Options:
@@ -36,20 +36,8 @@ Options:
   --json           Print JSON
 ";
 
-pub fn run(mut args: Args) -> Result<(), CliError> {
-    match args.command(HELP, "create, list, rename, revoke or set")?.as_str() {
-        "create" => create(args),
-        "list" => list(args),
-        "rename" => rename(args),
-        "revoke" => revoke(args),
-        "set" => set(args),
-        command => Err(no_command("keys ", command)),
-    }
-}
-
 /// The options that create and set share. `None`: not given.
-#[derive(Default)]
-struct Terms {
+struct KeyOptions {
     permissions: Vec<Permission>,
     /// `Some(None)`: never.
     expires: Option<Option<i64>>,
@@ -59,56 +47,45 @@ struct Terms {
     budget: Option<Option<Budget>>,
 }
 
-impl Terms {
-    /// Reads the only argument of a command, and the options.
-    fn read(args: &mut Args, word: &str, now: i64) -> Result<(String, Self), CliError> {
-        let mut terms = Self::default();
-        let Self { permissions, expires, concurrent, budget } = &mut terms;
-        let mut add_permission = |word: &str| {
-            let permission = Permission::parse(word).ok_or("completions or metrics")?;
+impl KeyOptions {
+    fn read(args: &Args, now: i64) -> Result<Self, CliError> {
+        let mut permissions = Vec::new();
+        for permission in args.values("permission", "completions or metrics", Permission::parse)? {
             if !permissions.contains(&permission) {
                 permissions.push(permission);
             }
-            Ok(())
-        };
-        let mut set_expires = |text: &str| {
-            *expires = Some(match text {
-                "never" => None,
-                _ => Some(When::parse(text).ok_or(format!("{}, or never", When::TAKES))?.ahead(now)),
-            });
-            Ok(())
-        };
-        let mut set_concurrent = |text: &str| {
-            *concurrent = Some(match text {
-                "none" => None,
-                _ => Some(parse_concurrent(text).ok_or(format!("{CONCURRENT_TAKES}, or none"))?),
-            });
-            Ok(())
-        };
-        let mut set_budget = |text: &str| {
-            *budget = Some(match text {
-                "none" => None,
-                _ => Some(Budget::parse(text).ok_or(format!("{}, or none", Budget::TAKES))?),
-            });
-            Ok(())
-        };
-        let mut options = [
-            Opt::Value("permission", &mut add_permission),
-            Opt::Value("expires", &mut set_expires),
-            Opt::Value("concurrent", &mut set_concurrent),
-            Opt::Value("budget", &mut set_budget),
-        ];
-        let [word] = args.words(HELP, [word], &mut options)?;
-        if terms.expires.flatten().is_some_and(|expires| expires <= now) {
+        }
+        let expires =
+            or_none(args, "expires", "never", When::TAKES, |text| Some(When::parse(text)?.ahead(now)))?;
+        if expires.flatten().is_some_and(|expires| expires <= now) {
             return Err(CliError::Usage("--expires is in the past.".into()));
         }
-        Ok((word, terms))
+        Ok(Self {
+            permissions,
+            expires,
+            concurrent: or_none(args, "concurrent", "none", CONCURRENT_TAKES, parse_concurrent)?,
+            budget: or_none(args, "budget", "none", Budget::TAKES, Budget::parse)?,
+        })
     }
 }
 
-fn create(mut args: Args) -> Result<(), CliError> {
+/// Returns `Some(None)` if the value of an option is the word `none`.
+fn or_none<T>(
+    args: &Args,
+    option: &str,
+    none: &str,
+    takes: &str,
+    parse: impl Fn(&str) -> Option<T>,
+) -> Result<Option<Option<T>>, CliError> {
+    args.value(option, &format!("{takes}, or {none}"), |text| {
+        if text == none { Some(None) } else { parse(text).map(Some) }
+    })
+}
+
+pub(super) fn create(mut args: Args) -> Result<(), CliError> {
     let now = when::now();
-    let (name, mut terms) = Terms::read(&mut args, "the new key's NAME", now)?;
+    let [name] = args.words(["the new key's NAME"])?;
+    let mut terms = KeyOptions::read(&args, now)?;
     let name = key_name(&name)?;
     if terms.permissions.is_empty() {
         terms.permissions.push(Permission::Completions);
@@ -130,39 +107,21 @@ fn create(mut args: Args) -> Result<(), CliError> {
     Ok(())
 }
 
-fn list(mut args: Args) -> Result<(), CliError> {
-    let (mut json, mut state) = (false, None);
-    let mut set_state = |word: &str| {
-        state = Some(KeyState::parse(word).ok_or("active, expiring, expired or revoked")?);
-        Ok(())
-    };
-    let mut options = [Opt::Flag("json", &mut json), Opt::Value("state", &mut set_state)];
-    let [] = args.words(HELP, [], &mut options)?;
+pub(super) fn list(mut args: Args) -> Result<(), CliError> {
+    let [] = args.words([])?;
+    let state = args.value("state", "active, expiring, expired or revoked", KeyState::parse)?;
     let mut keys = open_store(&args.config()?)?.list_keys()?;
     let (is_empty, now) = (keys.is_empty(), when::now());
     keys.retain(|key| state.is_none_or(|state| key.state(now) == state));
-    if json {
+    if args.flag("json") {
         return print_json(&keys);
     }
     match state {
         _ if is_empty => eprintln!("There are no keys yet. Create one: adriaticum keys create NAME"),
         Some(state) if keys.is_empty() => eprintln!("No key is {}.", state.as_str()),
         _ => {
-            let heading = [
-                "id",
-                "name",
-                "secret",
-                "state",
-                "permissions",
-                "created",
-                "expires",
-                "last used",
-                "concurrent",
-                "budget",
-            ];
-            let mut rows = vec![heading.map(String::from).to_vec()];
-            rows.extend(keys.iter().map(|key| row(key, now)));
-            print(&text_table::lay_out(&rows))?;
+            let heading = "id,name,secret,state,permissions,created,expires,last used,concurrent,budget";
+            print(&text_table::with_heading(heading, keys.iter().map(|key| row(key, now))))?;
         }
     }
     Ok(())
@@ -187,8 +146,8 @@ fn row(key: &Key, now: i64) -> Vec<String> {
     ]
 }
 
-fn rename(mut args: Args) -> Result<(), CliError> {
-    let [id, name] = args.words(HELP, ["the key's ID", "its new NAME"], &mut [])?;
+pub(super) fn rename(mut args: Args) -> Result<(), CliError> {
+    let [id, name] = args.words(["the key's ID", "its new NAME"])?;
     let name = key_name(&name)?;
     let config = args.config()?;
     change(&open_store(&config)?, &id, &[KeyChange::Name(name)])?;
@@ -196,8 +155,8 @@ fn rename(mut args: Args) -> Result<(), CliError> {
     Ok(())
 }
 
-fn revoke(mut args: Args) -> Result<(), CliError> {
-    let [id] = args.words(HELP, ["the key's ID"], &mut [])?;
+pub(super) fn revoke(mut args: Args) -> Result<(), CliError> {
+    let [id] = args.words(["the key's ID"])?;
     let config = args.config()?;
     let (store, database) = (open_store(&config)?, config.database_name());
     if let Some(since) = find(&store, &id)?.revoked {
@@ -209,8 +168,9 @@ fn revoke(mut args: Args) -> Result<(), CliError> {
     Ok(())
 }
 
-fn set(mut args: Args) -> Result<(), CliError> {
-    let (id, terms) = Terms::read(&mut args, "the key's ID", when::now())?;
+pub(super) fn set(mut args: Args) -> Result<(), CliError> {
+    let [id] = args.words(["the key's ID"])?;
+    let terms = KeyOptions::read(&args, when::now())?;
     let mut changes = Vec::new();
     let mut changed = Vec::new();
     if !terms.permissions.is_empty() {

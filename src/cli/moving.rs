@@ -1,14 +1,14 @@
-//! `move`: from SQLite to PostgreSQL.
+//! `move`: copies a SQLite database to PostgreSQL.
 
 use std::fmt::{self, Display};
 use std::io::{self, Write};
 
-use super::{Args, CliError, Opt, missing, print};
+use super::{Args, CliError, missing, print};
 use crate::config::{self, Config};
 use crate::store::{Access, Database, DatabaseUri, MoveProgress, ServeLock, Store, StoreError};
 use crate::text::{count, grouped};
 
-const HELP: &str = "\
+pub(super) const HELP: &str = "\
 Copies everything from a SQLite database to an empty PostgreSQL database, and verifies the copy.
 
 Usage: adriaticum move --from DATABASE --to DATABASE
@@ -23,25 +23,14 @@ Options:
                     database_password_file names, or from database-password beside the configuration
 ";
 
-pub fn run(mut args: Args) -> Result<(), CliError> {
-    let (mut from, mut to) = (None, None);
-    // Parsed below: an error of an option repeats its value, which may contain a password.
-    let mut set_from = |text: &str| {
-        from = Some(text.to_owned());
-        Ok(())
+pub(super) fn run(mut args: Args) -> Result<(), CliError> {
+    let [] = args.words([])?;
+    // The message does not repeat the value, which may contain a password.
+    let database = |option: &str| {
+        let text = args.text(option).ok_or_else(|| missing(&format!("--{option} DATABASE")))?;
+        Database::parse(text).map_err(|accepted| CliError::Usage(format!("--{option}: expected {accepted}.")))
     };
-    let mut set_to = |text: &str| {
-        to = Some(text.to_owned());
-        Ok(())
-    };
-    let mut options = [Opt::Value("from", &mut set_from), Opt::Value("to", &mut set_to)];
-    let [] = args.words(HELP, [], &mut options)?;
-    let parse = |option: &str, text: Option<String>| {
-        let text = text.ok_or_else(|| missing(&format!("{option} DATABASE")))?;
-        Database::parse(&text).map_err(|accepted| CliError::Usage(format!("{option}: expected {accepted}.")))
-    };
-    let (from, to) = (parse("--from", from)?, parse("--to", to)?);
-    match (from, to) {
+    match (database("from")?, database("to")?) {
         (from @ Database::Sqlite(_), Database::Postgres(to)) => move_database(&from, to, &args.config()?),
         (Database::Postgres(_), _) => Err(CliError::Usage(
             "--from takes a SQLite database. To copy a PostgreSQL database, use pg_dump and pg_restore.".into(),

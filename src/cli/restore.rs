@@ -1,4 +1,4 @@
-//! `restore`: puts a backup in the place of the database, and says what that undoes.
+//! `restore`: replaces the database with a backup, and lists what that undoes.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -12,8 +12,8 @@ use crate::store::{
 use crate::text::{count, may_hold_a_secret};
 use crate::when;
 
-const HELP: &str = "\
-Puts a backup in the place of the SQLite database. Stop the service first.
+pub(super) const HELP: &str = "\
+Replaces the SQLite database with a backup. Stop the service first.
 
 Usage: adriaticum restore FILE
 
@@ -24,8 +24,8 @@ changes are undone, and all console sessions end. The present database is kept b
 how to go back. If the command fails or is interrupted, the present database is still in place.
 ";
 
-pub fn run(mut args: Args) -> Result<(), CliError> {
-    let [file] = args.words(HELP, ["the FILE of the backup"], &mut [])?;
+pub(super) fn run(mut args: Args) -> Result<(), CliError> {
+    let [file] = args.words(["the FILE of the backup"])?;
     let backup = if may_hold_a_secret(&file) { "…" } else { &file };
     let config = args.config()?;
     let Database::Sqlite(path) = &config.database else {
@@ -42,7 +42,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         };
         CliError::Failed(format!("{of}: {error}. Nothing was restored."))
     })?;
-    print(&report(&restored, backup, &name.to_string()))
+    print(&report(&restored, backup, &name))
 }
 
 fn report(restored: &Restoration, file: &str, database: &str) -> String {
@@ -61,7 +61,8 @@ fn report(restored: &Restoration, file: &str, database: &str) -> String {
     if let Some(kept) = &restored.kept {
         let kept = kept.display();
         lines.push(format!("The former database is kept as {kept}"));
-        lines.push(match is_sound(&restored.present) {
+        let present = &restored.present;
+        lines.push(match present.damage.is_none() && present.ledger.is_ok() && present.keys.is_ok() {
             true => format!("To go back: stop the service and run adriaticum restore {kept}"),
             false => format!("It is damaged. What can be read of it: sqlite3 {kept} .recover | sqlite3 NEW"),
         });
@@ -69,7 +70,7 @@ fn report(restored: &Restoration, file: &str, database: &str) -> String {
     lines.join("\n") + "\n"
 }
 
-/// What the present database has that the backup does not, or why that is not known.
+/// Lists what the present database has and the backup does not, or the reason why that is not known.
 fn compared(present: &Comparison) -> Vec<String> {
     let mut lines = Vec::new();
     match &present.ledger {
@@ -128,16 +129,14 @@ fn key_lines(keys: &KeyDifferences) -> Vec<String> {
 }
 
 fn extent(ledger: &LedgerExtent) -> String {
-    let newest =
-        ledger.newest.map_or(String::new(), |time| format!(", the newest of {}", when::shown(Some(time))));
-    count(ledger.rows, "row") + &newest
+    let rows = count(ledger.rows, "row");
+    match ledger.newest {
+        Some(newest) => format!("{rows}, the newest of {}", when::shown(Some(newest))),
+        None => rows,
+    }
 }
 
-fn is_sound(present: &Comparison) -> bool {
-    present.damage.is_none() && present.ledger.is_ok() && present.keys.is_ok()
-}
-
-/// Without the advice for a database that is in use.
+/// Formats an error without its advice, which is for a database in use.
 fn cause(error: &StoreError) -> String {
     match error {
         StoreError::Damaged(cause) => format!("it is damaged ({cause})"),

@@ -1,15 +1,16 @@
-//! `search`: the documents of the embedded index.
+//! `search`: adds, lists, removes and finds documents of the embedded index.
 
+use std::collections::HashMap;
 use std::path::Path;
 
-use super::{Args, CliError, Opt, no_command, print, print_json, text_table};
+use super::{Args, CliError, missing, print, print_json, text_table};
 use crate::client::Cancellation;
 use crate::search::documents::{self, Candidate, FoundFiles};
 use crate::search::{Added, Document, Index, Passage, Search, SearchError};
 use crate::text::count as count_of;
 use crate::when;
 
-const HELP: &str = "\
+pub(super) const HELP: &str = "\
 Manages the index of documents that Search uses if search.url is \"index:\". Changes take effect with the next request.
 
 Usage: adriaticum search add PATH...
@@ -25,28 +26,15 @@ Options:
   --json   Print JSON
 ";
 
-pub fn run(mut args: Args) -> Result<(), CliError> {
-    match args.command(HELP, "add, list, remove or query")?.as_str() {
-        "add" => add(args),
-        "list" => list(args),
-        "remove" => remove(args),
-        "query" => query(args),
-        command => Err(no_command("search ", command)),
+/// The words of the summary, and the number of files for each.
+const SUMMARY: [&str; 5] = ["added", "replaced", "unchanged", "skipped", "hidden"];
+type Tally = HashMap<&'static str, usize>;
+
+pub(super) fn add(mut args: Args) -> Result<(), CliError> {
+    let paths = args.all_words()?;
+    if paths.is_empty() {
+        return Err(missing("the PATH of a file or folder"));
     }
-}
-
-/// How many files were added, replaced and so on.
-#[derive(Default)]
-struct Tally {
-    added: usize,
-    replaced: usize,
-    unchanged: usize,
-    skipped: usize,
-    hidden: usize,
-}
-
-fn add(mut args: Args) -> Result<(), CliError> {
-    let paths = args.all_words(HELP, "the PATH of a file or folder is missing.", &mut [])?;
     let config = args.config()?;
     let index = Index::new(&config.search);
     let mut tally = Tally::default();
@@ -56,11 +44,9 @@ fn add(mut args: Args) -> Result<(), CliError> {
             failed.push(format!("\n  {path}: {reason}."));
         }
     }
-    let Tally { added, replaced, unchanged, skipped, hidden } = tally;
-    eprintln!(
-        "{added} added, {replaced} replaced, {unchanged} unchanged, {skipped} skipped, {hidden} hidden."
-    );
-    name_index(&index);
+    let summary = SUMMARY.map(|word| format!("{} {word}", tally.get(word).unwrap_or(&0)));
+    eprintln!("{}.", summary.join(", "));
+    print_index_path(&index);
     if let Some(unused) = config.search.how_to_use_index() {
         eprintln!("No completion uses the index. {unused} Then restart the service.");
     }
@@ -74,13 +60,13 @@ fn add(mut args: Args) -> Result<(), CliError> {
     )))
 }
 
-/// A relative path depends on where the command was run, so the whole one is shown.
-fn name_index(index: &Index) {
+/// Prints the whole path of the index: a relative one depends on the folder of the command.
+fn print_index_path(index: &Index) {
     let path = std::path::absolute(index.path()).unwrap_or_else(|_| index.path().to_owned());
     eprintln!("Index: {}", path.display());
 }
 
-/// Adds what is at a path; an inner error is about this path alone.
+/// Adds the files at a path. An inner error is about this path alone.
 fn add_path(index: &Index, path: &Path, tally: &mut Tally) -> Result<Result<(), String>, CliError> {
     let mut skipped = 0;
     let mut skip = |path: &Path, reason: &str| {
@@ -102,23 +88,23 @@ fn add_path(index: &Index, path: &Path, tally: &mut Tally) -> Result<Result<(), 
                 continue;
             }
         };
-        let (count, word) = match index.add(file, &text, when::now())? {
-            Added::New => (&mut tally.added, "added"),
-            Added::Replaced => (&mut tally.replaced, "replaced"),
-            Added::Unchanged => (&mut tally.unchanged, "unchanged"),
+        let word = match index.add(file, &text, when::now())? {
+            Added::New => "added",
+            Added::Replaced => "replaced",
+            Added::Unchanged => "unchanged",
         };
-        *count += 1;
+        *tally.entry(word).or_default() += 1;
         let passages = count_of(text.pieces.len() as i64, "passage");
         print(&format!("{word}: {} ({passages})\n", file.path.display()))?;
     }
-    tally.skipped += skipped;
-    tally.hidden += hidden;
+    *tally.entry("skipped").or_default() += skipped;
+    *tally.entry("hidden").or_default() += hidden;
     report_missing_files(index, path, &files)?;
     Ok(Ok(()))
 }
 
-/// Names the documents of a folder whose files no longer exist. They stay until they are removed: the files may only be out
-/// of reach.
+/// Names the documents of a folder whose files no longer exist. They stay until they are removed: the files may only be
+/// unavailable, as on a disk that is not mounted.
 fn report_missing_files(index: &Index, folder: &Path, files: &[Candidate]) -> Result<(), CliError> {
     let Ok(folder) = folder.canonicalize() else {
         return Ok(());
@@ -138,25 +124,22 @@ fn report_missing_files(index: &Index, folder: &Path, files: &[Candidate]) -> Re
     Ok(())
 }
 
-fn list(mut args: Args) -> Result<(), CliError> {
-    let mut json = false;
-    let [] = args.words(HELP, [], &mut [Opt::Flag("json", &mut json)])?;
+pub(super) fn list(mut args: Args) -> Result<(), CliError> {
+    let [] = args.words([])?;
     let index = Index::new(&args.config()?.search);
     // Without an index there are no documents, which is not an error here.
     let exists = index.path().try_exists();
     let exists = exists
         .map_err(|error| CliError::Failed(format!("the index {}: {error}.", index.path().display())))?;
     let documents = if exists { index.list()? } else { Vec::new() };
-    if json {
+    if args.flag("json") {
         return print_json(&documents);
     }
     if documents.is_empty() {
         eprintln!("There are no documents yet. Add some: adriaticum search add PATH");
         return Ok(());
     }
-    let mut rows = vec![["id", "title", "passages", "bytes", "added", "path"].map(String::from).to_vec()];
-    rows.extend(documents.iter().map(row));
-    print(&text_table::lay_out(&rows))
+    print(&text_table::with_heading("id,title,passages,bytes,added,path", documents.iter().map(row)))
 }
 
 fn row(document: &Document) -> Vec<String> {
@@ -170,8 +153,8 @@ fn row(document: &Document) -> Vec<String> {
     ]
 }
 
-fn remove(mut args: Args) -> Result<(), CliError> {
-    let [named] = args.words(HELP, ["the document's ID or PATH"], &mut [])?;
+pub(super) fn remove(mut args: Args) -> Result<(), CliError> {
+    let [named] = args.words(["the document's ID or PATH"])?;
     let index = Index::new(&args.config()?.search);
     let id: Option<i64> = named.parse().ok();
     // A file that no longer exists is still known by its path.
@@ -192,26 +175,27 @@ fn remove(mut args: Args) -> Result<(), CliError> {
         index.remove(document.id)?;
         print(&format!("removed: {}\n", document.path))?;
     }
-    name_index(&index);
+    print_index_path(&index);
     Ok(())
 }
 
-fn query(mut args: Args) -> Result<(), CliError> {
-    let mut json = false;
-    let words =
-        args.all_words(HELP, "the WORDS to look for are missing.", &mut [Opt::Flag("json", &mut json)])?;
+pub(super) fn query(mut args: Args) -> Result<(), CliError> {
+    let words = args.all_words()?;
+    if words.is_empty() {
+        return Err(CliError::Usage("the WORDS to look for are missing.".into()));
+    }
     let found = Index::new(&args.config()?.search).find(&words.join(" "), &Cancellation::default())?;
-    if json {
+    if args.flag("json") {
         return print_json(&found);
     }
     if found.is_empty() {
         eprintln!("Nothing found.");
     }
-    let shown: Vec<String> = (1..)
+    let passages: Vec<String> = (1..)
         .zip(&found)
         .map(|(number, Passage { title, source, text })| format!("[{number}] {title} ({source})\n{text}\n"))
         .collect();
-    print(&shown.join("\n"))
+    print(&passages.join("\n"))
 }
 
 impl From<SearchError> for CliError {

@@ -1,17 +1,16 @@
-//! `serve`: the service itself.
+//! `serve`: starts the parts of the service, runs it, and reloads its configuration.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
-use std::thread;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use listenfd::ListenFd;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{flag, low_level::pipe};
 
-use super::{Args, CliError, open_with, read_certificate};
+use super::process_limits::{connections_that_fit, ensure_threads};
+use super::sockets::{format_address, sockets};
+use super::{Args, CliError, open_with};
 use crate::api::grounding::Grounding;
 use crate::api::refusals::Refusals;
 use crate::background::{Background, Readiness};
@@ -29,37 +28,23 @@ use crate::supervisor::{Notify, Supervisor, Watched};
 use crate::text::count;
 use crate::when;
 
-const HELP: &str = "\
+pub(super) const HELP: &str = "\
 Runs the service until SIGTERM or SIGINT. Then it accepts no new connections and completes the requests in progress;
 a second signal ends it at once. SIGHUP reloads the log level and the certificate.
 
 Usage: adriaticum serve
 ";
 
-/// The file descriptors that a worker may need besides its client's: the connections to the runtime and to Search.
-const FILES_PER_WORKER: usize = 2;
-
-/// Those of the process itself, with the files of SQLite, the connections to PostgreSQL and the files of the embedded index,
-/// which workers share; and some to spare.
-const OWN_FILES: usize = 64;
-
-/// The fewest connections, however few descriptors there are.
-const FEWEST_CONNECTIONS: usize = 16;
-
-/// The threads besides the workers: one for strangers, two of the console and one for its checks, the supervisor, the log and
-/// the background tasks; and some to spare, for names that are looked up and for a database that is lost.
-const OWN_THREADS: usize = 16;
-
-/// What the ledger may take of a request on PostgreSQL: 5 s to insert the row, 5 s to read the key if it is refused, and 20 s for
-/// the outcome.
+/// The longest time of a request that the ledger takes on PostgreSQL: 5 s to insert the row, 5 s to read the key if it is
+/// refused, and 20 s for the outcome.
 const LEDGER_TIME: Duration = Duration::from_secs(30);
 
-pub fn run(mut args: Args) -> Result<(), CliError> {
-    let [] = args.words(HELP, [], &mut [])?;
-    let starting = exit_on_signals().map_err(|error| failed("the signals", &error))?;
+pub(super) fn run(mut args: Args) -> Result<(), CliError> {
+    let [] = args.words([])?;
+    let starting = exit_on_signals().map_err(failed("the signals"))?;
     let config = Arc::new(args.config()?);
     ensure_threads(config.workers)?;
-    logging::start(config.log_level).map_err(|error| failed("the log", &error))?;
+    logging::start(config.log_level).map_err(failed("the log"))?;
     log::info!("adriaticum {}, database {}", env!("ADRIATICUM_VERSION"), config.database_name());
     if let Database::Postgres(_) = &config.database {
         log::info!("gateway {}", config.gateway);
@@ -83,16 +68,15 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let mut store = open_with(&config, Access::Serve)?;
     store.watch(&lock)?;
     let addresses = sockets.iter().map(ListeningSocket::address).collect::<io::Result<Vec<_>>>();
-    let addresses = addresses.map_err(|error| failed("the socket", &error))?;
+    let addresses = addresses.map_err(failed("the socket"))?;
     let scheme = if acceptor.is_some() { "https" } else { "http" };
-    let shown: Vec<String> = addresses.iter().map(|address| shown(address, scheme)).collect();
-    match store.join(&config.gateway, &shown.join(" "))? {
+    let urls: Vec<String> = addresses.iter().map(|address| format_address(address, scheme)).collect();
+    match store.join(&config.gateway, &urls.join(" "))? {
         0 => {}
         rows => log::warn!("interrupted when the service last ended: {}", count(rows as i64, "request")),
     }
     let store = Arc::new(store);
-    let notify =
-        Notify::from_environment().map_err(|error| failed("the socket that NOTIFY_SOCKET names", &error))?;
+    let notify = Notify::from_environment().map_err(failed("the socket that NOTIFY_SOCKET names"))?;
     let runtimes = Runtimes::new(&config.runtime, config.workers, config.worker_share()).map(Arc::new);
     if runtimes.is_none() {
         log::warn!("no runtime is configured, so no completion can be run: set runtime.url");
@@ -106,8 +90,8 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         ..Limits::default()
     };
     log::info!("buffer_limit: at most {} bytes for all requests together", config.buffer_limit);
-    for (address, shown) in addresses.iter().zip(shown) {
-        log::info!("listening on {shown}");
+    for (address, url) in addresses.iter().zip(urls) {
+        log::info!("listening on {url}");
         if let Some(warning) = checks::reachable(&config, address) {
             log::warn!("{warning}");
         }
@@ -115,7 +99,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
             log::info!("console at {scheme}://{host}:{}/", address.port());
         }
     }
-    let mut listener = Listener::new(sockets, limits).map_err(|error| failed("the listener", &error))?;
+    let mut listener = Listener::new(sockets, limits).map_err(failed("the listener"))?;
     if let Some(acceptor) = &acceptor {
         listener.speak_tls(Arc::clone(acceptor));
     }
@@ -123,7 +107,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let readiness = Arc::new(Readiness::new(&store));
     let replaced_because = Arc::new(OnceLock::new());
     let replaced = {
-        let stopper = listener.stopper().map_err(|error| failed("the listener", &error))?;
+        let stopper = listener.stopper().map_err(failed("the listener"))?;
         let replaced_because = Arc::clone(&replaced_because);
         move |error: &StoreError| {
             if replaced_because.set(error.clone()).is_ok() {
@@ -149,8 +133,8 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
             move || reload(&args, &running, acceptor.as_deref(), &store)
         }),
     })
-    .and_then(|supervisor| supervisor.heed_signals().map(|()| supervisor))
-    .map_err(|error| failed("the supervisor", &error))?;
+    .and_then(|supervisor| supervisor.handle_signals().map(|()| supervisor))
+    .map_err(failed("the supervisor"))?;
     let monitoring = Monitoring {
         store: Arc::clone(&store),
         metrics: Arc::clone(&metrics),
@@ -170,11 +154,11 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         metrics,
         refusals: Refusals::default(),
     };
-    stop_on_signals(&listener).map_err(|error| failed("the signals", &error))?;
+    stop_on_signals(&listener).map_err(failed("the signals"))?;
     starting.store(false, Ordering::Release);
     supervisor.ready();
     let dispatcher = Dispatcher { console, console_is_local: config.console_is_local, api };
-    listener.run(Arc::new(dispatcher)).map_err(|error| failed("the listener", &error))?;
+    listener.run(Arc::new(dispatcher)).map_err(failed("the listener"))?;
     drop((background, supervisor));
     logging::sum_up_strangers();
     if let Some(error) = replaced_because.get() {
@@ -191,59 +175,8 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     Ok(())
 }
 
-/// An address as a client would write it.
-fn shown(address: &Address, scheme: &str) -> String {
-    match address {
-        Address::Tcp(address) => format!("{scheme}://{address}"),
-        address @ Address::Unix(_) => address.to_string(),
-    }
-}
-
-/// The sockets that systemd passes, else the one of the configuration.
-fn sockets(config: &Config) -> Result<Vec<ListeningSocket>, CliError> {
-    let mut handed = ListenFd::from_env();
-    let mut sockets = Vec::new();
-    for index in 0..handed.len() {
-        let socket = match handed.take_tcp_listener(index) {
-            Ok(Some(listener)) => ListeningSocket::inherited_tcp(listener),
-            _ => match handed.take_unix_listener(index) {
-                Ok(Some(listener)) => ListeningSocket::inherited_unix(listener),
-                _ => Err(io::Error::other("it is neither a TCP nor a Unix socket in the listening state")),
-            },
-        };
-        sockets.push(socket.map_err(|error| failed("a socket passed by systemd", &error))?);
-    }
-    if sockets.is_empty() {
-        let cannot_listen = |error: io::Error| {
-            let cause = listen_failed(&error);
-            CliError::Failed(format!(
-                "can't listen on {}: {cause}. The setting is listen (ADRIATICUM_LISTEN).",
-                config.listen
-            ))
-        };
-        sockets.push(ListeningSocket::bind(&config.listen, config.socket_mode).map_err(cannot_listen)?);
-    }
-    Ok(sockets)
-}
-
-/// Why an address can't be used, and what to do.
-fn listen_failed(error: &io::Error) -> String {
-    match error.kind() {
-        io::ErrorKind::AddrInUse => {
-            "another program uses this address, perhaps another adriaticum serve: stop it, or choose another port".into()
-        }
-        io::ErrorKind::PermissionDenied => {
-            "permission denied: a port below 1024 needs root or CAP_NET_BIND_SERVICE, a Unix socket a folder that this user \
-             may write to and in which no other user has a socket of this name"
-                .into()
-        }
-        io::ErrorKind::AddrNotAvailable => "this host does not have this address: `ip address` lists its addresses".into(),
-        _ => error.to_string(),
-    }
-}
-
-/// Until the flag is cleared, a signal ends the process at once: nothing was accepted yet, and a start may take minutes.
-/// This comes before all other handlers, so that none of them can swallow a signal.
+/// Until the returned flag is cleared, a signal ends the process at once: no request was accepted yet, and a start may take
+/// minutes. These handlers come before all others, so that none of those can swallow a signal.
 fn exit_on_signals() -> io::Result<Arc<AtomicBool>> {
     let starting = Arc::new(AtomicBool::new(true));
     for signal in [SIGTERM, SIGINT] {
@@ -264,8 +197,8 @@ fn stop_on_signals(listener: &Listener) -> io::Result<()> {
     Ok(())
 }
 
-/// The longest that a worker may have a request. If none has taken another for longer, the watchdog is not fed; the unit's
-/// TimeoutStopSec follows from it too.
+/// The longest time that a worker may need for a request. If no worker has finished one for longer, the watchdog is not fed;
+/// the unit's TimeoutStopSec follows from it too.
 fn longest_work(runtime: &RuntimeConfig, search: &SearchConfig) -> Duration {
     let search = match search.grounding {
         GroundingMode::Off => Duration::ZERO,
@@ -275,14 +208,14 @@ fn longest_work(runtime: &RuntimeConfig, search: &SearchConfig) -> Duration {
 }
 
 fn acceptor(files: &TlsFiles) -> Result<Arc<Acceptor>, CliError> {
-    let acceptor = Acceptor::new(read_certificate(files)?);
-    acceptor.map(Arc::new).map_err(|error| CliError::Failed(format!("TLS: {error}.")))
+    let certificate = checks::read_certificate(files).map_err(CliError::Config)?;
+    Acceptor::new(certificate).map(Arc::new).map_err(|error| CliError::Failed(format!("TLS: {error}.")))
 }
 
 /// A line for `systemctl status`.
 fn status(metrics: &Metrics, Snapshot { workers, queue, .. }: &Snapshot) -> String {
     format!(
-        "{} served, {} of {} busy, {} of {} in the queue taken",
+        "{} served, {} of {} busy, {} of {} in the queue used",
         count(metrics.served() as i64, "request"),
         workers.now,
         count(workers.most as i64, "worker"),
@@ -293,14 +226,14 @@ fn status(metrics: &Metrics, Snapshot { workers, queue, .. }: &Snapshot) -> Stri
 
 /// Reloads the settings that can change while the service runs. An invalid configuration changes nothing.
 fn reload(args: &Args, running: &Config, acceptor: Option<&Acceptor>, store: &Store) {
-    let taken = args.config().and_then(|config| {
-        let shown = config.tls.as_ref().zip(acceptor);
-        let certificate = shown.map(|(files, acceptor)| Ok((checks::read_unexpired(files)?, acceptor)));
+    let read = args.config().and_then(|config| {
+        let tls = config.tls.as_ref().zip(acceptor);
+        let certificate = tls.map(|(files, acceptor)| Ok((checks::read_unexpired(files)?, acceptor)));
         Ok((certificate.transpose().map_err(CliError::Config)?, config))
     });
-    let (certificate, config) = match taken {
-        Ok(taken) => taken,
-        Err(error) => return log::error!("configuration not reloaded: {error:?}"),
+    let (certificate, config) = match read {
+        Ok(read) => read,
+        Err(error) => return log::error!("configuration not reloaded: {error}"),
     };
     let mut applied = Vec::new();
     if let Some((certificate, acceptor)) = certificate
@@ -313,10 +246,10 @@ fn reload(args: &Args, running: &Config, acceptor: Option<&Acceptor>, store: &St
         applied.push(format!("log_level = {}", config.log_level.to_string().to_lowercase()));
     }
     // The line can be seen if either level includes it.
-    logging::set_level(level.max(config.log_level));
+    log::set_max_level(level.max(config.log_level));
     let applied = if applied.is_empty() { "nothing changed".into() } else { applied.join(", ") };
     log::info!("configuration reloaded: {applied}");
-    logging::set_level(config.log_level);
+    log::set_max_level(config.log_level);
     let differences = running.differences(&config);
     let mut details = applied;
     if !differences.is_empty() {
@@ -329,66 +262,14 @@ fn reload(args: &Args, running: &Config, acceptor: Option<&Acceptor>, store: &St
     }
 }
 
-/// As many connections as there are file descriptors for, besides those of the workers: a flood of clients must not keep a
-/// worker from opening its files.
-fn connections_that_fit(wanted: usize, workers: usize) -> usize {
-    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    if current != maximum {
-        // The soft limit is low for the sake of programs that use select(); the hard limit is the operator's choice.
-        let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
-    }
-    let Some(most) = getrlimit(Resource::Nofile).current else {
-        return wanted;
-    };
-    let reserved = workers * FILES_PER_WORKER + OWN_FILES;
-    let room = usize::try_from(most).unwrap_or(usize::MAX).saturating_sub(reserved).max(FEWEST_CONNECTIONS);
-    if room < wanted {
-        log::warn!(
-            "at most {room} connections instead of {wanted}: the process may open {most} files. \
-             Raise the limit (LimitNOFILE= in the unit, ulimit -n in a shell) or lower max_connections."
-        );
-    }
-    room.min(wanted)
-}
-
-/// Starts as many threads as the service needs, all at once, and ends them again. The thread pool would panic if it could not
-/// start one.
-fn ensure_threads(workers: usize) -> Result<(), CliError> {
-    let wanted = workers + OWN_THREADS;
-    let gate = Mutex::new(());
-    let started = thread::scope(|scope| {
-        let _closed = gate.lock();
-        (0..wanted)
-            .try_for_each(|_| thread::Builder::new().spawn_scoped(scope, || drop(gate.lock())).map(drop))
-    });
-    started.map_err(|error| {
-        CliError::Failed(format!(
-            "can't start {wanted} threads, for {workers} workers and {OWN_THREADS} others: {error}. Raise the limit on threads \
-             (TasksMax= in the unit, ulimit -u in a shell, --pids-limit of a container) or on memory, or lower workers."
-        ))
-    })
-}
-
-fn failed(what: &str, error: &io::Error) -> CliError {
-    CliError::Failed(format!("{what}: {error}."))
+/// Makes the error about a part of the service.
+pub(super) fn failed(part: &str) -> impl Fn(io::Error) -> CliError {
+    move |error| CliError::Failed(format!("{part}: {error}."))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn each_cause_has_its_own_advice() {
-        for (kind, advice) in [
-            (io::ErrorKind::AddrInUse, "choose another port"),
-            (io::ErrorKind::PermissionDenied, "CAP_NET_BIND_SERVICE"),
-            (io::ErrorKind::AddrNotAvailable, "does not have this address"),
-            (io::ErrorKind::NotFound, "not found"),
-        ] {
-            let told = listen_failed(&kind.into());
-            assert!(told.contains(advice), "{told}");
-        }
-    }
 
     /// The settings, with everything else as it is by default.
     fn longest(settings: &str) -> Duration {

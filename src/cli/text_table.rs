@@ -1,7 +1,12 @@
 //! Tables for people.
 
-/// Lays out rows in columns as wide as they need to be; the first row is the heading. Columns of numbers are aligned to
-/// the right.
+/// Lays out rows in columns, with numbers aligned to the right. The heading has a comma between two columns.
+pub fn with_heading(heading: &str, rows: impl Iterator<Item = Vec<String>>) -> String {
+    let heading = heading.split(',').map(str::to_owned).collect();
+    lay_out(&[heading].into_iter().chain(rows).collect::<Vec<_>>())
+}
+
+/// The same for rows of which the first is the heading.
 pub fn lay_out(rows: &[Vec<String>]) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let widths_and_numbers: Vec<(usize, bool)> = (0..columns)
@@ -24,7 +29,7 @@ pub fn lay_out(rows: &[Vec<String>]) -> String {
     text
 }
 
-/// Whether the cells are numbers. A dash or an empty cell is a number that is missing; a date is no number.
+/// Returns true if the cells are numbers. A dash or an empty cell is a missing number; a date is not a number.
 fn has_numbers<'a>(cells: impl Iterator<Item = &'a str>) -> bool {
     let mut cells = cells.filter(|cell| !matches!(*cell, "" | "-")).peekable();
     cells.peek().is_some()

@@ -1,6 +1,6 @@
-//! `usage`: what the ledger holds.
+//! `usage`: sums of the ledger, and single requests.
 
-use super::{Args, CliError, Opt, no_command, open_store, print, print_json, text_table, verify};
+use super::{Args, CliError, open_store, print, print_json, text_table};
 use crate::store::{Coverage, Filter, Grouping, Matching, Range, Span, Store, Sums, UndividedSpan, UsageRow};
 use crate::text::{cells, count, csv_line, grouped};
 use crate::when::{self, When};
@@ -14,7 +14,7 @@ Usage: adriaticum usage [--since WHEN] [--until WHEN] [--by GROUP] [--key ID] [-
        adriaticum usage verify [--through HEAD] [--json]
 
 show prints everything known about one request. verify reads the whole ledger and names the first row that was
-changed, deleted or inserted, and the first sum that is not that of its rows. If retention has removed rows, it says
+changed, deleted or inserted, and the first sum that does not match its rows. If retention has removed rows, it says
 which sums can't be proven any more. It also prints the head of each gateway's chain: keep it in another place, and check
 it later with --through.
 
@@ -33,46 +33,14 @@ Options:
   --csv          Print comma-separated values
 ";
 
-pub fn run(mut args: Args) -> Result<(), CliError> {
-    let (mut json, mut csv) = (false, false);
-    let (mut since, mut until, mut by) = (None, None, None);
-    let (mut key_id, mut gateway) = (None, None);
-    let mut set_since = |text: &str| {
-        since = Some(When::parse(text).ok_or(When::TAKES)?);
-        Ok(())
-    };
-    let mut set_until = |text: &str| {
-        until = Some(When::parse(text).ok_or(When::TAKES)?);
-        Ok(())
-    };
-    let mut set_by = |word: &str| {
-        let known = Grouping::ALL.into_iter().find(|(name, _)| *name == word);
-        by = Some(known.ok_or("hour, day, month, key, status or gateway")?.1);
-        Ok(())
-    };
-    let mut set_key = |id: &str| {
-        key_id = Some(id.to_owned());
-        Ok(())
-    };
-    let mut set_gateway = |name: &str| {
-        gateway = Some(name.to_owned());
-        Ok(())
-    };
-    let mut options = [
-        Opt::Flag("json", &mut json),
-        Opt::Flag("csv", &mut csv),
-        Opt::Value("gateway", &mut set_gateway),
-        Opt::Value("key", &mut set_key),
-        Opt::Value("since", &mut set_since),
-        Opt::Value("until", &mut set_until),
-        Opt::Value("by", &mut set_by),
-    ];
-    match args.next_word(HELP, &mut options)?.as_deref() {
-        None => {}
-        Some("show") => return show(args),
-        Some("verify") => return verify::run(args),
-        Some(word) => return Err(no_command("usage ", word)),
-    }
+pub(super) fn run(mut args: Args) -> Result<(), CliError> {
+    let [] = args.words([])?;
+    let (json, csv) = (args.flag("json"), args.flag("csv"));
+    let since = args.value("since", When::TAKES, When::parse)?;
+    let until = args.value("until", When::TAKES, When::parse)?;
+    let by = args.value("by", "hour, day, month, key, status or gateway", |word| {
+        Grouping::ALL.into_iter().find(|(name, _)| *name == word).map(|(_, by)| by)
+    })?;
     if json && csv {
         return Err(CliError::Usage("--json and --csv can't be used together.".into()));
     }
@@ -80,7 +48,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let ago = |when: Option<When>, otherwise: i64| when.map_or(otherwise, |when| when.ago(now));
     let range = Range { since: ago(since, i64::MIN), until: ago(until, i64::MAX) };
     let store = open_store(&args.config()?)?;
-    let filter = Filter { key_id: key_id.as_deref(), gateway: gateway.as_deref() };
+    let filter = Filter { key_id: args.text("key"), gateway: args.text("gateway") };
     check_names(&store, filter)?;
     let (mut sums, mut rows) = (Sums::default(), Vec::new());
     let Coverage { removed_before, undivided } = match by {
@@ -113,7 +81,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         print(&summary(&sums))?;
     }
     if let Some(time) = removed_before.and_then(when::iso) {
-        // Not on standard output, which may be a CSV.
+        // On standard error, because standard output may be CSV.
         eprintln!(
             "Hours before {time} were removed. Their requests are in the reports by day, month, key and status."
         );
@@ -121,7 +89,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     Ok(())
 }
 
-/// That the range begins or ends inside a span whose rows were removed: its figures would be wrong.
+/// Refuses a range that begins or ends inside a span whose rows were removed: its figures would be wrong.
 fn too_fine(UndividedSpan { span, start, kept_since }: UndividedSpan) -> CliError {
     let time = |time| when::iso(time).unwrap_or_default();
     let unit = if span == Span::Day { "day" } else { "hour" };
@@ -134,7 +102,7 @@ fn too_fine(UndividedSpan { span, start, kept_since }: UndividedSpan) -> CliErro
     ))
 }
 
-/// A misspelt name would have no requests. The chain of a moved ledger has an empty name.
+/// Refuses a misspelt name, which would have no requests. The chain of a moved ledger has an empty name.
 fn check_names(store: &Store, Filter { key_id, gateway }: Filter) -> Result<(), CliError> {
     if let Some(id) = key_id
         && !store.list_keys()?.iter().any(|key| key.id == id)
@@ -149,7 +117,7 @@ fn check_names(store: &Store, Filter { key_id, gateway }: Filter) -> Result<(), 
     }
 }
 
-/// An object with a row a line, and with the members of the sums.
+/// Formats an object with one row per line and the members of the sums.
 fn as_json(rows: &[UsageRow], sums: &Sums, removed_before: Option<i64>) -> String {
     let rows: Vec<String> = rows
         .iter()
@@ -164,15 +132,14 @@ fn as_json(rows: &[UsageRow], sums: &Sums, removed_before: Option<i64>) -> Strin
     )
 }
 
-fn show(mut args: Args) -> Result<(), CliError> {
-    let mut json = false;
-    let [id] = args.words(HELP, ["the REQUEST_ID"], &mut [Opt::Flag("json", &mut json)])?;
+pub(super) fn show(mut args: Args) -> Result<(), CliError> {
+    let [id] = args.words(["the REQUEST_ID"])?;
     let row = open_store(&args.config()?)?.find_row(&id)?.ok_or_else(|| {
         CliError::Failed(format!(
             "there is no row for {id:?}. A request without a valid key has none, and retention removes old rows."
         ))
     })?;
-    if json {
+    if args.flag("json") {
         return print_json(&row);
     }
     let outcome = match (row.status, &row.error_code) {
@@ -215,7 +182,7 @@ fn show(mut args: Args) -> Result<(), CliError> {
     print(&text_table::lay_out(&lines))
 }
 
-/// The sums in a sentence. Unmeasured completions are counted separately, never as zero tokens.
+/// Formats the sums as a sentence. Unmeasured completions are counted separately, never as zero tokens.
 fn summary(sums: &Sums) -> String {
     let measured = sums.succeeded() - sums.unmeasured;
     let tokens = if measured <= 0 && sums.total_tokens == 0 {
@@ -236,7 +203,7 @@ fn summary(sums: &Sums) -> String {
     )
 }
 
-/// What names a group, if there are any, and the figures.
+/// The columns of a report: the labels of a group, and the figures.
 fn columns(by: Option<Grouping>) -> Vec<&'static str> {
     let figures = ["requests", "errors", "prompt_tokens", "completion_tokens", "total_tokens", "unmeasured"];
     by.map_or(&[][..], Grouping::labels).iter().copied().chain(figures).collect()
@@ -247,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_not_measured_is_no_zero() {
+    fn unmeasured_completions_are_not_zero_tokens() {
         let sums = Sums {
             requests: 15,
             unmeasured: 3,

@@ -1,20 +1,15 @@
-//! `usage verify`: whether a row or a sum of the ledger was changed, deleted or inserted.
+//! `usage verify`: finds rows and sums of the ledger that were changed, deleted or inserted.
 
 use serde_json::{Value, json};
 
-use super::{Args, CliError, Opt, open_store, print, print_json, usage};
+use super::{Args, CliError, open_store, print, print_json};
 use crate::store::{ChainHead, Fault, Noted, Verification};
 use crate::text::count;
 use crate::when;
 
-pub fn run(mut args: Args) -> Result<(), CliError> {
-    let (mut json, mut through) = (false, None);
-    let mut set_through = |text: &str| {
-        through = Some(ChainHead::parse(text).ok_or("[GATEWAY:]SEQ:HASH, as usage verify prints it")?);
-        Ok(())
-    };
-    let mut options = [Opt::Flag("json", &mut json), Opt::Value("through", &mut set_through)];
-    let [] = args.words(usage::HELP, [], &mut options)?;
+pub(super) fn run(mut args: Args) -> Result<(), CliError> {
+    let [] = args.words([])?;
+    let through = args.value("through", "[GATEWAY:]SEQ:HASH, as usage verify prints it", ChainHead::parse)?;
     let store = open_store(&args.config()?)?;
     let found = store.verify()?;
     let through = match through {
@@ -22,7 +17,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         None => None,
     };
     let failure = failure(&found, through.as_ref());
-    if json {
+    if args.flag("json") {
         print_json(&as_json(&found, through.as_ref(), failure.is_none()))?;
     } else if failure.is_none() {
         print(&summary(&found, through.as_ref()))?;
@@ -30,8 +25,8 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     failure.map_or(Ok(()), |message| Err(CliError::Failed(message)))
 }
 
-/// Why the ledger, or the head that was noted, can't be trusted. A head that can't be checked is a failure too: a script
-/// that compares it has to notice.
+/// Returns the reason why the ledger or the given head can't be trusted. A head that can't be checked is a failure too, so
+/// that a script notices it.
 fn failure(found: &Verification, through: Option<&(Noted, ChainHead)>) -> Option<String> {
     match &found.fault {
         Some(fault @ Fault::Sums { .. }) => {

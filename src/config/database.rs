@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::system::uname;
 
+use super::raw_setting::{Problem, RawSetting};
 use super::settings::Settings;
-use super::written::{Problem, Written};
 use crate::files;
 use crate::secret::Secret;
 use crate::store::Database;
@@ -28,21 +28,21 @@ pub(super) fn read(settings: &mut Settings) -> (Database, Option<PathBuf>) {
         // Only PostgreSQL needs one.
         settings.unread_files.clear();
     }
-    // `Debug` does not show the password.
+    // `Debug` leaves out the password.
     settings.note("database", &(&database, password(&database)));
     (database, file)
 }
 
-/// `None` for an empty text.
-fn parse(written: &Written) -> Result<Option<Database>, Problem> {
+/// Returns `None` for an empty text.
+fn parse(written: &RawSetting) -> Result<Option<Database>, Problem> {
     match written.text()? {
         "" => Ok(None),
         text => Database::parse(text).map(Some).map_err(|accepted| written.refuse(&accepted)),
     }
 }
 
-/// Reads the password from its file. Returns the file.
-fn read_password(written: &Written, database: &mut Database) -> Result<PathBuf, Problem> {
+/// Reads the password from its file, and returns the file's path.
+fn read_password(written: &RawSetting, database: &mut Database) -> Result<PathBuf, Problem> {
     let path = PathBuf::from(written.text()?);
     let password =
         password_in(&path).map_err(|error| written.refuse(&format!("a file that can be read ({error})")))?;
@@ -55,7 +55,7 @@ fn read_password(written: &Written, database: &mut Database) -> Result<PathBuf, 
     Ok(path)
 }
 
-/// The password in a file. The packaged service always has one, which is empty if no password is needed.
+/// Reads the password in a file. The packaged service always has the file; it is empty if no password is needed.
 pub fn password_in(path: &Path) -> io::Result<Option<Secret>> {
     let text = files::read_text(path)?;
     let text = text.trim_end_matches(['\r', '\n']);
@@ -73,7 +73,7 @@ pub(super) fn host_name() -> String {
     uname().nodename().to_string_lossy().into_owned()
 }
 
-/// The name of this gateway, by default the host's; empty if no other can share the database.
+/// Reads the name of this gateway, by default the host's; empty if no other gateway can share the database.
 pub(super) fn read_gateway(settings: &mut Settings, database: &Database) -> String {
     let takes = "a name of 1 to 64 printable characters without spaces, colons and commas";
     let host = host_name();
@@ -88,11 +88,9 @@ pub(super) fn read_gateway(settings: &mut Settings, database: &Database) -> Stri
     }
 }
 
-/// Whether a name can be parsed out of a list, and out of a head that `usage verify` prints.
+/// Returns true for a name that can be parsed out of a list, and out of a chain head that `usage verify` prints.
 fn is_gateway_name(name: &str) -> bool {
-    let is_good = |character: char| {
-        !character.is_control() && !character.is_whitespace() && character != ':' && character != ','
-    };
+    let is_good = |c: char| !c.is_control() && !c.is_whitespace() && c != ':' && c != ',';
     (1..=64).contains(&name.chars().count()) && name.chars().all(is_good)
 }
 

@@ -2,10 +2,10 @@
 
 mod database;
 mod memory;
+mod raw_setting;
 mod runtime;
 mod search;
 mod settings;
-mod written;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,11 +14,11 @@ use std::{env, mem, path, str};
 use log::LevelFilter;
 
 pub use database::password_in;
+use raw_setting::{Problem, RawSetting};
 pub use runtime::{KEY_FILE, RuntimeConfig};
-pub use search::{GroundingMode, SearchConfig, SearchPlace};
+pub use search::{GroundingMode, SearchBackend, SearchConfig};
 use settings::Settings;
 pub use settings::{ConfigError, Digests};
-use written::{Problem, Written};
 
 use crate::listener::{Address, Proxies};
 use crate::store::Database;
@@ -53,7 +53,7 @@ pub struct Config {
     pub trusted_proxies: Proxies,
     pub runtime: RuntimeConfig,
     pub search: SearchConfig,
-    /// After how many days a row of the ledger is removed; `None` keeps everything.
+    /// The days after which a row of the ledger is removed; `None` keeps everything.
     pub retention_days: Option<u32>,
     /// The file it was read from, if any.
     pub file: Option<PathBuf>,
@@ -61,25 +61,25 @@ pub struct Config {
     pub secret_files: Vec<PathBuf>,
     /// Files of the service with a secret that this user can't read, by their settings, and the reason.
     pub unread_files: Vec<(&'static str, String)>,
-    /// Variables of the environment that look like settings and are none, with the setting that was probably meant.
+    /// Variables with the prefix of settings that are unknown, each with the one that was probably meant.
     pub unknown_variables: Vec<String>,
     /// A reload compares these to find the changed settings.
     pub digests: Digests,
 }
 
-/// Where the certificate and its key are, in PEM.
+/// The PEM files of the certificate and its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
     pub cert: PathBuf,
     pub key: PathBuf,
 }
 
-/// Which members of a request are accepted.
+/// The members of a request that are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compatibility {
-    /// Those of the specification.
+    /// Only the members of the specification.
     Strict,
-    /// Also those that OpenAI's clients add and that ask for nothing more.
+    /// Also members that OpenAI's clients add and that do not change the result.
     OpenAi,
 }
 
@@ -133,7 +133,10 @@ impl Config {
             database,
             database_password_file,
             gateway,
-            retention_days: retention_days(settings.number("usage.retention_days", 0..=36_500, 0)),
+            retention_days: match settings.number("usage.retention_days", 0..=36_500, 0) {
+                0 => None,
+                days => Some(days as u32),
+            },
             file: file.map(Path::to_owned),
             secret_files: mem::take(&mut settings.secret_files),
             unread_files: mem::take(&mut settings.unread_files),
@@ -144,7 +147,7 @@ impl Config {
         Ok(config)
     }
 
-    /// The bytes of `buffer_limit` that each worker has for what others answer it.
+    /// The bytes of `buffer_limit` that each worker has for the answers of the runtime and of Search.
     pub fn worker_share(&self) -> usize {
         self.buffer_limit / self.workers
     }
@@ -162,8 +165,8 @@ impl Config {
         }
     }
 
-    /// The command that sets the console's password in this service's database. A path is shown to a client of this host
-    /// only. If the console has a public name, a local client may be a proxy that forwards requests of strangers.
+    /// The command that sets the console's password in this service's database. A path is sent only to a client of this
+    /// host. If the console has a public name, a local client may be a proxy that forwards requests of strangers.
     pub fn password_command(&self, is_local: bool) -> String {
         let command = "adriaticum console password";
         let is_usual = env::var_os("ADRIATICUM_DATABASE").is_none()
@@ -178,7 +181,7 @@ impl Config {
         }
     }
 
-    /// The settings that differ in `other` and that only a restart applies.
+    /// Returns the settings that differ in `other` and that only a restart applies.
     pub fn differences(&self, other: &Self) -> Vec<&'static str> {
         let names: BTreeSet<&'static str> =
             self.digests.keys().chain(other.digests.keys()).copied().collect();
@@ -201,7 +204,7 @@ const LEVELS: [(&str, LevelFilter); 5] = [
     ("trace", LevelFilter::Trace),
 ];
 
-fn listen(written: &Written) -> Result<Address, Problem> {
+fn listen(written: &RawSetting) -> Result<Address, Problem> {
     let accepted = "an address and a port, such as 127.0.0.1:8080 or [::1]:8080, or unix: and a path";
     written.parse(accepted, |text| match text.strip_prefix("unix:") {
         Some(path) => (!path.is_empty()).then(|| Address::Unix(path.into())),
@@ -209,33 +212,33 @@ fn listen(written: &Written) -> Result<Address, Problem> {
     })
 }
 
-fn socket_mode(written: &Written) -> Result<u32, Problem> {
+fn socket_mode(written: &RawSetting) -> Result<u32, Problem> {
     written.parse("permissions in octal from 0000 to 0777, such as 0660", |text| {
         let digits = text.bytes().all(|b| b.is_ascii_digit()).then_some(text)?;
         u32::from_str_radix(digits, 8).ok().filter(|&mode| mode <= 0o777)
     })
 }
 
-fn api_hosts(written: &Written) -> Result<Vec<String>, Problem> {
+fn api_hosts(written: &RawSetting) -> Result<Vec<String>, Problem> {
     let accepted = "one or more host names or addresses, without ports";
     let hosts = written.parse_each(accepted, host)?;
     if hosts.is_empty() { Err(written.refuse(accepted)) } else { Ok(hosts) }
 }
 
-fn console_host(written: &Written, api_hosts: &[String]) -> Result<Option<String>, Problem> {
-    let accepted = "a host name without a port that is not one of api_hosts, or nothing for no console";
+fn console_host(written: &RawSetting, api_hosts: &[String]) -> Result<Option<String>, Problem> {
+    let accepted = "a host name without a port that is not one of api_hosts, or empty to disable the console";
     written.parse(accepted, |text| match text {
         "" => Some(None),
         text => host(text).filter(|host| !api_hosts.contains(host)).map(Some),
     })
 }
 
-fn trusted_proxies(written: &Written) -> Result<Proxies, Problem> {
+fn trusted_proxies(written: &RawSetting) -> Result<Proxies, Problem> {
     let accepted = "addresses such as 10.0.0.7 or fd00::7, networks such as 10.0.0.0/8, or unix";
     written.parse_each(accepted, |text| text.parse().ok()).map(Proxies)
 }
 
-/// A host name or address as requests are compared with it: lower case, an IPv6 address without brackets.
+/// Normalizes a host name or address as it is in requests: lower case, an IPv6 address without brackets.
 fn host(text: &str) -> Option<String> {
     let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
     let is_name = !bare.is_empty() && bare.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
@@ -243,12 +246,12 @@ fn host(text: &str) -> Option<String> {
 }
 
 fn tls(settings: &mut Settings) -> Option<TlsFiles> {
-    let is_set = |written: &Written| !written.text().is_ok_and(str::is_empty);
+    let is_set = |written: &RawSetting| !written.text().is_ok_and(str::is_empty);
     let cert = settings.take("tls.cert").filter(is_set);
     let key = settings.take("tls.key").filter(is_set);
     settings.note("tls.cert", &cert.is_some());
     settings.note("tls.key", &key.is_some());
-    let path = |written: &Written| written.text().map(PathBuf::from);
+    let path = |written: &RawSetting| written.text().map(PathBuf::from);
     let files = match (cert, key) {
         (None, None) => return None,
         (Some(cert), Some(key)) => path(&cert).and_then(|cert| Ok(TlsFiles { cert, key: path(&key)? })),
@@ -258,13 +261,8 @@ fn tls(settings: &mut Settings) -> Option<TlsFiles> {
     settings.accept(files)
 }
 
-/// A path that is the same in every folder.
 fn absolute(path: &Path) -> String {
     path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
-}
-
-fn retention_days(days: u64) -> Option<u32> {
-    u32::try_from(days).ok().filter(|&days| days > 0)
 }
 
 #[cfg(test)]
@@ -323,8 +321,8 @@ mod tests {
             ("ADRIATICUM_RUNTIME_TIMEOUT", "9"),
         ])
         .expect("the environment should be good");
-        let shown = |config| format!("{:?}", Config { file: None, digests: Digests::default(), ..config });
-        assert_eq!(shown(written), shown(set.clone()));
+        let debug = |config| format!("{:?}", Config { file: None, digests: Digests::default(), ..config });
+        assert_eq!(debug(written), debug(set.clone()));
         assert_eq!(set.runtime.urls, ["http://a/v1", "http://b:1/v1"]);
         assert_eq!(set.api_hosts, ["api.test", "::1"]);
         assert_eq!(set.console_host, None);
@@ -391,7 +389,7 @@ mod tests {
             ("ADRIATICUM_DATABASE", "postgresql://user:mine@db.test/"),
             ("ADRIATICUM_RUNTIME_API_KEY", "mine"),
         ];
-        assert_eq!(read(database, &set), "mine mine", "a default gives way");
+        assert_eq!(read(database, &set), "mine mine", "a default comes last");
         let refused = Config::read(None, [("ADRIATICUM_CONFIG".into(), "x".into())].into_iter());
         assert!(refused.is_ok_and(|config| config.runtime.api_key.is_none()), "no file, no folder");
         for folder in [beside, credentials] {
@@ -400,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn wrong_settings_are_named() {
         for (name, value) in [
             ("LISTEN", "8080"),
             ("LISTEN", "unix:"),
@@ -465,7 +463,7 @@ mod tests {
         }
         let long = format!("http://a/{}", "v".repeat(2_000));
         assert!(environment(&[("ADRIATICUM_RUNTIME_URL", &long)]).is_err());
-        for (text, told) in [
+        for (text, message) in [
             (
                 "nonsense = 1",
                 "1: nonsense: there is no such setting. man adriaticum.toml lists all settings.",
@@ -506,33 +504,33 @@ mod tests {
             ),
             ("tls.cert = 'a'", "1: tls.cert = 'a': expected tls.key to be set too."),
         ] {
-            assert_eq!(file(text).expect_err(text), told, "{text}");
+            assert_eq!(file(text).expect_err(text), message, "{text}");
         }
-        for (text, told) in [
+        for (text, message) in [
             (
                 "workers = 3\n\n[runtime]\nurl = 'http://a/v1'\n[search]\n [runtime] # again\nmodel = 'x'",
-                "6: [runtime] is there twice, first in line 3. Put the settings of both under one heading.",
+                "6: [runtime] is a duplicate: it is already in line 3. Put the settings of both under one heading.",
             ),
             (
                 "runtime.url = 'http://a/v1'\n[runtime]",
-                "2: [runtime] is there twice, first in line 1. Put the settings of both under one heading.",
+                "2: [runtime] is a duplicate: it is already in line 1. Put the settings of both under one heading.",
             ),
             (
                 "[runtime]\nurl = 'http://a/v1'\n[search]\ntimeout = 4\nurl = ''\n url = 'index:'",
-                "6: search.url is there twice, first in line 5. Remove one of them.",
+                "6: search.url is a duplicate: it is already in line 5. Remove one of them.",
             ),
             (
                 "runtime.url = ''\nsearch.url = ''\nruntime.url = 'http://a/v1'",
-                "3: runtime.url is there twice, first in line 1. Remove one of them.",
+                "3: runtime.url is a duplicate: it is already in line 1. Remove one of them.",
             ),
             (
                 "queue = 1\nqueue = 2\nworkers = 1\n'workers' = 2",
-                "the configuration has 2 problems:\n  2: queue is there twice, first in line 1. Remove one of them.\n  \
-                 4: 'workers' is there twice, first in line 3. Remove one of them.",
+                "the configuration has 2 problems:\n  2: queue is a duplicate: it is already in line 1. Remove one of them.\n  \
+                 4: workers is a duplicate: it is already in line 3. Remove one of them.",
             ),
-            ("tls = { cert = 'sesame', cert = 'b' }", "1: it is not valid TOML: cert is there twice."),
+            ("tls = { cert = 'sesame', cert = 'b' }", "1: it is not valid TOML: duplicate key cert."),
         ] {
-            assert_eq!(file(text).expect_err(text), told, "{text}");
+            assert_eq!(file(text).expect_err(text), message, "{text}");
         }
         let broken = file("[runtime]\napi_key = 'sesame").expect_err("no end of the text");
         assert!(broken.starts_with("2: it is not valid TOML: ") && !broken.contains("sesame"), "{broken}");
@@ -542,8 +540,9 @@ mod tests {
     fn every_problem_is_named_at_once() {
         let text =
             "workers = 0\n[search]\nurl = 'nowhere'\ngrounding = 'always'\n[tls]\nkey = 1\n[usage]\nday = 1";
-        let told = file(text).expect_err("all of it is wrong");
-        let starts: Vec<&str> = told.lines().map(|line| line.split(" = ").next().unwrap_or(line)).collect();
+        let message = file(text).expect_err("all of it is wrong");
+        let starts: Vec<&str> =
+            message.lines().map(|line| line.split(" = ").next().unwrap_or(line)).collect();
         // Grounding needs search.url, which is set: that it is wrong is one problem, not two.
         assert_eq!(
             starts,
@@ -554,14 +553,14 @@ mod tests {
                 "  6: tls.key",
                 "  8: usage.day: there is no such setting. man adriaticum.toml lists all settings."
             ],
-            "{told}"
+            "{message}"
         );
-        let told = environment(&[("ADRIATICUM_QUEUE", "x"), ("ADRIATICUM_RUNTIME_API_KEY", "a b")]);
-        let told = told.expect_err("both are wrong").to_string();
+        let message = environment(&[("ADRIATICUM_QUEUE", "x"), ("ADRIATICUM_RUNTIME_API_KEY", "a b")]);
+        let message = message.expect_err("both are wrong").to_string();
         assert!(
-            told.contains("\n  ADRIATICUM_QUEUE=\"x\": ")
-                && told.contains("\n  ADRIATICUM_RUNTIME_API_KEY: "),
-            "{told}"
+            message.contains("\n  ADRIATICUM_QUEUE=\"x\": ")
+                && message.contains("\n  ADRIATICUM_RUNTIME_API_KEY: "),
+            "{message}"
         );
     }
 
@@ -574,12 +573,12 @@ mod tests {
             ("ADRIATICUM_SEARCH_MATCH", "(?i)price\n\nhow (much|many)"),
         ]);
         let search = config.expect("they are good").search;
-        assert_eq!(search.place, Some(SearchPlace::SearXng("http://127.0.0.1:8888".into())));
+        assert_eq!(search.backend, Some(SearchBackend::SearXng("http://127.0.0.1:8888".into())));
         assert_eq!(search.index, Path::new("/var/lib/a/ledger.v2-search.db"));
         assert_eq!((search.patterns.len(), search.timeout.as_secs(), search.results), (2, 5, 4));
         let written = file("[search]\nurl = 'index:'\ngrounding = 'auto'\nmatch = ['a', 'b']\nresults = 1");
         let search = written.expect("they are good").search;
-        assert_eq!((search.place, search.grounding), (Some(SearchPlace::Index), GroundingMode::Auto));
+        assert_eq!((search.backend, search.grounding), (Some(SearchBackend::Index), GroundingMode::Auto));
         let off = environment(&[("ADRIATICUM_SEARCH_URL", "index:")]).expect("off needs nothing").search;
         assert_eq!(off.grounding, GroundingMode::Off);
         for (url, mode, word) in
@@ -592,14 +591,14 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_variable_is_told() {
+    fn an_unknown_variable_is_named() {
         let config = environment(&[("ADRIATICUM_WORKER", "3"), ("ADRIATICUM_CONFIG", "x"), ("OTHER", "y")]);
         let unknown = config.expect("a warning is no error").unknown_variables;
         assert_eq!(unknown, ["ADRIATICUM_WORKER (did you mean ADRIATICUM_WORKERS?)"]);
     }
 
     #[test]
-    fn what_a_running_service_does_not_take_is_named() {
+    fn settings_that_need_a_restart_are_named() {
         let running = environment(&[("ADRIATICUM_RUNTIME_API_KEY", "a")]).expect("good settings");
         let now = environment(&[
             ("ADRIATICUM_RUNTIME_API_KEY", "b"),
@@ -618,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_not_shown() {
+    fn a_secret_is_redacted() {
         let config = environment(&[("ADRIATICUM_RUNTIME_API_KEY", " sesame\n")]).expect("a good key");
         assert_eq!(config.runtime.api_key.as_ref().map(Secret::expose), Some("sesame"));
         assert!(!format!("{config:?}").contains("sesame"));

@@ -6,8 +6,8 @@ use std::time::Duration;
 use rustls::RootCertStore;
 use ureq::http::Uri;
 
+use super::raw_setting::{Problem, RawSetting};
 use super::settings::Settings;
-use super::written::{Problem, Written};
 use crate::client::roots;
 use crate::files;
 use crate::http::head::split_authority;
@@ -15,6 +15,9 @@ use crate::secret::Secret;
 
 /// A path and a query are added to an address, and the head of a call has to fit into the client's buffer.
 const MAX_ADDRESS: usize = 2_000;
+
+/// The default of `runtime.model`.
+const MODEL: &str = "adriaticum";
 
 /// The file with the key for the runtime, among the service's secrets.
 pub const KEY_FILE: &str = "runtime-key";
@@ -32,27 +35,26 @@ pub struct RuntimeConfig {
 
 pub(super) fn read(settings: &mut Settings) -> RuntimeConfig {
     let accepted = "base addresses ending in /v1, such as http://127.0.0.1:8081/v1 or https://10.0.0.7/v1";
+    // Every call adds the rest of its path to `/v1`.
+    let address = |url: &str| base_address(url).filter(|url| url.ends_with("/v1"));
     let config = RuntimeConfig {
-        urls: settings
-            .value("runtime.url", Vec::new(), |written| written.parse_each(accepted, runtime_address)),
-        model: settings.name("runtime.model", "adriaticum"),
+        urls: settings.value("runtime.url", Vec::new(), |written| written.parse_each(accepted, address)),
+        model: settings.value("runtime.model", MODEL.into(), |written| match written.text()? {
+            "" => Ok(MODEL.into()),
+            name => Ok(name.into()),
+        }),
         api_key: api_key(settings),
         ca: settings.value("runtime.ca", None, ca),
         timeout: Duration::from_secs(settings.number("runtime.timeout", 1..=86_400, 120)),
     };
-    // Not shown by themselves: the key, and the content of the file.
+    // `Debug` leaves out the key and the content of the file.
     settings.note("runtime.api_key", &config.api_key.as_ref().map(Secret::expose));
     settings.note("runtime.ca", &config.ca.as_ref().map(|ca| &ca.roots));
     config
 }
 
-/// Every call adds the rest of its path to `/v1`. A slash at the end is tolerated.
-fn runtime_address(url: &str) -> Option<String> {
-    base_address(url).filter(|url| url.ends_with("/v1"))
-}
-
-/// The certificates of a PEM file; an empty name counts as not set.
-fn ca(written: &Written) -> Result<Option<RootCertStore>, Problem> {
+/// Reads the certificates of a PEM file. An empty name counts as not set.
+fn ca(written: &RawSetting) -> Result<Option<RootCertStore>, Problem> {
     match written.text()? {
         "" => Ok(None),
         path => roots::read(Path::new(path))
@@ -61,7 +63,7 @@ fn ca(written: &Written) -> Result<Option<RootCertStore>, Problem> {
     }
 }
 
-/// A base address without the slash at its end; `None` if it is not one.
+/// Returns a base address without a slash at its end; `None` if it is not one.
 pub(super) fn base_address(url: &str) -> Option<String> {
     let rest = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"))?;
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
@@ -91,13 +93,13 @@ fn api_key(settings: &mut Settings) -> Option<Secret> {
     key.or(in_file)
 }
 
-fn read_key(file: &Written) -> Result<String, Problem> {
+fn read_key(file: &RawSetting) -> Result<String, Problem> {
     files::read_text(Path::new(file.text()?))
         .map_err(|error| file.refuse(&format!("a file that can be read ({error})")))
 }
 
-/// A key without the white space around it; `None` if nothing else is there.
-fn secret(written: &Written, text: Result<String, Problem>) -> Result<Option<Secret>, Problem> {
+/// Returns a key without the white space around it; `None` if nothing is left.
+fn secret(written: &RawSetting, text: Result<String, Problem>) -> Result<Option<Secret>, Problem> {
     let text = text?;
     let text = text.trim();
     if !text.bytes().all(|b| b.is_ascii_graphic()) {

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use regex_lite::Regex;
 
+use super::raw_setting::{Problem, RawSetting};
 use super::runtime::base_address;
 use super::settings::Settings;
-use super::written::{Problem, Written};
 use crate::store::Database;
 
 #[derive(Clone, Debug)]
 pub struct SearchConfig {
-    pub place: Option<SearchPlace>,
+    pub backend: Option<SearchBackend>,
     /// The file of the embedded index, even if Search does not use it.
     pub index: PathBuf,
     pub grounding: GroundingMode,
@@ -24,22 +24,22 @@ pub struct SearchConfig {
 }
 
 impl SearchConfig {
-    /// What to set so that completions are grounded in the embedded index; `None` if they are.
+    /// Returns the settings that ground completions in the embedded index; `None` if they are set.
     pub fn how_to_use_index(&self) -> Option<&'static str> {
-        (self.place != Some(SearchPlace::Index) || self.grounding == GroundingMode::Off)
+        (self.backend != Some(SearchBackend::Index) || self.grounding == GroundingMode::Off)
             .then_some("To use it, set search.url to \"index:\" and search.grounding to \"always\", \"match\" or \"auto\".")
     }
 }
 
-/// Where Search is.
+/// The instance or the index that Search asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SearchPlace {
+pub enum SearchBackend {
     /// The base address of an instance, without a slash at its end.
     SearXng(String),
     Index,
 }
 
-/// Which answers have to be grounded in Search results.
+/// The answers that have to be grounded in Search results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroundingMode {
     Off,
@@ -58,14 +58,15 @@ const GROUNDING_MODES: [(&str, GroundingMode); 4] = [
 ];
 
 pub(super) fn read(settings: &mut Settings, database: &Database) -> SearchConfig {
-    let place = settings.value("search.url", None, place);
+    let backend = settings.value("search.url", None, backend);
     let patterns = settings.value("search.match", Vec::new(), patterns);
-    let has_place = place.is_some() || settings.is_wrong("search.url");
+    let has_backend = backend.is_some() || settings.is_wrong("search.url");
     let has_patterns = !patterns.is_empty() || settings.is_wrong("search.match");
-    let grounding = settings
-        .value("search.grounding", GroundingMode::Off, |written| grounding(written, has_place, has_patterns));
+    let grounding = settings.value("search.grounding", GroundingMode::Off, |written| {
+        grounding(written, has_backend, has_patterns)
+    });
     SearchConfig {
-        place,
+        backend,
         // Each gateway has an index of its own.
         index: beside(database.file().unwrap_or(Path::new("adriaticum.db"))),
         grounding,
@@ -75,19 +76,19 @@ pub(super) fn read(settings: &mut Settings, database: &Database) -> SearchConfig
     }
 }
 
-fn place(written: &Written) -> Result<Option<SearchPlace>, Problem> {
+fn backend(written: &RawSetting) -> Result<Option<SearchBackend>, Problem> {
     let accepted = "index: or the address of a SearXNG instance, such as http://127.0.0.1:8888";
     written.parse(accepted, |text| match text {
         "" => Some(None),
-        "index:" => Some(Some(SearchPlace::Index)),
-        url => base_address(url).map(|url| Some(SearchPlace::SearXng(url))),
+        "index:" => Some(Some(SearchBackend::Index)),
+        url => base_address(url).map(|url| Some(SearchBackend::SearXng(url))),
     })
 }
 
-/// The mode, if what it needs is set too: a service that could not ask Search would refuse every request.
-fn grounding(written: &Written, has_place: bool, has_patterns: bool) -> Result<GroundingMode, Problem> {
+/// Refuses a mode without the settings that it needs: a service that could not ask Search would refuse every request.
+fn grounding(written: &RawSetting, has_backend: bool, has_patterns: bool) -> Result<GroundingMode, Problem> {
     let mode = written.word(&GROUNDING_MODES)?;
-    if mode != GroundingMode::Off && !has_place {
+    if mode != GroundingMode::Off && !has_backend {
         return Err(written.refuse(
             "off, because search.url is not set: set it to the address of a SearXNG instance, or to index:",
         ));
@@ -98,7 +99,7 @@ fn grounding(written: &Written, has_place: bool, has_patterns: bool) -> Result<G
     Ok(mode)
 }
 
-fn patterns(written: &Written) -> Result<Vec<Regex>, Problem> {
+fn patterns(written: &RawSetting) -> Result<Vec<Regex>, Problem> {
     let mut patterns = Vec::new();
     for (index, text) in written.texts('\n')?.iter().enumerate() {
         patterns.push(Regex::new(text).map_err(|error| {
@@ -108,7 +109,7 @@ fn patterns(written: &Written) -> Result<Vec<Regex>, Problem> {
     Ok(patterns)
 }
 
-/// The file of the index: beside the database, with its name and an addition.
+/// Returns the path of the index: beside the database, with `-search` after its name.
 fn beside(database: &Path) -> PathBuf {
     let mut name = database.file_stem().unwrap_or_default().to_owned();
     name.push("-search");

@@ -1,4 +1,4 @@
-//! The settings as they are written: in a TOML file, and in the environment, which overrides it.
+//! The unchecked settings, in a TOML file and in the environment, which overrides it.
 //!
 //! The setting `runtime.url` of the file is `ADRIATICUM_RUNTIME_URL` in the environment. Each is taken once; a name that is
 //! left at the end is unknown. A wrong setting is reported and its default used instead, so that all problems are found at
@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::written::{Problem, Written, read_file};
+use super::raw_setting::{Problem, RawSetting, read_file};
 use crate::files;
 use crate::text::nearest;
 
-/// A configuration that can't be used: everything that is wrong with it.
+/// All problems of a configuration that can't be used.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ConfigError(Vec<Problem>);
 
@@ -37,17 +37,16 @@ pub(super) const SECTIONS: [&str; 4] = ["runtime", "search", "tls", "usage"];
 
 #[derive(Default)]
 pub struct Settings {
-    file: BTreeMap<String, Written>,
+    file: BTreeMap<String, RawSetting>,
     /// The variables, without their prefix.
     environment: BTreeMap<String, String>,
-    /// The names that were asked for: of settings, and of all variables.
+    /// The names of all settings, as they are taken.
     known: Vec<&'static str>,
-    known_variables: Vec<String>,
     problems: Vec<Problem>,
     /// The settings that were wrong.
     wrong: Vec<&'static str>,
     digests: Digests,
-    /// Where files with secrets are by default.
+    /// The default folder of files with secrets.
     secrets: Option<PathBuf>,
     /// The files that hold a secret.
     pub secret_files: Vec<PathBuf>,
@@ -55,11 +54,11 @@ pub struct Settings {
     pub unread_files: Vec<(&'static str, String)>,
 }
 
-/// A digest of every value by its setting's name: enough to tell whether a setting was changed, and no secret.
+/// A digest of every value by its setting's name: enough to find the changed settings, without their secrets.
 pub type Digests = BTreeMap<&'static str, [u8; 32]>;
 
 impl Settings {
-    /// Reads what is set: the variables of an environment, and a file if there is one.
+    /// Reads the variables of an environment, and a file.
     pub fn read(
         file: Option<&Path>,
         environment: impl Iterator<Item = (String, String)>,
@@ -79,24 +78,22 @@ impl Settings {
     }
 
     /// Takes a setting, from the environment first.
-    pub fn take(&mut self, name: &'static str) -> Option<Written> {
+    pub fn take(&mut self, name: &'static str) -> Option<RawSetting> {
         self.known.push(name);
         let in_file = self.file.remove(name);
         self.take_variable(name).or(in_file)
     }
 
     /// Takes a variable that has no counterpart in the file.
-    pub fn take_variable(&mut self, name: &str) -> Option<Written> {
-        let variable = name.replace('.', "_").to_uppercase();
-        let text = self.environment.remove(&variable);
-        let full_name = format!("{PREFIX}{variable}");
-        self.known_variables.push(variable);
-        text.map(|text| Written::in_variable(name, full_name, text))
+    pub fn take_variable(&mut self, name: &str) -> Option<RawSetting> {
+        let variable = variable_of(name);
+        let text = self.environment.remove(&variable)?;
+        Some(RawSetting::in_variable(name, format!("{PREFIX}{variable}"), text))
     }
 
-    /// Takes the setting of a file with a secret. If it is not set and `or_default`, that is the file with this name among the
-    /// service's secrets. One that this user may not read counts as missing: many commands do not need it.
-    pub fn take_file(&mut self, setting: &'static str, name: &str, or_default: bool) -> Option<Written> {
+    /// Takes the setting of a file with a secret. If it is not set and `or_default`, takes the file with this name among the
+    /// service's secrets. A file that this user may not read counts as missing: many commands do not need it.
+    pub fn take_file(&mut self, setting: &'static str, name: &str, or_default: bool) -> Option<RawSetting> {
         let set = self.take(setting).filter(|written| !written.text().is_ok_and(str::is_empty));
         self.note(setting, &set.as_ref().map(|written| written.text().ok()));
         if set.is_some() || !or_default {
@@ -104,7 +101,7 @@ impl Settings {
         }
         let path = self.secrets.as_ref()?.join(name);
         match files::read(&path) {
-            Ok(_) => Some(Written::in_variable(setting, setting.into(), path.to_str()?.to_owned())),
+            Ok(_) => Some(RawSetting::in_variable(setting, setting.into(), path.to_str()?.to_owned())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => {
                 self.unread_files.push((setting, format!("{} can't be read: {error}", path.display())));
@@ -113,12 +110,12 @@ impl Settings {
         }
     }
 
-    /// Takes a setting and reads its value; the default if it is not set or wrong.
+    /// Takes a setting and reads its value. Returns the default if it is not set or wrong.
     pub fn value<T: fmt::Debug>(
         &mut self,
         name: &'static str,
         default: T,
-        read: impl FnOnce(&Written) -> Result<T, Problem>,
+        read: impl FnOnce(&RawSetting) -> Result<T, Problem>,
     ) -> T {
         let value = match self.take(name).map(|written| read(&written)) {
             Some(Ok(value)) => value,
@@ -133,7 +130,7 @@ impl Settings {
         value
     }
 
-    /// What was read; `None`, and a problem more, if it is wrong.
+    /// Returns the value. If it is wrong, reports the problem and returns `None`.
     pub fn accept<T>(&mut self, read: Result<T, Problem>) -> Option<T> {
         read.map_err(|problem| self.report(problem)).ok()
     }
@@ -142,7 +139,7 @@ impl Settings {
         self.problems.push(problem);
     }
 
-    /// Whether the setting was refused, so that a second problem which follows from it is not reported.
+    /// Returns true if the setting was refused: then a problem that follows from it is not reported.
     pub fn is_wrong(&self, name: &str) -> bool {
         self.wrong.contains(&name)
     }
@@ -160,21 +157,12 @@ impl Settings {
         })
     }
 
-    /// A text; the default in place of an empty one.
-    pub fn name(&mut self, name: &'static str, default: &str) -> String {
-        self.value(name, default.to_owned(), |written| {
-            let text = written.text()?;
-            Ok(if text.is_empty() { default } else { text }.to_owned())
-        })
-    }
-
-    /// One of a few words.
     pub fn word<T: Copy + fmt::Debug>(&mut self, name: &'static str, words: &[(&str, T)], default: T) -> T {
         self.value(name, default, |written| written.word(words))
     }
 
-    /// Refuses the configuration if there is a problem, such as a name of the file that was not taken. Returns the variables
-    /// that were not, each with the name that was probably meant, and the digests.
+    /// Refuses the configuration if there is a problem, such as an unknown name in the file. Returns the unknown variables,
+    /// each with the name that was probably meant, and the digests.
     pub fn finish(mut self) -> Result<(Vec<String>, Digests), ConfigError> {
         for (name, written) in &self.file {
             let problem = if SECTIONS.contains(&name.as_str()) {
@@ -188,15 +176,16 @@ impl Settings {
             self.problems.sort_by_key(|problem| problem.line);
             return Err(ConfigError(self.problems));
         }
+        let known: Vec<String> = self.known.into_iter().chain(["config"]).map(variable_of).collect();
         let variables = self.environment.into_keys().map(|name| {
-            let meant = nearest(&name, self.known_variables.iter().map(String::as_str));
+            let meant = nearest(&name, known.iter().map(String::as_str));
             let meant = meant.map(|meant| format!(" (did you mean {PREFIX}{meant}?)"));
             format!("{PREFIX}{name}{}", meant.unwrap_or_default())
         });
         Ok((variables.collect(), self.digests))
     }
 
-    /// The setting that an unknown name probably means: a similar name in the same table, or the same name in another.
+    /// Suggests the setting that an unknown name probably means: a similar name in the same table, or the same in another.
     fn advice(&self, name: &str) -> String {
         let (table, last) = name.split_at(name.rfind('.').map_or(0, |dot| dot + 1));
         let in_table = self.known.iter().filter_map(|known| known.strip_prefix(table));
@@ -208,4 +197,9 @@ impl Settings {
             None => "man adriaticum.toml lists all settings.".into(),
         }
     }
+}
+
+/// The name of a setting's variable, without the prefix.
+fn variable_of(setting: &str) -> String {
+    setting.replace('.', "_").to_uppercase()
 }

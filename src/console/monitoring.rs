@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::api::key::{self, Caller};
 use crate::api::reply;
 use crate::background::Readiness;
-use crate::checks::is_ending;
+use crate::checks::is_expiring;
 use crate::error::{ApiError, Failure, FailureCause};
 use crate::http::{Request, RequestHead, Response};
 use crate::id::RequestId;
@@ -49,7 +49,7 @@ impl Monitoring {
         let expires = self.acceptor.as_ref().and_then(|acceptor| acceptor.expires());
         self.runtimes.as_ref().is_none_or(is_failing)
             || !self.readiness.accepts_writes()
-            || expires.is_some_and(|expires| is_ending(expires, now))
+            || expires.is_some_and(|expires| is_expiring(expires, now))
     }
 
     /// Whether a request presents a key, and not a session.

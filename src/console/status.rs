@@ -52,7 +52,7 @@ impl Checks {
             let (config, store) = (Arc::clone(&console.config), Arc::clone(&console.store));
             let found = Arc::clone(&self.found);
             self.thread.execute(move || {
-                let findings = checks::of_a_running_service(&config, &store);
+                let findings = checks::check_running_service(&config, &store);
                 *lock(&found) = Some(Arc::new(CheckRun { findings, at: Instant::now(), time: when::now() }));
             });
         }

@@ -75,7 +75,7 @@ impl Cause {
             Self::AbandonedWaiting => ("requests dropped", "their client went away while they waited"),
             Self::AbandonedRunning => ("requests cancelled", "their client went away while they ran"),
         };
-        format!("{what} since the last such line: {count} ({why})")
+        format!("{what}: {count} since the last report ({why})")
     }
 
     /// The level of its log line: a warning if it may affect a client that does nothing wrong.

@@ -1,14 +1,14 @@
-//! The lines that wait for the thread that writes them.
+//! The queue of lines for the thread that writes them.
 
 use std::mem;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The bytes that may wait.
+/// The most bytes in the queue.
 const LIMIT: usize = 256 * 1024;
 
-/// The bytes up to which lines about single requests are taken. The other half is for errors and changes of state, so no
-/// number of requests displaces them.
+/// The most bytes in the queue when a line about a single request is added. The other half is for errors and changes of
+/// state, so that requests never displace them.
 const REQUEST_LIMIT: usize = LIMIT / 2;
 
 #[derive(Default)]
@@ -50,8 +50,8 @@ impl LineBuffer {
         }
     }
 
-    /// Waits for lines and takes all of them. The batch is empty if none have come until then. The call says that the last
-    /// batch is written.
+    /// Waits for lines and takes all of them; the batch is empty if none come in time. The call means that the last batch is
+    /// written.
     pub fn take(&self, until: Instant) -> LogBatch {
         let mut pending = self.lock();
         pending.is_writing = false;

@@ -1,6 +1,6 @@
 //! The log: lines on standard error, of this crate only, because `ureq` and `rustls` log what they send.
 //!
-//! One thread writes them, because standard error may be a pipe that nobody reads: no other thread ever waits for it.
+//! One thread writes them, so that no other thread waits for standard error, which may be a pipe that is not read.
 
 mod line_buffer;
 mod stranger_lines;
@@ -26,10 +26,10 @@ use crate::error::FailureCause;
 /// The target of lines about single requests. When lines have to be dropped, these are the first.
 pub const REQUEST: &str = concat!(env!("CARGO_PKG_NAME"), "::request");
 
-/// How often the refusals without a line of their own are summed up.
+/// The pause between two summaries of the refusals without a line of their own.
 const SUMMARY_INTERVAL: Duration = Duration::from_secs(60);
 
-/// How long the end of the process waits for the last lines to be written.
+/// The longest time that the end of the process waits for the last lines to be written.
 const FLUSH_TIME: Duration = Duration::from_secs(1);
 
 const TIME: &[FormatItem<'_>] =
@@ -50,22 +50,17 @@ pub fn start(level: LevelFilter) -> io::Result<()> {
     thread::Builder::new().name("log".into()).spawn(move || log.write_lines())?;
     if LOG.set(log).is_ok() && log::set_logger(log).is_ok() {
         panic::set_hook(Box::new(|info| {
-            // The place, but not the message, which may hold what a client wrote.
+            // Without the message, which may hold text of a client.
             let place = info.location().map_or("an unknown place".into(), ToString::to_string);
             log::error!("a thread panicked at {place}");
         }));
     }
-    set_level(level);
+    log::set_max_level(level);
     Ok(())
 }
 
-/// SIGHUP changes the level while the service runs.
-pub fn set_level(level: LevelFilter) {
-    log::set_max_level(level);
-}
-
 /// Writes why a command failed, whether or not the log was started.
-pub fn complain(message: fmt::Arguments) {
+pub fn print_error(message: fmt::Arguments) {
     let mark = if is_journal() { priority(Level::Error) } else { "" };
     let lines: String = message.to_string().lines().map(|line| format!("{mark}{line}\n")).collect();
     match LOG.get() {
@@ -74,8 +69,8 @@ pub fn complain(message: fmt::Arguments) {
     }
 }
 
-/// Returns whether the refusal of a request without a valid key may have a line of its own. All such refusals share a small
-/// budget; those beyond it are counted by their cause and by address.
+/// Returns true if the refusal of a request without a valid key gets a line of its own. All such refusals share a small
+/// budget; those beyond it are counted by cause and by address.
 pub fn allow_stranger(cause: FailureCause, client: Option<IpAddr>) -> bool {
     strangers().allow(cause, client, Instant::now())
 }
@@ -127,7 +122,7 @@ impl StandardError {
         LINES.take()
     }
 
-    /// Writes what the other threads log, as long as the process runs.
+    /// Writes the lines of all threads, until the process ends.
     fn write_lines(&self) {
         let mut next_summary = Instant::now() + SUMMARY_INTERVAL;
         loop {
@@ -163,13 +158,13 @@ impl Log for StandardError {
     }
 }
 
-/// A time and a level; the journal has a time for every line and takes the level from the priority.
+/// The format of a line: its time and level. The journal has the time and takes the level from the priority.
 fn format(is_journal: bool) -> Config {
-    let shown = if is_journal { LevelFilter::Off } else { LevelFilter::Error };
+    let level = if is_journal { LevelFilter::Off } else { LevelFilter::Error };
     ConfigBuilder::new()
         .set_time_format_custom(TIME)
-        .set_time_level(shown)
-        .set_max_level(shown)
+        .set_time_level(level)
+        .set_max_level(level)
         .set_thread_level(LevelFilter::Off)
         .set_target_level(LevelFilter::Off)
         .set_location_level(LevelFilter::Off)
@@ -188,13 +183,13 @@ impl Write for Lines {
     }
 }
 
-/// One write for a line, so that the lines of two processes do not mix.
+/// Writes a line at once, so that the lines of two processes do not mix.
 fn write(bytes: &[u8]) {
     // If standard error is closed, there is no place left to report it.
     let _ = io::stderr().lock().write_all(bytes);
 }
 
-/// As in sd-daemon(3).
+/// The prefix of a line, by sd-daemon(3).
 fn priority(level: Level) -> &'static str {
     match level {
         Level::Error => "<3>",
@@ -204,8 +199,8 @@ fn priority(level: Level) -> &'static str {
     }
 }
 
-/// `JOURNAL_STREAM` names the device and the inode of the journal's stream (systemd.exec(5)). A program that a
-/// service starts inherits the variable, but perhaps not the stream.
+/// Returns true if standard error is the stream whose device and inode `JOURNAL_STREAM` names (systemd.exec(5)). A program
+/// that a service starts inherits the variable, but perhaps not the stream.
 fn is_journal() -> bool {
     let Ok(named) = env::var("JOURNAL_STREAM") else {
         return false;
@@ -218,8 +213,7 @@ mod tests {
     use super::*;
 
     fn lines(is_journal: bool, level: Level, text: &str) -> String {
-        let log = StandardError::new(is_journal);
-        String::from_utf8(log.lines(level, text)).expect("a line is text")
+        String::from_utf8(StandardError::new(is_journal).lines(level, text)).expect("a line is text")
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The lines about requests without a valid key share one budget, because a stranger could fill the disk with them. Those
-//! beyond it are counted for a summary.
+//! A budget for log lines about requests without a valid key: otherwise a stranger could fill the disk. Requests beyond it
+//! are counted for a summary.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use crate::error::FailureCause;
 
-/// The lines that may come at once, and the time after which one more may follow.
+/// The lines that are allowed at once, and the time after which one more is.
 const BURST: u32 = 20;
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Addresses that are counted at once.
+/// The most addresses that are counted at once.
 const ADDRESSES: usize = 256;
 
 pub(super) struct StrangerBudget {
@@ -30,7 +30,7 @@ impl StrangerBudget {
         Self { full_at: None, since: None, causes: BTreeMap::new(), addresses: BTreeMap::new() }
     }
 
-    /// Whether a refusal gets a line of its own. If not, it is counted.
+    /// Returns true if a refusal gets a line of its own. Otherwise counts it.
     pub fn allow(&mut self, cause: FailureCause, client: Option<IpAddr>, now: Instant) -> bool {
         let full_at = self.full_at.map_or(now, |full_at| full_at.max(now)) + INTERVAL;
         if full_at <= now + BURST * INTERVAL {
@@ -51,7 +51,7 @@ impl StrangerBudget {
         false
     }
 
-    /// Returns a line about the refusals that were counted, and forgets them; `None` if there were none.
+    /// Returns a line about the counted refusals and resets the counts; `None` if there are none.
     pub fn sum_up(&mut self, now: Instant) -> Option<String> {
         let since = self.since.take()?;
         let mut causes: Vec<_> = std::mem::take(&mut self.causes).into_iter().collect();

@@ -1,5 +1,5 @@
-//! Prometheus's text format: families of samples, each with what it means and what kind it is. Names, texts and labels are
-//! our own, so there is nothing to escape.
+//! Prometheus's text format: families of samples, each with its help and type. No name, text or label
+//! comes from outside, so nothing is escaped.
 
 use std::fmt::Display;
 

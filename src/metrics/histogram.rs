@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// In seconds: from the time of a refusal to that of a slow runtime, at most a factor of 3 apart.
+/// The bounds in seconds: from the time of a refusal to that of a slow runtime, at most a factor of 3 apart.
 const BOUNDS: [f64; 18] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
     300.0,
@@ -11,15 +11,13 @@ const BOUNDS: [f64; 18] = [
 
 #[derive(Default)]
 pub struct Histogram {
-    /// How many times were no longer than each bound and longer than the one before it; last, those that were longer
-    /// than every bound.
+    /// The number of times up to each bound and longer than the one before it; last, of those longer than every bound.
     buckets: [AtomicU64; BOUNDS.len() + 1],
     nanoseconds: AtomicU64,
 }
 
-/// What a histogram holds.
 pub struct Observed {
-    /// Each bound in seconds, and how many times were no longer.
+    /// Each bound in seconds, and the number of times up to it.
     pub buckets: Vec<(f64, u64)>,
     pub count: u64,
     /// In seconds.

@@ -1,6 +1,6 @@
 //! Counters and histograms, and their text for Prometheus.
 //!
-//! Counting takes no lock and no memory. The listener's own counts and the ledger's state are read when a scrape comes.
+//! Counting takes no lock and no memory. A scrape also reads the listener's own counts and the ledger's state.
 
 mod exposition;
 mod histogram;
@@ -15,16 +15,15 @@ use crate::error::ApiError;
 use crate::listener::{Cause, Snapshot};
 use crate::store::{Key, KeyBudget, LedgerState, Searched, Tokens};
 
-/// Why Search is asked, in the ledger's terms.
-const REASONS: [&str; 3] = ["always", "match", "model"];
+/// The reasons for asking Search, in the ledger's terms.
+const SEARCH_REASONS: [&str; 3] = ["always", "match", "model"];
 
 /// The outcomes of asking Search.
-const FINDINGS: [&str; 3] = ["found", "nothing", "unavailable"];
+const SEARCH_OUTCOMES: [&str; 3] = ["found", "nothing", "unavailable"];
 
-/// How many keys have series of their own: those that have used the largest share of their budget.
+/// The most keys with series of their own: those that have used the largest share of their budget.
 const MOST_BUDGETS: usize = 100;
 
-/// One for the process.
 #[derive(Default)]
 pub struct Metrics {
     started: Started,
@@ -40,8 +39,8 @@ pub struct Metrics {
     runtime: Histogram,
     ledger: Histogram,
     search: Histogram,
-    /// In the order of [`REASONS`], and within each of [`FINDINGS`].
-    searches: [[Counter; FINDINGS.len()]; REASONS.len()],
+    /// In the order of [`SEARCH_REASONS`], and within each of [`SEARCH_OUTCOMES`].
+    searches: [[Counter; SEARCH_OUTCOMES.len()]; SEARCH_REASONS.len()],
     /// Open rows that could not be inserted, so that no inference was spent.
     pub ledger_open_errors: Counter,
     /// Outcomes that could not be written.
@@ -52,7 +51,6 @@ pub struct Metrics {
     pub unrecorded: Counter,
 }
 
-/// How often something happened, or how much of it there was.
 #[derive(Default)]
 pub struct Counter(AtomicU64);
 
@@ -66,7 +64,7 @@ impl Counter {
     }
 }
 
-/// How long a request took, and its parts where there were any.
+/// The duration of a request and of its parts.
 pub struct Times {
     pub whole: Duration,
     pub queue: Duration,
@@ -74,7 +72,7 @@ pub struct Times {
     pub ledger: Option<Duration>,
 }
 
-/// When the process began to count.
+/// The start of the process.
 struct Started(SystemTime);
 
 impl Default for Started {
@@ -84,12 +82,12 @@ impl Default for Started {
 }
 
 impl Metrics {
-    /// How many requests a worker has answered, with an error too.
+    /// The requests that workers have answered, also with an error.
     pub fn served(&self) -> u64 {
         self.completions.get() + self.errors.iter().map(Counter::get).sum::<u64>()
     }
 
-    /// Counts a request that a worker answered: with a completion of so many tokens, or with an error.
+    /// Counts a request that a worker answered.
     pub fn answered(&self, outcome: Result<Tokens, ApiError>, times: &Times) {
         match outcome {
             Ok(tokens) => {
@@ -109,21 +107,21 @@ impl Metrics {
         times.ledger.inspect(|&time| self.ledger.observe(time));
     }
 
-    /// Counts that Search was asked.
+    /// Counts a call to Search.
     pub fn searched(&self, searched: &Searched) {
         let finding = match searched.results {
             Some(1..) => 0,
             Some(_) => 1,
             None => 2,
         };
-        if let Some(reason) = REASONS.iter().position(|reason| *reason == searched.reason) {
+        if let Some(reason) = SEARCH_REASONS.iter().position(|reason| *reason == searched.reason) {
             self.searches[reason][finding].add(1);
         }
         self.search.observe(Duration::from_secs_f64(searched.time_ms / 1000.0));
     }
 
-    /// How often Search was asked, in the order of `FINDINGS`.
-    pub fn searches(&self) -> [u64; FINDINGS.len()] {
+    /// The number of calls to Search by their outcome, in the order of `SEARCH_OUTCOMES`.
+    pub fn searches(&self) -> [u64; SEARCH_OUTCOMES.len()] {
         std::array::from_fn(|finding| self.searches.iter().map(|reason| reason[finding].get()).sum())
     }
 
@@ -132,7 +130,7 @@ impl Metrics {
         self.errors[error as usize].add(1);
     }
 
-    /// All metrics in Prometheus's text format, version 0.0.4, with the budgets of these keys.
+    /// Writes all metrics in Prometheus's text format, version 0.0.4, with the budgets of these keys.
     pub fn render(&self, load: &Snapshot, ledger: &LedgerState, keys: &[Key]) -> String {
         let mut text = MetricsText::default();
         self.counts(&mut text);
@@ -166,15 +164,15 @@ impl Metrics {
             .with("kind=\"completion\"", self.completion_tokens.get());
         text.counter(
             "adriaticum_completions_unmeasured_total",
-            "Completions for which the runtime gave no total: the tokens are short by theirs.",
+            "Completions for which the runtime reported no total_tokens.",
         )
         .with("", self.unmeasured.get());
         let mut searches = text.counter(
             "adriaticum_searches_total",
-            "Requests for which Search was asked, by why and by what came of it.",
+            "Requests for which Search was asked, by reason and outcome.",
         );
-        for (reason, findings) in REASONS.iter().zip(&self.searches) {
-            for (finding, count) in FINDINGS.iter().zip(findings) {
+        for (reason, findings) in SEARCH_REASONS.iter().zip(&self.searches) {
+            for (finding, count) in SEARCH_OUTCOMES.iter().zip(findings) {
                 searches.with(&format!("reason=\"{reason}\",outcome=\"{finding}\""), count.get());
             }
         }
@@ -188,7 +186,7 @@ impl Metrics {
     }
 
     fn times(&self, text: &mut MetricsText) {
-        let help = "From the complete request to its answer, by whether it was a completion or an error.";
+        let help = "The time from the complete request to its answer, by outcome.";
         text.family("histogram", "adriaticum_request_duration_seconds", help)
             .observed("outcome=\"completion\"", &self.completed)
             .observed("outcome=\"error\"", &self.failed);
@@ -204,18 +202,18 @@ impl Metrics {
     }
 }
 
-/// The listener's load and its limits, and the size of the WAL.
+/// Writes the listener's load and its limits, and the size of the WAL.
 fn gauges(text: &mut MetricsText, load: &Snapshot, ledger: &LedgerState) {
     let Snapshot { workers, queue, connections, buffered_bytes, .. } = load;
     for (name, help, value) in [
-        ("workers_busy", "Workers that have a request.", workers.now as i64),
-        ("workers", "Workers there are.", workers.most as i64),
+        ("workers_busy", "Workers that process a request.", workers.now as i64),
+        ("workers", "Workers in the pool.", workers.most as i64),
         ("queue_length", "Complete requests that wait for a worker.", queue.now as i64),
         ("queue_limit", "Requests that may wait; one more is shed.", queue.most as i64),
         ("connections_open", "Open connections, idle ones too.", connections.now as i64),
         ("connections_limit", "Connections that may be open.", connections.most as i64),
-        ("buffered_bytes", "Bytes held for clients.", buffered_bytes.now as i64),
-        ("buffered_limit_bytes", "Bytes that may be held.", buffered_bytes.most as i64),
+        ("buffered_bytes", "Bytes buffered for clients.", buffered_bytes.now as i64),
+        ("buffered_limit_bytes", "Bytes that may be buffered.", buffered_bytes.most as i64),
         ("wal_bytes", "Bytes of the database's WAL that are in use.", ledger.wal_bytes as i64),
     ] {
         text.family("gauge", &format!("adriaticum_{name}"), help).with("", value);
@@ -223,8 +221,7 @@ fn gauges(text: &mut MetricsText, load: &Snapshot, ledger: &LedgerState) {
 }
 
 fn shed(text: &mut MetricsText, load: &Snapshot) {
-    text.counter("adriaticum_connections_accepted_total", "Connections that were taken.")
-        .with("", load.accepted);
+    text.counter("adriaticum_connections_accepted_total", "Connections accepted.").with("", load.accepted);
     let help = "Connections closed because there was no room: new ones, and unfinished or idle ones that were evicted.";
     text.counter("adriaticum_connections_shed_total", help)
         .with("which=\"new\"", load.of(Cause::TurnedAway))
@@ -240,7 +237,7 @@ fn shed(text: &mut MetricsText, load: &Snapshot) {
         .with("phase=\"running\"", load.of(Cause::AbandonedRunning));
 }
 
-/// Gauges for each key: an alert compares them.
+/// Writes two gauges for each key, which an alert compares.
 fn budgets(text: &mut MetricsText, keys: &[Key]) {
     let mut budgets: Vec<(&str, KeyBudget)> =
         keys.iter().filter_map(|key| Some((key.id.as_str(), key.budget?))).collect();
@@ -255,7 +252,7 @@ fn budgets(text: &mut MetricsText, keys: &[Key]) {
     };
     let help = "The tokens that a key may use in a calendar day or month, UTC.";
     write("adriaticum_key_budget_tokens", help, |budget| budget.budget.tokens);
-    let help = "Of that, the tokens that it has used at all gateways.";
+    let help = "The tokens that a key has used of its budget, at all gateways.";
     write("adriaticum_key_budget_used_tokens", help, |budget| budget.used);
 }
 
@@ -286,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_counted_is_told() {
+    fn counts_are_exposed() {
         let metrics = Metrics::default();
         let tokens = Tokens { prompt_tokens: Some(11), completion_tokens: Some(3), total_tokens: Some(14) };
         metrics.answered(Ok(tokens), &times(3));
@@ -356,7 +353,7 @@ mod tests {
 
     /// The rules of the format that concern more than one line.
     #[test]
-    fn a_family_is_told_once_and_before_its_samples() {
+    fn a_family_is_announced_once_and_before_its_samples() {
         let text = Metrics::default().render(&load(), &LedgerState::default(), &[]);
         assert!(text.ends_with('\n'));
         let mut families: Vec<&str> = Vec::new();

@@ -1,7 +1,6 @@
-//! Cleans text that others wrote, for a query or a line of a prompt.
+//! Cleans text from outside for a query or a prompt.
 
-/// Removes what a reader does not see, and a model could still read: characters without a shape are deleted, and control
-/// characters become spaces. Line ends stay.
+/// Deletes invisible characters, which a model could still read, and replaces control characters with spaces. Line ends stay.
 pub fn clean(text: &str) -> String {
     let mut cleaned = String::with_capacity(text.len());
     for (index, c) in text.char_indices() {
@@ -32,17 +31,10 @@ fn is_invisible(c: char) -> bool {
 
 /// Makes one line of a text, with single spaces.
 pub fn one_line(text: &str) -> String {
-    let mut line = String::with_capacity(text.len());
-    for word in clean(text).split_whitespace() {
-        if !line.is_empty() {
-            line.push(' ');
-        }
-        line.push_str(word);
-    }
-    line
+    clean(text).split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// At most so many characters of a text, up to the end of a word if there is one.
+/// Cuts a text to at most so many characters, if possible at the end of a word.
 pub fn cut(text: &str, most: usize) -> &str {
     let Some((end, next)) = text.char_indices().nth(most) else {
         return text;

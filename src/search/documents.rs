@@ -15,14 +15,14 @@ pub const MAX_FILE: u64 = 8 * 1024 * 1024;
 /// The most characters of a title.
 const MAX_TITLE: usize = 200;
 
-/// How deep folders are followed into each other.
+/// The most levels of folders inside of each other.
 const MAX_DEPTH: usize = 64;
 
-/// A file that may be a document.
+/// A file that could become a document.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Candidate {
     pub path: PathBuf,
-    /// Its path below the folder that was given. Clients see it as the source.
+    /// The path below the folder that was given. Clients see it as the source.
     pub source: String,
 }
 
@@ -34,11 +34,11 @@ pub struct DocumentText {
     pub size: u64,
 }
 
-/// What a path has: its own file, or those in the folder and in the folders in it, in the order of their names.
+/// The files at a path: the file itself, or those in the folder and its subfolders, ordered by name.
 #[derive(Default)]
 pub struct FoundFiles {
     pub files: Vec<Candidate>,
-    /// How many hidden files and folders were skipped. Programs keep their own data there, as in .git.
+    /// The number of hidden files and folders that were skipped. Programs keep their own data there, as in .git.
     pub hidden: usize,
 }
 
@@ -54,7 +54,7 @@ pub fn candidates(path: &Path, skip: &mut dyn FnMut(&Path, &str)) -> std::io::Re
             found.hidden += 1;
         } else if kind.is_dir() {
             if depth > MAX_DEPTH {
-                skip(&path, "it is too deep in folders");
+                skip(&path, "it is in more than 64 levels of folders");
                 continue;
             }
             match names(&path) {
@@ -64,7 +64,7 @@ pub fn candidates(path: &Path, skip: &mut dyn FnMut(&Path, &str)) -> std::io::Re
                 Err(error) => skip(&path, &error.to_string()),
             }
         } else if kind.is_symlink() {
-            skip(&path, "it is a link; add what it leads to by its own name");
+            skip(&path, "it is a symbolic link: add its target instead");
         } else if kind.is_file() {
             let source = path.strip_prefix(&base).unwrap_or(&path).to_string_lossy();
             found.files.push(Candidate { source: cleaning::one_line(&source), path });
@@ -110,8 +110,8 @@ pub fn read(path: &Path) -> Result<DocumentText, String> {
     })
 }
 
-/// A file's content, if it is text in UTF-8; else a reason that names a program which converts it. Text that was read in a
-/// wrong encoding would never be found.
+/// Returns a file's content if it is text in UTF-8, else an error that names a program which converts it. Text in a wrong
+/// encoding would never be found.
 fn as_text<'a>(path: &Path, bytes: &'a [u8]) -> Result<&'a str, String> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let ending = path.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_utf_8_text_is_refused_with_a_way_to_convert_it() {
+    fn a_file_that_is_not_utf_8_text_is_refused_with_a_command_that_converts_it() {
         for (name, bytes, reason) in [
             ("a.txt", &b"plain"[..], ""),
             ("a", b"", ""),
@@ -153,7 +153,7 @@ mod tests {
         ] {
             match as_text(Path::new(name), bytes) {
                 Ok(text) => assert_eq!((text.as_bytes(), reason), (bytes, "")),
-                Err(told) => assert!(!reason.is_empty() && told.contains(reason), "{name}: {told}"),
+                Err(error) => assert!(!reason.is_empty() && error.contains(reason), "{name}: {error}"),
             }
         }
     }

@@ -6,13 +6,13 @@ use super::cleaning::one_line;
 use super::passages::{Outline, Section};
 
 /// Elements whose content is not text for readers.
-const UNREAD: [&str; 7] = ["script", "style", "template", "svg", "iframe", "object", "canvas"];
+const SKIPPED: [&str; 7] = ["script", "style", "template", "svg", "iframe", "object", "canvas"];
 
 /// Elements that begin and end a line.
 const BLOCKS: &str = "address article aside blockquote body br dd details div dl dt fieldset figcaption figure footer \
     form header hr html li main nav ol option p pre section summary table tbody thead tr ul";
 
-/// The text of a piece of HTML, without its titles' ranks.
+/// Returns the text of a piece of HTML.
 pub fn plain(html: &str) -> String {
     let outline = read(html);
     let sections = outline.sections.into_iter().flat_map(|section| [section.heading, section.text]);
@@ -20,10 +20,10 @@ pub fn plain(html: &str) -> String {
     parts.join("\n")
 }
 
-/// A page's title, headings, and the text under each.
+/// Reads a page's title, its headings, and the text under each.
 pub fn read(html: &str) -> Outline {
     let mut emitter = DefaultEmitter::default();
-    // Else the tokenizer would look for tags in scripts and titles.
+    // Otherwise the tokenizer looks for tags in scripts and titles.
     emitter.naively_switch_states(true);
     let mut page = Page::default();
     for token in Tokenizer::new_with_emitter(html, emitter) {
@@ -39,7 +39,7 @@ pub fn read(html: &str) -> Outline {
     page.outline
 }
 
-/// The page as far as it is read.
+/// The state of the reader.
 #[derive(Default)]
 struct Page {
     outline: Outline,
@@ -49,12 +49,12 @@ struct Page {
     in_heading: bool,
     in_pre: bool,
     /// The element whose content is skipped.
-    unread: Option<String>,
+    skipped: Option<String>,
 }
 
 impl Page {
     fn add(&mut self, text: &str) {
-        if self.unread.is_some() {
+        if self.skipped.is_some() {
             return;
         }
         if self.in_title {
@@ -66,23 +66,23 @@ impl Page {
         } else if self.in_pre {
             self.text.push_str(text);
         } else {
-            // Line ends mean no more than spaces here; many of them become one at the end.
+            // A line end is a space here. `end_section` merges several spaces.
             self.text.extend(text.chars().map(|c| if c.is_whitespace() { ' ' } else { c }));
         }
     }
 
     fn take_tag(&mut self, name: &str, is_end: bool) {
-        if let Some(unread) = &self.unread {
-            if is_end && unread == name {
-                self.unread = None;
+        if let Some(skipped) = &self.skipped {
+            if is_end && skipped == name {
+                self.skipped = None;
             }
             return;
         }
         match name {
             "title" => self.in_title = !is_end,
-            _ if UNREAD.contains(&name) && !is_end => self.unread = Some(name.to_owned()),
+            _ if SKIPPED.contains(&name) && !is_end => self.skipped = Some(name.to_owned()),
             "h1" | "h2" | "h3" | "h4" | "h5" | "h6" => {
-                // A heading inside of another, whose end is missing, is still the next heading.
+                // Begins the next heading even if the end tag of the last one is missing.
                 if !is_end {
                     self.end_section();
                 }
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_markup_stays() {
+    fn text_that_is_not_markup_stays() {
         for (html, text) in [
             ("a < b and c > d", "a < b and c > d"),
             ("1<2", "1<2"),

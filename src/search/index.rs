@@ -3,17 +3,15 @@
 //! Every query opens the file, which takes a fraction of a millisecond. So a query sees the changes of other processes,
 //! and an index that was missing or damaged works again as soon as it is back.
 
-use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Row, TransactionBehavior, params};
+use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, TransactionBehavior, params};
 use serde::Serialize;
 
 use super::documents::{Candidate, DocumentText};
-use super::query::{self, Word};
-use super::{Passage, Search, SearchError};
+use super::{Passage, Search, SearchError, query, ranking};
 use crate::client::Cancellation;
 use crate::config::SearchConfig;
 use crate::error::FailureCause;
@@ -25,24 +23,19 @@ const SCHEMA: &str = include_str!("index.sql");
 /// The version in the file: `user_version`.
 const VERSION: i64 = 1;
 
-/// The weights of a word in the title, in the heading and in the text.
-const WEIGHTS: &str = "4.0, 2.0, 1.0";
+const WRONG_VERSION: &str = "it is not an index of this version";
 
-/// A passage whose score is less than this part of the best one's is left out: it would distract a small model.
-const LEAST_FIT: f64 = 0.25;
-
-/// How long a change waits for the change of another process.
-const WRITE_PATIENCE: Duration = Duration::from_secs(10);
+/// The longest time that a change waits for the change of another process.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A connection's cache, in KiB.
 const CACHE: i64 = 1024;
 
-/// After how many of SQLite's steps the deadline is checked.
+/// The number of SQLite's steps between two checks of the deadline.
 const STEPS: i32 = 10_000;
 
-/// How many queries run at once. A query takes some MiB if many passages have its words; it needs a processor all the time,
-/// so more at once would not be faster.
-const AT_ONCE: usize = 2;
+/// The queries that run at once. Each uses a CPU all the time, and some MiB if many passages have its words.
+const MAX_QUERIES: usize = 2;
 
 pub struct Index {
     path: PathBuf,
@@ -59,7 +52,6 @@ pub enum Added {
     Unchanged,
 }
 
-/// A document as it is listed.
 #[derive(Debug, Serialize)]
 pub struct Document {
     pub id: i64,
@@ -72,12 +64,12 @@ pub struct Document {
 }
 
 impl Search for Index {
-    /// A query is short, so it is not cancelled.
+    /// Ignores cancellation: a query is short.
     fn find(&self, words: &str, _: &Cancellation) -> Result<Vec<Passage>, SearchError> {
         let deadline = Instant::now() + self.timeout;
         let _permit = self.running.acquire(deadline).ok_or_else(late)?;
         let connection = self.open(deadline)?;
-        find(&connection, &query::words(words), self.results).map_err(|error| self.told(&error))
+        ranking::best(&connection, &query::words(words), self.results).map_err(|error| self.failure(&error))
     }
 }
 
@@ -87,7 +79,7 @@ impl Index {
             path: config.index.clone(),
             timeout: config.timeout,
             results: config.results,
-            running: Semaphore::new(AT_ONCE),
+            running: Semaphore::new(MAX_QUERIES),
         }
     }
 
@@ -131,14 +123,14 @@ impl Index {
                 })?
                 .collect::<rusqlite::Result<Vec<Document>>>()
         };
-        list().map_err(|error| self.told(&error))
+        list().map_err(|error| self.failure(&error))
     }
 
     /// Opens the index read-only, for the time of one query. Creates nothing.
     fn open(&self, deadline: Instant) -> Result<Connection, SearchError> {
         if !self.path.exists() {
             return Err(failed(format!(
-                "there is no index at {}: adriaticum search add PATH makes one",
+                "there is no index at {}. Create it: adriaticum search add PATH",
                 self.path.display()
             )));
         }
@@ -149,20 +141,20 @@ impl Index {
             connection.busy_timeout(deadline.saturating_duration_since(Instant::now()))?;
             Ok((version(&connection)?, connection))
         };
-        match open().map_err(|error| self.told(&error))? {
+        match open().map_err(|error| self.failure(&error))? {
             (VERSION, connection) => Ok(connection),
-            _ => Err(self.damaged("it is not an index of this version")),
+            _ => Err(self.damaged(WRONG_VERSION)),
         }
     }
 
-    /// Does work in a transaction. Creates the index if there is none.
+    /// Runs `work` in a transaction. Creates the index if it is missing.
     fn change<T>(&self, work: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, SearchError> {
-        // Created here and not by SQLite, so that only the service's own user and group may read it.
+        // SQLite would create a file that every user may read.
         let path = files::create(&self.path).and_then(|_| files::resolve(&self.path));
         let path = path.map_err(|error| self.not_opened(&error))?;
         let change = || {
             let mut connection = connect(&path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-            connection.busy_timeout(WRITE_PATIENCE)?;
+            connection.busy_timeout(WRITE_TIMEOUT)?;
             // Readers see the old state until the change is committed, and wait for no writer.
             connection.pragma_update(None, "journal_mode", "WAL")?;
             connection.pragma_update(None, "synchronous", "NORMAL")?;
@@ -179,13 +171,10 @@ impl Index {
             transaction.commit()?;
             Ok(Some(value))
         };
-        match change().map_err(|error| self.told(&error))? {
-            Some(value) => Ok(value),
-            None => Err(self.damaged("it is not an index of this version")),
-        }
+        change().map_err(|error| self.failure(&error))?.ok_or_else(|| self.damaged(WRONG_VERSION))
     }
 
-    fn told(&self, error: &rusqlite::Error) -> SearchError {
+    fn failure(&self, error: &rusqlite::Error) -> SearchError {
         match error.sqlite_error_code() {
             Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => self.damaged(&error.to_string()),
             Some(ErrorCode::OperationInterrupted | ErrorCode::DatabaseBusy) => late(),
@@ -209,7 +198,7 @@ impl Index {
 }
 
 fn connect(path: &Path, mode: OpenFlags) -> rusqlite::Result<Connection> {
-    // The path has no links. NOFOLLOW is for one that is put there meanwhile.
+    // The path has no links. NOFOLLOW refuses one that is created meanwhile.
     let flags = mode | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let connection = Connection::open_with_flags(path, flags)?;
     connection.pragma_update(None, "cache_size", -CACHE)?;
@@ -226,58 +215,6 @@ fn failed(details: String) -> SearchError {
 
 fn version(connection: &Connection) -> rusqlite::Result<i64> {
     connection.query_row("PRAGMA user_version", [], |row| row.get(0))
-}
-
-/// The passages that have enough of the words, the best first.
-fn find(connection: &Connection, words: &[Word], results: usize) -> rusqlite::Result<Vec<Passage>> {
-    // In quotation marks, nothing that a person wrote is syntax.
-    let quoted: Vec<String> = words.iter().map(|word| format!("\"{}\"", word.text)).collect();
-    let mut words_in: HashMap<i64, usize> = HashMap::new();
-    let mut unknown_names = 0;
-    let mut with_word = connection.prepare("SELECT rowid FROM words WHERE words MATCH ?")?;
-    for (word, quoted) in words.iter().zip(&quoted) {
-        let mut rows = with_word.query([quoted])?;
-        let mut is_known = false;
-        while let Some(row) = rows.next()? {
-            is_known = true;
-            *words_in.entry(row.get(0)?).or_default() += 1;
-        }
-        unknown_names += usize::from(word.is_name && !is_known);
-    }
-    let least = query::least_words(words.len(), unknown_names);
-    if !words_in.values().any(|&count| count >= least) {
-        return Ok(Vec::new());
-    }
-    let mut ranked = connection.prepare(&format!(
-        "SELECT rowid, bm25(words, {WEIGHTS}) AS score FROM words WHERE words MATCH ? ORDER BY score, rowid"
-    ))?;
-    let mut passage = connection.prepare(
-        "SELECT passages.title, heading, source, content FROM passages
-         JOIN documents ON documents.id = passages.document WHERE passages.id = ?",
-    )?;
-    let mut rows = ranked.query([quoted.join(" OR ")])?;
-    let (mut found, mut best) = (Vec::new(), 0.0);
-    while let Some(row) = rows.next()? {
-        let (id, score): (i64, f64) = (row.get(0)?, row.get(1)?);
-        if words_in.get(&id).is_none_or(|&count| count < least) {
-            continue;
-        }
-        if found.is_empty() {
-            best = score;
-        }
-        // The better it fits, the lower the score.
-        if score > best * LEAST_FIT || found.len() == results {
-            break;
-        }
-        found.push(passage.query_row([id], read_passage)?);
-    }
-    Ok(found)
-}
-
-fn read_passage(row: &Row) -> rusqlite::Result<Passage> {
-    let (title, heading): (String, String) = (row.get(0)?, row.get(1)?);
-    let title = if heading.is_empty() || heading == title { title } else { format!("{title}: {heading}") };
-    Ok(Passage { title, source: row.get(2)?, text: row.get(3)? })
 }
 
 fn add(connection: &Connection, file: &Candidate, text: &DocumentText, now: i64) -> rusqlite::Result<Added> {
@@ -328,7 +265,7 @@ mod tests {
     }
 
     fn sources(connection: &Connection, words: &str) -> Vec<String> {
-        let found = find(connection, &query::words(words), 4).expect("it should be found or not");
+        let found = ranking::best(connection, &query::words(words), 4).expect("it should be found or not");
         found.into_iter().map(|passage| passage.source).collect()
     }
 

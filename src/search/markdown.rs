@@ -1,4 +1,4 @@
-//! Splits Markdown into sections. Its marks stay in the text: models read them as people do.
+//! Splits Markdown into sections. Its markup stays in the text: models can read it.
 
 use super::cleaning::{clean, one_line};
 use super::passages::{Outline, Section};
@@ -29,14 +29,13 @@ pub fn read(text: &str) -> Outline {
     outline
 }
 
-/// The text after the settings that some programs keep at a document's beginning.
+/// Removes the front matter: settings that some programs keep at a document's beginning.
 fn without_front_matter(text: &str) -> &str {
     let settings = text.strip_prefix("---\n").and_then(|rest| rest.split_once("\n---\n"));
     settings.map_or(text, |(_, rest)| rest)
 }
 
-/// The text of a line that is a heading: one to six number signs and a space before it, and perhaps some
-/// more number signs after it.
+/// Returns the text of a heading: after one to six number signs and a space, without number signs at its end.
 fn heading(line: &str) -> Option<String> {
     let text = line.trim_start_matches('#');
     let level = line.len() - text.len();

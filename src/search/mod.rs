@@ -8,6 +8,7 @@ mod index;
 mod markdown;
 pub mod passages;
 mod query;
+mod ranking;
 mod searxng;
 
 use std::fmt;
@@ -17,15 +18,15 @@ use searxng::SearXng;
 use serde::Serialize;
 
 use crate::client::Cancellation;
-use crate::config::{SearchConfig, SearchPlace};
+use crate::config::{SearchBackend, SearchConfig};
 use crate::error::FailureCause;
 
 /// The most characters that a query has.
 const MAX_QUERY: usize = 256;
 
 pub trait Search: Send + Sync {
-    /// Returns the passages that fit the words, the best first, or none. The words come from a person or a model, and
-    /// nothing in them is syntax.
+    /// Returns the passages that fit the words, the best first. The words come from a person or a model: nothing in them
+    /// is syntax.
     fn find(&self, words: &str, cancellation: &Cancellation) -> Result<Vec<Passage>, SearchError>;
 }
 
@@ -38,7 +39,7 @@ pub struct Passage {
     pub text: String,
 }
 
-/// Why Search is unavailable, for the operator. It contains nothing of the query.
+/// The reason why Search is unavailable, for the operator. It contains nothing of the query.
 #[derive(Debug, PartialEq, Eq)]
 pub struct SearchError {
     pub cause: FailureCause,
@@ -57,10 +58,10 @@ impl fmt::Display for SearchError {
     }
 }
 
-/// The configured Search. Returns `None` if there is none.
+/// Returns the configured Search; `None` if it is not configured.
 pub fn configured(config: &SearchConfig, workers: usize, worker_share: usize) -> Option<Box<dyn Search>> {
-    Some(match config.place.as_ref()? {
-        SearchPlace::SearXng(url) => Box::new(SearXng::new(url, config, workers, worker_share)),
-        SearchPlace::Index => Box::new(Index::new(config)),
+    Some(match config.backend.as_ref()? {
+        SearchBackend::SearXng(url) => Box::new(SearXng::new(url, config, workers, worker_share)),
+        SearchBackend::Index => Box::new(Index::new(config)),
     })
 }

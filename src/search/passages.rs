@@ -30,7 +30,7 @@ impl Outline {
     }
 }
 
-/// A file's content by the ending of its name: HTML, Markdown, or plain text.
+/// Reads a file's content as HTML, Markdown or plain text, by the ending of its name.
 pub fn read(path: &Path, content: &str) -> Outline {
     let ending = path.extension().map(|ending| ending.to_string_lossy().to_ascii_lowercase());
     match ending.as_deref() {
@@ -44,7 +44,7 @@ pub fn read(path: &Path, content: &str) -> Outline {
     }
 }
 
-/// The passages of a document, in its order: pieces of the text under each heading.
+/// Splits the text under each heading of a document into passages.
 pub fn split(outline: &Outline) -> Vec<Section> {
     let mut pieces = Vec::new();
     // If a document has headings only, they are its text.
@@ -64,8 +64,8 @@ pub fn split(outline: &Outline) -> Vec<Section> {
     pieces
 }
 
-/// The end of the first piece of a text: the end of a paragraph, else of a line, a sentence or a word, else the limit. An end
-/// in the first quarter is not used.
+/// Returns the end of the first passage of a text: the end of a paragraph, else of a line, a sentence or a word, else the
+/// limit. An end in the first quarter is not used.
 fn end_of_piece(text: &str) -> usize {
     let Some((most, _)) = text.char_indices().nth(MAX_PASSAGE) else {
         return text.len();

@@ -1,26 +1,26 @@
-//! The words of a query for the embedded index: those that say what it is about.
+//! The words of a query for the embedded index, without stop words.
 
 use super::{MAX_QUERY, cleaning};
 
 /// A line for each language: English, German, French, Spanish, Italian, Croatian. build.rs writes them.
 const STOP_WORDS: &str = include_str!(concat!(env!("OUT_DIR"), "/stop_words.txt"));
 
-/// Of a short query, a passage needs half of the words, and of a long one, a third: a person who tells a story before
-/// the question uses many words that no document has.
+/// The most words of a short query. A passage needs half of the words of a short query and a third of those of a long one: a
+/// story before the question has many words that no document has.
 const SHORT: usize = 6;
 
-/// Which line of `STOP_WORDS` is German: it writes every noun like a name.
+/// The line of German in `STOP_WORDS`: it capitalizes every noun like a name.
 const GERMAN: usize = 1;
 
 #[derive(Debug)]
 pub struct Word {
-    /// As the query has it: letters and digits only.
+    /// Letters and digits only, in the case of the query.
     pub text: String,
-    /// Whether it is written like a name, with a capital letter inside of the query.
+    /// True for a capitalized word inside of the query.
     pub is_name: bool,
 }
 
-/// The distinct words of a query, without the stop words of its language. A word that is the whole query is kept, because
+/// Returns the distinct words of a query, without the stop words of its language. A word that is the whole query is kept:
 /// "it", "sea" and "war" are stop words in some language and mean something in another.
 pub fn words(query: &str) -> Vec<Word> {
     let line = cleaning::one_line(query);
@@ -44,11 +44,11 @@ fn is_capitalized(word: &str) -> bool {
     letters.next().is_some_and(char::is_uppercase) && letters.next().is_some_and(char::is_lowercase)
 }
 
-/// The list that has most of the words, and its number: it is the one of the query's language. With all lists at once, an
+/// Returns the list that has most of the words, and its number: that of the query's language. With all lists at once, an
 /// English query would lose "sea" (Spanish), "war" (German) and "son" (French).
 fn stop_words(words: &[String]) -> (usize, &'static str) {
     let count = |(_, list): &(usize, &str)| words.iter().filter(|word| has(list, word)).count();
-    // Of equals, `max_by_key` returns the last, and the first language is to win.
+    // `max_by_key` returns the last of equals, but the first language takes precedence.
     let mut lists: Vec<(usize, &str)> = STOP_WORDS.lines().enumerate().collect();
     lists.reverse();
     lists.into_iter().max_by_key(count).unwrap_or_default()
@@ -58,8 +58,8 @@ fn has(list: &str, word: &str) -> bool {
     list.split(' ').any(|stop_word| stop_word == word)
 }
 
-/// How many words of a query a passage has to contain, and how many of them are names that no passage contains: these count
-/// twice. What is asked about Peru is not in documents that do not mention it, even if they mention a capital.
+/// Returns the number of words that a passage has to contain. Names that no passage contains count twice: documents that do
+/// not mention Peru do not answer a question about it, even if they mention a capital.
 pub fn least_words(words: usize, unknown_names: usize) -> usize {
     let half = (words + unknown_names).div_ceil(2);
     half.min(SHORT / 2).max(words.div_ceil(3))
@@ -89,8 +89,8 @@ mod tests {
             ("sea", "sea"),
             (" ?! ", ""),
         ] {
-            let shown = |word: &Word| format!("{}{}", if word.is_name { "*" } else { "" }, word.text);
-            assert_eq!(words(query).iter().map(shown).collect::<Vec<_>>().join(" "), left, "{query}");
+            let marked = |word: &Word| format!("{}{}", if word.is_name { "*" } else { "" }, word.text);
+            assert_eq!(words(query).iter().map(marked).collect::<Vec<_>>().join(" "), left, "{query}");
         }
         assert_eq!(words(&"word ".repeat(10_000)).len(), 1);
         assert_eq!(words(&"é".repeat(10_000))[0].text.chars().count(), MAX_QUERY);

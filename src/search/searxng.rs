@@ -1,7 +1,7 @@
-//! A SearXNG instance: the query, and which of its responses are answers.
+//! Queries to a SearXNG instance.
 //!
-//! Its status does not always show a failure: it may send a page if JSON is not enabled, and an empty list if its engines
-//! failed.
+//! The status of a response does not always reveal a failure: an instance may send a page if JSON is not enabled, and an
+//! empty list if its engines failed.
 
 use std::time::{Duration, Instant};
 
@@ -15,14 +15,14 @@ use crate::config::SearchConfig;
 use crate::error::FailureCause;
 use crate::text::percent_encoded;
 
-/// How large an answer may be. Every worker may hold one, so the limit is a worker's share of `buffer_limit`. The least is
-/// several times what an instance with many engines answers.
+/// The least and the greatest size limit of an answer. Every worker may hold one, so the limit is a worker's share of
+/// `buffer_limit`. The least is several times the answer of an instance with many engines.
 const ANSWER_LIMITS: (usize, usize) = (256 * 1024, 1024 * 1024);
 
-/// How many characters of a result are read, with markup: more than a prompt has room for.
+/// The characters of a result that are read, with markup: more than a prompt has room for.
 const MAX_RESULT: usize = 16 * 1024;
 
-/// How much of an instance's report on its engines is logged.
+/// The part of an instance's report on its engines that is logged.
 const MAX_ENGINES: usize = 8;
 const MAX_REASON: usize = 60;
 
@@ -66,7 +66,7 @@ impl SearXng {
             200 => return read_answer(answer.body(), self.results),
             403 => ". Enable JSON in its settings: search.formats: [html, json]",
             429 => {
-                ": its limiter takes this service for a robot. Let it through, or set server.limiter: false"
+                ": its limiter blocks this service as a robot. Allow its address, or set server.limiter: false"
             }
             _ => "",
         };
@@ -86,7 +86,7 @@ impl Search for SearXng {
     }
 }
 
-/// The words as a query without commands: `!!` or `:de` at the beginning of a word loses its mark.
+/// Makes a query without commands of the words: `!!` or `:de` at the beginning of a word loses its mark.
 fn query(words: &str) -> String {
     let plain: Vec<String> = cleaning::one_line(words)
         .split(' ')
@@ -96,7 +96,7 @@ fn query(words: &str) -> String {
     cleaning::cut(&plain.join(" "), MAX_QUERY).to_owned()
 }
 
-/// The members of an answer that are used. The results are read one by one: as values they take several times the memory.
+/// The members of an answer that are used. The results are parsed one by one: as values they take several times the memory.
 #[derive(Deserialize)]
 struct SearxngAnswer<'a> {
     #[serde(borrow)]
@@ -106,7 +106,7 @@ struct SearxngAnswer<'a> {
 }
 
 fn read_answer(bytes: &[u8], most: usize) -> Result<Vec<Passage>, SearchError> {
-    // One result with broken text should not cost the others.
+    // A result with broken text does not affect the others.
     let text = String::from_utf8_lossy(bytes);
     let answer: SearxngAnswer = serde_json::from_str(&text).map_err(|_| {
         SearchError::new(
@@ -140,12 +140,12 @@ fn read_answer(bytes: &[u8], most: usize) -> Result<Vec<Passage>, SearchError> {
     Ok(passages)
 }
 
-/// Whether a result has the form of one: an object whose text, if it has one, is a text.
+/// Returns true for an object whose content, if any, is a text.
 fn has_form(result: &Value) -> bool {
     result.is_object() && matches!(result["content"], Value::Null | Value::String(_))
 }
 
-/// An engine that did not respond, and the reason that the instance gives: `["name", "timeout"]`.
+/// Formats an engine that did not respond, and the reason that the instance gives: `["name", "timeout"]`.
 fn engine(reported: &Value) -> String {
     let part = |index: usize| {
         cleaning::cut(&cleaning::one_line(reported[index].as_str().unwrap_or("?")), MAX_REASON).to_owned()
@@ -153,7 +153,7 @@ fn engine(reported: &Value) -> String {
     format!("{} ({})", part(0), part(1))
 }
 
-/// A result that has a text.
+/// Returns `None` if the result has no text.
 fn read_result(result: &Value) -> Option<Passage> {
     let plain =
         |member: &str| html::plain(cleaning::cut(result[member].as_str().unwrap_or_default(), MAX_RESULT));

@@ -1,8 +1,8 @@
-//! A thread that reloads the configuration on SIGHUP, tells systemd that the service is ready, reloads or stops, and feeds
+//! A thread that reloads the configuration on SIGHUP, notifies systemd when the service is ready, reloads or stops, and feeds
 //! the watchdog.
 //!
-//! The watchdog is fed unless a restart would help: the loop does not answer, every worker is overdue, or a write to the
-//! database hangs. On a full disk or a locked database writes fail in time; a restart would only lose running requests.
+//! The watchdog is not fed if a restart would help: the event loop does not answer, every worker is overdue, or a write to
+//! the database hangs. On a full disk or a locked database, writes fail in time; a restart would only lose running requests.
 
 mod notify;
 
@@ -21,32 +21,31 @@ pub use notify::Notify;
 use crate::listener::Pulse;
 use crate::store::Store;
 
-/// How often the status text is updated.
-const STATUS_TIME: Duration = Duration::from_secs(5);
+/// The pause between two updates of the status text.
+const STATUS_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What the supervisor watches, and what it calls.
+/// The parts that the supervisor watches, and its callbacks.
 pub struct Watched {
     pub notify: Option<Notify>,
     pub pulse: Arc<Pulse>,
     pub store: Arc<Store>,
     /// The longest time that a worker may need for a request.
     pub longest_work: Duration,
-    /// One line for people.
+    /// Returns the line for `systemctl status`.
     pub status: Box<dyn Fn() -> String + Send>,
-    /// Reloads the configuration.
     pub reload: Box<dyn FnMut() + Send>,
 }
 
-/// Dropping it stops the thread.
+/// The handle of the thread. Dropping it stops the thread.
 pub struct Supervisor {
-    asked: Arc<Asked>,
+    requested: Arc<Signals>,
     waker: UnixStream,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Requests to the thread. Setting one also wakes it.
+/// Requests to the thread. Each is followed by a byte that wakes it.
 #[derive(Default)]
-struct Asked {
+struct Signals {
     ready: AtomicBool,
     reload: Arc<AtomicBool>,
     stop: Arc<AtomicBool>,
@@ -56,38 +55,38 @@ struct Asked {
 impl Supervisor {
     pub fn start(watched: Watched) -> io::Result<Self> {
         let (wake, waker) = UnixStream::pair()?;
-        let asked = Arc::new(Asked::default());
+        let requested = Arc::new(Signals::default());
         let now = Instant::now();
-        let rounds = Rounds {
+        let state = SupervisorThread {
             feed_time: watched.notify.as_ref().and_then(|notify| notify.watchdog).map(|time| time / 2),
             watched,
             wake,
-            asked: Arc::clone(&asked),
-            next_status: now + STATUS_TIME,
+            requested: Arc::clone(&requested),
+            next_status: now + STATUS_INTERVAL,
             next_feed: now,
             status: String::new(),
             trouble: None,
         };
-        let thread = thread::Builder::new().name("supervisor".into()).spawn(|| rounds.run())?;
-        Ok(Self { asked, waker, thread: Some(thread) })
+        let thread = thread::Builder::new().name("supervisor".into()).spawn(|| state.run())?;
+        Ok(Self { requested, waker, thread: Some(thread) })
     }
 
-    /// Tells systemd that the service is ready.
+    /// Notifies systemd that the service is ready.
     pub fn ready(&self) {
-        self.ask(&self.asked.ready);
+        self.request(&self.requested.ready);
     }
 
-    fn ask(&self, what: &AtomicBool) {
+    fn request(&self, what: &AtomicBool) {
         what.store(true, Ordering::Release);
         let _ = (&self.waker).write_all(b"a");
     }
 
-    /// From now on SIGHUP reloads, and systemd hears of a stop.
-    pub fn heed_signals(&self) -> io::Result<()> {
-        let Asked { reload, stop, .. } = &*self.asked;
-        for (signal, asked) in [(SIGHUP, reload), (SIGTERM, stop), (SIGINT, stop)] {
+    /// From now on SIGHUP reloads, and SIGTERM and SIGINT notify systemd of the stop.
+    pub fn handle_signals(&self) -> io::Result<()> {
+        let Signals { reload, stop, .. } = &*self.requested;
+        for (signal, requested) in [(SIGHUP, reload), (SIGTERM, stop), (SIGINT, stop)] {
             // In this order: the flag has to be set when the thread wakes up.
-            flag::register(signal, Arc::clone(asked))?;
+            flag::register(signal, Arc::clone(requested))?;
             pipe::register(signal, self.waker.try_clone()?)?;
         }
         Ok(())
@@ -96,42 +95,45 @@ impl Supervisor {
 
 impl Drop for Supervisor {
     fn drop(&mut self) {
-        self.ask(&self.asked.end);
+        self.request(&self.requested.end);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-struct Rounds {
+/// The thread's own state.
+struct SupervisorThread {
     watched: Watched,
-    asked: Arc<Asked>,
+    requested: Arc<Signals>,
     /// Receives a byte with every request.
     wake: UnixStream,
-    /// How often the watchdog is fed: twice per watchdog interval.
+    /// Half of the watchdog interval.
     feed_time: Option<Duration>,
     next_feed: Instant,
     next_status: Instant,
     /// The status that was sent last.
     status: String,
-    /// Why the watchdog is not fed.
+    /// The reason why the watchdog is not fed.
     trouble: Option<&'static str>,
 }
 
-impl Rounds {
+impl SupervisorThread {
     fn run(mut self) {
         loop {
-            if self.asked.ready.swap(false, Ordering::AcqRel) {
-                self.tell("READY=1");
+            if self.requested.ready.swap(false, Ordering::AcqRel) {
+                self.send("READY=1");
             }
-            if self.asked.reload.swap(false, Ordering::AcqRel) {
-                self.reload();
+            if self.requested.reload.swap(false, Ordering::AcqRel) {
+                self.watched.notify.as_ref().inspect(|notify| notify.reloading());
+                (self.watched.reload)();
+                self.send("READY=1");
             }
-            if self.asked.stop.swap(false, Ordering::AcqRel) {
-                self.tell("STOPPING=1");
+            if self.requested.stop.swap(false, Ordering::AcqRel) {
+                self.send("STOPPING=1");
             }
             // Last, so that a short stop is reported too.
-            if self.asked.end.load(Ordering::Acquire) {
+            if self.requested.end.load(Ordering::Acquire) {
                 return;
             }
             let now = Instant::now();
@@ -139,14 +141,18 @@ impl Rounds {
                 self.feed(now);
             }
             if now >= self.next_status {
-                self.next_status = now + STATUS_TIME;
-                self.tell_status();
+                self.next_status = now + STATUS_INTERVAL;
+                let status = (self.watched.status)();
+                if status != self.status {
+                    self.send(&format!("STATUS={status}"));
+                    self.status = status;
+                }
             }
             self.wait();
         }
     }
 
-    /// Waits for a signal, the end, or the time when something is due.
+    /// Waits for a request, or until the status or the watchdog is due.
     fn wait(&mut self) {
         let status = self.watched.notify.as_ref().map(|_| self.next_status);
         let feed = self.feed_time.map(|_| self.next_feed);
@@ -156,24 +162,15 @@ impl Rounds {
         if let Err(error) = self.wake.set_read_timeout(time) {
             log::error!("supervisor: waiting failed: {error}");
         }
-        // The flags say what the byte is for.
         let _ = self.wake.read(&mut [0; 64]);
     }
 
-    fn reload(&mut self) {
-        if let Some(notify) = &self.watched.notify {
-            notify.reloading();
-        }
-        (self.watched.reload)();
-        self.tell("READY=1");
-    }
-
-    /// Feeds the watchdog if the service is alive, and asks the loop for its next answer.
+    /// Feeds the watchdog if the service is alive, and asks the event loop for its next answer.
     fn feed(&mut self, now: Instant) {
         self.next_feed = now + self.feed_time.unwrap_or_default();
         let trouble = self.trouble();
         if trouble.is_none() {
-            self.tell("WATCHDOG=1");
+            self.send("WATCHDOG=1");
         }
         if trouble != self.trouble {
             match trouble {
@@ -190,7 +187,7 @@ impl Rounds {
     fn trouble(&self) -> Option<&'static str> {
         let Watched { pulse, store, longest_work, .. } = &self.watched;
         if !pulse.loop_answered() {
-            Some("the listener does not turn to its sockets any more")
+            Some("the event loop does not answer")
         } else if pulse.workers_stuck(*longest_work) {
             Some("every worker has been busy with one request for longer than a request may take")
         } else if store.is_stuck() {
@@ -200,17 +197,9 @@ impl Rounds {
         }
     }
 
-    fn tell_status(&mut self) {
-        let status = (self.watched.status)();
-        if status != self.status {
-            self.tell(&format!("STATUS={status}"));
-            self.status = status;
-        }
-    }
-
-    fn tell(&self, lines: &str) {
+    fn send(&self, lines: &str) {
         if let Some(notify) = &self.watched.notify {
-            notify.tell(lines);
+            notify.send(lines);
         }
     }
 }

@@ -41,7 +41,7 @@ impl Notify {
         Ok(Self { socket: UnixDatagram::unbound()?, manager, watchdog })
     }
 
-    pub fn tell(&self, lines: &str) {
+    pub fn send(&self, lines: &str) {
         if let Err(error) = self.socket.send_to_addr(lines.as_bytes(), &self.manager) {
             log::warn!("could not notify the service manager of {lines:?}: {error}");
         }
@@ -49,6 +49,6 @@ impl Notify {
 
     pub fn reloading(&self) {
         let now = clock_gettime(ClockId::Monotonic);
-        self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={}", now.tv_sec * 1_000_000 + now.tv_nsec / 1000));
+        self.send(&format!("RELOADING=1\nMONOTONIC_USEC={}", now.tv_sec * 1_000_000 + now.tv_nsec / 1000));
     }
 }

@@ -182,7 +182,7 @@ fn a_missing_database_is_not_created_by_a_command_that_needs_one() {
     let server = Server::new(None).set("ADRIATICUM_DATABASE", "missing.db");
     let path = server.folder.path("missing.db");
     let named = format!("there is no database at {}", path.display());
-    let creators = "adriaticum serve, keys create, console password, restore and move create one";
+    let creators = "Create it with adriaticum serve, keys create, console password, restore or move.";
     refused(&server, &["usage"], 1, creators);
     let moved = ["move", "--from", "missing.db", "--to", "postgresql://a@127.0.0.1:1/a"];
     refused(&server, &moved, 1, "there is no database at missing.db. --from takes");

@@ -461,7 +461,7 @@ fn the_index_from_its_first_document_to_its_last() {
     let server = indexed(&runtime).start();
     let key = server.key();
     is_search_unavailable(&server.post(&key, &chat(QUESTION)));
-    assert!(server.log().contains("adriaticum search add PATH makes one"), "{}", server.log());
+    assert!(server.log().contains("Create it: adriaticum search add PATH"), "{}", server.log());
     assert!(server.told(&["search", "list"]).is_empty());
     assert_eq!(server.run(&["search", "query", "x"]).status.code(), Some(1));
 
@@ -491,7 +491,7 @@ fn the_index_from_its_first_document_to_its_last() {
     );
     let index = server.folder.path("adriaticum-search.db").display().to_string();
     assert!(told.contains(&format!("Index: {index}")), "{told}");
-    for reason in ["it is not text", "it is empty", "it is a link"] {
+    for reason in ["it is not text", "it is empty", "it is a symbolic link"] {
         assert!(told.contains(reason), "{reason}: {told}");
     }
 

@@ -1,9 +1,9 @@
-//! A setting as it is written in the file or in a variable, and the message if it is wrong.
+//! A setting as it is in the file or in a variable, and the message if it is wrong.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::{fs, iter};
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -11,7 +11,7 @@ use toml::de::{DeTable, DeValue};
 use super::settings::SECTIONS;
 use crate::text::{may_hold_a_secret, shortened};
 
-/// What is wrong with a setting, where it is, and what is accepted.
+/// A message about a wrong setting: its place, its value, and the values that are accepted.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Problem {
     /// The line of the file; variables follow the file.
@@ -23,22 +23,22 @@ pub struct Problem {
 const SECRET: [&str; 2] = ["database", "runtime.api_key"];
 
 /// The most characters of a wrong value that a message repeats.
-const SHOWN: usize = 60;
+const MAX_REPEATED: usize = 60;
 
-/// A value as it is written, and where.
-pub struct Written {
+/// An unchecked value, and its place.
+pub struct RawSetting {
     name: String,
-    value: WrittenValue,
+    value: SettingValue,
     place: SettingSource,
-    /// As it is in the file or the variable.
+    /// The text in the file or the variable.
     found: String,
 }
 
-enum WrittenValue {
+enum SettingValue {
     Text(String),
     Number(u64),
     Texts(Vec<String>),
-    /// What no setting accepts.
+    /// A type that no setting accepts.
     Other,
 }
 
@@ -47,21 +47,21 @@ enum SettingSource {
     Variable(String),
 }
 
-impl Written {
+impl RawSetting {
     pub(super) fn in_variable(name: &str, variable: String, text: String) -> Self {
         let found = format!("{text:?}");
         Self {
             name: name.into(),
-            value: WrittenValue::Text(text),
+            value: SettingValue::Text(text),
             place: SettingSource::Variable(variable),
             found,
         }
     }
 
-    /// That the value is not what the setting accepts. It is repeated unless it may hold a secret.
+    /// Names the values that the setting accepts. Repeats the one that was found, unless it may hold a secret.
     pub fn refuse(&self, accepted: &str) -> Problem {
         let is_secret = SECRET.contains(&self.name.as_str()) || may_hold_a_secret(&self.found);
-        let found = shortened(&self.found, SHOWN);
+        let found = shortened(&self.found, MAX_REPEATED);
         let setting = match &self.place {
             SettingSource::File(..) if is_secret => self.name.clone(),
             SettingSource::File(..) => format!("{} = {found}", self.name),
@@ -78,7 +78,7 @@ impl Written {
         }
     }
 
-    /// The file that it is in; `None` for a variable.
+    /// Returns `None` for a variable.
     pub fn file(&self) -> Option<&Path> {
         match &self.place {
             SettingSource::File(path, _) => Some(path),
@@ -88,44 +88,41 @@ impl Written {
 
     pub fn number(&self) -> Option<u64> {
         match &self.value {
-            WrittenValue::Number(number) => Some(*number),
-            WrittenValue::Text(text) if self.file().is_none() => text.parse().ok(),
+            SettingValue::Number(number) => Some(*number),
+            SettingValue::Text(text) if self.file().is_none() => text.parse().ok(),
             _ => None,
         }
     }
 
     pub fn text(&self) -> Result<&str, Problem> {
         match &self.value {
-            WrittenValue::Text(text) => Ok(text),
+            SettingValue::Text(text) => Ok(text),
             _ => Err(self.refuse("a text in quotation marks")),
         }
     }
 
-    /// One of a few words.
     pub fn word<T: Copy>(&self, words: &[(&str, T)]) -> Result<T, Problem> {
         let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
         let expected = format!("one of {}", known.join(", "));
         self.parse(&expected, |text| words.iter().find(|(word, _)| *word == text).map(|(_, value)| *value))
     }
 
-    /// What `read` makes of the text.
     pub fn parse<T>(&self, accepted: &str, read: impl FnOnce(&str) -> Option<T>) -> Result<T, Problem> {
         read(self.text()?).ok_or_else(|| self.refuse(accepted))
     }
 
-    /// What `read` makes of each of several texts.
     pub fn parse_each<T>(&self, accepted: &str, read: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, Problem> {
         let values: Option<Vec<T>> = self.texts(',')?.iter().map(|text| read(text)).collect();
         values.ok_or_else(|| self.refuse(accepted))
     }
 
-    /// Several texts: an array or a single text in the file, separated by `separator` in the environment.
+    /// Returns several texts: an array or a single text in the file, separated by `separator` in the environment.
     pub fn texts(&self, separator: char) -> Result<Vec<String>, Problem> {
         let texts: Vec<&str> = match &self.value {
-            WrittenValue::Text(text) if self.file().is_none() => text.split(separator).collect(),
-            WrittenValue::Text(text) => vec![text],
-            WrittenValue::Texts(texts) => texts.iter().map(String::as_str).collect(),
-            WrittenValue::Number(_) | WrittenValue::Other => {
+            SettingValue::Text(text) if self.file().is_none() => text.split(separator).collect(),
+            SettingValue::Text(text) => vec![text],
+            SettingValue::Texts(texts) => texts.iter().map(String::as_str).collect(),
+            SettingValue::Number(_) | SettingValue::Other => {
                 return Err(self.refuse("a text in quotation marks, or an array of them"));
             }
         };
@@ -138,8 +135,8 @@ fn problem_in(path: &Path, line: usize, text: &str) -> Problem {
     Problem { line, text: format!("{}:{line}: {text}", path.display()) }
 }
 
-/// The settings of a file by their names, those of a table as `table.name`.
-pub(super) fn read_file(path: &Path) -> Result<BTreeMap<String, Written>, Vec<Problem>> {
+/// Reads the settings of a file by their names, those of a table as `table.name`.
+pub(super) fn read_file(path: &Path) -> Result<BTreeMap<String, RawSetting>, Vec<Problem>> {
     let text = fs::read_to_string(path).map_err(|error| {
         vec![Problem { line: 0, text: format!("{}: it can't be read: {error}.", path.display()) }]
     })?;
@@ -149,11 +146,12 @@ pub(super) fn read_file(path: &Path) -> Result<BTreeMap<String, Written>, Vec<Pr
         // Without the line itself, as the error's own text has it: the line may hold a secret.
         let problem = |error: &toml::de::Error| {
             let span = error.span().unwrap_or_default();
+            let line = line_at(span.start);
             let message = match error.message() {
-                "duplicate key" => duplicate(&text, &span, line_at),
+                "duplicate key" => duplicate(&text, &span, line),
                 message => format!("it is not valid TOML: {message}."),
             };
-            problem_in(path, line_at(span.start), &message)
+            problem_in(path, line, &message)
         };
         return Err(errors.iter().map(problem).collect());
     }
@@ -161,7 +159,7 @@ pub(super) fn read_file(path: &Path) -> Result<BTreeMap<String, Written>, Vec<Pr
     let mut add = |name: String, key: &Spanned<_>, value: &Spanned<DeValue>| {
         let place = SettingSource::File(path.to_owned(), line_at(key.span().start));
         let found = text[value.span()].to_owned();
-        settings.insert(name.clone(), Written { name, value: value_of(value.get_ref()), place, found });
+        settings.insert(name.clone(), RawSetting { name, value: value_of(value.get_ref()), place, found });
     };
     for (key, value) in table.get_ref() {
         let name = key.get_ref();
@@ -177,55 +175,47 @@ pub(super) fn read_file(path: &Path) -> Result<BTreeMap<String, Written>, Vec<Pr
     Ok(settings)
 }
 
-/// That a table or a setting is there twice, and where it is first.
-fn duplicate(text: &str, span: &Range<usize>, line_at: impl Fn(usize) -> usize) -> String {
-    let start_of_line = |place: usize| text[..place].rfind('\n').map_or(0, |end| end + 1);
-    let start = start_of_line(span.start);
-    let key = text[start..span.end].trim_start();
-    let header = |line: &str| {
-        let name = line.trim_start().strip_prefix('[')?;
-        Some(name.trim_start_matches('[').split(']').next().unwrap_or_default().trim().to_owned())
-    };
-    let (name, advice) = match header(key) {
-        Some(name) => (format!("[{name}]"), "Put the settings of both under one heading."),
-        None => {
-            let table = text[..start].lines().rev().find_map(header).map(|table| table + ".");
-            (format!("{}{key}", table.unwrap_or_default()), "Remove one of them.")
+/// Names the table or the setting in a line that is there twice, and the line where it is first.
+fn duplicate(text: &str, span: &Range<usize>, line: usize) -> String {
+    let mut table = String::new();
+    // The name in each line, with a dot at its end: `runtime.` is also in the line of `runtime.url.`.
+    let mut names = text.lines().map(|line| {
+        let plain = line.replace([' ', '\t', '"', '\''], "");
+        match plain.strip_prefix('[') {
+            Some(name) => {
+                table = name.trim_start_matches('[').split(']').next().unwrap_or_default().to_owned() + ".";
+                table.clone()
+            }
+            None => format!("{table}{}.", plain.split('=').next().unwrap_or_default()),
         }
-    };
-    let path = name.trim_matches(['[', ']']);
-    // The parser may keep the last of several.
-    let before = |place: usize| first_of(path, DeTable::parse_recoverable(&text[..place]).0.get_ref());
-    match iter::successors(before(start), |place| before(start_of_line(*place))).last() {
-        Some(place) => {
-            format!("{} is there twice, first in line {}. {advice}", shortened(&name, SHOWN), line_at(place))
-        }
+    });
+    let before: Vec<String> = names.by_ref().take(line - 1).collect();
+    let name = names.next().unwrap_or_default();
+    let Some(first) = before.iter().position(|other| other.starts_with(&name)) else {
         // In an inline table, for example.
-        None => format!("it is not valid TOML: {} is there twice.", shortened(&text[span.clone()], SHOWN)),
-    }
+        return format!(
+            "it is not valid TOML: duplicate key {}.",
+            shortened(&text[span.clone()], MAX_REPEATED)
+        );
+    };
+    let is_table = text.lines().nth(line - 1).is_some_and(|line| line.trim_start().starts_with('['));
+    let name = shortened(name.trim_end_matches('.'), MAX_REPEATED);
+    let (name, advice) = match is_table {
+        true => (format!("[{name}]"), "Put the settings of both under one heading."),
+        false => (name, "Remove one of them."),
+    };
+    format!("{name} is a duplicate: it is already in line {}. {advice}", first + 1)
 }
 
-/// Where the key with this path is.
-fn first_of(path: &str, table: &DeTable) -> Option<usize> {
-    let (name, rest) = path.split_once('.').map_or((path, None), |(name, rest)| (name, Some(rest)));
-    let (key, value) =
-        table.iter().find(|(key, _)| key.get_ref() == name.trim().trim_matches(['"', '\'']))?;
-    match (rest, value.get_ref()) {
-        (None, _) => Some(key.span().start),
-        (Some(rest), DeValue::Table(members)) => first_of(rest, members),
-        _ => None,
-    }
-}
-
-fn value_of(value: &DeValue) -> WrittenValue {
+fn value_of(value: &DeValue) -> SettingValue {
     let text = |value: &Spanned<DeValue>| value.get_ref().as_str().map(str::to_owned);
     let found = match value {
-        DeValue::String(text) => Some(WrittenValue::Text(text.to_string())),
+        DeValue::String(text) => Some(SettingValue::Text(text.to_string())),
         DeValue::Integer(number) => {
-            u64::from_str_radix(number.as_str(), number.radix()).ok().map(WrittenValue::Number)
+            u64::from_str_radix(number.as_str(), number.radix()).ok().map(SettingValue::Number)
         }
-        DeValue::Array(array) => array.iter().map(text).collect::<Option<_>>().map(WrittenValue::Texts),
+        DeValue::Array(array) => array.iter().map(text).collect::<Option<_>>().map(SettingValue::Texts),
         _ => None,
     };
-    found.unwrap_or(WrittenValue::Other)
+    found.unwrap_or(SettingValue::Other)
 }

@@ -1,0 +1,62 @@
+//! The limits of the process: whether its file descriptors and threads are enough for the configuration.
+
+use std::sync::Mutex;
+use std::thread;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::CliError;
+
+/// The file descriptors of a worker, besides its client's: the connections to the runtime and to Search.
+const FILES_PER_WORKER: usize = 2;
+
+/// The file descriptors of the process itself: the files of SQLite and of the embedded index, the connections to PostgreSQL,
+/// and some to spare.
+const OWN_FILES: usize = 64;
+
+/// The fewest connections, however few descriptors there are.
+const FEWEST_CONNECTIONS: usize = 16;
+
+/// The threads besides the workers: one for key look-ups, two of the console and one for its checks, the supervisor, the log,
+/// the background tasks; and some to spare, for name resolution and for a database that is lost.
+const OWN_THREADS: usize = 16;
+
+/// Lowers `wanted` to the connections that the limit on file descriptors allows, besides those of the workers: a flood of
+/// clients must not keep a worker from opening its files.
+pub(super) fn connections_that_fit(wanted: usize, workers: usize) -> usize {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum {
+        // The soft limit is low for the sake of programs that use select(); the hard limit is the operator's choice.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    }
+    let Some(most) = getrlimit(Resource::Nofile).current else {
+        return wanted;
+    };
+    let reserved = workers * FILES_PER_WORKER + OWN_FILES;
+    let room = usize::try_from(most).unwrap_or(usize::MAX).saturating_sub(reserved).max(FEWEST_CONNECTIONS);
+    if room < wanted {
+        log::warn!(
+            "at most {room} connections instead of {wanted}: the process may open {most} files. \
+             Raise the limit (LimitNOFILE= in the unit, ulimit -n in a shell) or lower max_connections."
+        );
+    }
+    room.min(wanted)
+}
+
+/// Starts as many threads as the service needs, all at once, and ends them again: the thread pool would panic if it could
+/// not start one.
+pub(super) fn ensure_threads(workers: usize) -> Result<(), CliError> {
+    let wanted = workers + OWN_THREADS;
+    let gate = Mutex::new(());
+    let started = thread::scope(|scope| {
+        let _closed = gate.lock();
+        (0..wanted)
+            .try_for_each(|_| thread::Builder::new().spawn_scoped(scope, || drop(gate.lock())).map(drop))
+    });
+    started.map_err(|error| {
+        CliError::Failed(format!(
+            "can't start {wanted} threads, for {workers} workers and {OWN_THREADS} others: {error}. Raise the limit on threads \
+             (TasksMax= in the unit, ulimit -u in a shell, --pids-limit of a container) or on memory, or lower workers."
+        ))
+    })
+}

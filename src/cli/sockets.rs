@@ -1,0 +1,79 @@
+//! The sockets that the service listens on.
+
+use std::io;
+
+use listenfd::ListenFd;
+
+use super::CliError;
+use super::serve::failed;
+use crate::config::Config;
+use crate::listener::{Address, ListeningSocket};
+
+/// Returns the sockets that systemd passes, else the one of the configuration.
+pub(super) fn sockets(config: &Config) -> Result<Vec<ListeningSocket>, CliError> {
+    let mut handed = ListenFd::from_env();
+    let mut sockets = Vec::new();
+    for index in 0..handed.len() {
+        let socket = match handed.take_tcp_listener(index) {
+            Ok(Some(listener)) => ListeningSocket::inherited_tcp(listener),
+            _ => match handed.take_unix_listener(index) {
+                Ok(Some(listener)) => ListeningSocket::inherited_unix(listener),
+                _ => Err(io::Error::other("it is neither a TCP nor a Unix socket in the listening state")),
+            },
+        };
+        sockets.push(socket.map_err(failed("a socket passed by systemd"))?);
+    }
+    if sockets.is_empty() {
+        let cannot_listen = |error: io::Error| {
+            let cause = listen_failed(&error);
+            CliError::Failed(format!(
+                "can't listen on {}: {cause}. The setting is listen (ADRIATICUM_LISTEN).",
+                config.listen
+            ))
+        };
+        sockets.push(ListeningSocket::bind(&config.listen, config.socket_mode).map_err(cannot_listen)?);
+    }
+    Ok(sockets)
+}
+
+/// Explains why an address can't be used, and what to do.
+fn listen_failed(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "another program uses this address, perhaps another adriaticum serve: stop it, or choose another port".into()
+        }
+        io::ErrorKind::PermissionDenied => {
+            "permission denied: a port below 1024 needs root or CAP_NET_BIND_SERVICE, a Unix socket a folder that this user \
+             may write to and in which no other user has a socket of this name"
+                .into()
+        }
+        io::ErrorKind::AddrNotAvailable => "this host does not have this address: `ip address` lists its addresses".into(),
+        _ => error.to_string(),
+    }
+}
+
+/// Formats an address as a client would write it.
+pub(super) fn format_address(address: &Address, scheme: &str) -> String {
+    match address {
+        Address::Tcp(address) => format!("{scheme}://{address}"),
+        address @ Address::Unix(_) => address.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_cause_has_its_own_advice() {
+        for (kind, advice) in [
+            (io::ErrorKind::AddrInUse, "choose another port"),
+            (io::ErrorKind::PermissionDenied, "CAP_NET_BIND_SERVICE"),
+            (io::ErrorKind::AddrNotAvailable, "does not have this address"),
+            (io::ErrorKind::NotFound, "not found"),
+        ] {
+            let message = listen_failed(&kind.into());
+            assert!(message.contains(advice), "{message}");
+        }
+    }
+}
