@@ -35,8 +35,8 @@ impl Bucket {
 }
 
 impl Refusals {
-    /// Whether a refused request of this key gets a row. Those that do not are counted in a log line once a minute.
-    pub fn have_row(&self, key_id: &str, now: Instant) -> bool {
+    /// Returns true if a refused request of this key gets a row. The others are counted in a log line once a minute.
+    pub fn allow_row(&self, key_id: &str, now: Instant) -> bool {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if !state.buckets.contains_key(key_id) {
             // A full bucket is the same as none, so only keys that were refused lately have one.
@@ -74,7 +74,7 @@ mod tests {
         let start = Instant::now();
         let rows = |key: &str, count: usize, second: u64| {
             let now = start + Duration::from_secs(second);
-            (0..count).filter(|_| refusals.have_row(key, now)).count()
+            (0..count).filter(|_| refusals.allow_row(key, now)).count()
         };
         assert_eq!(rows("a", 150, 0), 100);
         assert_eq!(rows("b", 1, 0), 1, "each key has its own");

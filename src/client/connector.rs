@@ -85,7 +85,7 @@ impl ureq::unversioned::transport::Connector for Connector {
     }
 }
 
-/// Says why a handshake failed, so that an operator knows what to do.
+/// Describes a failed handshake, so that an operator knows what to do.
 fn handshake_error(error: io::Error) -> io::Error {
     match error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>()) {
         Some(rustls::Error::InvalidCertificate(

@@ -8,7 +8,7 @@ const MAX_OVERHEAD: usize = 16 * 1024;
 /// The least by which the content's buffer grows, so that a body sent byte by byte is not copied for every byte.
 const LEAST_GROWTH: usize = 4 * 1024;
 
-/// How the head says that the body ends.
+/// The framing of a body, from its head.
 #[derive(Clone, Copy, Debug)]
 pub enum Framing {
     Length(u64),
@@ -24,7 +24,7 @@ pub struct Body {
 
 #[derive(Debug)]
 enum Decoder {
-    /// How many bytes are still to come.
+    /// The bytes that are still to come.
     Length(usize),
     Chunked(Chunked),
 }

@@ -1,4 +1,4 @@
-//! How busy the listener is: the counts behind its limits, for metrics and the console.
+//! The listener's load: the counts behind its limits, for metrics and the console.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ pub struct Load {
     limits: Limits,
     /// The requests of the API.
     pub(super) queue: Arc<FairQueue<Job>>,
-    /// Those whose key has to be looked up first.
+    /// The requests whose key has to be looked up first.
     pub(super) strangers: Arc<FairQueue<Job>>,
     /// The memory that all running and waiting requests hold, the console's too.
     pub(super) weight: AtomicUsize,
@@ -34,11 +34,11 @@ pub enum Cause {
     ConsoleFull,
     /// A request was shed: too much was buffered.
     BuffersFull,
-    /// A new connection found no room.
-    TurnedAway,
-    /// An unfinished request or handshake made room for another.
+    /// A new connection was closed: no other could be evicted.
+    Rejected,
+    /// A connection with an unfinished request or handshake was evicted.
     UnfinishedEvicted,
-    /// An idle connection made room for another.
+    /// An idle connection was evicted.
     IdleEvicted,
     /// A client went away while its request waited.
     AbandonedWaiting,
@@ -52,7 +52,7 @@ impl Cause {
         Self::QueueFull,
         Self::ConsoleFull,
         Self::BuffersFull,
-        Self::TurnedAway,
+        Self::Rejected,
         Self::UnfinishedEvicted,
         Self::IdleEvicted,
         Self::AbandonedWaiting,
@@ -67,8 +67,8 @@ impl Cause {
             }
             Self::ConsoleFull => ("console requests shed", "too many were waiting"),
             Self::BuffersFull => ("requests shed", "buffers_full: buffer_limit was reached"),
-            Self::TurnedAway => {
-                ("connections turned away", "connections_full: no other connection could be evicted")
+            Self::Rejected => {
+                ("connections rejected", "connections_full: no other connection could be evicted")
             }
             Self::UnfinishedEvicted => ("unfinished requests closed", "evicted to make room for others"),
             Self::IdleEvicted => ("idle connections closed", "evicted to make room for others"),
@@ -84,7 +84,7 @@ impl Cause {
             Self::QueueFull
             | Self::ConsoleFull
             | Self::BuffersFull
-            | Self::TurnedAway
+            | Self::Rejected
             | Self::UnfinishedEvicted => log::Level::Warn,
             Self::IdleEvicted | Self::AbandonedWaiting | Self::AbandonedRunning => log::Level::Info,
         }
@@ -100,7 +100,7 @@ pub struct Snapshot {
     pub queue: Level,
     /// Open connections, idle ones too.
     pub connections: Level,
-    /// What is held for clients: heads, bodies, answers not yet sent.
+    /// The bytes held for clients: heads, bodies, answers not yet sent.
     pub buffered_bytes: Level,
     /// Connections that were taken.
     pub accepted: u64,
@@ -148,7 +148,7 @@ impl Load {
         self.causes[cause as usize].load(Ordering::Relaxed)
     }
 
-    /// Publishes what only the loop knows.
+    /// Publishes the figures of the loop.
     pub(super) fn publish(&self, connections: usize, buffered: usize) {
         self.connections.store(connections, Ordering::Relaxed);
         self.buffered.store(buffered, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Whether the listener is alive, for the watchdog: the loop answers when it is woken, and the workers start new work
+//! Tests for the watchdog whether the listener is alive: the loop answers when it is woken, and the workers start new work
 //! within a request's deadline.
 
 use std::io;
@@ -44,7 +44,7 @@ impl Pulse {
         !self.asked.load(Ordering::Acquire)
     }
 
-    /// Whether all workers are busy and none has started a request within `deadline`: then each of them has been with
+    /// Returns true if all workers are busy and none has started a request within `deadline`: then each of them has been with
     /// its request for longer than a request may take. The same for the thread that looks up strangers.
     pub fn workers_stuck(&self, deadline: Duration) -> bool {
         let is_overdue = |began: u64| self.elapsed().saturating_sub(began) > deadline.as_millis() as u64;
@@ -90,7 +90,7 @@ mod tests {
     use crate::listener::workers::Job;
 
     #[test]
-    fn stuck_and_busy_are_told_apart() {
+    fn stuck_is_not_busy() {
         let poll = Poll::new().expect("a poll");
         let waker = Arc::new(Waker::new(poll.registry(), Token(0)).expect("a waker"));
         let load = Arc::new(Load::new(&Limits { workers: 2, ..Limits::default() }));

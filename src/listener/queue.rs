@@ -22,15 +22,15 @@ pub(super) struct FairQueue<T> {
     eligible: Condvar,
 }
 
-/// How many requests a queue takes, and of whom.
+/// The limits of a queue.
 #[derive(Clone, Copy)]
 pub(super) struct Room {
     pub threads: usize,
     /// Beside the requests that a free thread takes at once.
     pub places: usize,
-    /// Of these, for strangers.
+    /// The places among these that strangers may fill.
     pub strangers: usize,
-    /// Whether a key may have a limit.
+    /// A key may have a limit.
     pub has_limits: bool,
 }
 
@@ -44,7 +44,7 @@ struct QueueState<T> {
     /// Threads that wait for a request.
     idle: usize,
     is_closed: bool,
-    /// How many requests each address of a stranger has sent.
+    /// The number of requests that each address of a stranger has sent.
     origins: HashMap<IpAddr, u64>,
 }
 
@@ -59,7 +59,7 @@ struct LaneState<T> {
     is_used: bool,
 }
 
-/// What a thread does next.
+/// The result of waiting for a request.
 pub(super) enum Next<T> {
     /// A request, which counts as running until [`FairQueue::finish`].
     Take(T),
@@ -178,7 +178,7 @@ impl<T: Queued> FairQueue<T> {
         self.eligible.notify_all();
     }
 
-    /// How many requests run, and how many wait.
+    /// Returns how many requests run, and how many wait.
     pub fn load(&self) -> (usize, usize) {
         let state = self.lock();
         (state.running, state.waiting)
@@ -207,7 +207,7 @@ impl<T: Queued> FairQueue<T> {
         }
     }
 
-    /// How many requests could run now; if `soon`, as if all limits had just been read.
+    /// Returns how many requests could run now; if `soon`, as if all limits had just been read.
     fn eligible(&self, state: &QueueState<T>, soon: bool) -> usize {
         let of_lane = |name| self.eligible_of(state, name, soon);
         state.turns.iter().map(of_lane).sum()
@@ -573,7 +573,7 @@ mod tests {
         }
     }
 
-    /// A thread that nobody wakes would hang this test.
+    /// A thread that is not woken would hang this test.
     #[test]
     fn threads_are_woken_for_what_they_may_take_and_when_the_queue_is_closed() {
         let pool = TestPool::new(3, 64);

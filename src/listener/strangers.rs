@@ -4,15 +4,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::connection::Then;
+use super::connection::AfterResponse;
 use super::load::Cause;
 use super::queue::{FairQueue, Next};
-use super::workers::{Assignment, Job, Outgoing, RunningCall, ThreadGroup, outlive_panic};
+use super::workers::{Assignment, Job, Outgoing, RunningCall, ThreadGroup, contain_panic};
 use super::{Lane, RequestIdentity, Service};
 use crate::error::{Failure, FailureCause};
 use crate::http::response;
 
-/// How often the limits of the keys whose requests wait or run are read.
+/// The interval at which the limits of the keys whose requests wait or run are read.
 const LIMITS_INTERVAL: Duration = Duration::from_secs(1);
 
 impl<S: Service> ThreadGroup<S> {
@@ -23,12 +23,12 @@ impl<S: Service> ThreadGroup<S> {
             match self.queue.take(Some(next_limits)) {
                 Next::Take(job) => {
                     let _busy = self.completions.pulse.start_look_up();
-                    outlive_panic(|| self.look_up(job));
+                    contain_panic(|| self.look_up(job));
                 }
                 Next::Late => {
                     next_limits = Instant::now() + LIMITS_INTERVAL;
                     let _busy = self.completions.pulse.start_look_up();
-                    outlive_panic(|| self.read_limits());
+                    contain_panic(|| self.read_limits());
                 }
                 Next::End => return,
             }
@@ -83,7 +83,8 @@ impl<S: Service> ThreadGroup<S> {
         self.completions.load.count(Cause::QueueFull);
         let failure = Failure::shed(FailureCause::QueueFull);
         let response = self.service.refuse(call.request.client.peer, Some(call), failure);
-        let outgoing = Outgoing::new(response.encode(response::ConnectionHeader::Close, false), Then::Close);
+        let outgoing =
+            Outgoing::new(response.encode(response::ConnectionHeader::Close, false), AfterResponse::Close);
         Assignment::new(&self.completions, job.connection).finish(Some(outgoing));
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use mio::Waker;
 use threadpool::ThreadPool;
 
-use super::connection::Then;
+use super::connection::AfterResponse;
 use super::lane::KnownLanes;
 use super::limits::Limits;
 use super::load::Load;
@@ -26,7 +26,7 @@ const CONSOLE_THREADS: usize = 2;
 /// Console requests that may wait for a thread.
 const CONSOLE_QUEUE: usize = 16;
 
-/// Of these, for strangers.
+/// The part of [`CONSOLE_QUEUE`] that strangers may fill.
 const CONSOLE_STRANGERS: usize = 4;
 
 /// While the API is busy, a console thread pauses after each job for this many times as long as the job took, a quarter of a
@@ -41,7 +41,7 @@ pub(super) struct Workers<S> {
     threads: Vec<ThreadPool>,
 }
 
-/// What a fixed number of threads share: each takes the next request from the queue, answers it, and repeats that.
+/// The state that a fixed number of threads share. Each takes the next request from the queue, answers it, and repeats that.
 pub(super) struct ThreadGroup<S> {
     pub service: Arc<S>,
     pub queue: Arc<FairQueue<Job>>,
@@ -50,11 +50,11 @@ pub(super) struct ThreadGroup<S> {
     is_for_console: bool,
 }
 
-/// What a thread does for one connection.
+/// A thread's work for one connection.
 pub(super) struct Job {
     pub connection: usize,
     pub ticket: Ticket,
-    /// Whether its lane is that of its credential.
+    /// Its lane is that of its credential.
     is_known: bool,
     since: Instant,
     pub work: Work,
@@ -64,7 +64,7 @@ pub(super) enum Work {
     /// Answers a complete request.
     Answer(PendingRequest, Weight),
     /// Makes the next piece of a long response.
-    Piece(Box<dyn Pieces>, Then),
+    Piece(Box<dyn Pieces>, AfterResponse),
 }
 
 impl Queued for Job {
@@ -89,7 +89,7 @@ impl Job {
         }
     }
 
-    /// Whether this is the request that such a call of the loop cancels.
+    /// Returns true if this is the request that `cancellation` cancels.
     pub fn is_cancelled_by(&self, cancellation: &Cancellation) -> bool {
         self.call().is_some_and(|call| call.cancellation.is(cancellation))
     }
@@ -114,7 +114,7 @@ impl Drop for Weight {
     }
 }
 
-/// What the threads and the loop share.
+/// The responses that the threads have finished, and the state that they share with the loop.
 pub(super) struct Completions {
     queue: Mutex<Vec<Completed>>,
     waker: Arc<Waker>,
@@ -135,12 +135,12 @@ pub(super) struct Outgoing {
     pub sent: usize,
     /// Makes the next piece once this one is sent.
     pub rest: Option<Box<dyn Pieces>>,
-    pub then: Then,
+    pub after: AfterResponse,
 }
 
 impl Outgoing {
-    pub fn new(bytes: Vec<u8>, then: Then) -> Self {
-        Self { bytes, sent: 0, rest: None, then }
+    pub fn new(bytes: Vec<u8>, after: AfterResponse) -> Self {
+        Self { bytes, sent: 0, rest: None, after }
     }
 }
 
@@ -219,9 +219,9 @@ impl<S: Service> Workers<S> {
     }
 
     /// Makes the next piece of a long response. Each connection has at most one in the queue.
-    pub fn make_next_piece(&self, connection: usize, rest: Box<dyn Pieces>, then: Then) {
+    pub fn make_next_piece(&self, connection: usize, rest: Box<dyn Pieces>, after: AfterResponse) {
         let ticket = Ticket { lane: Some("pieces".into()), is_begun: true, ..Ticket::default() };
-        self.console.queue.push(Job::new(connection, ticket, Work::Piece(rest, then)));
+        self.console.queue.push(Job::new(connection, ticket, Work::Piece(rest, after)));
     }
 
     pub fn take_completed(&self) -> Vec<Completed> {
@@ -229,7 +229,7 @@ impl<S: Service> Workers<S> {
     }
 
     /// From now on every response closes its connection.
-    pub fn stop_keeping(&self) {
+    pub fn close_after_responses(&self) {
         self.api.completions.stopping.store(true, Ordering::Release);
     }
 
@@ -261,7 +261,7 @@ impl<S: Service> ThreadGroup<S> {
             if !self.is_for_console {
                 self.completions.pulse.work_started();
             }
-            outlive_panic(|| self.serve(job));
+            contain_panic(|| self.serve(job));
             if self.is_for_console {
                 self.completions.throttle(started);
             }
@@ -287,13 +287,13 @@ impl<S: Service> ThreadGroup<S> {
                 }
                 Some(self.respond(&call, self.service.answer(&call, &running)))
             }
-            Work::Piece(mut rest, then) => match rest.next() {
+            Work::Piece(mut rest, after) => match rest.next() {
                 Ok(Some(piece)) => {
                     // An empty chunk would end the response.
                     let bytes = if piece.is_empty() { piece } else { chunk(&piece) };
-                    Some(Outgoing { rest: Some(rest), ..Outgoing::new(bytes, then) })
+                    Some(Outgoing { rest: Some(rest), ..Outgoing::new(bytes, after) })
                 }
-                Ok(None) => Some(Outgoing::new(chunk(b""), then)),
+                Ok(None) => Some(Outgoing::new(chunk(b""), after)),
                 // Without a response the connection is closed, so the client sees that this one is incomplete.
                 Err(_) => None,
             },
@@ -305,15 +305,15 @@ impl<S: Service> ThreadGroup<S> {
     pub fn respond(&self, call: &PendingRequest, response: Response) -> Outgoing {
         let stopping = self.completions.stopping.load(Ordering::Acquire);
         let head = &call.request.head;
-        let (header, then) = connection_after(head, call.request.body.is_some(), stopping);
+        let (header, after) = connection_after(head, call.request.body.is_some(), stopping);
         let is_head = head.method() == "HEAD";
         let bytes = response.encode(header, is_head);
-        Outgoing { rest: response.rest.filter(|_| !is_head), ..Outgoing::new(bytes, then) }
+        Outgoing { rest: response.rest.filter(|_| !is_head), ..Outgoing::new(bytes, after) }
     }
 }
 
 /// A panic ends what a thread does for one connection, not the thread. Its message is in the log.
-pub(super) fn outlive_panic(work: impl FnOnce()) {
+pub(super) fn contain_panic(work: impl FnOnce()) {
     let _ = panic::catch_unwind(AssertUnwindSafe(work));
 }
 
@@ -324,7 +324,7 @@ pub struct RunningCall<'a> {
 }
 
 impl RunningCall<'_> {
-    /// Says how many requests of its key run at once, as soon as that is read.
+    /// Sets the limit on concurrent requests of its key, as soon as it is read.
     pub fn set_limit(&self, limit: Option<u32>) {
         self.queue.set_limit(&self.ticket.lane, limit);
     }
@@ -345,19 +345,19 @@ impl Completions {
     }
 }
 
-/// Whether the connection stays open after the response, and the header that says so. If the body was not read, the
-/// beginning of the next request is unknown.
+/// Decides between keep-alive and close, and the header that says so. If the body was not read, the beginning of the next
+/// request is unknown.
 pub(super) fn connection_after(
     head: &RequestHead,
     is_body_read: bool,
     stopping: bool,
-) -> (response::ConnectionHeader, Then) {
+) -> (response::ConnectionHeader, AfterResponse) {
     if stopping || !head.keep_alive || !is_body_read {
-        (response::ConnectionHeader::Close, Then::Close)
-    } else if head.tells_keep_alive {
-        (response::ConnectionHeader::KeepTold, Then::Keep)
+        (response::ConnectionHeader::Close, AfterResponse::Close)
+    } else if head.needs_keep_alive_header {
+        (response::ConnectionHeader::KeepAlive, AfterResponse::Keep)
     } else {
-        (response::ConnectionHeader::Keep, Then::Keep)
+        (response::ConnectionHeader::Omitted, AfterResponse::Keep)
     }
 }
 
@@ -391,7 +391,8 @@ impl Drop for Assignment {
         if self.is_over {
             return;
         }
-        let outgoing = self.outgoing.take().unwrap_or_else(|| Outgoing::new(Vec::new(), Then::Close));
+        let outgoing =
+            self.outgoing.take().unwrap_or_else(|| Outgoing::new(Vec::new(), AfterResponse::Close));
         let completed = Completed { connection: self.connection, outgoing };
         let mut queue = self.completions.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.push(completed);

@@ -1,4 +1,4 @@
-//! The inference runtime: what it is asked, what it answers, and which of several is asked.
+//! The inference runtime: its requests and answers, and the choice between several.
 //!
 //! A request is sent once. If a connection can't be made, the next runtime is tried; once a byte was sent, an inference
 //! may have been spent, and there is no second try.
@@ -18,8 +18,8 @@ use ureq::http::Uri;
 
 use history::History;
 pub use history::RuntimeStatus;
-pub use probe::{About, probe};
-use wire::Question;
+pub use probe::{RuntimeInfo, probe};
+use wire::CompletionRequest;
 pub use wire::{context_exceeded, read_answer};
 
 use crate::client::{Call, CallError, Cancellation, HttpClient};
@@ -27,7 +27,7 @@ use crate::config::RuntimeConfig;
 use crate::error::FailureCause;
 use crate::store::Tokens;
 
-/// How large an answer may be, apart from a repeated prompt. Every worker may hold one, so the limit is a worker's share of
+/// The least and the largest limit on the size of an answer, apart from a repeated prompt. Every worker may hold one, so the limit is a worker's share of
 /// `buffer_limit`. The least is enough for an honest answer: a completion has at most 512 tokens, and the longest tokens of
 /// common vocabularies have some 128 characters.
 const ANSWER_LIMITS: (usize, usize) = (128 * 1024, 4 * 1024 * 1024);
@@ -57,7 +57,7 @@ pub enum Role {
     Assistant,
 }
 
-/// What the runtime generated, and what it measured.
+/// The text that the runtime generated, and the tokens that it measured.
 #[derive(Debug)]
 pub struct Generated {
     pub content: String,
@@ -65,7 +65,7 @@ pub struct Generated {
     pub tokens: Tokens,
 }
 
-/// What the runtime calls of one request have cost so far. They share `runtime.timeout`, and are cancelled together.
+/// The cost of the runtime calls of one request so far. They share `runtime.timeout`, and are cancelled together.
 #[derive(Debug, Default)]
 pub struct Spent {
     /// `None` if no call was made.
@@ -76,7 +76,7 @@ pub struct Spent {
 }
 
 impl Spent {
-    /// Makes a call that ends when the request's time for the runtime does, and adds what it took.
+    /// Makes a call that ends when the request's time for the runtime does, and adds its time and tokens.
     fn add(
         &mut self,
         timeout: Duration,
@@ -99,10 +99,10 @@ impl Spent {
     }
 }
 
-/// What came of a call; an error comes with the address of the runtime it is about.
+/// The result of a call; an error comes with the address of the runtime it is about.
 pub type CallResult = Result<Generated, (String, RuntimeError)>;
 
-/// Why there is no answer. It contains nothing that the runtime sent, because that may repeat the prompt.
+/// The reason why there is no answer. It contains nothing that the runtime sent, because that may repeat the prompt.
 #[derive(Debug)]
 pub enum RuntimeError {
     /// There is no answer, or not a whole one.
@@ -117,7 +117,7 @@ pub enum RuntimeError {
 }
 
 impl RuntimeError {
-    /// Whether no inference can have been spent: nothing was sent, or it was refused.
+    /// Returns true if no inference can have been spent: nothing was sent, or it was refused.
     fn cost_nothing(&self) -> bool {
         match self {
             Self::Call(CallError::Unreachable(_)) | Self::ContextExceeded(_) => true,
@@ -195,7 +195,7 @@ impl Runtimes {
         response_format: Option<&serde_json::Value>,
         spent: &mut Spent,
     ) -> CallResult {
-        let body = serde_json::to_vec(&Question {
+        let body = serde_json::to_vec(&CompletionRequest {
             model: &self.model,
             messages: &chat.messages,
             temperature: chat.temperature,
@@ -207,7 +207,7 @@ impl Runtimes {
         spent.add(self.timeout, |deadline, cancellation| self.ask_in_order(&body, deadline, cancellation))
     }
 
-    /// How each of them is doing, in the order of the configuration.
+    /// Returns the status of each runtime, in the order of the configuration.
     pub fn status(&self) -> Vec<RuntimeStatus> {
         let now = Instant::now();
         let status = |member: &RuntimeEntry| RuntimeStatus {

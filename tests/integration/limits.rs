@@ -152,7 +152,7 @@ fn serve_with(limits: Limits, acceptor: Option<Acceptor>) -> Running {
     };
     let mut listener = Listener::new(vec![socket], limits).expect("a listener");
     if let Some(acceptor) = acceptor {
-        listener.speak_tls(Arc::new(acceptor));
+        listener.set_tls(Arc::new(acceptor));
     }
     let stopper = listener.stopper().expect("a stopper");
     let (echo, load) = (Arc::new(Echo::default()), listener.load());
@@ -263,7 +263,7 @@ fn an_idle_connection_ends_in_silence() {
 /// The times are long: on a busy machine the client may need seconds to send the rest.
 #[test]
 fn requests_that_arrive_during_a_stop_are_answered() {
-    let limits = Limits { stop_time: PATIENCE, farewell_time: PATIENCE, ..Limits::default() };
+    let limits = Limits { stop_time: PATIENCE, idle_stop_time: PATIENCE, ..Limits::default() };
     let mut running = serve(limits);
     let mut used = running.connect();
     used.send(get("/"));
@@ -375,7 +375,7 @@ fn an_idle_session_gives_way_to_a_request() {
     let mut client = connect();
     client.send(post(250_000, 250_000));
     assert_eq!(client.reply().status, 200);
-    assert_eq!((running.counted(Cause::BuffersFull), running.counted(Cause::TurnedAway)), (0, 0));
+    assert_eq!((running.counted(Cause::BuffersFull), running.counted(Cause::Rejected)), (0, 0));
     assert!((1..50).contains(&running.counted(Cause::IdleEvicted)), "{:?}", running.load.snapshot());
     assert!(idle[0].ends(), "the longest idle is the first to go");
     idle[49].send(get("/"));
@@ -493,7 +493,7 @@ fn the_largest_holder_gives_way_although_it_is_idle() {
     upload.send("x");
     kept.send(get("/"));
     assert_eq!((upload.reply().status, kept.reply().status), (200, 200));
-    assert_eq!((running.counted(Cause::UnfinishedEvicted), running.counted(Cause::TurnedAway)), (0, 0));
+    assert_eq!((running.counted(Cause::UnfinishedEvicted), running.counted(Cause::Rejected)), (0, 0));
     drop(flood);
 }
 
@@ -539,7 +539,7 @@ fn running_requests_count_as_held_and_are_not_evicted() {
     for client in &mut busy {
         assert_eq!(client.reply().status, 200);
     }
-    assert_eq!((running.counted(Cause::IdleEvicted), running.counted(Cause::TurnedAway)), (2, 0));
+    assert_eq!((running.counted(Cause::IdleEvicted), running.counted(Cause::Rejected)), (2, 0));
     for client in &mut others[1..] {
         client.send(get("/"));
         assert_eq!(client.reply().status, 200);
@@ -614,7 +614,7 @@ fn without_a_victim_a_new_connection_is_turned_away_with_a_response() {
         let reply = new.reply();
         assert_eq!((reply.status, reply.header("connection")), (503, Some("close")));
         assert!(new.ends());
-        assert_eq!(running.counted(Cause::TurnedAway), u64::from(number));
+        assert_eq!(running.counted(Cause::Rejected), u64::from(number));
     }
     running.echo.gate.store(true, Ordering::Release);
     for client in &mut busy {

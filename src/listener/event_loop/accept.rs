@@ -1,4 +1,4 @@
-//! Accepting connections.
+//! Accepts connections, within the limits.
 
 use std::io;
 use std::net::IpAddr;
@@ -9,10 +9,10 @@ use mio::Token;
 
 use super::{ConnectionEntry, EventLoop};
 use crate::listener::connection::InboundConnection;
-use crate::listener::origins::{Held, Origin, Scarce};
+use crate::listener::origins::{Holding, Origin, Resource};
 use crate::listener::{Service, socket};
 
-/// How many connections are accepted before the ones that are there have their turn again.
+/// The connections that a socket accepts in one round, before the established ones have their turn again.
 const ACCEPT_BATCH: usize = 64;
 
 impl<S: Service> EventLoop<S> {
@@ -25,7 +25,7 @@ impl<S: Service> EventLoop<S> {
                 }
                 match self.sockets[index].accept() {
                     Ok((stream, peer)) => {
-                        self.welcome(stream, peer);
+                        self.add_connection(stream, peer);
                         has_accepted = true;
                     }
                     Err(error) => match error.kind() {
@@ -45,17 +45,17 @@ impl<S: Service> EventLoop<S> {
     /// Evicts a connection, because there is no file descriptor or no memory for another. If there is none to evict, accepting
     /// pauses until some connection ends.
     fn make_room_for_descriptor(&mut self, error: &io::Error) {
-        if !self.evict_from_largest(Scarce::Connections) {
+        if !self.evict_from_largest(Resource::Connections) {
             log::warn!("can't accept connections at the moment: {error}");
             self.accept_after = Instant::now() + self.limits.accept_pause;
         }
     }
 
-    fn welcome(&mut self, mut stream: socket::InboundStream, peer: Option<IpAddr>) {
+    fn add_connection(&mut self, mut stream: socket::InboundStream, peer: Option<IpAddr>) {
         let origin = Origin::of(peer, &self.proxies);
         let is_plain = self.acceptor.is_none() || matches!(stream, socket::InboundStream::Unix(_));
         if !self.make_room_for_connection(origin) {
-            return self.turn_away(&stream, peer, is_plain);
+            return self.reject(&stream, peer, is_plain);
         }
         let tls = match (&self.acceptor, &stream) {
             (Some(acceptor), socket::InboundStream::Tcp(_)) => match acceptor.accept() {
@@ -74,14 +74,14 @@ impl<S: Service> EventLoop<S> {
         let index = slot.key();
         let entry = ConnectionEntry {
             connection,
-            in_line: false,
+            is_scheduled: false,
             origin,
             weight: 0,
             is_idle: false,
             is_unfinished: false,
             call: None,
         };
-        self.holdings.change(origin, Held::default(), entry.held());
+        self.holdings.change(origin, Holding::default(), entry.holding());
         slot.insert(entry);
         self.account(index);
         self.make_room_for_bytes(0);

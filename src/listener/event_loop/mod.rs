@@ -14,9 +14,9 @@ use mio::event::Event;
 use mio::{Events, Interest, Poll, Token};
 use slab::Slab;
 
-use super::connection::{Answered, Expired, InboundConnection, Then};
+use super::connection::{AfterResponse, Answered, Expired, InboundConnection};
 use super::load::Cause;
-use super::origins::{Held, Holdings, Origin};
+use super::origins::{Holding, Holdings, Origin};
 use super::pressure::PressureLog;
 use super::workers::{Outgoing, Workers, connection_after};
 use super::{
@@ -36,7 +36,7 @@ const FIRST_SOCKET: usize = usize::MAX - 1024;
 pub(super) struct EventLoop<S> {
     poll: Poll,
     sockets: Vec<ListeningSocket>,
-    /// Which sockets may have a connection to accept. Events are edge-triggered, so this has to be remembered.
+    /// For each socket, whether a connection may wait. Events are edge-triggered, so this has to be remembered.
     accepting: Vec<bool>,
     /// Accepting pauses until then, because there was no file descriptor for a connection.
     accept_after: Instant,
@@ -49,12 +49,12 @@ pub(super) struct EventLoop<S> {
     connections: Slab<ConnectionEntry>,
     /// The connections that have something to do, each once, in the order of their turns.
     ready: VecDeque<usize>,
-    /// Those that wait for the next step of their TLS handshake. One step is taken per round, after all ready
+    /// The connections that wait for the next step of their TLS handshake. The limit: one step is taken per round, after all ready
     /// connections: with an RSA key it costs milliseconds.
     handshakes: VecDeque<usize>,
     /// The origin of the last handshake step.
     last_handshake: Option<Origin>,
-    /// What the connections hold, by their origin.
+    /// The connections and bytes that each origin holds.
     holdings: Holdings,
     scratch: Vec<u8>,
     /// The memory of all connections together, without the requests that the workers have.
@@ -70,21 +70,21 @@ pub(super) struct EventLoop<S> {
 struct ConnectionEntry {
     connection: InboundConnection,
     /// It is in `ready` or in `handshakes`.
-    in_line: bool,
+    is_scheduled: bool,
     origin: Origin,
-    /// What `buffered` counts for it.
+    /// Its part of `buffered`.
     weight: usize,
     is_idle: bool,
     is_unfinished: bool,
-    /// Of the request that a worker has or will get. It is cancelled if the client goes away.
+    /// The request that a worker has or will get. It is cancelled if the client goes away.
     call: Option<Cancellation>,
 }
 
 impl ConnectionEntry {
-    /// What `holdings` counts for it.
-    fn held(&self) -> Held {
+    /// Its part of `holdings`.
+    fn holding(&self) -> Holding {
         let evictable = usize::from(self.is_evictable());
-        Held { connections: 1, evictable, evictable_bytes: evictable * self.weight }
+        Holding { connections: 1, evictable, evictable_bytes: evictable * self.weight }
     }
 
     fn is_evictable(&self) -> bool {
@@ -139,7 +139,7 @@ impl<S: Service> EventLoop<S> {
     }
 
     fn round(&mut self, events: &mut Events) -> io::Result<()> {
-        match self.poll.poll(events, self.patience()) {
+        match self.poll.poll(events, self.poll_timeout()) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
             result => result?,
         }
@@ -177,7 +177,7 @@ impl<S: Service> EventLoop<S> {
                 }
                 let mut outgoing = completed.outgoing;
                 if self.stopping {
-                    outgoing.then = Then::Close;
+                    outgoing.after = AfterResponse::Close;
                 }
                 entry.connection.send_response(outgoing, &self.limits);
                 self.advance(completed.connection, false);
@@ -185,8 +185,8 @@ impl<S: Service> EventLoop<S> {
         }
     }
 
-    /// How long the loop can wait for events.
-    fn patience(&self) -> Option<Duration> {
+    /// The time until the loop has something to do without an event; `None` if it has nothing.
+    fn poll_timeout(&self) -> Option<Duration> {
         if !(self.ready.is_empty() && self.handshakes.is_empty()) {
             return Some(Duration::ZERO);
         }
@@ -211,7 +211,7 @@ impl<S: Service> EventLoop<S> {
             entry.connection.note_readable(event.is_read_closed() || event.is_error());
         }
         if !self.abandon_if_gone(index) {
-            self.line_up(index);
+            self.schedule(index);
         }
     }
 
@@ -237,7 +237,7 @@ impl<S: Service> EventLoop<S> {
             self.load.count(full);
             self.refuse(job.connection, job.call(), Failure::shed(FailureCause::QueueFull));
             if job.connection != index {
-                self.line_up(job.connection);
+                self.schedule(job.connection);
             }
         }
     }
@@ -245,9 +245,9 @@ impl<S: Service> EventLoop<S> {
     /// Sends the response to a request whose head was enough for it. The connection stays open if the body was skipped.
     fn answer(&mut self, index: usize, answered: Answered) {
         let Answered { response, head, is_body_skipped } = answered;
-        let (header, then) = connection_after(&head, is_body_skipped, self.stopping);
+        let (header, after) = connection_after(&head, is_body_skipped, self.stopping);
         let bytes = response.encode(header, head.method() == "HEAD");
-        self.connections[index].connection.send_response(Outgoing::new(bytes, then), &self.limits);
+        self.connections[index].connection.send_response(Outgoing::new(bytes, after), &self.limits);
     }
 
     /// Answers a broken or shed request without a worker, and closes the connection.
@@ -259,25 +259,25 @@ impl<S: Service> EventLoop<S> {
         let response = self.service.refuse(peer, call, failure);
         let answer = response.encode(response::ConnectionHeader::Close, without_body);
         connection.forget_request();
-        connection.send_response(Outgoing::new(answer, Then::Close), &self.limits);
+        connection.send_response(Outgoing::new(answer, AfterResponse::Close), &self.limits);
     }
 
     /// Counts what a connection holds now.
     fn account(&mut self, index: usize) {
         let entry = &mut self.connections[index];
-        let (held, weight) = (entry.held(), entry.weight);
+        let (held, weight) = (entry.holding(), entry.weight);
         entry.weight = entry.connection.weight();
         entry.is_idle = entry.connection.is_idle();
         entry.is_unfinished = entry.connection.is_unfinished();
         self.buffered = self.buffered - weight + entry.weight;
-        self.holdings.change(entry.origin, held, entry.held());
+        self.holdings.change(entry.origin, held, entry.holding());
     }
 
     fn close(&mut self, index: usize) {
         let mut entry = self.connections.remove(index);
-        entry.connection.leave();
+        entry.connection.close_session();
         self.buffered -= entry.weight;
-        self.holdings.change(entry.origin, entry.held(), Held::default());
+        self.holdings.change(entry.origin, entry.holding(), Holding::default());
     }
 
     /// Closes the connections whose deadline has passed.
@@ -318,13 +318,13 @@ impl<S: Service> EventLoop<S> {
             return;
         }
         self.stopping = true;
-        self.workers.stop_keeping();
+        self.workers.close_after_responses();
         self.sockets.clear();
         self.accepting.clear();
         self.limits.drain_time = self.limits.drain_time.min(self.limits.stop_time);
         self.limits.request_time = self.limits.request_time.min(self.limits.stop_time);
         // For a connection whose handshake ends after the stop.
-        self.limits.idle_time = self.limits.idle_time.min(self.limits.farewell_time);
+        self.limits.idle_time = self.limits.idle_time.min(self.limits.idle_stop_time);
         let now = Instant::now();
         for index in self.indices() {
             let Some(entry) = self.connections.get_mut(index) else { continue };
@@ -333,9 +333,9 @@ impl<S: Service> EventLoop<S> {
             self.advance(index, false);
             match self.connections.get_mut(index) {
                 Some(entry) if entry.connection.is_idle() => {
-                    entry.connection.hurry(now + self.limits.farewell_time);
+                    entry.connection.shorten_deadline(now + self.limits.idle_stop_time);
                 }
-                Some(entry) => entry.connection.hurry(now + self.limits.stop_time),
+                Some(entry) => entry.connection.shorten_deadline(now + self.limits.stop_time),
                 None => {}
             }
         }

@@ -35,23 +35,23 @@ impl<S: Service> EventLoop<S> {
         }
     }
 
-    fn take_turn(&mut self, index: usize, may_shake_hands: bool) {
+    fn take_turn(&mut self, index: usize, handshake_allowed: bool) {
         // It may have been closed meanwhile.
         if let Some(entry) = self.connections.get_mut(index) {
-            entry.in_line = false;
-            self.advance(index, may_shake_hands);
+            entry.is_scheduled = false;
+            self.advance(index, handshake_allowed);
         }
     }
 
     /// Puts a connection at the end of the line, if it is not in line.
-    pub(super) fn line_up(&mut self, index: usize) {
-        if !mem::replace(&mut self.connections[index].in_line, true) {
+    pub(super) fn schedule(&mut self, index: usize) {
+        if !mem::replace(&mut self.connections[index].is_scheduled, true) {
             self.ready.push_back(index);
         }
     }
 
     /// Advances a connection as far as it can go in one turn without waiting.
-    pub(super) fn advance(&mut self, index: usize, may_shake_hands: bool) {
+    pub(super) fn advance(&mut self, index: usize, handshake_allowed: bool) {
         let mut left = TURN;
         loop {
             let Some(entry) = self.connections.get_mut(index) else {
@@ -59,11 +59,11 @@ impl<S: Service> EventLoop<S> {
             };
             let (proxies, service) = (&self.proxies, &self.service);
             let admit = |client: &mut ClientInfo, head: &RequestHead| {
-                proxies.see_through(client, head);
+                proxies.apply_forwarding_headers(client, head);
                 service.admit(*client, head)
             };
             let (scratch, limits) = (&mut self.scratch, &self.limits);
-            let mut turn = Turn { scratch, limits, left, may_shake_hands, admit: &admit };
+            let mut turn = Turn { scratch, limits, left, handshake_allowed, admit: &admit };
             let outcome = entry.connection.advance(&mut turn);
             left = turn.left;
             match outcome {
@@ -73,7 +73,7 @@ impl<S: Service> EventLoop<S> {
                         TurnResult::Handshake => Some(&mut self.handshakes),
                         _ => None,
                     };
-                    if let Some(line) = line.filter(|_| !mem::replace(&mut entry.in_line, true)) {
+                    if let Some(line) = line.filter(|_| !mem::replace(&mut entry.is_scheduled, true)) {
                         line.push_back(index);
                     }
                     self.account(index);
@@ -87,9 +87,9 @@ impl<S: Service> EventLoop<S> {
                 }
                 // A stop does not wait for downloads: one may take hours.
                 TurnResult::Next(..) if self.stopping => return self.close(index),
-                TurnResult::Next(rest, then) => {
+                TurnResult::Next(rest, after) => {
                     entry.connection.hand_over();
-                    self.workers.make_next_piece(index, rest, then);
+                    self.workers.make_next_piece(index, rest, after);
                 }
                 TurnResult::Answered(answered) => {
                     // One answer a turn: a client that pipelines such requests gets no more of the loop than others.
