@@ -6,15 +6,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use super::lane::LaneLoad;
 use super::limits::Limits;
 use super::queue::{FairQueue, Room};
-use super::workers::Job;
 
 /// The listener and its workers write here; others take a [`Snapshot`].
 pub struct Load {
     limits: Limits,
     /// The requests of the API.
-    pub(super) queue: Arc<FairQueue<Job>>,
+    pub(super) queue: Arc<FairQueue>,
     /// The requests whose key has to be looked up first.
-    pub(super) strangers: Arc<FairQueue<Job>>,
+    pub(super) strangers: Arc<FairQueue>,
     /// The memory that all running and waiting requests hold, the console's too.
     pub(super) weight: AtomicUsize,
     connections: AtomicUsize,

@@ -3,8 +3,10 @@
 //!
 //! A client costs a buffer, never a thread. Every buffer, count and time has its limit in [`Limits`].
 
+mod completions;
 mod connection;
 mod event_loop;
+mod job;
 mod lane;
 mod limits;
 mod load;

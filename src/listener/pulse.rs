@@ -86,8 +86,9 @@ mod tests {
 
     use super::*;
     use crate::listener::Limits;
+    use crate::listener::job::Job;
+    use crate::listener::lane::Ticket;
     use crate::listener::queue::Next;
-    use crate::listener::workers::Job;
 
     #[test]
     fn stuck_is_not_busy() {
@@ -103,7 +104,7 @@ mod tests {
         assert!(pulse.loop_answered());
         std::thread::sleep(Duration::from_millis(2));
         let start = || {
-            load.queue.push(Job::of("GET / HTTP/1.1\r\nHost: h\r\n\r\n", &load));
+            load.queue.push(Job::numbered(0, Ticket { lane: Some("key_1".into()), ..Ticket::default() }));
             let Next::Take(job) = load.queue.take(None) else { panic!("no request") };
             load.queue.set_limit(&job.ticket.lane, None);
         };

@@ -4,13 +4,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::connection::AfterResponse;
+use super::completions::{Assignment, Outgoing};
+use super::job::Job;
 use super::load::Cause;
 use super::queue::{FairQueue, Next};
-use super::workers::{Assignment, Job, Outgoing, RunningCall, ThreadGroup, contain_panic};
+use super::workers::{RunningCall, ThreadGroup, contain_panic};
 use super::{Lane, RequestIdentity, Service};
 use crate::error::{Failure, FailureCause};
-use crate::http::response;
 
 /// The interval at which the limits of the keys whose requests wait or run are read.
 const LIMITS_INTERVAL: Duration = Duration::from_secs(1);
@@ -52,7 +52,7 @@ impl<S: Service> ThreadGroup<S> {
                 }
             }
             RequestIdentity::Refused(response) => {
-                let outgoing = self.respond(call, *response);
+                let outgoing = self.completions.outgoing(call, *response);
                 drop(job);
                 assignment.finish(Some(outgoing));
             }
@@ -73,7 +73,7 @@ impl<S: Service> ThreadGroup<S> {
         self.workers_queue().set_limit(&of_key, lane.limit);
     }
 
-    fn workers_queue(&self) -> &FairQueue<Job> {
+    fn workers_queue(&self) -> &FairQueue {
         &self.completions.load.queue
     }
 
@@ -83,9 +83,7 @@ impl<S: Service> ThreadGroup<S> {
         self.completions.load.count(Cause::QueueFull);
         let failure = Failure::shed(FailureCause::QueueFull);
         let response = self.service.refuse(call.request.client.peer, Some(call), failure);
-        let outgoing =
-            Outgoing::new(response.encode(response::ConnectionHeader::Close, false), AfterResponse::Close);
-        Assignment::new(&self.completions, job.connection).finish(Some(outgoing));
+        Assignment::new(&self.completions, job.connection).finish(Some(Outgoing::last(&response, false)));
     }
 
     /// Reads the limits of the keys that have requests. A key that is no longer valid is a stranger again.

@@ -1,24 +1,24 @@
-//! The threads that answer requests, and the queue through which their responses go back to the loop.
+//! The threads that answer requests: the API's workers, the thread that looks up strangers, and the console's.
 
-use std::mem;
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use mio::Waker;
 use threadpool::ThreadPool;
 
+use super::completions::{Assignment, Completions, Outgoing};
 use super::connection::AfterResponse;
+use super::job::{Job, Weight, Work};
 use super::lane::KnownLanes;
 use super::limits::Limits;
 use super::load::Load;
-use super::queue::{FairQueue, Next, Queued, Room};
+use super::queue::{FairQueue, Next, Room};
 use super::{Destination, PendingRequest, Pulse, RequestIdentity, Service, Ticket};
 use crate::client::Cancellation;
-use crate::http::RequestHead;
-use crate::http::response::{self, Pieces, Response, chunk};
+use crate::http::response::{Pieces, chunk};
 
 /// The console has two threads of its own, so that no page delays a completion. More would only use more memory.
 const CONSOLE_THREADS: usize = 2;
@@ -44,104 +44,10 @@ pub(super) struct Workers<S> {
 /// The state that a fixed number of threads share. Each takes the next request from the queue, answers it, and repeats that.
 pub(super) struct ThreadGroup<S> {
     pub service: Arc<S>,
-    pub queue: Arc<FairQueue<Job>>,
+    pub queue: Arc<FairQueue>,
     pub completions: Arc<Completions>,
     pub known: Arc<KnownLanes>,
     is_for_console: bool,
-}
-
-/// A thread's work for one connection.
-pub(super) struct Job {
-    pub connection: usize,
-    pub ticket: Ticket,
-    /// Its lane is that of its credential.
-    is_known: bool,
-    since: Instant,
-    pub work: Work,
-}
-
-pub(super) enum Work {
-    /// Answers a complete request.
-    Answer(PendingRequest, Weight),
-    /// Makes the next piece of a long response.
-    Piece(Box<dyn Pieces>, AfterResponse),
-}
-
-impl Queued for Job {
-    fn ticket(&self) -> &Ticket {
-        &self.ticket
-    }
-
-    fn since(&self) -> Instant {
-        self.since
-    }
-}
-
-impl Job {
-    fn new(connection: usize, ticket: Ticket, work: Work) -> Self {
-        Self { connection, ticket, is_known: false, since: Instant::now(), work }
-    }
-
-    pub fn call(&self) -> Option<&PendingRequest> {
-        match &self.work {
-            Work::Answer(call, _) => Some(call),
-            Work::Piece(..) => None,
-        }
-    }
-
-    /// Returns true if this is the request that `cancellation` cancels.
-    pub fn is_cancelled_by(&self, cancellation: &Cancellation) -> bool {
-        self.call().is_some_and(|call| call.cancellation.is(cancellation))
-    }
-}
-
-/// The memory of a request, as long as it is counted.
-pub(super) struct Weight {
-    load: Arc<Load>,
-    bytes: usize,
-}
-
-impl Weight {
-    fn new(load: &Arc<Load>, bytes: usize) -> Self {
-        load.weight.fetch_add(bytes, Ordering::AcqRel);
-        Self { load: Arc::clone(load), bytes }
-    }
-}
-
-impl Drop for Weight {
-    fn drop(&mut self) {
-        self.load.weight.fetch_sub(self.bytes, Ordering::AcqRel);
-    }
-}
-
-/// The responses that the threads have finished, and the state that they share with the loop.
-pub(super) struct Completions {
-    queue: Mutex<Vec<Completed>>,
-    waker: Arc<Waker>,
-    pub pulse: Arc<Pulse>,
-    pub load: Arc<Load>,
-    stopping: AtomicBool,
-}
-
-/// The response for one connection.
-pub(super) struct Completed {
-    pub connection: usize,
-    pub outgoing: Outgoing,
-}
-
-/// A response, or a piece of one, and how much of it is sent.
-pub(super) struct Outgoing {
-    pub bytes: Vec<u8>,
-    pub sent: usize,
-    /// Makes the next piece once this one is sent.
-    pub rest: Option<Box<dyn Pieces>>,
-    pub after: AfterResponse,
-}
-
-impl Outgoing {
-    pub fn new(bytes: Vec<u8>, after: AfterResponse) -> Self {
-        Self { bytes, sent: 0, rest: None, after }
-    }
 }
 
 impl<S: Service> Workers<S> {
@@ -152,15 +58,9 @@ impl<S: Service> Workers<S> {
         pulse: &Arc<Pulse>,
         load: &Arc<Load>,
     ) -> Self {
-        let completions = Arc::new(Completions {
-            queue: Mutex::default(),
-            waker,
-            pulse: Arc::clone(pulse),
-            load: Arc::clone(load),
-            stopping: AtomicBool::new(false),
-        });
+        let completions = Completions::new(waker, pulse, load);
         let known = Arc::default();
-        let group = |queue: &Arc<FairQueue<Job>>, is_for_console| {
+        let group = |queue: &Arc<FairQueue>, is_for_console| {
             Arc::new(ThreadGroup {
                 service: Arc::clone(&service),
                 queue: Arc::clone(queue),
@@ -203,7 +103,7 @@ impl<S: Service> Workers<S> {
         };
         let ticket = Ticket { lane: known.or(ticket.lane), ..ticket };
         let weight = Weight::new(&self.api.completions.load, call.request.weight());
-        queue.push(Job { is_known, ..Job::new(connection, ticket, Work::Answer(call, weight)) })
+        queue.push(Job { connection, ticket, is_known, work: Work::Answer(call, weight) })
     }
 
     /// Removes a request if it waits. Returns whether it did.
@@ -221,16 +121,11 @@ impl<S: Service> Workers<S> {
     /// Makes the next piece of a long response. Each connection has at most one in the queue.
     pub fn make_next_piece(&self, connection: usize, rest: Box<dyn Pieces>, after: AfterResponse) {
         let ticket = Ticket { lane: Some("pieces".into()), is_begun: true, ..Ticket::default() };
-        self.console.queue.push(Job::new(connection, ticket, Work::Piece(rest, after)));
+        self.console.queue.push(Job { connection, ticket, is_known: false, work: Work::Piece(rest, after) });
     }
 
-    pub fn take_completed(&self) -> Vec<Completed> {
-        mem::take(&mut *self.api.completions.queue.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// From now on every response closes its connection.
-    pub fn close_after_responses(&self) {
-        self.api.completions.stopping.store(true, Ordering::Release);
+    pub fn completions(&self) -> &Completions {
+        &self.api.completions
     }
 
     /// Ends the threads, after the last request.
@@ -262,8 +157,8 @@ impl<S: Service> ThreadGroup<S> {
                 self.completions.pulse.work_started();
             }
             contain_panic(|| self.serve(job));
-            if self.is_for_console {
-                self.completions.throttle(started);
+            if self.is_for_console && self.completions.load.queue.load() != (0, 0) {
+                thread::sleep((started.elapsed() * CONSOLE_PAUSE).min(LONGEST_PAUSE));
             }
         }
     }
@@ -285,7 +180,7 @@ impl<S: Service> ThreadGroup<S> {
                 {
                     self.known.remember(digest, lane.name.into());
                 }
-                Some(self.respond(&call, self.service.answer(&call, &running)))
+                Some(self.completions.outgoing(&call, self.service.answer(&call, &running)))
             }
             Work::Piece(mut rest, after) => match rest.next() {
                 Ok(Some(piece)) => {
@@ -301,15 +196,6 @@ impl<S: Service> ThreadGroup<S> {
         drop(running);
         assignment.finish(outgoing);
     }
-
-    pub fn respond(&self, call: &PendingRequest, response: Response) -> Outgoing {
-        let stopping = self.completions.stopping.load(Ordering::Acquire);
-        let head = &call.request.head;
-        let (header, after) = connection_after(head, call.request.body.is_some(), stopping);
-        let is_head = head.method() == "HEAD";
-        let bytes = response.encode(header, is_head);
-        Outgoing { rest: response.rest.filter(|_| !is_head), ..Outgoing::new(bytes, after) }
-    }
 }
 
 /// A panic ends what a thread does for one connection, not the thread. Its message is in the log.
@@ -319,7 +205,7 @@ pub(super) fn contain_panic(work: impl FnOnce()) {
 
 /// Counts a request as running until it is dropped, by a panic too.
 pub struct RunningCall<'a> {
-    pub(super) queue: &'a FairQueue<Job>,
+    pub(super) queue: &'a FairQueue,
     pub(super) ticket: Ticket,
 }
 
@@ -333,85 +219,5 @@ impl RunningCall<'_> {
 impl Drop for RunningCall<'_> {
     fn drop(&mut self) {
         self.queue.finish(&self.ticket);
-    }
-}
-
-impl Completions {
-    /// Pauses after a console job that has begun at `started`, if the API is busy.
-    fn throttle(&self, started: Instant) {
-        if self.load.queue.load() != (0, 0) {
-            thread::sleep((started.elapsed() * CONSOLE_PAUSE).min(LONGEST_PAUSE));
-        }
-    }
-}
-
-/// Decides between keep-alive and close, and the header that says so. If the body was not read, the beginning of the next
-/// request is unknown.
-pub(super) fn connection_after(
-    head: &RequestHead,
-    is_body_read: bool,
-    stopping: bool,
-) -> (response::ConnectionHeader, AfterResponse) {
-    if stopping || !head.keep_alive || !is_body_read {
-        (response::ConnectionHeader::Close, AfterResponse::Close)
-    } else if head.needs_keep_alive_header {
-        (response::ConnectionHeader::KeepAlive, AfterResponse::Keep)
-    } else {
-        (response::ConnectionHeader::Omitted, AfterResponse::Keep)
-    }
-}
-
-/// The right to answer on one connection. Dropping it gives the connection back, after a panic too: without a response it
-/// closes.
-pub(super) struct Assignment {
-    completions: Arc<Completions>,
-    connection: usize,
-    outgoing: Option<Outgoing>,
-    /// Another thread answers.
-    is_over: bool,
-}
-
-impl Assignment {
-    pub fn new(completions: &Arc<Completions>, connection: usize) -> Self {
-        Self { completions: Arc::clone(completions), connection, outgoing: None, is_over: false }
-    }
-
-    pub fn finish(mut self, outgoing: Option<Outgoing>) {
-        self.outgoing = outgoing;
-    }
-
-    /// Leaves the connection to the thread that takes the request from the queue.
-    pub fn pass_on(mut self) {
-        self.is_over = true;
-    }
-}
-
-impl Drop for Assignment {
-    fn drop(&mut self) {
-        if self.is_over {
-            return;
-        }
-        let outgoing =
-            self.outgoing.take().unwrap_or_else(|| Outgoing::new(Vec::new(), AfterResponse::Close));
-        let completed = Completed { connection: self.connection, outgoing };
-        let mut queue = self.completions.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        queue.push(completed);
-        // The loop takes all of them at once, and the first one wakes it.
-        let is_first = queue.len() == 1;
-        drop(queue);
-        if is_first && let Err(error) = self.completions.waker.wake() {
-            log::error!("could not wake the listener: {error}");
-        }
-    }
-}
-
-#[cfg(test)]
-impl Job {
-    pub fn of(request: &str, load: &Arc<Load>) -> Self {
-        let head = crate::http::RequestHead::parse(request.as_bytes()).expect("a good head");
-        let request = crate::http::Request { head, body: None, client: crate::http::ClientInfo::default() };
-        let call = PendingRequest::new(request, Destination::Console);
-        let ticket = Ticket { lane: Some("key_1".into()), ..Ticket::default() };
-        Self::new(0, ticket, Work::Answer(call, Weight::new(load, 0)))
     }
 }

@@ -6,10 +6,10 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Instant;
 
+use super::completions::Outgoing;
 use super::limits::Limits;
 use super::socket::InboundStream;
 use super::tls::TlsSession;
-use super::workers::Outgoing;
 use super::{Admission, Destination, PendingRequest, Ticket};
 use crate::http::response::Pieces;
 use crate::http::{ClientInfo, Malformed, Reader, RequestHead, Response};

@@ -7,10 +7,13 @@ use std::time::Instant;
 
 use mio::Token;
 
+use super::eviction::send_unavailable;
 use super::{ConnectionEntry, EventLoop};
+use crate::listener::Service;
 use crate::listener::connection::InboundConnection;
+use crate::listener::load::Cause;
 use crate::listener::origins::{Holding, Origin, Resource};
-use crate::listener::{Service, socket};
+use crate::listener::socket::InboundStream;
 
 /// The connections that a socket accepts in one round, before the established ones have their turn again.
 const ACCEPT_BATCH: usize = 64;
@@ -51,14 +54,19 @@ impl<S: Service> EventLoop<S> {
         }
     }
 
-    fn add_connection(&mut self, mut stream: socket::InboundStream, peer: Option<IpAddr>) {
+    /// Adds a new connection, or rejects it if no other can be evicted.
+    fn add_connection(&mut self, mut stream: InboundStream, peer: Option<IpAddr>) {
         let origin = Origin::of(peer, &self.proxies);
-        let is_plain = self.acceptor.is_none() || matches!(stream, socket::InboundStream::Unix(_));
+        let is_plain = self.acceptor.is_none() || matches!(stream, InboundStream::Unix(_));
         if !self.make_room_for_connection(origin) {
-            return self.reject(&stream, peer, is_plain);
+            self.load.count(Cause::Rejected);
+            if is_plain {
+                send_unavailable(&*self.service, &stream, peer, &mut self.scratch);
+            }
+            return;
         }
-        let tls = match (&self.acceptor, &stream) {
-            (Some(acceptor), socket::InboundStream::Tcp(_)) => match acceptor.accept() {
+        let tls = match &self.acceptor {
+            Some(acceptor) if !is_plain => match acceptor.accept() {
                 Ok(session) => Some(session),
                 Err(error) => return log::error!("could not start a TLS session: {error}"),
             },

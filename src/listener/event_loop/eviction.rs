@@ -1,13 +1,15 @@
 //! Eviction: chooses the connection to close when connections, file descriptors or buffer bytes run out.
 
 use std::io;
+use std::net::IpAddr;
 
 use super::{ConnectionEntry, EventLoop};
 use crate::error::{Failure, FailureCause};
-use crate::http::response;
+use crate::http::response::ConnectionHeader;
+use crate::listener::Service;
 use crate::listener::load::Cause;
 use crate::listener::origins::{Origin, Resource};
-use crate::listener::{Service, socket};
+use crate::listener::socket::InboundStream;
 
 impl<S: Service> EventLoop<S> {
     /// Makes room for one more connection from an origin; returns false if there is none. One origin holds at most half
@@ -73,38 +75,24 @@ impl<S: Service> EventLoop<S> {
             }
             Resource::Connections => {
                 if let Some(stream) = connection.plain_stream() {
-                    let failure = Failure::shed(FailureCause::ConnectionsFull);
-                    let response = self.service.refuse(connection.peer(), None, failure);
-                    send_now(
-                        stream,
-                        &response.encode(response::ConnectionHeader::Close, false),
-                        &mut self.scratch,
-                    );
+                    send_unavailable(&*self.service, stream, connection.peer(), &mut self.scratch);
                 }
                 self.close(index);
             }
         }
     }
-
-    /// Closes a new connection for which there is no room. It gets a response if that can be sent at once.
-    pub(super) fn reject(
-        &mut self,
-        stream: &socket::InboundStream,
-        peer: Option<std::net::IpAddr>,
-        is_plain: bool,
-    ) {
-        self.load.count(Cause::Rejected);
-        if is_plain {
-            let response = self.service.refuse(peer, None, Failure::shed(FailureCause::ConnectionsFull));
-            send_now(stream, &response.encode(response::ConnectionHeader::Close, false), &mut self.scratch);
-        }
-    }
 }
 
-/// Sends a last response as far as that is possible at once. What has come is read first: closing a socket with unread bytes
-/// would reset it and destroy the response.
-fn send_now(stream: &socket::InboundStream, bytes: &[u8], scratch: &mut [u8]) {
+/// Sends 503 as far as that is possible at once. What has come is read first: closing a socket with unread bytes would reset
+/// it and destroy the response.
+pub(super) fn send_unavailable(
+    service: &impl Service,
+    stream: &InboundStream,
+    peer: Option<IpAddr>,
+    scratch: &mut [u8],
+) {
+    let response = service.refuse(peer, None, Failure::shed(FailureCause::ConnectionsFull));
     let _: io::Result<usize> = stream.read(scratch);
-    let _ = stream.write(bytes);
+    let _ = stream.write(&response.encode(ConnectionHeader::Close, false));
     stream.finish();
 }

@@ -1,8 +1,8 @@
 //! The event loop: accepts connections, reads requests, enforces the limits and sends responses, on one thread.
 
-mod abandon;
 mod accept;
 mod eviction;
+mod requests;
 mod turns;
 
 use std::collections::VecDeque;
@@ -14,18 +14,13 @@ use mio::event::Event;
 use mio::{Events, Interest, Poll, Token};
 use slab::Slab;
 
-use super::connection::{AfterResponse, Answered, Expired, InboundConnection};
-use super::load::Cause;
+use super::connection::{Expired, InboundConnection};
 use super::origins::{Holding, Holdings, Origin};
 use super::pressure::PressureLog;
-use super::workers::{Outgoing, Workers, connection_after};
-use super::{
-    Acceptor, Destination, Limits, Listener, ListeningSocket, Load, PendingRequest, Proxies, Pulse, Service,
-    Ticket,
-};
+use super::workers::Workers;
+use super::{Acceptor, Limits, Listener, ListeningSocket, Load, Proxies, Pulse, Service};
 use crate::client::Cancellation;
 use crate::error::{Failure, FailureCause};
-use crate::http::response;
 use crate::text::count;
 
 pub(super) const WAKE: Token = Token(usize::MAX);
@@ -167,24 +162,6 @@ impl<S: Service> EventLoop<S> {
         Ok(())
     }
 
-    /// Sends the responses that the workers have finished.
-    fn send_completed(&mut self) {
-        for completed in self.workers.take_completed() {
-            if let Some(entry) = self.connections.get_mut(completed.connection) {
-                if entry.call.take().is_some_and(|call| call.is_cancelled()) {
-                    self.close(completed.connection);
-                    continue;
-                }
-                let mut outgoing = completed.outgoing;
-                if self.stopping {
-                    outgoing.after = AfterResponse::Close;
-                }
-                entry.connection.send_response(outgoing, &self.limits);
-                self.advance(completed.connection, false);
-            }
-        }
-    }
-
     /// The time until the loop has something to do without an event; `None` if it has nothing.
     fn poll_timeout(&self) -> Option<Duration> {
         if !(self.ready.is_empty() && self.handshakes.is_empty()) {
@@ -213,53 +190,6 @@ impl<S: Service> EventLoop<S> {
         if !self.abandon_if_gone(index) {
             self.schedule(index);
         }
-    }
-
-    /// Gives a complete request to the workers. If there is no room, one is shed: this one, or one that waits.
-    fn hand_over(&mut self, index: usize, call: PendingRequest, ticket: Ticket) {
-        self.connections[index].connection.hand_over();
-        // Its memory counts as the workers' now.
-        self.account(index);
-        // The end came with the request.
-        if self.connections[index].connection.is_read_closed() {
-            return self.drop_abandoned(index);
-        }
-        if !self.make_room_for_bytes(call.request.weight()) {
-            self.load.count(Cause::BuffersFull);
-            return self.refuse(index, Some(&call), Failure::shed(FailureCause::BuffersFull));
-        }
-        let full = match call.destination {
-            Destination::Api(_) => Cause::QueueFull,
-            Destination::Console => Cause::ConsoleFull,
-        };
-        self.connections[index].call = Some(call.cancellation.clone());
-        if let Some(job) = self.workers.answer(index, call, ticket) {
-            self.load.count(full);
-            self.refuse(job.connection, job.call(), Failure::shed(FailureCause::QueueFull));
-            if job.connection != index {
-                self.schedule(job.connection);
-            }
-        }
-    }
-
-    /// Sends the response to a request whose head was enough for it. The connection stays open if the body was skipped.
-    fn answer(&mut self, index: usize, answered: Answered) {
-        let Answered { response, head, is_body_skipped } = answered;
-        let (header, after) = connection_after(&head, is_body_skipped, self.stopping);
-        let bytes = response.encode(header, head.method() == "HEAD");
-        self.connections[index].connection.send_response(Outgoing::new(bytes, after), &self.limits);
-    }
-
-    /// Answers a broken or shed request without a worker, and closes the connection.
-    fn refuse(&mut self, index: usize, call: Option<&PendingRequest>, failure: Failure) {
-        self.connections[index].call = None;
-        let connection = &mut self.connections[index].connection;
-        let peer = call.map_or(connection.peer(), |call| call.request.client.peer);
-        let without_body = call.is_some_and(|call| call.request.head.method() == "HEAD");
-        let response = self.service.refuse(peer, call, failure);
-        let answer = response.encode(response::ConnectionHeader::Close, without_body);
-        connection.forget_request();
-        connection.send_response(Outgoing::new(answer, AfterResponse::Close), &self.limits);
     }
 
     /// Counts what a connection holds now.
@@ -296,17 +226,6 @@ impl<S: Service> EventLoop<S> {
         }
     }
 
-    /// Answers the requests that wait for a worker while the database is lost: every worker may itself be waiting for the
-    /// database, to write the outcome of a completion.
-    fn refuse_waiting(&mut self) {
-        while let Some(failure) = self.service.outage()
-            && let Some(job) = self.workers.take_waiting()
-        {
-            self.refuse(job.connection, job.call(), failure);
-            self.advance(job.connection, false);
-        }
-    }
-
     /// The connections at this moment. Work on one of them may evict another before its turn comes.
     fn indices(&self) -> Vec<usize> {
         self.connections.iter().map(|(index, _)| index).collect()
@@ -318,7 +237,7 @@ impl<S: Service> EventLoop<S> {
             return;
         }
         self.stopping = true;
-        self.workers.close_after_responses();
+        self.workers.completions().close_after_responses();
         self.sockets.clear();
         self.accepting.clear();
         self.limits.drain_time = self.limits.drain_time.min(self.limits.stop_time);
