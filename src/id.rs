@@ -15,9 +15,9 @@ impl RequestId {
         Self::at(SystemTime::now())
     }
 
-    /// Makes the id of a request that was complete at this time: its milliseconds and 80 random bits. Ids sort by time, so new rows are
-    /// next to each other in the ledger's index, however large it grows. Unique, not secret: the thread's own generator
-    /// is enough.
+    /// Makes the id of a request that was complete at this time: its milliseconds and 80 random bits. Ids sort by time,
+    /// so new rows are next to each other in the ledger's index, however large it grows. Unique, not secret: the
+    /// thread's own generator is enough.
     pub fn at(time: SystemTime) -> Self {
         let mut bytes = [0; 16];
         rand::rng().fill_bytes(&mut bytes[6..]);
@@ -43,12 +43,6 @@ impl RequestId {
     pub fn from(second: i64) -> String {
         let last = (1 << 48) - 1;
         format!("chatcmpl_{:012x}", second.saturating_mul(1000).clamp(0, last))
-    }
-}
-
-impl Default for RequestId {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

@@ -80,8 +80,8 @@ pub fn row_not_opened(error: &StoreError) -> Failure {
     )
 }
 
-/// The failure if the outcome of a completion could not be made durable, so it is not sent. An automatic retry would only spend another
-/// inference.
+/// The failure if the outcome of a completion could not be made durable, so it is not sent. An automatic retry would
+/// only spend another inference.
 pub fn outcome_not_durable(error: &StoreError) -> Failure {
     Failure {
         no_retry: true,

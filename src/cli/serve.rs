@@ -116,10 +116,8 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         }
     }
     let mut listener = Listener::new(sockets, limits).map_err(|error| failed("the listener", &error))?;
-    if let Some(acceptor) = &acceptor {
-        listener.set_tls(Arc::clone(acceptor));
-    }
-    listener.set_trusted_proxies(config.trusted_proxies.clone());
+    listener.acceptor = acceptor.clone();
+    listener.trusted_proxies = config.trusted_proxies.clone();
     let readiness = Arc::new(Readiness::new(&store));
     let replaced_because = Arc::new(OnceLock::new());
     let replaced = {

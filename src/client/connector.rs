@@ -44,7 +44,7 @@ impl Connector {
 
     fn tls(&self) -> Arc<ClientConfig> {
         let make = || {
-            let roots = self.roots.clone().unwrap_or_else(roots::of_the_system);
+            let roots = self.roots.clone().unwrap_or_else(roots::load_system_roots);
             let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
                 .with_safe_default_protocol_versions()
                 .expect("the provider should support the default versions")

@@ -9,7 +9,7 @@ use rustls::pki_types::pem::PemObject;
 use crate::files;
 
 /// Loads the root certificates of the system; `SSL_CERT_FILE` and `SSL_CERT_DIR` name others.
-pub fn of_the_system() -> RootCertStore {
+pub fn load_system_roots() -> RootCertStore {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     if roots.is_empty() {

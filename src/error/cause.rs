@@ -1,5 +1,5 @@
-//! The cause of a refused or failed request, in one word: the same in its log line and in its row. The list is fixed, so neither
-//! can contain what a client wrote.
+//! The cause of a refused or failed request, in one word: the same in its log line and in its row. The list is fixed,
+//! so neither can contain what a client wrote.
 
 use std::fmt;
 

@@ -44,7 +44,7 @@ pub struct LaneLoad {
     pub waiting: usize,
     pub running: usize,
     pub limit: Option<u32>,
-    /// Since the start.
+    /// Requests shed since the start.
     pub shed: u64,
     /// The age of the oldest request that waits.
     pub longest_wait: Option<Duration>,

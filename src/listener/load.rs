@@ -58,35 +58,26 @@ impl Cause {
         Self::AbandonedRunning,
     ];
 
-    /// The log line for this many of them.
-    pub(super) fn line(self, count: u64) -> String {
-        let (what, why) = match self {
+    /// The log line for this many of them, and its level: a warning if it may affect a client that does nothing wrong.
+    pub(super) fn line(self, count: u64) -> (log::Level, String) {
+        use log::Level::{Info, Warn};
+        let (level, event, reason) = match self {
             Self::QueueFull => {
-                ("requests shed", "queue_full: every worker and every place in the queue was taken")
+                (Warn, "requests shed", "queue_full: every worker and every place in the queue was taken")
             }
-            Self::ConsoleFull => ("console requests shed", "too many were waiting"),
-            Self::BuffersFull => ("requests shed", "buffers_full: buffer_limit was reached"),
+            Self::ConsoleFull => (Warn, "console requests shed", "too many were waiting"),
+            Self::BuffersFull => (Warn, "requests shed", "buffers_full: buffer_limit was reached"),
             Self::Rejected => {
-                ("connections rejected", "connections_full: no other connection could be evicted")
+                (Warn, "connections rejected", "connections_full: no other connection could be evicted")
             }
-            Self::UnfinishedEvicted => ("unfinished requests closed", "evicted to make room for others"),
-            Self::IdleEvicted => ("idle connections closed", "evicted to make room for others"),
-            Self::AbandonedWaiting => ("requests dropped", "their client went away while they waited"),
-            Self::AbandonedRunning => ("requests cancelled", "their client went away while they ran"),
+            Self::UnfinishedEvicted => {
+                (Warn, "unfinished requests closed", "evicted to make room for others")
+            }
+            Self::IdleEvicted => (Info, "idle connections closed", "evicted to make room for others"),
+            Self::AbandonedWaiting => (Info, "requests dropped", "their client went away while they waited"),
+            Self::AbandonedRunning => (Info, "requests cancelled", "their client went away while they ran"),
         };
-        format!("{what} since the last such line: {count} ({why})")
-    }
-
-    /// The level of its log line: a warning if it may affect a client that does nothing wrong.
-    pub(super) fn level(self) -> log::Level {
-        match self {
-            Self::QueueFull
-            | Self::ConsoleFull
-            | Self::BuffersFull
-            | Self::Rejected
-            | Self::UnfinishedEvicted => log::Level::Warn,
-            Self::IdleEvicted | Self::AbandonedWaiting | Self::AbandonedRunning => log::Level::Info,
-        }
+        (level, format!("{event} since the last such line: {count} ({reason})"))
     }
 }
 

@@ -48,7 +48,8 @@ pub trait Service: Send + Sync + 'static {
     /// Decides from its head what happens to a request. The loop calls this, so nothing is looked up.
     fn admit(&self, client: ClientInfo, head: &RequestHead) -> Admission;
 
-    /// Returns the failure that every request of the API would get now, if it is known. The loop calls this, so nothing is looked up.
+    /// Returns the failure that every request of the API would get now, if it is known. The loop calls this, so nothing
+    /// is looked up.
     fn outage(&self) -> Option<Failure> {
         None
     }
@@ -115,8 +116,10 @@ pub struct Listener {
     waker: Arc<Waker>,
     pulse: Arc<Pulse>,
     load: Arc<Load>,
-    acceptor: Option<Arc<Acceptor>>,
-    proxies: Proxies,
+    /// For TLS on the TCP sockets. The clients of a Unix socket are on the same host.
+    pub acceptor: Option<Arc<Acceptor>>,
+    /// The proxies whose forwarding headers are trusted.
+    pub trusted_proxies: Proxies,
     stop: UnixStream,
     stopper: UnixStream,
 }
@@ -129,18 +132,8 @@ impl Listener {
         let waker = Arc::new(Waker::new(poll.registry(), WAKE)?);
         let load = Arc::new(Load::new(&limits));
         let pulse = Arc::new(Pulse::new(Arc::clone(&waker), Arc::clone(&load)));
-        let (acceptor, proxies) = (None, Proxies::default());
-        Ok(Self { sockets, limits, poll, waker, pulse, load, acceptor, proxies, stop, stopper })
-    }
-
-    /// Turns on TLS for the TCP sockets. The clients of a Unix socket are on the same host.
-    pub fn set_tls(&mut self, acceptor: Arc<Acceptor>) {
-        self.acceptor = Some(acceptor);
-    }
-
-    /// Sets the proxies whose forwarding headers are trusted.
-    pub fn set_trusted_proxies(&mut self, proxies: Proxies) {
-        self.proxies = proxies;
+        let (acceptor, trusted_proxies) = (None, Proxies::default());
+        Ok(Self { sockets, limits, poll, waker, pulse, load, acceptor, trusted_proxies, stop, stopper })
     }
 
     pub fn pulse(&self) -> Arc<Pulse> {

@@ -25,7 +25,8 @@ impl PressureLog {
     pub fn write(&mut self, load: &Load, now: Instant) {
         for cause in Cause::ALL {
             if let Some(more) = self.0[cause as usize].take(load.of(cause), now) {
-                log::log!(cause.level(), "{}", cause.line(more));
+                let (level, line) = cause.line(more);
+                log::log!(level, "{line}");
             }
         }
     }

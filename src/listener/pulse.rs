@@ -88,7 +88,6 @@ mod tests {
     use crate::listener::Limits;
     use crate::listener::job::Job;
     use crate::listener::lane::Ticket;
-    use crate::listener::queue::Next;
 
     #[test]
     fn stuck_is_not_busy() {
@@ -105,7 +104,7 @@ mod tests {
         std::thread::sleep(Duration::from_millis(2));
         let start = || {
             load.queue.push(Job::numbered(0, Ticket { lane: Some("key_1".into()), ..Ticket::default() }));
-            let Next::Take(job) = load.queue.take(None) else { panic!("no request") };
+            let Ok(job) = load.queue.take(None) else { panic!("no request") };
             load.queue.set_limit(&job.ticket.lane, None);
         };
         start();

@@ -19,7 +19,7 @@ pub(super) struct FairQueue {
 #[derive(Clone, Copy)]
 pub(super) struct Room {
     pub threads: usize,
-    /// Beside the requests that a free thread takes at once.
+    /// Requests that may wait, beside those that a free thread takes at once.
     pub places: usize,
     /// The places among these that strangers may fill.
     pub strangers: usize,
@@ -27,6 +27,7 @@ pub(super) struct Room {
     pub has_limits: bool,
 }
 
+#[derive(Default)]
 struct QueueState {
     lanes: HashMap<Name, LaneState>,
     /// The lanes with waiting requests, in the order of their turns.
@@ -41,6 +42,7 @@ struct QueueState {
     origins: HashMap<IpAddr, u64>,
 }
 
+#[derive(Default)]
 struct LaneState {
     waiting: VecDeque<Job>,
     running: usize,
@@ -48,33 +50,21 @@ struct LaneState {
     /// The limit was read while the lane had requests. Until it is, one request runs alone: the limit may have been changed.
     is_limit_read: bool,
     shed: u64,
-    /// Since the last call of [`FairQueue::used_lanes`].
+    /// It had a request since the last call of [`FairQueue::used_lanes`].
     is_used: bool,
 }
 
-/// The result of waiting for a request.
-pub(super) enum Next {
-    /// A request, which counts as running until [`FairQueue::finish`].
-    Take(Job),
+/// The reason why a thread got no request.
+#[derive(Debug)]
+pub(super) enum NoJob {
     /// The time is over.
     Late,
-    /// The queue is closed.
-    End,
+    Closed,
 }
 
 impl FairQueue {
     pub fn new(room: Room) -> Self {
-        let state = QueueState {
-            lanes: HashMap::new(),
-            turns: VecDeque::new(),
-            waiting: 0,
-            running: 0,
-            exclusive_runs: false,
-            idle: 0,
-            is_closed: false,
-            origins: HashMap::new(),
-        };
-        Self { room, state: Mutex::new(state), eligible: Condvar::new() }
+        Self { room, state: Mutex::default(), eligible: Condvar::new() }
     }
 
     /// Queues a request. If there is no room, returns the newest of the lane with the most waiting.
@@ -104,19 +94,20 @@ impl FairQueue {
         shed
     }
 
-    /// Waits for a request and takes it: the next of the lane whose turn it is.
-    pub fn take(&self, until: Option<Instant>) -> Next {
+    /// Waits for a request and takes it: the next of the lane whose turn it is. It counts as running until
+    /// [`Self::finish`].
+    pub fn take(&self, until: Option<Instant>) -> Result<Job, NoJob> {
         let mut state = self.lock();
         loop {
             let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
             if left.is_zero() {
-                return Next::Late;
+                return Err(NoJob::Late);
             }
             if let Some(taken) = self.take_next(&mut state) {
-                return Next::Take(taken);
+                return Ok(taken);
             }
             if state.is_closed {
-                return Next::End;
+                return Err(NoJob::Closed);
             }
             state.idle += 1;
             state = self.eligible.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
@@ -206,7 +197,7 @@ impl FairQueue {
         state.turns.iter().map(of_lane).sum()
     }
 
-    /// The same for one lane, or more: of several exclusive requests only the first can.
+    /// Returns how many requests of a lane could run now. It may be fewer: of several exclusive requests only one can.
     fn eligible_of(&self, state: &QueueState, name: &Name, soon: bool) -> usize {
         let lane = &state.lanes[name];
         if state.exclusive_runs && lane.waiting.front().is_some_and(|first| first.ticket.exclusive) {
@@ -250,14 +241,7 @@ impl QueueState {
         if self.lanes.len() > REMEMBERED && !self.lanes.contains_key(name) {
             self.lanes.retain(|_, lane| !lane.is_unused());
         }
-        self.lanes.entry(name.clone()).or_insert_with(|| LaneState {
-            waiting: VecDeque::new(),
-            running: 0,
-            limit: None,
-            is_limit_read: false,
-            shed: 0,
-            is_used: false,
-        })
+        self.lanes.entry(name.clone()).or_default()
     }
 
     /// The lane with the most waiting, of those whose newest request can be shed: of several, that of the newcomer.
@@ -572,10 +556,7 @@ mod tests {
             }
         };
         thread::scope(|scope| {
-            let take = || match queue.take(None) {
-                Next::Take(job) => Some(number(&job)),
-                Next::Late | Next::End => None,
-            };
+            let take = || queue.take(None).ok().as_ref().map(number);
             let threads = [(); 3].map(|()| scope.spawn(take));
             until(&|| queue.lock().idle == 3);
             queue.push(Job::numbered(1, of_key("a")));
@@ -590,8 +571,8 @@ mod tests {
             taken.sort();
             assert_eq!(taken, [None, Some(1), Some(2)]);
         });
-        assert!(matches!(queue.take(Some(Instant::now())), Next::Late));
-        assert!(matches!(queue.take(None), Next::End));
+        assert!(matches!(queue.take(Some(Instant::now())), Err(NoJob::Late)));
+        assert!(matches!(queue.take(None), Err(NoJob::Closed)));
     }
 
     /// Random sequences, against what a plain count of the requests says: no limit is exceeded, no request is lost, and none

@@ -139,8 +139,8 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Creates a Unix socket at a path. Its file never has more permissions than `mode`: Linux takes the mode of the new file from
-/// the unbound socket, less the umask. Setting the umask itself would affect files that other threads create.
+/// Creates a Unix socket at a path. Its file never has more permissions than `mode`: Linux takes the mode of the new
+/// file from the unbound socket, less the umask. Setting the umask itself would affect files that other threads create.
 fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

@@ -1,5 +1,5 @@
-//! The thread that looks up strangers: requests whose key the queue does not know. It answers those without a valid key at once
-//! and moves the others to the lane of their key, so that neither waits for a worker to find out.
+//! The thread that looks up strangers: requests whose key the queue does not know. It answers those without a valid key
+//! at once and moves the others to the lane of their key, so that neither waits for a worker to find out.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::completions::{Assignment, Outgoing};
 use super::job::Job;
 use super::load::Cause;
-use super::queue::{FairQueue, Next};
+use super::queue::{FairQueue, NoJob};
 use super::workers::{RunningCall, ThreadGroup, contain_panic};
 use super::{Lane, RequestIdentity, Service};
 use crate::error::{Failure, FailureCause};
@@ -21,16 +21,16 @@ impl<S: Service> ThreadGroup<S> {
         let mut next_limits = Instant::now();
         loop {
             match self.queue.take(Some(next_limits)) {
-                Next::Take(job) => {
+                Ok(job) => {
                     let _busy = self.completions.pulse.start_look_up();
                     contain_panic(|| self.look_up(job));
                 }
-                Next::Late => {
+                Err(NoJob::Late) => {
                     next_limits = Instant::now() + LIMITS_INTERVAL;
                     let _busy = self.completions.pulse.start_look_up();
                     contain_panic(|| self.read_limits());
                 }
-                Next::End => return,
+                Err(NoJob::Closed) => return,
             }
         }
     }

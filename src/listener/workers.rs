@@ -2,7 +2,6 @@
 
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,7 +14,7 @@ use super::job::{Job, Weight, Work};
 use super::lane::KnownLanes;
 use super::limits::Limits;
 use super::load::Load;
-use super::queue::{FairQueue, Next, Room};
+use super::queue::{FairQueue, Room};
 use super::{Destination, PendingRequest, Pulse, RequestIdentity, Service, Ticket};
 use crate::client::Cancellation;
 use crate::http::response::{Pieces, chunk};
@@ -87,11 +86,6 @@ impl<S: Service> Workers<S> {
         Self { api, strangers, console, threads }
     }
 
-    /// The memory that the running and waiting requests hold.
-    pub fn weight(&self) -> usize {
-        self.api.completions.load.weight.load(Ordering::Acquire)
-    }
-
     /// Queues a complete request for a thread. Returns one for which there is no room; this may be the one.
     pub fn answer(&self, connection: usize, call: PendingRequest, ticket: Ticket) -> Option<Job> {
         let known = ticket.credential.and_then(|digest| self.api.known.find(&digest));
@@ -151,7 +145,7 @@ fn start_threads<S: Service>(
 
 impl<S: Service> ThreadGroup<S> {
     fn work(&self) {
-        while let Next::Take(job) = self.queue.take(None) {
+        while let Ok(job) = self.queue.take(None) {
             let started = Instant::now();
             if !self.is_for_console {
                 self.completions.pulse.work_started();

@@ -117,8 +117,8 @@ impl Record {
         text
     }
 
-    /// Writes one line for a request, with nothing in it that the client wrote; and another one with the details of a 5xx. A refusal
-    /// without a valid key may have none, unless the level is `debug`.
+    /// Writes one line for a request, with nothing in it that the client wrote; and another one with the details of a
+    /// 5xx. A refusal without a valid key may have none, unless the level is `debug`.
     pub fn log(&self, result: &Result<Generated, Failure>) {
         let failure = result.as_ref().err();
         let has_line = failure.is_none_or(|failure| self.has_line(failure));

@@ -9,8 +9,7 @@ mod wire;
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -27,9 +26,9 @@ use crate::config::RuntimeConfig;
 use crate::error::FailureCause;
 use crate::store::Tokens;
 
-/// The least and the largest limit on the size of an answer, apart from a repeated prompt. Every worker may hold one, so the limit is a worker's share of
-/// `buffer_limit`. The least is enough for an honest answer: a completion has at most 512 tokens, and the longest tokens of
-/// common vocabularies have some 128 characters.
+/// The bounds of the limit on the size of an answer, apart from a repeated prompt. Every worker may hold an answer, so
+/// the limit is a worker's share of `buffer_limit`. The least is enough for an honest answer: a completion has at most
+/// 512 tokens, and the longest tokens of common vocabularies have some 128 characters.
 const ANSWER_LIMITS: (usize, usize) = (128 * 1024, 4 * 1024 * 1024);
 
 /// The time for which a runtime that could not be reached is asked last.
@@ -165,7 +164,8 @@ struct RuntimeEntry {
     url: String,
     /// The URL of its completions, parsed once.
     uri: Uri,
-    under_way: AtomicUsize,
+    /// Each call under way holds a clone.
+    under_way: Arc<()>,
     /// Before then it is asked last, because a connection could not be made.
     backoff_until: Mutex<Instant>,
     history: History,
@@ -212,7 +212,7 @@ impl Runtimes {
         let now = Instant::now();
         let status = |member: &RuntimeEntry| RuntimeStatus {
             url: member.url.clone(),
-            in_progress: member.under_way.load(Ordering::Relaxed),
+            in_progress: member.calls(),
             is_unreachable: *member.backoff_until() > now,
             ..member.history.status()
         };
@@ -240,9 +240,7 @@ impl Runtimes {
     fn in_order(&self) -> Vec<&RuntimeEntry> {
         let now = Instant::now();
         let mut members: Vec<&RuntimeEntry> = self.members.iter().collect();
-        members.sort_by_cached_key(|member| {
-            (*member.backoff_until() > now, member.under_way.load(Ordering::Relaxed))
-        });
+        members.sort_by_cached_key(|member| (*member.backoff_until() > now, member.calls()));
         members
     }
 
@@ -253,7 +251,7 @@ impl Runtimes {
         deadline: Instant,
         cancellation: &Cancellation,
     ) -> Result<Generated, RuntimeError> {
-        let _counted = member.count();
+        let _under_way = Arc::clone(&member.under_way);
         let answer = self.client.call(&Call {
             uri: &member.uri,
             authorization: self.authorization.as_deref(),
@@ -278,7 +276,7 @@ impl RuntimeEntry {
             uri: format!("{url}/chat/completions")
                 .parse()
                 .expect("the configuration has checked the address"),
-            under_way: AtomicUsize::new(0),
+            under_way: Arc::default(),
             backoff_until: Mutex::new(Instant::now()),
             history: History::default(),
         }
@@ -288,16 +286,9 @@ impl RuntimeEntry {
         self.backoff_until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a call as under way until the result is dropped, by a panic too.
-    fn count(&self) -> impl Drop {
-        struct Counted<'a>(&'a AtomicUsize);
-        impl Drop for Counted<'_> {
-            fn drop(&mut self) {
-                self.0.fetch_sub(1, Ordering::Relaxed);
-            }
-        }
-        self.under_way.fetch_add(1, Ordering::Relaxed);
-        Counted(&self.under_way)
+    /// The number of calls under way.
+    fn calls(&self) -> usize {
+        Arc::strong_count(&self.under_way) - 1
     }
 }
 
@@ -339,7 +330,7 @@ mod tests {
         let runtimes = Runtimes::new(&config, 1, 0).expect("there are three");
         let order = || -> Vec<&str> { runtimes.in_order().iter().map(|m| &m.url[7..8]).collect() };
         assert_eq!(order(), ["a", "b", "c"]);
-        let first = runtimes.members[0].count();
+        let first = Arc::clone(&runtimes.members[0].under_way);
         assert_eq!(order(), ["b", "c", "a"]);
         *runtimes.members[1].backoff_until() += Duration::from_secs(999);
         assert_eq!(order(), ["c", "a", "b"]);

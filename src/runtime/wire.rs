@@ -27,8 +27,8 @@ pub(super) struct CompletionRequest<'a> {
     pub response_format: Option<&'a serde_json::Value>,
 }
 
-/// The members of an answer that are used. A raw member is read by itself: if it can't be used, the answer still can. That holds for
-/// a number with more digits than any type has too.
+/// The members of an answer that are used. A raw member is read by itself: if it can't be used, the answer still can.
+/// That holds for a number with more digits than any type has too.
 #[derive(Deserialize)]
 struct CompletionAnswer<'a> {
     #[serde(borrow, default)]

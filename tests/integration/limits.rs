@@ -12,13 +12,13 @@ use adriaticum::error::Failure;
 use adriaticum::http::response::{Broken, Pieces};
 use adriaticum::http::{self, Request, RequestHead, Response};
 use adriaticum::listener::{
-    Acceptor, Address, Admission, Cause, Certificate, Destination, Lane, Level, Limits, Listener,
-    ListeningSocket, Load, PendingRequest, RequestIdentity, RunningCall, Service, Ticket,
+    Acceptor, Admission, Cause, Certificate, Lane, Level, Limits, Load, PendingRequest, RequestIdentity,
+    RunningCall, Service,
 };
 
-use adriaticum::secret::SecretDigest;
-
-use crate::support::{Client, Folder, PATIENCE, connect_from, until};
+use crate::support::{
+    Client, Folder, PATIENCE, admit_with_one_key, connect_from, local_listener, one_key, until,
+};
 use crate::tls;
 
 const SHORT: Duration = Duration::from_millis(300);
@@ -56,17 +56,12 @@ impl Service for Echo {
                 }
                 Admission::Answer(Response::json(404, b"from the head".to_vec()))
             }
-            _ => {
-                let digest = SecretDigest::of("key");
-                let ticket = Ticket { credential: Some(digest), ..Ticket::default() };
-                Admission::Read(Destination::Api(digest), ticket)
-            }
+            _ => admit_with_one_key(),
         }
     }
 
-    /// All clients have the same key.
     fn identify(&self, _: &PendingRequest) -> RequestIdentity {
-        RequestIdentity::Known(Lane { name: "key".into(), limit: None })
+        one_key()
     }
 
     fn lanes(&self, _: &[Arc<str>]) -> Option<Vec<Lane>> {
@@ -145,15 +140,8 @@ fn serve(limits: Limits) -> Running {
 }
 
 fn serve_with(limits: Limits, acceptor: Option<Acceptor>) -> Running {
-    let any = Address::Tcp(([127, 0, 0, 1], 0).into());
-    let socket = ListeningSocket::bind(&any, 0).expect("a port should be free");
-    let Ok(Address::Tcp(address)) = socket.address() else {
-        panic!("a TCP socket should have an address");
-    };
-    let mut listener = Listener::new(vec![socket], limits).expect("a listener");
-    if let Some(acceptor) = acceptor {
-        listener.set_tls(Arc::new(acceptor));
-    }
+    let (mut listener, address) = local_listener(limits);
+    listener.acceptor = acceptor.map(Arc::new);
     let stopper = listener.stopper().expect("a stopper");
     let (echo, load) = (Arc::new(Echo::default()), listener.load());
     let service = Arc::clone(&echo);

@@ -40,8 +40,8 @@ struct Decision {
     query: String,
 }
 
-/// Returns `None` if Search is not needed, else the query, or an inner `None` for the user's own words. An answer that can't be
-/// read counts as yes: without Search, the model would make up facts.
+/// Returns `None` if Search is not needed, else the query, or an inner `None` for the user's own words. An answer that
+/// can't be read counts as yes: without Search, the model would make up facts.
 pub fn ask(runtimes: &Runtimes, chat: &Chat, spent: &mut Spent) -> Result<Option<Option<String>>, Failure> {
     let question = Chat {
         messages: vec![

@@ -12,16 +12,16 @@ use super::socket::InboundStream;
 use super::tls::TlsSession;
 use super::{Admission, Destination, PendingRequest, Ticket};
 use crate::http::response::Pieces;
-use crate::http::{ClientInfo, Malformed, Reader, RequestHead, Response};
+use crate::http::{ClientInfo, Malformed, Reader, RequestHead};
 
 pub(super) struct InboundConnection {
     stream: InboundStream,
     tls: Option<Box<TlsSession>>,
     /// `None` on a Unix socket.
-    peer: Option<IpAddr>,
+    pub peer: Option<IpAddr>,
     phase: Phase,
     /// When the phase ends. `None` while a worker has the request, which has a deadline of its own.
-    deadline: Option<Instant>,
+    pub deadline: Option<Instant>,
     reader: Reader,
     /// The decision from the head of the request whose body is being read.
     admitted: Option<(ClientInfo, Destination, Ticket)>,
@@ -29,8 +29,8 @@ pub(super) struct InboundConnection {
     unread: Vec<u8>,
     /// The socket may hold bytes. Events are edge-triggered, so this has to be remembered.
     readable: bool,
-    /// The client has shut its side: after a short read the end is still to be read.
-    read_closed: bool,
+    /// The client has shut its side, or the connection is broken. After a short read the end is still to be read.
+    pub read_closed: bool,
 }
 
 enum Phase {
@@ -60,6 +60,8 @@ pub(super) struct Turn<'a> {
     pub left: usize,
     /// The next step of a TLS handshake may be taken in this turn: it may cost milliseconds.
     pub handshake_allowed: bool,
+    /// Responses close their connection.
+    pub stopping: bool,
     /// Decides from the head of a request what happens to it.
     pub admit: &'a dyn Fn(&mut ClientInfo, &RequestHead) -> Admission,
 }
@@ -74,19 +76,11 @@ pub(super) enum TurnResult {
     Handshake,
     Request(Box<PendingRequest>, Ticket),
     /// The head was enough for a response.
-    Answered(Answered),
+    Answered(Outgoing),
     /// A piece of a long response is sent; the next one has to be made.
     Next(Box<dyn Pieces>, AfterResponse),
     Malformed(Malformed),
     Gone,
-}
-
-/// A response to a request whose head was enough for it.
-pub(super) struct Answered {
-    pub response: Response,
-    pub head: RequestHead,
-    /// The next request begins after the body. If the body has not come whole, the connection has to end.
-    pub is_body_skipped: bool,
 }
 
 /// A broken connection ends the turn.
@@ -132,11 +126,6 @@ impl InboundConnection {
         self.read_closed |= read_closed;
     }
 
-    /// Returns true if the client has shut its side, or the connection is broken.
-    pub fn is_read_closed(&self) -> bool {
-        self.read_closed
-    }
-
     /// Sends and reads until there is a request to answer, nothing to do but wait, or the turn is over.
     pub fn advance(&mut self, turn: &mut Turn) -> TurnResult {
         loop {
@@ -151,10 +140,6 @@ impl InboundConnection {
                 Phase::Draining { .. } => return self.drain(turn),
             }
         }
-    }
-
-    pub fn peer(&self) -> Option<IpAddr> {
-        self.peer
     }
 
     /// The request went to a worker: `send_response` comes next.
@@ -187,18 +172,13 @@ impl InboundConnection {
         self.tls.as_ref().is_some_and(|session| session.is_handshaking())
     }
 
-    /// The connection that has been idle longest has the earliest deadline.
-    pub fn deadline(&self) -> Option<Instant> {
-        self.deadline
-    }
-
     pub fn expired(&self, now: Instant) -> Option<Expired> {
         self.deadline.filter(|&deadline| deadline <= now)?;
         Some(if self.has_partial_request() { Expired::Request } else { Expired::Silence })
     }
 
-    /// Returns true if it can be evicted although it is not idle: in the middle of a request or a handshake, or after its last
-    /// response.
+    /// Returns true if it can be evicted although it is not idle: in the middle of a request or a handshake, or after
+    /// its last response.
     pub fn is_unfinished(&self) -> bool {
         self.has_partial_request() || self.is_handshaking() || matches!(self.phase, Phase::Draining { .. })
     }
@@ -294,8 +274,14 @@ mod tests {
     fn take_turn(connection: &mut InboundConnection, limits: &Limits) -> (TurnResult, usize) {
         let admit =
             |_: &mut ClientInfo, _: &RequestHead| Admission::Read(Destination::Console, Ticket::default());
-        let mut turn =
-            Turn { scratch: &mut [0; 4096], limits, left: TURN, handshake_allowed: false, admit: &admit };
+        let mut turn = Turn {
+            scratch: &mut [0; 4096],
+            limits,
+            left: TURN,
+            handshake_allowed: false,
+            stopping: false,
+            admit: &admit,
+        };
         let outcome = connection.advance(&mut turn);
         (outcome, turn.left)
     }

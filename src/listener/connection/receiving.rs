@@ -4,9 +4,10 @@ use std::io;
 use std::mem;
 use std::time::Instant;
 
-use super::{Answered, InboundConnection, Phase, Turn, TurnResult};
+use super::{InboundConnection, Phase, Turn, TurnResult};
 use crate::http::response::CONTINUE;
 use crate::http::{ClientInfo, ReadStep, Request};
+use crate::listener::completions::Outgoing;
 use crate::listener::{Admission, PendingRequest};
 
 impl InboundConnection {
@@ -38,7 +39,9 @@ impl InboundConnection {
                         if is_body_skipped {
                             self.unread = input.to_vec();
                         }
-                        return TurnResult::Answered(Answered { response, head, is_body_skipped });
+                        // If the body has not come whole, the beginning of the next request is unknown.
+                        let outgoing = Outgoing::of(response, &head, is_body_skipped, turn.stopping);
+                        return TurnResult::Answered(outgoing);
                     }
                 }
                 step = self.reader.push(&mut input);

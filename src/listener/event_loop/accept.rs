@@ -45,8 +45,8 @@ impl<S: Service> EventLoop<S> {
         }
     }
 
-    /// Evicts a connection, because there is no file descriptor or no memory for another. If there is none to evict, accepting
-    /// pauses until some connection ends.
+    /// Evicts a connection, because there is no file descriptor or no memory for another. If there is none to evict,
+    /// accepting pauses until some connection ends.
     fn make_room_for_descriptor(&mut self, error: &io::Error) {
         if !self.evict_from_largest(Resource::Connections) {
             log::warn!("can't accept connections at the moment: {error}");

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::sync::atomic::Ordering;
 
 use super::{ConnectionEntry, EventLoop};
 use crate::error::{Failure, FailureCause};
@@ -25,7 +26,7 @@ impl<S: Service> EventLoop<S> {
 
     /// Evicts connections until so many more bytes fit. Returns false if they do not.
     pub(super) fn make_room_for_bytes(&mut self, wanted: usize) -> bool {
-        while self.buffered + self.workers.weight() + wanted > self.limits.buffered_bytes {
+        while self.buffered + self.load.weight.load(Ordering::Acquire) + wanted > self.limits.buffered_bytes {
             if !self.evict_from_largest(Resource::Bytes) {
                 return false;
             }
@@ -46,8 +47,9 @@ impl<S: Service> EventLoop<S> {
                 && entry.is_evictable()
                 && (resource == Resource::Connections || entry.weight > 0)
         };
+        // The connection that has been idle longest has the earliest deadline.
         let candidates = self.connections.iter().filter(|(_, entry)| is_meant(entry));
-        let first = candidates.min_by_key(|(_, entry)| (entry.is_unfinished, entry.connection.deadline()));
+        let first = candidates.min_by_key(|(_, entry)| (entry.is_unfinished, entry.connection.deadline));
         let Some((index, entry)) = first else {
             return false;
         };
@@ -75,7 +77,7 @@ impl<S: Service> EventLoop<S> {
             }
             Resource::Connections => {
                 if let Some(stream) = connection.plain_stream() {
-                    send_unavailable(&*self.service, stream, connection.peer(), &mut self.scratch);
+                    send_unavailable(&*self.service, stream, connection.peer, &mut self.scratch);
                 }
                 self.close(index);
             }

@@ -44,8 +44,8 @@ pub(super) struct EventLoop<S> {
     connections: Slab<ConnectionEntry>,
     /// The connections that have something to do, each once, in the order of their turns.
     ready: VecDeque<usize>,
-    /// The connections that wait for the next step of their TLS handshake. The limit: one step is taken per round, after all ready
-    /// connections: with an RSA key it costs milliseconds.
+    /// The connections that wait for the next step of their TLS handshake. The limit: one step is taken per round,
+    /// after all ready connections: with an RSA key it costs milliseconds.
     handshakes: VecDeque<usize>,
     /// The origin of the last handshake step.
     last_handshake: Option<Origin>,
@@ -89,8 +89,18 @@ impl ConnectionEntry {
 
 impl<S: Service> EventLoop<S> {
     pub fn new(listener: Listener, service: Arc<S>) -> io::Result<Self> {
-        let Listener { mut sockets, limits, poll, waker, pulse, load, acceptor, proxies, stop, .. } =
-            listener;
+        let Listener {
+            mut sockets,
+            limits,
+            poll,
+            waker,
+            pulse,
+            load,
+            acceptor,
+            trusted_proxies: proxies,
+            stop,
+            ..
+        } = listener;
         let mut stop = mio::net::UnixStream::from_std(stop);
         poll.registry().register(&mut stop, STOP, Interest::READABLE)?;
         for (index, socket) in sockets.iter_mut().enumerate() {
@@ -144,7 +154,12 @@ impl<S: Service> EventLoop<S> {
             match event.token() {
                 WAKE => {}
                 STOP => self.stop(),
-                Token(index) if index >= FIRST_SOCKET => self.note_connection(index - FIRST_SOCKET),
+                Token(index) if index >= FIRST_SOCKET => {
+                    // After a stop there is no socket.
+                    if let Some(accepting) = self.accepting.get_mut(index - FIRST_SOCKET) {
+                        *accepting = true;
+                    }
+                }
                 Token(index) => self.note_ready(index, event),
             }
         }
@@ -172,12 +187,6 @@ impl<S: Service> EventLoop<S> {
         let accept = self.accepting.contains(&true).then_some(self.accept_after);
         let next = [sweep, accept, self.pressure_log.due(&self.load, now)].into_iter().flatten().min()?;
         Some(next.saturating_duration_since(now))
-    }
-
-    fn note_connection(&mut self, socket: usize) {
-        if let Some(accepting) = self.accepting.get_mut(socket) {
-            *accepting = true;
-        }
     }
 
     fn note_ready(&mut self, index: usize, event: &Event) {

@@ -3,7 +3,7 @@
 use super::{ConnectionEntry, EventLoop};
 use crate::error::{Failure, FailureCause};
 use crate::listener::completions::Outgoing;
-use crate::listener::connection::{AfterResponse, Answered};
+use crate::listener::connection::AfterResponse;
 use crate::listener::load::Cause;
 use crate::listener::{Destination, PendingRequest, Service, Ticket};
 
@@ -32,7 +32,7 @@ impl<S: Service> EventLoop<S> {
         // Its memory counts as the workers' now.
         self.account(index);
         // The end came with the request.
-        if self.connections[index].connection.is_read_closed() {
+        if self.connections[index].connection.read_closed {
             return self.drop_abandoned(index);
         }
         if !self.make_room_for_bytes(call.request.weight()) {
@@ -53,18 +53,11 @@ impl<S: Service> EventLoop<S> {
         }
     }
 
-    /// Sends the response to a request whose head was enough for it. The connection stays open if the body was skipped.
-    pub(super) fn answer(&mut self, index: usize, answered: Answered) {
-        let Answered { response, head, is_body_skipped } = answered;
-        let outgoing = Outgoing::of(response, &head, is_body_skipped, self.stopping);
-        self.connections[index].connection.send_response(outgoing, &self.limits);
-    }
-
     /// Answers a broken or shed request without a worker, and closes the connection.
     pub(super) fn refuse(&mut self, index: usize, call: Option<&PendingRequest>, failure: Failure) {
         self.connections[index].call = None;
         let connection = &mut self.connections[index].connection;
-        let peer = call.map_or(connection.peer(), |call| call.request.client.peer);
+        let peer = call.map_or(connection.peer, |call| call.request.client.peer);
         let without_body = call.is_some_and(|call| call.request.head.method() == "HEAD");
         let response = self.service.refuse(peer, call, failure);
         connection.forget_request();
@@ -88,7 +81,7 @@ impl<S: Service> EventLoop<S> {
         let ConnectionEntry { connection, call: Some(call), .. } = &self.connections[index] else {
             return false;
         };
-        if !connection.is_read_closed() || call.is_cancelled() {
+        if !connection.read_closed || call.is_cancelled() {
             return call.is_cancelled();
         }
         // Before the queue is searched: the thread that has looked up a stranger cancels what is not found here.

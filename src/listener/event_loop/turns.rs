@@ -12,11 +12,11 @@ use crate::listener::connection::{Turn, TurnResult};
 /// The bytes that a connection may read before the others have their turn.
 pub(super) const TURN: usize = 64 * 1024;
 
-/// The time for the turns of one round. Then responses, new connections and deadlines are looked at, and the others continue.
+/// The time limit for the turns of one round. Then the loop sends responses, accepts connections and checks deadlines.
 const ROUND: Duration = Duration::from_millis(10);
 
 impl<S: Service> EventLoop<S> {
-    /// Gives each connection in line its turn, until the round is over.
+    /// Gives each ready connection its turn, until the round is over.
     pub(super) fn take_turns(&mut self) {
         let began = Instant::now();
         while let Some(index) = self.ready.pop_front() {
@@ -25,7 +25,12 @@ impl<S: Service> EventLoop<S> {
                 break;
             }
         }
-        // Another origin than the last one's comes first, so that a flood of handshakes from one does not delay the others.
+        self.advance_one_handshake();
+    }
+
+    /// Limits TLS handshakes: one step of one handshake per round. Another origin than the last one's comes first, so that a
+    /// flood of handshakes from one origin does not delay the others.
+    fn advance_one_handshake(&mut self) {
         let origin = |&index: &usize| self.connections.get(index).map(|entry| entry.origin);
         let place =
             self.handshakes.iter().position(|index| origin(index) != self.last_handshake).unwrap_or(0);
@@ -43,7 +48,7 @@ impl<S: Service> EventLoop<S> {
         }
     }
 
-    /// Puts a connection at the end of the line, if it is not in line.
+    /// Schedules a turn for a connection, after those of the others, if it has none yet.
     pub(super) fn schedule(&mut self, index: usize) {
         if !mem::replace(&mut self.connections[index].is_scheduled, true) {
             self.ready.push_back(index);
@@ -63,7 +68,8 @@ impl<S: Service> EventLoop<S> {
                 service.admit(*client, head)
             };
             let (scratch, limits) = (&mut self.scratch, &self.limits);
-            let mut turn = Turn { scratch, limits, left, handshake_allowed, admit: &admit };
+            let mut turn =
+                Turn { scratch, limits, left, handshake_allowed, stopping: self.stopping, admit: &admit };
             let outcome = entry.connection.advance(&mut turn);
             left = turn.left;
             match outcome {
@@ -91,10 +97,10 @@ impl<S: Service> EventLoop<S> {
                     entry.connection.hand_over();
                     self.workers.make_next_piece(index, rest, after);
                 }
-                TurnResult::Answered(answered) => {
+                TurnResult::Answered(outgoing) => {
                     // One answer a turn: a client that pipelines such requests gets no more of the loop than others.
                     left = 0;
-                    self.answer(index, answered);
+                    entry.connection.send_response(outgoing, &self.limits);
                 }
                 TurnResult::Request(call, ticket) => self.hand_over(index, *call, ticket),
             }
