@@ -77,7 +77,7 @@ impl Cause {
             Self::AbandonedWaiting => (Info, "requests dropped", "their client went away while they waited"),
             Self::AbandonedRunning => (Info, "requests cancelled", "their client went away while they ran"),
         };
-        (level, format!("{event} since the last such line: {count} ({reason})"))
+        (level, format!("{event}: {count} since the last report ({reason})"))
     }
 }
 

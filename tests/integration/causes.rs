@@ -177,7 +177,7 @@ fn a_shed_request_has_its_cause() {
     let reply = server.post(&key, &chat("x"));
     reply.is_error(503, "service_unavailable");
     is_logged(&server, &reply, "queue_full", "");
-    let counted = "requests shed since the last such line: 1 (queue_full: every worker";
+    let counted = "requests shed: 1 since the last report (queue_full: every worker";
     until("the listener has counted it", || server.log().contains(counted));
     assert_eq!(cause_in_row(&server, &reply), None, "it has no row");
     gate.store(true, Ordering::Release);

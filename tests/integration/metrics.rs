@@ -116,7 +116,7 @@ fn shed_requests_are_counted_each_and_logged_once_a_minute() {
     };
     assert_eq!(lines().len(), 1, "{:?}", lines());
     assert!(
-        lines()[0].contains("[WARN] requests shed since the last such line: 1 (queue_full: every worker"),
+        lines()[0].contains("[WARN] requests shed: 1 since the last report (queue_full: every worker"),
         "{:?}",
         lines()
     );
@@ -126,7 +126,7 @@ fn shed_requests_are_counted_each_and_logged_once_a_minute() {
     server.wait();
     let log = server.log();
     assert!(
-        log.contains("[WARN] requests shed since the last such line: 49 (queue_full: every worker"),
+        log.contains("[WARN] requests shed: 49 since the last report (queue_full: every worker"),
         "{log}"
     );
 }
