@@ -1,5 +1,5 @@
-//! Dispatches a request by its host: to the console or to the API. The API is never served on the console's host, and
-//! the console is served on no other host.
+//! Decides the destination of a request: the console, the API, or an answer at once. The API is never served on the
+//! console's host, and the console is served on no other host.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -22,16 +22,13 @@ pub struct Dispatcher {
 }
 
 impl Dispatcher {
-    /// The console, if the request is for it. A program that asks there for the API gets the API's own 404. Any client can
-    /// name the default host: from elsewhere only its health is answered there, which load balancers probe.
-    fn console(&self, client: ClientInfo, head: &RequestHead) -> Option<&Console> {
-        let (host, console) = self.console.as_ref()?;
-        let is_meant = host.eq_ignore_ascii_case(head.host()) && !head.path().starts_with("/v1/");
-        let is_admitted = !self.console_is_local || client.is_local() || console.probe(head).is_some();
-        (is_meant && is_admitted).then_some(console)
+    /// The console, for a request that was admitted for it.
+    fn console(&self) -> &Console {
+        let (_, console) = self.console.as_ref().expect("only a configured console admits requests");
+        console
     }
 
-    /// A person on this host who opens the API's address in a browser probably looks for the console.
+    /// Adds the console's address to a 404: a person on this host who opens the API in a browser probably looks for it.
     fn with_console_address(&self, client: ClientInfo, head: &RequestHead, mut failure: Failure) -> Failure {
         let is_meant = failure.error == ApiError::NotFound && head.method() == "GET" && client.is_local();
         if let Some((host, _)) = self.console.as_ref().filter(|_| is_meant) {
@@ -46,12 +43,20 @@ impl Dispatcher {
 }
 
 impl Service for Dispatcher {
+    /// Decides the destination of a request, once. A program that asks the console's host for the API gets the API's own
+    /// 404. Any client can name the default host: from elsewhere only its health is answered there, which load balancers
+    /// probe.
     fn admit(&self, client: ClientInfo, head: &RequestHead) -> Admission {
-        if let Some(console) = self.console(client, head) {
+        if let Some((host, console)) = &self.console
+            && host.eq_ignore_ascii_case(head.host())
+            && !head.path().starts_with("/v1/")
+        {
             if let Some(response) = console.probe(head) {
                 return Admission::Answer(response);
             }
-            return Admission::Read(Destination::Console, console.ticket(client, head));
+            if !self.console_is_local || client.is_local() {
+                return Admission::Read(Destination::Console, console.ticket(client, head));
+            }
         }
         match self.api.check_head(head) {
             Ok(digest) => {
@@ -72,15 +77,14 @@ impl Service for Dispatcher {
     }
 
     fn identify(&self, call: &PendingRequest) -> RequestIdentity {
-        match (call.destination, &self.console) {
-            (Destination::Api(digest), _) => match self.api.identify(call, &digest) {
+        match call.destination {
+            Destination::Api(digest) => match self.api.identify(call, &digest) {
                 Ok(caller) => RequestIdentity::Known(Lane { name: caller.key_id, limit: caller.concurrent }),
                 Err(response) => RequestIdentity::Refused(response),
             },
-            (Destination::Console, Some((_, console))) => {
-                console.lane(&call.request).map_or(RequestIdentity::Unknown, RequestIdentity::Known)
+            Destination::Console => {
+                self.console().lane(&call.request).map_or(RequestIdentity::Unknown, RequestIdentity::Known)
             }
-            (Destination::Console, None) => RequestIdentity::Unknown,
         }
     }
 
@@ -89,18 +93,16 @@ impl Service for Dispatcher {
     }
 
     fn answer(&self, call: &PendingRequest, running: &RunningCall) -> Response {
-        match (call.destination, &self.console) {
-            (Destination::Api(digest), _) => self.api.answer(call, &digest, running),
-            (Destination::Console, Some((_, console))) => console.answer(&call.request),
-            (Destination::Console, None) => unreachable!("only the console admits requests for it"),
+        match call.destination {
+            Destination::Api(digest) => self.api.answer(call, &digest, running),
+            Destination::Console => self.console().answer(&call.request),
         }
     }
 
     fn refuse(&self, peer: Option<IpAddr>, call: Option<&PendingRequest>, failure: Failure) -> Response {
-        let is_for_console = call.is_some_and(|call| call.destination == Destination::Console);
-        match self.console.as_ref().filter(|_| is_for_console) {
-            Some((_, console)) => console.refuse(),
-            None => self.api.refuse(peer, failure),
+        match call.map(|call| call.destination) {
+            Some(Destination::Console) => self.console().refuse(),
+            Some(Destination::Api(_)) | None => self.api.refuse(peer, failure),
         }
     }
 }

@@ -10,14 +10,14 @@ use rand::Rng;
 pub struct RequestId([u8; 16]);
 
 impl RequestId {
-    /// Of a request that is complete now.
+    /// Makes the id of a request that is complete now.
     pub fn new() -> Self {
         Self::at(SystemTime::now())
     }
 
-    /// Of a request that was complete at this time: its milliseconds and 80 random bits. Ids sort by time, so new rows are
-    /// next to each other in the ledger's index, however large it grows. Unique, not secret: the thread's own generator
-    /// is enough.
+    /// Makes the id of a request that was complete at this time: its milliseconds and 80 random bits. Ids sort by time,
+    /// so new rows are next to each other in the ledger's index, however large it grows. Unique, not secret: the
+    /// thread's own generator is enough.
     pub fn at(time: SystemTime) -> Self {
         let mut bytes = [0; 16];
         rand::rng().fill_bytes(&mut bytes[6..]);
@@ -66,7 +66,7 @@ pub fn audit_id() -> String {
     format!("audit_{}", hex::encode(RequestId::new().0))
 }
 
-/// Whether a text is a prefix and so many lower-case hexadecimal digits.
+/// Returns true for a prefix and so many lower-case hexadecimal digits.
 pub fn has_shape(text: &str, prefix: &str, digits: usize) -> bool {
     let is_digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
     text.strip_prefix(prefix).is_some_and(|rest| rest.len() == digits && rest.bytes().all(is_digit))

@@ -45,7 +45,7 @@ impl TimedStream {
         Err(failure)
     }
 
-    /// Whether the server has neither closed the connection nor sent unrequested bytes.
+    /// Returns true if the server has neither closed the connection nor sent unrequested bytes.
     pub fn is_quiet(&self) -> bool {
         let waiting = recv(&*self.stream, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
         matches!(waiting, Err(Errno::AGAIN))

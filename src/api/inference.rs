@@ -9,7 +9,7 @@ pub fn configured(runtimes: Option<&Runtimes>) -> Result<&Runtimes, Failure> {
     runtimes.ok_or_else(|| {
         Failure::unavailable(
             FailureCause::NoRuntime,
-            "The inference service is not configured. Tell the operator of this service.",
+            "The inference service is not configured. Contact the operator of this service.",
             Some("no runtime is configured: set runtime.url".into()),
         )
     })

@@ -7,7 +7,7 @@ use crate::secret::SecretDigest;
 use crate::store::{KeyBudget, Permission, Store};
 use crate::when;
 
-/// What a secret begins with, and how many hexadecimal digits follow.
+/// The prefix of a secret, and the number of hexadecimal digits after it.
 pub const SECRET_PREFIX: &str = "adr_";
 pub const SECRET_DIGITS: usize = 48;
 
@@ -20,10 +20,10 @@ pub struct Caller {
     pub key_id: String,
     pub key_name: String,
     pub permissions: Vec<Permission>,
-    /// How many of the key's requests run at once.
+    /// The limit on concurrent requests of the key.
     pub concurrent: Option<u32>,
     pub budget: Option<KeyBudget>,
-    /// Whether `last_used` has to be written for this use.
+    /// `last_used` has to be written for this use.
     pub note_use: bool,
 }
 
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn how_a_key_is_sent() {
+    fn authorization_headers() {
         for value in ["Bearer KEY", "bearer KEY", "BEARER  KEY", "Bearer KEY  "] {
             let head = head(&[&value.replace("KEY", SECRET)]);
             assert_eq!(bearer(&head).expect(value), SECRET);

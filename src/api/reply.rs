@@ -1,4 +1,4 @@
-//! What is sent: the completion object of part 2.2, or the error envelope of part 2.5.
+//! The response: the completion object of part 2.2, or the error envelope of part 2.5.
 
 use serde::Serialize;
 use serde_json::json;

@@ -100,10 +100,8 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
         }
     }
     let mut listener = Listener::new(sockets, limits).map_err(failed("the listener"))?;
-    if let Some(acceptor) = &acceptor {
-        listener.speak_tls(Arc::clone(acceptor));
-    }
-    listener.trust(config.trusted_proxies.clone());
+    listener.acceptor = acceptor.clone();
+    listener.trusted_proxies = config.trusted_proxies.clone();
     let readiness = Arc::new(Readiness::new(&store));
     let replaced_because = Arc::new(OnceLock::new());
     let replaced = {
@@ -237,7 +235,7 @@ fn reload(args: &Args, running: &Config, acceptor: Option<&Acceptor>, store: &St
     };
     let mut applied = Vec::new();
     if let Some((certificate, acceptor)) = certificate
-        && acceptor.show(certificate)
+        && acceptor.replace_certificate(certificate)
     {
         applied.push(format!("certificate (expires at {})", when::shown(acceptor.expires())));
     }

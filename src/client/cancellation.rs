@@ -9,7 +9,7 @@ use crate::timed_stream::TimedStream;
 
 // `ureq` passes no per-call data to the transport, but a call stays on its thread.
 thread_local! {
-    /// Where this thread's call exposes its socket.
+    /// The handle that can shut down the socket of this thread's call.
     static EXPOSED_AS: RefCell<Option<Cancellation>> = const { RefCell::new(None) };
     static HAS_SENT: Cell<bool> = const { Cell::new(false) };
 }
@@ -38,7 +38,7 @@ impl Cancellation {
         self.lock().is_cancelled
     }
 
-    /// Whether both cancel the same request.
+    /// Returns true if both cancel the same request.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -71,7 +71,7 @@ pub(super) fn begin_call(cancellation: Cancellation) -> impl Drop {
     Guard
 }
 
-/// Whether any byte of this thread's call was sent; those of a TLS handshake don't count.
+/// Returns true if any byte of this thread's call was sent; those of a TLS handshake don't count.
 pub(super) fn has_sent() -> bool {
     HAS_SENT.get()
 }

@@ -44,7 +44,7 @@ impl Connector {
 
     fn tls(&self) -> Arc<ClientConfig> {
         let make = || {
-            let roots = self.roots.clone().unwrap_or_else(roots::of_the_system);
+            let roots = self.roots.clone().unwrap_or_else(roots::load_system_roots);
             let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
                 .with_safe_default_protocol_versions()
                 .expect("the provider should support the default versions")
@@ -85,7 +85,7 @@ impl ureq::unversioned::transport::Connector for Connector {
     }
 }
 
-/// Says why a handshake failed, so that an operator knows what to do.
+/// Describes a failed handshake, so that an operator knows what to do.
 fn handshake_error(error: io::Error) -> io::Error {
     match error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>()) {
         Some(rustls::Error::InvalidCertificate(

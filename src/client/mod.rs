@@ -36,7 +36,7 @@ pub struct HttpClient {
 pub struct Call<'a> {
     pub uri: &'a Uri,
     pub authorization: Option<&'a str>,
-    /// JSON.
+    /// A JSON text.
     pub body: Option<&'a [u8]>,
     pub deadline: Instant,
     /// The largest answer that is read, in bytes.

@@ -19,8 +19,8 @@ const BUFFER: usize = 16 * 1024;
 /// The least free space in the input buffer: without any, `ureq` would wait for a body that it has no room for.
 const LEAST_ROOM: usize = 4 * 1024;
 
-/// The most bytes of an answer with its heads, chunk sizes and trailers. `ureq` limits only one head and the body, whose limit is
-/// less than half of this in every call.
+/// The most bytes of an answer with its heads, chunk sizes and trailers. `ureq` limits only one head and the body,
+/// whose limit is less than half of this in every call.
 const MAX_ANSWER: u64 = 16 * 1024 * 1024;
 
 /// The longest timeout that a setting accepts.
@@ -86,8 +86,8 @@ impl Transport for OutboundConnection {
         Ok(count > 0)
     }
 
-    /// `ureq` asks after a call, before it keeps the connection, and before the next one. Only then is the socket looked at: a
-    /// server may close it at any time between the two.
+    /// `ureq` asks after a call, before it keeps the connection, and before the next one. Only then is the socket
+    /// looked at: a server may close it at any time between the two.
     fn is_open(&mut self) -> bool {
         cancellation::withdraw();
         mem::take(&mut self.received) > 0 || self.stream.is_quiet()

@@ -8,8 +8,8 @@ use rustls::pki_types::pem::PemObject;
 
 use crate::files;
 
-/// Those of the system; `SSL_CERT_FILE` and `SSL_CERT_DIR` name others.
-pub fn of_the_system() -> RootCertStore {
+/// Loads the root certificates of the system; `SSL_CERT_FILE` and `SSL_CERT_DIR` name others.
+pub fn load_system_roots() -> RootCertStore {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     if roots.is_empty() {
@@ -18,7 +18,7 @@ pub fn of_the_system() -> RootCertStore {
     roots
 }
 
-/// Those of a PEM file. The error says what is wrong with the file.
+/// Reads root certificates from a PEM file. The error says what is wrong with the file.
 pub fn read(path: &Path) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     let text = files::read(path).map_err(|error| error.to_string())?;

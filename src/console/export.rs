@@ -77,7 +77,7 @@ pub fn start<P: Pieces + 'static>(
     opening: String,
     pieces: impl FnOnce(Arc<()>) -> P,
 ) -> Result<Response, PageError> {
-    if visit.request.head.tells_keep_alive {
+    if visit.request.head.needs_keep_alive_header {
         // HTTP/1.0 has no pieces.
         return Err(PageError::Method);
     }

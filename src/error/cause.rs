@@ -1,11 +1,11 @@
-//! Why a request was refused or failed, in one word: the same in its log line and in its row. The list is fixed, so neither
-//! can contain what a client wrote.
+//! The cause of a refused or failed request, in one word: the same in its log line and in its row. The list is fixed,
+//! so neither can contain what a client wrote.
 
 use std::fmt;
 
 macro_rules! causes {
     ($($(#[$doc:meta])* $name:ident $word:literal)+) => {
-        /// Why a request got no completion: of a refusal (4xx) what was refused, of a failure (5xx) its class.
+        /// The cause of an error: for a refusal (4xx) the thing refused, for a failure (5xx) its class.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum FailureCause {
             $($(#[$doc])* $name,)+
@@ -95,7 +95,7 @@ causes! {
 }
 
 impl FailureCause {
-    /// Whether there was no room for the request.
+    /// Returns true if there was no room for the request.
     pub fn is_shed(self) -> bool {
         matches!(self, Self::QueueFull | Self::BuffersFull | Self::ConnectionsFull)
     }

@@ -1,4 +1,4 @@
-//! The errors of the API: the table of part 7 of the specification, closed, and what goes with one.
+//! The errors of the API: the table of part 7 of the specification, closed, and the details of a failure.
 
 mod cause;
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 pub use cause::FailureCause;
 
-/// One row of the table: what a client can tell apart.
+/// One row of the table: an error that a client can recognize.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ApiError {
     InvalidRequest,
@@ -74,7 +74,7 @@ pub struct Failure {
     pub key_id: Option<String>,
     /// When to come back, on a 503.
     pub retry_after: Duration,
-    /// Whether clients should not retry automatically: a retry would cost another inference, or query a Search that
+    /// Clients should not retry automatically: a retry would cost another inference, or query a Search that
     /// is down.
     pub no_retry: bool,
 }

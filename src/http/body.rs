@@ -8,7 +8,7 @@ const MAX_OVERHEAD: usize = 16 * 1024;
 /// The least by which the content's buffer grows, so that a body sent byte by byte is not copied for every byte.
 const LEAST_GROWTH: usize = 4 * 1024;
 
-/// How the head says that the body ends.
+/// The framing of a body, from its head.
 #[derive(Clone, Copy, Debug)]
 pub enum Framing {
     Length(u64),
@@ -24,7 +24,7 @@ pub struct Body {
 
 #[derive(Debug)]
 enum Decoder {
-    /// How many bytes are still to come.
+    /// The bytes that are still to come.
     Length(usize),
     Chunked(Chunked),
 }
@@ -87,7 +87,7 @@ fn take(input: &mut &[u8], wanted: usize, content: &mut Vec<u8>, most: usize) ->
 /// The chunked coding. Its lines must end in CR LF: a lenient reader here is how requests are smuggled.
 #[derive(Debug, Default)]
 struct Chunked {
-    place: ChunkState,
+    state: ChunkState,
     /// The size of the current chunk while its line is read, then how much of it is to come.
     left: usize,
     /// Bytes that were not content.
@@ -123,13 +123,13 @@ enum ChunkState {
 
 impl Chunked {
     fn push(&mut self, input: &mut &[u8], content: &mut Vec<u8>) -> Result<BodyProgress, Malformed> {
-        while self.place != ChunkState::End {
-            if self.place == ChunkState::Data {
+        while self.state != ChunkState::End {
+            if self.state == ChunkState::Data {
                 self.left -= take(input, self.left, content, MAX_BODY);
                 if self.left > 0 {
                     return Ok(BodyProgress::Incomplete);
                 }
-                self.place = ChunkState::DataReturn;
+                self.state = ChunkState::DataReturn;
             }
             let Some((&byte, rest)) = input.split_first() else {
                 return Ok(BodyProgress::Incomplete);
@@ -141,72 +141,55 @@ impl Chunked {
                     "The chunk sizes, extensions and trailers of the body are longer than 16 KiB.",
                 ));
             }
-            self.place = self.step(byte)?;
-            if self.place == ChunkState::Data && self.left > MAX_BODY - content.len() {
+            self.state = self.step(byte)?;
+            if self.state == ChunkState::Data && self.left > MAX_BODY - content.len() {
                 return Ok(BodyProgress::TooLarge);
             }
         }
         Ok(BodyProgress::Complete)
     }
 
-    /// The place after one byte of anything but data.
+    /// Returns the state after one byte of anything but data.
     fn step(&mut self, byte: u8) -> Result<ChunkState, Malformed> {
-        let place = match (self.place, byte) {
-            (ChunkState::SizeStart | ChunkState::Size, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F') => {
+        use ChunkState::*;
+        let state = match (self.state, byte) {
+            (SizeStart | Size, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F') => {
                 let digit = char::from(byte).to_digit(16).expect("the match should leave digits");
                 self.left = self.left.saturating_mul(16).saturating_add(digit as usize);
-                ChunkState::Size
+                Size
             }
-            (ChunkState::Size, b'\r') => ChunkState::SizeLineFeed,
-            (ChunkState::Size | ChunkState::BeforeExtension, b';') => ChunkState::ExtensionStart,
-            (ChunkState::Size | ChunkState::BeforeExtension, b' ' | b'\t') => ChunkState::BeforeExtension,
+            (Size, b'\r') => SizeLineFeed,
+            (Size | BeforeExtension, b';') => ExtensionStart,
+            (Size | BeforeExtension, b' ' | b'\t') => BeforeExtension,
             // RFC 9112, 7.1.1: *( BWS ";" BWS name [ BWS "=" BWS ( token / quoted-string ) ] )
-            (ChunkState::ExtensionStart, b' ' | b'\t') => ChunkState::ExtensionStart,
-            (ChunkState::ExtensionStart | ChunkState::ExtensionName, byte) if is_token_byte(byte) => {
-                ChunkState::ExtensionName
-            }
-            (ChunkState::ExtensionName | ChunkState::AfterExtensionName, b' ' | b'\t') => {
-                ChunkState::AfterExtensionName
-            }
-            (ChunkState::ExtensionName | ChunkState::AfterExtensionName, b'=') => {
-                ChunkState::ExtensionValueStart
-            }
-            (ChunkState::AfterExtensionName, b';') => ChunkState::ExtensionStart,
-            (ChunkState::ExtensionValueStart, b' ' | b'\t') => ChunkState::ExtensionValueStart,
-            (ChunkState::ExtensionValueStart, b'"') => ChunkState::QuotedValue,
-            (ChunkState::ExtensionValueStart | ChunkState::ExtensionValue, byte) if is_token_byte(byte) => {
-                ChunkState::ExtensionValue
-            }
-            (ChunkState::QuotedValue, b'"') => ChunkState::QuotedValueEnd,
-            (ChunkState::QuotedValue, b'\\') => ChunkState::QuotedPair,
-            (ChunkState::QuotedValue | ChunkState::QuotedPair, byte) if is_field_byte(byte) => {
-                ChunkState::QuotedValue
-            }
-            (ChunkState::ExtensionName | ChunkState::ExtensionValue | ChunkState::QuotedValueEnd, b';') => {
-                ChunkState::ExtensionStart
-            }
-            (ChunkState::ExtensionName | ChunkState::ExtensionValue | ChunkState::QuotedValueEnd, b'\r') => {
-                ChunkState::SizeLineFeed
-            }
-            (ChunkState::ExtensionValue | ChunkState::QuotedValueEnd, b' ' | b'\t') => {
-                ChunkState::BeforeExtension
-            }
-            (ChunkState::SizeLineFeed, b'\n') if self.left == 0 => ChunkState::TrailerStart,
-            (ChunkState::SizeLineFeed, b'\n') => ChunkState::Data,
-            (ChunkState::DataReturn, b'\r') => ChunkState::DataLineFeed,
-            (ChunkState::DataLineFeed, b'\n') => ChunkState::SizeStart,
-            (ChunkState::TrailerStart, b'\r') => ChunkState::EndLineFeed,
-            (ChunkState::TrailerStart | ChunkState::TrailerName, byte) if is_token_byte(byte) => {
-                ChunkState::TrailerName
-            }
-            (ChunkState::TrailerName, b':') => ChunkState::TrailerValue,
-            (ChunkState::TrailerValue, b'\r') => ChunkState::TrailerLineFeed,
-            (ChunkState::TrailerValue, byte) if is_field_byte(byte) => ChunkState::TrailerValue,
-            (ChunkState::TrailerLineFeed, b'\n') => ChunkState::TrailerStart,
-            (ChunkState::EndLineFeed, b'\n') => ChunkState::End,
+            (ExtensionStart, b' ' | b'\t') => ExtensionStart,
+            (ExtensionStart | ExtensionName, byte) if is_token_byte(byte) => ExtensionName,
+            (ExtensionName | AfterExtensionName, b' ' | b'\t') => AfterExtensionName,
+            (ExtensionName | AfterExtensionName, b'=') => ExtensionValueStart,
+            (AfterExtensionName, b';') => ExtensionStart,
+            (ExtensionValueStart, b' ' | b'\t') => ExtensionValueStart,
+            (ExtensionValueStart, b'"') => QuotedValue,
+            (ExtensionValueStart | ExtensionValue, byte) if is_token_byte(byte) => ExtensionValue,
+            (QuotedValue, b'"') => QuotedValueEnd,
+            (QuotedValue, b'\\') => QuotedPair,
+            (QuotedValue | QuotedPair, byte) if is_field_byte(byte) => QuotedValue,
+            (ExtensionName | ExtensionValue | QuotedValueEnd, b';') => ExtensionStart,
+            (ExtensionName | ExtensionValue | QuotedValueEnd, b'\r') => SizeLineFeed,
+            (ExtensionValue | QuotedValueEnd, b' ' | b'\t') => BeforeExtension,
+            (SizeLineFeed, b'\n') if self.left == 0 => TrailerStart,
+            (SizeLineFeed, b'\n') => Data,
+            (DataReturn, b'\r') => DataLineFeed,
+            (DataLineFeed, b'\n') => SizeStart,
+            (TrailerStart, b'\r') => EndLineFeed,
+            (TrailerStart | TrailerName, byte) if is_token_byte(byte) => TrailerName,
+            (TrailerName, b':') => TrailerValue,
+            (TrailerValue, b'\r') => TrailerLineFeed,
+            (TrailerValue, byte) if is_field_byte(byte) => TrailerValue,
+            (TrailerLineFeed, b'\n') => TrailerStart,
+            (EndLineFeed, b'\n') => End,
             _ => return Err(Malformed("The chunked body is malformed.")),
         };
-        Ok(place)
+        Ok(state)
     }
 }
 

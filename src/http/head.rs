@@ -6,7 +6,7 @@ use super::{MAX_HEADERS, Malformed, is_token_byte};
 /// The longest method: the longest registered one has 17 letters.
 pub(super) const MAX_METHOD: usize = 32;
 
-/// A parsed head. It owns its bytes; everything else is a place in them.
+/// A parsed head. It owns its bytes; the other fields are places in them.
 #[derive(Debug)]
 pub struct RequestHead {
     bytes: Box<[u8]>,
@@ -17,11 +17,11 @@ pub struct RequestHead {
     host: ByteSpan,
     headers: Vec<(ByteSpan, ByteSpan)>,
     pub framing: Framing,
-    /// Whether the client asks for another request on this connection.
+    /// The client may send another request on this connection.
     pub keep_alive: bool,
-    /// Whether the response needs `Connection: keep-alive`, as for HTTP/1.0.
-    pub tells_keep_alive: bool,
-    /// Whether the client waits for `100 Continue` before it sends the body.
+    /// To keep the connection, the response needs `Connection: keep-alive`: the client speaks HTTP/1.0.
+    pub needs_keep_alive_header: bool,
+    /// The client waits for `100 Continue` before it sends the body.
     pub expects_continue: bool,
 }
 
@@ -42,7 +42,7 @@ impl RequestHead {
         match parsed.parse(bytes) {
             Ok(httparse::Status::Complete(length)) if length == bytes.len() => {}
             Ok(_) => return Err(Malformed("The head of the request does not end where it should.")),
-            Err(error) => return Err(Malformed(told(error))),
+            Err(error) => return Err(Malformed(parse_message(error))),
         }
         let method = parsed.method.expect("a complete head should have a method");
         let target = parsed.path.expect("a complete head should have a target");
@@ -68,7 +68,7 @@ impl RequestHead {
             headers: parsed.headers.iter().map(|h| (place(h.name.as_bytes()), place(h.value))).collect(),
             framing: wire.framing,
             keep_alive: if http11 { !wire.close } else { wire.asks_keep_alive && !wire.close },
-            tells_keep_alive: !http11,
+            needs_keep_alive_header: !http11,
             expects_continue: http11 && wire.expects_continue,
             bytes: bytes.into(),
         })
@@ -83,7 +83,7 @@ impl RequestHead {
         self.text(self.path)
     }
 
-    /// What follows the path after a question mark.
+    /// The query: the text after the question mark.
     pub fn query(&self) -> &str {
         self.text(self.query)
     }
@@ -121,7 +121,7 @@ impl RequestHead {
 }
 
 impl ByteSpan {
-    /// Where `part`, a piece of `whole`, lies in it.
+    /// Returns the place of `part`, a slice of `whole`, in it.
     fn of(part: &[u8], whole: &[u8]) -> Self {
         if part.is_empty() {
             return Self::default();
@@ -132,7 +132,7 @@ impl ByteSpan {
     }
 }
 
-/// What the headers say about the connection and the body.
+/// The headers that concern the connection and the body.
 struct FramingHeaders<'a> {
     host: &'a str,
     framing: Framing,
@@ -220,7 +220,7 @@ pub(super) fn check_beginning(bytes: &[u8]) -> Result<bool, Malformed> {
     let line = &bytes[..=end];
     refuse_bare_line_feeds(line)?;
     let mut parsed = httparse::Request::new(&mut []);
-    parsed.parse(line).map_err(|error| Malformed(told(error)))?;
+    parsed.parse(line).map_err(|error| Malformed(parse_message(error)))?;
     parsed.path.map_or(Ok(()), check_target)?;
     Ok(true)
 }
@@ -245,7 +245,7 @@ fn refuse_bare_line_feeds(bytes: &[u8]) -> Result<(), Malformed> {
     Ok(())
 }
 
-fn told(error: httparse::Error) -> &'static str {
+fn parse_message(error: httparse::Error) -> &'static str {
     use httparse::Error;
     match error {
         Error::Version => "The HTTP version is neither 1.0 nor 1.1.",

@@ -20,7 +20,7 @@ pub const MAX_HEADERS: usize = 100;
 /// The most bytes of a body, however it is framed: the specification's 256 KB.
 pub const MAX_BODY: usize = 262_144;
 
-/// A request whose every byte has arrived, or whose head alone tells that its body is too large.
+/// A request whose every byte has arrived, or whose head declares a body that is too large.
 pub struct Request {
     pub head: RequestHead,
     /// `None` if the body is larger than `MAX_BODY`: the rest of it was not read.
@@ -28,7 +28,7 @@ pub struct Request {
     pub client: ClientInfo,
 }
 
-/// The client of a request, as far as the connection and trusted proxies tell.
+/// The client of a request, as the connection and trusted proxies report it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ClientInfo {
     /// Behind a trusted proxy, the address that the proxy names; `None` on a Unix socket.
@@ -40,7 +40,7 @@ pub struct ClientInfo {
 }
 
 impl ClientInfo {
-    /// Whether the request was sent on this host.
+    /// Returns true if the request was sent on this host.
     pub fn is_local(&self) -> bool {
         !self.proxied && self.peer.is_none_or(|address| address.is_loopback())
     }
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_local() {
+    fn loopback_and_unix_clients_are_local() {
         let check = |peer: Option<&str>, proxied, local| {
             let peer = peer.map(|address| address.parse().expect("an address"));
             assert_eq!(ClientInfo { peer, proxied, secure: false }.is_local(), local, "{peer:?}");

@@ -23,7 +23,7 @@ enum ReaderState {
     Body(RequestHead, Option<Body>),
 }
 
-/// How far a request has come.
+/// The result of reading some bytes.
 pub enum ReadStep {
     /// More bytes are needed.
     More,
@@ -35,7 +35,7 @@ pub enum ReadStep {
 /// A head that is not complete.
 #[derive(Default)]
 struct HeadStart {
-    /// None between two requests.
+    /// Empty between two requests.
     bytes: Vec<u8>,
     /// Bytes of the empty lines before it: a CR is next after an even number.
     empty_lines: u8,
@@ -99,12 +99,12 @@ impl Reader {
         }
     }
 
-    /// Whether no byte of a next request has come.
+    /// Returns true if no byte of a next request has come.
     pub fn is_between_requests(&self) -> bool {
         matches!(&self.state, ReaderState::Head(start) if start.bytes.is_empty())
     }
 
-    /// Whether `100 Continue` has to be sent now. Returns true once per request.
+    /// Returns true if `100 Continue` has to be sent now, once per request.
     pub fn take_continue(&mut self) -> bool {
         mem::take(&mut self.continue_due)
     }

@@ -36,13 +36,13 @@ impl fmt::Debug for dyn Pieces {
     }
 }
 
-/// What a response says about its connection.
+/// The `connection` header of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectionHeader {
-    /// The default of HTTP/1.1: nothing needs to be said.
-    Keep,
-    /// HTTP/1.0 needs the header.
-    KeepTold,
+    /// The connection stays open, which is the default of HTTP/1.1.
+    Omitted,
+    /// The connection stays open, and HTTP/1.0 needs the header for that.
+    KeepAlive,
     Close,
 }
 
@@ -92,8 +92,8 @@ impl Response {
             line(name, value);
         }
         match connection {
-            ConnectionHeader::Keep => {}
-            ConnectionHeader::KeepTold => line("connection", "keep-alive"),
+            ConnectionHeader::Omitted => {}
+            ConnectionHeader::KeepAlive => line("connection", "keep-alive"),
             ConnectionHeader::Close => line("connection", "close"),
         }
         bytes.extend_from_slice(b"\r\n");
@@ -109,7 +109,7 @@ impl Response {
     }
 }
 
-/// Passes on the text of a time. A thread formats it once a second.
+/// Passes on the value of the `date` header. Each thread formats it once a second.
 fn with_date(now: OffsetDateTime, pass_on: impl FnOnce(&str)) {
     DATE.with_borrow_mut(|(second, text)| {
         if *second != now.unix_timestamp() {
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn a_body_is_framed_by_its_length_or_in_chunks() {
         let text = |response: &Response, without_body| {
-            String::from_utf8(response.encode(ConnectionHeader::Keep, without_body))
+            String::from_utf8(response.encode(ConnectionHeader::Omitted, without_body))
                 .expect("a response is text")
         };
         let mut response = Response::new(200, "text/plain", b"0123456789abcdef".to_vec());

@@ -1,4 +1,4 @@
-//! Lanes: what the queue knows of a request's key, and how many of its requests run at once.
+//! Lanes: each key or session has one in the queue, with a limit on its concurrent requests.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -7,22 +7,22 @@ use std::time::Duration;
 
 use crate::secret::SecretDigest;
 
-/// How many accepted keys or sessions are remembered. It only decides which lane a request waits in.
+/// The number of accepted keys or sessions that are remembered. It only decides which lane a request waits in.
 pub(super) const REMEMBERED: usize = 1024;
 
 /// A lane's name; `None` is the lane that all strangers share.
 pub(super) type Name = Option<Arc<str>>;
 
-/// Whose request it is, once it was looked up.
+/// The lane of a key, once it was looked up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lane {
     /// A key's id.
     pub name: String,
-    /// How many of its requests run at once.
+    /// The limit on its concurrent requests.
     pub limit: Option<u32>,
 }
 
-/// What the head of a request decides about its place in the queue.
+/// The place of a request in the queue, as its head decides it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ticket {
     /// The digest of the key or session that it presents.
@@ -37,14 +37,14 @@ pub struct Ticket {
     pub is_begun: bool,
 }
 
-/// What the queue holds for one key.
+/// The requests of one key in the queue.
 #[derive(Debug, PartialEq, Eq)]
 pub struct LaneLoad {
     pub name: Arc<str>,
     pub waiting: usize,
     pub running: usize,
     pub limit: Option<u32>,
-    /// Since the start.
+    /// Requests shed since the start.
     pub shed: u64,
     /// The age of the oldest request that waits.
     pub longest_wait: Option<Duration>,

@@ -13,9 +13,9 @@ pub struct Limits {
     pub buffered_bytes: usize,
     /// From the first byte of a request to its last.
     pub request_time: Duration,
-    /// How long a connection may wait between requests.
+    /// The longest wait of a connection between requests.
     pub idle_time: Duration,
-    /// How long a client may take to read a response.
+    /// The longest time that a client may take to read a response.
     pub send_time: Duration,
     /// After a response that ends a connection, how long and how much is read and discarded, so that a client that is
     /// still sending sees the response and not a reset.
@@ -23,10 +23,10 @@ pub struct Limits {
     pub drain_bytes: usize,
     /// After a stop, the time limit for everything except running requests.
     pub stop_time: Duration,
-    /// After a stop, how long a connection without a request stays: one may be on its way, and its response says that
+    /// After a stop, the time limit for a connection without a request: one may be on its way, and its response says that
     /// it is the last.
-    pub farewell_time: Duration,
-    /// How long to wait before accepting again when there was no file descriptor for a connection.
+    pub idle_stop_time: Duration,
+    /// The pause in accepting after there was no file descriptor for a connection.
     pub accept_pause: Duration,
 }
 
@@ -43,14 +43,14 @@ impl Default for Limits {
             drain_time: Duration::from_secs(10),
             drain_bytes: 8 * 1024 * 1024,
             stop_time: Duration::from_secs(2),
-            farewell_time: Duration::from_millis(500),
+            idle_stop_time: Duration::from_millis(500),
             accept_pause: Duration::from_millis(100),
         }
     }
 }
 
 impl Limits {
-    /// How often deadlines are checked: often enough for the shortest, at least every second.
+    /// The interval at which deadlines are checked: short enough for the shortest, at least every second.
     pub(super) fn tick(&self) -> Duration {
         let shortest = [self.request_time, self.idle_time, self.send_time, self.drain_time, self.stop_time]
             .into_iter()

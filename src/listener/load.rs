@@ -1,4 +1,4 @@
-//! How busy the listener is: the counts behind its limits, for metrics and the console.
+//! The listener's load: the counts behind its limits, for metrics and the console.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -6,15 +6,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use super::lane::LaneLoad;
 use super::limits::Limits;
 use super::queue::{FairQueue, Room};
-use super::workers::Job;
 
 /// The listener and its workers write here; others take a [`Snapshot`].
 pub struct Load {
     limits: Limits,
     /// The requests of the API.
-    pub(super) queue: Arc<FairQueue<Job>>,
-    /// Those whose key has to be looked up first.
-    pub(super) strangers: Arc<FairQueue<Job>>,
+    pub(super) queue: Arc<FairQueue>,
+    /// The requests whose key has to be looked up first.
+    pub(super) strangers: Arc<FairQueue>,
     /// The memory that all running and waiting requests hold, the console's too.
     pub(super) weight: AtomicUsize,
     connections: AtomicUsize,
@@ -34,11 +33,11 @@ pub enum Cause {
     ConsoleFull,
     /// A request was shed: too much was buffered.
     BuffersFull,
-    /// A new connection found no room.
-    TurnedAway,
-    /// An unfinished request or handshake made room for another.
+    /// A new connection was closed: no other could be evicted.
+    Rejected,
+    /// A connection with an unfinished request or handshake was evicted.
     UnfinishedEvicted,
-    /// An idle connection made room for another.
+    /// An idle connection was evicted.
     IdleEvicted,
     /// A client went away while its request waited.
     AbandonedWaiting,
@@ -52,42 +51,33 @@ impl Cause {
         Self::QueueFull,
         Self::ConsoleFull,
         Self::BuffersFull,
-        Self::TurnedAway,
+        Self::Rejected,
         Self::UnfinishedEvicted,
         Self::IdleEvicted,
         Self::AbandonedWaiting,
         Self::AbandonedRunning,
     ];
 
-    /// The log line for this many of them.
-    pub(super) fn line(self, count: u64) -> String {
-        let (what, why) = match self {
+    /// The log line for this many of them, and its level: a warning if it may affect a client that does nothing wrong.
+    pub(super) fn line(self, count: u64) -> (log::Level, String) {
+        use log::Level::{Info, Warn};
+        let (level, event, reason) = match self {
             Self::QueueFull => {
-                ("requests shed", "queue_full: every worker and every place in the queue was taken")
+                (Warn, "requests shed", "queue_full: every worker and every place in the queue was taken")
             }
-            Self::ConsoleFull => ("console requests shed", "too many were waiting"),
-            Self::BuffersFull => ("requests shed", "buffers_full: buffer_limit was reached"),
-            Self::TurnedAway => {
-                ("connections turned away", "connections_full: no other connection could be evicted")
+            Self::ConsoleFull => (Warn, "console requests shed", "too many were waiting"),
+            Self::BuffersFull => (Warn, "requests shed", "buffers_full: buffer_limit was reached"),
+            Self::Rejected => {
+                (Warn, "connections rejected", "connections_full: no other connection could be evicted")
             }
-            Self::UnfinishedEvicted => ("unfinished requests closed", "evicted to make room for others"),
-            Self::IdleEvicted => ("idle connections closed", "evicted to make room for others"),
-            Self::AbandonedWaiting => ("requests dropped", "their client went away while they waited"),
-            Self::AbandonedRunning => ("requests cancelled", "their client went away while they ran"),
+            Self::UnfinishedEvicted => {
+                (Warn, "unfinished requests closed", "evicted to make room for others")
+            }
+            Self::IdleEvicted => (Info, "idle connections closed", "evicted to make room for others"),
+            Self::AbandonedWaiting => (Info, "requests dropped", "their client went away while they waited"),
+            Self::AbandonedRunning => (Info, "requests cancelled", "their client went away while they ran"),
         };
-        format!("{what}: {count} since the last report ({why})")
-    }
-
-    /// The level of its log line: a warning if it may affect a client that does nothing wrong.
-    pub(super) fn level(self) -> log::Level {
-        match self {
-            Self::QueueFull
-            | Self::ConsoleFull
-            | Self::BuffersFull
-            | Self::TurnedAway
-            | Self::UnfinishedEvicted => log::Level::Warn,
-            Self::IdleEvicted | Self::AbandonedWaiting | Self::AbandonedRunning => log::Level::Info,
-        }
+        (level, format!("{event}: {count} since the last report ({reason})"))
     }
 }
 
@@ -100,7 +90,7 @@ pub struct Snapshot {
     pub queue: Level,
     /// Open connections, idle ones too.
     pub connections: Level,
-    /// What is held for clients: heads, bodies, answers not yet sent.
+    /// The bytes held for clients: heads, bodies, answers not yet sent.
     pub buffered_bytes: Level,
     /// Connections that were taken.
     pub accepted: u64,
@@ -148,7 +138,7 @@ impl Load {
         self.causes[cause as usize].load(Ordering::Relaxed)
     }
 
-    /// Publishes what only the loop knows.
+    /// Publishes the figures of the loop.
     pub(super) fn publish(&self, connections: usize, buffered: usize) {
         self.connections.store(connections, Ordering::Relaxed);
         self.buffered.store(buffered, Ordering::Relaxed);

@@ -3,8 +3,10 @@
 //!
 //! A client costs a buffer, never a thread. Every buffer, count and time has its limit in [`Limits`].
 
+mod completions;
 mod connection;
 mod event_loop;
+mod job;
 mod lane;
 mod limits;
 mod load;
@@ -46,15 +48,16 @@ pub trait Service: Send + Sync + 'static {
     /// Decides from its head what happens to a request. The loop calls this, so nothing is looked up.
     fn admit(&self, client: ClientInfo, head: &RequestHead) -> Admission;
 
-    /// What every request of the API would get now; `None` if that is not known. The loop calls this, so nothing is looked up.
+    /// Returns the failure that every request of the API would get now, if it is known. The loop calls this, so nothing
+    /// is looked up.
     fn outage(&self) -> Option<Failure> {
         None
     }
 
-    /// Looks up who sent a request whose key or session is not known to the queue.
+    /// Looks up the sender of a request whose key or session the queue does not know.
     fn identify(&self, call: &PendingRequest) -> RequestIdentity;
 
-    /// Of these lanes those whose key is still valid, with their present limits; `None` if they can't be read.
+    /// Returns those of these lanes whose key is still valid, with their present limits; `None` if they can't be read.
     fn lanes(&self, names: &[Arc<str>]) -> Option<Vec<Lane>>;
 
     /// Answers a complete request, on a worker. If the client goes away, the loop cancels the calls that this makes. Until it
@@ -65,7 +68,7 @@ pub trait Service: Send + Sync + 'static {
     fn refuse(&self, peer: Option<IpAddr>, call: Option<&PendingRequest>, failure: Failure) -> Response;
 }
 
-/// What the head of a request decides.
+/// The decision from the head of a request.
 pub enum Admission {
     /// The response: none of the body is needed for it.
     Answer(Response),
@@ -73,7 +76,7 @@ pub enum Admission {
     Read(Destination, Ticket),
 }
 
-/// Whose threads answer a request.
+/// The threads that answer a request. [`Service::admit`] decides it, once for each request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
     /// The digest of the key that it presents.
@@ -97,15 +100,15 @@ impl PendingRequest {
     }
 }
 
-/// Who sent a request.
+/// The sender of a request, as [`Service::identify`] finds it.
 pub enum RequestIdentity {
     Known(Lane),
-    /// Nobody that is known; the console answers such requests all the same.
+    /// The sender is not known; the console answers such requests all the same.
     Unknown,
     Refused(Box<Response>),
 }
 
-/// The sockets and the limits, before it serves.
+/// A listener that does not serve yet.
 pub struct Listener {
     sockets: Vec<ListeningSocket>,
     limits: Limits,
@@ -113,8 +116,10 @@ pub struct Listener {
     waker: Arc<Waker>,
     pulse: Arc<Pulse>,
     load: Arc<Load>,
-    acceptor: Option<Arc<Acceptor>>,
-    proxies: Proxies,
+    /// For TLS on the TCP sockets. The clients of a Unix socket are on the same host.
+    pub acceptor: Option<Arc<Acceptor>>,
+    /// The proxies whose forwarding headers are trusted.
+    pub trusted_proxies: Proxies,
     stop: UnixStream,
     stopper: UnixStream,
 }
@@ -127,18 +132,8 @@ impl Listener {
         let waker = Arc::new(Waker::new(poll.registry(), WAKE)?);
         let load = Arc::new(Load::new(&limits));
         let pulse = Arc::new(Pulse::new(Arc::clone(&waker), Arc::clone(&load)));
-        let (acceptor, proxies) = (None, Proxies::default());
-        Ok(Self { sockets, limits, poll, waker, pulse, load, acceptor, proxies, stop, stopper })
-    }
-
-    /// Turns on TLS for the TCP sockets. The clients of a Unix socket are on the same host.
-    pub fn speak_tls(&mut self, acceptor: Arc<Acceptor>) {
-        self.acceptor = Some(acceptor);
-    }
-
-    /// Sets the proxies whose forwarding headers are trusted.
-    pub fn trust(&mut self, proxies: Proxies) {
-        self.proxies = proxies;
+        let (acceptor, trusted_proxies) = (None, Proxies::default());
+        Ok(Self { sockets, limits, poll, waker, pulse, load, acceptor, trusted_proxies, stop, stopper })
     }
 
     pub fn pulse(&self) -> Arc<Pulse> {

@@ -1,4 +1,4 @@
-//! How many connections and bytes each origin holds: when they run out, the origin that holds most has to give way.
+//! Counts the connections and bytes that each origin holds. When they run out, the origin that holds most is evicted from.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use super::proxies::Proxies;
 /// The bits of an IPv6 address that name its origin: many providers give each customer a /56.
 const ORIGIN_BITS: u32 = 56;
 
-/// Where a connection comes from: an IPv4 address, an IPv6 /56 network, or a Unix socket.
+/// The origin of a connection: an IPv4 address, an IPv6 /56 network, or a Unix socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Origin {
     network: Option<IpAddr>,
@@ -26,63 +26,63 @@ impl Origin {
                 IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> host_bits << host_bits))
             }
         });
-        Self { network, is_shared: peer.is_none() || proxies.trust(peer) }
+        Self { network, is_shared: peer.is_none() || proxies.trusts(peer) }
     }
 }
 
-/// What can run out.
+/// A resource that can run out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Scarce {
+pub(super) enum Resource {
     Connections,
     Bytes,
 }
 
-/// What one or more connections hold.
+/// The resources that one or more connections hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct Holding {
     pub connections: usize,
     /// The connections among them that can be evicted: idle ones, unfinished requests and handshakes.
     pub evictable: usize,
     pub evictable_bytes: usize,
 }
 
-impl Held {
-    /// Returns how much it holds of what is scarce; 0 if nothing of that can be evicted.
-    fn amount(&self, scarce: Scarce) -> usize {
-        match scarce {
-            Scarce::Connections if self.evictable == 0 => 0,
-            Scarce::Connections => self.connections,
-            Scarce::Bytes => self.evictable_bytes,
+impl Holding {
+    /// Returns how much it holds of a resource; 0 if none of it can be evicted.
+    fn amount(&self, resource: Resource) -> usize {
+        match resource {
+            Resource::Connections if self.evictable == 0 => 0,
+            Resource::Connections => self.connections,
+            Resource::Bytes => self.evictable_bytes,
         }
     }
 }
 
 #[derive(Default)]
 pub(super) struct Holdings {
-    by_origin: HashMap<Origin, Holding>,
-    /// How many origins have come so far.
+    by_origin: HashMap<Origin, OriginEntry>,
+    /// The number of origins so far.
     arrivals: u64,
 }
 
-struct Holding {
-    held: Held,
+struct OriginEntry {
+    held: Holding,
     /// The origin's number in the order in which they came.
     arrival: u64,
 }
 
 impl Holdings {
-    pub fn of(&self, origin: Origin) -> Held {
+    pub fn of(&self, origin: Origin) -> Holding {
         self.by_origin.get(&origin).map(|holding| holding.held).unwrap_or_default()
     }
 
     /// Replaces what a connection holds.
-    pub fn change(&mut self, origin: Origin, from: Held, to: Held) {
+    pub fn change(&mut self, origin: Origin, from: Holding, to: Holding) {
         if from == to {
             return;
         }
         let new = || {
             self.arrivals += 1;
-            Holding { held: Held::default(), arrival: self.arrivals }
+            OriginEntry { held: Holding::default(), arrival: self.arrivals }
         };
         let held = &mut self.by_origin.entry(origin).or_insert_with(new).held;
         held.connections = held.connections - from.connections + to.connections;
@@ -95,10 +95,10 @@ impl Holdings {
 
     /// Returns the largest holder among the origins that have something to evict. A shared one comes last, whatever it
     /// holds. Of equal ones it is the one that came first: a new client has time to send its request.
-    pub fn largest(&self, scarce: Scarce) -> Option<Origin> {
-        let holders = self.by_origin.iter().filter(|(_, holding)| holding.held.amount(scarce) > 0);
-        let rank = |(origin, holding): &(&Origin, &Holding)| {
-            (!origin.is_shared, holding.held.amount(scarce), Reverse(holding.arrival))
+    pub fn largest(&self, resource: Resource) -> Option<Origin> {
+        let holders = self.by_origin.iter().filter(|(_, holding)| holding.held.amount(resource) > 0);
+        let rank = |(origin, holding): &(&Origin, &OriginEntry)| {
+            (!origin.is_shared, holding.held.amount(resource), Reverse(holding.arrival))
         };
         holders.max_by_key(rank).map(|(origin, _)| *origin)
     }
@@ -121,43 +121,47 @@ mod tests {
         assert!(origin("10.1.1.1").is_shared && origin("unix").is_shared && !origin("192.0.2.1").is_shared);
     }
 
-    fn held(connections: usize, evictable: usize, evictable_bytes: usize) -> Held {
-        Held { connections, evictable, evictable_bytes }
+    fn held(connections: usize, evictable: usize, evictable_bytes: usize) -> Holding {
+        Holding { connections, evictable, evictable_bytes }
     }
 
     #[test]
     fn the_largest_holder_is_found_and_shared_origins_come_last() {
         let mut holdings = Holdings::default();
-        assert_eq!(holdings.largest(Scarce::Connections), None);
-        holdings.change(origin("unix"), Held::default(), held(100, 90, 9_000));
-        assert_eq!(holdings.largest(Scarce::Connections), Some(origin("unix")), "there is no other");
-        holdings.change(origin("192.0.2.1"), Held::default(), held(50, 50, 10));
-        holdings.change(origin("192.0.2.2"), Held::default(), held(60, 1, 5_000));
-        assert_eq!(holdings.largest(Scarce::Connections), Some(origin("192.0.2.2")), "all connections count");
-        assert_eq!(holdings.largest(Scarce::Bytes), Some(origin("192.0.2.2")));
+        assert_eq!(holdings.largest(Resource::Connections), None);
+        holdings.change(origin("unix"), Holding::default(), held(100, 90, 9_000));
+        assert_eq!(holdings.largest(Resource::Connections), Some(origin("unix")), "there is no other");
+        holdings.change(origin("192.0.2.1"), Holding::default(), held(50, 50, 10));
+        holdings.change(origin("192.0.2.2"), Holding::default(), held(60, 1, 5_000));
+        assert_eq!(
+            holdings.largest(Resource::Connections),
+            Some(origin("192.0.2.2")),
+            "all connections count"
+        );
+        assert_eq!(holdings.largest(Resource::Bytes), Some(origin("192.0.2.2")));
         holdings.change(origin("192.0.2.2"), held(60, 1, 5_000), held(60, 0, 0));
         assert_eq!(
-            holdings.largest(Scarce::Connections),
+            holdings.largest(Resource::Connections),
             Some(origin("192.0.2.1")),
             "the other has no victim"
         );
-        assert_eq!(holdings.largest(Scarce::Bytes), Some(origin("192.0.2.1")));
-        holdings.change(origin("192.0.2.2"), held(60, 0, 0), Held::default());
-        assert_eq!(holdings.of(origin("192.0.2.2")), Held::default());
+        assert_eq!(holdings.largest(Resource::Bytes), Some(origin("192.0.2.1")));
+        holdings.change(origin("192.0.2.2"), held(60, 0, 0), Holding::default());
+        assert_eq!(holdings.of(origin("192.0.2.2")), Holding::default());
         assert_eq!(holdings.by_origin.len(), 2, "an origin without a connection is forgotten");
     }
 
     /// An attacker with thousands of addresses must not make newcomers evict one another.
     #[test]
-    fn of_equal_holders_the_first_to_come_gives_way() {
+    fn of_equal_holders_the_first_to_come_is_evicted_from() {
         let mut holdings = Holdings::default();
         let addresses = (1..=200).map(|number| origin(&format!("192.0.2.{number}"))).collect::<Vec<_>>();
         for &address in &addresses {
-            holdings.change(address, Held::default(), held(1, 1, 0));
+            holdings.change(address, Holding::default(), held(1, 1, 0));
         }
         for address in addresses {
-            assert_eq!(holdings.largest(Scarce::Connections), Some(address));
-            holdings.change(address, held(1, 1, 0), Held::default());
+            assert_eq!(holdings.largest(Resource::Connections), Some(address));
+            holdings.change(address, held(1, 1, 0), Holding::default());
         }
     }
 }

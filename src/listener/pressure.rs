@@ -7,16 +7,16 @@ use super::load::{Cause, Load};
 const INTERVAL: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
-pub(super) struct PressureLog([Told; Cause::ALL.len()]);
+pub(super) struct PressureLog([LoggedCount; Cause::ALL.len()]);
 
 #[derive(Clone, Copy, Default)]
-struct Told {
+struct LoggedCount {
     count: u64,
     last_line: Option<Instant>,
 }
 
 impl PressureLog {
-    /// When the next line is due; `None` if there is nothing to say.
+    /// Returns when the next line is due; `None` if there is nothing to log.
     pub fn due(&self, load: &Load, now: Instant) -> Option<Instant> {
         Cause::ALL.into_iter().filter_map(|cause| self.0[cause as usize].due(load.of(cause), now)).min()
     }
@@ -25,24 +25,25 @@ impl PressureLog {
     pub fn write(&mut self, load: &Load, now: Instant) {
         for cause in Cause::ALL {
             if let Some(more) = self.0[cause as usize].take(load.of(cause), now) {
-                log::log!(cause.level(), "{}", cause.line(more));
+                let (level, line) = cause.line(more);
+                log::log!(level, "{line}");
             }
         }
     }
 
-    /// Writes what no line has said yet.
+    /// Writes the counts that no line has contained yet.
     pub fn finish(&mut self, load: &Load, now: Instant) {
-        self.0.iter_mut().for_each(|told| told.last_line = None);
+        self.0.iter_mut().for_each(|logged| logged.last_line = None);
         self.write(load, now);
     }
 }
 
-impl Told {
+impl LoggedCount {
     fn due(&self, count: u64, now: Instant) -> Option<Instant> {
         (count > self.count).then(|| self.last_line.map_or(now, |last| last + INTERVAL))
     }
 
-    /// How many have come since the last line, if a line is due.
+    /// Returns the number since the last line, if a line is due.
     fn take(&mut self, count: u64, now: Instant) -> Option<u64> {
         self.due(count, now).filter(|&due| due <= now)?;
         let more = count - self.count;
@@ -57,19 +58,19 @@ mod tests {
 
     #[test]
     fn one_line_a_minute_with_the_count() {
-        let mut told = Told::default();
+        let mut logged = LoggedCount::default();
         let start = Instant::now();
-        assert_eq!((told.due(0, start), told.take(0, start)), (None, None));
-        assert_eq!(told.take(1, start), Some(1));
+        assert_eq!((logged.due(0, start), logged.take(0, start)), (None, None));
+        assert_eq!(logged.take(1, start), Some(1));
         for second in 1..60 {
             let now = start + Duration::from_secs(second);
             assert_eq!(
-                (told.due(1 + second, now), told.take(1 + second, now)),
+                (logged.due(1 + second, now), logged.take(1 + second, now)),
                 (Some(start + INTERVAL), None)
             );
         }
-        assert_eq!(told.take(60, start + INTERVAL), Some(59));
-        assert_eq!(told.take(60, start + 2 * INTERVAL), None, "there were none");
+        assert_eq!(logged.take(60, start + INTERVAL), Some(59));
+        assert_eq!(logged.take(60, start + 2 * INTERVAL), None, "there were none");
     }
 
     #[test]
@@ -81,7 +82,7 @@ mod tests {
         assert_eq!(log.due(&load, start), None);
         load.count(Cause::QueueFull);
         assert_eq!(log.due(&load, start), Some(start + INTERVAL));
-        load.count(Cause::TurnedAway);
+        load.count(Cause::Rejected);
         assert_eq!(log.due(&load, start), Some(start), "another cause does not wait");
         log.finish(&load, start);
         assert_eq!(log.due(&load, start), None);

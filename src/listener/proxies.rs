@@ -14,29 +14,29 @@ pub struct Proxies(pub Vec<TrustedProxy>);
 pub enum TrustedProxy {
     /// Every client of the Unix socket.
     Unix,
-    /// The addresses that agree with this one in so many bits.
+    /// The addresses that same_prefix with this one in so many bits.
     Network(IpAddr, u32),
 }
 
 /// The text names no proxy.
 #[derive(Debug)]
-pub struct NoProxy;
+pub struct InvalidProxy;
 
 impl FromStr for TrustedProxy {
-    type Err = NoProxy;
+    type Err = InvalidProxy;
 
-    fn from_str(text: &str) -> Result<Self, NoProxy> {
+    fn from_str(text: &str) -> Result<Self, InvalidProxy> {
         if text == "unix" {
             return Ok(Self::Unix);
         }
         let (address, bits) = match text.split_once('/') {
-            Some((address, bits)) => (address, Some(bits.parse().map_err(|_| NoProxy)?)),
+            Some((address, bits)) => (address, Some(bits.parse().map_err(|_| InvalidProxy)?)),
             None => (text, None),
         };
-        let address: IpAddr = address.parse().map_err(|_| NoProxy)?;
+        let address: IpAddr = address.parse().map_err(|_| InvalidProxy)?;
         let most = if address.is_ipv4() { 32 } else { 128 };
         let bits = bits.unwrap_or(most);
-        if bits > most { Err(NoProxy) } else { Ok(Self::Network(address, bits)) }
+        if bits > most { Err(InvalidProxy) } else { Ok(Self::Network(address, bits)) }
     }
 }
 
@@ -50,16 +50,16 @@ impl fmt::Display for TrustedProxy {
 }
 
 impl TrustedProxy {
-    /// Whether it matches the peer of a connection; `None` is a peer on a Unix socket.
+    /// Returns true for the peer of a connection that it matches; `None` is a peer on a Unix socket.
     fn is(&self, peer: Option<IpAddr>) -> bool {
         match (self, peer) {
             (Self::Unix, None) => true,
             (Self::Network(network, bits), Some(address)) => match (network, address) {
                 (IpAddr::V4(network), IpAddr::V4(address)) => {
-                    agree(u128::from(network.to_bits()), u128::from(address.to_bits()), 32 - bits)
+                    same_prefix(u128::from(network.to_bits()), u128::from(address.to_bits()), 32 - bits)
                 }
                 (IpAddr::V6(network), IpAddr::V6(address)) => {
-                    agree(network.to_bits(), address.to_bits(), 128 - bits)
+                    same_prefix(network.to_bits(), address.to_bits(), 128 - bits)
                 }
                 _ => false,
             },
@@ -68,15 +68,15 @@ impl TrustedProxy {
     }
 }
 
-/// Whether two numbers are equal except for this many of their last bits.
-fn agree(one: u128, other: u128, last: u32) -> bool {
+/// Compares two numbers without this many of their last bits.
+fn same_prefix(one: u128, other: u128, last: u32) -> bool {
     (one ^ other).checked_shr(last).unwrap_or(0) == 0
 }
 
 impl Proxies {
     /// Replaces the address and the scheme of a trusted proxy by those of the client behind it.
-    pub(super) fn see_through(&self, client: &mut ClientInfo, head: &RequestHead) {
-        if self.trust(client.peer) {
+    pub(super) fn apply_forwarding_headers(&self, client: &mut ClientInfo, head: &RequestHead) {
+        if self.trusts(client.peer) {
             client.proxied = true;
             client.peer = self.client(client.peer, head);
             client.secure |=
@@ -84,7 +84,7 @@ impl Proxies {
         }
     }
 
-    pub(super) fn trust(&self, peer: Option<IpAddr>) -> bool {
+    pub(super) fn trusts(&self, peer: Option<IpAddr>) -> bool {
         self.0.iter().any(|proxy| proxy.is(peer))
     }
 
@@ -93,7 +93,7 @@ impl Proxies {
         let values: Vec<&[u8]> = head.header("x-forwarded-for").collect();
         let mut client = peer;
         for entry in values.iter().rev().flat_map(|value| value.rsplit(|&b| b == b',')) {
-            let Some(address) = address(entry).filter(|_| self.trust(client)) else {
+            let Some(address) = address(entry).filter(|_| self.trusts(client)) else {
                 break;
             };
             client = Some(address);
@@ -127,26 +127,26 @@ mod tests {
         let head = format!("GET / HTTP/1.1\r\nHost: h\r\n{headers}\r\n");
         let head = RequestHead::parse(head.as_bytes()).expect("a good head");
         let mut found = ClientInfo { peer: peer.parse().ok(), ..ClientInfo::default() };
-        proxies.see_through(&mut found, &head);
+        proxies.apply_forwarding_headers(&mut found, &head);
         let address = found.peer.map_or("unix".into(), |address| address.to_string());
         assert_eq!((address.as_str(), found.secure), (client, secure), "{trusted} {peer} {headers}");
     }
 
     #[test]
     fn only_a_trusted_proxys_word_counts() {
-        let told = "X-Forwarded-For: 203.0.113.7\r\nX-Forwarded-Proto: https\r\n";
-        check("", "10.0.0.1", told, "10.0.0.1", false);
-        check("10.0.0.2", "10.0.0.1", told, "10.0.0.1", false);
-        check("10.0.0.1", "10.0.0.1", told, "203.0.113.7", true);
-        check("10.0.0.0/8", "10.255.0.1", told, "203.0.113.7", true);
-        check("10.0.0.0/9", "10.255.0.1", told, "10.255.0.1", false);
-        check("0.0.0.0/0", "198.51.100.1", told, "203.0.113.7", true);
-        check("::/0", "10.0.0.1", told, "10.0.0.1", false);
-        check("fd00::/8", "fd12::1", told, "203.0.113.7", true);
-        check("fd00::/8", "fe80::1", told, "fe80::1", false);
-        check("unix", "unix", told, "203.0.113.7", true);
-        check("unix", "10.0.0.1", told, "10.0.0.1", false);
-        check("10.0.0.1", "unix", told, "unix", false);
+        let forwarded = "X-Forwarded-For: 203.0.113.7\r\nX-Forwarded-Proto: https\r\n";
+        check("", "10.0.0.1", forwarded, "10.0.0.1", false);
+        check("10.0.0.2", "10.0.0.1", forwarded, "10.0.0.1", false);
+        check("10.0.0.1", "10.0.0.1", forwarded, "203.0.113.7", true);
+        check("10.0.0.0/8", "10.255.0.1", forwarded, "203.0.113.7", true);
+        check("10.0.0.0/9", "10.255.0.1", forwarded, "10.255.0.1", false);
+        check("0.0.0.0/0", "198.51.100.1", forwarded, "203.0.113.7", true);
+        check("::/0", "10.0.0.1", forwarded, "10.0.0.1", false);
+        check("fd00::/8", "fd12::1", forwarded, "203.0.113.7", true);
+        check("fd00::/8", "fe80::1", forwarded, "fe80::1", false);
+        check("unix", "unix", forwarded, "203.0.113.7", true);
+        check("unix", "10.0.0.1", forwarded, "10.0.0.1", false);
+        check("10.0.0.1", "unix", forwarded, "unix", false);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Whether the listener is alive, for the watchdog: the loop answers when it is woken, and the workers start new work
+//! Tests for the watchdog whether the listener is alive: the loop answers when it is woken, and the workers start new work
 //! within a request's deadline.
 
 use std::io;
@@ -44,7 +44,7 @@ impl Pulse {
         !self.asked.load(Ordering::Acquire)
     }
 
-    /// Whether all workers are busy and none has started a request within `deadline`: then each of them has been with
+    /// Returns true if all workers are busy and none has started a request within `deadline`: then each of them has been with
     /// its request for longer than a request may take. The same for the thread that looks up strangers.
     pub fn workers_stuck(&self, deadline: Duration) -> bool {
         let is_overdue = |began: u64| self.elapsed().saturating_sub(began) > deadline.as_millis() as u64;
@@ -86,11 +86,11 @@ mod tests {
 
     use super::*;
     use crate::listener::Limits;
-    use crate::listener::queue::Next;
-    use crate::listener::workers::Job;
+    use crate::listener::job::Job;
+    use crate::listener::lane::Ticket;
 
     #[test]
-    fn stuck_and_busy_are_told_apart() {
+    fn stuck_is_not_busy() {
         let poll = Poll::new().expect("a poll");
         let waker = Arc::new(Waker::new(poll.registry(), Token(0)).expect("a waker"));
         let load = Arc::new(Load::new(&Limits { workers: 2, ..Limits::default() }));
@@ -103,8 +103,8 @@ mod tests {
         assert!(pulse.loop_answered());
         std::thread::sleep(Duration::from_millis(2));
         let start = || {
-            load.queue.push(Job::of("GET / HTTP/1.1\r\nHost: h\r\n\r\n", &load));
-            let Next::Take(job) = load.queue.take(None) else { panic!("no request") };
+            load.queue.push(Job::numbered(0, Ticket { lane: Some("key_1".into()), ..Ticket::default() }));
+            let Ok(job) = load.queue.take(None) else { panic!("no request") };
             load.queue.set_limit(&job.ticket.lane, None);
         };
         start();

@@ -5,37 +5,31 @@ use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::job::Job;
 use super::lane::{LaneLoad, Name, REMEMBERED, Ticket};
 
-/// What can wait in the queue.
-pub(super) trait Queued {
-    fn ticket(&self) -> &Ticket;
-
-    /// Since when it waits.
-    fn since(&self) -> Instant;
-}
-
-pub(super) struct FairQueue<T> {
+pub(super) struct FairQueue {
     room: Room,
-    state: Mutex<QueueState<T>>,
+    state: Mutex<QueueState>,
     /// There is a request that a thread may take.
     eligible: Condvar,
 }
 
-/// How many requests a queue takes, and of whom.
+/// The limits of a queue.
 #[derive(Clone, Copy)]
 pub(super) struct Room {
     pub threads: usize,
-    /// Beside the requests that a free thread takes at once.
+    /// Requests that may wait, beside those that a free thread takes at once.
     pub places: usize,
-    /// Of these, for strangers.
+    /// The places among these that strangers may fill.
     pub strangers: usize,
-    /// Whether a key may have a limit.
+    /// A key may have a limit.
     pub has_limits: bool,
 }
 
-struct QueueState<T> {
-    lanes: HashMap<Name, LaneState<T>>,
+#[derive(Default)]
+struct QueueState {
+    lanes: HashMap<Name, LaneState>,
     /// The lanes with waiting requests, in the order of their turns.
     turns: VecDeque<Name>,
     waiting: usize,
@@ -44,53 +38,42 @@ struct QueueState<T> {
     /// Threads that wait for a request.
     idle: usize,
     is_closed: bool,
-    /// How many requests each address of a stranger has sent.
+    /// The number of requests that each address of a stranger has sent.
     origins: HashMap<IpAddr, u64>,
 }
 
-struct LaneState<T> {
-    waiting: VecDeque<T>,
+#[derive(Default)]
+struct LaneState {
+    waiting: VecDeque<Job>,
     running: usize,
     limit: Option<u32>,
     /// The limit was read while the lane had requests. Until it is, one request runs alone: the limit may have been changed.
     is_limit_read: bool,
     shed: u64,
-    /// Since the last call of [`FairQueue::used_lanes`].
+    /// It had a request since the last call of [`FairQueue::used_lanes`].
     is_used: bool,
 }
 
-/// What a thread does next.
-pub(super) enum Next<T> {
-    /// A request, which counts as running until [`FairQueue::finish`].
-    Take(T),
+/// The reason why a thread got no request.
+#[derive(Debug)]
+pub(super) enum NoJob {
     /// The time is over.
     Late,
-    /// The queue is closed.
-    End,
+    Closed,
 }
 
-impl<T: Queued> FairQueue<T> {
+impl FairQueue {
     pub fn new(room: Room) -> Self {
-        let state = QueueState {
-            lanes: HashMap::new(),
-            turns: VecDeque::new(),
-            waiting: 0,
-            running: 0,
-            exclusive_runs: false,
-            idle: 0,
-            is_closed: false,
-            origins: HashMap::new(),
-        };
-        Self { room, state: Mutex::new(state), eligible: Condvar::new() }
+        Self { room, state: Mutex::default(), eligible: Condvar::new() }
     }
 
     /// Queues a request. If there is no room, returns the newest of the lane with the most waiting.
-    pub fn push(&self, item: T) -> Option<T> {
+    pub fn push(&self, job: Job) -> Option<Job> {
         let mut state = self.lock();
-        let Ticket { lane: name, origin, is_begun, .. } = item.ticket().clone();
+        let Ticket { lane: name, origin, is_begun, .. } = job.ticket.clone();
         state.count_origin(origin.filter(|_| name.is_none()));
         let lane = state.lane(&name);
-        lane.waiting.push_back(item);
+        lane.waiting.push_back(job);
         lane.is_used = true;
         state.waiting += 1;
         if !state.turns.contains(&name) {
@@ -111,19 +94,20 @@ impl<T: Queued> FairQueue<T> {
         shed
     }
 
-    /// Waits for a request and takes it: the next of the lane whose turn it is.
-    pub fn take(&self, until: Option<Instant>) -> Next<T> {
+    /// Waits for a request and takes it: the next of the lane whose turn it is. It counts as running until
+    /// [`Self::finish`].
+    pub fn take(&self, until: Option<Instant>) -> Result<Job, NoJob> {
         let mut state = self.lock();
         loop {
             let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
             if left.is_zero() {
-                return Next::Late;
+                return Err(NoJob::Late);
             }
             if let Some(taken) = self.take_next(&mut state) {
-                return Next::Take(taken);
+                return Ok(taken);
             }
             if state.is_closed {
-                return Next::End;
+                return Err(NoJob::Closed);
             }
             state.idle += 1;
             state = self.eligible.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
@@ -134,7 +118,7 @@ impl<T: Queued> FairQueue<T> {
     /// The keys whose requests wait, run or have run since the last call.
     pub fn used_lanes(&self) -> Vec<Arc<str>> {
         let mut state = self.lock();
-        let used = |(name, lane): (&Name, &mut LaneState<T>)| {
+        let used = |(name, lane): (&Name, &mut LaneState)| {
             let is_used = lane.is_used;
             lane.is_used = !lane.is_unused();
             name.clone().filter(|_| is_used)
@@ -162,7 +146,7 @@ impl<T: Queued> FairQueue<T> {
     }
 
     /// Removes a waiting request.
-    pub fn remove(&self, is_meant: impl Fn(&T) -> bool) -> Option<T> {
+    pub fn remove(&self, is_meant: impl Fn(&Job) -> bool) -> Option<Job> {
         let mut state = self.lock();
         let find = |name: &Name| {
             let place = state.lanes[name].waiting.iter().position(&is_meant)?;
@@ -178,7 +162,7 @@ impl<T: Queued> FairQueue<T> {
         self.eligible.notify_all();
     }
 
-    /// How many requests run, and how many wait.
+    /// Returns how many requests run, and how many wait.
     pub fn load(&self) -> (usize, usize) {
         let state = self.lock();
         (state.running, state.waiting)
@@ -187,36 +171,36 @@ impl<T: Queued> FairQueue<T> {
     /// The keys that have a request here, or have had one shed.
     pub fn lanes(&self) -> Vec<LaneLoad> {
         let state = self.lock();
-        let report = |(name, lane): (&Name, &LaneState<T>)| {
+        let report = |(name, lane): (&Name, &LaneState)| {
             Some(LaneLoad {
                 name: name.clone().filter(|_| !lane.is_unused() || lane.shed > 0)?,
                 waiting: lane.waiting.len(),
                 running: lane.running,
                 limit: lane.limit,
                 shed: lane.shed,
-                longest_wait: lane.waiting.front().map(|first| first.since().elapsed()),
+                longest_wait: lane.waiting.front().and_then(Job::call).map(|call| call.received.elapsed()),
             })
         };
         state.lanes.iter().filter_map(report).collect()
     }
 
     /// Wakes the threads that have something to do now: waking none costs a system call too.
-    fn wake(&self, state: &QueueState<T>) {
+    fn wake(&self, state: &QueueState) {
         for _ in 0..state.idle.min(self.eligible(state, false)) {
             self.eligible.notify_one();
         }
     }
 
-    /// How many requests could run now; if `soon`, as if all limits had just been read.
-    fn eligible(&self, state: &QueueState<T>, soon: bool) -> usize {
+    /// Returns how many requests could run now; if `soon`, as if all limits had just been read.
+    fn eligible(&self, state: &QueueState, soon: bool) -> usize {
         let of_lane = |name| self.eligible_of(state, name, soon);
         state.turns.iter().map(of_lane).sum()
     }
 
-    /// The same for one lane, or more: of several exclusive requests only the first can.
-    fn eligible_of(&self, state: &QueueState<T>, name: &Name, soon: bool) -> usize {
+    /// Returns how many requests of a lane could run now. It may be fewer: of several exclusive requests only one can.
+    fn eligible_of(&self, state: &QueueState, name: &Name, soon: bool) -> usize {
         let lane = &state.lanes[name];
-        if state.exclusive_runs && lane.waiting.front().is_some_and(|first| first.ticket().exclusive) {
+        if state.exclusive_runs && lane.waiting.front().is_some_and(|first| first.ticket.exclusive) {
             return 0;
         }
         let is_limit_good = soon || lane.is_limit_read || !self.room.has_limits;
@@ -225,64 +209,57 @@ impl<T: Queued> FairQueue<T> {
         lane.waiting.len().min(left)
     }
 
-    fn take_next(&self, state: &mut QueueState<T>) -> Option<T> {
+    fn take_next(&self, state: &mut QueueState) -> Option<Job> {
         let turn = state.turns.iter().position(|name| self.eligible_of(state, name, false) > 0)?;
         let name = state.turns.remove(turn).expect("the position was just found");
         let lane = state.lane(&name);
-        let item = lane.waiting.pop_front().expect("a lane with a turn has requests");
+        let job = lane.waiting.pop_front().expect("a lane with a turn has requests");
         lane.running += 1;
         if !lane.waiting.is_empty() {
             state.turns.push_back(name);
         }
         state.waiting -= 1;
         state.running += 1;
-        state.exclusive_runs |= item.ticket().exclusive;
-        Some(item)
+        state.exclusive_runs |= job.ticket.exclusive;
+        Some(job)
     }
 
-    fn lock(&self) -> MutexGuard<'_, QueueState<T>> {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<T: Queued> LaneState<T> {
+impl LaneState {
     fn is_unused(&self) -> bool {
         self.waiting.is_empty() && self.running == 0
     }
 }
 
-impl<T: Queued> QueueState<T> {
+impl QueueState {
     /// A lane stays when it is not used, as long as there are not too many.
-    fn lane(&mut self, name: &Name) -> &mut LaneState<T> {
+    fn lane(&mut self, name: &Name) -> &mut LaneState {
         if self.lanes.len() > REMEMBERED && !self.lanes.contains_key(name) {
             self.lanes.retain(|_, lane| !lane.is_unused());
         }
-        self.lanes.entry(name.clone()).or_insert_with(|| LaneState {
-            waiting: VecDeque::new(),
-            running: 0,
-            limit: None,
-            is_limit_read: false,
-            shed: 0,
-            is_used: false,
-        })
+        self.lanes.entry(name.clone()).or_default()
     }
 
     /// The lane with the most waiting, of those whose newest request can be shed: of several, that of the newcomer.
     fn longest_lane(&self, newcomer: &Name) -> Option<Name> {
         let can_be_shed =
-            |name: &&Name| self.lanes[*name].waiting.back().is_some_and(|newest| !newest.ticket().is_begun);
+            |name: &&Name| self.lanes[*name].waiting.back().is_some_and(|newest| !newest.ticket.is_begun);
         let length = |name: &&Name| (self.lanes[*name].waiting.len(), *name == newcomer);
         self.turns.iter().filter(can_be_shed).max_by_key(length).cloned()
     }
 
-    fn remove(&mut self, name: &Name, place: usize) -> Option<T> {
+    fn remove(&mut self, name: &Name, place: usize) -> Option<Job> {
         let removed = self.lane(name).waiting.remove(place)?;
         self.waiting -= 1;
         self.settle_lane(name);
         Some(removed)
     }
 
-    fn shed_newest(&mut self, name: &Name) -> Option<T> {
+    fn shed_newest(&mut self, name: &Name) -> Option<Job> {
         let lane = self.lane(name);
         lane.shed += 1;
         let newest = lane.waiting.len().checked_sub(1)?;
@@ -299,12 +276,12 @@ impl<T: Queued> QueueState<T> {
     }
 
     /// Sheds the newest request of the stranger that sent most.
-    fn shed_stranger(&mut self) -> Option<T> {
+    fn shed_stranger(&mut self) -> Option<Job> {
         let strangers = self.lanes.get_mut(&None)?;
         strangers.shed += 1;
-        let sent = |item: &T| item.ticket().origin.and_then(|origin| self.origins.get(&origin));
+        let sent = |job: &Job| job.ticket.origin.and_then(|origin| self.origins.get(&origin));
         // Of several that sent most, the last.
-        let (place, _) = strangers.waiting.iter().enumerate().max_by_key(|(_, item)| sent(item))?;
+        let (place, _) = strangers.waiting.iter().enumerate().max_by_key(|(_, job)| sent(job))?;
         self.remove(&None, place)
     }
 
@@ -324,22 +301,14 @@ mod tests {
 
     use super::*;
 
-    struct Item(Ticket, u32);
-
-    impl Queued for Item {
-        fn ticket(&self) -> &Ticket {
-            &self.0
-        }
-
-        fn since(&self) -> Instant {
-            Instant::now()
-        }
+    fn number(job: &Job) -> u32 {
+        job.connection as u32
     }
 
     /// A queue, its threads, and the limits of the keys.
     struct TestPool {
-        queue: FairQueue<Item>,
-        running: Vec<Item>,
+        queue: FairQueue,
+        running: Vec<Job>,
         limits: HashMap<&'static str, Option<u32>>,
         shed: Vec<u32>,
     }
@@ -363,7 +332,8 @@ mod tests {
         }
 
         fn push(&mut self, ticket: Ticket, number: u32) {
-            self.shed.extend(self.queue.push(Item(ticket, number)).map(|Item(_, number)| number));
+            self.shed
+                .extend(self.queue.push(Job::numbered(number as usize, ticket)).as_ref().map(self::number));
         }
 
         /// Lets a free thread take a request, if there are both.
@@ -377,7 +347,7 @@ mod tests {
 
         /// Reads the limit of a request that runs.
         fn read_limit(&mut self, place: usize) {
-            let lane = &self.running[place].0.lane;
+            let lane = &self.running[place].ticket.lane;
             let limit = lane.as_deref().and_then(|name| self.limits.get(name).copied().flatten());
             self.queue.set_limit(lane, limit);
         }
@@ -390,17 +360,17 @@ mod tests {
         }
 
         fn finish(&mut self, place: usize) -> u32 {
-            let Item(ticket, number) = self.running.remove(place);
-            self.queue.finish(&ticket);
-            number
+            let job = self.running.remove(place);
+            self.queue.finish(&job.ticket);
+            number(&job)
         }
 
         fn remove(&mut self, number: u32) -> Option<u32> {
-            self.queue.remove(|item| item.1 == number).map(|item| item.1)
+            self.queue.remove(|job| job.connection == number as usize).as_ref().map(self::number)
         }
 
         fn running_of(&self, name: &str) -> usize {
-            self.running.iter().filter(|item| item.0.lane.as_deref() == Some(name)).count()
+            self.running.iter().filter(|job| job.ticket.lane.as_deref() == Some(name)).count()
         }
 
         /// Serves everything, and returns the order.
@@ -499,10 +469,10 @@ mod tests {
         pool.settle();
         assert_eq!(pool.running.len(), 2, "another request has the other thread");
         let mut order = Vec::new();
-        while let Some(place) = pool.running.iter().position(|item| item.0.exclusive) {
+        while let Some(place) = pool.running.iter().position(|job| job.ticket.exclusive) {
             order.push(pool.finish(place));
             pool.settle();
-            assert!(pool.running.iter().filter(|item| item.0.exclusive).count() <= 1);
+            assert!(pool.running.iter().filter(|job| job.ticket.exclusive).count() <= 1);
         }
         assert_eq!(order, [1, 11, 21, 2, 3], "the lanes take turns");
         assert_eq!((pool.finish(0), pool.queue.load()), (31, (0, 0)));
@@ -530,7 +500,7 @@ mod tests {
         (31..=36).for_each(|number| pool.push(of_key("b"), number));
         pool.settle();
         assert_eq!((pool.running_of("a"), pool.running_of("b")), (2, 6), "the others use the other threads");
-        while let Some(place) = pool.running.iter().position(|item| item.1 > 30) {
+        while let Some(place) = pool.running.iter().position(|job| job.connection > 30) {
             pool.finish(place);
         }
         for (limit, runs) in [(Some(5), 5), (None, 8)] {
@@ -573,7 +543,7 @@ mod tests {
         }
     }
 
-    /// A thread that nobody wakes would hang this test.
+    /// A thread that is not woken would hang this test.
     #[test]
     fn threads_are_woken_for_what_they_may_take_and_when_the_queue_is_closed() {
         let pool = TestPool::new(3, 64);
@@ -586,15 +556,12 @@ mod tests {
             }
         };
         thread::scope(|scope| {
-            let take = || match queue.take(None) {
-                Next::Take(Item(_, number)) => Some(number),
-                Next::Late | Next::End => None,
-            };
+            let take = || queue.take(None).ok().as_ref().map(number);
             let threads = [(); 3].map(|()| scope.spawn(take));
             until(&|| queue.lock().idle == 3);
-            queue.push(Item(of_key("a"), 1));
+            queue.push(Job::numbered(1, of_key("a")));
             until(&|| queue.load() == (1, 0));
-            queue.push(Item(of_key("a"), 2));
+            queue.push(Job::numbered(2, of_key("a")));
             queue.set_limit(&Some("a".into()), Some(1));
             assert_eq!(queue.load(), (1, 1), "it is at its limit");
             queue.set_limit(&Some("a".into()), Some(2));
@@ -604,8 +571,8 @@ mod tests {
             taken.sort();
             assert_eq!(taken, [None, Some(1), Some(2)]);
         });
-        assert!(matches!(queue.take(Some(Instant::now())), Next::Late));
-        assert!(matches!(queue.take(None), Next::End));
+        assert!(matches!(queue.take(Some(Instant::now())), Err(NoJob::Late)));
+        assert!(matches!(queue.take(None), Err(NoJob::Closed)));
     }
 
     /// Random sequences, against what a plain count of the requests says: no limit is exceeded, no request is lost, and none
@@ -644,7 +611,8 @@ mod tests {
                     _ => {}
                 }
                 let is_over = |number: &u32| {
-                    pool.running.iter().any(|item| item.1 == *number) || pool.shed.contains(number)
+                    pool.running.iter().any(|job| job.connection == *number as usize)
+                        || pool.shed.contains(number)
                 };
                 waiting.retain(|(number, _)| !is_over(number));
                 assert_eq!(pool.queue.load(), (pool.running.len(), waiting.len()), "seed {seed}");
@@ -662,7 +630,7 @@ mod tests {
                 let eligible = pool.queue.eligible(&pool.queue.lock(), false);
                 assert_eq!(eligible > 0, can_run, "seed {seed}, step {number}: {waiting:?}");
                 assert!(!(can_run && has_room) || pool.run_next(), "seed {seed}, step {number}");
-                let taken = pool.running.last().map(|item| item.1);
+                let taken = pool.running.last().map(self::number);
                 waiting.retain(|(number, _)| Some(*number) != taken);
             }
             let (left, served) = (waiting.len() + pool.running.len(), pool.order().len());

@@ -12,7 +12,7 @@ use mio::{Interest, Registry, Token};
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-/// Where to listen, as the setting says it.
+/// An address to listen on: the setting `listen`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     Tcp(SocketAddr),
@@ -28,7 +28,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// A socket that connections come from.
+/// A socket that accepts connections.
 pub struct ListeningSocket {
     kind: SocketKind,
     /// The file to remove at the end, of a Unix socket that this process made.
@@ -76,7 +76,7 @@ impl ListeningSocket {
         Ok(SocketKind::Unix(UnixListener::from_std(listener)).into())
     }
 
-    /// Where it listens, with the actual port if the system chose it.
+    /// Returns the address, with the actual port if the system chose it.
     pub fn address(&self) -> io::Result<Address> {
         Ok(match &self.kind {
             SocketKind::Tcp(listener) => Address::Tcp(listener.local_addr()?),
@@ -139,8 +139,8 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Creates a Unix socket at a path. Its file never has more permissions than `mode`: Linux takes the mode of the new file from
-/// the unbound socket, less the umask. Setting the umask itself would affect files that other threads create.
+/// Creates a Unix socket at a path. Its file never has more permissions than `mode`: Linux takes the mode of the new
+/// file from the unbound socket, less the umask. Setting the umask itself would affect files that other threads create.
 fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -179,7 +179,7 @@ impl InboundStream {
         })
     }
 
-    /// Writes what can be written without waiting, and says how much that was.
+    /// Writes what can be written without waiting, and returns how many bytes that was.
     pub fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         let mut written = 0;
         while written < bytes.len() {

@@ -1,18 +1,18 @@
-//! The thread that looks up strangers: requests whose key the queue does not know. It answers those without a valid key at once
-//! and moves the others to the lane of their key, so that neither waits for a worker to find out.
+//! The thread that looks up strangers: requests whose key the queue does not know. It answers those without a valid key
+//! at once and moves the others to the lane of their key, so that neither waits for a worker to find out.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::connection::Then;
+use super::completions::{Assignment, Outgoing};
+use super::job::Job;
 use super::load::Cause;
-use super::queue::{FairQueue, Next};
-use super::workers::{Assignment, Job, Outgoing, RunningCall, ThreadGroup, outlive_panic};
+use super::queue::{FairQueue, NoJob};
+use super::workers::{RunningCall, ThreadGroup, contain_panic};
 use super::{Lane, RequestIdentity, Service};
 use crate::error::{Failure, FailureCause};
-use crate::http::response;
 
-/// How often the limits of the keys whose requests wait or run are read.
+/// The interval at which the limits of the keys whose requests wait or run are read.
 const LIMITS_INTERVAL: Duration = Duration::from_secs(1);
 
 impl<S: Service> ThreadGroup<S> {
@@ -21,16 +21,16 @@ impl<S: Service> ThreadGroup<S> {
         let mut next_limits = Instant::now();
         loop {
             match self.queue.take(Some(next_limits)) {
-                Next::Take(job) => {
+                Ok(job) => {
                     let _busy = self.completions.pulse.start_look_up();
-                    outlive_panic(|| self.look_up(job));
+                    contain_panic(|| self.look_up(job));
                 }
-                Next::Late => {
+                Err(NoJob::Late) => {
                     next_limits = Instant::now() + LIMITS_INTERVAL;
                     let _busy = self.completions.pulse.start_look_up();
-                    outlive_panic(|| self.read_limits());
+                    contain_panic(|| self.read_limits());
                 }
-                Next::End => return,
+                Err(NoJob::Closed) => return,
             }
         }
     }
@@ -52,7 +52,7 @@ impl<S: Service> ThreadGroup<S> {
                 }
             }
             RequestIdentity::Refused(response) => {
-                let outgoing = self.respond(call, *response);
+                let outgoing = self.completions.outgoing(call, *response);
                 drop(job);
                 assignment.finish(Some(outgoing));
             }
@@ -73,7 +73,7 @@ impl<S: Service> ThreadGroup<S> {
         self.workers_queue().set_limit(&of_key, lane.limit);
     }
 
-    fn workers_queue(&self) -> &FairQueue<Job> {
+    fn workers_queue(&self) -> &FairQueue {
         &self.completions.load.queue
     }
 
@@ -83,8 +83,7 @@ impl<S: Service> ThreadGroup<S> {
         self.completions.load.count(Cause::QueueFull);
         let failure = Failure::shed(FailureCause::QueueFull);
         let response = self.service.refuse(call.request.client.peer, Some(call), failure);
-        let outgoing = Outgoing::new(response.encode(response::ConnectionHeader::Close, false), Then::Close);
-        Assignment::new(&self.completions, job.connection).finish(Some(outgoing));
+        Assignment::new(&self.completions, job.connection).finish(Some(Outgoing::last(&response, false)));
     }
 
     /// Reads the limits of the keys that have requests. A key that is no longer valid is a stranger again.

@@ -20,19 +20,19 @@ use crate::{der, files};
 /// report it. Measured over 1,000 sessions: 7.7 KiB after the handshake, 9.3 after a completion.
 const OWN_WEIGHT: usize = 10 * 1024;
 
-/// How much of an answer is encrypted ahead of what the socket takes.
+/// The bytes of an answer that are encrypted ahead of what the socket takes.
 const AHEAD: usize = 64 * 1024;
 
 /// Begins sessions with the current certificate.
 pub struct Acceptor {
     config: Arc<ServerConfig>,
-    shown: Arc<Shown>,
+    current: Arc<CurrentCertificate>,
 }
 
 /// A certificate and its key, read and found to belong together.
 pub struct Certificate(Arc<CertifiedKey>);
 
-/// Why there is no certificate: what is wrong with which of the two files.
+/// The reason why there is no certificate: the file, and what is wrong with it.
 #[derive(Debug)]
 pub enum TlsError {
     Certificate(String),
@@ -44,7 +44,7 @@ impl Certificate {
         let chain = read(certificate)
             .and_then(|text| {
                 let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
-                chain.map_err(|error| told(&error))
+                chain.map_err(|error| pem_message(&error))
             })
             .and_then(|chain| match chain.is_empty() {
                 true => Err("there is no certificate in it".to_owned()),
@@ -52,7 +52,7 @@ impl Certificate {
             })
             .map_err(TlsError::Certificate)?;
         let key = read(key)
-            .and_then(|text| PrivateKeyDer::from_pem_slice(&text).map_err(|error| told(&error)))
+            .and_then(|text| PrivateKeyDer::from_pem_slice(&text).map_err(|error| pem_message(&error)))
             .map_err(TlsError::Key)?;
         let certified = CertifiedKey::from_der(chain, key, &provider())
             .map_err(|error| TlsError::Key(format!("it does not match the certificate: {error}")))?;
@@ -73,8 +73,8 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
     files::read(path).map_err(|error| error.to_string())
 }
 
-/// What is wrong with a PEM file, with nothing of it in the text.
-fn told(error: &pem::Error) -> String {
+/// Describes an error in a PEM file without repeating any of the file.
+fn pem_message(error: &pem::Error) -> String {
     match error {
         pem::Error::NoItemsFound => "there is no such part in it, or not in PEM".to_owned(),
         _ => "it is not valid PEM".to_owned(),
@@ -87,30 +87,30 @@ fn provider() -> CryptoProvider {
 
 impl Acceptor {
     pub fn new(certificate: Certificate) -> Result<Self, rustls::Error> {
-        let shown = Arc::new(Shown(RwLock::new(certificate.0)));
+        let current = Arc::new(CurrentCertificate(RwLock::new(certificate.0)));
         let mut config = ServerConfig::builder_with_provider(Arc::new(provider()))
             .with_safe_default_protocol_versions()?
             .with_no_client_auth()
-            .with_cert_resolver(Arc::clone(&shown) as _);
+            .with_cert_resolver(Arc::clone(&current) as _);
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         // Session tickets: the client keeps the encrypted state for a resumption, so none is kept here.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.ticketer = ring::Ticketer::new()?;
         config.send_tls13_tickets = 1;
-        Ok(Self { config: Arc::new(config), shown })
+        Ok(Self { config: Arc::new(config), current })
     }
 
     /// Uses this certificate for new connections. Established sessions continue. Returns whether it is another one.
-    pub fn show(&self, certificate: Certificate) -> bool {
-        let mut shown = self.shown.0.write().unwrap_or_else(PoisonError::into_inner);
-        let is_new = shown.cert != certificate.0.cert;
-        *shown = certificate.0;
+    pub fn replace_certificate(&self, certificate: Certificate) -> bool {
+        let mut current = self.current.0.write().unwrap_or_else(PoisonError::into_inner);
+        let is_new = current.cert != certificate.0.cert;
+        *current = certificate.0;
         is_new
     }
 
     /// When the certificate of new connections expires, in Unix seconds.
     pub fn expires(&self) -> Option<i64> {
-        expires(&self.shown.0.read().unwrap_or_else(PoisonError::into_inner))
+        expires(&self.current.0.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     pub(super) fn accept(&self) -> Result<TlsSession, rustls::Error> {
@@ -121,17 +121,17 @@ impl Acceptor {
 }
 
 /// The certificate that new handshakes use.
-struct Shown(RwLock<Arc<CertifiedKey>>);
+struct CurrentCertificate(RwLock<Arc<CertifiedKey>>);
 
-impl ResolvesServerCert for Shown {
+impl ResolvesServerCert for CurrentCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner)))
     }
 }
 
-impl fmt::Debug for Shown {
+impl fmt::Debug for CurrentCertificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Shown(…)")
+        f.write_str("CurrentCertificate(…)")
     }
 }
 
@@ -144,24 +144,14 @@ pub(super) struct TlsSession {
     unsent: usize,
 }
 
-/// What came of reading the socket.
-pub(super) enum Received {
-    /// So many bytes, and whether that was all.
-    Some {
-        count: usize,
-        is_all: bool,
-    },
-    End,
-}
-
 impl TlsSession {
-    /// Whether the client is in the middle of its handshake: it has begun it, and has not ended it.
-    pub fn is_half_shaken(&self) -> bool {
-        self.connection.is_handshaking() && self.unread > 0
+    /// Returns true if the client has begun its handshake and not ended it.
+    pub fn is_handshaking(&self) -> bool {
+        !self.is_established() && self.unread > 0
     }
 
-    pub fn is_handshaking(&self) -> bool {
-        self.connection.is_handshaking()
+    pub fn is_established(&self) -> bool {
+        !self.connection.is_handshaking()
     }
 
     /// Reads decrypted bytes. Returns 0 at the end, and `None` if more has to be received first.
@@ -176,28 +166,29 @@ impl TlsSession {
         }
     }
 
-    /// Reads from the socket, and sends the handshake messages or the alert that follow from it.
-    pub fn receive(&mut self, stream: &InboundStream) -> io::Result<Received> {
+    /// Reads from the socket, and sends the handshake messages or the alert that follow from it. Returns the number of
+    /// bytes, which is 0 at the end, and whether that was all that the socket had.
+    pub fn receive(&mut self, stream: &InboundStream) -> io::Result<(usize, bool)> {
         let mut wire = RustlsSocket { stream, is_all: false };
         let count = self.connection.read_tls(&mut wire)?;
         if count == 0 {
-            return Ok(Received::End);
+            return Ok((0, true));
         }
         let is_all = wire.is_all;
         self.unread += count;
-        let was_handshaking = self.connection.is_handshaking();
+        let was_established = self.is_established();
         let processed = self.connection.process_new_packets();
         // The alert after an error, else the next message of the handshake.
         self.flush(stream)?;
         processed.map_err(io::Error::other)?;
-        if was_handshaking && !self.connection.is_handshaking() {
+        if !was_established && self.is_established() {
             self.unread = 0;
         }
-        Ok(Received::Some { count, is_all })
+        Ok((count, is_all))
     }
 
     /// Frees the buffer of the last request: a large body leaves 32 KiB, and it may be long until the next request.
-    pub fn rest(&mut self) {
+    pub fn shrink_buffer(&mut self) {
         // `rustls` makes its buffer smaller before it reads.
         let _ = self.connection.read_tls(&mut NoInput);
     }

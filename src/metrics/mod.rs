@@ -224,7 +224,7 @@ fn shed(text: &mut MetricsText, load: &Snapshot) {
     text.counter("adriaticum_connections_accepted_total", "Connections accepted.").with("", load.accepted);
     let help = "Connections closed because there was no room: new ones, and unfinished or idle ones that were evicted.";
     text.counter("adriaticum_connections_shed_total", help)
-        .with("which=\"new\"", load.of(Cause::TurnedAway))
+        .with("which=\"new\"", load.of(Cause::Rejected))
         .with("which=\"unfinished\"", load.of(Cause::UnfinishedEvicted))
         .with("which=\"idle\"", load.of(Cause::IdleEvicted));
     text.counter("adriaticum_requests_shed_total", "Requests answered 503 because there was no room.")

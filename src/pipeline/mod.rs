@@ -12,7 +12,7 @@ use self::record::Record;
 use crate::api::grounding::Grounding;
 use crate::api::key::{self, Caller};
 use crate::api::refusals::Refusals;
-use crate::api::{budget, host, inference, ledger, permission, reply, route, size, validation};
+use crate::api::{inference, reply, steps, validation};
 use crate::config::Compatibility;
 use crate::error::{Failure, FailureCause};
 use crate::http::{Request, RequestHead, Response};
@@ -36,23 +36,23 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// The steps that the head decides, before any of the body is read. They look nothing up.
+    /// Runs the steps that need only the head, before any of the body is read. They look nothing up.
     pub fn check_head(&self, head: &RequestHead) -> Result<SecretDigest, Failure> {
-        host::check(head, &self.api_hosts)?;
-        route::check(head)?;
-        size::check_declared(head)?;
+        steps::check_host(head, &self.api_hosts)?;
+        steps::check_route(head)?;
+        steps::check_declared_size(head)?;
         key::digest(head)
     }
 
-    /// The failure that every request would get now; `None` if only a request can show it.
+    /// Returns the failure that every request would get now, if it is known.
     pub fn outage(&self) -> Option<Failure> {
-        self.store.lost().map(|error| ledger::not_opened(&error))
+        self.store.lost().map(|error| steps::row_not_opened(&error))
     }
 
     /// Looks up the key of a request that the queue does not know, or answers the request.
     pub fn identify(&self, call: &PendingRequest, digest: &SecretDigest) -> Result<Caller, Box<Response>> {
         let look_up = || {
-            size::check(&call.request)?;
+            steps::check_size(&call.request)?;
             key::authenticate(digest, &self.store, when::now())
         };
         catch_panic(look_up).map_err(|failure| {
@@ -61,7 +61,7 @@ impl Pipeline {
         })
     }
 
-    /// Of these keys those that are valid, with their limits; `None` if they can't be read.
+    /// Returns the lanes of those keys that are valid; `None` if they can't be read.
     pub fn lanes(&self, ids: &[Arc<str>]) -> Option<Vec<Lane>> {
         let now = when::now();
         let keys = self.store.find_keys(ids).ok()?.into_iter().filter(|key| key.is_valid(now));
@@ -99,7 +99,7 @@ impl Pipeline {
         respond(&record, &result)
     }
 
-    /// The steps. The first that fails ends the request.
+    /// Runs the steps. The first that fails ends the request.
     fn complete(
         &self,
         request: &Request,
@@ -107,7 +107,7 @@ impl Pipeline {
         running: &RunningCall,
         record: &mut Record,
     ) -> Result<Generated, Failure> {
-        let body = size::check(request)?;
+        let body = steps::check_size(request)?;
         // `begin` looks the key up, and only a good request may begin. So the body is read first, but what is wrong with it
         // counts only if the key is valid and has the permission: 401 and 403 come before 400.
         let read = catch_panic(|| self.read(request, body));
@@ -149,7 +149,7 @@ impl Pipeline {
             Err(StoreError::KeyRefused) => Err(self.refuse_key_first(record, digest, key::changed())),
             Err(error) => {
                 self.metrics.ledger_open_errors.add(1);
-                let failure = ledger::not_opened(&error);
+                let failure = steps::row_not_opened(&error);
                 // The row may be there all the same, now or in a moment.
                 if let StoreError::Unknown(_) = error {
                     self.store.settle_later(id, record.outcome(Err(&failure)));
@@ -174,7 +174,7 @@ impl Pipeline {
         };
         self.metrics.ledger_settle_errors.add(1);
         let failure = match result {
-            Ok(_) => ledger::not_kept(&error),
+            Ok(_) => steps::outcome_not_durable(&error),
             Err(failure) => {
                 record.log_ledger_error(&error);
                 failure
@@ -193,8 +193,8 @@ impl Pipeline {
             Err(of_key) => return of_key,
         };
         record.key_id = Some(caller.key_id.clone());
-        let allowed =
-            permission::check(&caller.permissions).and_then(|()| budget::check(caller.budget, created));
+        let allowed = steps::check_permission(&caller.permissions)
+            .and_then(|()| steps::check_budget(caller.budget, created));
         let failure = allowed.err().unwrap_or(failure);
         self.record(record, &caller, &failure);
         failure
@@ -203,7 +203,7 @@ impl Pipeline {
     /// Writes the row of a refused request, unless its key has had too many. The client gets its error even if that fails.
     fn record(&self, record: &mut Record, caller: &Caller, failure: &Failure) {
         let is_clients_fault = (400..500).contains(&failure.error.status());
-        if is_clients_fault && !self.refusals.have_row(&caller.key_id, Instant::now()) {
+        if is_clients_fault && !self.refusals.allow_row(&caller.key_id, Instant::now()) {
             record.is_unrecorded = true;
             return self.metrics.unrecorded.add(1);
         }

@@ -1,4 +1,4 @@
-//! What is known about a request while it goes through the steps: its row, its log line and its times.
+//! The record of a request while it goes through the steps, for its row, its log line and its metrics.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -15,7 +15,6 @@ use crate::runtime::{Generated, Spent};
 use crate::store::{LedgerOutcome, NewRow, Searched, StoreError};
 use crate::when::milliseconds;
 
-/// What is known about a request while it goes through the steps.
 pub(super) struct Record {
     pub id: RequestId,
     /// When the request was complete, in Unix seconds.
@@ -25,7 +24,7 @@ pub(super) struct Record {
     pub client: Option<IpAddr>,
     pub key_id: Option<String>,
     pub searched: Option<Searched>,
-    /// What the calls to the runtime have cost.
+    /// The cost of the calls to the runtime.
     pub spent: Spent,
     /// All writes to the ledger together.
     pub ledger: Option<Duration>,
@@ -57,7 +56,7 @@ impl Record {
         }
     }
 
-    /// What came of Search, unless it was cancelled.
+    /// The result of Search, unless it was cancelled.
     pub fn searched(&self) -> Option<&Searched> {
         self.searched.as_ref().filter(|searched| !self.is_abandoned || searched.results.is_some())
     }
@@ -118,8 +117,8 @@ impl Record {
         text
     }
 
-    /// One line a request, with nothing in it that the client wrote; and another one with the details of a 5xx. A refusal
-    /// without a valid key may have none, unless the level is `debug`.
+    /// Writes one line for a request, with nothing in it that the client wrote; and another one with the details of a
+    /// 5xx. A refusal without a valid key may have none, unless the level is `debug`.
     pub fn log(&self, result: &Result<Generated, Failure>) {
         let failure = result.as_ref().err();
         let has_line = failure.is_none_or(|failure| self.has_line(failure));
@@ -168,12 +167,12 @@ impl Record {
         }
     }
 
-    /// The outcome of a request that got an error anyway could not be written.
+    /// Logs that the outcome of a request that got an error anyway could not be written.
     pub fn log_ledger_error(&self, error: &StoreError) {
         log::error!("id={} details={:?}", self.id, format!("ledger: {error}"));
     }
 
-    /// Whether a refused request has a line of its own.
+    /// Returns true if a refused request has a line of its own.
     fn has_line(&self, failure: &Failure) -> bool {
         // If the open row could not be inserted, the key is not known. It was when the request was given to a worker.
         let is_ledger_failure = self.ledger.is_some() && failure.error == ApiError::ServiceUnavailable;

@@ -21,7 +21,7 @@ struct Calls {
     has_failed_last: bool,
 }
 
-/// How a runtime is doing.
+/// The status of a runtime.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct RuntimeStatus {
     pub url: String,

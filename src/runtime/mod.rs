@@ -1,4 +1,4 @@
-//! The inference runtime: what it is asked, what it answers, and which of several is asked.
+//! The inference runtime: its requests and answers, and the choice between several.
 //!
 //! A request is sent once. If a connection can't be made, the next runtime is tried; once a byte was sent, an inference
 //! may have been spent, and there is no second try.
@@ -9,8 +9,7 @@ mod wire;
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -18,8 +17,8 @@ use ureq::http::Uri;
 
 use history::History;
 pub use history::RuntimeStatus;
-pub use probe::{About, probe};
-use wire::Question;
+pub use probe::{RuntimeInfo, probe};
+use wire::CompletionRequest;
 pub use wire::{context_exceeded, read_answer};
 
 use crate::client::{Call, CallError, Cancellation, HttpClient};
@@ -27,9 +26,9 @@ use crate::config::RuntimeConfig;
 use crate::error::FailureCause;
 use crate::store::Tokens;
 
-/// How large an answer may be, apart from a repeated prompt. Every worker may hold one, so the limit is a worker's share of
-/// `buffer_limit`. The least is enough for an honest answer: a completion has at most 512 tokens, and the longest tokens of
-/// common vocabularies have some 128 characters.
+/// The bounds of the limit on the size of an answer, apart from a repeated prompt. Every worker may hold an answer, so
+/// the limit is a worker's share of `buffer_limit`. The least is enough for an honest answer: a completion has at most
+/// 512 tokens, and the longest tokens of common vocabularies have some 128 characters.
 const ANSWER_LIMITS: (usize, usize) = (128 * 1024, 4 * 1024 * 1024);
 
 /// The time for which a runtime that could not be reached is asked last.
@@ -57,7 +56,7 @@ pub enum Role {
     Assistant,
 }
 
-/// What the runtime generated, and what it measured.
+/// The text that the runtime generated, and the tokens that it measured.
 #[derive(Debug)]
 pub struct Generated {
     pub content: String,
@@ -65,7 +64,7 @@ pub struct Generated {
     pub tokens: Tokens,
 }
 
-/// What the runtime calls of one request have cost so far. They share `runtime.timeout`, and are cancelled together.
+/// The cost of the runtime calls of one request so far. They share `runtime.timeout`, and are cancelled together.
 #[derive(Debug, Default)]
 pub struct Spent {
     /// `None` if no call was made.
@@ -76,7 +75,7 @@ pub struct Spent {
 }
 
 impl Spent {
-    /// Makes a call that ends when the request's time for the runtime does, and adds what it took.
+    /// Makes a call that ends when the request's time for the runtime does, and adds its time and tokens.
     fn add(
         &mut self,
         timeout: Duration,
@@ -99,10 +98,10 @@ impl Spent {
     }
 }
 
-/// What came of a call; an error comes with the address of the runtime it is about.
+/// The result of a call; an error comes with the address of the runtime it is about.
 pub type CallResult = Result<Generated, (String, RuntimeError)>;
 
-/// Why there is no answer. It contains nothing that the runtime sent, because that may repeat the prompt.
+/// The reason why there is no answer. It contains nothing that the runtime sent, because that may repeat the prompt.
 #[derive(Debug)]
 pub enum RuntimeError {
     /// There is no answer, or not a whole one.
@@ -117,7 +116,7 @@ pub enum RuntimeError {
 }
 
 impl RuntimeError {
-    /// Whether no inference can have been spent: nothing was sent, or it was refused.
+    /// Returns true if no inference can have been spent: nothing was sent, or it was refused.
     fn cost_nothing(&self) -> bool {
         match self {
             Self::Call(CallError::Unreachable(_)) | Self::ContextExceeded(_) => true,
@@ -165,7 +164,8 @@ struct RuntimeEntry {
     url: String,
     /// The URL of its completions, parsed once.
     uri: Uri,
-    under_way: AtomicUsize,
+    /// Each call under way holds a clone.
+    under_way: Arc<()>,
     /// Before then it is asked last, because a connection could not be made.
     backoff_until: Mutex<Instant>,
     history: History,
@@ -195,7 +195,7 @@ impl Runtimes {
         response_format: Option<&serde_json::Value>,
         spent: &mut Spent,
     ) -> CallResult {
-        let body = serde_json::to_vec(&Question {
+        let body = serde_json::to_vec(&CompletionRequest {
             model: &self.model,
             messages: &chat.messages,
             temperature: chat.temperature,
@@ -207,12 +207,12 @@ impl Runtimes {
         spent.add(self.timeout, |deadline, cancellation| self.ask_in_order(&body, deadline, cancellation))
     }
 
-    /// How each of them is doing, in the order of the configuration.
+    /// Returns the status of each runtime, in the order of the configuration.
     pub fn status(&self) -> Vec<RuntimeStatus> {
         let now = Instant::now();
         let status = |member: &RuntimeEntry| RuntimeStatus {
             url: member.url.clone(),
-            in_progress: member.under_way.load(Ordering::Relaxed),
+            in_progress: member.calls(),
             is_unreachable: *member.backoff_until() > now,
             ..member.history.status()
         };
@@ -240,9 +240,7 @@ impl Runtimes {
     fn in_order(&self) -> Vec<&RuntimeEntry> {
         let now = Instant::now();
         let mut members: Vec<&RuntimeEntry> = self.members.iter().collect();
-        members.sort_by_cached_key(|member| {
-            (*member.backoff_until() > now, member.under_way.load(Ordering::Relaxed))
-        });
+        members.sort_by_cached_key(|member| (*member.backoff_until() > now, member.calls()));
         members
     }
 
@@ -253,7 +251,7 @@ impl Runtimes {
         deadline: Instant,
         cancellation: &Cancellation,
     ) -> Result<Generated, RuntimeError> {
-        let _counted = member.count();
+        let _under_way = Arc::clone(&member.under_way);
         let answer = self.client.call(&Call {
             uri: &member.uri,
             authorization: self.authorization.as_deref(),
@@ -278,7 +276,7 @@ impl RuntimeEntry {
             uri: format!("{url}/chat/completions")
                 .parse()
                 .expect("the configuration has checked the address"),
-            under_way: AtomicUsize::new(0),
+            under_way: Arc::default(),
             backoff_until: Mutex::new(Instant::now()),
             history: History::default(),
         }
@@ -288,16 +286,9 @@ impl RuntimeEntry {
         self.backoff_until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a call as under way until the result is dropped, by a panic too.
-    fn count(&self) -> impl Drop {
-        struct Counted<'a>(&'a AtomicUsize);
-        impl Drop for Counted<'_> {
-            fn drop(&mut self) {
-                self.0.fetch_sub(1, Ordering::Relaxed);
-            }
-        }
-        self.under_way.fetch_add(1, Ordering::Relaxed);
-        Counted(&self.under_way)
+    /// The number of calls under way.
+    fn calls(&self) -> usize {
+        Arc::strong_count(&self.under_way) - 1
     }
 }
 
@@ -339,7 +330,7 @@ mod tests {
         let runtimes = Runtimes::new(&config, 1, 0).expect("there are three");
         let order = || -> Vec<&str> { runtimes.in_order().iter().map(|m| &m.url[7..8]).collect() };
         assert_eq!(order(), ["a", "b", "c"]);
-        let first = runtimes.members[0].count();
+        let first = Arc::clone(&runtimes.members[0].under_way);
         assert_eq!(order(), ["b", "c", "a"]);
         *runtimes.members[1].backoff_until() += Duration::from_secs(999);
         assert_eq!(order(), ["c", "a", "b"]);

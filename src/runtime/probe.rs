@@ -1,4 +1,4 @@
-//! What can be learnt about a runtime without spending an inference.
+//! Asks a runtime for its models and context size, without spending an inference.
 
 use std::time::{Duration, Instant};
 
@@ -10,17 +10,17 @@ use crate::config::RuntimeConfig;
 /// The largest answer that is read: a list of models, or a description of one.
 const MAX_ANSWER: u64 = 1024 * 1024;
 
-/// What a runtime tells about itself.
+/// The models of a runtime and its context size.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct About {
+pub struct RuntimeInfo {
     /// The names it knows its models by.
     pub models: Vec<String>,
-    /// How many tokens a prompt and its answer may have together.
+    /// The tokens that a prompt and its answer may have together.
     pub context: Option<u64>,
 }
 
 /// Asks the server at a base address for its models. Returns `None` if it is not a runtime.
-pub fn probe(url: &str, config: &RuntimeConfig, time: Duration) -> Option<About> {
+pub fn probe(url: &str, config: &RuntimeConfig, time: Duration) -> Option<RuntimeInfo> {
     let client = HttpClient::new(1, config.ca.clone());
     let authorization = config.api_key.as_ref().map(|key| format!("Bearer {}", key.expose()));
     let get = |address: String| -> Option<Value> {
@@ -46,9 +46,9 @@ pub fn probe(url: &str, config: &RuntimeConfig, time: Duration) -> Option<About>
 }
 
 /// The list that every OpenAI-compatible runtime has; vLLM includes the context size.
-fn read_models(list: &Value) -> Option<About> {
+fn read_models(list: &Value) -> Option<RuntimeInfo> {
     let models = list["data"].as_array()?;
-    Some(About {
+    Some(RuntimeInfo {
         models: models.iter().filter_map(|model| Some(model["id"].as_str()?.to_owned())).collect(),
         context: models.iter().find_map(|model| model["max_model_len"].as_u64()),
     })
@@ -71,7 +71,7 @@ mod tests {
             (json!([]), None),
         ] {
             let found = read_models(&list);
-            let about = about.map(|(models, context)| About {
+            let about = about.map(|(models, context)| RuntimeInfo {
                 models: models.into_iter().map(String::from).collect(),
                 context,
             });

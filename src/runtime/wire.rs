@@ -12,12 +12,12 @@ const MAX_FIGURE: u32 = 1_000_000_000;
 /// The longest finish reason that is passed on, in characters.
 const MAX_REASON: usize = 64;
 
-/// What runtimes without an error code for it say about a prompt that is too long.
+/// Phrases with which runtimes without an error code refuse a prompt that is too long.
 const PHRASES: [&str; 2] = ["maximum context length", "available context size"];
 
-/// What is sent: only members that the service knows.
+/// The request to a runtime: only members that the service knows.
 #[derive(Serialize)]
-pub(super) struct Question<'a> {
+pub(super) struct CompletionRequest<'a> {
     pub model: &'a str,
     pub messages: &'a [ChatMessage<'a>],
     pub temperature: f64,
@@ -27,8 +27,8 @@ pub(super) struct Question<'a> {
     pub response_format: Option<&'a serde_json::Value>,
 }
 
-/// What is read of an answer. A raw member is read by itself: if it can't be used, the answer still can. That holds for
-/// a number with more digits than any type has too.
+/// The members of an answer that are used. A raw member is read by itself: if it can't be used, the answer still can.
+/// That holds for a number with more digits than any type has too.
 #[derive(Deserialize)]
 struct CompletionAnswer<'a> {
     #[serde(borrow, default)]
@@ -84,17 +84,17 @@ fn figure(raw: Option<&RawValue>) -> Option<i64> {
     raw?.get().parse().ok().filter(|&figure: &u32| figure <= MAX_FIGURE).map(i64::from)
 }
 
-/// Whether a refusal says that the prompt is too long: by the error type of llama.cpp, the code of OpenAI, or the message of
+/// Recognizes a refusal because the prompt is too long: by the error type of llama.cpp, the code of OpenAI, or the message of
 /// runtimes that have no code for it, such as vLLM, which does not always wrap its errors either.
 pub fn context_exceeded(bytes: &[u8]) -> Option<RuntimeError> {
     let answer: serde_json::Value = serde_json::from_slice(bytes).ok()?;
     let error = answer.get("error").unwrap_or(&answer);
     let is = |member: &str, word: &str| error.get(member).and_then(|value| value.as_str()) == Some(word);
-    let told = is("type", "exceed_context_size_error")
+    let is_exceeded = is("type", "exceed_context_size_error")
         || is("code", "context_length_exceeded")
         || error["message"].as_str().is_some_and(|text| PHRASES.iter().any(|phrase| text.contains(phrase)));
     let figures = error["n_prompt_tokens"].as_u64().zip(error["n_ctx"].as_u64());
-    told.then_some(RuntimeError::ContextExceeded(figures))
+    is_exceeded.then_some(RuntimeError::ContextExceeded(figures))
 }
 
 #[cfg(test)]
@@ -116,8 +116,8 @@ mod tests {
             (r#"{"choices":[{"message":{"content":"x"},"finish_reason":7}]}"#, "x", None, None),
         ] {
             let found = read_answer(answer.as_bytes()).expect(answer);
-            let told = (found.content.as_str(), found.finish_reason.as_deref(), found.tokens.total_tokens);
-            assert_eq!(told, (content, reason, total), "{answer}");
+            let read = (found.content.as_str(), found.finish_reason.as_deref(), found.tokens.total_tokens);
+            assert_eq!(read, (content, reason, total), "{answer}");
         }
     }
 

@@ -12,13 +12,13 @@ use adriaticum::error::Failure;
 use adriaticum::http::response::{Broken, Pieces};
 use adriaticum::http::{self, Request, RequestHead, Response};
 use adriaticum::listener::{
-    Acceptor, Address, Admission, Cause, Certificate, Destination, Lane, Level, Limits, Listener,
-    ListeningSocket, Load, PendingRequest, RequestIdentity, RunningCall, Service, Ticket,
+    Acceptor, Admission, Cause, Certificate, Lane, Level, Limits, Load, PendingRequest, RequestIdentity,
+    RunningCall, Service,
 };
 
-use adriaticum::secret::SecretDigest;
-
-use crate::support::{Client, Folder, PATIENCE, connect_from, until};
+use crate::support::{
+    Client, Folder, PATIENCE, admit_with_one_key, connect_from, local_listener, one_key, until,
+};
 use crate::tls;
 
 const SHORT: Duration = Duration::from_millis(300);
@@ -58,17 +58,12 @@ impl Service for Echo {
                 }
                 Admission::Answer(Response::json(404, b"from the head".to_vec()))
             }
-            _ => {
-                let digest = SecretDigest::of("key");
-                let ticket = Ticket { credential: Some(digest), ..Ticket::default() };
-                Admission::Read(Destination::Api(digest), ticket)
-            }
+            _ => admit_with_one_key(),
         }
     }
 
-    /// All clients have the same key.
     fn identify(&self, _: &PendingRequest) -> RequestIdentity {
-        RequestIdentity::Known(Lane { name: "key".into(), limit: None })
+        one_key()
     }
 
     fn lanes(&self, _: &[Arc<str>]) -> Option<Vec<Lane>> {
@@ -147,15 +142,8 @@ fn serve(limits: Limits) -> Running {
 }
 
 fn serve_with(limits: Limits, acceptor: Option<Acceptor>) -> Running {
-    let any = Address::Tcp(([127, 0, 0, 1], 0).into());
-    let socket = ListeningSocket::bind(&any, 0).expect("a port should be free");
-    let Ok(Address::Tcp(address)) = socket.address() else {
-        panic!("a TCP socket should have an address");
-    };
-    let mut listener = Listener::new(vec![socket], limits).expect("a listener");
-    if let Some(acceptor) = acceptor {
-        listener.speak_tls(Arc::new(acceptor));
-    }
+    let (mut listener, address) = local_listener(limits);
+    listener.acceptor = acceptor.map(Arc::new);
     let stopper = listener.stopper().expect("a stopper");
     let (echo, load) = (Arc::new(Echo::default()), listener.load());
     let service = Arc::clone(&echo);
@@ -265,7 +253,7 @@ fn an_idle_connection_ends_in_silence() {
 /// The times are long: on a busy machine the client may need seconds to send the rest.
 #[test]
 fn requests_that_arrive_during_a_stop_are_answered() {
-    let limits = Limits { stop_time: PATIENCE, farewell_time: PATIENCE, ..Limits::default() };
+    let limits = Limits { stop_time: PATIENCE, idle_stop_time: PATIENCE, ..Limits::default() };
     let mut running = serve(limits);
     let mut used = running.connect();
     used.send(get("/"));
@@ -377,7 +365,7 @@ fn an_idle_session_gives_way_to_a_request() {
     let mut client = connect();
     client.send(post(250_000, 250_000));
     assert_eq!(client.reply().status, 200);
-    assert_eq!((running.counted(Cause::BuffersFull), running.counted(Cause::TurnedAway)), (0, 0));
+    assert_eq!((running.counted(Cause::BuffersFull), running.counted(Cause::Rejected)), (0, 0));
     assert!((1..50).contains(&running.counted(Cause::IdleEvicted)), "{:?}", running.load.snapshot());
     assert!(idle[0].ends(), "the longest idle is the first to go");
     idle[49].send(get("/"));
@@ -495,7 +483,7 @@ fn the_largest_holder_gives_way_although_it_is_idle() {
     upload.send("x");
     kept.send(get("/"));
     assert_eq!((upload.reply().status, kept.reply().status), (200, 200));
-    assert_eq!((running.counted(Cause::UnfinishedEvicted), running.counted(Cause::TurnedAway)), (0, 0));
+    assert_eq!((running.counted(Cause::UnfinishedEvicted), running.counted(Cause::Rejected)), (0, 0));
     drop(flood);
 }
 
@@ -541,7 +529,7 @@ fn running_requests_count_as_held_and_are_not_evicted() {
     for client in &mut busy {
         assert_eq!(client.reply().status, 200);
     }
-    assert_eq!((running.counted(Cause::IdleEvicted), running.counted(Cause::TurnedAway)), (2, 0));
+    assert_eq!((running.counted(Cause::IdleEvicted), running.counted(Cause::Rejected)), (2, 0));
     for client in &mut others[1..] {
         client.send(get("/"));
         assert_eq!(client.reply().status, 200);
@@ -616,7 +604,7 @@ fn without_a_victim_a_new_connection_is_turned_away_with_a_response() {
         let reply = new.reply();
         assert_eq!((reply.status, reply.header("connection")), (503, Some("close")));
         assert!(new.ends());
-        assert_eq!(running.counted(Cause::TurnedAway), u64::from(number));
+        assert_eq!(running.counted(Cause::Rejected), u64::from(number));
     }
     running.echo.gate.store(true, Ordering::Release);
     for client in &mut busy {

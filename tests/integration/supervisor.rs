@@ -14,16 +14,15 @@ use std::time::Duration;
 
 use adriaticum::error::Failure;
 use adriaticum::http::{self, RequestHead, Response};
-use adriaticum::listener::{
-    Address, Admission, Destination, Lane, Limits, Listener, ListeningSocket, PendingRequest,
-    RequestIdentity, RunningCall, Service, Ticket,
-};
-use adriaticum::secret::SecretDigest;
+use adriaticum::listener::{Admission, Lane, Limits, PendingRequest, RequestIdentity, RunningCall, Service};
 use adriaticum::store::{Access, Database, Store};
 use adriaticum::supervisor::{Notify, Supervisor, Watched};
 use rustix::process::Signal;
 
-use crate::support::{Client, Folder, PATIENCE, Runtime, Script, Server, chat, completion, request, until};
+use crate::support::{
+    Client, Folder, PATIENCE, Runtime, Script, Server, admit_with_one_key, chat, completion, local_listener,
+    one_key, request, until,
+};
 
 /// The socket on which systemd would listen.
 struct Manager(UnixDatagram);
@@ -185,14 +184,11 @@ struct Stuck {
 
 impl Service for Stuck {
     fn admit(&self, _: http::ClientInfo, _: &RequestHead) -> Admission {
-        let digest = SecretDigest::of("key");
-        let ticket = Ticket { credential: Some(digest), ..Ticket::default() };
-        Admission::Read(Destination::Api(digest), ticket)
+        admit_with_one_key()
     }
 
-    /// All clients have the same key.
     fn identify(&self, _: &PendingRequest) -> RequestIdentity {
-        RequestIdentity::Known(Lane { name: "key".into(), limit: None })
+        one_key()
     }
 
     fn lanes(&self, _: &[Arc<str>]) -> Option<Vec<Lane>> {
@@ -214,13 +210,7 @@ impl Service for Stuck {
 fn the_watchdog_is_not_fed_for_a_loop_or_workers_that_are_stuck() {
     let folder = Folder::new();
     let manager = Manager::at(&folder.path("notify"));
-    let any = Address::Tcp(([127, 0, 0, 1], 0).into());
-    let socket = ListeningSocket::bind(&any, 0).expect("a port should be free");
-    let Ok(Address::Tcp(address)) = socket.address() else {
-        panic!("a TCP socket should have an address");
-    };
-    let listener =
-        Listener::new(vec![socket], Limits { workers: 1, ..Limits::default() }).expect("a listener");
+    let (listener, address) = local_listener(Limits { workers: 1, ..Limits::default() });
     let mut stopper = listener.stopper().expect("a stopper");
     let time = Duration::from_millis(40);
     let supervisor = Supervisor::start(Watched {

@@ -11,6 +11,10 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use adriaticum::listener::{
+    Address, Admission, Destination, Lane, Limits, Listener, ListeningSocket, RequestIdentity, Ticket,
+};
+use adriaticum::secret::SecretDigest;
 use rustix::net::{AddressFamily, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -31,6 +35,27 @@ pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
         assert!(Instant::now() < end, "it did not come true in time: {what}");
         thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// A listener on a free port of this host, and its address.
+pub fn local_listener(limits: Limits) -> (Listener, SocketAddr) {
+    let any = Address::Tcp(([127, 0, 0, 1], 0).into());
+    let socket = ListeningSocket::bind(&any, 0).expect("a port should be free");
+    let Ok(Address::Tcp(address)) = socket.address() else {
+        panic!("a TCP socket should have an address");
+    };
+    (Listener::new(vec![socket], limits).expect("a listener"), address)
+}
+
+/// Admits a request as one of the key that all clients of a test service have.
+pub fn admit_with_one_key() -> Admission {
+    let digest = SecretDigest::of("key");
+    Admission::Read(Destination::Api(digest), Ticket { credential: Some(digest), ..Ticket::default() })
+}
+
+/// The identity that belongs to [`admit_with_one_key`].
+pub fn one_key() -> RequestIdentity {
+    RequestIdentity::Known(Lane { name: "key".into(), limit: None })
 }
 
 /// A folder of its own, which goes with the value.

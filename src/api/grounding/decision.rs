@@ -14,7 +14,7 @@ use crate::search::cleaning;
 /// Enough for a short query in its JSON.
 const MAX_TOKENS: u16 = 96;
 
-/// How much of the conversation the model sees: enough to know what "it" is.
+/// The part of the conversation that the model sees: enough to know what "it" is.
 const LAST_MESSAGES: usize = 4;
 const MAX_MESSAGE: usize = 1_000;
 
@@ -24,7 +24,7 @@ const TASK: &str = "You decide whether a question needs a look-up. Read the conv
     text that is given, \"search\" is false and \"query\" is empty. Answer with JSON only.";
 
 /// The format of the answer, for a runtime that can enforce one.
-static FORM: LazyLock<Value> = LazyLock::new(|| {
+static RESPONSE_FORMAT: LazyLock<Value> = LazyLock::new(|| {
     json!({"type": "json_schema", "json_schema": {"name": "decision", "strict": true, "schema": {
         "type": "object",
         "properties": {"search": {"type": "boolean"}, "query": {"type": "string"}},
@@ -40,8 +40,8 @@ struct Decision {
     query: String,
 }
 
-/// Returns `None` if Search is not needed, else the query, or an inner `None` for the user's own words. An answer that can't be
-/// read counts as yes: without Search, the model would make up facts.
+/// Returns `None` if Search is not needed, else the query, or an inner `None` for the user's own words. An answer that
+/// can't be read counts as yes: without Search, the model would make up facts.
 pub fn ask(runtimes: &Runtimes, chat: &Chat, spent: &mut Spent) -> Result<Option<Option<String>>, Failure> {
     let question = Chat {
         messages: vec![
@@ -51,7 +51,7 @@ pub fn ask(runtimes: &Runtimes, chat: &Chat, spent: &mut Spent) -> Result<Option
         temperature: 0.0,
         max_tokens: MAX_TOKENS,
     };
-    match runtimes.complete(&question, Some(&FORM), spent) {
+    match runtimes.complete(&question, Some(&RESPONSE_FORMAT), spent) {
         Ok(generated) => Ok(read(&generated.content)),
         // The request's time for the runtime is used up, or the client has gone.
         Err(failure @ (_, RuntimeError::Call(CallError::TimedOut | CallError::Cancelled))) => {
@@ -112,13 +112,13 @@ mod tests {
     }
 
     #[test]
-    fn only_the_end_of_a_conversation_is_shown() {
+    fn the_model_sees_only_the_end_of_a_conversation() {
         let message = |role, content: &str| ChatMessage { role, content: Cow::Owned(content.to_owned()) };
         let mut messages = vec![message(Role::System, "secret")];
         messages.extend((0..9).map(|number| message(Role::User, &format!("a\nb {number}"))));
         messages.push(message(Role::Assistant, &"x".repeat(5_000)));
-        let shown = transcript(&Chat { messages, temperature: 0.0, max_tokens: 1 });
-        assert!(shown.starts_with("user: a b 6\nuser: a b 7\nuser: a b 8\nassistant: x"), "{shown}");
-        assert!(shown.len() < 1_100);
+        let text = transcript(&Chat { messages, temperature: 0.0, max_tokens: 1 });
+        assert!(text.starts_with("user: a b 6\nuser: a b 7\nuser: a b 8\nassistant: x"), "{text}");
+        assert!(text.len() < 1_100);
     }
 }

@@ -1,5 +1,5 @@
-//! Decides whether an answer has to be grounded, and asks Search. If Search is needed and unavailable, there is no answer: the
-//! model would make one up.
+//! Decides whether an answer has to be grounded, and asks Search. If Search is needed and unavailable, there is no
+//! answer: the model would make one up.
 
 mod decision;
 mod quoted;
@@ -33,8 +33,8 @@ impl Grounding {
         Some(Self { search, mode: config.grounding, patterns: config.patterns.clone() })
     }
 
-    /// Asks Search if the conversation needs it, and adds the passages to the conversation. `searched` gets the figures for the
-    /// ledger, after a failure too.
+    /// Asks Search if the conversation needs it, and adds the passages to the conversation. `searched` gets the figures
+    /// for the ledger, after a failure too.
     pub fn ground(
         &self,
         runtimes: &Runtimes,

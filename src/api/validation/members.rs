@@ -21,8 +21,8 @@ const MAX_TOKENS: u16 = 512;
 const DEFAULT_TEMPERATURE: f64 = 0.7;
 const DEFAULT_TOKENS: u16 = 248;
 
-/// How much of an unknown member's name a message repeats.
-const NAME_SHOWN: usize = 64;
+/// The characters of an unknown member's name that a message repeats.
+const MAX_NAME: usize = 64;
 
 /// The members that a refusal names in the log: those of the API, and those that `compatibility = "openai"` adds.
 const OF_REQUEST: [&str; 7] =
@@ -52,7 +52,7 @@ impl<'de> Slot<'de> for RequestObject<'_> {
         while let Some(name) = members.next_key::<String>()? {
             reading.set(member(&OF_REQUEST, &name));
             match &*name {
-                _ if seen.contains(&name) => return Err(A::Error::custom(duplicate(shown(&name)))),
+                _ if seen.contains(&name) => return Err(A::Error::custom(duplicate(format_name(&name)))),
                 "model" => model = Some(members.next_value_seed(Fill(check_model))?),
                 "messages" => messages = Some(members.next_value_seed(Fill(Messages { lenient, reading }))?),
                 "temperature" => {
@@ -61,15 +61,15 @@ impl<'de> Slot<'de> for RequestObject<'_> {
                 "max_tokens" | "max_completion_tokens" if lenient || name == "max_tokens" => {
                     let given = members.next_value_seed(Fill(|sent| read_limit(&name, sent, lenient)))?;
                     if given.is_some() && max_tokens.is_some() {
-                        let told = "max_tokens and max_completion_tokens mean the same: send one of them.";
-                        return Err(A::Error::custom(told));
+                        let message = "max_tokens and max_completion_tokens mean the same: send one of them.";
+                        return Err(A::Error::custom(message));
                     }
                     max_tokens = max_tokens.or(given);
                 }
                 "stream" if lenient => members.next_value_seed(Fill(check_stream))?,
                 "n" if lenient => members.next_value_seed(Fill(check_count))?,
                 unknown => members.next_value_seed(Fill(Unknown {
-                    place: shown(unknown),
+                    place: format_name(unknown),
                     takes: "model, messages, temperature and max_tokens",
                     lenient,
                 }))?,
@@ -92,7 +92,7 @@ impl<'de> Slot<'de> for RequestObject<'_> {
 fn check_model(sent: Json) -> Result<(), String> {
     match sent {
         Json::Text(text) if text == MODEL => Ok(()),
-        Json::Text(_) => Err(format!("model must be \"{MODEL}\", not another name.")),
+        Json::Text(_) => Err(format!("model must be \"{MODEL}\".")),
         sent => Err(format!("model must be \"{MODEL}\", not {sent}.")),
     }
 }
@@ -207,7 +207,7 @@ impl<'de> Slot<'de> for OneMessage<'_> {
         let (mut role, mut content) = (None, None);
         while let Some(name) = members.next_key::<String>()? {
             reading.set(member(&OF_MESSAGE, &name));
-            let place = format!("messages[{index}].{}", shown(&name));
+            let place = format!("messages[{index}].{}", format_name(&name));
             match &*name {
                 _ if seen.contains(&name) => return Err(A::Error::custom(duplicate(place))),
                 "role" => role = Some(members.next_value_seed(Fill(|sent| read_role(&place, sent)))?),
@@ -289,7 +289,7 @@ impl<'de> Slot<'de> for Unknown {
             return self.take(Json::Object).map_err(A::Error::custom);
         }
         while let Some(name) = members.next_key::<String>()? {
-            let place = format!("{}.{}", self.place, shown(&name));
+            let place = format!("{}.{}", self.place, format_name(&name));
             members.next_value_seed(Fill(Unknown { place, ..self }))?;
         }
         Ok(())
@@ -308,8 +308,8 @@ fn duplicate(place: impl Display) -> String {
     format!("Duplicate member: {place}.")
 }
 
-fn shown(name: &str) -> String {
-    match name.char_indices().nth(NAME_SHOWN) {
+fn format_name(name: &str) -> String {
+    match name.char_indices().nth(MAX_NAME) {
         Some((end, _)) => format!("\"{}…\"", &name[..end]),
         None if name.is_empty() => "\"\"".into(),
         None => name.into(),

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_json_is_told_with_its_place() {
+    fn invalid_json_is_refused_with_its_position() {
         for body in [
             "",
             " ",

@@ -6,22 +6,22 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Instant;
 
+use super::completions::Outgoing;
 use super::limits::Limits;
 use super::socket::InboundStream;
 use super::tls::TlsSession;
-use super::workers::Outgoing;
 use super::{Admission, Destination, PendingRequest, Ticket};
 use crate::http::response::Pieces;
-use crate::http::{ClientInfo, Malformed, Reader, RequestHead, Response};
+use crate::http::{ClientInfo, Malformed, Reader, RequestHead};
 
 pub(super) struct InboundConnection {
     stream: InboundStream,
     tls: Option<Box<TlsSession>>,
     /// `None` on a Unix socket.
-    peer: Option<IpAddr>,
+    pub peer: Option<IpAddr>,
     phase: Phase,
     /// When the phase ends. `None` while a worker has the request, which has a deadline of its own.
-    deadline: Option<Instant>,
+    pub deadline: Option<Instant>,
     reader: Reader,
     /// The decision from the head of the request whose body is being read.
     admitted: Option<(ClientInfo, Destination, Ticket)>,
@@ -29,8 +29,8 @@ pub(super) struct InboundConnection {
     unread: Vec<u8>,
     /// The socket may hold bytes. Events are edge-triggered, so this has to be remembered.
     readable: bool,
-    /// The client has shut its side: after a short read the end is still to be read.
-    read_closed: bool,
+    /// The client has shut its side, or the connection is broken. After a short read the end is still to be read.
+    pub read_closed: bool,
 }
 
 enum Phase {
@@ -44,64 +44,58 @@ enum Phase {
     Draining { left: usize },
 }
 
-/// What happens to a connection after a response.
+/// The fate of a connection after a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Then {
+pub(super) enum AfterResponse {
     Keep,
     Close,
 }
 
-/// What a connection may do before the others have their turn.
+/// The limits of one turn, before the other connections have theirs.
 pub(super) struct Turn<'a> {
     /// For the bytes of one read.
     pub scratch: &'a mut [u8],
     pub limits: &'a Limits,
     /// Bytes that may still be read.
     pub left: usize,
-    /// Whether the next step of a TLS handshake may be taken: it may cost milliseconds.
-    pub may_shake_hands: bool,
+    /// The next step of a TLS handshake may be taken in this turn: it may cost milliseconds.
+    pub handshake_allowed: bool,
+    /// Responses close their connection.
+    pub stopping: bool,
     /// Decides from the head of a request what happens to it.
     pub admit: &'a dyn Fn(&mut ClientInfo, &RequestHead) -> Admission,
 }
 
-/// Where a connection stopped.
+/// The reason why a turn ended.
 pub(super) enum TurnResult {
-    /// For the client.
+    /// The connection waits for its client.
     Waiting,
-    /// For its next turn.
+    /// It has more to do in its next turn.
     TurnOver,
-    /// For a turn in which it may take the next step of its handshake.
+    /// It waits for a turn in which it may take the next step of its handshake.
     Handshake,
     Request(Box<PendingRequest>, Ticket),
     /// The head was enough for a response.
-    Answered(Answered),
+    Answered(Outgoing),
     /// A piece of a long response is sent; the next one has to be made.
-    Next(Box<dyn Pieces>, Then),
+    Next(Box<dyn Pieces>, AfterResponse),
     Malformed(Malformed),
     Gone,
 }
 
-/// A response to a request whose head was enough for it.
-pub(super) struct Answered {
-    pub response: Response,
-    pub head: RequestHead,
-    /// The next request begins after the body. If the body has not come whole, the connection has to end.
-    pub is_body_skipped: bool,
+/// A broken connection ends the turn.
+impl From<io::Error> for TurnResult {
+    fn from(_: io::Error) -> Self {
+        Self::Gone
+    }
 }
 
-/// How far a response was sent.
-enum SendProgress {
-    Blocked,
-    Next(Box<dyn Pieces>, Then),
-    Done,
-}
-
-/// What a connection was doing when its deadline passed.
+/// The state of a connection whose deadline has passed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Expired {
-    /// Half a request: the client gets a response.
+    /// It has sent part of a request: it gets a response.
     Request,
-    /// Anything else: it is closed.
+    /// It has sent nothing: it is closed.
     Silence,
 }
 
@@ -132,30 +126,20 @@ impl InboundConnection {
         self.read_closed |= read_closed;
     }
 
-    /// Whether the client has shut its side, or the connection is broken.
-    pub fn is_read_closed(&self) -> bool {
-        self.read_closed
-    }
-
     /// Sends and reads until there is a request to answer, nothing to do but wait, or the turn is over.
     pub fn advance(&mut self, turn: &mut Turn) -> TurnResult {
         loop {
             match self.phase {
                 Phase::Working => return TurnResult::Waiting,
                 Phase::Reading => return self.receive(turn),
-                Phase::Sending(_) => match self.send(turn.limits) {
-                    Ok(SendProgress::Next(rest, then)) => return TurnResult::Next(rest, then),
-                    Ok(SendProgress::Blocked) => return TurnResult::Waiting,
-                    Ok(SendProgress::Done) => {}
-                    Err(_) => return TurnResult::Gone,
-                },
+                Phase::Sending(_) => {
+                    if let Err(end) = self.send(turn.limits) {
+                        return end;
+                    }
+                }
                 Phase::Draining { .. } => return self.drain(turn),
             }
         }
-    }
-
-    pub fn peer(&self) -> Option<IpAddr> {
-        self.peer
     }
 
     /// The request went to a worker: `send_response` comes next.
@@ -180,28 +164,23 @@ impl InboundConnection {
         matches!(self.phase, Phase::Reading)
             && self.unread.is_empty()
             && self.reader.is_between_requests()
-            && !self.is_half_shaken()
+            && !self.is_handshaking()
     }
 
     /// In the middle of a handshake: no response can be sent yet.
-    pub fn is_half_shaken(&self) -> bool {
-        self.tls.as_ref().is_some_and(|session| session.is_half_shaken())
-    }
-
-    /// The connection that has been idle longest has the earliest deadline.
-    pub fn deadline(&self) -> Option<Instant> {
-        self.deadline
+    pub fn is_handshaking(&self) -> bool {
+        self.tls.as_ref().is_some_and(|session| session.is_handshaking())
     }
 
     pub fn expired(&self, now: Instant) -> Option<Expired> {
         self.deadline.filter(|&deadline| deadline <= now)?;
-        Some(if self.holds_half_a_request() { Expired::Request } else { Expired::Silence })
+        Some(if self.has_partial_request() { Expired::Request } else { Expired::Silence })
     }
 
-    /// Whether it can be evicted although it is not idle: in the middle of a request or a handshake, or after its last
-    /// response.
+    /// Returns true if it can be evicted although it is not idle: in the middle of a request or a handshake, or after
+    /// its last response.
     pub fn is_unfinished(&self) -> bool {
-        self.holds_half_a_request() || self.is_half_shaken() || matches!(self.phase, Phase::Draining { .. })
+        self.has_partial_request() || self.is_handshaking() || matches!(self.phase, Phase::Draining { .. })
     }
 
     /// The socket, unless what is sent on it has to be encrypted.
@@ -209,12 +188,12 @@ impl InboundConnection {
         self.tls.is_none().then_some(&self.stream)
     }
 
-    pub fn holds_half_a_request(&self) -> bool {
-        matches!(self.phase, Phase::Reading) && !self.is_idle() && !self.is_half_shaken()
+    pub fn has_partial_request(&self) -> bool {
+        matches!(self.phase, Phase::Reading) && !self.is_idle() && !self.is_handshaking()
     }
 
     /// Moves the deadline forward to `latest`, unless a worker has the request.
-    pub fn hurry(&mut self, latest: Instant) {
+    pub fn shorten_deadline(&mut self, latest: Instant) {
         self.deadline = self.deadline.map(|deadline| deadline.min(latest));
     }
 
@@ -228,10 +207,10 @@ impl InboundConnection {
         self.reader.weight() + self.unread.capacity() + answer + tls
     }
 
-    /// Ends the TLS session of an idle connection.
-    pub fn leave(&mut self) {
+    /// Ends the TLS session of an idle connection, which is about to be closed.
+    pub fn close_session(&mut self) {
         if let (Phase::Reading, Some(session)) = (&self.phase, &mut self.tls)
-            && !session.is_handshaking()
+            && session.is_established()
         {
             session.finish(&self.stream);
         }
@@ -244,7 +223,8 @@ impl InboundConnection {
         }
     }
 
-    fn send(&mut self, limits: &Limits) -> io::Result<SendProgress> {
+    /// Sends the response, and then reads the next request or drains. Ends the turn if the response is not complete.
+    fn send(&mut self, limits: &Limits) -> Result<(), TurnResult> {
         let Phase::Sending(answer) = &mut self.phase else {
             unreachable!("only an answer is sent");
         };
@@ -255,17 +235,17 @@ impl InboundConnection {
         };
         answer.sent += taken;
         if answer.sent < answer.bytes.len() || !is_flushed {
-            return Ok(SendProgress::Blocked);
+            return Err(TurnResult::Waiting);
         }
         if let Some(rest) = answer.rest.take() {
-            return Ok(SendProgress::Next(rest, answer.then));
+            return Err(TurnResult::Next(rest, answer.after));
         }
-        match answer.then {
-            Then::Keep => {
+        match answer.after {
+            AfterResponse::Keep => {
                 self.phase = Phase::Reading;
                 self.deadline = Some(Instant::now() + limits.idle_time);
             }
-            Then::Close => {
+            AfterResponse::Close => {
                 // What still comes is not decrypted.
                 if let Some(mut session) = self.tls.take() {
                     session.finish(&self.stream);
@@ -276,7 +256,7 @@ impl InboundConnection {
                 self.deadline = Some(Instant::now() + limits.drain_time);
             }
         }
-        Ok(SendProgress::Done)
+        Ok(())
     }
 }
 
@@ -294,8 +274,14 @@ mod tests {
     fn take_turn(connection: &mut InboundConnection, limits: &Limits) -> (TurnResult, usize) {
         let admit =
             |_: &mut ClientInfo, _: &RequestHead| Admission::Read(Destination::Console, Ticket::default());
-        let mut turn =
-            Turn { scratch: &mut [0; 4096], limits, left: TURN, may_shake_hands: false, admit: &admit };
+        let mut turn = Turn {
+            scratch: &mut [0; 4096],
+            limits,
+            left: TURN,
+            handshake_allowed: false,
+            stopping: false,
+            admit: &admit,
+        };
         let outcome = connection.advance(&mut turn);
         (outcome, turn.left)
     }
@@ -316,7 +302,7 @@ mod tests {
         }
         assert!(matches!(take_turn(&mut connection, &limits), (TurnResult::Waiting, 1..)));
         // What is discarded after the last response costs turns too.
-        connection.send_response(Outgoing::new(b"bye".to_vec(), Then::Close), &limits);
+        connection.send_response(Outgoing::new(b"bye".to_vec(), AfterResponse::Close), &limits);
         client.write_all(&[b'x'; TURN + 1]).expect("it should be taken");
         connection.note_readable(false);
         assert!(matches!(take_turn(&mut connection, &limits), (TurnResult::TurnOver, 0)));

@@ -4,10 +4,10 @@ use std::io;
 use std::mem;
 use std::time::Instant;
 
-use super::{Answered, InboundConnection, Phase, Turn, TurnResult};
+use super::{InboundConnection, Phase, Turn, TurnResult};
 use crate::http::response::CONTINUE;
 use crate::http::{ClientInfo, ReadStep, Request};
-use crate::listener::tls::Received;
+use crate::listener::completions::Outgoing;
 use crate::listener::{Admission, PendingRequest};
 
 impl InboundConnection {
@@ -20,11 +20,8 @@ impl InboundConnection {
             let earlier = mem::take(&mut self.unread);
             let mut input = if earlier.is_empty() {
                 match self.fill(turn) {
-                    Ok(Filled::Bytes(count)) => &turn.scratch[..count],
-                    Ok(Filled::End) | Err(_) => return TurnResult::Gone,
-                    Ok(Filled::Nothing) => return TurnResult::Waiting,
-                    Ok(Filled::TurnOver) => return TurnResult::TurnOver,
-                    Ok(Filled::Handshake) => return TurnResult::Handshake,
+                    Ok(count) => &turn.scratch[..count],
+                    Err(end) => return end,
                 }
             } else {
                 &earlier[..]
@@ -42,7 +39,9 @@ impl InboundConnection {
                         if is_body_skipped {
                             self.unread = input.to_vec();
                         }
-                        return TurnResult::Answered(Answered { response, head, is_body_skipped });
+                        // If the body has not come whole, the beginning of the next request is unknown.
+                        let outgoing = Outgoing::of(response, &head, is_body_skipped, turn.stopping);
+                        return TurnResult::Answered(outgoing);
                     }
                 }
                 step = self.reader.push(&mut input);
@@ -74,10 +73,8 @@ impl InboundConnection {
     pub(super) fn drain(&mut self, turn: &mut Turn) -> TurnResult {
         loop {
             let count = match self.fill_raw(turn) {
-                Ok(Filled::Bytes(count)) => count,
-                Ok(Filled::Nothing) => return TurnResult::Waiting,
-                Ok(Filled::TurnOver) => return TurnResult::TurnOver,
-                Ok(Filled::Handshake | Filled::End) | Err(_) => return TurnResult::Gone,
+                Ok(count) => count,
+                Err(end) => return end,
             };
             let Phase::Draining { left } = &mut self.phase else {
                 unreachable!("only after the last answer is there anything to drain");
@@ -89,78 +86,69 @@ impl InboundConnection {
         }
     }
 
-    /// Reads decrypted bytes.
-    fn fill(&mut self, turn: &mut Turn) -> io::Result<Filled> {
+    /// Reads decrypted bytes into `turn.scratch`, and returns how many. Without any, the turn ends.
+    fn fill(&mut self, turn: &mut Turn) -> Result<usize, TurnResult> {
         let Some(session) = &mut self.tls else {
             return self.fill_raw(turn);
         };
         session.flush(&self.stream)?;
         loop {
-            if let Some(count) = session.read(turn.scratch)? {
-                return Ok(if count == 0 { Filled::End } else { Filled::Bytes(count) });
+            match session.read(turn.scratch)? {
+                Some(0) => return Err(TurnResult::Gone),
+                Some(count) => return Ok(count),
+                None => {}
             }
             if !self.readable {
-                session.rest();
-                return Ok(Filled::Nothing);
+                session.shrink_buffer();
+                return Err(TurnResult::Waiting);
             }
             if turn.left == 0 {
-                return Ok(Filled::TurnOver);
+                return Err(TurnResult::TurnOver);
             }
-            let (was_begun, was_handshaking) = (session.is_half_shaken(), session.is_handshaking());
-            if was_handshaking && !mem::take(&mut turn.may_shake_hands) {
-                return Ok(Filled::Handshake);
+            let (was_handshaking, was_established) = (session.is_handshaking(), session.is_established());
+            if !was_established && !mem::take(&mut turn.handshake_allowed) {
+                return Err(TurnResult::Handshake);
             }
             match session.receive(&self.stream) {
-                Ok(Received::End) => return Ok(Filled::End),
-                Ok(Received::Some { count, is_all }) => {
+                Ok((0, _)) => return Err(TurnResult::Gone),
+                Ok((count, is_all)) => {
                     turn.left = turn.left.saturating_sub(count);
                     self.readable = !is_all || self.read_closed;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
-                Err(error) => return Err(error),
+                Err(_) => return Err(TurnResult::Gone),
             }
             // A handshake has the same deadline as a request, from its first byte on.
-            if session.is_half_shaken() && !was_begun {
+            if session.is_handshaking() && !was_handshaking {
                 self.deadline = Some(Instant::now() + turn.limits.request_time);
-            } else if was_handshaking && !session.is_handshaking() {
+            } else if !was_established && session.is_established() {
                 self.deadline = Some(Instant::now() + turn.limits.idle_time);
             }
         }
     }
 
     /// Reads bytes as they are on the wire.
-    fn fill_raw(&mut self, turn: &mut Turn) -> io::Result<Filled> {
+    fn fill_raw(&mut self, turn: &mut Turn) -> Result<usize, TurnResult> {
         if !self.readable {
-            return Ok(Filled::Nothing);
+            return Err(TurnResult::Waiting);
         }
         let most = turn.left.min(turn.scratch.len());
         if most == 0 {
-            return Ok(Filled::TurnOver);
+            return Err(TurnResult::TurnOver);
         }
         match self.stream.read(&mut turn.scratch[..most]) {
-            Ok(0) => Ok(Filled::End),
+            Ok(0) => Err(TurnResult::Gone),
             Ok(count) => {
                 turn.left -= count;
                 // A short read has emptied the socket.
                 self.readable = count == most || self.read_closed;
-                Ok(Filled::Bytes(count))
+                Ok(count)
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.readable = false;
-                Ok(Filled::Nothing)
+                Err(TurnResult::Waiting)
             }
-            Err(error) => Err(error),
+            Err(_) => Err(TurnResult::Gone),
         }
     }
-}
-
-/// What came of reading.
-enum Filled {
-    Bytes(usize),
-    /// Nothing has come yet.
-    Nothing,
-    TurnOver,
-    /// The next step of the handshake has to wait.
-    Handshake,
-    End,
 }

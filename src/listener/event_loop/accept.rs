@@ -1,4 +1,4 @@
-//! Accepting connections.
+//! Accepts connections, within the limits.
 
 use std::io;
 use std::net::IpAddr;
@@ -7,12 +7,15 @@ use std::time::Instant;
 
 use mio::Token;
 
+use super::eviction::send_unavailable;
 use super::{ConnectionEntry, EventLoop};
+use crate::listener::Service;
 use crate::listener::connection::InboundConnection;
-use crate::listener::origins::{Held, Origin, Scarce};
-use crate::listener::{Service, socket};
+use crate::listener::load::Cause;
+use crate::listener::origins::{Holding, Origin, Resource};
+use crate::listener::socket::InboundStream;
 
-/// How many connections are accepted before the ones that are there have their turn again.
+/// The connections that a socket accepts in one round, before the established ones have their turn again.
 const ACCEPT_BATCH: usize = 64;
 
 impl<S: Service> EventLoop<S> {
@@ -25,7 +28,7 @@ impl<S: Service> EventLoop<S> {
                 }
                 match self.sockets[index].accept() {
                     Ok((stream, peer)) => {
-                        self.welcome(stream, peer);
+                        self.add_connection(stream, peer);
                         has_accepted = true;
                     }
                     Err(error) => match error.kind() {
@@ -42,23 +45,28 @@ impl<S: Service> EventLoop<S> {
         }
     }
 
-    /// Evicts a connection, because there is no file descriptor or no memory for another. If there is none to evict, accepting
-    /// pauses until some connection ends.
+    /// Evicts a connection, because there is no file descriptor or no memory for another. If there is none to evict,
+    /// accepting pauses until some connection ends.
     fn make_room_for_descriptor(&mut self, error: &io::Error) {
-        if !self.evict_from_largest(Scarce::Connections) {
+        if !self.evict_from_largest(Resource::Connections) {
             log::warn!("can't accept connections at the moment: {error}");
             self.accept_after = Instant::now() + self.limits.accept_pause;
         }
     }
 
-    fn welcome(&mut self, mut stream: socket::InboundStream, peer: Option<IpAddr>) {
+    /// Adds a new connection, or rejects it if no other can be evicted.
+    fn add_connection(&mut self, mut stream: InboundStream, peer: Option<IpAddr>) {
         let origin = Origin::of(peer, &self.proxies);
-        let is_plain = self.acceptor.is_none() || matches!(stream, socket::InboundStream::Unix(_));
+        let is_plain = self.acceptor.is_none() || matches!(stream, InboundStream::Unix(_));
         if !self.make_room_for_connection(origin) {
-            return self.turn_away(&stream, peer, is_plain);
+            self.load.count(Cause::Rejected);
+            if is_plain {
+                send_unavailable(&*self.service, &stream, peer, &mut self.scratch);
+            }
+            return;
         }
-        let tls = match (&self.acceptor, &stream) {
-            (Some(acceptor), socket::InboundStream::Tcp(_)) => match acceptor.accept() {
+        let tls = match &self.acceptor {
+            Some(acceptor) if !is_plain => match acceptor.accept() {
                 Ok(session) => Some(session),
                 Err(error) => return log::error!("could not start a TLS session: {error}"),
             },
@@ -74,14 +82,14 @@ impl<S: Service> EventLoop<S> {
         let index = slot.key();
         let entry = ConnectionEntry {
             connection,
-            in_line: false,
+            is_scheduled: false,
             origin,
             weight: 0,
             is_idle: false,
             is_unfinished: false,
             call: None,
         };
-        self.holdings.change(origin, Held::default(), entry.held());
+        self.holdings.change(origin, Holding::default(), entry.holding());
         slot.insert(entry);
         self.account(index);
         self.make_room_for_bytes(0);

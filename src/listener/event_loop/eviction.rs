@@ -1,30 +1,33 @@
-//! Eviction: which connection gives way to another.
+//! Eviction: chooses the connection to close when connections, file descriptors or buffer bytes run out.
 
 use std::io;
+use std::net::IpAddr;
+use std::sync::atomic::Ordering;
 
 use super::{ConnectionEntry, EventLoop};
 use crate::error::{Failure, FailureCause};
-use crate::http::response;
+use crate::http::response::ConnectionHeader;
+use crate::listener::Service;
 use crate::listener::load::Cause;
-use crate::listener::origins::{Origin, Scarce};
-use crate::listener::{Service, socket};
+use crate::listener::origins::{Origin, Resource};
+use crate::listener::socket::InboundStream;
 
 impl<S: Service> EventLoop<S> {
-    /// Whether there is room for one more connection from an origin. One origin holds at most half of the connections:
-    /// beyond that, a new one evicts one of its own.
+    /// Makes room for one more connection from an origin; returns false if there is none. One origin holds at most half
+    /// of the connections: beyond that, a new one evicts one of its own.
     pub(super) fn make_room_for_connection(&mut self, origin: Origin) -> bool {
         let most = self.limits.max_connections;
         if !origin.is_shared && self.holdings.of(origin).connections >= most.div_ceil(2) {
-            self.evict(Scarce::Connections, origin)
+            self.evict(Resource::Connections, origin)
         } else {
-            self.connections.len() < most || self.evict_from_largest(Scarce::Connections)
+            self.connections.len() < most || self.evict_from_largest(Resource::Connections)
         }
     }
 
-    /// Whether there is room for so many more bytes.
+    /// Evicts connections until so many more bytes fit. Returns false if they do not.
     pub(super) fn make_room_for_bytes(&mut self, wanted: usize) -> bool {
-        while self.buffered + self.workers.weight() + wanted > self.limits.buffered_bytes {
-            if !self.evict_from_largest(Scarce::Bytes) {
+        while self.buffered + self.load.weight.load(Ordering::Acquire) + wanted > self.limits.buffered_bytes {
+            if !self.evict_from_largest(Resource::Bytes) {
                 return false;
             }
         }
@@ -32,26 +35,27 @@ impl<S: Service> EventLoop<S> {
     }
 
     /// Evicts a connection of the largest holder. Returns false if no connection can be evicted.
-    pub(super) fn evict_from_largest(&mut self, scarce: Scarce) -> bool {
-        self.holdings.largest(scarce).is_some_and(|holder| self.evict(scarce, holder))
+    pub(super) fn evict_from_largest(&mut self, resource: Resource) -> bool {
+        self.holdings.largest(resource).is_some_and(|holder| self.evict(resource, holder))
     }
 
     /// Evicts one connection of an origin: the longest idle one, else the oldest unfinished request or handshake. A complete
     /// request is never evicted. This looks at every connection: 50 µs for 4,096 of them.
-    fn evict(&mut self, scarce: Scarce, origin: Origin) -> bool {
+    fn evict(&mut self, resource: Resource, origin: Origin) -> bool {
         let is_meant = |entry: &ConnectionEntry| {
             entry.origin == origin
                 && entry.is_evictable()
-                && (scarce == Scarce::Connections || entry.weight > 0)
+                && (resource == Resource::Connections || entry.weight > 0)
         };
+        // The connection that has been idle longest has the earliest deadline.
         let candidates = self.connections.iter().filter(|(_, entry)| is_meant(entry));
-        let first = candidates.min_by_key(|(_, entry)| (entry.is_unfinished, entry.connection.deadline()));
+        let first = candidates.min_by_key(|(_, entry)| (entry.is_unfinished, entry.connection.deadline));
         let Some((index, entry)) = first else {
             return false;
         };
         if entry.is_unfinished {
             self.load.count(Cause::UnfinishedEvicted);
-            self.give_way(index, scarce);
+            self.evict_unfinished(index, resource);
         } else {
             self.load.count(Cause::IdleEvicted);
             self.close(index);
@@ -59,56 +63,38 @@ impl<S: Service> EventLoop<S> {
         true
     }
 
-    fn give_way(&mut self, index: usize, scarce: Scarce) {
+    fn evict_unfinished(&mut self, index: usize, resource: Resource) {
         let connection = &mut self.connections[index].connection;
-        if !connection.holds_half_a_request() {
+        if !connection.has_partial_request() {
             return self.close(index);
         }
-        match scarce {
+        match resource {
             // Its bytes are free at once, and it may still read its response.
-            Scarce::Bytes => {
+            Resource::Bytes => {
                 self.refuse(index, None, Failure::shed(FailureCause::BuffersFull));
                 self.account(index);
-                self.line_up(index);
+                self.schedule(index);
             }
-            Scarce::Connections => {
+            Resource::Connections => {
                 if let Some(stream) = connection.plain_stream() {
-                    let failure = Failure::shed(FailureCause::ConnectionsFull);
-                    let response = self.service.refuse(connection.peer(), None, failure);
-                    say_at_once(
-                        stream,
-                        &response.encode(response::ConnectionHeader::Close, false),
-                        &mut self.scratch,
-                    );
+                    send_unavailable(&*self.service, stream, connection.peer, &mut self.scratch);
                 }
                 self.close(index);
             }
         }
     }
-
-    /// Closes a new connection for which there is no room. It gets a response if that can be sent at once.
-    pub(super) fn turn_away(
-        &mut self,
-        stream: &socket::InboundStream,
-        peer: Option<std::net::IpAddr>,
-        is_plain: bool,
-    ) {
-        self.load.count(Cause::TurnedAway);
-        if is_plain {
-            let response = self.service.refuse(peer, None, Failure::shed(FailureCause::ConnectionsFull));
-            say_at_once(
-                stream,
-                &response.encode(response::ConnectionHeader::Close, false),
-                &mut self.scratch,
-            );
-        }
-    }
 }
 
-/// Sends a last response as far as that is possible at once. What has come is read first: closing a socket with unread bytes
-/// would reset it and destroy the response.
-fn say_at_once(stream: &socket::InboundStream, bytes: &[u8], scratch: &mut [u8]) {
+/// Sends 503 as far as that is possible at once. What has come is read first: closing a socket with unread bytes would reset
+/// it and destroy the response.
+pub(super) fn send_unavailable(
+    service: &impl Service,
+    stream: &InboundStream,
+    peer: Option<IpAddr>,
+    scratch: &mut [u8],
+) {
+    let response = service.refuse(peer, None, Failure::shed(FailureCause::ConnectionsFull));
     let _: io::Result<usize> = stream.read(scratch);
-    let _ = stream.write(bytes);
+    let _ = stream.write(&response.encode(ConnectionHeader::Close, false));
     stream.finish();
 }

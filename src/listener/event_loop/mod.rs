@@ -1,8 +1,8 @@
 //! The event loop: accepts connections, reads requests, enforces the limits and sends responses, on one thread.
 
-mod abandon;
 mod accept;
 mod eviction;
+mod requests;
 mod turns;
 
 use std::collections::VecDeque;
@@ -14,18 +14,13 @@ use mio::event::Event;
 use mio::{Events, Interest, Poll, Token};
 use slab::Slab;
 
-use super::connection::{Answered, Expired, InboundConnection, Then};
-use super::load::Cause;
-use super::origins::{Held, Holdings, Origin};
+use super::connection::{Expired, InboundConnection};
+use super::origins::{Holding, Holdings, Origin};
 use super::pressure::PressureLog;
-use super::workers::{Outgoing, Workers, connection_after};
-use super::{
-    Acceptor, Destination, Limits, Listener, ListeningSocket, Load, PendingRequest, Proxies, Pulse, Service,
-    Ticket,
-};
+use super::workers::Workers;
+use super::{Acceptor, Limits, Listener, ListeningSocket, Load, Proxies, Pulse, Service};
 use crate::client::Cancellation;
 use crate::error::{Failure, FailureCause};
-use crate::http::response;
 use crate::text::count;
 
 pub(super) const WAKE: Token = Token(usize::MAX);
@@ -36,7 +31,7 @@ const FIRST_SOCKET: usize = usize::MAX - 1024;
 pub(super) struct EventLoop<S> {
     poll: Poll,
     sockets: Vec<ListeningSocket>,
-    /// Which sockets may have a connection to accept. Events are edge-triggered, so this has to be remembered.
+    /// For each socket, whether a connection may wait. Events are edge-triggered, so this has to be remembered.
     accepting: Vec<bool>,
     /// Accepting pauses until then, because there was no file descriptor for a connection.
     accept_after: Instant,
@@ -49,12 +44,12 @@ pub(super) struct EventLoop<S> {
     connections: Slab<ConnectionEntry>,
     /// The connections that have something to do, each once, in the order of their turns.
     ready: VecDeque<usize>,
-    /// Those that wait for the next step of their TLS handshake. One step is taken per round, after all ready
-    /// connections: with an RSA key it costs milliseconds.
+    /// The connections that wait for the next step of their TLS handshake. The limit: one step is taken per round,
+    /// after all ready connections: with an RSA key it costs milliseconds.
     handshakes: VecDeque<usize>,
     /// The origin of the last handshake step.
     last_handshake: Option<Origin>,
-    /// What the connections hold, by their origin.
+    /// The connections and bytes that each origin holds.
     holdings: Holdings,
     scratch: Vec<u8>,
     /// The memory of all connections together, without the requests that the workers have.
@@ -70,21 +65,21 @@ pub(super) struct EventLoop<S> {
 struct ConnectionEntry {
     connection: InboundConnection,
     /// It is in `ready` or in `handshakes`.
-    in_line: bool,
+    is_scheduled: bool,
     origin: Origin,
-    /// What `buffered` counts for it.
+    /// Its part of `buffered`.
     weight: usize,
     is_idle: bool,
     is_unfinished: bool,
-    /// Of the request that a worker has or will get. It is cancelled if the client goes away.
+    /// The request that a worker has or will get. It is cancelled if the client goes away.
     call: Option<Cancellation>,
 }
 
 impl ConnectionEntry {
-    /// What `holdings` counts for it.
-    fn held(&self) -> Held {
+    /// Its part of `holdings`.
+    fn holding(&self) -> Holding {
         let evictable = usize::from(self.is_evictable());
-        Held { connections: 1, evictable, evictable_bytes: evictable * self.weight }
+        Holding { connections: 1, evictable, evictable_bytes: evictable * self.weight }
     }
 
     fn is_evictable(&self) -> bool {
@@ -94,8 +89,18 @@ impl ConnectionEntry {
 
 impl<S: Service> EventLoop<S> {
     pub fn new(listener: Listener, service: Arc<S>) -> io::Result<Self> {
-        let Listener { mut sockets, limits, poll, waker, pulse, load, acceptor, proxies, stop, .. } =
-            listener;
+        let Listener {
+            mut sockets,
+            limits,
+            poll,
+            waker,
+            pulse,
+            load,
+            acceptor,
+            trusted_proxies: proxies,
+            stop,
+            ..
+        } = listener;
         let mut stop = mio::net::UnixStream::from_std(stop);
         poll.registry().register(&mut stop, STOP, Interest::READABLE)?;
         for (index, socket) in sockets.iter_mut().enumerate() {
@@ -139,7 +144,7 @@ impl<S: Service> EventLoop<S> {
     }
 
     fn round(&mut self, events: &mut Events) -> io::Result<()> {
-        match self.poll.poll(events, self.patience()) {
+        match self.poll.poll(events, self.poll_timeout()) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
             result => result?,
         }
@@ -149,7 +154,12 @@ impl<S: Service> EventLoop<S> {
             match event.token() {
                 WAKE => {}
                 STOP => self.stop(),
-                Token(index) if index >= FIRST_SOCKET => self.note_connection(index - FIRST_SOCKET),
+                Token(index) if index >= FIRST_SOCKET => {
+                    // After a stop there is no socket.
+                    if let Some(accepting) = self.accepting.get_mut(index - FIRST_SOCKET) {
+                        *accepting = true;
+                    }
+                }
                 Token(index) => self.note_ready(index, event),
             }
         }
@@ -167,26 +177,8 @@ impl<S: Service> EventLoop<S> {
         Ok(())
     }
 
-    /// Sends the responses that the workers have finished.
-    fn send_completed(&mut self) {
-        for completed in self.workers.take_completed() {
-            if let Some(entry) = self.connections.get_mut(completed.connection) {
-                if entry.call.take().is_some_and(|call| call.is_cancelled()) {
-                    self.close(completed.connection);
-                    continue;
-                }
-                let mut outgoing = completed.outgoing;
-                if self.stopping {
-                    outgoing.then = Then::Close;
-                }
-                entry.connection.send_response(outgoing, &self.limits);
-                self.advance(completed.connection, false);
-            }
-        }
-    }
-
-    /// How long the loop can wait for events.
-    fn patience(&self) -> Option<Duration> {
+    /// The time until the loop has something to do without an event; `None` if it has nothing.
+    fn poll_timeout(&self) -> Option<Duration> {
         if !(self.ready.is_empty() && self.handshakes.is_empty()) {
             return Some(Duration::ZERO);
         }
@@ -197,12 +189,6 @@ impl<S: Service> EventLoop<S> {
         Some(next.saturating_duration_since(now))
     }
 
-    fn note_connection(&mut self, socket: usize) {
-        if let Some(accepting) = self.accepting.get_mut(socket) {
-            *accepting = true;
-        }
-    }
-
     fn note_ready(&mut self, index: usize, event: &Event) {
         let Some(entry) = self.connections.get_mut(index) else {
             return;
@@ -211,73 +197,26 @@ impl<S: Service> EventLoop<S> {
             entry.connection.note_readable(event.is_read_closed() || event.is_error());
         }
         if !self.abandon_if_gone(index) {
-            self.line_up(index);
+            self.schedule(index);
         }
-    }
-
-    /// Gives a complete request to the workers. If there is no room, one is shed: this one, or one that waits.
-    fn hand_over(&mut self, index: usize, call: PendingRequest, ticket: Ticket) {
-        self.connections[index].connection.hand_over();
-        // Its memory counts as the workers' now.
-        self.account(index);
-        // The end came with the request.
-        if self.connections[index].connection.is_read_closed() {
-            return self.drop_abandoned(index);
-        }
-        if !self.make_room_for_bytes(call.request.weight()) {
-            self.load.count(Cause::BuffersFull);
-            return self.refuse(index, Some(&call), Failure::shed(FailureCause::BuffersFull));
-        }
-        let full = match call.destination {
-            Destination::Api(_) => Cause::QueueFull,
-            Destination::Console => Cause::ConsoleFull,
-        };
-        self.connections[index].call = Some(call.cancellation.clone());
-        if let Some(job) = self.workers.answer(index, call, ticket) {
-            self.load.count(full);
-            self.refuse(job.connection, job.call(), Failure::shed(FailureCause::QueueFull));
-            if job.connection != index {
-                self.line_up(job.connection);
-            }
-        }
-    }
-
-    /// Sends the response to a request whose head was enough for it. The connection stays open if the body was skipped.
-    fn answer(&mut self, index: usize, answered: Answered) {
-        let Answered { response, head, is_body_skipped } = answered;
-        let (header, then) = connection_after(&head, is_body_skipped, self.stopping);
-        let bytes = response.encode(header, head.method() == "HEAD");
-        self.connections[index].connection.send_response(Outgoing::new(bytes, then), &self.limits);
-    }
-
-    /// Answers a broken or shed request without a worker, and closes the connection.
-    fn refuse(&mut self, index: usize, call: Option<&PendingRequest>, failure: Failure) {
-        self.connections[index].call = None;
-        let connection = &mut self.connections[index].connection;
-        let peer = call.map_or(connection.peer(), |call| call.request.client.peer);
-        let without_body = call.is_some_and(|call| call.request.head.method() == "HEAD");
-        let response = self.service.refuse(peer, call, failure);
-        let answer = response.encode(response::ConnectionHeader::Close, without_body);
-        connection.forget_request();
-        connection.send_response(Outgoing::new(answer, Then::Close), &self.limits);
     }
 
     /// Counts what a connection holds now.
     fn account(&mut self, index: usize) {
         let entry = &mut self.connections[index];
-        let (held, weight) = (entry.held(), entry.weight);
+        let (held, weight) = (entry.holding(), entry.weight);
         entry.weight = entry.connection.weight();
         entry.is_idle = entry.connection.is_idle();
         entry.is_unfinished = entry.connection.is_unfinished();
         self.buffered = self.buffered - weight + entry.weight;
-        self.holdings.change(entry.origin, held, entry.held());
+        self.holdings.change(entry.origin, held, entry.holding());
     }
 
     fn close(&mut self, index: usize) {
         let mut entry = self.connections.remove(index);
-        entry.connection.leave();
+        entry.connection.close_session();
         self.buffered -= entry.weight;
-        self.holdings.change(entry.origin, entry.held(), Held::default());
+        self.holdings.change(entry.origin, entry.holding(), Holding::default());
     }
 
     /// Closes the connections whose deadline has passed.
@@ -296,17 +235,6 @@ impl<S: Service> EventLoop<S> {
         }
     }
 
-    /// Answers the requests that wait for a worker while the database is lost: every worker may itself be waiting for the
-    /// database, to write the outcome of a completion.
-    fn refuse_waiting(&mut self) {
-        while let Some(failure) = self.service.outage()
-            && let Some(job) = self.workers.take_waiting()
-        {
-            self.refuse(job.connection, job.call(), failure);
-            self.advance(job.connection, false);
-        }
-    }
-
     /// The connections at this moment. Work on one of them may evict another before its turn comes.
     fn indices(&self) -> Vec<usize> {
         self.connections.iter().map(|(index, _)| index).collect()
@@ -318,13 +246,13 @@ impl<S: Service> EventLoop<S> {
             return;
         }
         self.stopping = true;
-        self.workers.stop_keeping();
+        self.workers.completions().close_after_responses();
         self.sockets.clear();
         self.accepting.clear();
         self.limits.drain_time = self.limits.drain_time.min(self.limits.stop_time);
         self.limits.request_time = self.limits.request_time.min(self.limits.stop_time);
         // For a connection whose handshake ends after the stop.
-        self.limits.idle_time = self.limits.idle_time.min(self.limits.farewell_time);
+        self.limits.idle_time = self.limits.idle_time.min(self.limits.idle_stop_time);
         let now = Instant::now();
         for index in self.indices() {
             let Some(entry) = self.connections.get_mut(index) else { continue };
@@ -333,9 +261,9 @@ impl<S: Service> EventLoop<S> {
             self.advance(index, false);
             match self.connections.get_mut(index) {
                 Some(entry) if entry.connection.is_idle() => {
-                    entry.connection.hurry(now + self.limits.farewell_time);
+                    entry.connection.shorten_deadline(now + self.limits.idle_stop_time);
                 }
-                Some(entry) => entry.connection.hurry(now + self.limits.stop_time),
+                Some(entry) => entry.connection.shorten_deadline(now + self.limits.stop_time),
                 None => {}
             }
         }

@@ -12,11 +12,11 @@ use crate::listener::connection::{Turn, TurnResult};
 /// The bytes that a connection may read before the others have their turn.
 pub(super) const TURN: usize = 64 * 1024;
 
-/// The time for the turns of one round. Then responses, new connections and deadlines are looked at, and the others continue.
+/// The time limit for the turns of one round. Then the loop sends responses, accepts connections and checks deadlines.
 const ROUND: Duration = Duration::from_millis(10);
 
 impl<S: Service> EventLoop<S> {
-    /// Gives each connection in line its turn, until the round is over.
+    /// Gives each ready connection its turn, until the round is over.
     pub(super) fn take_turns(&mut self) {
         let began = Instant::now();
         while let Some(index) = self.ready.pop_front() {
@@ -25,7 +25,12 @@ impl<S: Service> EventLoop<S> {
                 break;
             }
         }
-        // Another origin than the last one's comes first, so that a flood of handshakes from one does not delay the others.
+        self.advance_one_handshake();
+    }
+
+    /// Limits TLS handshakes: one step of one handshake per round. Another origin than the last one's comes first, so that a
+    /// flood of handshakes from one origin does not delay the others.
+    fn advance_one_handshake(&mut self) {
         let origin = |&index: &usize| self.connections.get(index).map(|entry| entry.origin);
         let place =
             self.handshakes.iter().position(|index| origin(index) != self.last_handshake).unwrap_or(0);
@@ -35,23 +40,23 @@ impl<S: Service> EventLoop<S> {
         }
     }
 
-    fn take_turn(&mut self, index: usize, may_shake_hands: bool) {
+    fn take_turn(&mut self, index: usize, handshake_allowed: bool) {
         // It may have been closed meanwhile.
         if let Some(entry) = self.connections.get_mut(index) {
-            entry.in_line = false;
-            self.advance(index, may_shake_hands);
+            entry.is_scheduled = false;
+            self.advance(index, handshake_allowed);
         }
     }
 
-    /// Puts a connection at the end of the line, if it is not in line.
-    pub(super) fn line_up(&mut self, index: usize) {
-        if !mem::replace(&mut self.connections[index].in_line, true) {
+    /// Schedules a turn for a connection, after those of the others, if it has none yet.
+    pub(super) fn schedule(&mut self, index: usize) {
+        if !mem::replace(&mut self.connections[index].is_scheduled, true) {
             self.ready.push_back(index);
         }
     }
 
     /// Advances a connection as far as it can go in one turn without waiting.
-    pub(super) fn advance(&mut self, index: usize, may_shake_hands: bool) {
+    pub(super) fn advance(&mut self, index: usize, handshake_allowed: bool) {
         let mut left = TURN;
         loop {
             let Some(entry) = self.connections.get_mut(index) else {
@@ -59,11 +64,12 @@ impl<S: Service> EventLoop<S> {
             };
             let (proxies, service) = (&self.proxies, &self.service);
             let admit = |client: &mut ClientInfo, head: &RequestHead| {
-                proxies.see_through(client, head);
+                proxies.apply_forwarding_headers(client, head);
                 service.admit(*client, head)
             };
             let (scratch, limits) = (&mut self.scratch, &self.limits);
-            let mut turn = Turn { scratch, limits, left, may_shake_hands, admit: &admit };
+            let mut turn =
+                Turn { scratch, limits, left, handshake_allowed, stopping: self.stopping, admit: &admit };
             let outcome = entry.connection.advance(&mut turn);
             left = turn.left;
             match outcome {
@@ -73,7 +79,7 @@ impl<S: Service> EventLoop<S> {
                         TurnResult::Handshake => Some(&mut self.handshakes),
                         _ => None,
                     };
-                    if let Some(line) = line.filter(|_| !mem::replace(&mut entry.in_line, true)) {
+                    if let Some(line) = line.filter(|_| !mem::replace(&mut entry.is_scheduled, true)) {
                         line.push_back(index);
                     }
                     self.account(index);
@@ -87,14 +93,14 @@ impl<S: Service> EventLoop<S> {
                 }
                 // A stop does not wait for downloads: one may take hours.
                 TurnResult::Next(..) if self.stopping => return self.close(index),
-                TurnResult::Next(rest, then) => {
+                TurnResult::Next(rest, after) => {
                     entry.connection.hand_over();
-                    self.workers.make_next_piece(index, rest, then);
+                    self.workers.make_next_piece(index, rest, after);
                 }
-                TurnResult::Answered(answered) => {
+                TurnResult::Answered(outgoing) => {
                     // One answer a turn: a client that pipelines such requests gets no more of the loop than others.
                     left = 0;
-                    self.answer(index, answered);
+                    entry.connection.send_response(outgoing, &self.limits);
                 }
                 TurnResult::Request(call, ticket) => self.hand_over(index, *call, ticket),
             }

@@ -24,7 +24,7 @@ pub(super) fn config(mode: SslMode, sslrootcert: Option<&Path>) -> Result<Arc<Cl
                 Some(path) => {
                     roots::read(path).map_err(|error| format!("sslrootcert {}: {error}", path.display()))?
                 }
-                None => roots::of_the_system(),
+                None => roots::load_system_roots(),
             };
             let verifier =
                 WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));

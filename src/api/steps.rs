@@ -1,0 +1,124 @@
+//! The short steps: host, route, size, permission, budget, and the failures of the ledger.
+
+use crate::error::{ApiError, Failure, FailureCause};
+use crate::http::body::Framing;
+use crate::http::{MAX_BODY, Request, RequestHead};
+use crate::store::{Budget, KeyBudget, Permission, StoreError};
+use crate::text::grouped;
+use crate::when;
+
+/// Refuses every host but those of the API.
+pub fn check_host(head: &RequestHead, api_hosts: &[String]) -> Result<(), Failure> {
+    if api_hosts.iter().any(|host| host.eq_ignore_ascii_case(head.host())) {
+        return Ok(());
+    }
+    let message = "The API is not served on this host. Check the base address that you were given.";
+    Err(Failure::new(ApiError::NotFound, FailureCause::Host, message))
+}
+
+/// Refuses everything but the one operation of the API.
+pub fn check_route(head: &RequestHead) -> Result<(), Failure> {
+    if head.method() == "POST" && head.path() == "/v1/chat/completions" {
+        return Ok(());
+    }
+    let message = "Not found. The API has one operation: POST /v1/chat/completions.";
+    Err(Failure::new(ApiError::NotFound, FailureCause::Route, message))
+}
+
+/// Refuses a body whose declared length is too large.
+pub fn check_declared_size(head: &RequestHead) -> Result<(), Failure> {
+    match head.framing {
+        Framing::Length(length) if length > MAX_BODY as u64 => Err(too_large()),
+        Framing::Length(_) | Framing::Chunked => Ok(()),
+    }
+}
+
+/// Returns the body, if it is not too large.
+pub fn check_size(request: &Request) -> Result<&[u8], Failure> {
+    request.body.as_deref().ok_or_else(too_large)
+}
+
+fn too_large() -> Failure {
+    let message =
+        format!("The request body is larger than {MAX_BODY} bytes. Send fewer or shorter messages.");
+    Failure::new(ApiError::PayloadTooLarge, FailureCause::TooLarge, message)
+}
+
+/// Refuses a key without the permission to run completions.
+pub fn check_permission(permissions: &[Permission]) -> Result<(), Failure> {
+    if permissions.contains(&Permission::Completions) {
+        return Ok(());
+    }
+    let message = "This API key may not run completions. Use one that has the permission.";
+    Err(Failure::new(ApiError::InsufficientPermission, FailureCause::Permission, message))
+}
+
+/// Refuses a key that has used its budget for the period in which the request was created.
+pub fn check_budget(budget: Option<KeyBudget>, created: i64) -> Result<(), Failure> {
+    let Some(KeyBudget { budget: Budget { tokens, per }, used }) = budget.filter(KeyBudget::is_used_up)
+    else {
+        return Ok(());
+    };
+    let message = format!(
+        "This API key has used its budget: {} of {} tokens per {}. It is renewed at {}. Use another key until then, or ask for a \
+         larger budget.",
+        grouped(used),
+        grouped(tokens),
+        per.as_str(),
+        when::shown(Some(per.around(created).until)),
+    );
+    let failure = Failure::new(ApiError::InsufficientPermission, FailureCause::Budget, message);
+    Err(Failure { no_retry: true, ..failure })
+}
+
+/// The failure if the open row could not be inserted. The runtime was not asked.
+pub fn row_not_opened(error: &StoreError) -> Failure {
+    Failure::unavailable(
+        error.cause(),
+        "Usage can't be recorded at the moment, so the request was not run. Try again later.",
+        error.details("ledger, before the call"),
+    )
+}
+
+/// The failure if the outcome of a completion could not be made durable, so it is not sent. An automatic retry would
+/// only spend another inference.
+pub fn outcome_not_durable(error: &StoreError) -> Failure {
+    Failure {
+        no_retry: true,
+        ..Failure::unavailable(
+            error.cause(),
+            "The usage of this completion could not be recorded, so it was not sent. Try again later.",
+            error.details("ledger, after the call"),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_used_budget_is_refused_with_the_time_of_its_renewal() {
+        let budget = |text, used| Some(KeyBudget { budget: Budget::parse(text).expect("a budget"), used });
+        // 2001-12-31, in the last second.
+        let created = 1_009_843_199;
+        for good in [None, budget("1000/day", 999)] {
+            assert!(check_budget(good, created).is_ok());
+        }
+        for (text, used, part) in [
+            ("1000/day", 1000, "1,000 of 1,000 tokens per day. It is renewed at 2002-01-01 00:00Z."),
+            (
+                "1000000/month",
+                1_000_250,
+                "1,000,250 of 1,000,000 tokens per month. It is renewed at 2002-01-01 00:00Z.",
+            ),
+        ] {
+            let failure = check_budget(budget(text, used), created).expect_err("it is used up");
+            assert!(failure.message.contains(part), "{}", failure.message);
+            assert_eq!(
+                (failure.error.status(), failure.cause, failure.no_retry),
+                (403, FailureCause::Budget, true)
+            );
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Requests: given to the workers, answered, refused, or abandoned by clients that go away.
+
+use super::{ConnectionEntry, EventLoop};
+use crate::error::{Failure, FailureCause};
+use crate::listener::completions::Outgoing;
+use crate::listener::connection::AfterResponse;
+use crate::listener::load::Cause;
+use crate::listener::{Destination, PendingRequest, Service, Ticket};
+
+impl<S: Service> EventLoop<S> {
+    /// Sends the responses that the workers have finished.
+    pub(super) fn send_completed(&mut self) {
+        for completed in self.workers.completions().take() {
+            if let Some(entry) = self.connections.get_mut(completed.connection) {
+                if entry.call.take().is_some_and(|call| call.is_cancelled()) {
+                    self.close(completed.connection);
+                    continue;
+                }
+                let mut outgoing = completed.outgoing;
+                if self.stopping {
+                    outgoing.after = AfterResponse::Close;
+                }
+                entry.connection.send_response(outgoing, &self.limits);
+                self.advance(completed.connection, false);
+            }
+        }
+    }
+
+    /// Gives a complete request to the workers. If there is no room, one is shed: this one, or one that waits.
+    pub(super) fn hand_over(&mut self, index: usize, call: PendingRequest, ticket: Ticket) {
+        self.connections[index].connection.hand_over();
+        // Its memory counts as the workers' now.
+        self.account(index);
+        // The end came with the request.
+        if self.connections[index].connection.read_closed {
+            return self.drop_abandoned(index);
+        }
+        if !self.make_room_for_bytes(call.request.weight()) {
+            self.load.count(Cause::BuffersFull);
+            return self.refuse(index, Some(&call), Failure::shed(FailureCause::BuffersFull));
+        }
+        let full = match call.destination {
+            Destination::Api(_) => Cause::QueueFull,
+            Destination::Console => Cause::ConsoleFull,
+        };
+        self.connections[index].call = Some(call.cancellation.clone());
+        if let Some(job) = self.workers.answer(index, call, ticket) {
+            self.load.count(full);
+            self.refuse(job.connection, job.call(), Failure::shed(FailureCause::QueueFull));
+            if job.connection != index {
+                self.schedule(job.connection);
+            }
+        }
+    }
+
+    /// Answers a broken or shed request without a worker, and closes the connection.
+    pub(super) fn refuse(&mut self, index: usize, call: Option<&PendingRequest>, failure: Failure) {
+        self.connections[index].call = None;
+        let connection = &mut self.connections[index].connection;
+        let peer = call.map_or(connection.peer, |call| call.request.client.peer);
+        let without_body = call.is_some_and(|call| call.request.head.method() == "HEAD");
+        let response = self.service.refuse(peer, call, failure);
+        connection.forget_request();
+        connection.send_response(Outgoing::last(&response, without_body), &self.limits);
+    }
+
+    /// Answers the requests that wait for a worker while the database is lost: every worker may itself be waiting for the
+    /// database, to write the outcome of a completion.
+    pub(super) fn refuse_waiting(&mut self) {
+        while let Some(failure) = self.service.outage()
+            && let Some(job) = self.workers.take_waiting()
+        {
+            self.refuse(job.connection, job.call(), failure);
+            self.advance(job.connection, false);
+        }
+    }
+
+    /// Drops the request of a client that has gone, or cancels it. A worker that has it gives the connection back soon;
+    /// until then its number is not used again.
+    pub(super) fn abandon_if_gone(&mut self, index: usize) -> bool {
+        let ConnectionEntry { connection, call: Some(call), .. } = &self.connections[index] else {
+            return false;
+        };
+        if !connection.read_closed || call.is_cancelled() {
+            return call.is_cancelled();
+        }
+        // Before the queue is searched: the thread that has looked up a stranger cancels what is not found here.
+        call.cancel();
+        if self.workers.remove(call) {
+            self.drop_abandoned(index);
+        } else {
+            self.load.count(Cause::AbandonedRunning);
+        }
+        true
+    }
+
+    /// Closes the connection of a client that went away while its request waited.
+    fn drop_abandoned(&mut self, index: usize) {
+        self.load.count(Cause::AbandonedWaiting);
+        self.close(index);
+    }
+}
