@@ -38,7 +38,7 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
     let restored = store::restore(path, Path::new(&file), &actor()).map_err(|error| {
         let of: &dyn Display = match error {
             RestoreError::Backup(_) | RestoreError::Faulty(_) => &backup,
-            RestoreError::Held(_) | RestoreError::Present(_) => &name,
+            RestoreError::Locked(_) | RestoreError::Present(_) => &name,
         };
         CliError::Failed(format!("{of}: {error}. Nothing was restored."))
     })?;

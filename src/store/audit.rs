@@ -1,4 +1,4 @@
-//! The audit: who changed what. A row is inserted in the transaction of the change that it describes. No statement changes
+//! The audit log of changes. A row is inserted in the transaction of the change that it describes. No statement changes
 //! a row, and only retention removes one.
 
 use std::collections::BTreeMap;
@@ -13,18 +13,18 @@ use super::{Key, Store, StoreError};
 use crate::id::audit_id;
 use crate::when;
 
-/// How long failed sign-ins are summed, in seconds. A window has at most `ADDRESSES` + 1 rows, so a stranger can't fill the
+/// The time during which failed sign-ins are summed, in seconds. A window has at most `ADDRESSES` + 1 rows, so a stranger can't fill the
 /// table.
 const WINDOW: i64 = 15 * 60;
 
-/// How many addresses have a row of their own in a window. The others share one.
+/// The maximum number of addresses with a row of their own in a window. The others share one.
 const ADDRESSES: usize = 8;
 const OTHERS: &str = "other addresses";
 
 /// In the order in which `NewAuditRow` has them.
 const COLUMNS: &str = "id, created, action, via, actor, details, times, key_id, key_name";
 
-/// Who makes a change.
+/// The author of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Actor {
     via: &'static str,
@@ -75,7 +75,7 @@ impl Action {
     }
 }
 
-/// What a change is about.
+/// The subject of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AuditSubject {
     Keys,

@@ -11,7 +11,7 @@ use crate::when;
 /// The most tokens of a budget: a runtime that makes a million per second would need eleven days for them.
 const MOST_TOKENS: i64 = 1_000_000_000_000;
 
-/// From this share on, in percent, an operator should know about it. The alert rule has the same threshold.
+/// The share, in percent, from which on an operator should know about it. The alert rule has the same threshold.
 const NEARLY_USED_UP: i64 = 90;
 
 /// Columns of `keys`: the budget, its period and, only if there is a budget, what all gateways together have used of it. $1 is
@@ -59,7 +59,7 @@ impl BudgetPeriod {
     }
 }
 
-/// How many `total_tokens` a key may use in a period.
+/// The number of `total_tokens` that a key may use in a period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Budget {
     pub tokens: i64,

@@ -9,10 +9,10 @@ use super::ledger::interrupt;
 use super::{Store, StoreError};
 use crate::text;
 
-/// How long a gateway has to be silent, with its lock free, until others close its rows.
+/// The time that a gateway has to be silent, with its lock free, until others close its rows.
 const SILENCE: Duration = Duration::from_secs(15);
 
-/// How many seconds a gateway's clock may be off the database's: ids and expiry use it.
+/// The seconds that a gateway's clock may be off the database's: ids and expiry use it.
 pub const CLOCK_SLACK: f64 = 2.0;
 
 /// A gateway as others see it.
@@ -108,7 +108,7 @@ impl Store {
         })
     }
 
-    /// Those that have served, by name.
+    /// Returns the gateways that have served, by name.
     pub fn gateways(&self) -> Result<Vec<Gateway>, StoreError> {
         let statement = format!(
             "SELECT name, gateways.epoch, version, address, CASE WHEN name = $1 THEN 0 ELSE {} - last_seen END,
@@ -131,7 +131,7 @@ impl Store {
         })
     }
 
-    /// How many seconds this host's clock is ahead of the database's; 0 if the database is a file.
+    /// The seconds that this host's clock is ahead of the database's; 0 if the database is a file.
     pub fn clock_difference(&self) -> Result<f64, StoreError> {
         let seconds = || {
             let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
@@ -229,8 +229,11 @@ mod tests {
             let temporary = Temporary::postgres();
             let Database::Postgres(uri) = &temporary.database else { panic!("it is PostgreSQL") };
             let (_, lock) = gateway(&temporary.database, "a");
-            let told = SessionLock::take(uri, "a").err().expect("the name is taken").to_string();
-            assert!(told.contains("the name a") && told.contains("at http://gateway.test"), "{told}");
+            let error_text = SessionLock::take(uri, "a").err().expect("the name is taken").to_string();
+            assert!(
+                error_text.contains("the name a") && error_text.contains("at http://gateway.test"),
+                "{error_text}"
+            );
             gateway(&temporary.database, "b");
             drop(lock);
             SessionLock::take(uri, "a").unwrap_or_else(|error| panic!("it was released: {error}"));

@@ -17,14 +17,14 @@ use crate::when;
 pub struct Key {
     pub id: String,
     pub name: String,
-    /// How the secret begins and ends; unknown of a key that an earlier version made.
+    /// The beginning and the end of the secret; unknown for a key that an earlier version made.
     pub hint: Option<String>,
     pub permissions: Vec<Permission>,
     pub created: i64,
     pub expires: Option<i64>,
     pub last_used: Option<i64>,
     pub revoked: Option<i64>,
-    /// How many of its requests a gateway processes at once; `None`: any number.
+    /// The number of its requests that a gateway processes at once; `None`: any number.
     pub concurrent: Option<u32>,
     pub budget: Option<KeyBudget>,
 }
@@ -51,7 +51,7 @@ impl Key {
         }
     }
 
-    /// Whether requests with it are accepted, if it has the permission.
+    /// Returns whether requests with it are accepted, if it has the permission.
     pub fn is_valid(&self, now: i64) -> bool {
         matches!(self.state(now), KeyState::Active | KeyState::Expiring)
     }
@@ -76,7 +76,7 @@ impl Key {
     }
 }
 
-/// How long before its end a key is marked as expiring, in seconds.
+/// The time before its end during which a key is marked as expiring, in seconds.
 const EXPIRING: i64 = 10 * DAY;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +105,6 @@ impl KeyState {
     }
 }
 
-/// What a key may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Permission {
@@ -158,7 +157,7 @@ fn is_unprintable(c: char) -> bool {
             | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
-/// What a new key has besides its id and its secret.
+/// The properties of a new key besides its id and its secret.
 pub struct NewKey<'a> {
     pub name: &'a KeyName,
     pub permissions: &'a [Permission],
@@ -189,7 +188,7 @@ impl KeyChange {
     }
 }
 
-/// What became of a change.
+/// The result of a change.
 #[derive(Debug)]
 pub enum KeyChanged {
     /// The key is as it should be, by this change or an earlier one.
@@ -262,7 +261,7 @@ impl Store {
         self.engine.read(|session| session.first(&FIND, &parameters, read_key))
     }
 
-    /// Those of these keys that exist.
+    /// Returns those of these keys that exist.
     pub fn find_keys(&self, ids: &[Arc<str>]) -> Result<Vec<Key>, StoreError> {
         let now = when::now();
         let parameters: Vec<_> = ids.iter().map(|id| with_budget(now, (&**id).into())).collect();
@@ -379,7 +378,7 @@ fn terms(
     ]
 }
 
-/// What is different in a changed key, in words.
+/// Describes the changed properties of a key.
 fn differences(before: &Key, after: &Key) -> String {
     let properties = |key: &Key| {
         let name = [("name", format!("{:?}", key.name))];
@@ -399,7 +398,7 @@ fn with_budget(created: i64, wanted: SqlValue) -> Vec<SqlValue> {
     vec![day, month, wanted]
 }
 
-/// Enough of a secret to tell it from others, and far too little to use it: eight of its digits.
+/// Enough of a secret to recognize it, and far too little to use it: eight of its digits.
 fn hint(secret: &str) -> Option<String> {
     let (prefix, digits) = secret.split_once('_')?;
     let (begin, end) = (digits.get(..4)?, digits.get(digits.len().checked_sub(4)?..)?);

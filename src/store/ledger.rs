@@ -14,13 +14,13 @@ use crate::error::FailureCause;
 use crate::secret::SecretDigest;
 use crate::when;
 
-/// How long an insert whose answer was lost may take to show up: a primary can wait that long for its standby.
+/// The time until an insert whose answer was lost is visible: a primary can wait that long for its standby.
 const LATE_INSERT: Duration = Duration::from_secs(60);
 
 /// A request, its outcome, and when that was noted.
 pub(super) type UnsettledOutcome = (String, LedgerOutcome, Instant);
 
-/// What is written to the ledger in a group.
+/// A write that a group shares with others.
 pub(super) enum LedgerWrite {
     /// An open row, if its key is valid.
     Begin(RowRequest),
@@ -31,7 +31,7 @@ pub(super) enum LedgerWrite {
 }
 
 impl LedgerWrite {
-    /// Whether it has to be on the disk before it is acknowledged.
+    /// Returns whether it has to be on the disk before it is acknowledged.
     pub fn is_durable(&self) -> bool {
         matches!(self, Self::Finish(_))
     }
@@ -45,7 +45,7 @@ impl LedgerWrite {
     }
 }
 
-/// What came of a group.
+/// The results of a group.
 #[derive(Clone)]
 struct GroupWritten {
     each: Vec<Option<BegunRow>>,
@@ -53,14 +53,14 @@ struct GroupWritten {
     proof: Option<(String, Option<[u8; 32]>)>,
 }
 
-/// How many outcomes wait for the database at most. The rows of the others stay open until the next start.
+/// The maximum number of outcomes that wait for the database. The rows of the others stay open until the next start.
 const MOST_UNSETTLED: usize = 1000;
 
 /// A request that asks for an open row.
 pub(super) struct RowRequest {
     pub request_id: String,
     pub created: i64,
-    /// Of its key's secret.
+    /// The digest of its key's secret.
     pub digest: SecretDigest,
 }
 
@@ -87,7 +87,7 @@ pub struct LedgerOutcome {
     /// The HTTP status that is sent; `None` if the client has gone.
     pub status: Option<u16>,
     pub error_code: Option<&'static str>,
-    /// Why it was refused or failed.
+    /// The reason why it was refused or failed.
     pub cause: Option<FailureCause>,
     pub tokens: Tokens,
     pub duration_ms: f64,
@@ -97,12 +97,12 @@ pub struct LedgerOutcome {
     pub search: Option<Searched>,
 }
 
-/// What the ledger keeps of a call to Search.
+/// A call to Search.
 #[derive(Clone, Debug)]
 pub struct Searched {
     /// `always`, `match` or `model`.
     pub reason: &'static str,
-    /// How many passages were found; `None` if Search was unavailable.
+    /// The number of passages that were found; `None` if Search was unavailable.
     pub results: Option<i64>,
     pub time_ms: f64,
 }
@@ -148,7 +148,7 @@ pub struct LedgerRow {
     /// Its place in the chain; `None` while the request is running.
     pub seq: Option<i64>,
     pub gateway: String,
-    /// Why it was refused or failed, in a word.
+    /// The reason why it was refused or failed, as one word.
     pub cause: Option<String>,
 }
 
@@ -196,7 +196,7 @@ pub(super) static OPEN_ROWS: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// How many rows a transaction marks as interrupted at most.
+/// The maximum number of rows that one transaction marks as interrupted.
 const INTERRUPTED_AT_ONCE: usize = 100;
 
 impl Store {
@@ -254,9 +254,9 @@ impl Store {
         &self,
         group: &[&LedgerWrite],
         deadline: Instant,
-        outlasts: bool,
+        waits_if_lost: bool,
     ) -> Result<Vec<Option<BegunRow>>, StoreError> {
-        let written = self.engine.group(deadline, outlasts, |session, before: Option<&GroupWritten>| {
+        let written = self.engine.group(deadline, waits_if_lost, |session, before: Option<&GroupWritten>| {
             if let Some(before) = before {
                 // The lock waits for a process of the server that may still be committing it.
                 self.lock_gateway(session, &self.gateway, self.epoch)?;
@@ -388,7 +388,7 @@ impl Store {
         self.engine.read(|session| session.first(&statement, &values![request_id], read_row))
     }
 
-    /// When the newest row was created.
+    /// The time when the newest row was created.
     pub fn newest_row(&self) -> Result<Option<i64>, StoreError> {
         let newest = "SELECT created FROM usage ORDER BY request_id DESC LIMIT 1";
         self.engine.read(|session| session.first(newest, &[], |mut row| row.next()))
@@ -414,7 +414,7 @@ impl RowRequest {
 }
 
 impl GroupWritten {
-    /// Whether it was committed, although the answer was lost.
+    /// Returns whether the group was committed although the answer was lost.
     fn is_done(&self, session: &dyn SqlSession) -> Result<bool, StoreError> {
         let Some((request_id, hash)) = &self.proof else {
             return Ok(true);

@@ -37,7 +37,7 @@ use std::time::Instant;
 use audit::FailedSignIns;
 pub use audit::{Actor, AuditRow, AuditSubject};
 pub use budget::{Budget, BudgetPeriod, KeyBudget};
-pub use chain::{ChainHead, Fault, Noted, Verification};
+pub use chain::{ChainHead, Fault, HeadStatus, Verification};
 pub use durations::Durations;
 pub use engine::postgres::{DatabaseUri, SessionLock};
 pub use engine::sqlite::LockError;
@@ -51,7 +51,7 @@ pub use keys::{
     CONCURRENT_TAKES, Key, KeyChange, KeyChanged, KeyName, KeyState, NewKey, Permission, parse_concurrent,
 };
 pub use ledger::{BegunRow, COLUMNS as LEDGER_COLUMNS, LedgerOutcome, LedgerRow, NewRow, Searched, Tokens};
-pub use listing::{Listing, Matching, SEARCHED_ROWS, Which};
+pub use listing::{Listing, Matching, RowFilter, SEARCHED_ROWS};
 pub use moving::MoveProgress;
 pub use proof::UnprovenSums;
 pub use restore::{
@@ -77,18 +77,18 @@ pub struct Store {
     /// The last uses of keys, by id, until `write_uses`.
     uses: Mutex<HashMap<String, i64>>,
     failed_sign_ins: Mutex<FailedSignIns>,
-    /// Since when the clock is distrusted, by the time that this process has run.
+    /// The time since which the clock is distrusted, by the time that this process has run.
     distrusted: Mutex<Option<Instant>>,
 }
 
-/// How the background jobs are doing.
+/// Figures about checkpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LedgerState {
     /// The bytes of the WAL that are in use.
     pub wal_bytes: u64,
-    /// When the last checkpoint ran; `None`: not since the start.
+    /// The time of the last checkpoint; `None`: none since the start.
     pub last_checkpoint: Option<i64>,
-    /// How often requests had to wait because the WAL had reached its limit.
+    /// The number of times that requests had to wait because the WAL had reached its limit.
     pub wal_restarts: u64,
 }
 
@@ -111,7 +111,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Whether the database is sound and a request would succeed. Reads all of it.
+    /// Checks every page of the database, and that a request would succeed.
     pub fn check(&self) -> Result<(), StoreError> {
         self.engine.check()?;
         self.try_request()
@@ -122,12 +122,12 @@ impl Store {
         self.engine.watch(lock)
     }
 
-    /// Why every request would fail now; `None` if that is not known without a try.
+    /// The reason why every request would fail now; `None` if that is not known without a try.
     pub fn lost(&self) -> Option<StoreError> {
         self.engine.lost()
     }
 
-    /// Whether a write hangs, for which only a restart helps. A full disk or a locked database does not count: that
+    /// Returns whether a write hangs, for which only a restart helps. A full disk or a locked database does not count: that
     /// write fails in time.
     pub fn is_stuck(&self) -> bool {
         self.engine.is_stuck()
@@ -138,7 +138,7 @@ impl Store {
         self.engine.sqlite().map_or(Ok(()), Sqlite::checkpoint)
     }
 
-    /// How the background jobs are doing, without a look into the database.
+    /// Returns figures about checkpoints, without a look into the database.
     pub fn state(&self) -> LedgerState {
         LedgerState {
             wal_bytes: self.engine.sqlite().map_or(0, Sqlite::wal_bytes),
@@ -208,14 +208,14 @@ pub(crate) mod tests {
             Self::sqlite()
         }
 
-        /// For what only PostgreSQL has.
+        /// A store for tests of PostgreSQL only.
         #[cfg(feature = "test-postgres")]
         pub fn postgres() -> Self {
             let uri = PostgresServer::shared().database();
             Self::with(|_| Database::parse(&uri).expect("a good URI"))
         }
 
-        /// For what only SQLite has.
+        /// A store for tests of SQLite only.
         pub fn sqlite() -> Self {
             Self::with(|folder| Database::Sqlite(folder.join("test.db")))
         }
@@ -227,7 +227,7 @@ pub(crate) mod tests {
             let database = database(&folder);
             let mut store = Store::open(&database, Access::Create).expect("a new database should open");
             if let Engine::Sqlite(sqlite) = &mut store.engine {
-                sqlite.set_patience(Duration::from_secs(1));
+                sqlite.set_write_timeout(Duration::from_secs(1));
             }
             for key in ["key_1", "key_2"] {
                 let insert = Statement::new(
@@ -240,7 +240,7 @@ pub(crate) mod tests {
             Self { store, folder, database }
         }
 
-        /// The same database, as another process opens it.
+        /// Opens the database again, as another process would.
         pub fn open_again(&self) -> Store {
             Store::open(&self.database, Access::Existing).expect("the same database")
         }
@@ -317,7 +317,7 @@ pub(crate) mod tests {
                 .expect("a plan")
                 .join("; ")
         };
-        let of_one_key = Which {
+        let of_one_key = RowFilter {
             range: Range::ALL,
             key_id: Some("key_1".into()),
             gateway: None,
@@ -326,7 +326,7 @@ pub(crate) mod tests {
             least_ms: None,
             most_ms: None,
         };
-        let failures_of_one_key = Which { matching: Matching::Failure, ..of_one_key.clone() };
+        let failures_of_one_key = RowFilter { matching: Matching::Failure, ..of_one_key.clone() };
         for (statement, index) in [
             (ledger::FIND_KEY.as_str(), "keys USING INDEX sqlite_autoindex_keys_2 (digest=?)"),
             (

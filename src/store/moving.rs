@@ -1,7 +1,7 @@
 //! Moves everything from a SQLite database to an empty PostgreSQL database.
 //!
 //! Creating the tables, filling them and verifying them is one transaction there: whatever ends it early leaves an empty
-//! database, so a move is repeated from its beginning, and nobody can use half a copy.
+//! database, so a move is repeated from its beginning, and no program can use half a copy.
 
 use sha2::{Digest, Sha256};
 
@@ -10,10 +10,10 @@ use super::engine::{Row, SqlSession, SqlValue, Table};
 use super::{DatabaseUri, Store, StoreError, Verification, chain};
 use crate::when;
 
-/// How many values are sent in one statement. PostgreSQL's limit is 65,535.
+/// The number of values that one statement sends. PostgreSQL's limit is 65,535.
 const VALUES_AT_ONCE: usize = 8_000;
 
-/// How far a copy is: the table, its rows copied, and all of its rows.
+/// The progress of a copy: the table, its rows copied, and all of its rows.
 pub struct MoveProgress<'a> {
     pub table: &'a str,
     pub copied: i64,

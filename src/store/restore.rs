@@ -15,30 +15,30 @@ use super::{Actor, Fault, Store, StoreError};
 use crate::text::count;
 use crate::when;
 
-/// What a restore has done.
+/// The result of a restore.
 pub struct Restoration {
     /// The version that the backup had, if it was upgraded.
     pub upgraded_from: Option<i64>,
     pub restored: LedgerExtent,
     pub present: Comparison,
-    /// Whether the present password is kept: it differed from that of the backup.
+    /// The present password is kept: it differed from that of the backup.
     pub keeps_password: bool,
-    /// Where the database is that was replaced; `None` if there was none.
+    /// The path of the database that was replaced; `None` if there was none.
     pub kept: Option<PathBuf>,
 }
 
-/// How many rows a ledger has, and when the newest was created.
+/// The number of rows of a ledger, and the time when the newest was created.
 pub struct LedgerExtent {
     pub rows: i64,
     pub newest: Option<i64>,
 }
 
-/// What the present database has that the backup does not. An error says why that is not known.
+/// Compares the present database with the backup. An error says why a part is not known.
 pub struct Comparison {
     pub keys: Result<KeyDifferences, StoreError>,
     pub ledger: Result<LedgerExtent, StoreError>,
     pub password: Result<Option<PasswordHash>, StoreError>,
-    /// What is wrong with the file, also if all of this could be read.
+    /// The damage that a check of the file found, also if all of this could be read.
     pub damage: Option<StoreError>,
 }
 
@@ -54,7 +54,7 @@ pub struct KeyDifferences {
     pub unknown: Vec<ComparedKey>,
 }
 
-/// What a restore may change about a key.
+/// The properties of a key that a restore may change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ComparedKey {
     pub id: String,
@@ -95,7 +95,7 @@ impl ComparedKey {
         differing.map(|((property, one), (_, other))| format!("{property}: {one} → {other}")).collect()
     }
 
-    /// Whether it allows something that another state of the key does not.
+    /// Returns whether it allows something that another state of the key does not.
     pub fn is_wider_than(&self, other: &Self) -> bool {
         let permissions = |key: &Self| key.permissions.split(',').map(str::to_owned).collect::<Vec<_>>();
         let exceeds = |one: Option<i64>, other: Option<i64>| {
@@ -116,7 +116,7 @@ impl ComparedKey {
 #[derive(Debug)]
 pub enum RestoreError {
     /// The service runs.
-    Held(LockError),
+    Locked(LockError),
     /// The backup can't be used.
     Backup(StoreError),
     /// Its ledger does not verify.
@@ -128,7 +128,7 @@ pub enum RestoreError {
 impl fmt::Display for RestoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Held(error) => error.fmt(f),
+            Self::Locked(error) => error.fmt(f),
             Self::Backup(StoreError::Damaged(cause)) => {
                 write!(f, "it is damaged or not a database ({cause}). Use another backup")
             }
@@ -141,7 +141,7 @@ impl fmt::Display for RestoreError {
 
 /// Replaces a SQLite database with a backup. The caller sees to it that it is SQLite.
 pub fn restore(database: &Path, backup: &Path, by: &Actor) -> Result<Restoration, RestoreError> {
-    let _lock = FileLock::take(database).map_err(RestoreError::Held)?;
+    let _lock = FileLock::take(database).map_err(RestoreError::Locked)?;
     let replacement = Replacement::prepare(database, backup).map_err(|error| match error {
         PrepareError::Backup(error) => RestoreError::Backup(error),
         PrepareError::Target(error) => RestoreError::Present(error),
@@ -212,7 +212,7 @@ impl Store {
     }
 }
 
-/// What is compared of a database.
+/// The parts of a database that are compared.
 struct Content {
     keys: Result<Vec<ComparedKey>, StoreError>,
     ledger: Result<LedgerExtent, StoreError>,

@@ -5,7 +5,7 @@ use super::engine::{SqlSession, Statement, Write, values};
 use super::{Actor, Store, StoreError};
 use crate::secret::SecretDigest;
 
-/// How many browsers are known at a time.
+/// The maximum number of known browsers.
 const KNOWN_BROWSERS: i64 = 32;
 
 /// A password as it is stored: its Argon2id hash and the parameters of it.
@@ -91,7 +91,7 @@ impl Store {
         Ok(count > 0)
     }
 
-    /// The browsers that the operator signed in with last. Each has attempts of its own, so there are not many: somebody who
+    /// The browsers that the operator signed in with last. Each has attempts of its own, so their number is limited: a person who
     /// knew an old password may have signed in with any number of them.
     pub fn known_browsers(&self, now: i64) -> Result<Vec<SecretDigest>, StoreError> {
         let statement = "SELECT digest FROM console_tokens WHERE kind = $1 AND expires > $2

@@ -24,7 +24,7 @@ impl Range {
     pub const ALL: Self = Self { since: i64::MIN, until: i64::MAX };
 }
 
-/// Whose requests are counted; `None` for all.
+/// Selects the requests that are counted; `None` for all.
 #[derive(Clone, Copy, Debug)]
 pub struct Filter<'a> {
     pub key_id: Option<&'a str>,
@@ -35,7 +35,7 @@ impl Filter<'_> {
     pub const ALL: Self = Self { key_id: None, gateway: None };
 }
 
-/// What sums are grouped by.
+/// The property that sums are grouped by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grouping {
     Hour,
@@ -139,7 +139,7 @@ pub struct UsageRow {
     pub sums: Sums,
 }
 
-/// What is missing in a report, or too much in it, because its rows and hours were removed.
+/// Requests that a report lacks, or counts although they are outside its range, because rows and hours were removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Coverage {
     /// Requests of the range before this time are missing: hours are not kept as long as days.
@@ -153,13 +153,13 @@ pub struct Coverage {
 pub struct UndividedSpan {
     pub span: Span,
     pub start: i64,
-    /// Since when there are rows, which could divide it.
+    /// Rows, which could divide it, exist from this time on.
     pub kept_since: i64,
 }
 
 /// Sums of one key and one outcome in one span, or in a part of it, of one gateway.
 pub struct RollupRow {
-    /// When the span begins.
+    /// The beginning of the span.
     pub start: i64,
     pub key_id: String,
     pub status: Option<i64>,
@@ -324,7 +324,7 @@ struct Division<'a> {
     session: &'a dyn SqlSession,
     /// Rows created before this may have been removed.
     kept_since: i64,
-    /// From the rollup's spans of this length, or `None`: from the rows. Then the first second, and the one after the last.
+    /// The rollup's spans to read, or `None` for the rows; then the first second, and the one after the last.
     parts: Vec<(Option<Span>, i64, i64)>,
     undivided: Option<UndividedSpan>,
 }
@@ -384,7 +384,7 @@ impl Division<'_> {
     }
 }
 
-/// When the last span ends that begins before this time.
+/// The end of the last span that begins before this time.
 fn end_of(span: Span, time: i64) -> i64 {
     if time == span.start(time) { time } else { span.start(time).saturating_add(span.seconds()) }
 }

@@ -147,11 +147,11 @@ impl Engine {
 
     /// Runs `work`, and the statements that it returns, in one transaction that ends before the deadline. It is not synced.
     /// If the answer to the commit was lost, `work` gets the value that it returned before, and has to find out whether that
-    /// was done. If `outlasts`, it waits for a database that is lost.
+    /// was done. If `waits_if_lost`, it waits for a database that is lost.
     pub fn group<T: Clone>(
         &self,
         deadline: Instant,
-        outlasts: bool,
+        waits_if_lost: bool,
         work: impl Fn(&dyn SqlSession, Option<&T>) -> Result<(T, Vec<Statement>), StoreError>,
     ) -> Result<T, StoreError> {
         match self {
@@ -160,15 +160,15 @@ impl Engine {
                 session.run(&bound(&last), &mut |_, _| Ok(()))?;
                 Ok(value)
             }),
-            Self::Postgres(postgres) => postgres.group(deadline, outlasts, work),
+            Self::Postgres(postgres) => postgres.group(deadline, waits_if_lost, work),
         }
     }
 
-    /// How long a group may take; a member of one that outlasts a lost database has cost an inference.
-    pub fn patience(&self, outlasts: bool) -> Duration {
+    /// How long a group may take; a member of one that waits_if_lost a lost database has cost an inference.
+    pub fn write_timeout(&self, waits_if_lost: bool) -> Duration {
         match self {
-            Self::Sqlite(sqlite) => sqlite.patience,
-            Self::Postgres(_) => postgres::patience(outlasts),
+            Self::Sqlite(sqlite) => sqlite.write_timeout,
+            Self::Postgres(_) => postgres::write_timeout(waits_if_lost),
         }
     }
 

@@ -43,7 +43,7 @@ impl<T: Into<SqlValue>> From<Option<T>> for SqlValue {
     }
 }
 
-/// What a column can be read as.
+/// A type that a column can be read as.
 pub trait FromValue: Sized {
     fn from_value(value: SqlValue) -> Option<Self>;
 }

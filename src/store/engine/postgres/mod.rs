@@ -28,22 +28,22 @@ use super::{Access, BoundStatement, Row, SqlSession, Statement, Write, bound};
 use crate::store::StoreError;
 
 /// What a start may take to find a host.
-const START_TIME: Duration = Duration::from_secs(10);
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What one statement may take.
-const STATEMENT_TIME: Duration = Duration::from_secs(3);
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// What one statement of a report may take.
-const REPORT_TIME: Duration = Duration::from_secs(600);
+const REPORT_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// How long a read or a transaction waits for a connection.
-const CONNECTION_TIME: Duration = Duration::from_secs(2);
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long a write may take, with all its attempts. A read takes no longer: 2 s and 3 s.
-const PATIENCE: Duration = Duration::from_secs(5);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The same for a write that has to be durable: an inference was spent on it, so it waits for a planned switchover.
-const DURABLE_PATIENCE: Duration = Duration::from_secs(20);
+const DURABLE_WRITE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Changes nothing. Its commit proves that the server is the primary, and that all earlier commits on it are durable.
 const TRY_WRITE: &str = "UPDATE schema_version SET version = version";
@@ -57,8 +57,8 @@ const READ: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
 const TRANSACTION: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 
 /// How long a write may take.
-pub fn patience(outlasts: bool) -> Duration {
-    if outlasts { DURABLE_PATIENCE } else { PATIENCE }
+pub fn write_timeout(waits_if_lost: bool) -> Duration {
+    if waits_if_lost { DURABLE_WRITE_TIMEOUT } else { WRITE_TIMEOUT }
 }
 
 pub struct Postgres {
@@ -70,9 +70,9 @@ impl Postgres {
     pub fn open(uri: &DatabaseUri, most_connections: usize, access: Access) -> Result<Self, StoreError> {
         let pool = PgPool::new(uri, most_connections)?;
         let (mut connection, _) =
-            pool.connect(0, Instant::now() + START_TIME).map_err(StoreError::Unavailable)?;
+            pool.connect(0, Instant::now() + START_TIMEOUT).map_err(StoreError::Unavailable)?;
         if !schema::is_current(&mut connection, access)? {
-            schema::upgrade(pool.get(Instant::now() + START_TIME, WhileLost::Fail)?)?;
+            schema::upgrade(pool.get(Instant::now() + START_TIMEOUT, WhileLost::Fail)?)?;
         }
         Ok(Self { pool })
     }
@@ -83,7 +83,7 @@ impl Postgres {
         uri: &DatabaseUri,
         fill: impl FnOnce(&dyn SqlSession) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let mut pooled = PgPool::new(uri, 1)?.get(Instant::now() + START_TIME, WhileLost::Fail)?;
+        let mut pooled = PgPool::new(uri, 1)?.get(Instant::now() + START_TIMEOUT, WhileLost::Fail)?;
         schema::begin_and_create(pooled.connection())?;
         let session = PgSession::begun(pooled);
         let value = fill(&session)?;
@@ -96,7 +96,7 @@ impl Postgres {
         &self,
         work: impl FnOnce(&dyn SqlSession) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let session = PgSession::new(&self.pool, READ, STATEMENT_TIME)?;
+        let session = PgSession::new(&self.pool, READ, STATEMENT_TIMEOUT)?;
         let value = work(&session)?;
         session.commit(&[])?;
         Ok(value)
@@ -107,7 +107,7 @@ impl Postgres {
         &self,
         work: impl FnOnce(&dyn SqlSession) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let session = PgSession::new(&self.pool, READ, REPORT_TIME)?;
+        let session = PgSession::new(&self.pool, READ, REPORT_TIMEOUT)?;
         let value = work(&session)?;
         session.commit(&[])?;
         Ok(value)
@@ -116,7 +116,7 @@ impl Postgres {
     /// Writes in a transaction. Returns how many rows the last statement changed.
     pub fn write(&self, write: &Write) -> Result<usize, StoreError> {
         let while_lost = if write.durable { WhileLost::Wait } else { WhileLost::Fail };
-        let deadline = Instant::now() + patience(write.durable);
+        let deadline = Instant::now() + write_timeout(write.durable);
         let statements = bound(&write.statements);
         let done = write.statements.last().and_then(|last| last.done.as_deref());
         // Whether an earlier attempt may have been done.
@@ -126,7 +126,7 @@ impl Postgres {
                 Ok(pooled) => pooled,
                 Err(error) => return Err(doubt.unwrap_or(error)),
             };
-            let until = deadline.min(Instant::now() + STATEMENT_TIME);
+            let until = deadline.min(Instant::now() + STATEMENT_TIMEOUT);
             let mut outcome = pooled.connection().run(None, &statements, until, &mut |_| ());
             if let (Some(done), Some(_)) = (done, &doubt)
                 && did_nothing(&outcome)
@@ -161,17 +161,17 @@ impl Postgres {
     pub fn group<T: Clone>(
         &self,
         deadline: Instant,
-        outlasts: bool,
+        waits_if_lost: bool,
         work: impl Fn(&dyn SqlSession, Option<&T>) -> Result<(T, Vec<Statement>), StoreError>,
     ) -> Result<T, StoreError> {
-        let while_lost = if outlasts { WhileLost::Wait } else { WhileLost::Fail };
+        let while_lost = if waits_if_lost { WhileLost::Wait } else { WhileLost::Fail };
         let mut doubt: Option<(T, StoreError)> = None;
         loop {
             let pooled = match self.pool.get(deadline, while_lost) {
                 Ok(pooled) => pooled,
                 Err(error) => return Err(doubt.map_or(error, |(_, unknown)| unknown)),
             };
-            let time = STATEMENT_TIME.min(deadline.saturating_duration_since(Instant::now()));
+            let time = STATEMENT_TIMEOUT.min(deadline.saturating_duration_since(Instant::now()));
             let session = PgSession::on(pooled, TRANSACTION, time);
             let error = match work(&session, doubt.as_ref().map(|(value, _)| value)) {
                 Ok((value, last)) => match session.commit(&last) {
@@ -200,9 +200,9 @@ impl Postgres {
         &self,
         work: impl Fn(&dyn SqlSession) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WRITE_TIMEOUT;
         loop {
-            let session = PgSession::new(&self.pool, TRANSACTION, STATEMENT_TIME)?;
+            let session = PgSession::new(&self.pool, TRANSACTION, STATEMENT_TIMEOUT)?;
             match work(&session).and_then(|value| session.commit(&[]).map(|()| value)) {
                 Err(StoreError::Busy) if Instant::now() < deadline => {}
                 result => return result,
@@ -234,7 +234,7 @@ struct PgSession {
 
 impl PgSession {
     fn new(pool: &Arc<PgPool>, begin: &'static str, time: Duration) -> Result<Self, StoreError> {
-        Ok(Self::on(pool.get(Instant::now() + CONNECTION_TIME, WhileLost::Fail)?, begin, time))
+        Ok(Self::on(pool.get(Instant::now() + CONNECTION_TIMEOUT, WhileLost::Fail)?, begin, time))
     }
 
     fn on(pooled: Pooled, begin: &'static str, time: Duration) -> Self {
@@ -243,7 +243,7 @@ impl PgSession {
 
     /// On a connection that is in a transaction already, for work that may take minutes.
     fn begun(pooled: Pooled) -> Self {
-        Self { pooled: RefCell::new(Some(pooled)), begin: Cell::new(None), time: REPORT_TIME }
+        Self { pooled: RefCell::new(Some(pooled)), begin: Cell::new(None), time: REPORT_TIMEOUT }
     }
 
     /// Commits, after the last statements in the same round trip. If nothing was sent there is nothing to commit.
@@ -286,7 +286,8 @@ impl Drop for PgSession {
             && self.begin.get().is_none()
             && !pooled.connection().is_idle
         {
-            let _ = pooled.connection().run_text("ROLLBACK", Instant::now() + self.time.min(STATEMENT_TIME));
+            let _ =
+                pooled.connection().run_text("ROLLBACK", Instant::now() + self.time.min(STATEMENT_TIMEOUT));
         }
     }
 }

@@ -15,8 +15,8 @@ use super::encoding::{Fields, SqlError, read_row, type_of, write_value};
 use super::stream::PgStream;
 use crate::store::engine::{BoundStatement, Row, SqlValue};
 
-/// What the last message of a connection may take.
-const GOODBYE_TIME: Duration = Duration::from_millis(100);
+/// The timeout for the last message of a connection.
+const TERMINATE_TIMEOUT: Duration = Duration::from_millis(100);
 
 pub(super) struct PgConnection {
     pub(super) link: PgStream,
@@ -24,9 +24,9 @@ pub(super) struct PgConnection {
     pub(super) output: BytesMut,
     /// The statements that the server knows, by their text.
     pub(super) prepared: HashMap<String, Prepared>,
-    /// How many names were given to statements.
+    /// The number of names that were given to statements.
     pub(super) names: usize,
-    /// Whether it is usable and in no transaction, as the server has said last.
+    /// The server has last reported that it is in no transaction.
     pub(super) is_idle: bool,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Prepared {
 }
 
 impl PgConnection {
-    /// Whether the next statement can be sent: no transaction is open, and the server has not hung up.
+    /// Returns whether a statement can be sent: no transaction is open, and the server has not closed the connection.
     pub fn is_usable(&mut self) -> bool {
         self.is_idle && self.link.is_quiet()
     }
@@ -54,7 +54,7 @@ impl PgConnection {
         Ok(changed.last().copied().unwrap_or(0))
     }
 
-    /// The same with a text after the statements, as `COMMIT`. Calls `each` with the number of the statement too, and returns
+    /// Does the same with a text after the statements, such as `COMMIT`. Calls `each` with the number of the statement too, and returns
     /// how many rows each statement changed or found.
     pub fn run_between(
         &mut self,
@@ -216,7 +216,7 @@ impl Drop for PgConnection {
         if self.is_idle {
             self.output.clear();
             frontend::terminate(&mut self.output);
-            self.link.set_deadline(Instant::now() + GOODBYE_TIME);
+            self.link.set_deadline(Instant::now() + TERMINATE_TIMEOUT);
             let _ = self.send();
         }
     }
@@ -397,14 +397,14 @@ mod tests {
         // There is no channel binding with Ed25519.
         let unbound = open(&(expired_server.uri.clone() + "&sslmode=require")).err().unwrap_or_default();
         assert!(unbound.contains("no channel binding"), "{unbound}");
-        for (server, host, mode, ca, told) in [
+        for (server, host, mode, ca, error_text) in [
             (&server, "127.0.0.1", "verify-full", &good, "not for this name"),
             (&server, "localhost", "verify-full", &expired, "not signed by a trusted CA"),
             (&server, "localhost", "verify-ca", &expired, "not signed by a trusted CA"),
             (&expired_server, "localhost", "verify-full", &expired, "has expired"),
         ] {
-            let error = open(&uri(server, host, mode, ca)).err().expect(told);
-            assert!(error.contains(told), "{host} {mode}: {error}");
+            let error = open(&uri(server, host, mode, ca)).err().expect(error_text);
+            assert!(error.contains(error_text), "{host} {mode}: {error}");
         }
         let without_password = uri(&server, "127.0.0.1", "", &good).replace("adriaticum:secret", "trusted");
         server.psql("CREATE ROLE trusted LOGIN");

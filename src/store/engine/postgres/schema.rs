@@ -12,8 +12,8 @@ use super::protocol::PgConnection;
 use crate::store::engine::{Access, SCHEMA, SCHEMA_VERSION, SqlSession};
 use crate::store::{StoreError, version_9};
 
-/// What reading every row of a large table may take.
-const UPGRADE_TIME: Duration = Duration::from_secs(3600);
+/// The timeout for reading every row of a large table.
+const UPGRADE_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// The first of the two numbers of every advisory lock; any that other programs in the same database do not use.
 pub(super) const LOCK: i32 = 0x6164_7269;
@@ -27,10 +27,10 @@ const VERSION_TABLE: &str = "CREATE TABLE schema_version (
     oldest_known BIGINT NOT NULL
 )";
 
-/// Whether the tables can be used as they are. Creates them if there are none and `access` allows it; if they are older and
+/// Returns whether the tables can be used as they are. Creates them if there are none and `access` allows it; if they are older and
 /// may not be upgraded, that is an error.
 pub(super) fn is_current(connection: &mut PgConnection, access: Access) -> Result<bool, StoreError> {
-    let deadline = Instant::now() + UPGRADE_TIME;
+    let deadline = Instant::now() + UPGRADE_TIMEOUT;
     // Nearly always there is nothing to do, and this query takes no lock.
     if let Some(found) = version(connection, deadline)? {
         return is_usable(found, access);
@@ -51,7 +51,7 @@ pub(super) fn is_current(connection: &mut PgConnection, access: Access) -> Resul
 
 /// Brings the tables to the present version.
 pub(super) fn upgrade(mut pooled: Pooled) -> Result<(), StoreError> {
-    let (connection, deadline) = (pooled.connection(), Instant::now() + UPGRADE_TIME);
+    let (connection, deadline) = (pooled.connection(), Instant::now() + UPGRADE_TIMEOUT);
     begin(connection, deadline)?;
     // Another gateway may have done it meanwhile.
     if version(connection, deadline)?.map_or(Ok(false), |found| is_usable(found, Access::Serve))? {
@@ -88,7 +88,7 @@ fn dialect(statements: &str) -> String {
 
 /// Begins a transaction and creates the tables in it.
 pub(super) fn begin_and_create(connection: &mut PgConnection) -> Result<(), StoreError> {
-    let deadline = Instant::now() + UPGRADE_TIME;
+    let deadline = Instant::now() + UPGRADE_TIMEOUT;
     begin(connection, deadline)?;
     if version(connection, deadline)?.is_some() {
         return Err(StoreError::Other(
@@ -122,7 +122,7 @@ fn create(connection: &mut PgConnection, deadline: Instant) -> Result<(), StoreE
     Ok(connection.run_text(&changes, deadline)?)
 }
 
-/// Whether the program can use the database as it is.
+/// Returns whether the program can use the database as it is.
 fn is_usable((found, oldest_known): (i64, i64), access: Access) -> Result<bool, StoreError> {
     match found {
         _ if oldest_known > SCHEMA_VERSION => Err(StoreError::Newer { found, known: SCHEMA_VERSION }),

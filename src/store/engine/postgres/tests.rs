@@ -15,12 +15,12 @@ use crate::store::{
     Actor, Filter, KeyName, LedgerOutcome, NewKey, NewRow, PasswordHash, Permission, Range, Store, TokenKind,
 };
 
-/// What a proxy does. The losses happen once.
+/// The modes of a proxy. A loss happens once.
 const PASS: u8 = 0;
 const REFUSE: u8 = 1;
 const LOSE_REQUEST: u8 = 2;
 const LOSE_ANSWER: u8 = 3;
-/// The same for COMMIT and its answer.
+/// COMMIT or its answer is lost.
 const LOSE_COMMIT: u8 = 4;
 const LOSE_COMMIT_ANSWER: u8 = 5;
 

@@ -31,28 +31,28 @@ use super::{Access, BoundStatement, Row, SqlSession, SqlValue, Table};
 use crate::semaphore::Semaphore;
 use crate::store::StoreError;
 
-/// How long a start waits for other processes.
-const START_PATIENCE: Duration = Duration::from_secs(5);
+/// The time that a start waits for other processes.
+const START_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a read waits for its turn, and if the database has to be recovered after a crash.
-const READ_PATIENCE: Duration = Duration::from_secs(2);
+/// The time that a read waits for a connection, and for the recovery of the database after a crash.
+const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A connection's page cache in KiB: enough for the pages that a request reads and writes.
 const PAGE_CACHE: i64 = 128;
 
-/// How many connections read at once; they stay open. The console's two threads may have two of them for long, and looking
+/// The number of connections that read; they stay open. The console's two threads may have two of them for long, and looking
 /// up a key takes a tenth of a millisecond. More would not be faster, but a moment of many reads would keep their memory and
 /// their descriptors. They are used in turn: otherwise the last one would rarely have a turn, and memory would still grow
 /// after hours, with each statement that it prepares for the first time.
 const READERS: usize = 4;
 
-/// How many prepared statements a connection keeps: more than there are on a request's path.
+/// The number of prepared statements that a connection keeps: more than there are on a request's path.
 const STATEMENTS: usize = 64;
 
 /// Up to this many bytes a database is checked completely at every start, which takes a few milliseconds.
 const CHECK_COMPLETELY: u64 = 2_097_152;
 
-/// How many pages are given back to the file system at once.
+/// The number of pages that one step gives back to the file system.
 const VACUUM_PAGES: usize = 64;
 
 pub struct Sqlite {
@@ -63,13 +63,13 @@ pub struct Sqlite {
     readers: Mutex<VecDeque<Connection>>,
     reading: Semaphore,
     writer: Writer,
-    pub patience: Duration,
+    pub write_timeout: Duration,
     /// Pages of the WAL that are in use, as the last checkpoint found.
     wal_pages: AtomicU64,
-    /// From this many pages on a write restarts the WAL.
+    /// A write restarts the WAL if it has this many pages.
     restart_at: AtomicU64,
     wal_restarts: AtomicU64,
-    /// When pages were last moved; 0: not since the start.
+    /// The time of the last checkpoint; 0: none since the start.
     last_checkpoint: AtomicI64,
 }
 
@@ -83,7 +83,7 @@ impl Sqlite {
         let path = &crate::files::resolve(path)?;
         let opened = database_files::identity(path)?;
         let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-        connection.busy_timeout(START_PATIENCE)?;
+        connection.busy_timeout(START_TIMEOUT)?;
         if path.metadata().is_ok_and(|file| file.len() == 0) {
             // Retention can then give space back to the file system.
             connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
@@ -101,7 +101,7 @@ impl Sqlite {
             readers: Mutex::default(),
             reading: Semaphore::new(READERS),
             writer: Writer::new(connection),
-            patience: writer::PATIENCE,
+            write_timeout: writer::WRITE_TIMEOUT,
             wal_pages: AtomicU64::new(0),
             restart_at: AtomicU64::new(checkpoint::RESTART_PAGES),
             wal_restarts: AtomicU64::new(0),
@@ -119,14 +119,14 @@ impl Sqlite {
         &self,
         work: impl FnOnce(&dyn SqlSession) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let permit = self.reading.acquire(Instant::now() + READ_PATIENCE);
+        let permit = self.reading.acquire(Instant::now() + READ_TIMEOUT);
         let _permit = permit.ok_or(StoreError::NoConnection)?;
         let idle = lock(&self.readers).pop_front();
         let connection = match idle {
             Some(connection) => connection,
             None => {
                 let connection = connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
-                connection.busy_timeout(READ_PATIENCE)?;
+                connection.busy_timeout(READ_TIMEOUT)?;
                 connection
             }
         };
@@ -168,8 +168,8 @@ impl Sqlite {
     }
 
     #[cfg(test)]
-    pub fn set_patience(&mut self, patience: Duration) {
-        self.patience = patience;
+    pub fn set_write_timeout(&mut self, timeout: Duration) {
+        self.write_timeout = timeout;
     }
 
     #[cfg(test)]
@@ -185,7 +185,7 @@ pub fn backup(path: &Path, to: &Path) -> Result<i64, StoreError> {
     }
     // It only reads, but the last connection to close moves the WAL into the database, and a read-only one can't.
     let connection = connect(&crate::files::resolve(path)?, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-    connection.busy_timeout(START_PATIENCE)?;
+    connection.busy_timeout(START_TIMEOUT)?;
     // Not by SQLite, which would say "table already exists" for a file that is there.
     OpenOptions::new().write(true).create_new(true).mode(0o640).open(to)?;
     let copy = || {
@@ -200,7 +200,7 @@ pub fn backup(path: &Path, to: &Path) -> Result<i64, StoreError> {
     })
 }
 
-/// Whether there is no database at a path.
+/// Returns whether there is no database at a path.
 fn is_missing(path: &Path) -> Result<bool, StoreError> {
     // Before the database's own: a process that creates one fills its WAL last.
     let wal = database_files::wal_of(&fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()));
@@ -232,7 +232,7 @@ fn connect(path: &Path, mode: OpenFlags) -> Result<Connection, StoreError> {
 /// Switches to another kind of journal. SQLite's own timeout does not cover this: it fails at once if another process is
 /// writing, which happens when both create the database.
 fn switch_journal(connection: &Connection, journal: &str) -> Result<(), StoreError> {
-    let end = Instant::now() + START_PATIENCE;
+    let end = Instant::now() + START_TIMEOUT;
     loop {
         match connection.pragma_update(None, "journal_mode", journal).map_err(StoreError::from) {
             Err(StoreError::Busy) if Instant::now() < end => thread::sleep(Duration::from_millis(5)),

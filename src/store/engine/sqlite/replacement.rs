@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, OpenFlags};
 
-use super::{START_PATIENCE, SqliteSession, check_every_page, connect, is_missing, switch_journal, upgrades};
+use super::{START_TIMEOUT, SqliteSession, check_every_page, connect, is_missing, switch_journal, upgrades};
 use crate::files::{self, NO_FOLLOW};
 use crate::store::StoreError;
 use crate::store::engine::SqlSession;
@@ -46,7 +46,7 @@ impl Replacement {
         }
         File::open(backup).map_err(of_backup)?;
         let mut replacement = Self { copy: with_suffix(&database, ".restoring"), database, version: 0 };
-        // What an interrupted restore has left.
+        // An interrupted restore may have left a copy.
         replacement.remove_copy().map_err(PrepareError::of_target)?;
         copy(backup, &replacement.copy).map_err(PrepareError::of_target)?;
         for log in LOGS.map(|log| with_suffix(backup, log)).into_iter().zip(LOGS) {
@@ -122,7 +122,7 @@ impl Drop for Replacement {
     }
 }
 
-/// Why there is no copy.
+/// The reason why there is no copy.
 #[derive(Debug)]
 pub enum PrepareError {
     /// The backup can't be used.
@@ -140,7 +140,7 @@ impl PrepareError {
 /// The database that is to be replaced. If it is sound, no other process can use it until this is dropped.
 pub struct PresentDatabase {
     connection: Connection,
-    /// What is wrong with its file.
+    /// The damage that a check of its file found.
     pub damage: Option<StoreError>,
 }
 
@@ -152,14 +152,14 @@ impl PresentDatabase {
             return Err(StoreError::Missing);
         }
         let connection = connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
-        connection.busy_timeout(START_PATIENCE)?;
+        connection.busy_timeout(START_TIMEOUT)?;
         match check_every_page(&connection) {
             Err(damage @ StoreError::Damaged(_)) => return Ok(Self { connection, damage: Some(damage) }),
             checked => checked?,
         }
         drop(connection);
         let connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-        connection.busy_timeout(START_PATIENCE)?;
+        connection.busy_timeout(START_TIMEOUT)?;
         switch_journal(&connection, "DELETE")?;
         connection.execute_batch("BEGIN EXCLUSIVE")?;
         Ok(Self { connection, damage: None })

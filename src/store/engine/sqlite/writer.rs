@@ -10,8 +10,8 @@ use super::{Sqlite, SqliteSession, checkpoint, lock};
 use crate::store::StoreError;
 use crate::store::engine::SqlSession;
 
-/// How long a write waits for its turn and for other processes, in total.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+/// The time that a write waits for its turn and for other processes, in total.
+pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// There are locks for which SQLite does not wait by itself.
 const RETRY_PAUSE: Duration = Duration::from_millis(1);
@@ -21,7 +21,7 @@ pub(super) struct Writer {
     is_free: Condvar,
     /// Syncs run one at a time: Linux reports a failure once for each descriptor.
     sync_turn: Mutex<()>,
-    /// Since when a thread has that turn.
+    /// The time when a thread took that turn.
     syncing: Mutex<Option<Instant>>,
 }
 
@@ -43,13 +43,13 @@ impl Writer {
 }
 
 impl Sqlite {
-    /// Whether a write has had the connection, or a sync has run, for longer than one may take: the disk or the file system
+    /// Returns whether a write has had the connection, or a sync has run, for longer than one may take: the disk or the file system
     /// hangs.
     pub fn is_stuck(&self) -> bool {
         let turn = lock(&self.writer.turn);
         let writing = turn.connection.is_none().then_some(turn.taken);
         let syncing = *lock(&self.writer.syncing);
-        [writing, syncing].into_iter().flatten().any(|began| began.elapsed() > 2 * self.patience)
+        [writing, syncing].into_iter().flatten().any(|began| began.elapsed() > 2 * self.write_timeout)
     }
 
     /// Runs `work` in a transaction, in its turn; if `durable`, it is on the disk when this returns.
@@ -58,14 +58,14 @@ impl Sqlite {
         durable: bool,
         work: impl FnOnce(&dyn SqlSession) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let value = self.transaction_until(Instant::now() + self.patience, work)?;
+        let value = self.transaction_until(Instant::now() + self.write_timeout, work)?;
         if durable {
             self.sync_turn().sync()?;
         }
         Ok(value)
     }
 
-    /// The same, not synced. It waits for its turn and for other processes until the deadline.
+    /// Runs `work` in a transaction that is not synced. It waits for its turn and for other processes until the deadline.
     pub fn transaction_until<T>(
         &self,
         deadline: Instant,
@@ -172,11 +172,11 @@ mod tests {
     use crate::store::engine::{Access, values};
     use crate::store::tests::Temporary;
 
-    fn engine(patience: Duration) -> (Temporary, Sqlite) {
+    fn engine(timeout: Duration) -> (Temporary, Sqlite) {
         let temporary = Temporary::sqlite();
         let mut engine =
             Sqlite::open(&temporary.folder.join("writer.db"), Access::Create).expect("a database");
-        engine.set_patience(patience);
+        engine.set_write_timeout(timeout);
         engine
             .transaction(false, |session| session.execute("CREATE TABLE t (x INTEGER CHECK (x <> 13))", &[]))
             .expect("a table");
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_ends_within_its_patience_if_another_process_has_the_database() {
+    fn a_write_ends_within_its_timeout_if_another_process_has_the_database() {
         let (temporary, engine) = engine(Duration::from_millis(300));
         let other = Connection::open(temporary.folder.join("writer.db")).expect("the database");
         other.execute_batch("BEGIN IMMEDIATE").expect("a lock");
@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn a_panic_or_an_error_gives_the_connection_back_and_rolls_back() {
-        let (_temporary, engine) = engine(PATIENCE);
+        let (_temporary, engine) = engine(WRITE_TIMEOUT);
         let write = |session: &dyn SqlSession| -> Result<(), StoreError> {
             session.execute("INSERT INTO t VALUES (1)", &[])?;
             panic!("on purpose");
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn only_what_has_to_be_durable_is_synced() {
-        let (_temporary, mut engine) = engine(PATIENCE);
+        let (_temporary, mut engine) = engine(WRITE_TIMEOUT);
         engine.files.make_unsyncable();
         insert(&engine, 1, false).expect("no fsync");
         assert!(matches!(insert(&engine, 2, true), Err(StoreError::NotSynced(_))));
@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn a_wal_that_another_process_empties_is_good_only_if_nothing_of_it_is_in_use() {
-        let (temporary, engine) = engine(PATIENCE);
+        let (temporary, engine) = engine(WRITE_TIMEOUT);
         insert(&engine, 1, true).expect("a write");
         let other = Connection::open(temporary.folder.join("writer.db")).expect("the database");
         let truncate = "PRAGMA wal_checkpoint(TRUNCATE)";
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn after_a_failed_fsync_of_sqlite_nothing_is_written() {
-        let (_temporary, engine) = engine(PATIENCE);
+        let (_temporary, engine) = engine(WRITE_TIMEOUT);
         let fail = |code: i32| {
             let error = rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
             engine.transaction(false, |_| Err::<(), _>(error.into())).expect_err("it fails");
