@@ -1,6 +1,7 @@
 //! `restore`: puts a backup in the place of the database, and says what that undoes.
 
 use std::fmt::Display;
+use std::io;
 use std::path::Path;
 
 use super::audit::actor;
@@ -42,7 +43,15 @@ pub fn run(mut args: Args) -> Result<(), CliError> {
         };
         CliError::Failed(format!("{of}: {error}. Nothing was restored."))
     })?;
-    print(&report(&restored, backup, &name.to_string()))
+    print(&report(&restored, backup, &name.to_string()))?;
+    restored.unsynced.map_or(Ok(()), |error| Err(CliError::Failed(unsynced(&name.to_string(), &error))))
+}
+
+fn unsynced(database: &str, error: &io::Error) -> String {
+    format!(
+        "{database}: the backup is in place, but its folder could not be synced ({error}), so after a power failure the \
+         former database may be there again. Check the disk, then run sync."
+    )
 }
 
 fn report(restored: &Restoration, file: &str, database: &str) -> String {

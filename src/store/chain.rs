@@ -10,7 +10,7 @@ use std::fmt;
 use sha2::{Digest, Sha256};
 
 use super::engine::{Row, SqlSession, values};
-use super::ledger::{self, LedgerRow, Tokens};
+use super::ledger_row::{COLUMNS, LedgerRow, Tokens, read_row};
 use super::proof::{SumsProof, UnprovenSums};
 use super::{Store, StoreError};
 use crate::{text, when};
@@ -157,6 +157,10 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rows = |count| text::count(count, "row");
         let was = |count| if count == 1 { "was" } else { "were" };
+        let of = |gateway: &str| match gateway {
+            "" => String::new(),
+            name => format!(" of the gateway {name}"),
+        };
         match self {
             Self::Changed { request_id } => {
                 write!(f, "the row of {request_id} was changed or moved")
@@ -164,14 +168,10 @@ impl fmt::Display for Fault {
             Self::Removed { before, count } => {
                 write!(f, "{} {} removed before that of {before}", rows(*count), was(*count))
             }
-            Self::Cut { gateway, count } if gateway.is_empty() => {
-                write!(f, "the newest {} {} removed", rows(*count), was(*count))
-            }
             Self::Cut { gateway, count } => {
-                write!(f, "the newest {} of the gateway {gateway} {} removed", rows(*count), was(*count))
+                write!(f, "the newest {}{} {} removed", rows(*count), of(gateway), was(*count))
             }
-            Self::End { gateway } if gateway.is_empty() => f.write_str("the end of the chain was changed"),
-            Self::End { gateway } => write!(f, "the end of the chain of the gateway {gateway} was changed"),
+            Self::End { gateway } => write!(f, "the end of the chain{} was changed", of(gateway)),
             Self::Sums { span, start, key_id, difference } => {
                 let span = match span {
                     60 => "minute".into(),
@@ -233,14 +233,13 @@ fn walk(session: &dyn SqlSession, proof: &mut SumsProof) -> Result<Verification,
         .into_iter()
         .collect();
     let (mut rows, mut fault) = (0, None);
-    let statement =
-        format!("SELECT hash, {} FROM usage WHERE seq IS NOT NULL ORDER BY gateway, seq", ledger::COLUMNS);
+    let statement = format!("SELECT hash, {COLUMNS} FROM usage WHERE seq IS NOT NULL ORDER BY gateway, seq");
     session.query(&statement, &[], &mut |mut columns| {
         if fault.is_some() {
             return Ok(());
         }
         let stored: Option<Vec<u8>> = columns.next()?;
-        let row = ledger::read_row(columns)?;
+        let row = read_row(columns)?;
         let seq = row.seq.unwrap_or_default();
         let Some((last, _)) = chains.get_mut(&row.gateway) else {
             fault = Some(Fault::Changed { request_id: row.request_id });

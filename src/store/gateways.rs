@@ -29,7 +29,7 @@ pub struct Gateway {
     pub open_requests: i64,
 }
 
-/// A clock that is more than a day ahead of the last heartbeat does not advance it: see trial.rs.
+/// A clock that is more than a day ahead of the last heartbeat does not advance it: see test_write.rs.
 const RAISE_EPOCH: &str = "INSERT INTO gateways (name, epoch, version, address, last_seen, anchor_seq, anchor_hash,
     kept_since, head_seq, head_hash) VALUES ($1, 1, $2, $3, {CLOCK}, 0, $4, 0, 0, $4) ON CONFLICT (name) DO UPDATE
     SET epoch = gateways.epoch + 1, version = excluded.version, address = excluded.address, last_seen = CASE
@@ -133,14 +133,15 @@ impl Store {
 
     /// The seconds that this host's clock is ahead of the database's; 0 if the database is a file.
     pub fn clock_difference(&self) -> Result<f64, StoreError> {
+        let Some(time) = self.engine.precise_time() else {
+            return Ok(0.0);
+        };
         let seconds = || {
             let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
             since_1970.map_or(0.0, |time| time.as_secs_f64())
         };
         let began = seconds();
-        let Some(found) = self.engine.precise_time()? else {
-            return Ok(0.0);
-        };
+        let found: f64 = self.engine.read(|session| session.value(time, &[]))?;
         // The database looked at its clock at some time between these two.
         Ok(if found < began { began - found } else { (seconds() - found).min(0.0) })
     }

@@ -17,7 +17,8 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use super::engine::SyncTurn;
-use super::ledger::{BegunRow, LedgerWrite};
+use super::ledger::LedgerWrite;
+use super::ledger_row::BegunRow;
 use super::{Store, StoreError};
 
 /// The pause before a group that found the database locked is tried again.
@@ -220,7 +221,6 @@ mod tests {
     use super::*;
     use crate::secret::SecretDigest;
     use crate::store::NewRow;
-    use crate::store::engine::Engine;
     use crate::store::ledger::RowRequest;
     use crate::store::ledger::tests::{id, outcome, row, write};
     use crate::store::tests::Temporary;
@@ -232,7 +232,7 @@ mod tests {
     }
 
     fn set_write_timeout(temporary: &mut Temporary, timeout: Duration) {
-        if let Engine::Sqlite(sqlite) = &mut temporary.store.engine {
+        if let Some(sqlite) = temporary.store.engine.sqlite_mut() {
             sqlite.set_write_timeout(timeout);
         }
     }
@@ -430,7 +430,7 @@ mod tests {
     #[test]
     fn only_outcomes_are_synced_and_one_that_is_not_is_not_acknowledged() {
         let mut temporary = Temporary::sqlite();
-        if let Engine::Sqlite(sqlite) = &mut temporary.store.engine {
+        if let Some(sqlite) = temporary.store.engine.sqlite_mut() {
             sqlite.make_unsyncable();
         }
         let store = &temporary.store;

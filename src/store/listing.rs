@@ -1,7 +1,7 @@
 //! The ledger's rows for people: the newest first, in pages, or the oldest first, for an export.
 
 use super::engine::SqlValue;
-use super::ledger::{COLUMNS, read_row};
+use super::ledger_row::{COLUMNS, read_row};
 use super::{LedgerRow, Range, Store, StoreError};
 use crate::id::RequestId;
 

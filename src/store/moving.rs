@@ -6,7 +6,7 @@
 use sha2::{Digest, Sha256};
 
 use super::engine::postgres::Postgres;
-use super::engine::{Row, SqlSession, SqlValue, Table};
+use super::engine::{Row, SqlSession, SqlValue, Table, TransactionMode};
 use super::{DatabaseUri, Store, StoreError, Verification, chain};
 use crate::when;
 
@@ -32,7 +32,7 @@ impl Store {
             .engine
             .sqlite()
             .ok_or_else(|| StoreError::Other("only a SQLite database can be moved".into()))?;
-        sqlite.transaction(false, |source| {
+        self.engine.run(TransactionMode::Write, |source| {
             Postgres::create_with(target, |target| {
                 for table in sqlite.tables(source)? {
                     copy(source, target, &table, progress)?;

@@ -12,7 +12,7 @@ use super::StoreError;
 use super::chain::Fault;
 use super::durations::Durations;
 use super::engine::{SqlSession, values};
-use super::ledger::{COLUMNS, LedgerRow, read_row};
+use super::ledger_row::{COLUMNS, LedgerRow, read_row};
 use super::rollup::{Batch, RollupKey, SUMS_COLUMNS, Span, StoredSums};
 
 /// The number of rows that are summed before they are added to the balances.
@@ -29,6 +29,7 @@ pub struct UnprovenSums {
     pub before: i64,
 }
 
+#[derive(Default)]
 pub(super) struct SumsProof {
     /// Rows that are not in the balances yet.
     rows: Batch,
@@ -47,16 +48,7 @@ impl SumsProof {
     pub fn new(session: &dyn SqlSession, now: i64) -> Result<Self, StoreError> {
         let kept_since = "SELECT name, kept_since FROM gateways WHERE anchor_seq > 0";
         let kept_since = session.rows(kept_since, &[], |mut row| Ok((row.next()?, row.next()?)))?;
-        Ok(Self {
-            rows: Batch::default(),
-            pending: 0,
-            balances: BTreeMap::new(),
-            weights: RandomState::new(),
-            kept_since: kept_since.into_iter().collect(),
-            now,
-            proven: 0,
-            unproven: None,
-        })
+        Ok(Self { kept_since: kept_since.into_iter().collect(), now, ..Self::default() })
     }
 
     pub fn add(&mut self, row: &LedgerRow) {

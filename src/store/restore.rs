@@ -5,11 +5,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::audit::{Action, NewAuditRow};
-use super::engine::sqlite::{FileLock, LockError, PrepareError, PresentDatabase, Replacement};
-use super::engine::{Access, Database, Row, SCHEMA_VERSION, SqlSession, Statement, Write, values};
+use super::engine::sqlite::{FileLock, LockError, PresentDatabase, Replaced, Replacement};
+use super::engine::{Access, Database, Row, SCHEMA_VERSION, SqlSession, Statement, values};
 use super::sessions::{PasswordHash, TokenKind, read_password};
 use super::{Actor, Fault, Store, StoreError};
 use crate::text::count;
@@ -25,6 +26,8 @@ pub struct Restoration {
     pub keeps_password: bool,
     /// The path of the database that was replaced; `None` if there was none.
     pub kept: Option<PathBuf>,
+    /// The reason why a power failure may undo the restore.
+    pub unsynced: Option<io::Error>,
 }
 
 /// The number of rows of a ledger, and the time when the newest was created.
@@ -142,18 +145,14 @@ impl fmt::Display for RestoreError {
 /// Replaces a SQLite database with a backup. The caller sees to it that it is SQLite.
 pub fn restore(database: &Path, backup: &Path, by: &Actor) -> Result<Restoration, RestoreError> {
     let _lock = FileLock::take(database).map_err(RestoreError::Locked)?;
-    let replacement = Replacement::prepare(database, backup).map_err(|error| match error {
-        PrepareError::Backup(error) => RestoreError::Backup(error),
-        PrepareError::Target(error) => RestoreError::Present(error),
-    })?;
+    let replacement = Replacement::prepare(database, backup)?;
     let copy = Database::Sqlite(replacement.copy.clone());
     let store = Store::open(&copy, Access::Upgrade).map_err(RestoreError::Backup)?;
     if let Some(fault) = store.verify().map_err(RestoreError::Backup)?.fault {
         return Err(RestoreError::Faulty(fault));
     }
-    let restored = Content::of(|work| store.engine.read(work));
-    let restored_ledger = restored.ledger.map_err(RestoreError::Backup)?;
-    let restored_keys = restored.keys.map_err(RestoreError::Backup)?;
+    let read = |session: &dyn SqlSession| Ok((read_extent(session)?, read_keys(session)?));
+    let (restored, keys) = store.engine.read(read).map_err(RestoreError::Backup)?;
     // From here on it can't be changed by others.
     let present = match PresentDatabase::lock(&replacement.database) {
         Err(
@@ -163,22 +162,30 @@ pub fn restore(database: &Path, backup: &Path, by: &Actor) -> Result<Restoration
         }
         present => present,
     };
-    let content = match &present {
-        Ok(present) => Content { damage: present.damage.clone(), ..Content::of(|work| present.read(work)) },
-        Err(error) => Content::unknown(error),
+    let comparison = match &present {
+        // Each part by itself: a damaged page spoils only one of them.
+        Ok(present) => {
+            let session: &dyn SqlSession = &present.session();
+            Comparison {
+                keys: read_keys(session).map(|present| compare(present, &keys)),
+                ledger: read_extent(session),
+                password: read_password(session),
+                damage: present.damage.clone(),
+            }
+        }
+        Err(error) => Comparison {
+            keys: Err(error.clone()),
+            ledger: Err(error.clone()),
+            password: Err(error.clone()),
+            damage: None,
+        },
     };
-    let comparison = Comparison {
-        keys: content.keys.map(|keys| compare(keys, &restored_keys)),
-        ledger: content.ledger,
-        password: content.password,
-        damage: content.damage,
-    };
-    let keeps_password = store.take_over(&comparison, &restored_ledger, by).map_err(RestoreError::Present)?;
+    let keeps_password = store.take_over(&comparison, &restored, by).map_err(RestoreError::Present)?;
     drop(store);
     let upgraded_from = Some(replacement.version).filter(|version| *version != SCHEMA_VERSION);
-    let kept = replacement.put_in_place().map_err(RestoreError::Present)?;
+    let Replaced { kept, unsynced } = replacement.put_in_place().map_err(RestoreError::Present)?;
     drop(present);
-    Ok(Restoration { upgraded_from, restored: restored_ledger, present: comparison, keeps_password, kept })
+    Ok(Restoration { upgraded_from, restored, present: comparison, keeps_password, kept, unsynced })
 }
 
 impl Store {
@@ -203,52 +210,12 @@ impl Store {
             count(revoked.len() as i64, "key")
         );
         let sessions = values![TokenKind::Session.as_str()];
-        let statements = vec![
+        let statements = [
             Statement::new("DELETE FROM console_tokens WHERE kind = $1", sessions),
             NewAuditRow::new(Action::DatabaseRestored, by, &details).insert(),
         ];
-        self.engine.write(Write { statements, durable: true })?;
+        self.engine.write(true, &statements)?;
         Ok(keeps_password)
-    }
-}
-
-/// The parts of a database that are compared.
-struct Content {
-    keys: Result<Vec<ComparedKey>, StoreError>,
-    ledger: Result<LedgerExtent, StoreError>,
-    password: Result<Option<PasswordHash>, StoreError>,
-    damage: Option<StoreError>,
-}
-
-/// Work that reads from a database.
-type Reading<'a> = &'a mut dyn FnMut(&dyn SqlSession) -> Result<(), StoreError>;
-
-impl Content {
-    /// Each part by itself: a damaged page spoils only one of them.
-    fn of(read: impl Fn(Reading) -> Result<(), StoreError>) -> Self {
-        fn part<T>(
-            read: &impl Fn(Reading) -> Result<(), StoreError>,
-            work: fn(&dyn SqlSession) -> Result<T, StoreError>,
-        ) -> Result<T, StoreError> {
-            let mut found = None;
-            read(&mut |session| work(session).map(|value| found = Some(value)))?;
-            found.ok_or(StoreError::NoRow)
-        }
-        Self {
-            keys: part(&read, read_keys),
-            ledger: part(&read, read_extent),
-            password: part(&read, read_password),
-            damage: None,
-        }
-    }
-
-    fn unknown(error: &StoreError) -> Self {
-        Self {
-            keys: Err(error.clone()),
-            ledger: Err(error.clone()),
-            password: Err(error.clone()),
-            damage: None,
-        }
     }
 }
 

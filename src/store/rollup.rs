@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::durations::Durations;
-use super::engine::{Row, SqlSession, SqlValue, Statement, Write, bound, values};
-use super::ledger::{LedgerRow, Tokens};
+use super::engine::{Row, SqlSession, SqlValue, Statement, bound, values};
+use super::ledger_row::{LedgerRow, Tokens};
 use super::{DAY, Store, StoreError};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -214,8 +214,7 @@ impl Store {
     pub fn remove_old_sums(&self, now: i64) -> Result<(), StoreError> {
         let remove = "DELETE FROM usage_rollup WHERE span = $1 AND start < $2";
         let of = |span: Span| Statement::new(remove, values![span.seconds(), span.kept_since(now)]);
-        let statements = [Span::Minute, Span::Hour].map(of).into();
-        self.engine.write(Write { statements, durable: false }).map(drop)
+        self.engine.write(false, &[Span::Minute, Span::Hour].map(of)).map(drop)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The console's password and sessions.
 
 use super::audit::{Action, NewAuditRow};
-use super::engine::{SqlSession, Statement, Write, values};
+use super::engine::{SqlSession, Statement, values};
 use super::{Actor, Store, StoreError};
 use crate::secret::SecretDigest;
 
@@ -42,7 +42,7 @@ impl Store {
     /// Sets the password, and ends all sessions. Browsers stay known: their tokens give no access, only attempts of their own.
     pub fn set_console_password(&self, password: PasswordHash, by: &Actor) -> Result<(), StoreError> {
         let PasswordHash { salt, hash, memory_kib, passes } = password;
-        let statements = vec![
+        let statements = [
             Statement::new("DELETE FROM console_tokens WHERE kind = $1", values![TokenKind::Session.as_str()]),
             Statement::new(
                 "INSERT INTO console_password VALUES (1, $1, $2, $3, $4) ON CONFLICT (id) DO UPDATE SET
@@ -51,7 +51,7 @@ impl Store {
             ),
             NewAuditRow::new(Action::PasswordSet, by, "").insert(),
         ];
-        self.engine.write(Write { statements, durable: true }).map(drop)
+        self.engine.write(true, &statements).map(drop)
     }
 
     /// Stores the tokens of a sign-in with the seconds that each is valid, the session's first, and removes expired ones. The
@@ -78,7 +78,7 @@ impl Store {
             statements.push(expired);
             statements.extend(tokens.map(insert));
             statements.push(NewAuditRow::new(Action::SignedIn, by, "").insert_if_signed_in(session));
-            self.engine.write(Write { statements, durable: true })
+            self.engine.write(true, &statements)
         };
         Ok(self.with_failed_sign_ins(write)? == 1)
     }
@@ -103,7 +103,7 @@ impl Store {
 
     pub fn remove_token(&self, digest: SecretDigest) -> Result<(), StoreError> {
         let remove = "DELETE FROM console_tokens WHERE digest = $1";
-        self.write_durable(Statement::new(remove, values![digest.0])).map(drop)
+        self.engine.write(true, &[Statement::new(remove, values![digest.0])]).map(drop)
     }
 }
 

@@ -4,7 +4,7 @@
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use super::engine::{Row, values};
+use super::engine::{Row, SCHEMA_VERSION, values};
 use super::{DAY, Store, StoreError};
 use crate::id::RequestId;
 
@@ -40,8 +40,12 @@ impl Store {
         let id = RequestId::new();
         let request_id = id.to_string();
         let look = format!("SELECT epoch, last_seen, {} FROM gateways WHERE name = $1", self.engine.clock());
+        let (version, known) = self.engine.known_versions();
         self.engine.transaction(true, |session| {
-            self.engine.check_version(session)?;
+            match session.value(version, &[])? {
+                found if known.contains(&found) => {}
+                found => return Err(StoreError::VersionChanged { found, known: SCHEMA_VERSION }),
+            }
             let read = |mut row: Row| Ok((row.next()?, row.next()?, row.next()?));
             let found: Option<(i64, i64, i64)> = session.first(&look, &values![&self.gateway], read)?;
             let (epoch, last_seen, clock) = found.ok_or_else(no_gateway)?;

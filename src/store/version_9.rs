@@ -10,7 +10,8 @@ use super::StoreError;
 use super::chain::ChainLink;
 use super::engine::{SqlSession, Statement, bound, values};
 use super::keys::NOTE_USE;
-use super::ledger::{COLUMNS, MOVE_HEAD, read_row};
+use super::ledger::MOVE_HEAD;
+use super::ledger_row::{COLUMNS, read_row};
 use super::rollup::Batch;
 
 /// The number of rows that are in memory at once.

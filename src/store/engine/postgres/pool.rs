@@ -34,6 +34,7 @@ pub(super) struct PgPool {
     changed: Condvar,
 }
 
+#[derive(Default)]
 struct PoolState {
     idle: Vec<PoolMember>,
     /// The number of connections, idle and in use.
@@ -77,14 +78,7 @@ impl PgPool {
             uri: uri.clone(),
             tls: tls.map_err(StoreError::Unavailable)?,
             most,
-            state: Mutex::new(PoolState {
-                idle: Vec::new(),
-                open: 0,
-                generation: 0,
-                first: 0,
-                lost: None,
-                noted_no_room: false,
-            }),
+            state: Mutex::default(),
             changed: Condvar::new(),
         }))
     }

@@ -110,13 +110,14 @@ mod tests {
             (0..pages)
                 .try_for_each(|_| session.execute("INSERT INTO t VALUES (zeroblob(4000))", &[]).map(drop))
         };
-        engine.transaction(false, fill).expect("some pages");
+        engine.as_dyn().transaction(false, fill).expect("some pages");
     }
 
     fn engine() -> (Temporary, Sqlite) {
         let temporary = Temporary::sqlite();
         let engine = Sqlite::open(&temporary.folder.join("wal.db"), Access::Create).expect("a database");
         engine
+            .as_dyn()
             .transaction(false, |session| session.execute("CREATE TABLE t (x BLOB)", &[]))
             .expect("a table");
         (temporary, engine)
@@ -124,7 +125,7 @@ mod tests {
 
     fn small_write(engine: &Sqlite) {
         let insert = |session: &dyn SqlSession| session.execute("INSERT INTO t VALUES (x'01')", &[]);
-        engine.transaction(true, insert).expect("a write");
+        engine.as_dyn().transaction(true, insert).expect("a write");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use rusqlite::Connection;
 
 use super::{Sqlite, SqliteSession, checkpoint, lock};
 use crate::store::StoreError;
-use crate::store::engine::SqlSession;
+use crate::store::engine::{BoundStatement, Row, SqlSession, Statement, Transaction, bound};
 
 /// The time that a write waits for its turn and for other processes, in total.
 pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -52,38 +52,16 @@ impl Sqlite {
         [writing, syncing].into_iter().flatten().any(|began| began.elapsed() > 2 * self.write_timeout)
     }
 
-    /// Runs `work` in a transaction, in its turn; if `durable`, it is on the disk when this returns.
-    pub fn transaction<T>(
-        &self,
-        durable: bool,
-        work: impl FnOnce(&dyn SqlSession) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        let value = self.transaction_until(Instant::now() + self.write_timeout, work)?;
-        if durable {
-            self.sync_turn().sync()?;
-        }
-        Ok(value)
-    }
-
-    /// Runs `work` in a transaction that is not synced. It waits for its turn and for other processes until the deadline.
-    pub fn transaction_until<T>(
-        &self,
-        deadline: Instant,
-        work: impl FnOnce(&dyn SqlSession) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        let lease = self.lease(deadline)?;
-        self.restart_large_wal(lease.connection());
+    /// Begins a transaction. Waits for its turn and for other processes until the deadline.
+    pub(super) fn begin_write(&self, deadline: Instant) -> Result<SqliteWrite<'_>, StoreError> {
+        let write = self.lease(deadline)?;
+        self.restart_large_wal(write.connection());
         loop {
-            match lease.begin(deadline) {
+            match write.begin(deadline) {
                 Err(StoreError::Busy) if Instant::now() < deadline => thread::sleep(RETRY_PAUSE),
-                begun => break begun?,
+                begun => return begun.map(|()| write),
             }
         }
-        // SQLite syncs by itself when a write begins the WAL again.
-        self.files.keep_failed_sync(work(&SqliteSession(lease.connection())).and_then(|value| {
-            lease.connection().prepare_cached("COMMIT")?.execute([])?;
-            Ok(value)
-        }))
     }
 
     /// Waits until no other sync runs.
@@ -93,12 +71,12 @@ impl Sqlite {
         SyncTurn { engine: self, _turn: turn }
     }
 
-    fn lease(&self, deadline: Instant) -> Result<Lease<'_>, StoreError> {
+    fn lease(&self, deadline: Instant) -> Result<SqliteWrite<'_>, StoreError> {
         let mut turn = lock(&self.writer.turn);
         loop {
             if let Some(connection) = turn.connection.take() {
                 turn.taken = Instant::now();
-                return Ok(Lease { engine: self, connection: Some(connection) });
+                return Ok(SqliteWrite { engine: self, connection: Some(connection) });
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -130,15 +108,15 @@ impl Drop for SyncTurn<'_> {
 
 /// The write connection, while one thread has it. Dropping it rolls back what is not committed and gives the connection
 /// back: after an error and after a panic too.
-struct Lease<'a> {
+pub(super) struct SqliteWrite<'a> {
     engine: &'a Sqlite,
     /// `None` only while it is dropped.
     connection: Option<Connection>,
 }
 
-impl Lease<'_> {
+impl SqliteWrite<'_> {
     fn connection(&self) -> &Connection {
-        self.connection.as_ref().expect("a lease should have its connection until it is dropped")
+        self.connection.as_ref().expect("a write should have its connection until it is dropped")
     }
 
     /// Checks that writing makes sense, and waits for other processes until the deadline.
@@ -150,7 +128,27 @@ impl Lease<'_> {
     }
 }
 
-impl Drop for Lease<'_> {
+impl Transaction for SqliteWrite<'_> {
+    fn commit(&self, last: &[Statement]) -> Result<Vec<usize>, StoreError> {
+        let changed = self.run(&bound(last), &mut |_, _| Ok(()))?;
+        let commit = || Ok(self.connection().prepare_cached("COMMIT")?.execute([])?);
+        self.engine.files.keep_failed_sync(commit())?;
+        Ok(changed)
+    }
+}
+
+impl SqlSession for SqliteWrite<'_> {
+    fn run(
+        &self,
+        statements: &[BoundStatement],
+        each: &mut dyn FnMut(usize, Row) -> Result<(), StoreError>,
+    ) -> Result<Vec<usize>, StoreError> {
+        // SQLite syncs by itself when a write begins the WAL again.
+        self.engine.files.keep_failed_sync(SqliteSession(self.connection()).run(statements, each))
+    }
+}
+
+impl Drop for SqliteWrite<'_> {
     fn drop(&mut self) {
         // After some errors SQLite has rolled back already.
         if !self.connection().is_autocommit() {
@@ -178,19 +176,22 @@ mod tests {
             Sqlite::open(&temporary.folder.join("writer.db"), Access::Create).expect("a database");
         engine.set_write_timeout(timeout);
         engine
+            .as_dyn()
             .transaction(false, |session| session.execute("CREATE TABLE t (x INTEGER CHECK (x <> 13))", &[]))
             .expect("a table");
         (temporary, engine)
     }
 
     fn insert(engine: &Sqlite, number: i64, durable: bool) -> Result<usize, StoreError> {
-        engine.transaction(durable, |session| session.execute("INSERT INTO t VALUES ($1)", &values![number]))
+        engine
+            .as_dyn()
+            .transaction(durable, |session| session.execute("INSERT INTO t VALUES ($1)", &values![number]))
     }
 
     fn numbers(engine: &Sqlite) -> Vec<i64> {
         let read =
             |session: &dyn SqlSession| session.rows("SELECT x FROM t ORDER BY x", &[], |mut row| row.next());
-        engine.read(read).expect("the numbers")
+        engine.as_dyn().read(read).expect("the numbers")
     }
 
     /// Runs `meanwhile` while another thread has the connection.
@@ -198,7 +199,7 @@ mod tests {
         let barrier = Barrier::new(2);
         thread::scope(|scope| {
             let holder = scope.spawn(|| {
-                engine.transaction(false, |_| {
+                engine.as_dyn().transaction(false, |_| {
                     barrier.wait();
                     barrier.wait();
                     Ok(())
@@ -255,13 +256,14 @@ mod tests {
             session.execute("INSERT INTO t VALUES (1)", &[])?;
             panic!("on purpose");
         };
-        let panicked = thread::scope(|scope| scope.spawn(|| engine.transaction(true, write)).join().is_err());
+        let panicked =
+            thread::scope(|scope| scope.spawn(|| engine.as_dyn().transaction(true, write)).join().is_err());
         assert!(panicked);
         let failing = |session: &dyn SqlSession| {
             session.execute("INSERT INTO t VALUES (1)", &[])?;
             session.execute("INSERT INTO t VALUES (13)", &[])
         };
-        assert!(engine.transaction(true, failing).is_err());
+        assert!(engine.as_dyn().transaction(true, failing).is_err());
         insert(&engine, 2, true).expect("the connection was given back");
         assert_eq!(numbers(&engine), [2]);
     }
@@ -314,8 +316,11 @@ mod tests {
     fn after_a_failed_fsync_of_sqlite_nothing_is_written() {
         let (_temporary, engine) = engine(WRITE_TIMEOUT);
         let fail = |code: i32| {
-            let error = rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
-            engine.transaction(false, |_| Err::<(), _>(error.into())).expect_err("it fails");
+            let failure = |code| rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
+            let fails = |session: &dyn SqlSession| {
+                session.query("SELECT 1", &[], &mut |_| Err(StoreError::from(failure(code))))
+            };
+            engine.as_dyn().transaction(false, fails).expect_err("it fails");
         };
         fail(ffi::SQLITE_IOERR_READ);
         insert(&engine, 1, true).expect("another error ends nothing");
