@@ -7,8 +7,7 @@ use std::path::Path;
 use super::audit::actor;
 use super::{Args, CliError, print};
 use crate::store::{
-    self, ComparedKey, Comparison, Database, KeyDifferences, LedgerExtent, Restoration, RestoreError,
-    StoreError,
+    self, Comparison, Database, Key, KeyDifferences, LedgerExtent, Restoration, RestoreError, StoreError,
 };
 use crate::text::{count, may_hold_a_secret};
 use crate::when;
@@ -112,12 +111,12 @@ fn compared(present: &Comparison) -> Vec<String> {
 
 fn key_lines(keys: &KeyDifferences) -> Vec<String> {
     let KeyDifferences { created, revoked, changed, unknown } = keys;
-    let named = |key: &ComparedKey| format!("  {} ({})", key.id, key.name);
-    let change = |(now, then): &(ComparedKey, ComparedKey)| {
+    let named = |key: &Key| format!("  {} ({})", key.id, key.name);
+    let change = |(now, then): &(Key, Key)| {
         let wider = if then.is_wider_than(now) { "; this allows more than before the restore" } else { "" };
         format!("{}: {}{wider}", named(now), now.differences(then).join(", "))
     };
-    let again = |key: &ComparedKey| {
+    let again = |key: &Key| {
         let state = if key.revoked.is_some() { "revoked" } else { "it works again" };
         format!("{}: {state}", named(key))
     };

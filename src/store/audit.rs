@@ -24,7 +24,6 @@ const OTHERS: &str = "other addresses";
 /// In the order in which `NewAuditRow` has them.
 const COLUMNS: &str = "id, created, action, via, actor, details, times, key_id, key_name";
 
-/// The author of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Actor {
     via: &'static str,
@@ -75,7 +74,6 @@ impl Action {
     }
 }
 
-/// The subject of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AuditSubject {
     Keys,
@@ -121,7 +119,6 @@ pub struct AuditRow {
 }
 
 impl AuditRow {
-    /// The action in words.
     pub fn description(&self) -> String {
         match (self.action.as_str(), self.times) {
             ("sign_ins_failed", 1) => "1 failed sign-in".into(),
@@ -166,17 +163,14 @@ impl NewAuditRow {
         self.statement("id, name FROM keys WHERE id = $8 AND digest = $9", values![key_id, digest])
     }
 
-    /// Inserts it if the key is not revoked yet.
     pub fn insert_if_active(self, key_id: &str) -> Statement {
         self.statement("id, name FROM keys WHERE id = $8 AND revoked IS NULL", values![key_id])
     }
 
-    /// Inserts it if the session was stored.
     pub fn insert_if_signed_in(self, session: [u8; 32]) -> Statement {
         self.statement("NULL, NULL FROM console_tokens WHERE digest = $8", values![session])
     }
 
-    /// Inserts it for a key that was found.
     pub fn insert_for(self, key: &Key) -> Statement {
         self.statement("$8, $9 WHERE true", values![&key.id, &key.name])
     }

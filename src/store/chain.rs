@@ -33,7 +33,6 @@ impl ChainLink {
         Self { seq, hash: hash(row, seq, &self.hash) }
     }
 
-    /// The links of rows after this one.
     pub fn links(self, rows: &[&LedgerRow]) -> Vec<Self> {
         let mut last = self;
         let mut next = |row: &&LedgerRow| {

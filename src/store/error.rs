@@ -46,7 +46,6 @@ pub enum StoreError {
         wal: PathBuf,
         bytes: u64,
     },
-    /// An fsync failed.
     NotSynced(Arc<io::Error>),
     Io(Arc<io::Error>),
     /// A write panicked, and was rolled back.
@@ -55,7 +54,6 @@ pub enum StoreError {
     NoRow,
     /// The key does not exist, was revoked, has expired or lacks the permission.
     KeyRefused,
-    /// Another process serves under the name of this gateway.
     Fenced,
     /// No host of the database can be used. The engine logs this once, and once when it is over.
     Unavailable(String),

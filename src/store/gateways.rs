@@ -15,7 +15,6 @@ const SILENCE: Duration = Duration::from_secs(15);
 /// The seconds that a gateway's clock may be off the database's: ids and expiry use it.
 pub const CLOCK_SLACK: f64 = 2.0;
 
-/// A gateway as others see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gateway {
     /// Empty for the one of a SQLite database.

@@ -6,7 +6,6 @@ use serde_json::{Map, Value};
 
 use super::{DAY, RollupRow, date};
 
-/// The property that sums are grouped by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grouping {
     Hour,
@@ -39,7 +38,6 @@ impl Grouping {
         }
     }
 
-    /// The group of a row.
     pub(super) fn group(self, row: RollupRow) -> Group {
         let day = || date(row.start.div_euclid(DAY));
         match self {

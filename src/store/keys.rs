@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 use super::audit::{Action, NewAuditRow};
 use super::budget::{budget_columns, budget_parameters};
 use super::engine::{SqlValue, Statement, bound, values};
-use super::stored_key::{Key, KeyChange, KeyChanged, NewKey, Permission, differences, read_key, terms};
+use super::stored_key::{Key, KeyChange, KeyChanged, NewKey, Permission, read_key, terms};
 use super::{Actor, Store, StoreError};
 use crate::secret::{SecretDigest, secret_hex};
 use crate::when;
@@ -134,7 +134,7 @@ impl Store {
                     id
                 ],
             )?;
-            let audit = NewAuditRow::new(Action::KeyChanged, by, &differences(&before, &after));
+            let audit = NewAuditRow::new(Action::KeyChanged, by, &before.differences(&after).join(", "));
             session.run(&bound(&[audit.insert_for(&before)]), &mut |_, _| Ok(()))?;
             Ok(KeyChanged::Done)
         })

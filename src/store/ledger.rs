@@ -37,7 +37,6 @@ impl LedgerWrite {
     }
 }
 
-/// The results of a group.
 #[derive(Clone)]
 struct GroupWritten {
     each: Vec<Option<BegunRow>>,

@@ -24,7 +24,6 @@ pub struct BegunRow {
     pub concurrent: Option<u32>,
 }
 
-/// The outcome of a request.
 #[derive(Clone, Debug)]
 pub struct LedgerOutcome {
     /// The HTTP status that is sent; `None` if the client has gone.
@@ -40,7 +39,6 @@ pub struct LedgerOutcome {
     pub search: Option<Searched>,
 }
 
-/// A call to Search.
 #[derive(Clone, Debug)]
 pub struct Searched {
     /// `always`, `match` or `model`.

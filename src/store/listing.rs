@@ -5,7 +5,6 @@ use super::ledger_row::{COLUMNS, read_row};
 use super::{LedgerRow, Range, Store, StoreError};
 use crate::id::RequestId;
 
-/// Selects rows.
 #[derive(Clone, Debug)]
 pub struct RowFilter {
     pub range: Range,
@@ -46,13 +45,11 @@ impl RowFilter {
         self.cause.is_some() || matches!(self.matching, Matching::Failure | Matching::Code(_))
     }
 
-    /// The number of rows that one search reads.
     pub fn searched_rows(&self) -> i64 {
         if self.key_id.is_none() && !self.is_of_errors() { SEARCHED_ROWS } else { SEARCHED_APART }
     }
 }
 
-/// The outcome of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Matching {
     Anything,

@@ -59,9 +59,7 @@ pub use ledger_row::{
 pub use listing::{Listing, Matching, RowFilter, SEARCHED_ROWS};
 pub use moving::MoveProgress;
 pub use proof::UnprovenSums;
-pub use restore::{
-    ComparedKey, Comparison, KeyDifferences, LedgerExtent, Restoration, RestoreError, restore,
-};
+pub use restore::{Comparison, KeyDifferences, LedgerExtent, Restoration, RestoreError, restore};
 pub use rollup::Span;
 pub use sessions::{PasswordHash, TokenKind};
 pub use stored_key::{
@@ -89,7 +87,6 @@ pub struct Store {
     distrusted: Mutex<Option<Instant>>,
 }
 
-/// Figures about checkpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LedgerState {
     /// The bytes of the WAL that are in use.

@@ -10,9 +10,10 @@ use std::path::{Path, PathBuf};
 
 use super::audit::{Action, NewAuditRow};
 use super::engine::sqlite::{FileLock, LockError, PresentDatabase, Replaced, Replacement};
-use super::engine::{Access, Database, Row, SCHEMA_VERSION, SqlSession, Statement, values};
+use super::engine::{Access, Database, SCHEMA_VERSION, SqlSession, Statement, values};
 use super::sessions::{PasswordHash, TokenKind, read_password};
-use super::{Actor, Fault, Store, StoreError};
+use super::stored_key::read_key;
+use super::{Actor, Fault, Key, Store, StoreError};
 use crate::text::count;
 use crate::when;
 
@@ -45,77 +46,36 @@ pub struct Comparison {
     pub damage: Option<StoreError>,
 }
 
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct KeyDifferences {
     /// Only the present database has them: they stop working.
-    pub created: Vec<ComparedKey>,
+    pub created: Vec<Key>,
     /// They were revoked since the backup, and stay revoked.
-    pub revoked: Vec<ComparedKey>,
+    pub revoked: Vec<Key>,
     /// They were changed since: first as they are, then as they become.
-    pub changed: Vec<(ComparedKey, ComparedKey)>,
+    pub changed: Vec<(Key, Key)>,
     /// Only the backup has them: they work again unless they are revoked.
-    pub unknown: Vec<ComparedKey>,
+    pub unknown: Vec<Key>,
 }
 
-/// The properties of a key that a restore may change.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ComparedKey {
-    pub id: String,
-    pub name: String,
-    permissions: String,
-    expires: Option<i64>,
-    concurrent: Option<i64>,
-    /// Tokens, and the period in which they may be used.
-    budget: Option<(i64, String)>,
-    pub revoked: Option<i64>,
-}
-
-impl ComparedKey {
-    fn read(mut row: Row) -> Result<Self, StoreError> {
-        let (id, name, permissions) = (row.next()?, row.next()?, row.next()?);
-        let (expires, revoked, concurrent) = (row.next()?, row.next()?, row.next()?);
-        let budget: (Option<i64>, Option<String>) = (row.next()?, row.next()?);
-        Ok(Self { id, name, permissions, expires, concurrent, budget: budget.0.zip(budget.1), revoked })
-    }
-
-    /// The properties that another state of the key has otherwise, in words.
-    pub fn differences(&self, other: &Self) -> Vec<String> {
-        let properties = |key: &Self| {
-            let number = |number: Option<i64>| number.map_or("none".into(), |number| number.to_string());
-            let time = |time: Option<i64>| time.map_or("never".into(), |time| when::shown(Some(time)));
-            let budget = key.budget.as_ref().map(|(tokens, per)| format!("{tokens}/{per}"));
-            [
-                ("name", format!("{:?}", key.name)),
-                ("permissions", key.permissions.clone()),
-                ("expires", time(key.expires)),
-                ("concurrent", number(key.concurrent)),
-                ("budget", budget.unwrap_or_else(|| "none".into())),
-                ("revoked", time(key.revoked)),
-            ]
-        };
-        let pairs = properties(self).into_iter().zip(properties(other));
-        let differing = pairs.filter(|(one, other)| one != other);
-        differing.map(|((property, one), (_, other))| format!("{property}: {one} → {other}")).collect()
-    }
-
+impl Key {
     /// Returns whether it allows something that another state of the key does not.
     pub fn is_wider_than(&self, other: &Self) -> bool {
-        let permissions = |key: &Self| key.permissions.split(',').map(str::to_owned).collect::<Vec<_>>();
-        let exceeds = |one: Option<i64>, other: Option<i64>| {
+        fn exceeds<T: PartialOrd>(one: Option<T>, other: Option<T>) -> bool {
             other.is_some_and(|other| one.is_none_or(|one| one > other))
-        };
-        let has_more_tokens = match (&self.budget, &other.budget) {
-            (Some((tokens, per)), Some((other, of))) => per != of || tokens > other,
+        }
+        let has_more_tokens = match (self.budget(), other.budget()) {
+            (Some(own), Some(other)) => own.per != other.per || own.tokens > other.tokens,
             (own, other) => own.is_none() && other.is_some(),
         };
-        permissions(self).iter().any(|permission| !permissions(other).contains(permission))
+        self.permissions.iter().any(|permission| !other.permissions.contains(permission))
             || exceeds(self.expires, other.expires)
             || exceeds(self.concurrent, other.concurrent)
             || has_more_tokens
     }
 }
 
-/// Why nothing was restored. The present database is as it was.
+/// The reason why nothing was restored. The present database is as it was.
 #[derive(Debug)]
 pub enum RestoreError {
     /// The service runs.
@@ -220,14 +180,15 @@ impl Store {
 }
 
 /// All keys, the oldest first, of a database of version 8 or later.
-fn read_keys(session: &dyn SqlSession) -> Result<Vec<ComparedKey>, StoreError> {
+fn read_keys(session: &dyn SqlSession) -> Result<Vec<Key>, StoreError> {
     let has_budgets = "SELECT count(*) FROM pragma_table_info('keys') WHERE name = 'budget'";
     let budget =
         if session.value::<i64>(has_budgets, &[])? > 0 { "budget, budget_per" } else { "NULL, NULL" };
     let keys = format!(
-        "SELECT id, name, permissions, expires, revoked, concurrent, {budget} FROM keys ORDER BY created, id"
+        "SELECT id, name, hint, permissions, created, expires, last_used, revoked, concurrent, {budget}, NULL FROM keys
+         ORDER BY created, id"
     );
-    session.rows(&keys, &[], ComparedKey::read)
+    session.rows(&keys, &[], read_key)
 }
 
 fn read_extent(session: &dyn SqlSession) -> Result<LedgerExtent, StoreError> {
@@ -238,15 +199,15 @@ fn read_extent(session: &dyn SqlSession) -> Result<LedgerExtent, StoreError> {
     })
 }
 
-fn compare(present: Vec<ComparedKey>, restored: &[ComparedKey]) -> KeyDifferences {
-    let mut restored_by_id: BTreeMap<&str, &ComparedKey> =
+fn compare(present: Vec<Key>, restored: &[Key]) -> KeyDifferences {
+    let mut restored_by_id: BTreeMap<&str, &Key> =
         restored.iter().map(|key| (key.id.as_str(), key)).collect();
     let mut found = KeyDifferences::default();
     for key in present {
         match restored_by_id.remove(key.id.as_str()) {
             None => found.created.push(key),
             Some(before) if key.revoked.is_some() && before.revoked.is_none() => found.revoked.push(key),
-            Some(before) if key.revoked.is_none() && key != *before => {
+            Some(before) if key.revoked.is_none() && key.version() != before.version() => {
                 found.changed.push((key, before.clone()));
             }
             Some(_) => {}

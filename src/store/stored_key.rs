@@ -37,6 +37,19 @@ impl Key {
         self.budget.map(|budget| budget.budget)
     }
 
+    /// Describes the properties that are different in another state of the key.
+    pub fn differences(&self, after: &Self) -> Vec<String> {
+        let properties = |key: &Self| {
+            let name = ("name", format!("{:?}", key.name));
+            let revoked = ("revoked", time_or_never(key.revoked));
+            let terms = terms(&key.permissions, key.expires, key.concurrent, key.budget());
+            [name].into_iter().chain(terms).chain([revoked])
+        };
+        let pairs = properties(self).zip(properties(after));
+        let changed = pairs.filter(|(before, after)| before != after);
+        changed.map(|((property, old), (_, new))| format!("{property}: {old} → {new}")).collect()
+    }
+
     pub fn state(&self, now: i64) -> KeyState {
         match (self.revoked, self.expires) {
             (Some(_), _) => KeyState::Revoked,
@@ -190,24 +203,14 @@ pub(super) fn terms(
 ) -> [(&'static str, String); 4] {
     [
         ("permissions", Permission::join(permissions)),
-        ("expires", expires.map_or("never".into(), |time| when::shown(Some(time)))),
+        ("expires", time_or_never(expires)),
         ("concurrent", concurrent.map_or("none".into(), |number| number.to_string())),
         ("budget", budget.map_or("none".into(), |budget| budget.to_string())),
     ]
 }
 
-/// Describes the changed properties of a key.
-pub(super) fn differences(before: &Key, after: &Key) -> String {
-    let properties = |key: &Key| {
-        let name = [("name", format!("{:?}", key.name))];
-        name.into_iter().chain(terms(&key.permissions, key.expires, key.concurrent, key.budget()))
-    };
-    let pairs = properties(before).zip(properties(after));
-    let changed = pairs.filter(|(before, after)| before != after);
-    changed
-        .map(|((property, old), (_, new))| format!("{property}: {old} → {new}"))
-        .collect::<Vec<_>>()
-        .join(", ")
+fn time_or_never(time: Option<i64>) -> String {
+    time.map_or("never".into(), |time| when::shown(Some(time)))
 }
 
 pub(super) fn read_key(mut row: Row) -> Result<Key, StoreError> {

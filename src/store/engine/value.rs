@@ -94,12 +94,10 @@ impl Row {
         Self(values.into_iter())
     }
 
-    /// All columns.
     pub fn values(self) -> Vec<SqlValue> {
         self.0.collect()
     }
 
-    /// The next column.
     pub fn next<T: FromValue>(&mut self) -> Result<T, StoreError> {
         let value = self.0.next().unwrap_or(SqlValue::Null);
         T::from_value(value)

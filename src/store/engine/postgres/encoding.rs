@@ -10,7 +10,6 @@ use postgres_protocol::{IsNull, Oid};
 
 use crate::store::engine::{Row, SqlValue};
 
-/// The reason why a statement failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum SqlError {
     /// Nothing was sent, so it was certainly not done.

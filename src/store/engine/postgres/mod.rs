@@ -34,10 +34,8 @@ use crate::store::StoreError;
 /// The time that a start has to find a host.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The timeout of a statement.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The timeout of a statement of a report.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The time that a read or a transaction waits for a connection.

@@ -22,7 +22,6 @@ const PROBE_PAUSE: Duration = Duration::from_millis(200);
 /// The SQLSTATE, in the text of an error, of a server that has as many connections as it may have.
 const NO_ROOM: &str = "SQLSTATE 53300";
 
-/// The timeout for the commit of a probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(super) struct PgPool {
@@ -62,7 +61,6 @@ pub(super) struct Pooled {
     member: Option<PoolMember>,
 }
 
-/// The behaviour of a caller while the database is lost.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum WhileLost {
     Fail,

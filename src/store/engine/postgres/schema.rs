@@ -49,7 +49,6 @@ pub(super) fn is_current(connection: &mut PgConnection, access: Access) -> Resul
     Ok(true)
 }
 
-/// Brings the tables to the present version.
 pub(super) fn upgrade(mut pooled: Pooled) -> Result<(), StoreError> {
     let (connection, deadline) = (pooled.connection(), Instant::now() + UPGRADE_TIMEOUT);
     begin(connection, deadline)?;
@@ -86,7 +85,6 @@ fn dialect(statements: &str) -> String {
     .fold(statements.to_owned(), |statements, (name, meaning)| statements.replace(name, meaning))
 }
 
-/// Begins a transaction and creates the tables in it.
 pub(super) fn begin_and_create(connection: &mut PgConnection) -> Result<(), StoreError> {
     let deadline = Instant::now() + UPGRADE_TIMEOUT;
     begin(connection, deadline)?;
@@ -122,7 +120,6 @@ fn create(connection: &mut PgConnection, deadline: Instant) -> Result<(), StoreE
     Ok(connection.run_text(&changes, deadline)?)
 }
 
-/// Returns whether the program can use the database as it is.
 fn is_usable((found, oldest_known): (i64, i64), access: Access) -> Result<bool, StoreError> {
     match found {
         _ if oldest_known > SCHEMA_VERSION => Err(StoreError::Newer { found, known: SCHEMA_VERSION }),

@@ -39,13 +39,11 @@ pub struct SessionLock {
     host: usize,
     name: String,
     connection: Option<PgConnection>,
-    /// The present connection has the lock.
     is_held: bool,
     /// Other gateways that have open rows, as this connection has seen them.
     others: HashMap<String, Sighting>,
 }
 
-/// A gateway as it was seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sighting {
     pub epoch: i64,

@@ -107,7 +107,6 @@ impl DatabaseUri {
         Ok(uri)
     }
 
-    /// Sets a parameter of the query.
     fn set(&mut self, name: &str, value: String) -> Result<(), String> {
         match name {
             "user" => self.user = value,

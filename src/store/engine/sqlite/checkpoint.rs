@@ -43,7 +43,6 @@ impl Sqlite {
         self.wal_pages.load(Ordering::Relaxed) * FRAME
     }
 
-    /// The time of the last checkpoint since the start.
     pub fn last_checkpoint(&self) -> Option<i64> {
         Some(self.last_checkpoint.load(Ordering::Relaxed)).filter(|&time| time != 0)
     }

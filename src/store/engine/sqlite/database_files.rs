@@ -109,7 +109,6 @@ fn identity_of(file: &Metadata) -> FileIdentity {
     (file.dev(), file.ino())
 }
 
-/// The path of a database's WAL.
 pub(super) fn wal_of(path: &Path) -> PathBuf {
     let mut wal = OsString::from(path);
     wal.push("-wal");

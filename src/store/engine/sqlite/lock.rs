@@ -20,7 +20,6 @@ pub struct FileLock {
     pub(super) path: PathBuf,
 }
 
-/// The reason why the lock was not taken.
 #[derive(Debug)]
 pub enum LockError {
     /// Another process holds it. Its pid is unknown for the moment before it has written it.

@@ -118,7 +118,6 @@ impl Sqlite {
         check_every_page(&connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY)?)
     }
 
-    /// The tables that the database has.
     pub fn tables(&self, session: &dyn SqlSession) -> Result<Vec<Table>, StoreError> {
         let names =
             "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite%' ORDER BY name";
@@ -199,7 +198,6 @@ pub fn backup(path: &Path, to: &Path) -> Result<i64, StoreError> {
     })
 }
 
-/// Returns whether there is no database at a path.
 fn is_missing(path: &Path) -> Result<bool, StoreError> {
     // Before the database's own: a process that creates one fills its WAL last.
     let wal = database_files::wal_of(&fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()));
@@ -250,7 +248,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs statements on a connection.
 struct SqliteSession<'a>(&'a Connection);
 
 impl SqlSession for SqliteSession<'_> {

@@ -116,7 +116,6 @@ impl Replacement {
     }
 }
 
-/// The result of a replacement.
 pub struct Replaced {
     /// The path of the former database; `None` if there was none.
     pub kept: Option<PathBuf>,
