@@ -21,7 +21,7 @@ The backup is copied, checked, verified and, if its version is older, upgraded; 
 the command lists what the present database has and the backup does not: keys created, revoked or changed since, and
 rows. Keys revoked since stay revoked and the console keeps its present password, but keys created since are gone, other
 changes are undone, and all console sessions end. The present database is kept beside the new one; the last lines say
-how to go back. If the command fails or is interrupted, the present database is still in place.
+how to go back. If the command fails or is interrupted before that, the present database is still in place.
 ";
 
 pub fn run(mut args: Args) -> Result<(), CliError> {
