@@ -7,14 +7,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use adriaticum::id::RequestId;
-use adriaticum::store::{
-    Access, Actor, Database, Digest, KeyName, NewKey, Outcome, Permission, Store, Tokens,
-};
+use adriaticum::secret::SecretDigest;
+use adriaticum::store::{Access, Actor, Database, KeyName, LedgerOutcome, NewKey, Permission, Store, Tokens};
 
-/// The digest of the benchmark's key. Its secret has not the form of one, so nobody can use it.
-fn key(store: &Store) -> Digest {
+/// The digest of the benchmark's key. Its secret has not the form of one, so no request can use it.
+fn key(store: &Store) -> SecretDigest {
     let secret = "benchmark";
-    let digest = Digest::of(secret);
+    let digest = SecretDigest::of(secret);
     if store.find_key(&digest, 0).expect("a look-up").is_some() {
         return digest;
     }
@@ -25,8 +24,8 @@ fn key(store: &Store) -> Digest {
     digest
 }
 
-fn outcome() -> Outcome {
-    Outcome {
+fn outcome() -> LedgerOutcome {
+    LedgerOutcome {
         status: Some(200),
         error_code: None,
         cause: None,
@@ -40,7 +39,7 @@ fn outcome() -> Outcome {
 }
 
 /// The rows of one thread: their number, and the times to begin and to finish one.
-fn write(store: &Store, digest: &Digest, end: Instant) -> (u64, Duration, Duration) {
+fn write(store: &Store, digest: &SecretDigest, end: Instant) -> (u64, Duration, Duration) {
     let (mut rows, mut opening, mut closing) = (0, Duration::ZERO, Duration::ZERO);
     while Instant::now() < end {
         let (id, created) = (RequestId::new().to_string(), time::OffsetDateTime::now_utc().unix_timestamp());

@@ -47,7 +47,7 @@ pub mod supervisor;
 mod der;
 pub mod error;
 mod files;
-mod id;
+pub mod id;
 pub mod secret;
 mod semaphore;
 mod text;

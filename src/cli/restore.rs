@@ -1,13 +1,13 @@
 //! `restore`: replaces the database with a backup, and lists what that undoes.
 
 use std::fmt::Display;
+use std::io;
 use std::path::Path;
 
 use super::audit::actor;
 use super::{Args, CliError, print};
 use crate::store::{
-    self, ComparedKey, Comparison, Database, KeyDifferences, LedgerExtent, Restoration, RestoreError,
-    StoreError,
+    self, Comparison, Database, Key, KeyDifferences, LedgerExtent, Restoration, RestoreError, StoreError,
 };
 use crate::text::{count, may_hold_a_secret};
 use crate::when;
@@ -21,7 +21,7 @@ The backup is copied, checked, verified and, if its version is older, upgraded; 
 the command lists what the present database has and the backup does not: keys created, revoked or changed since, and
 rows. Keys revoked since stay revoked and the console keeps its present password, but keys created since are gone, other
 changes are undone, and all console sessions end. The present database is kept beside the new one; the last lines say
-how to go back. If the command fails or is interrupted, the present database is still in place.
+how to go back. If the command fails or is interrupted before that, the present database is still in place.
 ";
 
 pub(super) fn run(mut args: Args) -> Result<(), CliError> {
@@ -38,11 +38,19 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
     let restored = store::restore(path, Path::new(&file), &actor()).map_err(|error| {
         let of: &dyn Display = match error {
             RestoreError::Backup(_) | RestoreError::Faulty(_) => &backup,
-            RestoreError::Held(_) | RestoreError::Present(_) => &name,
+            RestoreError::Locked(_) | RestoreError::Present(_) => &name,
         };
         CliError::Failed(format!("{of}: {error}. Nothing was restored."))
     })?;
-    print(&report(&restored, backup, &name))
+    print(&report(&restored, backup, &name))?;
+    restored.unsynced.map_or(Ok(()), |error| Err(CliError::Failed(unsynced(&name, &error))))
+}
+
+fn unsynced(database: &str, error: &io::Error) -> String {
+    format!(
+        "{database}: the backup is in place, but its folder could not be synced ({error}), so after a power failure the \
+         former database may be there again. Check the disk, then run sync."
+    )
 }
 
 fn report(restored: &Restoration, file: &str, database: &str) -> String {
@@ -104,12 +112,12 @@ fn compared(present: &Comparison) -> Vec<String> {
 
 fn key_lines(keys: &KeyDifferences) -> Vec<String> {
     let KeyDifferences { created, revoked, changed, unknown } = keys;
-    let named = |key: &ComparedKey| format!("  {} ({})", key.id, key.name);
-    let change = |(now, then): &(ComparedKey, ComparedKey)| {
+    let named = |key: &Key| format!("  {} ({})", key.id, key.name);
+    let change = |(now, then): &(Key, Key)| {
         let wider = if then.is_wider_than(now) { "; this allows more than before the restore" } else { "" };
         format!("{}: {}{wider}", named(now), now.differences(then).join(", "))
     };
-    let again = |key: &ComparedKey| {
+    let again = |key: &Key| {
         let state = if key.revoked.is_some() { "revoked" } else { "it works again" };
         format!("{}: {state}", named(key))
     };

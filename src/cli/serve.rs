@@ -60,7 +60,7 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
     let lock = ServeLock::take(&config.database, &config.gateway).map_err(|error| {
         CliError::Failed(match error {
             // Its message names the setting, which is not database.
-            LockError::NameHeld { .. } => format!("the database {}: {error}.", config.database_name()),
+            LockError::NameTaken { .. } => format!("the database {}: {error}.", config.database_name()),
             error => checks::database_failed(&config, &error),
         })
     })?;

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Args, CliError, open_store, print, print_json};
-use crate::store::{ChainHead, Fault, Noted, Verification};
+use crate::store::{ChainHead, Fault, HeadStatus, Verification};
 use crate::text::count;
 use crate::when;
 
@@ -27,7 +27,7 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
 
 /// Returns the reason why the ledger or the given head can't be trusted. A head that can't be checked is a failure too, so
 /// that a script notices it.
-fn failure(found: &Verification, through: Option<&(Noted, ChainHead)>) -> Option<String> {
+fn failure(found: &Verification, through: Option<&(HeadStatus, ChainHead)>) -> Option<String> {
     match &found.fault {
         Some(fault @ Fault::Sums { .. }) => {
             return Some(format!("nothing wrong in {}, but {fault}.", count(found.rows as i64, "row")));
@@ -36,17 +36,17 @@ fn failure(found: &Verification, through: Option<&(Noted, ChainHead)>) -> Option
         None => {}
     }
     match through? {
-        (Noted::InChain, _) => None,
-        (Noted::Removed, head) => Some(format!(
+        (HeadStatus::InChain, _) => None,
+        (HeadStatus::Removed, head) => Some(format!(
             "{head} can't be checked: retention has removed its row and later ones. Note a newer head."
         )),
-        (Noted::Missing, head) => Some(format!(
+        (HeadStatus::Missing, head) => Some(format!(
             "{head} is not part of the chain: the chain was replaced by another one, or its newest rows were removed."
         )),
     }
 }
 
-fn summary(found: &Verification, through: Option<&(Noted, ChainHead)>) -> String {
+fn summary(found: &Verification, through: Option<&(HeadStatus, ChainHead)>) -> String {
     let heads = match &found.heads[..] {
         [head] => format!("The head is {head}"),
         heads => heads.iter().fold("The heads are:".into(), |text, head| format!("{text}\n{head}")),
@@ -62,14 +62,14 @@ fn summary(found: &Verification, through: Option<&(Noted, ChainHead)>) -> String
     format!("{}, nothing wrong. {heads}\n{unproven}{through}", count(found.rows as i64, "row"))
 }
 
-fn as_json(found: &Verification, through: Option<&(Noted, ChainHead)>, ok: bool) -> Value {
+fn as_json(found: &Verification, through: Option<&(HeadStatus, ChainHead)>, ok: bool) -> Value {
     let members = |ChainHead { gateway, seq, hash }: &ChainHead| json!({"gateway": gateway, "seq": seq, "hash": hex::encode(hash)});
     let through = through.map(|(noted, head)| {
         let mut through = members(head);
         through["status"] = match noted {
-            Noted::InChain => "in_chain",
-            Noted::Removed => "removed",
-            Noted::Missing => "missing",
+            HeadStatus::InChain => "in_chain",
+            HeadStatus::Removed => "removed",
+            HeadStatus::Missing => "missing",
         }
         .into();
         through

@@ -8,7 +8,7 @@ use super::visit::Visit;
 use super::{Console, PageError, page};
 use crate::http::Response;
 use crate::http::response::{Broken, Pieces};
-use crate::store::{LEDGER_COLUMNS, LedgerRow, Store, Which};
+use crate::store::{LEDGER_COLUMNS, LedgerRow, RowFilter, Store};
 use crate::text::{cells, csv_line};
 use crate::when;
 
@@ -20,7 +20,7 @@ const AT_ONCE: usize = 4;
 
 struct Export {
     store: Arc<Store>,
-    which: Which,
+    which: RowFilter,
     is_json: bool,
     /// The last row that was sent.
     after: Option<String>,
@@ -147,7 +147,7 @@ mod tests {
         ));
         let mut export = Export {
             store: Arc::new(temporary.open_again()),
-            which: Which {
+            which: RowFilter {
                 range: Range { since: 100, until: 200 },
                 key_id: None,
                 gateway: None,

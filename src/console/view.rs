@@ -4,7 +4,7 @@ use time::{Date, Month, OffsetDateTime};
 
 use super::by_key::Order;
 use super::form::Form;
-use crate::store::{Filter, Key, Matching, Range, Span, Which};
+use crate::store::{Filter, Key, Matching, Range, RowFilter, Span};
 use crate::text::percent_encoded;
 use crate::when::{self, When};
 
@@ -230,8 +230,8 @@ impl View {
         Filter { key_id: self.key.as_deref(), gateway: self.gateway.as_deref() }
     }
 
-    pub fn which(&self) -> Which {
-        Which {
+    pub fn which(&self) -> RowFilter {
+        RowFilter {
             range: self.range,
             key_id: self.key.clone(),
             gateway: self.gateway.clone(),

@@ -1,4 +1,4 @@
-//! The audit: who changed what. A row is inserted in the transaction of the change that it describes. No statement changes
+//! The audit log of changes. A row is inserted in the transaction of the change that it describes. No statement changes
 //! a row, and only retention removes one.
 
 use std::collections::BTreeMap;
@@ -8,23 +8,22 @@ use std::sync::{MutexGuard, PoisonError};
 
 use serde::Serialize;
 
-use super::engine::{Row, SqlSession, SqlValue, Statement, Write, values};
+use super::engine::{Row, SqlValue, Statement, values};
 use super::{Key, Store, StoreError};
 use crate::id::audit_id;
 use crate::when;
 
-/// How long failed sign-ins are summed, in seconds. A window has at most `ADDRESSES` + 1 rows, so a stranger can't fill the
+/// The time during which failed sign-ins are summed, in seconds. A window has at most `ADDRESSES` + 1 rows, so a stranger can't fill the
 /// table.
 const WINDOW: i64 = 15 * 60;
 
-/// How many addresses have a row of their own in a window. The others share one.
+/// The maximum number of addresses with a row of their own in a window. The others share one.
 const ADDRESSES: usize = 8;
 const OTHERS: &str = "other addresses";
 
 /// In the order in which `NewAuditRow` has them.
 const COLUMNS: &str = "id, created, action, via, actor, details, times, key_id, key_name";
 
-/// Who makes a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Actor {
     via: &'static str,
@@ -75,7 +74,6 @@ impl Action {
     }
 }
 
-/// What a change is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AuditSubject {
     Keys,
@@ -121,7 +119,6 @@ pub struct AuditRow {
 }
 
 impl AuditRow {
-    /// The action in words.
     pub fn description(&self) -> String {
         match (self.action.as_str(), self.times) {
             ("sign_ins_failed", 1) => "1 failed sign-in".into(),
@@ -158,57 +155,35 @@ impl NewAuditRow {
     }
 
     pub fn insert(self) -> Statement {
-        self.statement(
-            "INSERT INTO audit (id, created, action, via, actor, details, times) VALUES ($1, $2, $3, $4, $5, $6, $7)
-             ON CONFLICT (id) DO NOTHING",
-            [],
-        )
+        self.statement("NULL, NULL WHERE true", [])
     }
 
     /// Inserts it if the key has this digest: if this key was created.
     pub fn insert_if_created(self, key_id: &str, digest: [u8; 32]) -> Statement {
-        self.statement(
-            "INSERT INTO audit (id, created, action, via, actor, details, times, key_id, key_name)
-             SELECT $1, $2, $3, $4, $5, $6, $7, id, name FROM keys WHERE id = $8 AND digest = $9
-             ON CONFLICT (id) DO NOTHING",
-            values![key_id, digest],
-        )
+        self.statement("id, name FROM keys WHERE id = $8 AND digest = $9", values![key_id, digest])
     }
 
-    /// Inserts it if the key is not revoked yet.
     pub fn insert_if_active(self, key_id: &str) -> Statement {
-        self.statement(
-            "INSERT INTO audit (id, created, action, via, actor, details, times, key_id, key_name)
-             SELECT $1, $2, $3, $4, $5, $6, $7, id, name FROM keys WHERE id = $8 AND revoked IS NULL
-             ON CONFLICT (id) DO NOTHING",
-            values![key_id],
-        )
+        self.statement("id, name FROM keys WHERE id = $8 AND revoked IS NULL", values![key_id])
     }
 
-    /// Inserts it if the session was stored.
     pub fn insert_if_signed_in(self, session: [u8; 32]) -> Statement {
-        self.statement(
-            "INSERT INTO audit (id, created, action, via, actor, details, times)
-             SELECT $1, $2, $3, $4, $5, $6, $7 FROM console_tokens WHERE digest = $8 ON CONFLICT (id) DO NOTHING",
-            values![session],
-        )
+        self.statement("NULL, NULL FROM console_tokens WHERE digest = $8", values![session])
     }
 
-    /// Inserts it in a transaction that has found the key.
-    pub fn insert_for(self, key: &Key, session: &dyn SqlSession) -> Result<(), StoreError> {
-        let insert = "INSERT INTO audit (id, created, action, via, actor, details, times, key_id, key_name)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)";
-        let mut parameters = self.0;
-        parameters.extend(values![&key.id, &key.name]);
-        session.execute(insert, &parameters).map(drop)
+    pub fn insert_for(self, key: &Key) -> Statement {
+        self.statement("$8, $9 WHERE true", values![&key.id, &key.name])
     }
 
-    /// The statement can be repeated, and is settled by the row's id.
-    fn statement<const N: usize>(self, text: &'static str, more: [SqlValue; N]) -> Statement {
+    /// A statement that can be repeated, and is settled by the row's id. `key` selects `key_id` and `key_name`.
+    fn statement<const N: usize>(self, key: &str, more: [SqlValue; N]) -> Statement {
         let id = self.0[0].clone();
         let mut parameters = self.0;
         parameters.extend(more);
-        Statement::new(text, parameters).settled_by("SELECT 1 FROM audit WHERE id = $1", [id])
+        let insert = format!(
+            "INSERT INTO audit ({COLUMNS}) SELECT $1, $2, $3, $4, $5, $6, $7, {key} ON CONFLICT (id) DO NOTHING"
+        );
+        Statement::new(insert, parameters).settled_by("SELECT 1 FROM audit WHERE id = $1", [id])
     }
 }
 
@@ -270,7 +245,8 @@ impl Store {
     }
 
     pub fn note_reload(&self, by: &Actor, details: &str) -> Result<(), StoreError> {
-        self.write(NewAuditRow::new(Action::SettingsReloaded, by, details).insert()).map(drop)
+        let row = NewAuditRow::new(Action::SettingsReloaded, by, details);
+        self.engine.write(false, &[row.insert()]).map(drop)
     }
 
     /// Notes a failed sign-in, in memory: `write_failed_sign_ins` writes it.
@@ -292,9 +268,7 @@ impl Store {
         if !self.failed_sign_ins().is_due(now) {
             return Ok(());
         }
-        self.with_failed_sign_ins(|statements| {
-            self.engine.write(Write { statements, durable: false }).map(drop)
-        })
+        self.with_failed_sign_ins(|statements| self.engine.write(false, &statements).map(drop))
     }
 
     /// Runs `write` with statements that insert the failed sign-ins of this window. If it fails, they are kept.
@@ -317,7 +291,7 @@ impl Store {
     pub fn remove_audit_before(&self, time: i64, most: i64) -> Result<usize, StoreError> {
         let remove =
             "DELETE FROM audit WHERE created < $1 AND id IN (SELECT id FROM audit ORDER BY id LIMIT $2)";
-        self.write(Statement::new(remove, values![time, most]))
+        self.engine.write(false, &[Statement::new(remove, values![time, most])])
     }
 }
 

@@ -11,19 +11,20 @@ use crate::when;
 /// The most tokens of a budget: a runtime that makes a million per second would need eleven days for them.
 const MOST_TOKENS: i64 = 1_000_000_000_000;
 
-/// From this share on, in percent, an operator should know about it. The alert rule has the same threshold.
+/// The share, in percent, from which on an operator should know about it. The alert rule has the same threshold.
 const NEARLY_USED_UP: i64 = 90;
 
-/// Columns of `keys`: the budget, its period and, only if there is a budget, what all gateways together have used of it. $1 is
-/// the day and $2 the beginning of the month that they are about.
-///
-/// Without statistics SQLite would read the days of all keys by the primary key. PostgreSQL has statistics and no INDEXED BY:
-/// its comments nest, so that for it the hint is part of a comment.
-pub(super) const BUDGET_COLUMNS: &str = "budget, budget_per, CASE WHEN budget IS NOT NULL THEN
-    (SELECT CAST(coalesce(sum(total_tokens), 0) AS BIGINT) FROM usage_rollup /* /* */ INDEXED BY rollup_days -- */
-    WHERE span = 86400 AND key_id = keys.id AND start BETWEEN CASE budget_per WHEN 'day' THEN $1 ELSE $2 END AND $1) END";
+/// Columns of `keys`: the budget, its period and, only if there is a budget, the tokens that all gateways together have used
+/// of it. $1 is the day and $2 the beginning of the month that they are about. The hint is that of the engine.
+pub(super) fn budget_columns(days_hint: &str) -> String {
+    format!(
+        "budget, budget_per, CASE WHEN budget IS NOT NULL THEN
+         (SELECT CAST(coalesce(sum(total_tokens), 0) AS BIGINT) FROM usage_rollup {days_hint} WHERE span = 86400
+         AND key_id = keys.id AND start BETWEEN CASE budget_per WHEN 'day' THEN $1 ELSE $2 END AND $1) END"
+    )
+}
 
-/// The first parameters of a statement with [`BUDGET_COLUMNS`]: for the budget of a request that was created at this time.
+/// The first parameters of a statement with [`budget_columns`]: for the budget of a request that was created at this time.
 pub(super) fn budget_parameters(created: i64) -> [SqlValue; 2] {
     values![BudgetPeriod::Day.around(created).since, BudgetPeriod::Month.around(created).since]
 }
@@ -59,7 +60,7 @@ impl BudgetPeriod {
     }
 }
 
-/// How many `total_tokens` a key may use in a period.
+/// The number of `total_tokens` that a key may use in a period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Budget {
     pub tokens: i64,
@@ -93,7 +94,7 @@ pub struct KeyBudget {
 }
 
 impl KeyBudget {
-    /// Reads [`BUDGET_COLUMNS`].
+    /// Reads [`budget_columns`].
     pub(super) fn read(row: &mut Row) -> Result<Option<Self>, StoreError> {
         let (tokens, per): (Option<i64>, Option<String>) = (row.next()?, row.next()?);
         let used: Option<i64> = row.next()?;

@@ -10,7 +10,7 @@ use std::fmt;
 use sha2::{Digest, Sha256};
 
 use super::engine::{Row, SqlSession, values};
-use super::ledger::{self, LedgerRow, Tokens};
+use super::ledger_row::{COLUMNS, LedgerRow, Tokens, read_row};
 use super::proof::{SumsProof, UnprovenSums};
 use super::{Store, StoreError};
 use crate::{text, when};
@@ -33,7 +33,6 @@ impl ChainLink {
         Self { seq, hash: hash(row, seq, &self.hash) }
     }
 
-    /// The links of rows after this one.
     pub fn links(self, rows: &[&LedgerRow]) -> Vec<Self> {
         let mut last = self;
         let mut next = |row: &&LedgerRow| {
@@ -116,11 +115,11 @@ impl fmt::Display for ChainHead {
     }
 }
 
-/// What became of a head that was noted earlier.
+/// The state of a head that was noted earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Noted {
+pub enum HeadStatus {
     InChain,
-    /// Retention has removed its row and the one after it, so it can't be told.
+    /// Retention has removed its row and the one after it, so it can't be checked.
     Removed,
     /// The chain was replaced, or cut before it.
     Missing,
@@ -130,7 +129,7 @@ pub enum Noted {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Verification {
     pub rows: u64,
-    /// How many sums are those of their rows.
+    /// The number of sums that equal those of their rows.
     pub sums: u64,
     pub unproven: Option<UnprovenSums>,
     /// The end of each chain that has or had rows, by the gateway's name; if none has, one with `seq` 0.
@@ -142,7 +141,7 @@ pub struct Verification {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Something in the row was changed, or the row was put there.
-    Altered { request_id: String },
+    Changed { request_id: String },
     /// Rows are missing before this one.
     Removed { before: String, count: i64 },
     /// The newest rows of a gateway are missing.
@@ -157,21 +156,21 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rows = |count| text::count(count, "row");
         let was = |count| if count == 1 { "was" } else { "were" };
+        let of = |gateway: &str| match gateway {
+            "" => String::new(),
+            name => format!(" of the gateway {name}"),
+        };
         match self {
-            Self::Altered { request_id } => {
-                write!(f, "the row of {request_id} was altered, or put in the place of another")
+            Self::Changed { request_id } => {
+                write!(f, "the row of {request_id} was changed or moved")
             }
             Self::Removed { before, count } => {
                 write!(f, "{} {} removed before that of {before}", rows(*count), was(*count))
             }
-            Self::Cut { gateway, count } if gateway.is_empty() => {
-                write!(f, "the newest {} {} removed", rows(*count), was(*count))
-            }
             Self::Cut { gateway, count } => {
-                write!(f, "the newest {} of the gateway {gateway} {} removed", rows(*count), was(*count))
+                write!(f, "the newest {}{} {} removed", rows(*count), of(gateway), was(*count))
             }
-            Self::End { gateway } if gateway.is_empty() => f.write_str("the end of the chain was altered"),
-            Self::End { gateway } => write!(f, "the end of the chain of the gateway {gateway} was altered"),
+            Self::End { gateway } => write!(f, "the end of the chain{} was changed", of(gateway)),
             Self::Sums { span, start, key_id, difference } => {
                 let span = match span {
                     60 => "minute".into(),
@@ -196,17 +195,17 @@ impl Store {
         Ok(found)
     }
 
-    /// Whether a head that was noted earlier is part of its chain, which `verify` has to find sound too.
-    pub fn find_head(&self, noted: &ChainHead) -> Result<Noted, StoreError> {
+    /// Returns whether a head that was noted earlier is part of its chain, which `verify` has to find sound too.
+    pub fn find_head(&self, noted: &ChainHead) -> Result<HeadStatus, StoreError> {
         let ChainHead { gateway, seq, hash } = noted;
         let link = "SELECT seq, hash FROM usage WHERE gateway = $1 AND seq = $2
             UNION ALL SELECT anchor_seq, anchor_hash FROM gateways WHERE name = $1 AND anchor_seq >= $2";
         let found =
             self.engine.read(|session| session.first(link, &values![gateway, *seq], ChainLink::read))?;
         Ok(match found {
-            Some(link) if link.seq > *seq => Noted::Removed,
-            Some(link) if link.hash == *hash => Noted::InChain,
-            _ => Noted::Missing,
+            Some(link) if link.seq > *seq => HeadStatus::Removed,
+            Some(link) if link.hash == *hash => HeadStatus::InChain,
+            _ => HeadStatus::Missing,
         })
     }
 }
@@ -233,24 +232,23 @@ fn walk(session: &dyn SqlSession, proof: &mut SumsProof) -> Result<Verification,
         .into_iter()
         .collect();
     let (mut rows, mut fault) = (0, None);
-    let statement =
-        format!("SELECT hash, {} FROM usage WHERE seq IS NOT NULL ORDER BY gateway, seq", ledger::COLUMNS);
+    let statement = format!("SELECT hash, {COLUMNS} FROM usage WHERE seq IS NOT NULL ORDER BY gateway, seq");
     session.query(&statement, &[], &mut |mut columns| {
         if fault.is_some() {
             return Ok(());
         }
         let stored: Option<Vec<u8>> = columns.next()?;
-        let row = ledger::read_row(columns)?;
+        let row = read_row(columns)?;
         let seq = row.seq.unwrap_or_default();
         let Some((last, _)) = chains.get_mut(&row.gateway) else {
-            fault = Some(Fault::Altered { request_id: row.request_id });
+            fault = Some(Fault::Changed { request_id: row.request_id });
             return Ok(());
         };
         let link = last.next(&row);
         if seq != link.seq {
             fault = Some(Fault::Removed { before: row.request_id, count: seq - link.seq });
         } else if stored.as_deref() != Some(&link.hash) {
-            fault = Some(Fault::Altered { request_id: row.request_id });
+            fault = Some(Fault::Changed { request_id: row.request_id });
         } else {
             *last = link;
             rows += 1;
@@ -334,7 +332,7 @@ mod tests {
     #[test]
     fn what_was_done_to_a_row_is_found() {
         let of = |number: i64| id(&number.to_string(), number * 40_000);
-        let altered = |number: i64| Some(Fault::Altered { request_id: of(number) });
+        let altered = |number: i64| Some(Fault::Changed { request_id: of(number) });
         for column in [
             "key_id = 'key_2'",
             "key_name = 'x'",
@@ -391,23 +389,20 @@ mod tests {
 
     #[test]
     fn a_fault_says_where_it_is() {
-        for (fault, told) in [
-            (
-                Fault::Altered { request_id: "x".into() },
-                "the row of x was altered, or put in the place of another",
-            ),
+        for (fault, text) in [
+            (Fault::Changed { request_id: "x".into() }, "the row of x was changed or moved"),
             (Fault::Removed { before: "x".into(), count: 1 }, "1 row was removed before that of x"),
             (Fault::Removed { before: "x".into(), count: 2 }, "2 rows were removed before that of x"),
             (Fault::Cut { gateway: String::new(), count: 3 }, "the newest 3 rows were removed"),
             (Fault::Cut { gateway: "a".into(), count: 3 }, "the newest 3 rows of the gateway a were removed"),
-            (Fault::End { gateway: String::new() }, "the end of the chain was altered"),
-            (Fault::End { gateway: "a".into() }, "the end of the chain of the gateway a was altered"),
+            (Fault::End { gateway: String::new() }, "the end of the chain was changed"),
+            (Fault::End { gateway: "a".into() }, "the end of the chain of the gateway a was changed"),
             (
                 Fault::Sums { span: 86_400, start: 86_400, key_id: "x".into(), difference: "a".into() },
                 "the sums differ: day 1970-01-02T00:00:00Z, key x: a",
             ),
         ] {
-            assert_eq!(fault.to_string(), told);
+            assert_eq!(fault.to_string(), text);
         }
     }
 
@@ -418,14 +413,14 @@ mod tests {
         let head = store.verify().expect("a walk").heads.remove(0);
         let find = |head: &ChainHead| store.find_head(head).expect("a look");
         assert_eq!(head.to_string(), format!("10:{}", hex::encode(head.hash)));
-        assert_eq!(find(&head), Noted::InChain);
-        assert_eq!(find(&ChainHead { hash: [7; 32], ..head.clone() }), Noted::Missing);
-        assert_eq!(find(&ChainHead { seq: 11, ..head.clone() }), Noted::Missing);
+        assert_eq!(find(&head), HeadStatus::InChain);
+        assert_eq!(find(&ChainHead { hash: [7; 32], ..head.clone() }), HeadStatus::Missing);
+        assert_eq!(find(&ChainHead { seq: 11, ..head.clone() }), HeadStatus::Missing);
         let of_another = ChainHead { gateway: "a".into(), ..head.clone() };
-        assert_eq!(find(&of_another), Noted::Missing);
+        assert_eq!(find(&of_another), HeadStatus::Missing);
         assert!(of_another.to_string().starts_with("a:10:"));
         while store.remove_before(i64::MAX, 100).expect("a step") > 0 {}
-        assert_eq!(find(&head), Noted::InChain, "it is the anchor");
-        assert_eq!(find(&ChainHead { seq: 9, ..head }), Noted::Removed);
+        assert_eq!(find(&head), HeadStatus::InChain, "it is the anchor");
+        assert_eq!(find(&ChainHead { seq: 9, ..head }), HeadStatus::Removed);
     }
 }

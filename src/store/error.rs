@@ -1,4 +1,4 @@
-//! What can go wrong with the database, in terms that every engine can be mapped to.
+//! Errors of the database, the same for every engine.
 
 use std::fmt;
 use std::io;
@@ -39,14 +39,13 @@ pub enum StoreError {
     },
     /// The file that is open is not the one that the path names any more.
     Replaced,
-    /// The same of the file whose lock keeps a second `serve` off the database.
+    /// The file whose lock keeps a second `serve` off the database was removed or replaced.
     LockReplaced(PathBuf),
     /// The database is empty, but its WAL is not.
     LostContent {
         wal: PathBuf,
         bytes: u64,
     },
-    /// An fsync failed.
     NotSynced(Arc<io::Error>),
     Io(Arc<io::Error>),
     /// A write panicked, and was rolled back.
@@ -55,7 +54,6 @@ pub enum StoreError {
     NoRow,
     /// The key does not exist, was revoked, has expired or lacks the permission.
     KeyRefused,
-    /// Another process serves under the name of this gateway.
     Fenced,
     /// No host of the database can be used. The engine logs this once, and once when it is over.
     Unavailable(String),
@@ -80,7 +78,7 @@ impl fmt::Display for StoreError {
                 f.write_str("the database can't be opened: check that its folder exists and who owns it")
             }
             Self::Missing => f.write_str(
-                "there is none: adriaticum serve, keys create, console password, restore and move create one",
+                "it does not exist: create it with adriaticum serve, keys create, console password, restore or move",
             ),
             Self::Damaged(cause) => write!(
                 f,
@@ -139,12 +137,12 @@ impl fmt::Display for StoreError {
 }
 
 impl StoreError {
-    /// Whether another process may serve in the place of this one, or a later version, so that this one has to stop.
+    /// Returns whether another process may serve in the place of this one, or a later version, so that this one has to stop.
     pub fn is_replaced(&self) -> bool {
         matches!(self, Self::Fenced | Self::LockReplaced(_) | Self::VersionChanged { .. })
     }
 
-    /// Whether all writes of a group fail with it. If the outcome is unknown, none of them may be tried again alone.
+    /// Returns whether all writes of a group fail with it. If the outcome is unknown, none of them may be tried again alone.
     pub fn is_of_group(&self) -> bool {
         matches!(
             self,
@@ -169,7 +167,7 @@ impl StoreError {
         }
     }
 
-    /// What the log says about a request that failed at a step; `None` if the log has a line about the database already.
+    /// The log line about a request that failed at a step; `None` if the log has a line about the database already.
     pub fn details(&self, step: &str) -> Option<String> {
         (!matches!(self, Self::Unavailable(_))).then(|| format!("{step}: {self}"))
     }

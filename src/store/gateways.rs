@@ -9,13 +9,12 @@ use super::ledger::interrupt;
 use super::{Store, StoreError};
 use crate::text;
 
-/// How long a gateway has to be silent, with its lock free, until others close its rows.
+/// The time that a gateway has to be silent, with its lock free, until others close its rows.
 const SILENCE: Duration = Duration::from_secs(15);
 
-/// How many seconds a gateway's clock may be off the database's: ids and expiry use it.
+/// The seconds that a gateway's clock may be off the database's: ids and expiry use it.
 pub const CLOCK_SLACK: f64 = 2.0;
 
-/// A gateway as others see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gateway {
     /// Empty for the one of a SQLite database.
@@ -29,7 +28,7 @@ pub struct Gateway {
     pub open_requests: i64,
 }
 
-/// A clock that is more than a day ahead of the last heartbeat does not advance it: see trial.rs.
+/// A clock that is more than a day ahead of the last heartbeat does not advance it: see test_write.rs.
 const RAISE_EPOCH: &str = "INSERT INTO gateways (name, epoch, version, address, last_seen, anchor_seq, anchor_hash,
     kept_since, head_seq, head_hash) VALUES ($1, 1, $2, $3, {CLOCK}, 0, $4, 0, 0, $4) ON CONFLICT (name) DO UPDATE
     SET epoch = gateways.epoch + 1, version = excluded.version, address = excluded.address, last_seen = CASE
@@ -108,7 +107,7 @@ impl Store {
         })
     }
 
-    /// Those that have served, by name.
+    /// Returns the gateways that have served, by name.
     pub fn gateways(&self) -> Result<Vec<Gateway>, StoreError> {
         let statement = format!(
             "SELECT name, gateways.epoch, version, address, CASE WHEN name = $1 THEN 0 ELSE {} - last_seen END,
@@ -131,16 +130,17 @@ impl Store {
         })
     }
 
-    /// How many seconds this host's clock is ahead of the database's; 0 if the database is a file.
+    /// The seconds that this host's clock is ahead of the database's; 0 if the database is a file.
     pub fn clock_difference(&self) -> Result<f64, StoreError> {
+        let Some(time) = self.engine.precise_time() else {
+            return Ok(0.0);
+        };
         let seconds = || {
             let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
             since_1970.map_or(0.0, |time| time.as_secs_f64())
         };
         let began = seconds();
-        let Some(found) = self.engine.precise_time()? else {
-            return Ok(0.0);
-        };
+        let found: f64 = self.engine.read(|session| session.value(time, &[]))?;
         // The database looked at its clock at some time between these two.
         Ok(if found < began { began - found } else { (seconds() - found).min(0.0) })
     }
@@ -229,8 +229,11 @@ mod tests {
             let temporary = Temporary::postgres();
             let Database::Postgres(uri) = &temporary.database else { panic!("it is PostgreSQL") };
             let (_, lock) = gateway(&temporary.database, "a");
-            let told = SessionLock::take(uri, "a").err().expect("the name is taken").to_string();
-            assert!(told.contains("the name a") && told.contains("at http://gateway.test"), "{told}");
+            let error_text = SessionLock::take(uri, "a").err().expect("the name is taken").to_string();
+            assert!(
+                error_text.contains("the name a") && error_text.contains("at http://gateway.test"),
+                "{error_text}"
+            );
             gateway(&temporary.database, "b");
             drop(lock);
             SessionLock::take(uri, "a").unwrap_or_else(|error| panic!("it was released: {error}"));

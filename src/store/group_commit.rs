@@ -17,7 +17,8 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use super::engine::SyncTurn;
-use super::ledger::{BegunRow, LedgerWrite};
+use super::ledger::LedgerWrite;
+use super::ledger_row::BegunRow;
 use super::{Store, StoreError};
 
 /// The pause before a group that found the database locked is tried again.
@@ -50,8 +51,8 @@ impl WriteQueue {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn push(&self, write: LedgerWrite, patience: Duration) -> Arc<WaitingWrite> {
-        let deadline = Instant::now() + patience;
+    fn push(&self, write: LedgerWrite, timeout: Duration) -> Arc<WaitingWrite> {
+        let deadline = Instant::now() + timeout;
         let job =
             Arc::new(WaitingWrite { write, deadline, written: OnceLock::new(), thread: thread::current() });
         self.lock().jobs.push_back(Arc::clone(&job));
@@ -98,7 +99,7 @@ impl Store {
     pub(super) fn write_shared(&self, write: LedgerWrite) -> WriteResult {
         let is_durable = write.is_durable();
         let queue = if is_durable { &self.outcomes } else { &self.beginnings };
-        let job = queue.push(write, self.engine.patience(is_durable));
+        let job = queue.push(write, self.engine.write_timeout(is_durable));
         loop {
             if let Some(written) = job.written.get() {
                 return written.clone();
@@ -189,7 +190,7 @@ impl<'a> Leader<'a> {
         self.store.write_together(&writes, deadline, self.is_durable)
     }
 
-    /// Those that still have time go back to the head of the queue.
+    /// Puts the writes that still have time back at the head of the queue.
     fn retry_later(&mut self) {
         thread::sleep(RETRY_PAUSE);
         let now = Instant::now();
@@ -220,20 +221,19 @@ mod tests {
     use super::*;
     use crate::secret::SecretDigest;
     use crate::store::NewRow;
-    use crate::store::engine::Engine;
     use crate::store::ledger::RowRequest;
     use crate::store::ledger::tests::{id, outcome, row, write};
     use crate::store::tests::Temporary;
 
-    fn temporary(patience: Duration) -> Temporary {
+    fn temporary(timeout: Duration) -> Temporary {
         let mut temporary = Temporary::new();
-        set_patience(&mut temporary, patience);
+        set_write_timeout(&mut temporary, timeout);
         temporary
     }
 
-    fn set_patience(temporary: &mut Temporary, patience: Duration) {
-        if let Engine::Sqlite(sqlite) = &mut temporary.store.engine {
-            sqlite.set_patience(patience);
+    fn set_write_timeout(temporary: &mut Temporary, timeout: Duration) {
+        if let Some(sqlite) = temporary.store.engine.sqlite_mut() {
+            sqlite.set_write_timeout(timeout);
         }
     }
 
@@ -317,7 +317,7 @@ mod tests {
             assert_eq!(waiting(&store.beginnings), 0);
         });
         assert!(matches!(late(store), Err(StoreError::Busy)));
-        set_patience(&mut temporary, Duration::from_secs(60));
+        set_write_timeout(&mut temporary, Duration::from_secs(60));
         let store = &temporary.store;
         write(store, "y", "key_1", 4, 200, None);
         assert!(store.find_row(&id("x", 1)).expect("a look-up").is_none());
@@ -331,13 +331,13 @@ mod tests {
         waited
     }
 
-    /// A thread that nobody wakes would go on when its time is over: here after ten minutes.
+    /// A thread that is not woken would continue when its time is over: here after ten minutes.
     #[test]
     fn the_next_is_woken_when_the_leader_is_done_and_when_the_one_before_it_gives_up() {
         const TEN_MINUTES: Duration = Duration::from_secs(600);
         let temporary = Temporary::new();
         let store = &temporary.store;
-        let push = |number, patience| store.beginnings.push(begin(row("x", "key_1", number)), patience);
+        let push = |number, timeout| store.beginnings.push(begin(row("x", "key_1", number)), timeout);
         // A write that waits, and does not try to lead.
         let is_woken_by = |number, action: &dyn Fn()| {
             let (sender, receiver) = mpsc::channel();
@@ -398,7 +398,7 @@ mod tests {
     #[test]
     fn the_next_group_is_written_while_one_syncs_and_reported_after_a_sync_of_its_own() {
         let mut temporary = Temporary::sqlite();
-        set_patience(&mut temporary, Duration::from_secs(60));
+        set_write_timeout(&mut temporary, Duration::from_secs(60));
         let store = &temporary.store;
         let rows = [1, 2, 3].map(|number| store.begin_row(&row("x", "key_1", number)).expect("a row"));
         let is_written = |number| {
@@ -430,7 +430,7 @@ mod tests {
     #[test]
     fn only_outcomes_are_synced_and_one_that_is_not_is_not_acknowledged() {
         let mut temporary = Temporary::sqlite();
-        if let Engine::Sqlite(sqlite) = &mut temporary.store.engine {
+        if let Some(sqlite) = temporary.store.engine.sqlite_mut() {
             sqlite.make_unsyncable();
         }
         let store = &temporary.store;

@@ -1,224 +1,21 @@
-//! API keys.
+//! Creates, finds, changes and revokes API keys.
 
 use std::mem;
-use std::sync::{Arc, LazyLock, PoisonError};
-
-use serde::Serialize;
+use std::sync::{Arc, PoisonError};
 
 use super::audit::{Action, NewAuditRow};
-use super::budget::{BUDGET_COLUMNS, budget_parameters};
-use super::engine::{Row, SqlValue, Statement, Write, values};
-use super::{Actor, Budget, DAY, KeyBudget, Store, StoreError};
+use super::budget::{budget_columns, budget_parameters};
+use super::engine::{SqlValue, Statement, bound, values};
+use super::stored_key::{Key, KeyChange, KeyChanged, NewKey, Permission, read_key, terms};
+use super::{Actor, Store, StoreError};
 use crate::secret::{SecretDigest, secret_hex};
 use crate::when;
 
-/// A key as it is stored. The secret is not in it: reading the database does not allow using the keys.
-#[derive(Clone, Debug, Serialize)]
-pub struct Key {
-    pub id: String,
-    pub name: String,
-    /// How the secret begins and ends; unknown of a key that an earlier version made.
-    pub hint: Option<String>,
-    pub permissions: Vec<Permission>,
-    pub created: i64,
-    pub expires: Option<i64>,
-    pub last_used: Option<i64>,
-    pub revoked: Option<i64>,
-    /// How many of its requests a gateway processes at once; `None`: any number.
-    pub concurrent: Option<u32>,
-    pub budget: Option<KeyBudget>,
-}
-
-impl Key {
-    /// The version of everything that can be changed about a key. A form that shows the key carries it, so that a save
-    /// does not overwrite a later change.
-    pub fn version(&self) -> String {
-        let Self { name, permissions, expires, concurrent, revoked, .. } = self;
-        let all = format!("{:?}", (name, permissions, expires, concurrent, self.budget(), revoked));
-        hex::encode(&SecretDigest::of(&all).0[..8])
-    }
-
-    fn budget(&self) -> Option<Budget> {
-        self.budget.map(|budget| budget.budget)
-    }
-
-    pub fn state(&self, now: i64) -> KeyState {
-        match (self.revoked, self.expires) {
-            (Some(_), _) => KeyState::Revoked,
-            (None, Some(expires)) if expires <= now => KeyState::Expired,
-            (None, Some(expires)) if expires <= now + EXPIRING => KeyState::Expiring,
-            (None, _) => KeyState::Active,
-        }
-    }
-
-    /// Whether requests with it are accepted, if it has the permission.
-    pub fn is_valid(&self, now: i64) -> bool {
-        matches!(self.state(now), KeyState::Active | KeyState::Expiring)
-    }
-}
-
-#[cfg(test)]
-impl Key {
-    /// A key for tests that need no store.
-    pub fn example() -> Self {
-        Self {
-            id: "key_example".into(),
-            name: "example".into(),
-            hint: None,
-            permissions: vec![Permission::Completions],
-            created: 5,
-            expires: None,
-            last_used: None,
-            revoked: None,
-            concurrent: None,
-            budget: None,
-        }
-    }
-}
-
-/// How long before its end a key is marked as expiring, in seconds.
-const EXPIRING: i64 = 10 * DAY;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeyState {
-    Active,
-    /// Accepted, but not for longer than ten days.
-    Expiring,
-    Expired,
-    Revoked,
-}
-
-impl KeyState {
-    pub const ALL: [Self; 4] = [Self::Active, Self::Expiring, Self::Expired, Self::Revoked];
-
-    pub fn parse(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.as_str() == word)
-    }
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Active => "active",
-            Self::Expiring => "expiring",
-            Self::Expired => "expired",
-            Self::Revoked => "revoked",
-        }
-    }
-}
-
-/// What a key may do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Permission {
-    /// Run completions.
-    Completions,
-    /// Read the console host's metrics.
-    Metrics,
-}
-
-impl Permission {
-    pub const ALL: [Self; 2] = [Self::Completions, Self::Metrics];
-
-    pub fn parse(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|permission| permission.as_str() == word)
-    }
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Completions => "completions",
-            Self::Metrics => "metrics",
-        }
-    }
-
-    /// The words, comma separated.
-    pub fn join(permissions: &[Self]) -> String {
-        permissions.iter().map(|permission| permission.as_str()).collect::<Vec<_>>().join(",")
-    }
-}
-
-/// A name that people give a key: 1 to 64 printable characters.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeyName(String);
-
-impl KeyName {
-    pub const TAKES: &str = "1 to 64 printable characters";
-
-    pub fn parse(text: &str) -> Option<Self> {
-        let length = text.chars().count();
-        let is_name =
-            (1..=64).contains(&length) && !text.chars().any(is_unprintable) && !text.trim().is_empty();
-        is_name.then(|| Self(text.to_owned()))
-    }
-}
-
-/// Control characters, and those that show as nothing or turn the text around them: with these, one key's
-/// name could be made to look like another's.
-fn is_unprintable(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
-}
-
-/// What a new key has besides its id and its secret.
-pub struct NewKey<'a> {
-    pub name: &'a KeyName,
-    pub permissions: &'a [Permission],
-    pub created: i64,
-    pub expires: Option<i64>,
-    pub concurrent: Option<u32>,
-    pub budget: Option<Budget>,
-}
-
-/// A property of a key with its new value.
-pub enum KeyChange {
-    Name(KeyName),
-    Permissions(Vec<Permission>),
-    Expires(Option<i64>),
-    Concurrent(Option<u32>),
-    Budget(Option<Budget>),
-}
-
-impl KeyChange {
-    fn apply(&self, key: &mut Key) {
-        match self {
-            Self::Name(name) => key.name.clone_from(&name.0),
-            Self::Permissions(permissions) => key.permissions.clone_from(permissions),
-            Self::Expires(time) => key.expires = *time,
-            Self::Concurrent(number) => key.concurrent = *number,
-            Self::Budget(budget) => key.budget = budget.map(|budget| KeyBudget { budget, used: 0 }),
-        }
-    }
-}
-
-/// What became of a change.
-#[derive(Debug)]
-pub enum KeyChanged {
-    /// The key is as it should be, by this change or an earlier one.
-    Done,
-    NoSuchKey,
-    /// The key was changed since it was read; this is its present state. Nothing was changed now.
-    Meanwhile(Box<Key>),
-}
-
-pub const CONCURRENT_TAKES: &str = "a number from 1 to 10000";
-
-/// Parses how many requests of a key may be processed at once.
-pub fn parse_concurrent(text: &str) -> Option<u32> {
-    text.parse().ok().filter(|number| (1..=10_000).contains(number))
-}
+const BY_ID: &str = "WHERE id = $3";
 
 /// `last_used` never goes back.
 pub(super) const NOTE_USE: &str =
     "UPDATE keys SET last_used = $1 WHERE id = $2 AND (last_used IS NULL OR last_used < $1)";
-
-/// Keys with their budgets. $1 and $2 are [`budget_parameters`].
-static SELECT: LazyLock<String> = LazyLock::new(|| {
-    format!(
-        "SELECT id, name, hint, permissions, created, expires, last_used, revoked, concurrent, {BUDGET_COLUMNS} FROM keys"
-    )
-});
-
-static FIND: LazyLock<String> = LazyLock::new(|| format!("{} WHERE digest = $3", *SELECT));
-static FIND_BY_ID: LazyLock<String> = LazyLock::new(|| format!("{} WHERE id = $3", *SELECT));
 
 impl Store {
     /// Stores a new key, and returns its id.
@@ -253,20 +50,20 @@ impl Store {
         let terms = terms(key.permissions, key.expires, key.concurrent, key.budget);
         let details = terms.map(|(property, value)| format!("{property}: {value}")).join(", ");
         let audit = NewAuditRow::new(Action::KeyCreated, by, &details).insert_if_created(id, digest);
-        Ok(self.engine.write(Write { statements: vec![insert, audit], durable: true })? == 1)
+        Ok(self.engine.write(true, &[insert, audit])? == 1)
     }
 
     /// The key whose secret has this digest, as the last commit of any process left it, with its budget at a time.
     pub fn find_key(&self, digest: &SecretDigest, created: i64) -> Result<Option<Key>, StoreError> {
-        let parameters = with_budget(created, digest.0.into());
-        self.engine.read(|session| session.first(&FIND, &parameters, read_key))
+        let (find, parameters) = (self.select("WHERE digest = $3"), with_budget(created, digest.0.into()));
+        self.engine.read(|session| session.first(&find, &parameters, read_key))
     }
 
-    /// Those of these keys that exist.
+    /// Returns those of these keys that exist.
     pub fn find_keys(&self, ids: &[Arc<str>]) -> Result<Vec<Key>, StoreError> {
-        let now = when::now();
+        let (now, find) = (when::now(), self.select(BY_ID));
         let parameters: Vec<_> = ids.iter().map(|id| with_budget(now, (&**id).into())).collect();
-        let statements: Vec<_> = parameters.iter().map(|id| (FIND_BY_ID.as_str(), id.as_slice())).collect();
+        let statements: Vec<_> = parameters.iter().map(|id| (find.as_str(), id.as_slice())).collect();
         let mut keys = Vec::new();
         self.engine.read(|session| {
             session.run(&statements, &mut |_, row| read_key(row).map(|key| keys.push(key)))
@@ -285,13 +82,21 @@ impl Store {
     }
 
     fn select_keys(&self, condition: &str) -> Result<Vec<Key>, StoreError> {
-        let statement = format!("{} {condition} ORDER BY created, id", *SELECT);
+        let statement = self.select(&format!("{condition} ORDER BY created, id"));
         self.engine.read(|session| session.rows(&statement, &budget_parameters(when::now()), read_key))
     }
 
+    /// A query for keys with their budgets. $1 and $2 are [`budget_parameters`].
+    fn select(&self, condition: &str) -> String {
+        let budget = budget_columns(self.engine.days_hint());
+        format!(
+            "SELECT id, name, hint, permissions, created, expires, last_used, revoked, concurrent, {budget} FROM keys {condition}"
+        )
+    }
+
     pub fn key(&self, id: &str) -> Result<Option<Key>, StoreError> {
-        let parameters = with_budget(when::now(), id.into());
-        self.engine.read(|session| session.first(&FIND_BY_ID, &parameters, read_key))
+        let (find, parameters) = (self.select(BY_ID), with_budget(when::now(), id.into()));
+        self.engine.read(|session| session.first(&find, &parameters, read_key))
     }
 
     /// Makes all of these changes, or none. If a version is given, only if the key still has that version.
@@ -302,7 +107,7 @@ impl Store {
         changes: &[KeyChange],
         by: &Actor,
     ) -> Result<KeyChanged, StoreError> {
-        let find = format!("{} FOR UPDATE", *FIND_BY_ID);
+        let find = self.select(BY_ID) + " FOR UPDATE";
         let parameters = with_budget(when::now(), id.into());
         self.engine.transaction(true, |session| {
             let Some(before) = session.first(self.engine.locking(&find), &parameters, read_key)? else {
@@ -329,8 +134,8 @@ impl Store {
                     id
                 ],
             )?;
-            NewAuditRow::new(Action::KeyChanged, by, &differences(&before, &after))
-                .insert_for(&before, session)?;
+            let audit = NewAuditRow::new(Action::KeyChanged, by, &before.differences(&after).join(", "));
+            session.run(&bound(&[audit.insert_for(&before)]), &mut |_, _| Ok(()))?;
             Ok(KeyChanged::Done)
         })
     }
@@ -351,8 +156,8 @@ impl Store {
             return Ok(());
         }
         let note = |(id, now)| Statement::new(NOTE_USE, values![now, id]);
-        let statements = uses.into_iter().map(note).collect();
-        self.engine.write(Write { statements, durable: false }).map(drop)
+        let statements: Vec<Statement> = uses.into_iter().map(note).collect();
+        self.engine.write(false, &statements).map(drop)
     }
 
     /// Returns whether there is such a key. One that is revoked already keeps its time.
@@ -360,65 +165,21 @@ impl Store {
         let audit = NewAuditRow::new(Action::KeyRevoked, by, "").insert_if_active(id);
         let revoke =
             Statement::new("UPDATE keys SET revoked = coalesce(revoked, $1) WHERE id = $2", values![now, id]);
-        Ok(self.engine.write(Write { statements: vec![audit, revoke], durable: true })? > 0)
+        Ok(self.engine.write(true, &[audit, revoke])? > 0)
     }
 }
 
-/// A key's terms in words.
-fn terms(
-    permissions: &[Permission],
-    expires: Option<i64>,
-    concurrent: Option<u32>,
-    budget: Option<Budget>,
-) -> [(&'static str, String); 4] {
-    [
-        ("permissions", Permission::join(permissions)),
-        ("expires", expires.map_or("never".into(), |time| when::shown(Some(time)))),
-        ("concurrent", concurrent.map_or("none".into(), |number| number.to_string())),
-        ("budget", budget.map_or("none".into(), |budget| budget.to_string())),
-    ]
-}
-
-/// What is different in a changed key, in words.
-fn differences(before: &Key, after: &Key) -> String {
-    let properties = |key: &Key| {
-        let name = [("name", format!("{:?}", key.name))];
-        name.into_iter().chain(terms(&key.permissions, key.expires, key.concurrent, key.budget()))
-    };
-    let pairs = properties(before).zip(properties(after));
-    let changed = pairs.filter(|(before, after)| before != after);
-    changed
-        .map(|((property, old), (_, new))| format!("{property}: {old} → {new}"))
-        .collect::<Vec<_>>()
-        .join(", ")
-}
-
-/// The parameters of [`FIND`] or [`FIND_BY_ID`].
+/// The parameters of a query for one key.
 fn with_budget(created: i64, wanted: SqlValue) -> Vec<SqlValue> {
     let [day, month] = budget_parameters(created);
     vec![day, month, wanted]
 }
 
-/// Enough of a secret to tell it from others, and far too little to use it: eight of its digits.
+/// Enough of a secret to recognize it, and far too little to use it: eight of its digits.
 fn hint(secret: &str) -> Option<String> {
     let (prefix, digits) = secret.split_once('_')?;
     let (begin, end) = (digits.get(..4)?, digits.get(digits.len().checked_sub(4)?..)?);
     (digits.len() >= 32).then(|| format!("{prefix}_{begin}…{end}"))
-}
-
-fn read_key(mut row: Row) -> Result<Key, StoreError> {
-    Ok(Key {
-        id: row.next()?,
-        name: row.next()?,
-        hint: row.next()?,
-        permissions: row.next::<String>()?.split(',').filter_map(Permission::parse).collect(),
-        created: row.next()?,
-        expires: row.next()?,
-        last_used: row.next()?,
-        revoked: row.next()?,
-        concurrent: row.next()?,
-        budget: KeyBudget::read(&mut row)?,
-    })
 }
 
 #[cfg(test)]
@@ -426,6 +187,7 @@ mod tests {
     use super::*;
     use crate::store::ledger::tests::{id as id_of, outcome, row};
     use crate::store::tests::Temporary;
+    use crate::store::{Budget, KeyName};
 
     fn name(text: &str) -> KeyName {
         KeyName::parse(text).expect("a good name")
@@ -442,16 +204,6 @@ mod tests {
     #[track_caller]
     fn change(store: &Store, id: &str, changes: &[KeyChange]) {
         assert!(matches!(store.change_key(id, None, changes, &by()), Ok(KeyChanged::Done)));
-    }
-
-    #[test]
-    fn names() {
-        for text in ["x", "Ünïcode ☂", "<script>alert(1)</script>", &"é".repeat(64)] {
-            assert!(KeyName::parse(text).is_some(), "{text}");
-        }
-        for text in ["", " ", "a\nb", "a\u{0}", "\u{202e}abc", "a\u{200b}", &"x".repeat(65)] {
-            assert!(KeyName::parse(text).is_none(), "{text:?}");
-        }
     }
 
     #[test]
@@ -522,36 +274,6 @@ mod tests {
             &by(),
         );
         assert!(matches!(stale, Ok(KeyChanged::Meanwhile(_))), "the budget is part of the version");
-    }
-
-    #[test]
-    fn states() {
-        let mut key = Key::example();
-        for (expires, now, state) in [
-            (None, 5, KeyState::Active),
-            (Some(20 * DAY), 10 * DAY - 1, KeyState::Active),
-            (Some(20 * DAY), 10 * DAY, KeyState::Expiring),
-            (Some(20 * DAY), 20 * DAY - 1, KeyState::Expiring),
-            (Some(20 * DAY), 20 * DAY, KeyState::Expired),
-        ] {
-            key.expires = expires;
-            assert_eq!(key.state(now), state, "{expires:?}");
-            assert_eq!(key.is_valid(now), state != KeyState::Expired);
-        }
-        key.revoked = Some(5);
-        assert_eq!(key.state(20 * DAY), KeyState::Revoked);
-        for state in KeyState::ALL {
-            assert_eq!(KeyState::parse(state.as_str()), Some(state));
-        }
-    }
-
-    #[test]
-    fn limits() {
-        for (text, number) in
-            [("1", Some(1)), ("10000", Some(10_000)), ("0", None), ("10001", None), ("-1", None)]
-        {
-            assert_eq!(parse_concurrent(text), number, "{text}");
-        }
     }
 
     #[test]

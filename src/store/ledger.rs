@@ -1,26 +1,18 @@
 //! The ledger's rows: begun before an inference is spent, finished before its response is sent.
 
-use std::sync::{LazyLock, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::LazyLock;
+use std::time::Instant;
 
-use serde::Serialize;
-
-use super::budget::{BUDGET_COLUMNS, KeyBudget, budget_parameters};
+use super::budget::{KeyBudget, budget_columns, budget_parameters};
 use super::chain::ChainLink;
 use super::engine::{Row, SqlSession, SqlValue, Statement, bound, values};
+use super::ledger_row::{BegunRow, COLUMNS, LedgerOutcome, LedgerRow, NewRow, read_row};
 use super::rollup::Batch;
 use super::{Store, StoreError};
-use crate::error::FailureCause;
 use crate::secret::SecretDigest;
 use crate::when;
 
-/// How long an insert whose answer was lost may take to show up: a primary can wait that long for its standby.
-const LATE_INSERT: Duration = Duration::from_secs(60);
-
-/// A request, its outcome, and when that was noted.
-pub(super) type UnsettledOutcome = (String, LedgerOutcome, Instant);
-
-/// What is written to the ledger in a group.
+/// A write that a group shares with others.
 pub(super) enum LedgerWrite {
     /// An open row, if its key is valid.
     Begin(RowRequest),
@@ -31,7 +23,7 @@ pub(super) enum LedgerWrite {
 }
 
 impl LedgerWrite {
-    /// Whether it has to be on the disk before it is acknowledged.
+    /// Returns whether it has to be on the disk before it is acknowledged.
     pub fn is_durable(&self) -> bool {
         matches!(self, Self::Finish(_))
     }
@@ -45,7 +37,6 @@ impl LedgerWrite {
     }
 }
 
-/// What came of a group.
 #[derive(Clone)]
 struct GroupWritten {
     each: Vec<Option<BegunRow>>,
@@ -53,116 +44,22 @@ struct GroupWritten {
     proof: Option<(String, Option<[u8; 32]>)>,
 }
 
-/// How many outcomes wait for the database at most. The rows of the others stay open until the next start.
-const MOST_UNSETTLED: usize = 1000;
-
 /// A request that asks for an open row.
 pub(super) struct RowRequest {
     pub request_id: String,
     pub created: i64,
-    /// Of its key's secret.
+    /// The digest of its key's secret.
     pub digest: SecretDigest,
 }
 
-/// A request as it is known when it begins.
-#[derive(Clone, Debug)]
-pub struct NewRow {
-    pub request_id: String,
-    pub key_id: String,
-    /// The key's name at the time.
-    pub key_name: String,
-    pub created: i64,
-}
-
-/// An open row, and how many requests of its key are processed at once.
-#[derive(Clone, Debug)]
-pub struct BegunRow {
-    pub row: NewRow,
-    pub concurrent: Option<u32>,
-}
-
-/// The outcome of a request.
-#[derive(Clone, Debug)]
-pub struct LedgerOutcome {
-    /// The HTTP status that is sent; `None` if the client has gone.
-    pub status: Option<u16>,
-    pub error_code: Option<&'static str>,
-    /// Why it was refused or failed.
-    pub cause: Option<FailureCause>,
-    pub tokens: Tokens,
-    pub duration_ms: f64,
-    pub queue_ms: f64,
-    pub runtime_ms: Option<f64>,
-    pub grounded: bool,
-    pub search: Option<Searched>,
-}
-
-/// What the ledger keeps of a call to Search.
-#[derive(Clone, Debug)]
-pub struct Searched {
-    /// `always`, `match` or `model`.
-    pub reason: &'static str,
-    /// How many passages were found; `None` if Search was unavailable.
-    pub results: Option<i64>,
-    pub time_ms: f64,
-}
-
-/// Token figures as the runtime measured them; `None` if it did not.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Tokens {
-    pub prompt_tokens: Option<i64>,
-    pub completion_tokens: Option<i64>,
-    pub total_tokens: Option<i64>,
-}
-
-impl Tokens {
-    /// The sums of two calls. If one of them lacks a figure, its sum is unknown.
-    pub fn plus(self, other: Self) -> Self {
-        let sum = |one: Option<i64>, another: Option<i64>| one?.checked_add(another?);
-        Self {
-            prompt_tokens: sum(self.prompt_tokens, other.prompt_tokens),
-            completion_tokens: sum(self.completion_tokens, other.completion_tokens),
-            total_tokens: sum(self.total_tokens, other.total_tokens),
-        }
-    }
-}
-
-/// A row as it is in the table.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct LedgerRow {
-    pub request_id: String,
-    pub key_id: String,
-    pub key_name: String,
-    pub created: i64,
-    pub status: Option<i64>,
-    pub error_code: Option<String>,
-    #[serde(flatten)]
-    pub tokens: Tokens,
-    pub duration_ms: Option<f64>,
-    pub queue_ms: Option<f64>,
-    pub runtime_ms: Option<f64>,
-    pub grounded: bool,
-    pub search_reason: Option<String>,
-    pub search_results: Option<i64>,
-    pub search_ms: Option<f64>,
-    /// Its place in the chain; `None` while the request is running.
-    pub seq: Option<i64>,
-    pub gateway: String,
-    /// Why it was refused or failed, in a word.
-    pub cause: Option<String>,
-}
-
-pub const COLUMNS: &str = "request_id, key_id, key_name, created, status, error_code, prompt_tokens,
-    completion_tokens, total_tokens, duration_ms, queue_ms, runtime_ms, grounded, search_reason,
-    search_results, search_ms, seq, gateway, cause";
-
 /// The key of a request, with its budget: none if it was revoked, has expired or lacks the permission.
-pub(super) static FIND_KEY: LazyLock<String> = LazyLock::new(|| {
+pub(super) fn find_key(days_hint: &str) -> String {
     format!(
-        "SELECT id, name, concurrent, {BUDGET_COLUMNS} FROM keys WHERE digest = $3 AND revoked IS NULL
-         AND (expires IS NULL OR expires > $4) AND ',' || permissions || ',' LIKE '%,completions,%'"
+        "SELECT id, name, concurrent, {} FROM keys WHERE digest = $3 AND revoked IS NULL
+         AND (expires IS NULL OR expires > $4) AND ',' || permissions || ',' LIKE '%,completions,%'",
+        budget_columns(days_hint)
     )
-});
+}
 
 /// Inserts an open row. SQLite would make a table of its own for what a RETURNING returns, at every use.
 const INSERT: &str = "INSERT INTO usage (request_id, key_id, key_name, created, gateway, epoch)
@@ -196,7 +93,7 @@ pub(super) static OPEN_ROWS: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// How many rows a transaction marks as interrupted at most.
+/// The maximum number of rows that one transaction marks as interrupted.
 const INTERRUPTED_AT_ONCE: usize = 100;
 
 impl Store {
@@ -214,39 +111,16 @@ impl Store {
 
     /// Writes the outcome into an open row, seals it and adds it to the sums. All of it is durable when this returns.
     pub fn finish(&self, row: &NewRow, outcome: &LedgerOutcome) -> Result<(), StoreError> {
-        self.write_shared(LedgerWrite::Finish(self.finished(row, outcome)))?;
+        self.write_shared(LedgerWrite::Finish(LedgerRow::new(row, outcome, &self.gateway)))?;
         self.note_use(&row.key_id, row.created);
         Ok(())
     }
 
     /// Writes the row of a request that was refused before it cost anything. It does not check the key again.
     pub fn record(&self, row: &NewRow, outcome: &LedgerOutcome) -> Result<(), StoreError> {
-        self.write_shared(LedgerWrite::Record(self.finished(row, outcome)))?;
+        self.write_shared(LedgerWrite::Record(LedgerRow::new(row, outcome, &self.gateway)))?;
         self.note_use(&row.key_id, row.created);
         Ok(())
-    }
-
-    fn finished(&self, new: &NewRow, outcome: &LedgerOutcome) -> LedgerRow {
-        let search = outcome.search.as_ref();
-        LedgerRow {
-            request_id: new.request_id.clone(),
-            key_id: new.key_id.clone(),
-            key_name: new.key_name.clone(),
-            created: new.created,
-            status: outcome.status.map(i64::from),
-            error_code: outcome.error_code.map(String::from),
-            tokens: outcome.tokens,
-            duration_ms: Some(outcome.duration_ms),
-            queue_ms: Some(outcome.queue_ms),
-            runtime_ms: outcome.runtime_ms,
-            grounded: outcome.grounded,
-            search_reason: search.map(|search| search.reason.into()),
-            search_results: search.and_then(|search| search.results),
-            search_ms: search.map(|search| search.time_ms),
-            seq: None,
-            gateway: self.gateway.clone(),
-            cause: outcome.cause.map(|cause| cause.to_string()),
-        }
     }
 
     /// Writes a group in one transaction: all of it, or nothing.
@@ -254,9 +128,9 @@ impl Store {
         &self,
         group: &[&LedgerWrite],
         deadline: Instant,
-        outlasts: bool,
+        waits_if_lost: bool,
     ) -> Result<Vec<Option<BegunRow>>, StoreError> {
-        let written = self.engine.group(deadline, outlasts, |session, before: Option<&GroupWritten>| {
+        let written = self.engine.group(deadline, waits_if_lost, |session, before: Option<&GroupWritten>| {
             if let Some(before) = before {
                 // The lock waits for a process of the server that may still be committing it.
                 self.lock_gateway(session, &self.gateway, self.epoch)?;
@@ -266,7 +140,7 @@ impl Store {
             }
             self.write_in(session, group)
         });
-        written.map(|written| written.each)
+        written.map(|(written, _)| written.each)
     }
 
     /// Reads what a group depends on. Returns what comes of it, and the statements that write it.
@@ -280,7 +154,7 @@ impl Store {
         finished.iter().for_each(|row| sums.add(row));
         let lock = self.engine.locking(if finished.is_empty() { LOCK_TO_BEGIN } else { LOCK_TO_FINISH });
         let of_members = group.iter().map(|write| match write {
-            LedgerWrite::Begin(row) => row.find_key(),
+            LedgerWrite::Begin(row) => row.find_key(self.engine.days_hint()),
             LedgerWrite::Finish(row) | LedgerWrite::Record(row) => {
                 Statement::new(FIND, values![&row.request_id])
             }
@@ -351,44 +225,12 @@ impl Store {
         values![&self.gateway, self.epoch]
     }
 
-    /// Keeps the outcome of a request that could not be written, for `settle`.
-    pub fn settle_later(&self, request_id: String, outcome: LedgerOutcome) {
-        let mut unsettled = self.unsettled();
-        if unsettled.len() < MOST_UNSETTLED {
-            unsettled.push((request_id, outcome, Instant::now()));
-        }
-    }
-
-    /// Writes the outcomes that could not be written earlier, if their rows are still open.
-    pub fn settle(&self) -> Result<(), StoreError> {
-        let noted = self.unsettled().clone();
-        for (id, outcome, since) in noted {
-            match self.find_row(&id)? {
-                None if since.elapsed() < LATE_INSERT => continue,
-                Some(row) if row.status == Some(200) => log::warn!(
-                    "id={id} details=\"the ledger says 200, but the client got 503: the database's answer was lost\""
-                ),
-                Some(row) if row.seq.is_none() => match self.finish(&row.as_new(), &outcome) {
-                    Err(StoreError::NoRow) => {}
-                    result => result?,
-                },
-                _ => {}
-            }
-            self.unsettled().retain(|(other, ..)| *other != id);
-        }
-        Ok(())
-    }
-
-    fn unsettled(&self) -> MutexGuard<'_, Vec<UnsettledOutcome>> {
-        self.unsettled.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub fn find_row(&self, request_id: &str) -> Result<Option<LedgerRow>, StoreError> {
         let statement = format!("SELECT {COLUMNS} FROM usage WHERE request_id = $1");
         self.engine.read(|session| session.first(&statement, &values![request_id], read_row))
     }
 
-    /// When the newest row was created.
+    /// The time when the newest row was created.
     pub fn newest_row(&self) -> Result<Option<i64>, StoreError> {
         let newest = "SELECT created FROM usage ORDER BY request_id DESC LIMIT 1";
         self.engine.read(|session| session.first(newest, &[], |mut row| row.next()))
@@ -397,13 +239,13 @@ impl Store {
 
 impl RowRequest {
     /// The tokens of a request count in the period of its `created`, so that period's budget decides.
-    fn find_key(&self) -> Statement {
+    fn find_key(&self, days_hint: &str) -> Statement {
         let mut parameters = budget_parameters(self.created).to_vec();
         parameters.extend(values![self.digest.0, when::now()]);
-        Statement::new(&FIND_KEY, parameters)
+        Statement::new(find_key(days_hint), parameters)
     }
 
-    /// Reads what [`FIND_KEY`] finds. Returns `None` if the key has used its budget.
+    /// Reads a row of [`find_key`]. Returns `None` if the key has used its budget.
     fn read(&self, mut row: Row) -> Result<Option<BegunRow>, StoreError> {
         let (request_id, created) = (self.request_id.clone(), self.created);
         let row_of_key = NewRow { request_id, key_id: row.next()?, key_name: row.next()?, created };
@@ -414,7 +256,7 @@ impl RowRequest {
 }
 
 impl GroupWritten {
-    /// Whether it was committed, although the answer was lost.
+    /// Returns whether the group was committed although the answer was lost.
     fn is_done(&self, session: &dyn SqlSession) -> Result<bool, StoreError> {
         let Some((request_id, hash)) = &self.proof else {
             return Ok(true);
@@ -422,40 +264,6 @@ impl GroupWritten {
         let find = "SELECT hash FROM usage WHERE request_id = $1";
         let found = session.first(find, &values![request_id], |mut row| row.next::<Option<[u8; 32]>>())?;
         Ok(found.is_some_and(|found| hash.is_none() || found == *hash))
-    }
-}
-
-impl LedgerRow {
-    fn as_new(&self) -> NewRow {
-        NewRow {
-            request_id: self.request_id.clone(),
-            key_id: self.key_id.clone(),
-            key_name: self.key_name.clone(),
-            created: self.created,
-        }
-    }
-
-    /// In the order of [`FINISH`].
-    fn values(&self, ChainLink { seq, hash }: ChainLink) -> Vec<SqlValue> {
-        values![
-            self.status,
-            self.error_code.as_deref(),
-            self.tokens.prompt_tokens,
-            self.tokens.completion_tokens,
-            self.tokens.total_tokens,
-            self.duration_ms,
-            self.queue_ms,
-            self.runtime_ms,
-            self.grounded,
-            self.search_reason.as_deref(),
-            self.search_results,
-            self.search_ms,
-            seq,
-            self.cause.as_deref(),
-            hash,
-            &self.request_id,
-        ]
-        .into()
     }
 }
 
@@ -487,42 +295,16 @@ pub(super) fn interrupt(
     Ok(rows.len())
 }
 
-/// Reads [`COLUMNS`].
-pub(super) fn read_row(mut row: Row) -> Result<LedgerRow, StoreError> {
-    Ok(LedgerRow {
-        request_id: row.next()?,
-        key_id: row.next()?,
-        key_name: row.next()?,
-        created: row.next()?,
-        status: row.next()?,
-        error_code: row.next()?,
-        tokens: Tokens {
-            prompt_tokens: row.next()?,
-            completion_tokens: row.next()?,
-            total_tokens: row.next()?,
-        },
-        duration_ms: row.next()?,
-        queue_ms: row.next()?,
-        runtime_ms: row.next()?,
-        grounded: row.next()?,
-        search_reason: row.next()?,
-        search_results: row.next()?,
-        search_ms: row.next()?,
-        seq: row.next()?,
-        gateway: row.next()?,
-        cause: row.next()?,
-    })
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use std::sync::{Mutex, mpsc};
     use std::thread;
 
     use super::*;
+    use crate::error::FailureCause;
     use crate::id::RequestId;
-    use crate::store::chain;
     use crate::store::tests::Temporary;
+    use crate::store::{Tokens, chain};
 
     /// The id of a row that was created at a second, with an end of its own.
     pub fn id(end: &str, created: i64) -> String {
@@ -589,28 +371,6 @@ pub(super) mod tests {
         store.begin_row(&row("a", "key_1", 1)).expect("a new row");
         store.tamper("DELETE FROM usage");
         assert!(matches!(store.finish(&row("a", "key_1", 1), &outcome(200, None)), Err(StoreError::NoRow)));
-    }
-
-    #[test]
-    fn an_outcome_that_was_not_written_is_written_later_if_the_row_is_open() {
-        let temporary = Temporary::new();
-        let store = &temporary.store;
-        let find = |end| store.find_row(&id(end, 1)).expect("a look-up").expect("the row");
-        store.begin_row(&row("a", "key_1", 1)).expect("a new row");
-        write(store, "b", "key_1", 1, 200, Some(5));
-        for end in ["a", "b", "c"] {
-            store.settle_later(id(end, 1), outcome(503, Some(7)));
-        }
-        store.settle().expect("the database is back");
-        assert_eq!(store.unsettled().len(), 1, "an insert whose answer was lost may still be on its way");
-        store.begin_row(&row("c", "key_1", 1)).expect("the late insert");
-        store.settle().expect("the next round");
-        assert_eq!(find("c").status, Some(503));
-        assert_eq!((find("a").status, find("a").tokens.total_tokens), (Some(503), Some(7)));
-        assert_eq!(find("b").status, Some(200), "the update was done, and only its answer lost");
-        assert!(store.unsettled().is_empty());
-        (0..MOST_UNSETTLED + 9).for_each(|_| store.settle_later(String::new(), outcome(503, None)));
-        assert_eq!(store.unsettled().len(), MOST_UNSETTLED);
     }
 
     #[test]

@@ -1,13 +1,12 @@
 //! The ledger's rows for people: the newest first, in pages, or the oldest first, for an export.
 
 use super::engine::SqlValue;
-use super::ledger::{COLUMNS, read_row};
+use super::ledger_row::{COLUMNS, read_row};
 use super::{LedgerRow, Range, Store, StoreError};
 use crate::id::RequestId;
 
-/// Which rows are wanted.
 #[derive(Clone, Debug)]
-pub struct Which {
+pub struct RowFilter {
     pub range: Range,
     pub key_id: Option<String>,
     pub gateway: Option<String>,
@@ -18,7 +17,7 @@ pub struct Which {
     pub most_ms: Option<u32>,
 }
 
-impl Which {
+impl RowFilter {
     /// The rows to search for a gateway or a duration, which no index has: those that one index finds. `None` if neither is
     /// wanted.
     fn indexed(&self) -> Option<Self> {
@@ -41,18 +40,16 @@ impl Which {
         })
     }
 
-    /// Whether only rows with an error are wanted: they have an index. A cause without one belongs to no row.
+    /// Returns whether only rows with an error are wanted: they have an index. A cause without one belongs to no row.
     fn is_of_errors(&self) -> bool {
         self.cause.is_some() || matches!(self.matching, Matching::Failure | Matching::Code(_))
     }
 
-    /// How many rows one search looks at.
     pub fn searched_rows(&self) -> i64 {
         if self.key_id.is_none() && !self.is_of_errors() { SEARCHED_ROWS } else { SEARCHED_APART }
     }
 }
 
-/// What came of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Matching {
     Anything,
@@ -61,10 +58,10 @@ pub enum Matching {
     Code(String),
 }
 
-/// How many rows are searched at once for a gateway or a duration, if they lie side by side in the order of time.
+/// The number of rows that are searched at once for a gateway or a duration, if they lie side by side in the order of time.
 pub const SEARCHED_ROWS: i64 = 2_000;
 
-/// The same for rows of one key or with an error, each of which is on another page of the file. With ten million rows, 2,000 of
+/// The number for rows of one key or with an error, each of which is on another page of the file. With ten million rows, 2,000 of
 /// them took 200 ms from the disk.
 const SEARCHED_APART: i64 = 500;
 
@@ -81,25 +78,35 @@ pub struct Listing {
 
 impl Store {
     /// The newest rows before an id, or of all.
-    pub fn newest(&self, which: &Which, before: Option<&str>, most: usize) -> Result<Listing, StoreError> {
-        let from = RequestId::from(which.range.since);
-        let to = RequestId::from(which.range.until);
+    pub fn newest(
+        &self,
+        filter: &RowFilter,
+        before: Option<&str>,
+        most: usize,
+    ) -> Result<Listing, StoreError> {
+        let from = RequestId::from(filter.range.since);
+        let to = RequestId::from(filter.range.until);
         let to = before.filter(|&before| before < to.as_str()).unwrap_or(&to);
-        self.list(which, &from, to, "DESC", most)
+        self.list(filter, &from, to, "DESC", most)
     }
 
     /// The next rows after an id, oldest first.
-    pub fn oldest(&self, which: &Which, after: Option<&str>, most: usize) -> Result<Listing, StoreError> {
-        let from = RequestId::from(which.range.since);
+    pub fn oldest(
+        &self,
+        filter: &RowFilter,
+        after: Option<&str>,
+        most: usize,
+    ) -> Result<Listing, StoreError> {
+        let from = RequestId::from(filter.range.since);
         // No id is its own beginning with more after it: this leaves out `after` alone.
         let from = after.map_or(from, |after| format!("{after} "));
-        self.list(which, &from, &RequestId::from(which.range.until), "ASC", most)
+        self.list(filter, &from, &RequestId::from(filter.range.until), "ASC", most)
     }
 
     /// Rows between two ids.
     fn list(
         &self,
-        which: &Which,
+        filter: &RowFilter,
         from: &str,
         to: &str,
         order: &str,
@@ -110,10 +117,10 @@ impl Store {
         self.engine.read(|session| {
             let (mut from, mut to) = (from.to_owned(), to.to_owned());
             let mut searched_to = None;
-            if let Some(indexed) = which.indexed() {
+            if let Some(indexed) = filter.indexed() {
                 // The last row to be searched.
                 let (ids, mut parameters) = ids(&indexed, order, [&from, &to], 1);
-                parameters.push(SqlValue::from(which.searched_rows() - 1));
+                parameters.push(SqlValue::from(filter.searched_rows() - 1));
                 let statement = format!("{ids} OFFSET ${}", parameters.len());
                 searched_to = session.first(&statement, &parameters, |mut row| row.next::<String>())?;
                 match &searched_to {
@@ -122,7 +129,7 @@ impl Store {
                     None => {}
                 }
             }
-            let (ids, parameters) = ids(which, order, [&from, &to], limit);
+            let (ids, parameters) = ids(filter, order, [&from, &to], limit);
             let statement = format!(
                 "SELECT {COLUMNS} FROM usage WHERE request_id IN ({ids}) ORDER BY request_id {order}"
             );
@@ -137,35 +144,35 @@ impl Store {
 }
 
 /// A statement for the ids of some rows, at most so many, between two ids; and its parameters.
-pub(super) fn ids(which: &Which, order: &str, between: [&str; 2], most: i64) -> (String, Vec<SqlValue>) {
+pub(super) fn ids(filter: &RowFilter, order: &str, between: [&str; 2], most: i64) -> (String, Vec<SqlValue>) {
     let mut parameters = between.map(SqlValue::from).to_vec();
     let mut key_id = "key_id";
     let mut conditions = String::new();
-    if which.is_of_errors() {
+    if filter.is_of_errors() {
         // The index of failures has their keys too. No index serves this expression, so that one is used.
         key_id = "key_id || ''";
         conditions += "AND error_code IS NOT NULL";
     }
-    if which.matching == Matching::Success {
+    if filter.matching == Matching::Success {
         conditions += " AND status = 200";
     }
-    if let Some(cause) = &which.cause {
+    if let Some(cause) = &filter.cause {
         parameters.push(cause.into());
         conditions += &format!(" AND cause = ${}", parameters.len());
     }
-    if let Matching::Code(code) = &which.matching {
+    if let Matching::Code(code) = &filter.matching {
         parameters.push(code.into());
         conditions += &format!(" AND error_code = ${}", parameters.len());
     }
-    if let Some(wanted) = &which.key_id {
+    if let Some(wanted) = &filter.key_id {
         parameters.push(wanted.into());
         conditions += &format!(" AND {key_id} = ${}", parameters.len());
     }
-    if let Some(wanted) = &which.gateway {
+    if let Some(wanted) = &filter.gateway {
         parameters.push(wanted.into());
         conditions += &format!(" AND gateway = ${}", parameters.len());
     }
-    for (bound, comparison) in [(which.least_ms, ">="), (which.most_ms, "<=")] {
+    for (bound, comparison) in [(filter.least_ms, ">="), (filter.most_ms, "<=")] {
         if let Some(milliseconds) = bound {
             parameters.push(f64::from(milliseconds).into());
             conditions += &format!(" AND duration_ms {comparison} ${}", parameters.len());
@@ -187,8 +194,8 @@ mod tests {
     use crate::store::ledger::tests::{id, outcome, row, write};
     use crate::store::tests::Temporary;
 
-    fn which(matching: Matching, key_id: Option<&str>) -> Which {
-        Which {
+    fn filter(matching: Matching, key_id: Option<&str>) -> RowFilter {
+        RowFilter {
             range: Range { since: 100, until: 200 },
             key_id: key_id.map(String::from),
             gateway: None,
@@ -200,10 +207,10 @@ mod tests {
     }
 
     /// The ids of all pages, and how many pages there were.
-    fn all(store: &Store, which: &Which, most: usize) -> (Vec<String>, usize) {
+    fn all(store: &Store, filter: &RowFilter, most: usize) -> (Vec<String>, usize) {
         let (mut ids, mut pages, mut before) = (Vec::new(), 0, None);
         loop {
-            let listing = store.newest(which, before.as_deref(), most).expect("a page");
+            let listing = store.newest(filter, before.as_deref(), most).expect("a page");
             assert!(listing.rows.len() <= most);
             ids.extend(listing.rows.into_iter().map(|row| row.request_id));
             pages += 1;
@@ -233,7 +240,7 @@ mod tests {
         refused.error_code = Some("invalid_request");
         store.record(&row("refused", "key_1", 150), &refused).expect("a refused one");
         store.begin_row(&row("open", "key_1", 151)).expect("a running request");
-        let count = |matching, key| all(store, &which(matching, key), 10).0.len();
+        let count = |matching, key| all(store, &filter(matching, key), 10).0.len();
         assert_eq!(count(Matching::Anything, None), 102);
         assert_eq!(count(Matching::Anything, Some("key_2")), 50);
         assert_eq!(count(Matching::Success, None), 100 - 14);
@@ -241,10 +248,10 @@ mod tests {
         assert_eq!(count(Matching::Code("invalid_request".into()), None), 1);
         assert_eq!(count(Matching::Code("invalid_request".into()), Some("key_2")), 0);
         assert_eq!(count(Matching::Code("' OR 1=1 --".into()), None), 0);
-        let (ids, pages) = all(store, &which(Matching::Failure, None), 5);
+        let (ids, pages) = all(store, &filter(Matching::Failure, None), 5);
         assert_eq!(pages, 3);
         assert!(ids.is_sorted_by(|a, b| a > b), "the newest first, each once");
-        assert_eq!(all(store, &which(Matching::Anything, None), 102).1, 1, "no empty last page");
+        assert_eq!(all(store, &filter(Matching::Anything, None), 102).1, 1, "no empty last page");
     }
 
     #[test]
@@ -252,14 +259,14 @@ mod tests {
         let temporary = Temporary::new();
         let store = &temporary.store;
         for number in 100..150_i64 {
-            let took = LedgerOutcome { duration_ms: number as f64, ..outcome(200, None) };
+            let slow = LedgerOutcome { duration_ms: number as f64, ..outcome(200, None) };
             store.begin_row(&row("x", "key_1", number)).expect("a new row");
-            store.finish(&row("x", "key_1", number), &took).expect("its outcome");
+            store.finish(&row("x", "key_1", number), &slow).expect("its outcome");
         }
         store.begin_row(&row("open", "key_1", 151)).expect("a running request");
         let count = |least_ms, most_ms| {
-            let which = Which { least_ms, most_ms, ..which(Matching::Anything, Some("key_1")) };
-            all(store, &which, 10).0.len()
+            let filter = RowFilter { least_ms, most_ms, ..filter(Matching::Anything, Some("key_1")) };
+            all(store, &filter, 10).0.len()
         };
         assert_eq!(count(None, None), 51);
         assert_eq!(count(Some(110), None), 40, "a running request has none");
@@ -280,7 +287,7 @@ mod tests {
              SELECT printf('chatcmpl_%012x%020x', 150000, i), 'key_1', 'x', 150, 200,
              CASE WHEN i IN (1, {rows}) THEN 9000 ELSE 1 END FROM n"
         ));
-        let slow = Which { least_ms: Some(5000), ..which(Matching::Success, None) };
+        let slow = RowFilter { least_ms: Some(5000), ..filter(Matching::Success, None) };
         let first = store.newest(&slow, None, 10).expect("a page");
         assert_eq!((first.rows.len(), first.searched_to.is_some()), (1, true));
         assert_eq!(first.next, first.searched_to, "the next page goes on from the end of the search");
@@ -288,7 +295,7 @@ mod tests {
         assert_eq!(second.rows.len(), 1);
         let full = store.newest(&slow, None, 0).expect("a page");
         assert!(full.searched_to.is_none() && full.rows.is_empty(), "a full page does not end the search");
-        let of_a_key = Which { key_id: Some("key_1".into()), ..slow.clone() };
+        let of_a_key = RowFilter { key_id: Some("key_1".into()), ..slow.clone() };
         let last = format!("chatcmpl_{:012x}{:020x}", 150_000, rows - SEARCHED_APART + 1);
         let first = store.newest(&of_a_key, None, 10).expect("a page");
         assert_eq!(first.searched_to, Some(last), "fewer of one key, whose rows are far apart");
@@ -314,7 +321,7 @@ mod tests {
         let (mut ids, mut after) = (Vec::new(), None);
         loop {
             let listing =
-                store.oldest(&which(Matching::Success, None), after.as_deref(), 7).expect("a piece");
+                store.oldest(&filter(Matching::Success, None), after.as_deref(), 7).expect("a piece");
             ids.extend(listing.rows.into_iter().map(|row| row.request_id));
             after = listing.next;
             if after.is_none() {

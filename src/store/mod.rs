@@ -9,13 +9,16 @@
 mod audit;
 mod budget;
 mod chain;
+mod division;
 mod durations;
 mod engine;
 mod error;
 mod gateways;
 mod group_commit;
+mod grouping;
 mod keys;
 mod ledger;
+mod ledger_row;
 mod listing;
 mod moving;
 mod proof;
@@ -23,11 +26,13 @@ mod restore;
 mod retention;
 mod rollup;
 mod sessions;
+mod stored_key;
 mod sums;
 #[cfg(all(test, feature = "test-postgres"))]
 #[path = "../../tests/postgres.rs"]
 mod test_server;
 mod test_write;
+mod unsettled;
 mod version_9;
 
 use std::collections::HashMap;
@@ -37,35 +42,36 @@ use std::time::Instant;
 use audit::FailedSignIns;
 pub use audit::{Actor, AuditRow, AuditSubject};
 pub use budget::{Budget, BudgetPeriod, KeyBudget};
-pub use chain::{ChainHead, Fault, Noted, Verification};
+pub use chain::{ChainHead, Fault, HeadStatus, Verification};
 pub use durations::Durations;
+use engine::Engine;
 pub use engine::postgres::{DatabaseUri, SessionLock};
 pub use engine::sqlite::LockError;
 use engine::sqlite::Sqlite;
 pub use engine::{Access, Database, ServeLock};
-use engine::{Engine, Statement, Write};
 pub use error::StoreError;
 pub use gateways::{CLOCK_SLACK, Gateway};
 use group_commit::WriteQueue;
-pub use keys::{
-    CONCURRENT_TAKES, Key, KeyChange, KeyChanged, KeyName, KeyState, NewKey, Permission, parse_concurrent,
+pub use grouping::Grouping;
+pub use ledger_row::{
+    BegunRow, COLUMNS as LEDGER_COLUMNS, LedgerOutcome, LedgerRow, NewRow, Searched, Tokens,
 };
-pub use ledger::{BegunRow, COLUMNS as LEDGER_COLUMNS, LedgerOutcome, LedgerRow, NewRow, Searched, Tokens};
-pub use listing::{Listing, Matching, SEARCHED_ROWS, Which};
+pub use listing::{Listing, Matching, RowFilter, SEARCHED_ROWS};
 pub use moving::MoveProgress;
 pub use proof::UnprovenSums;
-pub use restore::{
-    ComparedKey, Comparison, KeyDifferences, LedgerExtent, Restoration, RestoreError, restore,
-};
+pub use restore::{Comparison, KeyDifferences, LedgerExtent, Restoration, RestoreError, restore};
 pub use rollup::Span;
 pub use sessions::{PasswordHash, TokenKind};
-pub use sums::{Coverage, Filter, Grouping, Range, RollupRow, Sums, UndividedSpan, UsageRow};
+pub use stored_key::{
+    CONCURRENT_TAKES, Key, KeyChange, KeyChanged, KeyName, KeyState, NewKey, Permission, parse_concurrent,
+};
+pub use sums::{Coverage, Filter, Range, RollupRow, Sums, UndividedSpan, UsageRow};
 
 /// A day, in seconds.
 const DAY: i64 = 86_400;
 
 pub struct Store {
-    engine: Engine,
+    engine: Box<dyn Engine>,
     /// The name and the epoch under which this process writes rows. Both have a row in the table `gateways`.
     gateway: String,
     epoch: i64,
@@ -73,31 +79,29 @@ pub struct Store {
     beginnings: WriteQueue,
     outcomes: WriteQueue,
     /// Outcomes that could not be written, by request id, until `settle`.
-    unsettled: Mutex<Vec<ledger::UnsettledOutcome>>,
+    unsettled: Mutex<Vec<unsettled::UnsettledOutcome>>,
     /// The last uses of keys, by id, until `write_uses`.
     uses: Mutex<HashMap<String, i64>>,
     failed_sign_ins: Mutex<FailedSignIns>,
-    /// Since when the clock is distrusted, by the time that this process has run.
+    /// The time since which the clock is distrusted, by the time that this process has run.
     distrusted: Mutex<Option<Instant>>,
 }
 
-/// How the background jobs are doing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LedgerState {
     /// The bytes of the WAL that are in use.
     pub wal_bytes: u64,
-    /// When the last checkpoint ran; `None`: not since the start.
+    /// The time of the last checkpoint; `None`: none since the start.
     pub last_checkpoint: Option<i64>,
-    /// How often requests had to wait because the WAL had reached its limit.
+    /// The number of times that requests had to wait because the WAL had reached its limit.
     pub wal_restarts: u64,
 }
 
 impl Store {
     /// Opens the database; creates or upgrades it if `access` allows that.
     pub fn open(database: &Database, access: Access) -> Result<Self, StoreError> {
-        let engine = Engine::open(database, access)?;
         let store = Self {
-            engine,
+            engine: engine::open(database, access)?,
             gateway: String::new(),
             epoch: 0,
             beginnings: WriteQueue::default(),
@@ -111,26 +115,29 @@ impl Store {
         Ok(store)
     }
 
-    /// Whether the database is sound and a request would succeed. Reads all of it.
+    /// Checks every page of the database, and that a request would succeed.
     pub fn check(&self) -> Result<(), StoreError> {
-        self.engine.check()?;
+        self.engine.sqlite().map_or(Ok(()), Sqlite::check)?;
         self.try_request()
     }
 
     /// Fails every write from now on if the lock's file is removed or replaced: another process could take the lock then.
     pub fn watch(&mut self, lock: &ServeLock) -> Result<(), StoreError> {
-        self.engine.watch(lock)
+        match (self.engine.sqlite_mut(), lock) {
+            (Some(sqlite), ServeLock::File(lock)) => sqlite.watch(lock),
+            _ => Ok(()),
+        }
     }
 
-    /// Why every request would fail now; `None` if that is not known without a try.
+    /// The reason why every request would fail now; `None` if that is not known without a try.
     pub fn lost(&self) -> Option<StoreError> {
         self.engine.lost()
     }
 
-    /// Whether a write hangs, for which only a restart helps. A full disk or a locked database does not count: that
+    /// Returns whether a write hangs, for which only a restart helps. A full disk or a locked database does not count: that
     /// write fails in time.
     pub fn is_stuck(&self) -> bool {
-        self.engine.is_stuck()
+        self.engine.sqlite().is_some_and(Sqlite::is_stuck)
     }
 
     /// Runs a checkpoint if one is due. PostgreSQL has its own.
@@ -138,7 +145,7 @@ impl Store {
         self.engine.sqlite().map_or(Ok(()), Sqlite::checkpoint)
     }
 
-    /// How the background jobs are doing, without a look into the database.
+    /// Returns figures about checkpoints, without a look into the database.
     pub fn state(&self) -> LedgerState {
         LedgerState {
             wal_bytes: self.engine.sqlite().map_or(0, Sqlite::wal_bytes),
@@ -164,16 +171,6 @@ impl Store {
             Ok(())
         })
     }
-
-    /// One statement that is durable when this returns. Returns how many rows it changed.
-    fn write_durable(&self, statement: Statement) -> Result<usize, StoreError> {
-        self.engine.write(Write { statements: vec![statement], durable: true })
-    }
-
-    /// One statement that a power cut may undo.
-    fn write(&self, statement: Statement) -> Result<usize, StoreError> {
-        self.engine.write(Write { statements: vec![statement], durable: false })
-    }
 }
 
 /// A day since 1970 as people write it.
@@ -187,7 +184,7 @@ pub(crate) mod tests {
     use std::path::{Path, PathBuf};
     use std::time::Duration;
 
-    use super::engine::{FromValue, SqlValue, values};
+    use super::engine::{FromValue, SqlValue, Statement, values};
     #[cfg(feature = "test-postgres")]
     use super::test_server::PostgresServer;
     use super::*;
@@ -208,14 +205,14 @@ pub(crate) mod tests {
             Self::sqlite()
         }
 
-        /// For what only PostgreSQL has.
+        /// A store for tests of PostgreSQL only.
         #[cfg(feature = "test-postgres")]
         pub fn postgres() -> Self {
             let uri = PostgresServer::shared().database();
             Self::with(|_| Database::parse(&uri).expect("a good URI"))
         }
 
-        /// For what only SQLite has.
+        /// A store for tests of SQLite only.
         pub fn sqlite() -> Self {
             Self::with(|folder| Database::Sqlite(folder.join("test.db")))
         }
@@ -226,8 +223,8 @@ pub(crate) mod tests {
             std::fs::create_dir(&folder).expect("a folder");
             let database = database(&folder);
             let mut store = Store::open(&database, Access::Create).expect("a new database should open");
-            if let Engine::Sqlite(sqlite) = &mut store.engine {
-                sqlite.set_patience(Duration::from_secs(1));
+            if let Some(sqlite) = store.engine.sqlite_mut() {
+                sqlite.set_write_timeout(Duration::from_secs(1));
             }
             for key in ["key_1", "key_2"] {
                 let insert = Statement::new(
@@ -235,12 +232,12 @@ pub(crate) mod tests {
                      VALUES ($1, $2, 'name of ' || $1, 'completions', 0)",
                     values![key, crate::secret::SecretDigest::of(key).0],
                 );
-                store.write(insert).expect("a key");
+                store.engine.write(false, &[insert]).expect("a key");
             }
             Self { store, folder, database }
         }
 
-        /// The same database, as another process opens it.
+        /// Opens the database again, as another process would.
         pub fn open_again(&self) -> Store {
             Store::open(&self.database, Access::Existing).expect("the same database")
         }
@@ -259,6 +256,12 @@ pub(crate) mod tests {
                 statements.split(';').try_for_each(|statement| session.execute(statement, &[]).map(drop))
             };
             self.engine.transaction(false, run).expect("the statements should be good");
+        }
+
+        pub fn sums(&self, range: Range, filter: Filter) -> Result<Sums, StoreError> {
+            let mut all = Sums::default();
+            self.figures(Span::Day, range, filter, &Matching::Anything, |row| all.add(&row.sums))?;
+            Ok(all)
         }
 
         pub fn value<T: FromValue>(&self, statement: &str) -> T {
@@ -317,7 +320,8 @@ pub(crate) mod tests {
                 .expect("a plan")
                 .join("; ")
         };
-        let of_one_key = Which {
+        let find_key = ledger::find_key(temporary.store.engine.days_hint());
+        let of_one_key = RowFilter {
             range: Range::ALL,
             key_id: Some("key_1".into()),
             gateway: None,
@@ -326,11 +330,11 @@ pub(crate) mod tests {
             least_ms: None,
             most_ms: None,
         };
-        let failures_of_one_key = Which { matching: Matching::Failure, ..of_one_key.clone() };
+        let failures_of_one_key = RowFilter { matching: Matching::Failure, ..of_one_key.clone() };
         for (statement, index) in [
-            (ledger::FIND_KEY.as_str(), "keys USING INDEX sqlite_autoindex_keys_2 (digest=?)"),
+            (find_key.as_str(), "keys USING INDEX sqlite_autoindex_keys_2 (digest=?)"),
             (
-                ledger::FIND_KEY.as_str(),
+                find_key.as_str(),
                 "CORRELATED SCALAR SUBQUERY 1; SEARCH usage_rollup USING INDEX rollup_days (key_id=? AND start>? AND start<?)",
             ),
             (ledger::OPEN_ROWS.as_str(), "usage_open"),

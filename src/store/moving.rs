@@ -1,19 +1,19 @@
 //! Moves everything from a SQLite database to an empty PostgreSQL database.
 //!
 //! Creating the tables, filling them and verifying them is one transaction there: whatever ends it early leaves an empty
-//! database, so a move is repeated from its beginning, and nobody can use half a copy.
+//! database, so a move is repeated from its beginning, and no program can use half a copy.
 
 use sha2::{Digest, Sha256};
 
 use super::engine::postgres::Postgres;
-use super::engine::{Row, SqlSession, SqlValue, Table};
+use super::engine::{Row, SqlSession, SqlValue, Table, TransactionMode};
 use super::{DatabaseUri, Store, StoreError, Verification, chain};
 use crate::when;
 
-/// How many values are sent in one statement. PostgreSQL's limit is 65,535.
+/// The number of values that one statement sends. PostgreSQL's limit is 65,535.
 const VALUES_AT_ONCE: usize = 8_000;
 
-/// How far a copy is: the table, its rows copied, and all of its rows.
+/// The progress of a copy: the table, its rows copied, and all of its rows.
 pub struct MoveProgress<'a> {
     pub table: &'a str,
     pub copied: i64,
@@ -32,7 +32,7 @@ impl Store {
             .engine
             .sqlite()
             .ok_or_else(|| StoreError::Other("only a SQLite database can be moved".into()))?;
-        sqlite.transaction(false, |source| {
+        self.engine.run(TransactionMode::Write, |source| {
             Postgres::create_with(target, |target| {
                 for table in sqlite.tables(source)? {
                     copy(source, target, &table, progress)?;

@@ -12,10 +12,10 @@ use super::StoreError;
 use super::chain::Fault;
 use super::durations::Durations;
 use super::engine::{SqlSession, values};
-use super::ledger::{COLUMNS, LedgerRow, read_row};
+use super::ledger_row::{COLUMNS, LedgerRow, read_row};
 use super::rollup::{Batch, RollupKey, SUMS_COLUMNS, Span, StoredSums};
 
-/// How many rows are summed before they are added to the balances.
+/// The number of rows that are summed before they are added to the balances.
 const ROWS_AT_ONCE: usize = 1000;
 
 /// The figures from `requests` to `unmeasured`, by their columns.
@@ -29,6 +29,7 @@ pub struct UnprovenSums {
     pub before: i64,
 }
 
+#[derive(Default)]
 pub(super) struct SumsProof {
     /// Rows that are not in the balances yet.
     rows: Batch,
@@ -47,16 +48,7 @@ impl SumsProof {
     pub fn new(session: &dyn SqlSession, now: i64) -> Result<Self, StoreError> {
         let kept_since = "SELECT name, kept_since FROM gateways WHERE anchor_seq > 0";
         let kept_since = session.rows(kept_since, &[], |mut row| Ok((row.next()?, row.next()?)))?;
-        Ok(Self {
-            rows: Batch::default(),
-            pending: 0,
-            balances: BTreeMap::new(),
-            weights: RandomState::new(),
-            kept_since: kept_since.into_iter().collect(),
-            now,
-            proven: 0,
-            unproven: None,
-        })
+        Ok(Self { kept_since: kept_since.into_iter().collect(), now, ..Self::default() })
     }
 
     pub fn add(&mut self, row: &LedgerRow) {
@@ -95,13 +87,13 @@ impl SumsProof {
         Ok(None)
     }
 
-    /// Whether all rows of a place exist, and its sums do too.
+    /// Returns whether all rows of a place and its sums exist.
     fn is_proven(&self, place: &RollupKey) -> bool {
         let kept_since = self.kept_since.get(&place.gateway);
         self.is_kept(place) && kept_since.is_none_or(|&kept_since| place.start >= kept_since)
     }
 
-    /// Whether sums of this age are kept. The oldest may be gone or incomplete: another host's clock may be ahead, and a row
+    /// Returns whether sums of this age are kept. The oldest may be gone or incomplete: another host's clock may be ahead, and a row
     /// that was interrupted long ago adds to a minute that was removed.
     fn is_kept(&self, place: &RollupKey) -> bool {
         let span = Span::ALL.into_iter().find(|span| span.seconds() == place.span);
@@ -181,7 +173,7 @@ impl SumsProof {
     }
 }
 
-/// How sums differ from those of the rows, in words.
+/// Describes the first difference between sums and those of the rows.
 fn difference(kept: Option<StoredSums>, counted: Option<StoredSums>) -> Option<String> {
     let (kept, counted) = match (kept, counted) {
         (Some(kept), Some(counted)) => (kept, counted),
@@ -212,7 +204,7 @@ mod tests {
     use crate::store::{LedgerOutcome, Store};
     use crate::when;
 
-    /// What `verify` finds after a statement, which is then undone.
+    /// Returns the fault that `verify` finds after a statement, which is then undone.
     #[track_caller]
     fn fault_after(store: &Store, statement: &str) -> Option<Fault> {
         let found = std::cell::Cell::new(None);

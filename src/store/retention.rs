@@ -18,7 +18,11 @@ impl Store {
                 remove(session, &name, time, most)
             })?;
             if removed > 0 {
-                self.engine.shrink()?;
+                if self.engine.sqlite().is_some() {
+                    // Gives free pages back to the file system.
+                    let vacuum = "PRAGMA incremental_vacuum(64)";
+                    self.engine.transaction(false, |session| session.query(vacuum, &[], &mut |_| Ok(())))?;
+                }
                 return Ok(removed);
             }
         }

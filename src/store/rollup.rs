@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::durations::Durations;
-use super::engine::{Row, SqlSession, SqlValue, Statement, Write, bound, values};
-use super::ledger::{LedgerRow, Tokens};
+use super::engine::{Row, SqlSession, SqlValue, Statement, bound, values};
+use super::ledger_row::{LedgerRow, Tokens};
 use super::{DAY, Store, StoreError};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,7 +30,7 @@ impl Span {
         time.div_euclid(self.seconds()).saturating_mul(self.seconds())
     }
 
-    /// Since when there are sums of it.
+    /// The time since which sums of it are kept.
     pub fn kept_since(self, now: i64) -> i64 {
         match self {
             Self::Minute => now - 2 * 3600,
@@ -146,7 +146,8 @@ impl RollupKey {
     }
 }
 
-/// Rows to be added, summed up by minute, hour and day. It is read what is known of each place, and then written.
+/// Rows to be added, summed up by minute, hour and day. The stored sums of each place are read before the new ones are
+/// written.
 #[derive(Default)]
 pub(super) struct Batch(BTreeMap<RollupKey, SpanSums>);
 
@@ -177,12 +178,12 @@ impl Batch {
         self.0.into_iter().map(|(place, sums)| (place, sums.to_stored()))
     }
 
-    /// The queries for what is known.
+    /// The queries for the stored sums.
     pub fn reads(&self) -> impl Iterator<Item = Statement> {
         self.0.keys().map(|place| Statement::new(READ_SUMS, place.values()))
     }
 
-    /// Adds what the query with this number has found.
+    /// Adds the stored sums that the query with this number has found.
     pub fn add_known(&mut self, number: usize, found: Row) -> Result<(), StoreError> {
         let known = StoredSums::read(found)?;
         self.0.values_mut().nth(number).ok_or(StoreError::NoRow)?.add_stored(&known);
@@ -199,7 +200,7 @@ impl Batch {
         })
     }
 
-    /// Reads what is known, and writes the sums.
+    /// Reads the stored sums, and writes the new ones.
     pub fn write(mut self, session: &dyn SqlSession) -> Result<(), StoreError> {
         let reads: Vec<Statement> = self.reads().collect();
         session.run(&bound(&reads), &mut |number, row| self.add_known(number, row))?;
@@ -213,8 +214,7 @@ impl Store {
     pub fn remove_old_sums(&self, now: i64) -> Result<(), StoreError> {
         let remove = "DELETE FROM usage_rollup WHERE span = $1 AND start < $2";
         let of = |span: Span| Statement::new(remove, values![span.seconds(), span.kept_since(now)]);
-        let statements = [Span::Minute, Span::Hour].map(of).into();
-        self.engine.write(Write { statements, durable: false }).map(drop)
+        self.engine.write(false, &[Span::Minute, Span::Hour].map(of)).map(drop)
     }
 }
 

@@ -1,11 +1,11 @@
 //! The console's password and sessions.
 
 use super::audit::{Action, NewAuditRow};
-use super::engine::{SqlSession, Statement, Write, values};
+use super::engine::{SqlSession, Statement, values};
 use super::{Actor, Store, StoreError};
 use crate::secret::SecretDigest;
 
-/// How many browsers are known at a time.
+/// The maximum number of known browsers.
 const KNOWN_BROWSERS: i64 = 32;
 
 /// A password as it is stored: its Argon2id hash and the parameters of it.
@@ -42,7 +42,7 @@ impl Store {
     /// Sets the password, and ends all sessions. Browsers stay known: their tokens give no access, only attempts of their own.
     pub fn set_console_password(&self, password: PasswordHash, by: &Actor) -> Result<(), StoreError> {
         let PasswordHash { salt, hash, memory_kib, passes } = password;
-        let statements = vec![
+        let statements = [
             Statement::new("DELETE FROM console_tokens WHERE kind = $1", values![TokenKind::Session.as_str()]),
             Statement::new(
                 "INSERT INTO console_password VALUES (1, $1, $2, $3, $4) ON CONFLICT (id) DO UPDATE SET
@@ -51,7 +51,7 @@ impl Store {
             ),
             NewAuditRow::new(Action::PasswordSet, by, "").insert(),
         ];
-        self.engine.write(Write { statements, durable: true }).map(drop)
+        self.engine.write(true, &statements).map(drop)
     }
 
     /// Stores the tokens of a sign-in with the seconds that each is valid, the session's first, and removes expired ones. The
@@ -78,7 +78,7 @@ impl Store {
             statements.push(expired);
             statements.extend(tokens.map(insert));
             statements.push(NewAuditRow::new(Action::SignedIn, by, "").insert_if_signed_in(session));
-            self.engine.write(Write { statements, durable: true })
+            self.engine.write(true, &statements)
         };
         Ok(self.with_failed_sign_ins(write)? == 1)
     }
@@ -91,7 +91,7 @@ impl Store {
         Ok(count > 0)
     }
 
-    /// The browsers that the operator signed in with last. Each has attempts of its own, so there are not many: somebody who
+    /// The browsers that the operator signed in with last. Each has attempts of its own, so their number is limited: a person who
     /// knew an old password may have signed in with any number of them.
     pub fn known_browsers(&self, now: i64) -> Result<Vec<SecretDigest>, StoreError> {
         let statement = "SELECT digest FROM console_tokens WHERE kind = $1 AND expires > $2
@@ -103,7 +103,7 @@ impl Store {
 
     pub fn remove_token(&self, digest: SecretDigest) -> Result<(), StoreError> {
         let remove = "DELETE FROM console_tokens WHERE digest = $1";
-        self.write_durable(Statement::new(remove, values![digest.0])).map(drop)
+        self.engine.write(true, &[Statement::new(remove, values![digest.0])]).map(drop)
     }
 }
 

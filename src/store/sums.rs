@@ -9,8 +9,10 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::chain::KEPT_SINCE;
-use super::engine::{self, Row, SqlSession, values};
-use super::{DAY, Matching, Span, Store, StoreError, date};
+use super::division::Division;
+use super::engine::{Row, SqlValue, values};
+use super::grouping::{Group, Grouping};
+use super::{Matching, Span, Store, StoreError};
 use crate::id::RequestId;
 
 /// A range of time: from the first second to before the second.
@@ -24,7 +26,7 @@ impl Range {
     pub const ALL: Self = Self { since: i64::MIN, until: i64::MAX };
 }
 
-/// Whose requests are counted; `None` for all.
+/// Selects the requests that are counted; `None` for all.
 #[derive(Clone, Copy, Debug)]
 pub struct Filter<'a> {
     pub key_id: Option<&'a str>,
@@ -34,71 +36,6 @@ pub struct Filter<'a> {
 impl Filter<'_> {
     pub const ALL: Self = Self { key_id: None, gateway: None };
 }
-
-/// What sums are grouped by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Grouping {
-    Hour,
-    Day,
-    Month,
-    Key,
-    Status,
-    Gateway,
-}
-
-impl Grouping {
-    pub const ALL: [(&str, Self); 6] = [
-        ("hour", Self::Hour),
-        ("day", Self::Day),
-        ("month", Self::Month),
-        ("key", Self::Key),
-        ("status", Self::Status),
-        ("gateway", Self::Gateway),
-    ];
-
-    /// The members that name a group.
-    pub fn labels(self) -> &'static [&'static str] {
-        match self {
-            Self::Hour => &["hour"],
-            Self::Day => &["day"],
-            Self::Month => &["month"],
-            Self::Key => &["key_id", "name"],
-            Self::Status => &["status", "error_code"],
-            Self::Gateway => &["gateway"],
-        }
-    }
-
-    /// The group of a row.
-    fn group(self, row: RollupRow) -> Group {
-        let day = || date(row.start.div_euclid(DAY));
-        match self {
-            Self::Hour => {
-                let hour = row.start.rem_euclid(DAY) / 3600;
-                (None, Some(format!("{}T{hour:02}:00Z", day())))
-            }
-            Self::Day => (None, Some(day())),
-            Self::Month => (None, day().rsplit_once('-').map(|(month, _)| month.into())),
-            Self::Key => (None, Some(row.key_id)),
-            Self::Status => (row.status, row.error_code),
-            Self::Gateway => (None, Some(row.gateway)),
-        }
-    }
-
-    /// The members that name a group, with their values. A key also has its present name: it may have changed within the range.
-    fn named(self, (status, text): Group, key_names: &HashMap<String, String>) -> Map<String, Value> {
-        let values: [Value; 2] = match self {
-            Self::Status => [status.into(), text.into()],
-            _ => {
-                let name = text.as_ref().and_then(|id| key_names.get(id).cloned());
-                [text.into(), name.into()]
-            }
-        };
-        self.labels().iter().map(ToString::to_string).zip(values).collect()
-    }
-}
-
-/// The status and the text that name a group. Groups are in their order.
-type Group = (Option<i64>, Option<String>);
 
 /// Figures over some requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -139,7 +76,7 @@ pub struct UsageRow {
     pub sums: Sums,
 }
 
-/// What is missing in a report, or too much in it, because its rows and hours were removed.
+/// Requests that a report lacks, or counts although they are outside its range, because rows and hours were removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Coverage {
     /// Requests of the range before this time are missing: hours are not kept as long as days.
@@ -153,13 +90,13 @@ pub struct Coverage {
 pub struct UndividedSpan {
     pub span: Span,
     pub start: i64,
-    /// Since when there are rows, which could divide it.
+    /// Rows, which could divide it, exist from this time on.
     pub kept_since: i64,
 }
 
 /// Sums of one key and one outcome in one span, or in a part of it, of one gateway.
 pub struct RollupRow {
-    /// When the span begins.
+    /// The beginning of the span.
     pub start: i64,
     pub key_id: String,
     pub status: Option<i64>,
@@ -194,13 +131,6 @@ impl RollupRow {
 }
 
 impl Store {
-    #[cfg(test)]
-    pub fn sums(&self, range: Range, filter: Filter) -> Result<Sums, StoreError> {
-        let mut all = Sums::default();
-        self.figures(Span::Day, range, filter, &Matching::Anything, |row| all.add(&row.sums))?;
-        Ok(all)
-    }
-
     /// Calls `take` with one group after the other. Groups of time are taken as soon as they are complete, so that the memory
     /// does not grow with their number.
     pub fn grouped(
@@ -270,7 +200,7 @@ impl Store {
             for (source, from, to) in division.parts {
                 let [spans, rows] = statements(source.unwrap_or(span), matching);
                 let bound = |time: i64| match source {
-                    Some(_) => engine::SqlValue::from(time),
+                    Some(_) => SqlValue::from(time),
                     None => RequestId::from(time).into(),
                 };
                 (parameters[0], parameters[1]) = (bound(from), bound(to));
@@ -319,82 +249,12 @@ pub(super) fn statements(span: Span, matching: &Matching) -> [String; 2] {
     [spans, rows]
 }
 
-/// Divides a range into parts, in the order of time, and finds where the figures of each can be read.
-struct Division<'a> {
-    session: &'a dyn SqlSession,
-    /// Rows created before this may have been removed.
-    kept_since: i64,
-    /// From the rollup's spans of this length, or `None`: from the rows. Then the first second, and the one after the last.
-    parts: Vec<(Option<Span>, i64, i64)>,
-    undivided: Option<UndividedSpan>,
-}
-
-impl Division<'_> {
-    /// Whole spans are in the rollup, which begins with `first`; earlier ones may still have their rows.
-    fn divide(&mut self, Range { since, until }: Range, span: Span, first: i64) -> Result<(), StoreError> {
-        let (begin, end) = (end_of(span, since), span.start(until));
-        if begin > end {
-            // It is inside one span.
-            return self.divide_span(since, until, span);
-        }
-        self.divide_span(since, begin, span)?;
-        self.add(None, begin, first.min(end));
-        self.add(Some(span), begin.max(first), end);
-        self.divide_span(end, until, span)
-    }
-
-    /// A part of one span, from its rows or from shorter spans. If neither has all of its requests, it counts completely.
-    fn divide_span(&mut self, from: i64, to: i64, span: Span) -> Result<(), StoreError> {
-        if from >= self.kept_since || from >= to {
-            self.add(None, from, to);
-            return Ok(());
-        }
-        let start = span.start(from);
-        let end = start.saturating_add(span.seconds());
-        // None in a span before the first request: then there is nothing to divide.
-        let requests = self.requests(span, start, end)?;
-        if span == Span::Day && self.requests(Span::Hour, start, end)? == requests {
-            return self.divide(Range { since: from, until: to }, Span::Hour, i64::MIN);
-        }
-        if self.rows(start, end)? == requests {
-            self.add(None, from, to);
-        } else {
-            self.add(Some(span), start, end);
-            self.undivided = Some(UndividedSpan { span, start, kept_since: self.kept_since });
-        }
-        Ok(())
-    }
-
-    fn requests(&self, span: Span, from: i64, to: i64) -> Result<i64, StoreError> {
-        let sum = "SELECT CAST(coalesce(sum(requests), 0) AS BIGINT) FROM usage_rollup
-            WHERE span = $1 AND start >= $2 AND start < $3";
-        self.session.value(sum, &values![span.seconds(), from, to])
-    }
-
-    fn rows(&self, from: i64, to: i64) -> Result<i64, StoreError> {
-        let count =
-            "SELECT count(*) FROM usage WHERE seq IS NOT NULL AND request_id >= $1 AND request_id < $2";
-        self.session.value(count, &values![RequestId::from(from), RequestId::from(to)])
-    }
-
-    fn add(&mut self, source: Option<Span>, from: i64, to: i64) {
-        if from < to {
-            self.parts.push((source, from, to));
-        }
-    }
-}
-
-/// When the last span ends that begins before this time.
-fn end_of(span: Span, time: i64) -> i64 {
-    if time == span.start(time) { time } else { span.start(time).saturating_add(span.seconds()) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::store::ledger::tests::{outcome, row, write};
     use crate::store::tests::Temporary;
-    use crate::store::{Durations, LedgerOutcome, NewRow};
+    use crate::store::{DAY, Durations, LedgerOutcome, NewRow};
 
     fn groups(store: &Store, range: Range, by: Grouping) -> Vec<(String, i64)> {
         let mut found = Vec::new();

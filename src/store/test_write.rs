@@ -4,7 +4,7 @@
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use super::engine::{Row, values};
+use super::engine::{Row, SCHEMA_VERSION, values};
 use super::{DAY, Store, StoreError};
 use crate::id::RequestId;
 
@@ -30,18 +30,22 @@ const DELETE_SUMS: &str = "DELETE FROM usage_rollup WHERE span = 0 AND start = 0
 const UPDATE_HEARTBEAT: &str = "UPDATE gateways SET last_seen = $1 WHERE name = $2 AND epoch = $3";
 
 impl Store {
-    /// Whether a request would succeed. One committed transaction, durable as a completion's is, inserts a row, changes it and
+    /// Tests whether a request would succeed. One committed transaction, durable as a completion's is, inserts a row, changes it and
     /// deletes it again, and the same with sums: a rolled-back one would not reach the WAL, and would not notice a full disk.
     /// In a gateway it also updates the heartbeat.
     pub fn try_request(&self) -> Result<(), StoreError> {
-        // As a request looks up its key. The connection that writes has these pages in its cache, so it would not notice that
+        // A request looks up its key in the same way. The connection that writes has these pages in its cache, so it would not notice that
         // the file is damaged or the WAL truncated.
         self.engine.read(|session| session.first(READ_KEY, &[], |_| Ok(())))?;
         let id = RequestId::new();
         let request_id = id.to_string();
         let look = format!("SELECT epoch, last_seen, {} FROM gateways WHERE name = $1", self.engine.clock());
+        let (version, known) = self.engine.known_versions();
         self.engine.transaction(true, |session| {
-            self.engine.check_version(session)?;
+            match session.value(version, &[])? {
+                found if known.contains(&found) => {}
+                found => return Err(StoreError::VersionChanged { found, known: SCHEMA_VERSION }),
+            }
             let read = |mut row: Row| Ok((row.next()?, row.next()?, row.next()?));
             let found: Option<(i64, i64, i64)> = session.first(&look, &values![&self.gateway], read)?;
             let (epoch, last_seen, clock) = found.ok_or_else(no_gateway)?;
@@ -68,7 +72,7 @@ impl Store {
         })
     }
 
-    /// Whether the heartbeat may follow the clock. While the clock is distrusted it may not: a restart would then find the
+    /// Returns whether the heartbeat may follow the clock. While the clock is distrusted it may not: a restart would then find the
     /// wrong time in the database and trust it. A clock that was set back is followed, else the next jump would not be noticed.
     fn trusts(&self, last_seen: i64, clock: i64, now: Instant) -> bool {
         let mut distrusted = self.distrusted.lock().unwrap_or_else(PoisonError::into_inner);
@@ -106,7 +110,7 @@ fn no_gateway() -> StoreError {
     )
 }
 
-/// Whether the clock is more than a day ahead of the last heartbeat. A gateway that never served has none.
+/// Returns whether the clock is more than a day ahead of the last heartbeat. A gateway that never served has none.
 fn is_jump(last_seen: i64, clock: i64) -> bool {
     last_seen > 0 && clock - last_seen > DAY
 }
@@ -158,7 +162,7 @@ mod tests {
         next.tamper("DELETE FROM gateways WHERE name = 'a'");
         let error = next.try_request().expect_err("there is no row");
         assert!(error.to_string().contains("is missing in the table gateways"), "{error}");
-        assert!(!error.is_replaced(), "nobody has taken its place");
+        assert!(!error.is_replaced(), "no process has replaced it");
     }
 
     #[test]

@@ -10,13 +10,14 @@ use super::StoreError;
 use super::chain::ChainLink;
 use super::engine::{SqlSession, Statement, bound, values};
 use super::keys::NOTE_USE;
-use super::ledger::{COLUMNS, MOVE_HEAD, read_row};
+use super::ledger::MOVE_HEAD;
+use super::ledger_row::{COLUMNS, read_row};
 use super::rollup::Batch;
 
-/// How many rows are in memory at once.
+/// The number of rows that are in memory at once.
 const ROWS_AT_ONCE: usize = 1000;
 
-/// How often the log says how far the upgrade is.
+/// The interval between two log lines about the progress.
 const PROGRESS_TIME: Duration = Duration::from_secs(5);
 
 /// Neither engine adds a column that is not null without a default. SQLite can't drop it afterwards; nothing uses it.

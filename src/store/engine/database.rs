@@ -1,4 +1,4 @@
-//! Where the database is, and the lock that keeps a second `serve` off it.
+//! The location of the database, and the lock that keeps a second `serve` off it.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ impl Database {
         Ok(Self::Sqlite(text.into()))
     }
 
-    /// Its file, if it is one.
+    /// The path of a SQLite database; `None` for PostgreSQL.
     pub fn file(&self) -> Option<&Path> {
         match self {
             Self::Sqlite(path) => Some(path),
@@ -46,7 +46,7 @@ impl Database {
     }
 }
 
-/// Whether a text is the URI of another database, a mistyped one, or libpq's `host=… password=…`. As the name of a file it
+/// Returns whether a text is the URI of another database, a mistyped one, or libpq's `host=… password=…`. As the name of a file it
 /// would be printed with its password.
 fn is_connection(text: &str) -> bool {
     let scheme = text.split_once(':').map(|(scheme, _)| scheme.trim_start().to_ascii_lowercase());
@@ -54,7 +54,7 @@ fn is_connection(text: &str) -> bool {
     is_postgres || text.contains("://") || has_password(text)
 }
 
-/// Without the password.
+/// The location without the password.
 impl fmt::Display for Database {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

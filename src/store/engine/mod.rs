@@ -1,25 +1,24 @@
 //! The boundary to a database: values, rows and statements, without the name of any database library.
 //!
 //! Statements are written once, with `$1`, `$2` … as parameters that first appear in this order, in SQL that SQLite and
-//! PostgreSQL both accept. An engine provides
-//!
-//! - `read`: statements that all see the same state;
-//! - `write` and `transaction`: statements that are done together or not at all;
-//! - `group`: the same for a group of the ledger, which is settled if the answer to its commit was lost;
-//! - what is its own: opening, durability, checkpoints, backup, and the mapping of its errors to `StoreError`.
+//! PostgreSQL both accept. An engine begins transactions, and maps its errors to `StoreError`. What runs in them, and what
+//! follows if the answer to a commit was lost, is the same for both.
 
 mod database;
 pub mod postgres;
 pub mod sqlite;
+mod statement;
 mod table;
 mod value;
 
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 pub use database::{Database, ServeLock};
 use postgres::Postgres;
 use sqlite::Sqlite;
 pub use sqlite::SyncTurn;
+pub use statement::{BoundStatement, SqlSession, Statement, bound};
 pub use table::Table;
 pub use value::{FromValue, Row, SqlValue};
 
@@ -38,7 +37,7 @@ pub const SCHEMA_VERSION: i64 = 9;
 /// The oldest version that can be upgraded.
 const OLDEST_VERSION: i64 = 8;
 
-/// What an open may do to the database.
+/// The changes that an open may make to the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Create it, or upgrade it: only for a process that holds the lock of `serve`.
@@ -52,12 +51,11 @@ pub enum Access {
 }
 
 impl Access {
-    /// Whether it may create a database.
     fn may_create(self) -> bool {
         matches!(self, Self::Serve | Self::Create)
     }
 
-    /// Whether it may upgrade a database of this version. A running service of that version would fail from then on.
+    /// Fails if it may not upgrade a database of this version. A running service of that version would fail from then on.
     fn check_upgrade(self, found: i64) -> Result<(), StoreError> {
         match self {
             _ if found < OLDEST_VERSION => Err(StoreError::Unreleased(found)),
@@ -70,105 +68,192 @@ impl Access {
 /// The connections to PostgreSQL: the leaders of the two groups, strangers, two for the console, and background tasks.
 const CONNECTIONS: usize = 8;
 
-pub enum Engine {
-    Sqlite(Box<Sqlite>),
-    Postgres(Postgres),
+pub fn open(database: &Database, access: Access) -> Result<Box<dyn Engine>, StoreError> {
+    Ok(match database {
+        Database::Sqlite(path) => Box::new(Sqlite::open(path, access)?),
+        Database::Postgres(uri) => Box::new(Postgres::open(uri, CONNECTIONS, access)?),
+    })
 }
 
-impl Engine {
-    pub fn open(database: &Database, access: Access) -> Result<Self, StoreError> {
-        Ok(match database {
-            Database::Sqlite(path) => Self::Sqlite(Box::new(Sqlite::open(path, access)?)),
-            Database::Postgres(uri) => Self::Postgres(Postgres::open(uri, CONNECTIONS, access)?),
-        })
-    }
+/// A database. `impl dyn Engine` runs transactions on it.
+pub trait Engine: Send + Sync {
+    /// Begins a transaction, which is rolled back if it is dropped before its commit.
+    fn begin(&self, mode: TransactionMode) -> Result<Box<dyn Transaction + '_>, StoreError>;
 
-    /// Fails if the schema was changed since the database was opened, so that this program does not know it.
-    pub fn check_version(&self, session: &dyn SqlSession) -> Result<(), StoreError> {
-        let (version, known) = match self {
-            Self::Sqlite(_) => ("PRAGMA user_version", SCHEMA_VERSION..=SCHEMA_VERSION),
-            Self::Postgres(_) => ("SELECT oldest_known FROM schema_version", 0..=SCHEMA_VERSION),
-        };
-        match session.value(version, &[])? {
-            found if known.contains(&found) => Ok(()),
-            found => Err(StoreError::VersionChanged { found, known: SCHEMA_VERSION }),
-        }
-    }
+    /// The time that a write may take. One that waits for a lost database has cost an inference.
+    fn write_timeout(&self, waits_if_lost: bool) -> Duration;
 
     /// The time by the database's clock, in Unix seconds, as an expression.
-    pub fn clock(&self) -> &'static str {
-        match self {
-            Self::Sqlite(_) => "unixepoch()",
-            Self::Postgres(_) => postgres::CLOCK,
-        }
+    fn clock(&self) -> &'static str;
+
+    /// A query for the schema's version, and the versions that this program knows.
+    fn known_versions(&self) -> (&'static str, RangeInclusive<i64>);
+
+    /// A query for the time with fractions, by the clock of another host; `None` if the database is a file.
+    fn precise_time(&self) -> Option<&'static str> {
+        None
     }
 
-    /// The same with fractions, by the clock of another host; `None` if the database is a file.
-    pub fn precise_time(&self) -> Result<Option<f64>, StoreError> {
-        let time = "SELECT CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION)";
-        match self {
-            Self::Sqlite(_) => Ok(None),
-            Self::Postgres(postgres) => postgres.read(|session| session.value(time, &[])).map(Some),
-        }
+    /// A query that may end with ` FOR UPDATE` or the like, which locks its rows until the transaction ends.
+    fn locking<'a>(&self, query: &'a str) -> &'a str {
+        query
     }
 
+    /// A hint for reading the days of one key from `usage_rollup`.
+    fn days_hint(&self) -> &'static str {
+        ""
+    }
+
+    /// The reason why every request would fail now; `None` if that is not known without a try.
+    fn lost(&self) -> Option<StoreError> {
+        None
+    }
+
+    /// Drops every connection after an outcome that stays unknown.
+    fn lose(&self, _cause: &str) {}
+
+    /// The engine, for its own features: checkpoints, syncs and files.
+    fn sqlite(&self) -> Option<&Sqlite> {
+        None
+    }
+
+    fn sqlite_mut(&mut self) -> Option<&mut Sqlite> {
+        None
+    }
+}
+
+#[derive(Clone, Copy)]
+pub enum TransactionMode {
+    /// All statements see the same state.
+    Read,
+    /// A read whose statements may take minutes.
+    Report,
+    Write,
+    /// A write that waits until its deadline, for a lost database only if it says so.
+    WriteUntil {
+        deadline: Instant,
+        waits_if_lost: bool,
+    },
+}
+
+pub trait Transaction: SqlSession {
+    /// Commits after the last statements, on PostgreSQL in one round trip. Returns how many rows each of them changed.
+    fn commit(&self, last: &[Statement]) -> Result<Vec<usize>, StoreError>;
+
+    /// Returns whether the connection can't be used any more.
+    fn is_lost(&self) -> bool {
+        false
+    }
+}
+
+impl dyn Engine + '_ {
     /// Runs `work` on one state of the database.
     pub fn read<T>(
         &self,
         work: impl FnOnce(&dyn SqlSession) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        match self {
-            Self::Sqlite(sqlite) => sqlite.read(work),
-            Self::Postgres(postgres) => postgres.read(work),
-        }
+        self.run(TransactionMode::Read, work)
     }
 
-    /// The same for work that may take minutes.
+    /// Runs a read that may take minutes.
     pub fn report<T>(
         &self,
         work: impl FnOnce(&dyn SqlSession) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        match self {
-            Self::Sqlite(sqlite) => sqlite.read(work),
-            Self::Postgres(postgres) => postgres.report(work),
-        }
+        self.run(TransactionMode::Report, work)
     }
 
-    /// Writes statements together. Returns how many rows the last one changed.
-    pub fn write(&self, write: Write) -> Result<usize, StoreError> {
-        match self {
-            Self::Sqlite(sqlite) => sqlite.transaction(write.durable, |session| {
-                let changed = session.run(&bound(&write.statements), &mut |_, _| Ok(()))?;
-                Ok(changed.last().copied().unwrap_or(0))
-            }),
-            Self::Postgres(postgres) => postgres.write(&write),
+    /// Runs `work` in a transaction of its own, again if another one got in its way; if `durable`, it is on the disk when
+    /// this returns.
+    pub fn transaction<T>(
+        &self,
+        durable: bool,
+        work: impl Fn(&dyn SqlSession) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let deadline = Instant::now() + self.write_timeout(false);
+        let value = loop {
+            match self.run(TransactionMode::Write, &work) {
+                Err(StoreError::Busy) if Instant::now() < deadline => {}
+                result => break result?,
+            }
+        };
+        if durable {
+            self.sync()?;
         }
+        Ok(value)
     }
 
-    /// Runs `work`, and the statements that it returns, in one transaction that ends before the deadline. It is not synced.
-    /// If the answer to the commit was lost, `work` gets the value that it returned before, and has to find out whether that
-    /// was done. If `outlasts`, it waits for a database that is lost.
-    pub fn group<T: Clone>(
+    /// Runs `work` once, in a transaction.
+    pub fn run<T>(
+        &self,
+        mode: TransactionMode,
+        work: impl FnOnce(&dyn SqlSession) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let transaction = self.begin(mode)?;
+        let value = work(&*transaction)?;
+        transaction.commit(&[])?;
+        Ok(value)
+    }
+
+    /// Runs statements in one transaction. Returns how many rows the last one changed. If the answer to the commit was lost,
+    /// they run again, so a repetition has to have the same result, or to change nothing if they were done.
+    pub fn write(&self, durable: bool, statements: &[Statement]) -> Result<usize, StoreError> {
+        let deadline = Instant::now() + self.write_timeout(durable);
+        let done = statements.last().and_then(|last| last.done.as_deref());
+        let (settled, changed) =
+            self.group(deadline, durable, |session, before: Option<&Option<usize>>| {
+                if before.is_none() {
+                    return Ok((None, statements.to_vec()));
+                }
+                let mut changed = session.run(&bound(statements), &mut |_, _| Ok(()))?.pop().unwrap_or(0);
+                if let Some(done) = done.filter(|_| changed == 0) {
+                    // The commit of this write proves that the row, if it is found, is durable.
+                    session.execute(postgres::TRY_WRITE, &[])?;
+                    changed = session.rows(&done.text, &done.parameters, |_| Ok(()))?.len();
+                }
+                Ok((Some(changed), Vec::new()))
+            })?;
+        if durable {
+            self.sync()?;
+        }
+        Ok(settled.or(changed.last().copied()).unwrap_or(0))
+    }
+
+    /// Runs `work`, and then the statements that it returns together with COMMIT, until the deadline. It is not synced. An
+    /// answer that was lost before COMMIT was sent means that nothing was done: the server's process has to read COMMIT
+    /// first. If the answer to COMMIT was lost, `work` runs again with the value that it returned, and finds out. If
+    /// `waits_if_lost`, it waits for a database that is lost. Also returns how many rows each of the statements changed.
+    pub fn group<T>(
         &self,
         deadline: Instant,
-        outlasts: bool,
+        waits_if_lost: bool,
         work: impl Fn(&dyn SqlSession, Option<&T>) -> Result<(T, Vec<Statement>), StoreError>,
-    ) -> Result<T, StoreError> {
-        match self {
-            Self::Sqlite(sqlite) => sqlite.transaction_until(deadline, |session| {
-                let (value, last) = work(session, None)?;
-                session.run(&bound(&last), &mut |_, _| Ok(()))?;
-                Ok(value)
-            }),
-            Self::Postgres(postgres) => postgres.group(deadline, outlasts, work),
-        }
-    }
-
-    /// How long a group may take; a member of one that outlasts a lost database has cost an inference.
-    pub fn patience(&self, outlasts: bool) -> Duration {
-        match self {
-            Self::Sqlite(sqlite) => sqlite.patience,
-            Self::Postgres(_) => postgres::patience(outlasts),
+    ) -> Result<(T, Vec<usize>), StoreError> {
+        let mut doubt: Option<(T, StoreError)> = None;
+        loop {
+            let transaction = match self.begin(TransactionMode::WriteUntil { deadline, waits_if_lost }) {
+                Ok(transaction) => transaction,
+                Err(error) => return Err(doubt.map_or(error, |(_, unknown)| unknown)),
+            };
+            let error = match work(&*transaction, doubt.as_ref().map(|(value, _)| value)) {
+                Ok((value, last)) => match transaction.commit(&last) {
+                    Ok(changed) => return Ok((value, changed)),
+                    Err(error) => {
+                        if matches!(error, StoreError::Unknown(_)) {
+                            doubt = Some((value, error.clone()));
+                        }
+                        error
+                    }
+                },
+                Err(error) => error,
+            };
+            let can_help = transaction.is_lost() || matches!(error, StoreError::Busy);
+            if !can_help || deadline <= Instant::now() {
+                if let StoreError::Unknown(cause) = &error {
+                    self.lose(cause);
+                }
+                return Err(doubt.map_or(error, |(_, unknown)| unknown));
+            }
         }
     }
 
@@ -180,162 +265,5 @@ impl Engine {
     /// Waits until no other sync runs. Returns `None` on PostgreSQL, where a commit is durable.
     pub fn sync_turn(&self) -> Option<SyncTurn<'_>> {
         self.sqlite().map(Sqlite::sync_turn)
-    }
-
-    /// A query that may end with ` FOR UPDATE` or the like, which locks its rows until the transaction ends. SQLite does not
-    /// know such a clause: its transactions lock everything.
-    pub fn locking<'a>(&self, query: &'a str) -> &'a str {
-        match self {
-            Self::Sqlite(_) => query.split(" FOR ").next().unwrap_or(query),
-            Self::Postgres(_) => query,
-        }
-    }
-
-    /// Runs `work` in a transaction of its own, again if another one got in its way; if `durable`, it is on the disk when
-    /// this returns.
-    pub fn transaction<T>(
-        &self,
-        durable: bool,
-        work: impl Fn(&dyn SqlSession) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        match self {
-            Self::Sqlite(sqlite) => sqlite.transaction(durable, work),
-            Self::Postgres(postgres) => postgres.transaction(work),
-        }
-    }
-
-    /// Why every request would fail now; `None` if that is not known without a try.
-    pub fn lost(&self) -> Option<StoreError> {
-        match self {
-            Self::Sqlite(_) => None,
-            Self::Postgres(postgres) => postgres.lost(),
-        }
-    }
-
-    /// Whether a write hangs. On PostgreSQL every statement has a deadline.
-    pub fn is_stuck(&self) -> bool {
-        matches!(self, Self::Sqlite(sqlite) if sqlite.is_stuck())
-    }
-
-    /// Whether the files are sound. PostgreSQL checks its own files.
-    pub fn check(&self) -> Result<(), StoreError> {
-        match self {
-            Self::Sqlite(sqlite) => sqlite.check(),
-            Self::Postgres(_) => Ok(()),
-        }
-    }
-
-    /// Fails every write from now on if the lock's file is removed or replaced. A session lock is not a file.
-    pub fn watch(&mut self, lock: &ServeLock) -> Result<(), StoreError> {
-        match (self, lock) {
-            (Self::Sqlite(sqlite), ServeLock::File(lock)) => sqlite.watch(lock),
-            _ => Ok(()),
-        }
-    }
-
-    /// Gives space back to the file system.
-    pub fn shrink(&self) -> Result<(), StoreError> {
-        match self {
-            Self::Sqlite(sqlite) => sqlite.shrink(),
-            Self::Postgres(_) => Ok(()),
-        }
-    }
-
-    /// The engine, for what only SQLite has: checkpoints and their WAL.
-    pub fn sqlite(&self) -> Option<&Sqlite> {
-        match self {
-            Self::Sqlite(sqlite) => Some(sqlite),
-            Self::Postgres(_) => None,
-        }
-    }
-}
-
-/// A statement's text and its parameters.
-pub type BoundStatement<'a> = (&'a str, &'a [SqlValue]);
-
-/// Runs statements, in a transaction or on one state of the database.
-pub trait SqlSession {
-    /// Runs statements one after the other, on PostgreSQL in one round trip. Calls `each` with the number of the statement
-    /// and every row of it, until that returns an error. Returns how many rows each statement changed.
-    fn run(
-        &self,
-        statements: &[BoundStatement],
-        each: &mut dyn FnMut(usize, Row) -> Result<(), StoreError>,
-    ) -> Result<Vec<usize>, StoreError>;
-}
-
-impl dyn SqlSession + '_ {
-    /// Returns how many rows were changed.
-    pub fn execute(&self, statement: &str, parameters: &[SqlValue]) -> Result<usize, StoreError> {
-        Ok(self.run(&[(statement, parameters)], &mut |_, _| Ok(()))?.pop().unwrap_or(0))
-    }
-
-    /// Calls `each` with every row, until it returns an error.
-    pub fn query(
-        &self,
-        statement: &str,
-        parameters: &[SqlValue],
-        each: &mut dyn FnMut(Row) -> Result<(), StoreError>,
-    ) -> Result<(), StoreError> {
-        self.run(&[(statement, parameters)], &mut |_, row| each(row)).map(drop)
-    }
-
-    pub fn rows<T>(
-        &self,
-        statement: &str,
-        parameters: &[SqlValue],
-        mut read: impl FnMut(Row) -> Result<T, StoreError>,
-    ) -> Result<Vec<T>, StoreError> {
-        let mut found = Vec::new();
-        self.query(statement, parameters, &mut |row| {
-            found.push(read(row)?);
-            Ok(())
-        })?;
-        Ok(found)
-    }
-
-    /// The first row, or `None`.
-    pub fn first<T>(
-        &self,
-        statement: &str,
-        parameters: &[SqlValue],
-        read: impl FnMut(Row) -> Result<T, StoreError>,
-    ) -> Result<Option<T>, StoreError> {
-        Ok(self.rows(statement, parameters, read)?.into_iter().next())
-    }
-
-    /// The only value of a statement that always has one row.
-    pub fn value<T: FromValue>(&self, statement: &str, parameters: &[SqlValue]) -> Result<T, StoreError> {
-        self.first(statement, parameters, |mut row| row.next())?.ok_or(StoreError::NoRow)
-    }
-}
-
-/// Statements that are written together or not at all.
-pub struct Write {
-    pub statements: Vec<Statement>,
-    /// Whether they have to be on the disk when the call returns.
-    pub durable: bool,
-}
-
-pub fn bound(statements: &[Statement]) -> Vec<BoundStatement<'_>> {
-    statements.iter().map(|statement| (statement.text, statement.parameters.as_slice())).collect()
-}
-
-pub struct Statement {
-    pub text: &'static str,
-    pub parameters: Vec<SqlValue>,
-    /// A query that finds a row if the statement was done.
-    pub done: Option<Box<Statement>>,
-}
-
-impl Statement {
-    pub fn new(text: &'static str, parameters: impl Into<Vec<SqlValue>>) -> Self {
-        Self { text, parameters: parameters.into(), done: None }
-    }
-
-    /// With a query that tells whether it was done, if the answer was lost and a repetition changes nothing. A statement
-    /// without one can be repeated with the same result.
-    pub fn settled_by(self, query: &'static str, parameters: impl Into<Vec<SqlValue>>) -> Self {
-        Self { done: Some(Box::new(Self::new(query, parameters))), ..self }
     }
 }

@@ -43,7 +43,7 @@ impl<T: Into<SqlValue>> From<Option<T>> for SqlValue {
     }
 }
 
-/// What a column can be read as.
+/// A type that a column can be read as.
 pub trait FromValue: Sized {
     fn from_value(value: SqlValue) -> Option<Self>;
 }
@@ -94,12 +94,10 @@ impl Row {
         Self(values.into_iter())
     }
 
-    /// All columns.
     pub fn values(self) -> Vec<SqlValue> {
         self.0.collect()
     }
 
-    /// The next column.
     pub fn next<T: FromValue>(&mut self) -> Result<T, StoreError> {
         let value = self.0.next().unwrap_or(SqlValue::Null);
         T::from_value(value)

@@ -4,13 +4,13 @@ use postgres_protocol::authentication::sasl::{
     ChannelBinding, SCRAM_SHA_256, SCRAM_SHA_256_PLUS, ScramSha256,
 };
 
-/// What is known of the TLS connection under the exchange.
+/// The connection under the exchange.
 pub(super) enum Channel {
     Plain,
     Tls {
         /// See `tls::end_point`.
         end_point: Option<Vec<u8>>,
-        /// Whether only the binding proves who the server is.
+        /// Only the binding proves the identity of the server.
         is_unverified: bool,
     },
 }
@@ -31,7 +31,7 @@ pub(super) fn begin(
                         sslmode=verify-full"
                 .into());
         }
-        // This tells the server that we would have bound, so that it notices if its offer was removed on the way.
+        // The server learns that we would have bound, so that it notices if its offer was removed on the way.
         Channel::Tls { end_point: Some(_), .. } => (SCRAM_SHA_256, ChannelBinding::unrequested()),
         _ => (SCRAM_SHA_256, ChannelBinding::unsupported()),
     };

@@ -10,7 +10,6 @@ use postgres_protocol::{IsNull, Oid};
 
 use crate::store::engine::{Row, SqlValue};
 
-/// Why a statement failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum SqlError {
     /// Nothing was sent, so it was certainly not done.
@@ -30,13 +29,13 @@ impl SqlError {
         }
     }
 
-    /// Whether another transaction was in the way, so that a repetition helps: a serialization failure, a deadlock, or a
+    /// Returns whether another transaction was in the way, so that a retry helps: a serialization failure, a deadlock, or a
     /// lock that was not free in time.
     pub fn is_conflict(&self) -> bool {
         matches!(self.state(), "40001" | "40P01" | "55P03")
     }
 
-    /// Whether it is this host that can't do it: it shuts down, only reads, or has lost the session's statements.
+    /// Returns whether this host is the cause: it shuts down, only reads, or has lost the session's statements.
     pub fn is_of_host(&self) -> bool {
         let state = self.state();
         state.starts_with("08") || state.starts_with("57P") || matches!(state, "25006" | "26000" | "53300")
@@ -52,7 +51,7 @@ impl fmt::Display for SqlError {
     }
 }
 
-/// The type that a parameter is sent as. Of a null, the server finds it out.
+/// The type that a parameter is sent as. The server infers the type of a null.
 pub(super) fn type_of(value: &SqlValue) -> Oid {
     match value {
         SqlValue::Null => 0,

@@ -22,8 +22,7 @@ const PROBE_PAUSE: Duration = Duration::from_millis(200);
 /// The SQLSTATE, in the text of an error, of a server that has as many connections as it may have.
 const NO_ROOM: &str = "SQLSTATE 53300";
 
-/// What the commit of a probe may take.
-const PROBE_TIME: Duration = Duration::from_secs(2);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(super) struct PgPool {
     uri: DatabaseUri,
@@ -34,17 +33,18 @@ pub(super) struct PgPool {
     changed: Condvar,
 }
 
+#[derive(Default)]
 struct PoolState {
     idle: Vec<PoolMember>,
-    /// How many connections there are, those that are in use included.
+    /// The number of connections, idle and in use.
     open: usize,
     /// Connections of an earlier generation are dropped.
     generation: u64,
     /// The host to begin with.
     first: usize,
-    /// Why the database can't be used; `None` if it can.
+    /// The reason why the database can't be used; `None` if it can.
     lost: Option<String>,
-    /// Whether the log says that the server has no room for all connections.
+    /// The log has a line saying that the server has no room for all connections.
     noted_no_room: bool,
 }
 
@@ -61,7 +61,6 @@ pub(super) struct Pooled {
     member: Option<PoolMember>,
 }
 
-/// What a caller does while the database is lost.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum WhileLost {
     Fail,
@@ -77,14 +76,7 @@ impl PgPool {
             uri: uri.clone(),
             tls: tls.map_err(StoreError::Unavailable)?,
             most,
-            state: Mutex::new(PoolState {
-                idle: Vec::new(),
-                open: 0,
-                generation: 0,
-                first: 0,
-                lost: None,
-                noted_no_room: false,
-            }),
+            state: Mutex::default(),
             changed: Condvar::new(),
         }))
     }
@@ -152,7 +144,7 @@ impl PgPool {
         Err(causes.join("; "))
     }
 
-    /// Why the database can't be used; `None` if it can.
+    /// The reason why the database can't be used; `None` if it can.
     pub fn lost(&self) -> Option<StoreError> {
         self.lock().lost.clone().map(StoreError::Unavailable)
     }
@@ -178,7 +170,7 @@ impl PgPool {
         }
     }
 
-    /// Tries until the database is back, or nobody needs it any more.
+    /// Tries until the database is back, or the pool is dropped.
     fn probe(pool: &Weak<Self>) {
         loop {
             thread::sleep(PROBE_PAUSE);
@@ -188,7 +180,7 @@ impl PgPool {
             let first = pool.lock().first;
             let tried = pool.connect(first, Instant::now() + pool.time_to_connect());
             let tried = tried.and_then(|(mut connection, host)| {
-                match connection.run(None, &[(TRY_WRITE, &[])], Instant::now() + PROBE_TIME, &mut |_| ()) {
+                match connection.run(None, &[(TRY_WRITE, &[])], Instant::now() + PROBE_TIMEOUT, &mut |_| ()) {
                     Ok(_) => Ok(host),
                     Err(error) => {
                         pool.lock().first = pool.after(host);
@@ -209,7 +201,7 @@ impl PgPool {
         }
     }
 
-    /// What an attempt on every host may take.
+    /// The time for one attempt on every host.
     pub fn time_to_connect(&self) -> Duration {
         self.uri.connect_timeout * self.uri.hosts.len() as u32
     }

@@ -16,7 +16,7 @@ use super::pool::PgPool;
 use super::protocol::PgConnection;
 use super::schema::LOCK;
 use super::uri::DatabaseUri;
-use super::{CLOCK, START_TIME, STATEMENT_TIME};
+use super::{CLOCK, START_TIMEOUT, STATEMENT_TIMEOUT};
 use crate::store::StoreError;
 use crate::store::engine::sqlite::LockError;
 use crate::store::engine::{BoundStatement, Row, values};
@@ -25,7 +25,7 @@ use crate::store::engine::{BoundStatement, Row, values};
 const GATEWAY_LOCK: i32 = LOCK + 1;
 
 /// After a kill the server needs a moment to end the session.
-const PATIENCE: Duration = Duration::from_secs(1);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// The server notices within 11 s that the gateway's host has vanished. By default it would hold the lock for two hours.
@@ -39,18 +39,16 @@ pub struct SessionLock {
     host: usize,
     name: String,
     connection: Option<PgConnection>,
-    /// Whether the present connection has the lock.
     is_held: bool,
     /// Other gateways that have open rows, as this connection has seen them.
     others: HashMap<String, Sighting>,
 }
 
-/// A gateway as it was seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sighting {
     pub epoch: i64,
     pub last_seen: i64,
-    /// Since when its lock is free and nothing has changed.
+    /// Its lock has been free and its row unchanged since this time.
     pub since: Instant,
 }
 
@@ -59,12 +57,12 @@ impl SessionLock {
         let pool = PgPool::new(uri, 1).map_err(LockError::Database)?;
         let (host, name, others) = (0, name.to_owned(), HashMap::new());
         let mut lock = Self { pool, host, name, connection: None, is_held: false, others };
-        let deadline = Instant::now() + START_TIME;
+        let deadline = Instant::now() + START_TIMEOUT;
         lock.connect(deadline).map_err(LockError::Database)?;
-        let give_up = Instant::now() + PATIENCE;
+        let give_up = Instant::now() + LOCK_TIMEOUT;
         while !lock.try_lock(deadline).map_err(|error| LockError::Database(error.into()))? {
             if Instant::now() >= give_up {
-                return Err(LockError::NameHeld { address: lock.holder(deadline), name: lock.name });
+                return Err(LockError::NameTaken { address: lock.holder(deadline), name: lock.name });
             }
             thread::sleep(PAUSE);
         }
@@ -88,7 +86,7 @@ impl SessionLock {
     }
 
     fn beat(&mut self, epoch: i64) -> Result<bool, SqlError> {
-        let deadline = Instant::now() + STATEMENT_TIME;
+        let deadline = Instant::now() + STATEMENT_TIMEOUT;
         if !self.is_held {
             self.try_lock(deadline)?;
         }
@@ -149,7 +147,7 @@ impl SessionLock {
         self.others.clear();
         let (mut connection, host) =
             self.pool.connect(self.host, deadline).map_err(StoreError::Unavailable)?;
-        connection.run_text(KEEPALIVE, Instant::now() + STATEMENT_TIME)?;
+        connection.run_text(KEEPALIVE, Instant::now() + STATEMENT_TIMEOUT)?;
         (self.connection, self.host) = (Some(connection), host);
         Ok(())
     }

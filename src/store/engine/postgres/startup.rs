@@ -49,19 +49,19 @@ impl PgConnection {
 
     /// Signs in, and waits until the server takes statements.
     fn start(&mut self, uri: &DatabaseUri, mode: SslMode) -> Result<(), String> {
-        let told = |error: io::Error| error.to_string();
+        let describe = |error: io::Error| error.to_string();
         let parameters = [
             ("user", uri.user.as_str()),
             ("database", &uri.database),
             ("client_encoding", "UTF8"),
             ("application_name", "adriaticum"),
         ];
-        frontend::startup_message(parameters, &mut self.output).map_err(told)?;
+        frontend::startup_message(parameters, &mut self.output).map_err(describe)?;
         let password = uri.password.as_ref().map_or("", Secret::expose).as_bytes();
         let (mut scram, mut is_finished, mut is_signed_in) = (None, false, false);
         loop {
-            self.send().map_err(told)?;
-            match self.message().map_err(told)? {
+            self.send().map_err(describe)?;
+            match self.message().map_err(describe)? {
                 Message::AuthenticationSasl(body) => {
                     if password.is_empty() {
                         return Err("it asks for a password: set one in the URI, or in the file that \
@@ -69,16 +69,16 @@ impl PgConnection {
                             .into());
                     }
                     let offered: Vec<String> =
-                        body.mechanisms().map(|name| Ok(name.to_owned())).collect().map_err(told)?;
+                        body.mechanisms().map(|name| Ok(name.to_owned())).collect().map_err(describe)?;
                     let (mechanism, exchange) = auth::begin(&offered, self.channel(mode), password)?;
                     frontend::sasl_initial_response(mechanism, exchange.message(), &mut self.output)
-                        .map_err(told)?;
+                        .map_err(describe)?;
                     scram = Some(exchange);
                 }
                 Message::AuthenticationSaslContinue(body) => {
                     let exchange = scram.as_mut().ok_or("it sent an unexpected message")?;
-                    exchange.update(body.data()).map_err(told)?;
-                    frontend::sasl_response(exchange.message(), &mut self.output).map_err(told)?;
+                    exchange.update(body.data()).map_err(describe)?;
+                    frontend::sasl_response(exchange.message(), &mut self.output).map_err(describe)?;
                 }
                 Message::AuthenticationSaslFinal(body) => {
                     let exchange = scram.as_mut().ok_or("it sent an unexpected message")?;
@@ -96,8 +96,8 @@ impl PgConnection {
                 }
                 Message::AuthenticationOk => is_signed_in = true,
                 Message::ParameterStatus(parameter) => {
-                    let is_on = parameter.value().map_err(told)? == "on";
-                    let name = parameter.name().map_err(told)?;
+                    let is_on = parameter.value().map_err(describe)? == "on";
+                    let name = parameter.name().map_err(describe)?;
                     let says_read_only = matches!(name, "in_hot_standby" | "default_transaction_read_only");
                     if says_read_only && is_on && uri.needs_writable {
                         return Err("it only reads: it is a standby, or set to read-only".into());
@@ -105,7 +105,7 @@ impl PgConnection {
                 }
                 Message::BackendKeyData(_) | Message::NoticeResponse(_) => {}
                 Message::ErrorResponse(body) => {
-                    return Err(Fields::read(body.fields()).map_err(told)?.refusal().to_string());
+                    return Err(Fields::read(body.fields()).map_err(describe)?.refusal().to_string());
                 }
                 Message::ReadyForQuery(_) if is_signed_in => {
                     self.is_idle = true;
@@ -134,19 +134,19 @@ impl PgConnection {
 }
 
 fn encrypt(mut link: PgStream, config: &Arc<ClientConfig>, host: &Host) -> Result<PgStream, String> {
-    let told = |error: io::Error| error.to_string();
+    let describe = |error: io::Error| error.to_string();
     let mut request = BytesMut::new();
     frontend::ssl_request(&mut request);
-    link.send(&request).map_err(told)?;
-    // One byte and no more: what follows it before the handshake could have been put there by anybody.
+    link.send(&request).map_err(describe)?;
+    // One byte and no more: an attacker could have inserted the bytes that follow it before the handshake.
     let mut answer = [0; 1];
-    link.receive(&mut answer).map_err(told)?;
+    link.receive(&mut answer).map_err(describe)?;
     if answer != [b'S'] {
         return Err(
             "it has no TLS: set ssl = on there, or add sslmode=disable if the network can be trusted".into(),
         );
     }
-    let name = tls::server_name(host).map_err(told)?;
+    let name = tls::server_name(host).map_err(describe)?;
     link.encrypt(Arc::clone(config), name).map_err(|error| tls::explain(&error))
 }
 

@@ -101,7 +101,7 @@ pub(super) fn server_name(host: &Host) -> io::Result<ServerName<'static>> {
     }
 }
 
-/// Why a handshake failed, with the next step.
+/// Explains why a handshake failed, with the next step.
 pub(super) fn explain(error: &io::Error) -> String {
     use CertificateError as Wrong;
     let Some(cause) = error.get_ref().and_then(|cause| cause.downcast_ref::<Error>()) else {

@@ -10,10 +10,10 @@ use crate::secret::Secret;
 
 const DEFAULT_PORT: u16 = 5432;
 
-/// What an attempt to connect to one host may take, unless `connect_timeout` says otherwise.
-const CONNECT_TIME: Duration = Duration::from_secs(1);
+/// The timeout for connecting to one host, unless `connect_timeout` is set.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Where a server of the same machine usually has its Unix socket.
+/// The usual folder of the Unix socket of a server on the same machine.
 const DEFAULT_FOLDER: &str = "/var/run/postgresql";
 
 /// A database that was named by a URI. Neither `Debug` nor `Display` shows the password.
@@ -27,9 +27,9 @@ pub struct DatabaseUri {
     pub sslmode: Option<SslMode>,
     /// A PEM file with the CAs that are trusted; `None` means those of the system.
     pub sslrootcert: Option<PathBuf>,
-    /// For one host.
+    /// The timeout for each host.
     pub connect_timeout: Duration,
-    /// Whether a host that only reads, such as a standby, is skipped.
+    /// Skips hosts that only read, such as a standby.
     pub needs_writable: bool,
 }
 
@@ -77,7 +77,7 @@ impl DatabaseUri {
             database: decode(database)?,
             sslmode: None,
             sslrootcert: None,
-            connect_timeout: CONNECT_TIME,
+            connect_timeout: CONNECT_TIMEOUT,
             needs_writable: true,
         };
         let (mut names, mut ports) = split_hosts(hosts)?;
@@ -107,7 +107,6 @@ impl DatabaseUri {
         Ok(uri)
     }
 
-    /// Sets a parameter of the query.
     fn set(&mut self, name: &str, value: String) -> Result<(), String> {
         match name {
             "user" => self.user = value,
@@ -142,7 +141,7 @@ impl DatabaseUri {
         Ok(())
     }
 
-    /// How a host is connected to. Without `sslmode`: `verify-full` if there is an `sslrootcert`; else `require`, and on
+    /// The mode for connecting to a host. Without `sslmode`: `verify-full` if there is an `sslrootcert`; else `require`, and on
     /// the same machine plain. A Unix socket is always plain.
     pub fn sslmode_for(&self, host: &Host) -> SslMode {
         match (host, self.sslmode) {
@@ -229,10 +228,10 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(text: &str, shown: &str) -> DatabaseUri {
+    fn check(text: &str, displayed: &str) -> DatabaseUri {
         assert!(DatabaseUri::is_uri(text));
         let uri = DatabaseUri::parse(text).expect(text);
-        assert_eq!(uri.to_string(), shown);
+        assert_eq!(uri.to_string(), displayed);
         uri
     }
 

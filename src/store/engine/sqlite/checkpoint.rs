@@ -13,14 +13,14 @@ use super::{Sqlite, connect};
 use crate::store::StoreError;
 use crate::when;
 
-/// How many pages that are not in the database yet make a checkpoint worth its two fsyncs.
+/// The number of pages, not in the database yet, that make a checkpoint worth its two fsyncs.
 const CHECKPOINT_PAGES: i64 = 1_000;
 
 /// 64 MiB.
 pub(super) const RESTART_PAGES: u64 = 16_384;
 
-/// How long a restart waits for those that still read from the WAL.
-const RESTART_PATIENCE: Duration = Duration::from_millis(200);
+/// The time that a restart waits for readers of the WAL.
+const RESTART_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The bytes of a page in the WAL: 4,096 and the header of its frame.
 const FRAME: u64 = 4096 + 24;
@@ -43,12 +43,11 @@ impl Sqlite {
         self.wal_pages.load(Ordering::Relaxed) * FRAME
     }
 
-    /// When a checkpoint last ran since the start.
     pub fn last_checkpoint(&self) -> Option<i64> {
         Some(self.last_checkpoint.load(Ordering::Relaxed)).filter(|&time| time != 0)
     }
 
-    /// How often the WAL reached 64 MiB and was restarted.
+    /// The number of times that the WAL reached 64 MiB and was restarted.
     pub fn wal_restarts(&self) -> u64 {
         self.wal_restarts.load(Ordering::Relaxed)
     }
@@ -60,7 +59,7 @@ impl Sqlite {
             return;
         }
         let restart = || {
-            connection.busy_timeout(RESTART_PATIENCE)?;
+            connection.busy_timeout(RESTART_TIMEOUT)?;
             run(connection, "PRAGMA wal_checkpoint(RESTART)")
         };
         // If a long read holds it, the next attempt comes when it has doubled, so that requests do not wait each time.
@@ -89,7 +88,7 @@ pub(super) fn wal_in_use(connection: &Connection) -> Result<u64, StoreError> {
 struct CheckpointProgress {
     is_blocked: bool,
     pages: i64,
-    /// Of these, the pages that are in the database.
+    /// The pages of these that are in the database.
     moved: i64,
 }
 
@@ -110,13 +109,14 @@ mod tests {
             (0..pages)
                 .try_for_each(|_| session.execute("INSERT INTO t VALUES (zeroblob(4000))", &[]).map(drop))
         };
-        engine.transaction(false, fill).expect("some pages");
+        engine.as_dyn().transaction(false, fill).expect("some pages");
     }
 
     fn engine() -> (Temporary, Sqlite) {
         let temporary = Temporary::sqlite();
         let engine = Sqlite::open(&temporary.folder.join("wal.db"), Access::Create).expect("a database");
         engine
+            .as_dyn()
             .transaction(false, |session| session.execute("CREATE TABLE t (x BLOB)", &[]))
             .expect("a table");
         (temporary, engine)
@@ -124,7 +124,7 @@ mod tests {
 
     fn small_write(engine: &Sqlite) {
         let insert = |session: &dyn SqlSession| session.execute("INSERT INTO t VALUES (x'01')", &[]);
-        engine.transaction(true, insert).expect("a write");
+        engine.as_dyn().transaction(true, insert).expect("a write");
     }
 
     #[test]

@@ -65,7 +65,7 @@ impl Files {
         result
     }
 
-    /// Whether the open files are still those at their paths, so that a write is not lost at the next start. If the WAL has
+    /// Checks that the open files are still those at their paths, so that a write is not lost at the next start. If the WAL has
     /// become shorter, `wal_in_use` returns how many bytes of it are in use.
     pub fn check(&self, wal_in_use: impl FnOnce() -> Result<u64, StoreError>) -> Result<(), StoreError> {
         self.check_synced()?;
@@ -109,7 +109,6 @@ fn identity_of(file: &Metadata) -> FileIdentity {
     (file.dev(), file.ino())
 }
 
-/// The path of a database's WAL.
 pub(super) fn wal_of(path: &Path) -> PathBuf {
     let mut wal = OsString::from(path);
     wal.push("-wal");

@@ -20,13 +20,12 @@ pub struct FileLock {
     pub(super) path: PathBuf,
 }
 
-/// Why the lock was not taken.
 #[derive(Debug)]
 pub enum LockError {
     /// Another process holds it. Its pid is unknown for the moment before it has written it.
-    Held(Option<u32>),
+    Taken(Option<u32>),
     /// Another process serves under the name of this gateway. Its address is unknown if it has just started.
-    NameHeld {
+    NameTaken {
         name: String,
         address: Option<String>,
     },
@@ -37,14 +36,14 @@ pub enum LockError {
 impl fmt::Display for LockError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Held(pid) => {
+            Self::Taken(pid) => {
                 let pid = pid.map_or("unknown".into(), |pid| pid.to_string());
                 write!(
                     f,
                     "another adriaticum serve uses it (pid {pid}): stop that process first, or choose another database"
                 )
             }
-            Self::NameHeld { name, address } => {
+            Self::NameTaken { name, address } => {
                 let address = address.as_deref().unwrap_or("an unknown address");
                 write!(
                     f,
@@ -80,7 +79,7 @@ impl FileLock {
             Err(TryLockError::WouldBlock) => {
                 let mut holder = String::new();
                 let _ = file.read_to_string(&mut holder);
-                Err(LockError::Held(holder.trim().parse().ok()))
+                Err(LockError::Taken(holder.trim().parse().ok()))
             }
             Err(TryLockError::Error(error)) => Err(failed(error)),
         }
@@ -108,12 +107,12 @@ mod tests {
         let temporary = Temporary::sqlite();
         let (path, link) = (temporary.folder.join("test.db"), temporary.folder.join("link.db"));
         symlink("test.db", &link).expect("a link");
-        // What a crash left behind.
+        // A crash left this behind.
         fs::write(temporary.folder.join("test.db.lock"), "4194304\nmore than a pid").expect("a file");
-        let first = FileLock::take(&path).expect("nobody holds it");
+        let first = FileLock::take(&path).expect("it is free");
         for path in [&path, &link] {
             let error = FileLock::take(path).expect_err("it is held");
-            assert!(matches!(error, LockError::Held(Some(pid)) if pid == process::id()), "{error}");
+            assert!(matches!(error, LockError::Taken(Some(pid)) if pid == process::id()), "{error}");
         }
         drop(first);
         FileLock::take(&link).expect("it was released");
@@ -124,7 +123,7 @@ mod tests {
     fn its_file_is_for_the_owner_of_the_database() {
         let temporary = Temporary::sqlite();
         let path = temporary.folder.join("new.db");
-        let _lock = FileLock::take(&path).expect("nobody holds it");
+        let _lock = FileLock::take(&path).expect("it is free");
         assert!(!path.exists(), "the database is not touched");
         let mode = temporary.folder.join("new.db.lock").metadata().expect("a file").mode();
         assert_eq!(mode & 0o007, 0, "others may not lock it");

@@ -2,8 +2,10 @@
 //! writing.
 
 mod checkpoint;
+mod conversions;
 mod database_files;
 mod lock;
+mod readers;
 mod replacement;
 mod upgrades;
 mod writer;
@@ -11,49 +13,46 @@ mod writer;
 use std::collections::VecDeque;
 use std::fs::{self, OpenOptions};
 use std::io;
+use std::ops::RangeInclusive;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rusqlite::config::DbConfig;
-use rusqlite::types::{ToSqlOutput, ValueRef};
-use rusqlite::{Connection, ErrorCode, OpenFlags, ToSql, ffi, params_from_iter};
+use rusqlite::{Connection, OpenFlags, params_from_iter};
 
 use self::database_files::Files;
 pub use self::lock::{FileLock, LockError};
-pub use self::replacement::{PrepareError, PresentDatabase, Replacement};
+pub use self::replacement::{PresentDatabase, Replaced, Replacement};
 pub use self::writer::SyncTurn;
 use self::writer::Writer;
-use super::{Access, BoundStatement, Row, SqlSession, SqlValue, Table};
+use super::{
+    Access, BoundStatement, Engine, Row, SCHEMA_VERSION, SqlSession, SqlValue, Table, Transaction,
+    TransactionMode,
+};
 use crate::semaphore::Semaphore;
 use crate::store::StoreError;
 
-/// How long a start waits for other processes.
-const START_PATIENCE: Duration = Duration::from_secs(5);
-
-/// How long a read waits for its turn, and if the database has to be recovered after a crash.
-const READ_PATIENCE: Duration = Duration::from_secs(2);
+/// The time that a start waits for other processes.
+const START_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection's page cache in KiB: enough for the pages that a request reads and writes.
 const PAGE_CACHE: i64 = 128;
 
-/// How many connections read at once; they stay open. The console's two threads may have two of them for long, and looking
+/// The number of connections that read; they stay open. The console's two threads may have two of them for long, and looking
 /// up a key takes a tenth of a millisecond. More would not be faster, but a moment of many reads would keep their memory and
 /// their descriptors. They are used in turn: otherwise the last one would rarely have a turn, and memory would still grow
 /// after hours, with each statement that it prepares for the first time.
 const READERS: usize = 4;
 
-/// How many prepared statements a connection keeps: more than there are on a request's path.
+/// The number of prepared statements that a connection keeps: more than there are on a request's path.
 const STATEMENTS: usize = 64;
 
 /// Up to this many bytes a database is checked completely at every start, which takes a few milliseconds.
 const CHECK_COMPLETELY: u64 = 2_097_152;
-
-/// How many pages are given back to the file system at once.
-const VACUUM_PAGES: usize = 64;
 
 pub struct Sqlite {
     path: PathBuf,
@@ -63,13 +62,13 @@ pub struct Sqlite {
     readers: Mutex<VecDeque<Connection>>,
     reading: Semaphore,
     writer: Writer,
-    pub patience: Duration,
+    write_timeout: Duration,
     /// Pages of the WAL that are in use, as the last checkpoint found.
     wal_pages: AtomicU64,
-    /// From this many pages on a write restarts the WAL.
+    /// A write restarts the WAL if it has this many pages.
     restart_at: AtomicU64,
     wal_restarts: AtomicU64,
-    /// When pages were last moved; 0: not since the start.
+    /// The time of the last checkpoint; 0: none since the start.
     last_checkpoint: AtomicI64,
 }
 
@@ -83,7 +82,7 @@ impl Sqlite {
         let path = &crate::files::resolve(path)?;
         let opened = database_files::identity(path)?;
         let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-        connection.busy_timeout(START_PATIENCE)?;
+        connection.busy_timeout(START_TIMEOUT)?;
         if path.metadata().is_ok_and(|file| file.len() == 0) {
             // Retention can then give space back to the file system.
             connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
@@ -101,7 +100,7 @@ impl Sqlite {
             readers: Mutex::default(),
             reading: Semaphore::new(READERS),
             writer: Writer::new(connection),
-            patience: writer::PATIENCE,
+            write_timeout: writer::WRITE_TIMEOUT,
             wal_pages: AtomicU64::new(0),
             restart_at: AtomicU64::new(checkpoint::RESTART_PAGES),
             wal_restarts: AtomicU64::new(0),
@@ -114,36 +113,11 @@ impl Sqlite {
         self.files.watch(lock)
     }
 
-    /// Runs `work` on one state of the database.
-    pub fn read<T>(
-        &self,
-        work: impl FnOnce(&dyn SqlSession) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        let permit = self.reading.acquire(Instant::now() + READ_PATIENCE);
-        let _permit = permit.ok_or(StoreError::NoConnection)?;
-        let idle = lock(&self.readers).pop_front();
-        let connection = match idle {
-            Some(connection) => connection,
-            None => {
-                let connection = connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
-                connection.busy_timeout(READ_PATIENCE)?;
-                connection
-            }
-        };
-        connection.prepare_cached("BEGIN")?.execute([])?;
-        let result = work(&SqliteSession(&connection))?;
-        connection.prepare_cached("COMMIT")?.execute([])?;
-        // After an error the connection is dropped, and the next reader opens another one.
-        lock(&self.readers).push_back(connection);
-        Ok(result)
-    }
-
     /// Reads every page of the database.
     pub fn check(&self) -> Result<(), StoreError> {
         check_every_page(&connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY)?)
     }
 
-    /// The tables that the database has.
     pub fn tables(&self, session: &dyn SqlSession) -> Result<Vec<Table>, StoreError> {
         let names =
             "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite%' ORDER BY name";
@@ -160,21 +134,45 @@ impl Sqlite {
         };
         names.into_iter().map(table).collect()
     }
+}
 
-    /// Gives free pages back to the file system.
-    pub fn shrink(&self) -> Result<(), StoreError> {
-        let vacuum = format!("PRAGMA incremental_vacuum({VACUUM_PAGES})");
-        self.transaction(false, |session| session.query(&vacuum, &[], &mut |_| Ok(())))
+impl Engine for Sqlite {
+    fn begin(&self, mode: TransactionMode) -> Result<Box<dyn Transaction + '_>, StoreError> {
+        Ok(match mode {
+            TransactionMode::Read | TransactionMode::Report => Box::new(self.begin_read()?),
+            TransactionMode::Write => Box::new(self.begin_write(Instant::now() + self.write_timeout)?),
+            TransactionMode::WriteUntil { deadline, .. } => Box::new(self.begin_write(deadline)?),
+        })
     }
 
-    #[cfg(test)]
-    pub fn set_patience(&mut self, patience: Duration) {
-        self.patience = patience;
+    fn write_timeout(&self, _: bool) -> Duration {
+        self.write_timeout
     }
 
-    #[cfg(test)]
-    pub fn make_unsyncable(&mut self) {
-        self.files.make_unsyncable();
+    fn clock(&self) -> &'static str {
+        "unixepoch()"
+    }
+
+    fn known_versions(&self) -> (&'static str, RangeInclusive<i64>) {
+        ("PRAGMA user_version", SCHEMA_VERSION..=SCHEMA_VERSION)
+    }
+
+    /// SQLite does not know such a clause: its transactions lock everything.
+    fn locking<'a>(&self, query: &'a str) -> &'a str {
+        query.split(" FOR ").next().unwrap_or(query)
+    }
+
+    /// Without statistics, which PostgreSQL has, it would read the days of all keys by the primary key.
+    fn days_hint(&self) -> &'static str {
+        "INDEXED BY rollup_days"
+    }
+
+    fn sqlite(&self) -> Option<&Sqlite> {
+        Some(self)
+    }
+
+    fn sqlite_mut(&mut self) -> Option<&mut Sqlite> {
+        Some(self)
     }
 }
 
@@ -185,7 +183,7 @@ pub fn backup(path: &Path, to: &Path) -> Result<i64, StoreError> {
     }
     // It only reads, but the last connection to close moves the WAL into the database, and a read-only one can't.
     let connection = connect(&crate::files::resolve(path)?, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-    connection.busy_timeout(START_PATIENCE)?;
+    connection.busy_timeout(START_TIMEOUT)?;
     // Not by SQLite, which would say "table already exists" for a file that is there.
     OpenOptions::new().write(true).create_new(true).mode(0o640).open(to)?;
     let copy = || {
@@ -200,7 +198,6 @@ pub fn backup(path: &Path, to: &Path) -> Result<i64, StoreError> {
     })
 }
 
-/// Whether there is no database at a path.
 fn is_missing(path: &Path) -> Result<bool, StoreError> {
     // Before the database's own: a process that creates one fills its WAL last.
     let wal = database_files::wal_of(&fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()));
@@ -232,7 +229,7 @@ fn connect(path: &Path, mode: OpenFlags) -> Result<Connection, StoreError> {
 /// Switches to another kind of journal. SQLite's own timeout does not cover this: it fails at once if another process is
 /// writing, which happens when both create the database.
 fn switch_journal(connection: &Connection, journal: &str) -> Result<(), StoreError> {
-    let end = Instant::now() + START_PATIENCE;
+    let end = Instant::now() + START_TIMEOUT;
     loop {
         match connection.pragma_update(None, "journal_mode", journal).map_err(StoreError::from) {
             Err(StoreError::Busy) if Instant::now() < end => thread::sleep(Duration::from_millis(5)),
@@ -251,7 +248,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs statements on a connection.
 struct SqliteSession<'a>(&'a Connection);
 
 impl SqlSession for SqliteSession<'_> {
@@ -280,54 +276,29 @@ impl SqlSession for SqliteSession<'_> {
     }
 }
 
-impl From<ValueRef<'_>> for SqlValue {
-    fn from(value: ValueRef) -> Self {
-        match value {
-            ValueRef::Null => Self::Null,
-            ValueRef::Integer(number) => Self::Int(number),
-            ValueRef::Real(number) => Self::Real(number),
-            ValueRef::Text(text) => Self::Text(String::from_utf8_lossy(text).into_owned()),
-            ValueRef::Blob(bytes) => Self::Blob(bytes.to_vec()),
-        }
-    }
-}
-
-impl ToSql for SqlValue {
-    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
-        Ok(ToSqlOutput::Borrowed(match self {
-            Self::Null => ValueRef::Null,
-            Self::Int(number) => ValueRef::Integer(*number),
-            Self::Real(number) => ValueRef::Real(*number),
-            Self::Text(text) => ValueRef::Text(text.as_bytes()),
-            Self::Blob(bytes) => ValueRef::Blob(bytes),
-        }))
-    }
-}
-
-impl From<rusqlite::Error> for StoreError {
-    fn from(error: rusqlite::Error) -> Self {
-        let extended = error.sqlite_error().map(|error| error.extended_code);
-        if let Some(ffi::SQLITE_IOERR_FSYNC | ffi::SQLITE_IOERR_DIR_FSYNC) = extended {
-            return Self::NotSynced(Arc::new(io::Error::other(error.to_string())));
-        }
-        match error.sqlite_error_code() {
-            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Self::Busy,
-            Some(ErrorCode::DiskFull) => Self::Full,
-            Some(ErrorCode::ReadOnly) => Self::ReadOnly,
-            Some(ErrorCode::CannotOpen) => Self::CannotOpen,
-            Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => Self::Damaged(error.to_string()),
-            _ => Self::Other(error.to_string()),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Barrier;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use rusqlite::ffi;
+
     use super::*;
     use crate::store::tests::Temporary;
+
+    impl Sqlite {
+        pub fn set_write_timeout(&mut self, timeout: Duration) {
+            self.write_timeout = timeout;
+        }
+
+        pub fn as_dyn(&self) -> &dyn Engine {
+            self
+        }
+
+        pub fn make_unsyncable(&mut self) {
+            self.files.make_unsyncable();
+        }
+    }
 
     #[test]
     fn every_error_that_has_its_own_advice() {
@@ -352,7 +323,7 @@ mod tests {
         thread::scope(|scope| {
             for _ in 0..READERS {
                 scope.spawn(|| {
-                    let read = engine.read(|_| {
+                    let read = engine.as_dyn().read(|_| {
                         all.wait();
                         all.wait();
                         Ok(())
@@ -364,7 +335,7 @@ mod tests {
             let others: Vec<_> = (0..10)
                 .map(|_| {
                     scope.spawn(|| {
-                        engine.read(|_| {
+                        engine.as_dyn().read(|_| {
                             reading.fetch_add(1, Ordering::Relaxed);
                             Ok(())
                         })
@@ -379,7 +350,7 @@ mod tests {
         assert_eq!(reading.load(Ordering::Relaxed), 10);
         assert_eq!(lock(&engine.readers).len(), READERS);
         for _ in 0..READERS {
-            let create = engine.read(|session| session.execute("CREATE TEMP TABLE mine (n)", &[]));
+            let create = engine.as_dyn().read(|session| session.execute("CREATE TEMP TABLE mine (n)", &[]));
             create.expect("a connection without this table");
         }
     }
@@ -391,7 +362,7 @@ mod tests {
             Sqlite::open(&temporary.folder.join("reads.db"), Access::Create).expect("a new database");
         let now = Instant::now();
         let _all: Vec<_> = (0..READERS).map(|_| engine.reading.acquire(now).expect("a free one")).collect();
-        let error = engine.read(|_| Ok(())).expect_err("all are in use").to_string();
+        let error = engine.as_dyn().read(|_| Ok(())).expect_err("all are in use").to_string();
         assert!(
             error.contains("this process's connections") && !error.contains("another process"),
             "{error}"

@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, OpenFlags};
 
-use super::{START_PATIENCE, SqliteSession, check_every_page, connect, is_missing, switch_journal, upgrades};
+use super::{START_TIMEOUT, SqliteSession, check_every_page, connect, is_missing, switch_journal, upgrades};
 use crate::files::{self, NO_FOLLOW};
-use crate::store::StoreError;
 use crate::store::engine::SqlSession;
+use crate::store::{RestoreError, StoreError};
 use crate::when;
 
 /// The files that SQLite may have beside a database with content that is not in it.
@@ -31,30 +31,31 @@ pub struct Replacement {
 
 impl Replacement {
     /// Copies a backup, which is only read, and checks all of the copy.
-    pub fn prepare(database: &Path, backup: &Path) -> Result<Self, PrepareError> {
-        let of_backup = |error: io::Error| PrepareError::Backup(error.into());
+    pub fn prepare(database: &Path, backup: &Path) -> Result<Self, RestoreError> {
+        let of_backup = |error: io::Error| RestoreError::Backup(error.into());
+        let of_target = |error: io::Error| RestoreError::Present(error.into());
         let file = fs::metadata(backup).map_err(of_backup)?;
         if !file.is_file() {
             return Err(of_backup(io::Error::other("it is not a regular file")));
         }
         let database = match files::resolve(database) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => database.to_owned(),
-            resolved => resolved.map_err(PrepareError::of_target)?,
+            resolved => resolved.map_err(of_target)?,
         };
         if fs::metadata(&database).is_ok_and(|other| (other.dev(), other.ino()) == (file.dev(), file.ino())) {
             return Err(of_backup(io::Error::other("it is the database itself")));
         }
         File::open(backup).map_err(of_backup)?;
         let mut replacement = Self { copy: with_suffix(&database, ".restoring"), database, version: 0 };
-        // What an interrupted restore has left.
-        replacement.remove_copy().map_err(PrepareError::of_target)?;
-        copy(backup, &replacement.copy).map_err(PrepareError::of_target)?;
+        // An interrupted restore may have left a copy.
+        replacement.remove_copy().map_err(of_target)?;
+        copy(backup, &replacement.copy).map_err(of_target)?;
         for log in LOGS.map(|log| with_suffix(backup, log)).into_iter().zip(LOGS) {
             if log.0.exists() {
-                copy(&log.0, &with_suffix(&replacement.copy, log.1)).map_err(PrepareError::of_target)?;
+                copy(&log.0, &with_suffix(&replacement.copy, log.1)).map_err(of_target)?;
             }
         }
-        replacement.version = replacement.check().map_err(PrepareError::Backup)?;
+        replacement.version = replacement.check().map_err(RestoreError::Backup)?;
         Ok(replacement)
     }
 
@@ -68,8 +69,8 @@ impl Replacement {
         if verdict == "ok" { Ok(upgrades::version(&connection)?) } else { Err(StoreError::Damaged(verdict)) }
     }
 
-    /// Puts the copy, which nothing has open, in the place of the database. Returns where that one is kept.
-    pub fn put_in_place(self) -> Result<Option<PathBuf>, StoreError> {
+    /// Puts the copy, which nothing has open, in the place of the database.
+    pub fn put_in_place(self) -> Result<Replaced, StoreError> {
         self.close_copy()?;
         let database = &self.database;
         let kept = unused(database, &format!(".before-restore-{}", compact_time()));
@@ -87,8 +88,7 @@ impl Replacement {
         }
         self.sync_folder()?;
         fs::rename(&self.copy, database)?;
-        self.sync_folder()?;
-        Ok(is_kept.then_some(kept))
+        Ok(Replaced { kept: is_kept.then_some(kept), unsynced: self.sync_folder().err() })
     }
 
     /// Moves the WAL into the copy, gives it the owner and the mode of the database, and syncs it.
@@ -116,31 +116,24 @@ impl Replacement {
     }
 }
 
+pub struct Replaced {
+    /// The path of the former database; `None` if there was none.
+    pub kept: Option<PathBuf>,
+    /// The reason why the folder could not be synced after the rename: after a power failure the path may name the former
+    /// database again.
+    pub unsynced: Option<io::Error>,
+}
+
 impl Drop for Replacement {
     fn drop(&mut self) {
         let _ = self.remove_copy();
     }
 }
 
-/// Why there is no copy.
-#[derive(Debug)]
-pub enum PrepareError {
-    /// The backup can't be used.
-    Backup(StoreError),
-    /// The copy can't be written beside the database.
-    Target(StoreError),
-}
-
-impl PrepareError {
-    fn of_target(error: io::Error) -> Self {
-        Self::Target(error.into())
-    }
-}
-
 /// The database that is to be replaced. If it is sound, no other process can use it until this is dropped.
 pub struct PresentDatabase {
     connection: Connection,
-    /// What is wrong with its file.
+    /// The damage that a check of its file found.
     pub damage: Option<StoreError>,
 }
 
@@ -152,24 +145,21 @@ impl PresentDatabase {
             return Err(StoreError::Missing);
         }
         let connection = connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
-        connection.busy_timeout(START_PATIENCE)?;
+        connection.busy_timeout(START_TIMEOUT)?;
         match check_every_page(&connection) {
             Err(damage @ StoreError::Damaged(_)) => return Ok(Self { connection, damage: Some(damage) }),
             checked => checked?,
         }
         drop(connection);
         let connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-        connection.busy_timeout(START_PATIENCE)?;
+        connection.busy_timeout(START_TIMEOUT)?;
         switch_journal(&connection, "DELETE")?;
         connection.execute_batch("BEGIN EXCLUSIVE")?;
         Ok(Self { connection, damage: None })
     }
 
-    pub fn read<T>(
-        &self,
-        work: impl FnOnce(&dyn SqlSession) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        work(&SqliteSession(&self.connection))
+    pub fn session(&self) -> impl SqlSession {
+        SqliteSession(&self.connection)
     }
 }
 

@@ -29,7 +29,7 @@ pub(super) fn bring_up_to_date(connection: &mut Connection, access: Access) -> R
     Ok(())
 }
 
-/// Whether the database has the present version. If not, and it may not be upgraded, that is an error.
+/// Returns whether the database has the present version. If not, and it may not be upgraded, that is an error.
 fn is_current(connection: &Connection, access: Access) -> Result<bool, StoreError> {
     match version(connection)? {
         SCHEMA_VERSION => Ok(true),

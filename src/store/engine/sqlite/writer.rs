@@ -8,10 +8,10 @@ use rusqlite::Connection;
 
 use super::{Sqlite, SqliteSession, checkpoint, lock};
 use crate::store::StoreError;
-use crate::store::engine::SqlSession;
+use crate::store::engine::{BoundStatement, Row, SqlSession, Statement, Transaction, bound};
 
-/// How long a write waits for its turn and for other processes, in total.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+/// The time that a write waits for its turn and for other processes, in total.
+pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// There are locks for which SQLite does not wait by itself.
 const RETRY_PAUSE: Duration = Duration::from_millis(1);
@@ -21,7 +21,7 @@ pub(super) struct Writer {
     is_free: Condvar,
     /// Syncs run one at a time: Linux reports a failure once for each descriptor.
     sync_turn: Mutex<()>,
-    /// Since when a thread has that turn.
+    /// The time when a thread took that turn.
     syncing: Mutex<Option<Instant>>,
 }
 
@@ -43,47 +43,25 @@ impl Writer {
 }
 
 impl Sqlite {
-    /// Whether a write has had the connection, or a sync has run, for longer than one may take: the disk or the file system
+    /// Returns whether a write has had the connection, or a sync has run, for longer than one may take: the disk or the file system
     /// hangs.
     pub fn is_stuck(&self) -> bool {
         let turn = lock(&self.writer.turn);
         let writing = turn.connection.is_none().then_some(turn.taken);
         let syncing = *lock(&self.writer.syncing);
-        [writing, syncing].into_iter().flatten().any(|began| began.elapsed() > 2 * self.patience)
+        [writing, syncing].into_iter().flatten().any(|began| began.elapsed() > 2 * self.write_timeout)
     }
 
-    /// Runs `work` in a transaction, in its turn; if `durable`, it is on the disk when this returns.
-    pub fn transaction<T>(
-        &self,
-        durable: bool,
-        work: impl FnOnce(&dyn SqlSession) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        let value = self.transaction_until(Instant::now() + self.patience, work)?;
-        if durable {
-            self.sync_turn().sync()?;
-        }
-        Ok(value)
-    }
-
-    /// The same, not synced. It waits for its turn and for other processes until the deadline.
-    pub fn transaction_until<T>(
-        &self,
-        deadline: Instant,
-        work: impl FnOnce(&dyn SqlSession) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        let lease = self.lease(deadline)?;
-        self.restart_large_wal(lease.connection());
+    /// Begins a transaction. Waits for its turn and for other processes until the deadline.
+    pub(super) fn begin_write(&self, deadline: Instant) -> Result<SqliteWrite<'_>, StoreError> {
+        let write = self.lease(deadline)?;
+        self.restart_large_wal(write.connection());
         loop {
-            match lease.begin(deadline) {
+            match write.begin(deadline) {
                 Err(StoreError::Busy) if Instant::now() < deadline => thread::sleep(RETRY_PAUSE),
-                begun => break begun?,
+                begun => return begun.map(|()| write),
             }
         }
-        // SQLite syncs by itself when a write begins the WAL again.
-        self.files.keep_failed_sync(work(&SqliteSession(lease.connection())).and_then(|value| {
-            lease.connection().prepare_cached("COMMIT")?.execute([])?;
-            Ok(value)
-        }))
     }
 
     /// Waits until no other sync runs.
@@ -93,12 +71,12 @@ impl Sqlite {
         SyncTurn { engine: self, _turn: turn }
     }
 
-    fn lease(&self, deadline: Instant) -> Result<Lease<'_>, StoreError> {
+    fn lease(&self, deadline: Instant) -> Result<SqliteWrite<'_>, StoreError> {
         let mut turn = lock(&self.writer.turn);
         loop {
             if let Some(connection) = turn.connection.take() {
                 turn.taken = Instant::now();
-                return Ok(Lease { engine: self, connection: Some(connection) });
+                return Ok(SqliteWrite { engine: self, connection: Some(connection) });
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -130,15 +108,15 @@ impl Drop for SyncTurn<'_> {
 
 /// The write connection, while one thread has it. Dropping it rolls back what is not committed and gives the connection
 /// back: after an error and after a panic too.
-struct Lease<'a> {
+pub(super) struct SqliteWrite<'a> {
     engine: &'a Sqlite,
     /// `None` only while it is dropped.
     connection: Option<Connection>,
 }
 
-impl Lease<'_> {
+impl SqliteWrite<'_> {
     fn connection(&self) -> &Connection {
-        self.connection.as_ref().expect("a lease should have its connection until it is dropped")
+        self.connection.as_ref().expect("a write should have its connection until it is dropped")
     }
 
     /// Checks that writing makes sense, and waits for other processes until the deadline.
@@ -150,7 +128,27 @@ impl Lease<'_> {
     }
 }
 
-impl Drop for Lease<'_> {
+impl Transaction for SqliteWrite<'_> {
+    fn commit(&self, last: &[Statement]) -> Result<Vec<usize>, StoreError> {
+        let changed = self.run(&bound(last), &mut |_, _| Ok(()))?;
+        let commit = || Ok(self.connection().prepare_cached("COMMIT")?.execute([])?);
+        self.engine.files.keep_failed_sync(commit())?;
+        Ok(changed)
+    }
+}
+
+impl SqlSession for SqliteWrite<'_> {
+    fn run(
+        &self,
+        statements: &[BoundStatement],
+        each: &mut dyn FnMut(usize, Row) -> Result<(), StoreError>,
+    ) -> Result<Vec<usize>, StoreError> {
+        // SQLite syncs by itself when a write begins the WAL again.
+        self.engine.files.keep_failed_sync(SqliteSession(self.connection()).run(statements, each))
+    }
+}
+
+impl Drop for SqliteWrite<'_> {
     fn drop(&mut self) {
         // After some errors SQLite has rolled back already.
         if !self.connection().is_autocommit() {
@@ -172,25 +170,28 @@ mod tests {
     use crate::store::engine::{Access, values};
     use crate::store::tests::Temporary;
 
-    fn engine(patience: Duration) -> (Temporary, Sqlite) {
+    fn engine(timeout: Duration) -> (Temporary, Sqlite) {
         let temporary = Temporary::sqlite();
         let mut engine =
             Sqlite::open(&temporary.folder.join("writer.db"), Access::Create).expect("a database");
-        engine.set_patience(patience);
+        engine.set_write_timeout(timeout);
         engine
+            .as_dyn()
             .transaction(false, |session| session.execute("CREATE TABLE t (x INTEGER CHECK (x <> 13))", &[]))
             .expect("a table");
         (temporary, engine)
     }
 
     fn insert(engine: &Sqlite, number: i64, durable: bool) -> Result<usize, StoreError> {
-        engine.transaction(durable, |session| session.execute("INSERT INTO t VALUES ($1)", &values![number]))
+        engine
+            .as_dyn()
+            .transaction(durable, |session| session.execute("INSERT INTO t VALUES ($1)", &values![number]))
     }
 
     fn numbers(engine: &Sqlite) -> Vec<i64> {
         let read =
             |session: &dyn SqlSession| session.rows("SELECT x FROM t ORDER BY x", &[], |mut row| row.next());
-        engine.read(read).expect("the numbers")
+        engine.as_dyn().read(read).expect("the numbers")
     }
 
     /// Runs `meanwhile` while another thread has the connection.
@@ -198,7 +199,7 @@ mod tests {
         let barrier = Barrier::new(2);
         thread::scope(|scope| {
             let holder = scope.spawn(|| {
-                engine.transaction(false, |_| {
+                engine.as_dyn().transaction(false, |_| {
                     barrier.wait();
                     barrier.wait();
                     Ok(())
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_ends_within_its_patience_if_another_process_has_the_database() {
+    fn a_write_ends_within_its_timeout_if_another_process_has_the_database() {
         let (temporary, engine) = engine(Duration::from_millis(300));
         let other = Connection::open(temporary.folder.join("writer.db")).expect("the database");
         other.execute_batch("BEGIN IMMEDIATE").expect("a lock");
@@ -250,25 +251,26 @@ mod tests {
 
     #[test]
     fn a_panic_or_an_error_gives_the_connection_back_and_rolls_back() {
-        let (_temporary, engine) = engine(PATIENCE);
+        let (_temporary, engine) = engine(WRITE_TIMEOUT);
         let write = |session: &dyn SqlSession| -> Result<(), StoreError> {
             session.execute("INSERT INTO t VALUES (1)", &[])?;
             panic!("on purpose");
         };
-        let panicked = thread::scope(|scope| scope.spawn(|| engine.transaction(true, write)).join().is_err());
+        let panicked =
+            thread::scope(|scope| scope.spawn(|| engine.as_dyn().transaction(true, write)).join().is_err());
         assert!(panicked);
         let failing = |session: &dyn SqlSession| {
             session.execute("INSERT INTO t VALUES (1)", &[])?;
             session.execute("INSERT INTO t VALUES (13)", &[])
         };
-        assert!(engine.transaction(true, failing).is_err());
+        assert!(engine.as_dyn().transaction(true, failing).is_err());
         insert(&engine, 2, true).expect("the connection was given back");
         assert_eq!(numbers(&engine), [2]);
     }
 
     #[test]
     fn only_what_has_to_be_durable_is_synced() {
-        let (_temporary, mut engine) = engine(PATIENCE);
+        let (_temporary, mut engine) = engine(WRITE_TIMEOUT);
         engine.files.make_unsyncable();
         insert(&engine, 1, false).expect("no fsync");
         assert!(matches!(insert(&engine, 2, true), Err(StoreError::NotSynced(_))));
@@ -295,7 +297,7 @@ mod tests {
 
     #[test]
     fn a_wal_that_another_process_empties_is_good_only_if_nothing_of_it_is_in_use() {
-        let (temporary, engine) = engine(PATIENCE);
+        let (temporary, engine) = engine(WRITE_TIMEOUT);
         insert(&engine, 1, true).expect("a write");
         let other = Connection::open(temporary.folder.join("writer.db")).expect("the database");
         let truncate = "PRAGMA wal_checkpoint(TRUNCATE)";
@@ -312,10 +314,13 @@ mod tests {
 
     #[test]
     fn after_a_failed_fsync_of_sqlite_nothing_is_written() {
-        let (_temporary, engine) = engine(PATIENCE);
+        let (_temporary, engine) = engine(WRITE_TIMEOUT);
         let fail = |code: i32| {
-            let error = rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
-            engine.transaction(false, |_| Err::<(), _>(error.into())).expect_err("it fails");
+            let failure = |code| rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
+            let fails = |session: &dyn SqlSession| {
+                session.query("SELECT 1", &[], &mut |_| Err(StoreError::from(failure(code))))
+            };
+            engine.as_dyn().transaction(false, fails).expect_err("it fails");
         };
         fail(ffi::SQLITE_IOERR_READ);
         insert(&engine, 1, true).expect("another error ends nothing");

@@ -1,5 +1,8 @@
 //! The engine against a real server, with connections that break at the worst moment.
 
+mod round_trips;
+mod schema_upgrades;
+
 use std::io::{Read, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
@@ -15,12 +18,12 @@ use crate::store::{
     Actor, Filter, KeyName, LedgerOutcome, NewKey, NewRow, PasswordHash, Permission, Range, Store, TokenKind,
 };
 
-/// What a proxy does. The losses happen once.
+/// The modes of a proxy. A loss happens once.
 const PASS: u8 = 0;
 const REFUSE: u8 = 1;
 const LOSE_REQUEST: u8 = 2;
 const LOSE_ANSWER: u8 = 3;
-/// The same for COMMIT and its answer.
+/// COMMIT or its answer is lost.
 const LOSE_COMMIT: u8 = 4;
 const LOSE_COMMIT_ANSWER: u8 = 5;
 
@@ -105,36 +108,56 @@ fn engine(hosts: usize, connections: usize) -> (Vec<FaultyProxy>, Postgres) {
     let (proxies, uri) = proxies(hosts);
     let engine = Postgres::open(&uri, connections, Access::Create).expect("a new database");
     let table = "CREATE TABLE t (id BIGINT PRIMARY KEY, x BIGINT)";
-    engine.transaction(|session| session.execute(table, &[])).expect("a table");
+    engine.as_dyn().transaction(false, |session| session.execute(table, &[])).expect("a table");
     (proxies, engine)
 }
 
-fn insert(id: i64, durable: bool) -> Write {
-    let statement = Statement::new("INSERT INTO t SELECT $1, 0 WHERE $1 <> 13", values![id])
+/// Calls the functions that both engines share.
+impl Postgres {
+    fn as_dyn(&self) -> &dyn Engine {
+        self
+    }
+
+    fn insert(&self, id: i64, durable: bool) -> Result<usize, StoreError> {
+        let statement = Statement::new(
+            "INSERT INTO t SELECT $1, 0 WHERE $1 <> 13 ON CONFLICT (id) DO NOTHING",
+            values![id],
+        )
         .settled_by("SELECT 1 FROM t WHERE id = $1", values![id]);
-    Write { statements: vec![statement], durable }
+        self.as_dyn().write(durable, &[statement])
+    }
 }
 
 fn count(engine: &Postgres) -> i64 {
-    engine.read(|session| session.value("SELECT count(*) FROM t", &[])).expect("a count")
+    engine.as_dyn().read(|session| session.value("SELECT count(*) FROM t", &[])).expect("a count")
 }
 
 #[test]
 fn a_write_whose_answer_is_lost_is_settled() {
     let (proxies, engine) = engine(1, 4);
-    for (id, loss) in [(1, LOSE_ANSWER), (2, LOSE_REQUEST), (3, LOSE_ANSWER), (4, PASS)] {
+    for (id, loss) in [
+        (1, LOSE_COMMIT_ANSWER),
+        (2, LOSE_REQUEST),
+        (3, LOSE_COMMIT_ANSWER),
+        (4, LOSE_ANSWER),
+        (5, LOSE_COMMIT),
+        (6, PASS),
+    ] {
         proxies[0].set(loss);
-        assert_eq!(engine.write(&insert(id, id == 3)).expect("it is settled"), 1, "{id}");
+        assert_eq!(engine.insert(id, id == 3).expect("it is settled"), 1, "{id}");
         assert_eq!(count(&engine), id, "once each");
     }
-    proxies[0].set(LOSE_ANSWER);
+    proxies[0].set(LOSE_COMMIT_ANSWER);
     let update = Statement::new("UPDATE t SET x = 1 WHERE id = $1 AND x = 0", values![4_i64])
         .settled_by("SELECT 1 FROM t WHERE id = $1 AND x = 1", values![4_i64]);
-    let update = Write { statements: vec![update], durable: true };
-    assert_eq!(engine.write(&update).expect("it is settled"), 1, "the second attempt changed nothing");
-    proxies[0].set(LOSE_ANSWER);
-    assert_eq!(engine.write(&insert(13, true)).expect("it is settled"), 0, "it was refused, and not done");
-    assert!(engine.write(&insert(4, true)).is_err(), "without a loss a duplicate is an error");
+    assert_eq!(
+        engine.as_dyn().write(true, &[update]).expect("it is settled"),
+        1,
+        "the second attempt changed nothing"
+    );
+    proxies[0].set(LOSE_COMMIT_ANSWER);
+    assert_eq!(engine.insert(13, true).expect("it is settled"), 0, "it was refused, and not done");
+    assert_eq!(engine.insert(4, true).expect("a write"), 0, "without a loss a duplicate is not settled");
 }
 
 /// Every write of the store that is not the same when it is repeated.
@@ -142,7 +165,7 @@ fn a_write_whose_answer_is_lost_is_settled() {
 fn the_store_settles_its_writes() {
     let (proxies, uri) = proxies(1);
     let store = Store::open(&Database::Postgres(uri), Access::Create).expect("a new database");
-    let losing = || proxies[0].set(LOSE_ANSWER);
+    let losing = || proxies[0].set(LOSE_COMMIT_ANSWER);
     let (name, password) = (
         KeyName::parse("x").expect("a name"),
         PasswordHash { salt: vec![1], hash: vec![2], memory_kib: 8, passes: 1 },
@@ -173,7 +196,7 @@ fn the_store_settles_its_writes() {
     losing();
     let abandoned = LedgerOutcome { status: None, error_code: Some("abandoned"), ..outcome(200, None) };
     store.finish(&begun, &abandoned).expect("it is settled");
-    losing();
+    proxies[0].set(LOSE_ANSWER);
     assert!(matches!(store.finish(&begun, &outcome(200, None)), Err(StoreError::NoRow)), "not by this one");
     store.set_console_password(password.clone(), &by).expect("a password");
     losing();
@@ -188,7 +211,7 @@ fn the_store_settles_its_writes() {
     store.audit(0, |row| actions.push(row.action)).expect("the audit");
     actions.sort();
     assert_eq!(actions, ["key_created", "key_revoked", "password_set", "signed_in"], "once each");
-    losing();
+    proxies[0].set(LOSE_ANSWER);
     assert!(matches!(store.begin_row(&row("d", "key_1", 1)), Err(StoreError::KeyRefused)));
     assert_eq!(store.sums(Range::ALL, Filter::ALL).expect("the figures").requests, 9, "once each");
     assert_eq!(store.verify().expect("a walk").fault, None);
@@ -198,14 +221,15 @@ fn the_store_settles_its_writes() {
 fn an_unknown_outcome_is_settled_on_the_next_host() {
     let (proxies, engine) = engine(2, 4);
     assert_eq!(proxies[1].accepted.load(Ordering::SeqCst), 0, "the first host is good");
-    proxies[0].set(LOSE_ANSWER);
-    engine.write(&insert(1, true)).expect("it is settled");
+    proxies[0].set(LOSE_COMMIT_ANSWER);
+    engine.insert(1, true).expect("it is settled");
     let attempts = proxies[0].accepted.load(Ordering::SeqCst);
-    engine.write(&insert(2, true)).expect("a write");
+    engine.insert(2, true).expect("a write");
     assert_eq!(proxies[0].accepted.load(Ordering::SeqCst), attempts, "the good host is tried first");
     assert_eq!(count(&engine), 2);
     proxies[1].set(LOSE_ANSWER);
-    let try_write = || engine.transaction(|session| session.execute(TRY_WRITE, &[]).map(drop));
+    let try_write =
+        || engine.as_dyn().transaction(false, |session| session.execute(TRY_WRITE, &[]).map(drop));
     assert!(matches!(try_write(), Err(StoreError::Unknown(_))));
     try_write().expect("back on the first host");
     assert!(proxies[0].accepted.load(Ordering::SeqCst) > attempts);
@@ -215,17 +239,20 @@ fn an_unknown_outcome_is_settled_on_the_next_host() {
 fn while_the_database_is_lost_requests_fail_at_once_and_outcomes_wait() {
     let (proxies, engine) = engine(1, 4);
     proxies[0].set(REFUSE);
-    assert!(engine.write(&insert(1, false)).is_err());
+    assert!(engine.insert(1, false).is_err());
     let attempts = proxies[0].accepted.load(Ordering::SeqCst);
     let began = Instant::now();
     for _ in 0..1000 {
-        assert!(matches!(engine.write(&insert(1, false)), Err(StoreError::Unavailable(_))));
-        assert!(engine.read(|_| Ok(())).is_err() && engine.transaction(|_| Ok(())).is_err());
+        assert!(matches!(engine.insert(1, false), Err(StoreError::Unavailable(_))));
+        assert!(
+            engine.as_dyn().read(|_| Ok(())).is_err()
+                && engine.as_dyn().transaction(false, |_| Ok(())).is_err()
+        );
     }
     let probes = proxies[0].accepted.load(Ordering::SeqCst) - attempts;
     assert!(probes as u128 <= began.elapsed().as_millis() / 200 + 1, "{probes} attempts for 3000 calls");
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| engine.write(&insert(2, true)));
+        let waiting = scope.spawn(|| engine.insert(2, true));
         while proxies[0].accepted.load(Ordering::SeqCst) < attempts + probes + 2 {
             thread::yield_now();
         }
@@ -233,7 +260,7 @@ fn while_the_database_is_lost_requests_fail_at_once_and_outcomes_wait() {
         proxies[0].set(PASS);
         waiting.join().expect("no panic").expect("the database is back");
     });
-    engine.write(&insert(1, false)).expect("the database is back");
+    engine.insert(1, false).expect("the database is back");
     assert_eq!(count(&engine), 2);
 }
 
@@ -250,14 +277,20 @@ fn there_are_no_more_connections_than_allowed() {
     });
     // A transaction that failed gives its connection back too.
     for _ in 0..3 {
-        assert!(engine.transaction(|session| session.execute("INSERT INTO t VALUES (1), (1)", &[])).is_err());
         assert!(
-            engine.read(|session| session.execute("INSERT INTO t VALUES (1)", &[])).is_err(),
+            engine
+                .as_dyn()
+                .transaction(false, |session| session.execute("INSERT INTO t VALUES (1), (1)", &[]))
+                .is_err()
+        );
+        assert!(
+            engine.as_dyn().read(|session| session.execute("INSERT INTO t VALUES (1)", &[])).is_err(),
             "it only reads"
         );
     }
     let work = |_: &dyn SqlSession| -> Result<(), StoreError> { panic!("on purpose") };
-    let panicked = thread::scope(|scope| scope.spawn(|| engine.transaction(work)).join().is_err());
+    let panicked =
+        thread::scope(|scope| scope.spawn(|| engine.as_dyn().transaction(false, work)).join().is_err());
     assert!(panicked);
     assert_eq!(count(&engine), 0);
 }
@@ -266,6 +299,7 @@ fn there_are_no_more_connections_than_allowed() {
 fn a_server_with_no_room_for_another_connection_is_not_lost() {
     let (_proxies, engine) = engine(1, 4);
     let name: String = engine
+        .as_dyn()
         .read(|session| session.value("SELECT CAST(current_database() AS TEXT)", &[]))
         .expect("its name");
     PostgresServer::shared().psql(&format!("ALTER DATABASE {name} CONNECTION LIMIT 2"));
@@ -283,17 +317,21 @@ fn a_server_with_no_room_for_another_connection_is_not_lost() {
 #[test]
 fn transactions_that_meet_wait_for_each_other() {
     let (_proxies, engine) = engine(1, 4);
-    engine.write(&insert(1, true)).expect("a row");
+    engine.insert(1, true).expect("a row");
     let add = |session: &dyn SqlSession| {
         let x: i64 = session.value("SELECT x FROM t WHERE id = 1 FOR UPDATE", &[])?;
         session.execute("UPDATE t SET x = $1 WHERE id = 1", &values![x + 1])
     };
     thread::scope(|scope| {
         for _ in 0..4 {
-            scope.spawn(|| (0..10).for_each(|_| assert_eq!(engine.transaction(add).expect("its turn"), 1)));
+            scope.spawn(|| {
+                (0..10)
+                    .for_each(|_| assert_eq!(engine.as_dyn().transaction(false, add).expect("its turn"), 1))
+            });
         }
     });
-    let sum: i64 = engine.read(|session| session.value("SELECT x FROM t WHERE id = 1", &[])).expect("a sum");
+    let sum: i64 =
+        engine.as_dyn().read(|session| session.value("SELECT x FROM t WHERE id = 1", &[])).expect("a sum");
     assert_eq!(sum, 40, "none was lost");
 }
 
@@ -301,10 +339,11 @@ fn transactions_that_meet_wait_for_each_other() {
 fn a_read_sees_one_state_and_a_query_within_a_query_is_an_error() {
     let (_proxies, engine) = engine(1, 4);
     engine
+        .as_dyn()
         .read(|session| {
             let count = || session.value::<i64>("SELECT count(*) FROM t", &[]);
             assert_eq!(count()?, 0);
-            engine.write(&insert(1, true))?;
+            engine.insert(1, true)?;
             assert_eq!(count()?, 0, "as at the beginning");
             let nested = session.query("SELECT 1", &[], &mut |_| count().map(drop));
             assert!(matches!(nested, Err(StoreError::Other(_))), "{nested:?}");
