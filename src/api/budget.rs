@@ -17,7 +17,7 @@ pub fn check(budget: Option<KeyBudget>, created: i64) -> Result<(), Failure> {
         grouped(used),
         grouped(tokens),
         per.as_str(),
-        when::shown(Some(per.around(created).until)),
+        when::format_minute(Some(per.around(created).until)),
     );
     let failure = Failure::new(ApiError::InsufficientPermission, FailureCause::Budget, message);
     Err(Failure { no_retry: true, ..failure })

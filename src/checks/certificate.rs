@@ -26,7 +26,7 @@ pub fn check(files: &TlsFiles) -> Finding {
 
 /// The finding about a certificate that expires at this time.
 fn expiry(expires: i64, now: i64) -> Finding {
-    let date = when::shown(Some(expires));
+    let date = when::format_utc(expires);
     match (expires - now).div_euclid(86_400) {
         ..0 => Finding::fail(
             "tls",
@@ -63,7 +63,7 @@ pub fn read_unexpired(files: &TlsFiles) -> Result<Certificate, String> {
         Some(expires) if expires <= when::now() => Err(format!(
             "tls.cert = {:?}: the certificate expired at {}. Renew it, then reload the service.",
             files.cert,
-            when::shown(Some(expires))
+            when::format_utc(expires)
         )),
         _ => Ok(certificate),
     }

@@ -19,7 +19,7 @@ fn find(store: &Store) -> Result<Vec<Finding>, StoreError> {
     let now = when::now();
     let keys = store.list_keys()?;
     let of_state = |state| keys.iter().filter(|key| key.state(now) == state).collect::<Vec<_>>();
-    let date = |key: &&Key| format!("{} ({:?}, {})", key.id, key.name, when::shown(key.expires));
+    let date = |key: &&Key| format!("{} ({:?}, {})", key.id, key.name, when::format_minute(key.expires));
     let mut findings = Vec::new();
     let expired = of_state(KeyState::Expired);
     if !expired.is_empty() {

@@ -228,29 +228,29 @@ fn hosts(config: &Config) -> Finding {
 fn clock(config: &Config, store: Option<&Store>) -> Finding {
     let now = when::now();
     if now < NOT_BEFORE {
-        let message = format!("it says {}. Set it, or keys do not expire", when::shown(Some(now)));
+        let message = format!("the time is {}. Set it, or keys do not expire", when::format_utc(now));
         return Finding::fail("clock", message);
     }
     if let Some(told) = store.and_then(|store| store.clock_difference().ok()).and_then(clock_is_off) {
-        return Finding::warn("clock", format!("it says {}, {told}", when::shown(Some(now))));
+        return Finding::warn("clock", format!("the time is {}, {told}", when::format_utc(now)));
     }
     let jump = config.retention_days.and_then(|_| store?.clock_jump().ok().flatten());
     if let Some(last_seen) = jump {
         return Finding::warn(
             "clock",
-            format!("it says {}, {}", when::shown(Some(now)), clock_jumped(last_seen)),
+            format!("the time is {}, {}", when::format_utc(now), clock_jumped(last_seen)),
         );
     }
     match store.and_then(|store| store.newest_row().ok().flatten()) {
         Some(newest) if newest > now + CLOCK_SLACK => {
             let message = format!(
-                "it says {}, but the newest row of the ledger is of {}. Was the clock set back?",
-                when::shown(Some(now)),
-                when::shown(Some(newest))
+                "the time is {}, but the newest row of the ledger is of {}. Was the clock set back?",
+                when::format_utc(now),
+                when::format_utc(newest)
             );
             Finding::warn("clock", message)
         }
-        _ => Finding::ok("clock", format!("it says {}", when::shown(Some(now)))),
+        _ => Finding::ok("clock", format!("the time is {}", when::format_utc(now))),
     }
 }
 
@@ -259,7 +259,7 @@ pub fn clock_jumped(last_seen: i64) -> String {
     format!(
         "more than a day after the service was last seen ({}). Until it has run for 24 hours, retention removes nothing. If \
          the clock is wrong, set it",
-        when::shown(Some(last_seen))
+        when::format_utc(last_seen)
     )
 }
 

@@ -128,8 +128,9 @@ fn key_lines(keys: &KeyDifferences) -> Vec<String> {
 }
 
 fn extent(ledger: &LedgerExtent) -> String {
-    let newest =
-        ledger.newest.map_or(String::new(), |time| format!(", the newest of {}", when::shown(Some(time))));
+    let newest = ledger
+        .newest
+        .map_or(String::new(), |time| format!(", the newest of {}", when::format_minute(Some(time))));
     count(ledger.rows, "row") + &newest
 }
 

@@ -373,7 +373,7 @@ fn terms(
 ) -> [(&'static str, String); 4] {
     [
         ("permissions", Permission::join(permissions)),
-        ("expires", expires.map_or("never".into(), |time| when::shown(Some(time)))),
+        ("expires", expires.map_or("never".into(), |time| when::format_minute(Some(time)))),
         ("concurrent", concurrent.map_or("none".into(), |number| number.to_string())),
         ("budget", budget.map_or("none".into(), |budget| budget.to_string())),
     ]

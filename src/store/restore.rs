@@ -79,7 +79,8 @@ impl ComparedKey {
     pub fn differences(&self, other: &Self) -> Vec<String> {
         let properties = |key: &Self| {
             let number = |number: Option<i64>| number.map_or("none".into(), |number| number.to_string());
-            let time = |time: Option<i64>| time.map_or("never".into(), |time| when::shown(Some(time)));
+            let time =
+                |time: Option<i64>| time.map_or("never".into(), |time| when::format_minute(Some(time)));
             let budget = key.budget.as_ref().map(|(tokens, per)| format!("{tokens}/{per}"));
             [
                 ("name", format!("{:?}", key.name)),
@@ -199,7 +200,7 @@ impl Store {
         let details = format!(
             "a backup with {}, the newest of {}; kept revoked: {}",
             count(ledger.rows, "row"),
-            when::shown(ledger.newest),
+            when::format_minute(ledger.newest),
             count(revoked.len() as i64, "key")
         );
         let sessions = values![TokenKind::Session.as_str()];
