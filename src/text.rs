@@ -1,4 +1,4 @@
-//! Text for people, spreadsheets and addresses: figures, cells, queries, corrections.
+//! Formats numbers, CSV cells and queries, and suggests corrections.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
@@ -8,12 +8,12 @@ use strsim::osa_distance;
 /// The characters that are escaped in a query: all but the unreserved characters of RFC 3986.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// A value, escaped for a query.
+/// Escapes a value for a query.
 pub fn percent_encoded(text: &str) -> String {
     utf8_percent_encode(text, RESERVED).to_string()
 }
 
-/// A number with a comma between thousands.
+/// Formats a number with a comma between thousands.
 pub fn grouped(number: i64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -26,12 +26,12 @@ pub fn grouped(number: i64) -> String {
     text
 }
 
-/// "1 request", "2,000 requests".
+/// Formats a number of things: "1 request", "2,000 requests".
 pub fn count(number: i64, what: &str) -> String {
     format!("{} {what}{}", grouped(number), if number == 1 { "" } else { "s" })
 }
 
-/// The candidate that a misspelt word probably means: a third of its letters may be wrong.
+/// Returns the candidate that a misspelt word probably means: a third of its letters may be wrong.
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     candidates
         .into_iter()
@@ -41,18 +41,18 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
         .map(|(_, candidate)| candidate)
 }
 
-/// The first characters of a text, in one line.
+/// Returns the first characters of a text, in one line.
 pub fn shortened(text: &str, most: usize) -> String {
     let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(most).collect();
     if text.chars().nth(most).is_some() { line + "…" } else { line }
 }
 
-/// Whether a value that an operator wrote may hold a password or a key, so that no message repeats it: user information or a
+/// True if a value that an operator wrote may contain a password or a key, so that no message repeats it: user information or a
 /// query of an address, whole or mistyped, or `password=`.
 pub fn may_hold_a_secret(text: &str) -> bool {
     let has_user = text.contains('@') || text.contains("%40");
     let has_query = text.split_once('?').is_some_and(|(_, query)| query.contains('='));
-    // What follows a host's colon and is no port is a password without its @.
+    // Text after a host's colon that is no port is a password without its @.
     let is_odd = |address: &str| {
         let authority = address.split(['/', ',', '"', '\'', ' ']).next().unwrap_or_default();
         let (_, port) = authority.split_once(':').unwrap_or_default();
@@ -61,12 +61,12 @@ pub fn may_hold_a_secret(text: &str) -> bool {
     has_user || has_query || has_password(text) || text.split("://").skip(1).any(is_odd)
 }
 
-/// Whether a text has a password as libpq takes it: `host=a password=b`, also with spaces.
+/// True if a text has a password in the form of libpq: `host=a password=b`, also with spaces.
 pub fn has_password(text: &str) -> bool {
     text.to_ascii_lowercase().split("password").skip(1).any(|rest| rest.trim_start().starts_with('='))
 }
 
-/// The members of a row that the columns name, as cells; null is an empty one.
+/// Returns the members of a row that the columns name, as cells; null is an empty one.
 pub fn cells<'a>(row: &impl Serialize, columns: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     let row = serde_json::to_value(row).expect("a row should have its JSON");
     let cell = |name: &str| match &row[name] {
@@ -79,7 +79,7 @@ pub fn cells<'a>(row: &impl Serialize, columns: impl IntoIterator<Item = &'a str
     columns.into_iter().map(cell).collect()
 }
 
-/// A CSV line (RFC 4180), with every cell in quotes.
+/// Formats a CSV line (RFC 4180), with every cell in quotes.
 pub fn csv_line(cells: &[String]) -> String {
     let quoted: Vec<String> =
         cells.iter().map(|cell| format!("\"{}\"", without_formulas(cell).replace('"', "\"\""))).collect();
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_message_repeats() {
+    fn values_that_may_hold_a_secret() {
         for secret in [
             "postgresql://u:sesame@a/b",
             " mysql://u:sesame@a",

@@ -1,4 +1,4 @@
-//! Times as people write and read them.
+//! Parses and formats dates and times.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use time::macros::format_description;
 use time::{Date, OffsetDateTime, Time};
 
 const DATE: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day]");
-const MINUTE: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day] [hour]:[minute]Z");
+const MINUTE: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day] [hour]:[minute]");
 const SECOND: &[BorrowedFormatItem<'_>] =
     format_description!("[year]-[month]-[day]T[hour]:[minute]:[second]Z");
 
@@ -26,7 +26,7 @@ pub enum When {
     Date(i64),
     /// Unix time.
     Time(i64),
-    /// So many seconds after the beginning of this day, UTC.
+    /// Seconds after the beginning of this day, UTC.
     Today(i64),
 }
 
@@ -64,7 +64,7 @@ impl When {
         Some(if unit == 'd' { Self::Days(number) } else { Self::Seconds(number * seconds) })
     }
 
-    /// That long after now, or that time.
+    /// The time that long after now, or the time itself.
     pub fn ahead(self, now: i64) -> i64 {
         match self {
             Self::Seconds(seconds) => now + seconds,
@@ -74,7 +74,7 @@ impl When {
         }
     }
 
-    /// That long before now, or that time. Days are calendar days in UTC and include today, as on the console: 30 days
+    /// The time that long before now, or the time itself. Days are calendar days in UTC and include today, as on the console: 30 days
     /// are today and the 29 days before it.
     pub fn ago(self, now: i64) -> i64 {
         match self {
@@ -95,7 +95,7 @@ fn clock(text: &str) -> Option<i64> {
     Some((time - Time::MIDNIGHT).whole_seconds())
 }
 
-/// Whether a text begins with the form of a date but not with a valid one, such as 2027-02-30.
+/// True if a text begins with the form of a date but not with a valid one, such as 2027-02-30.
 pub fn is_impossible_date(text: &str) -> bool {
     let text = text.split(['T', ' ']).next().unwrap_or_default();
     let has_form = text.len() == 10
@@ -117,19 +117,27 @@ pub fn now() -> i64 {
     OffsetDateTime::now_utc().unix_timestamp()
 }
 
-/// A time to the minute, UTC; a dash if there is none.
-pub fn shown(time: Option<i64>) -> String {
-    time.and_then(|time| OffsetDateTime::from_unix_timestamp(time).ok())
-        .and_then(|time| time.format(MINUTE).ok())
-        .unwrap_or_else(|| "-".into())
+/// Formats a time to the minute as the API and the commands print it, `2026-11-16 13:48Z`: the commands also accept that form.
+/// Returns a dash if there is none.
+pub fn format_minute(time: Option<i64>) -> String {
+    time.and_then(minute).map_or("-".into(), |minute| minute + "Z")
 }
 
-/// A time to the second, UTC, in ISO 8601.
+/// Formats a time to the minute for sentences: `2026-11-16 13:48 UTC`.
+pub fn format_utc(time: i64) -> String {
+    minute(time).map_or("-".into(), |minute| minute + " UTC")
+}
+
+fn minute(time: i64) -> Option<String> {
+    OffsetDateTime::from_unix_timestamp(time).ok()?.format(MINUTE).ok()
+}
+
+/// Formats a time to the second, UTC, in ISO 8601.
 pub fn iso(time: i64) -> Option<String> {
     OffsetDateTime::from_unix_timestamp(time).ok()?.format(SECOND).ok()
 }
 
-/// A time in milliseconds, to the microsecond: more is noise.
+/// Converts a duration to milliseconds, to the microsecond: more is noise.
 pub fn milliseconds(duration: Duration) -> f64 {
     duration.as_micros() as f64 / 1000.0
 }
@@ -204,10 +212,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown() {
-        assert_eq!(shown(Some(978_307_260)), "2001-01-01 00:01Z");
-        assert_eq!(shown(None), "-");
-        assert_eq!(shown(Some(i64::MAX)), "-");
+    fn formats() {
+        assert_eq!(format_minute(Some(978_307_260)), "2001-01-01 00:01Z");
+        assert_eq!(format_minute(None), "-");
+        assert_eq!(format_utc(978_307_260), "2001-01-01 00:01 UTC");
+        assert_eq!((format_minute(Some(i64::MAX)), format_utc(i64::MAX)), ("-".into(), "-".into()));
         assert_eq!(iso(978_307_261).as_deref(), Some("2001-01-01T00:01:01Z"));
         assert_eq!(iso(i64::MAX), None);
     }

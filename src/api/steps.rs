@@ -65,7 +65,7 @@ pub fn check_budget(budget: Option<KeyBudget>, created: i64) -> Result<(), Failu
         grouped(used),
         grouped(tokens),
         per.as_str(),
-        when::shown(Some(per.around(created).until)),
+        when::format_minute(Some(per.around(created).until)),
     );
     let failure = Failure::new(ApiError::InsufficientPermission, FailureCause::Budget, message);
     Err(Failure { no_retry: true, ..failure })

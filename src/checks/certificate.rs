@@ -27,7 +27,7 @@ pub fn check(files: &TlsFiles) -> Finding {
 }
 
 fn expiry(expires: i64, now: i64) -> Finding {
-    let (date, days) = (when::shown(Some(expires)), (expires - now).div_euclid(86_400));
+    let (date, days) = (when::format_utc(expires), (expires - now).div_euclid(86_400));
     let left = format!("expires at {date}, in {}", count(days, "day"));
     match days {
         ..0 => Finding::fail("tls", format!("the certificate expired at {date}. {RENEW}")),
@@ -53,7 +53,7 @@ pub fn read_unexpired(files: &TlsFiles) -> Result<Certificate, String> {
         Some(expires) if expires <= when::now() => Err(format!(
             "tls.cert = {:?}: the certificate expired at {}. {RENEW}.",
             files.cert,
-            when::shown(Some(expires))
+            when::format_utc(expires)
         )),
         _ => Ok(certificate),
     }

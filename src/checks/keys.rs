@@ -18,7 +18,7 @@ pub fn check(store: &Store) -> Vec<Finding> {
 fn find(store: &Store) -> Result<Vec<Finding>, StoreError> {
     let now = when::now();
     let keys = store.list_keys()?;
-    let date = |key: &&Key| format!("{} ({:?}, {})", key.id, key.name, when::shown(key.expires));
+    let date = |key: &&Key| format!("{} ({:?}, {})", key.id, key.name, when::format_minute(key.expires));
     let mut findings = Vec::new();
     for (state, verb, advice) in [
         (

@@ -160,7 +160,7 @@ fn exposed_secrets(config: &Config) -> Option<Finding> {
 
 fn clock(config: &Config, store: Option<&Store>) -> Finding {
     let now = when::now();
-    let time = format!("the time is {}", when::shown(Some(now)));
+    let time = format!("the time is {}", when::format_utc(now));
     if now < NOT_BEFORE {
         return Finding::fail("clock", time + ". Set the clock, or keys do not expire");
     }
@@ -169,7 +169,7 @@ fn clock(config: &Config, store: Option<&Store>) -> Finding {
     let is_set_back = || {
         let newest = store.and_then(|store| store.newest_row().ok()?);
         let ahead = newest.filter(|newest| *newest > now + CLOCK_SLACK)?;
-        let ahead = when::shown(Some(ahead));
+        let ahead = when::format_utc(ahead);
         Some(format!("but the newest row of the ledger is of {ahead}. Was the clock set back?"))
     };
     match is_off.or_else(has_jumped).or_else(is_set_back) {
@@ -183,7 +183,7 @@ pub fn clock_jumped(last_seen: i64) -> String {
     format!(
         "more than a day after the service was last seen ({}). Until it has run for 24 hours, retention removes nothing. If \
          the clock is wrong, set it",
-        when::shown(Some(last_seen))
+        when::format_utc(last_seen)
     )
 }
 

@@ -38,7 +38,7 @@ fn line(row: &AuditRow) -> Vec<String> {
         _ => "-".into(),
     };
     vec![
-        when::shown(Some(row.created)),
+        when::format_minute(Some(row.created)),
         row.description(),
         row.via.clone(),
         row.actor.clone(),

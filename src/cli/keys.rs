@@ -136,11 +136,11 @@ fn row(key: &Key, now: i64) -> Vec<String> {
         key.id.clone(),
         key.name.clone(),
         key.hint.clone().unwrap_or_else(|| "-".into()),
-        key.revoked.map_or(state.into(), |time| format!("{state} {}", when::shown(Some(time)))),
+        key.revoked.map_or(state.into(), |time| format!("{state} {}", when::format_minute(Some(time)))),
         Permission::join(&key.permissions),
-        when::shown(Some(key.created)),
-        when::shown(key.expires),
-        when::shown(key.last_used),
+        when::format_minute(Some(key.created)),
+        when::format_minute(key.expires),
+        when::format_minute(key.last_used),
         key.concurrent.map_or_else(|| "-".into(), |number| number.to_string()),
         key.budget.map_or_else(|| "-".into(), used),
     ]
@@ -160,7 +160,7 @@ pub(super) fn revoke(mut args: Args) -> Result<(), CliError> {
     let config = args.config()?;
     let (store, database) = (open_store(&config)?, config.database_name());
     if let Some(since) = find(&store, &id)?.revoked {
-        eprintln!("{id} in {database} is revoked already, since {}.", when::shown(Some(since)));
+        eprintln!("{id} in {database} is revoked already, since {}.", when::format_minute(Some(since)));
         return Ok(());
     }
     store.revoke_key(&id, when::now(), &actor())?;
@@ -178,7 +178,10 @@ pub(super) fn set(mut args: Args) -> Result<(), CliError> {
         changes.push(KeyChange::Permissions(terms.permissions));
     }
     if let Some(expires) = terms.expires {
-        changed.push(format!("expires {}", expires.map_or("never".into(), |time| when::shown(Some(time)))));
+        changed.push(format!(
+            "expires {}",
+            expires.map_or("never".into(), |time| when::format_minute(Some(time)))
+        ));
         changes.push(KeyChange::Expires(expires));
     }
     if let Some(concurrent) = terms.concurrent {
@@ -196,7 +199,7 @@ pub(super) fn set(mut args: Args) -> Result<(), CliError> {
     let config = args.config()?;
     let store = open_store(&config)?;
     if let Some(since) = find(&store, &id)?.revoked {
-        let since = when::shown(Some(since));
+        let since = when::format_minute(Some(since));
         return Err(CliError::Failed(format!(
             "{id} is revoked since {since}, for good. Create another key: adriaticum keys create NAME"
         )));

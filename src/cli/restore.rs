@@ -139,7 +139,7 @@ fn key_lines(keys: &KeyDifferences) -> Vec<String> {
 fn extent(ledger: &LedgerExtent) -> String {
     let rows = count(ledger.rows, "row");
     match ledger.newest {
-        Some(newest) => format!("{rows}, the newest of {}", when::shown(Some(newest))),
+        Some(newest) => format!("{rows}, the newest of {}", when::format_minute(Some(newest))),
         None => rows,
     }
 }

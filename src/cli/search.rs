@@ -148,7 +148,7 @@ fn row(document: &Document) -> Vec<String> {
         document.title.clone(),
         document.passages.to_string(),
         document.size.to_string(),
-        when::shown(Some(document.added)),
+        when::format_minute(Some(document.added)),
         document.path.clone(),
     ]
 }

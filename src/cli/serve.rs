@@ -16,7 +16,7 @@ use crate::api::refusals::Refusals;
 use crate::background::{Background, Readiness};
 use crate::checks;
 use crate::config::{Config, GroundingMode, RuntimeConfig, SearchConfig, TlsFiles};
-use crate::console::{Console, Monitoring};
+use crate::console::{Console, MonitoringEndpoints};
 use crate::dispatch::Dispatcher;
 use crate::listener::{Acceptor, Address, Limits, Listener, ListeningSocket, Snapshot};
 use crate::logging;
@@ -133,7 +133,7 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
     })
     .and_then(|supervisor| supervisor.handle_signals().map(|()| supervisor))
     .map_err(failed("the supervisor"))?;
-    let monitoring = Monitoring {
+    let monitoring = MonitoringEndpoints {
         store: Arc::clone(&store),
         metrics: Arc::clone(&metrics),
         load: listener.load(),
@@ -237,7 +237,7 @@ fn reload(args: &Args, running: &Config, acceptor: Option<&Acceptor>, store: &St
     if let Some((certificate, acceptor)) = certificate
         && acceptor.replace_certificate(certificate)
     {
-        applied.push(format!("certificate (expires at {})", when::shown(acceptor.expires())));
+        applied.push(format!("certificate (expires at {})", when::format_minute(acceptor.expires())));
     }
     let level = log::max_level();
     if level != config.log_level {

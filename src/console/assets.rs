@@ -1,4 +1,4 @@
-//! The style sheet, the script and the icon. Their addresses name their content, so browsers keep them for good.
+//! The style sheet, the script and the icon. Their paths contain a hash, so browsers can cache them for good.
 
 use sha2::{Digest, Sha256};
 
@@ -32,7 +32,7 @@ impl Assets {
         }
     }
 
-    /// The file of an address, if it is one of these.
+    /// Returns the file of a path, if it is one of these.
     pub fn find(&self, head: &RequestHead) -> Option<Response> {
         if !matches!(head.method(), "GET" | "HEAD") {
             return None;

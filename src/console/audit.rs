@@ -1,65 +1,58 @@
-//! Audit: who changed what.
+//! The audit page: every change of keys, settings and the password, and the sign-ins.
 
 use maud::{Markup, html};
 
-use super::page::{self, Part};
-use super::visit::{ConsoleSession, Visit};
-use super::{Console, PageError, html_table};
-use crate::http::Response;
+use super::form::link;
+use super::html_table::{cards, choices, heading, page_links};
+use super::layout::{self, Part};
+use super::page_request::{ConsoleSession, PageRequest};
+use super::{Console, PageResult, format};
 use crate::id::has_shape;
 use crate::store::{AuditRow, AuditSubject};
 
-/// How many rows a page has.
-const ROWS: usize = 50;
+const ROWS_PER_PAGE: usize = 50;
 
-pub fn page(console: &Console, visit: &Visit, session: &ConsoleSession) -> Result<Response, PageError> {
-    let before = Some(visit.query.get("before")).filter(|id| has_shape(id, "audit_", 32));
-    // One more tells whether there is another page.
-    let about = AuditSubject::ALL.into_iter().find(|subject| subject.as_str() == visit.query.get("about"));
-    let mut rows = console.store.newest_audit(about, before, ROWS as i64 + 1)?;
-    let has_more = rows.len() > ROWS;
-    rows.truncate(ROWS);
+pub fn page(console: &Console, request: &PageRequest, session: &ConsoleSession) -> PageResult {
+    let before = Some(request.query.get("before")).filter(|id| has_shape(id, "audit_", 32));
+    let about = AuditSubject::ALL.into_iter().find(|subject| subject.as_str() == request.query.get("about"));
+    // With one row more than a page has, it is known whether there is another page.
+    let mut rows = console.store.newest_audit(about, before, ROWS_PER_PAGE as i64 + 1)?;
+    let has_more = rows.len() > ROWS_PER_PAGE;
+    rows.truncate(ROWS_PER_PAGE);
     let address = |about: Option<AuditSubject>, before: Option<&str>| {
-        let about = about.map(|subject| format!("about={}", subject.as_str()));
-        let fields: Vec<String> = about.into_iter().chain(before.map(|id| format!("before={id}"))).collect();
-        format!("/audit?{}", fields.join("&")).trim_end_matches('?').to_owned()
+        let about = about.map(|subject| ("about", subject.as_str().to_owned()));
+        link("/audit", about.into_iter().chain(before.map(|id| ("before", id.to_owned()))))
     };
-    let choices = [
+    let subjects = [
         (None, "All"),
         (Some(AuditSubject::Keys), "Keys"),
         (Some(AuditSubject::SignIns), "Sign-ins"),
         (Some(AuditSubject::Settings), "Settings"),
     ];
+    let newest = before.map(|_| ("← Newest", address(about, None)));
+    let earlier = rows.last().filter(|_| has_more);
+    let earlier = earlier.map(|last| ("Earlier changes →", address(about, Some(&last.id))));
     let content = html! {
         main {
             h1 { "Audit" }
             div.filters {
-                nav.choices aria-label="About" {
-                    @for (subject, name) in choices { a href=(address(subject, None)) aria-current=[(subject == about).then_some("true")] { (name) } }
-                }
+                (choices("About", subjects.into_iter().map(|(subject, name)| (address(subject, None), name, subject == about))))
             }
-            p.muted { "Who changed what, the newest first. Failed sign-ins are summed for up to 15 minutes." }
+            p.muted { "Every change, the newest first. Failed sign-ins are summed for up to 15 minutes." }
             @if rows.is_empty() {
                 section.empty { h2 { "No rows" } p { "None matches." } }
             } @else {
-                (html_table::cards("audit", &["Time (UTC)", "Action", "By", "Key", "Details"].map(html_table::heading), rows.iter().map(cells)))
+                (cards("audit", &["Time (UTC)", "Action", "By", "Key", "Details"].map(heading), rows.iter().map(cells)))
             }
-            @if has_more || before.is_some() {
-                nav.pages aria-label="Pages" {
-                    @if before.is_some() { a.button href=(address(about, None)) { "← Newest" } }
-                    @if let Some(last) = rows.last().filter(|_| has_more) {
-                        a.button href=(address(about, Some(&last.id))) rel="next" { "Earlier changes →" }
-                    }
-                }
-            }
+            (page_links(newest.as_slice(), "", earlier))
         }
     };
-    Ok(page::inside(console, session, Part::Audit, "Audit", &content))
+    Ok(layout::operator_page(console, session, Part::Audit, "Audit", &content))
 }
 
 fn cells(row: &AuditRow) -> Vec<Markup> {
     vec![
-        page::time(row.created, true),
+        format::second(row.created),
         html! { strong { (row.description()) } },
         html! { span.text { (row.actor) } " " span.muted { (row.via) } },
         html! {

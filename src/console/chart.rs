@@ -1,9 +1,9 @@
-//! Charts, drawn here as SVG. They stretch to any width: what must not be stretched, the texts, is HTML beside them. One
-//! table has the figures of all charts; a script shows a bar's in a tooltip.
+//! Draws charts as SVG that stretches to any width. Texts must not be stretched, so they are HTML beside it. One table has the
+//! figures of all charts, from which the script makes the tooltip of a bar.
 
 use maud::{Markup, html};
 
-use super::page::rounded;
+use super::format;
 use crate::text::grouped;
 
 /// The drawing's own units: the width of a bar's place, the part of it that the bar fills, and the height.
@@ -11,10 +11,10 @@ const PLACE: usize = 10;
 const FILLED: usize = 8;
 const HEIGHT: f64 = 500.0;
 
-/// Some values over time, in the order of the bars.
+/// Values over time, one for each bar.
 pub struct Series {
     pub name: String,
-    /// Its colour, by the style sheet's class.
+    /// The style sheet's class that gives its colour.
     pub class: String,
     pub values: Vec<Option<f64>>,
 }
@@ -23,7 +23,7 @@ pub struct Series {
 pub enum Shape {
     /// Values that add up, as bars on one another.
     Bars,
-    /// Values that stand for themselves. One without neighbours is a dash.
+    /// Values that do not add up. One without neighbours is a dash.
     Lines,
 }
 
@@ -44,13 +44,13 @@ pub struct Chart {
 
 /// The bars of all charts of a page.
 pub struct Axis {
-    /// What each bar is of.
+    /// The interval of each bar, in words.
     pub labels: Vec<String>,
     /// The text under each bar; empty for most.
     pub ticks: Vec<String>,
-    /// The page with the interval of each bar.
+    /// The address of the page with the interval of each bar.
     pub links: Vec<String>,
-    /// The bar whose time is not over.
+    /// The bar whose interval has not ended.
     pub unfinished: Option<usize>,
 }
 
@@ -106,7 +106,7 @@ impl Chart {
         }
     }
 
-    /// The most that a bar or a point has to reach.
+    /// The greatest height of a bar or a point.
     fn highest(&self, bars: usize) -> f64 {
         let values = |bar: usize| self.series.iter().filter_map(move |series| series.values[bar]);
         let highest = |bar| match self.shape {
@@ -117,7 +117,7 @@ impl Chart {
     }
 }
 
-/// The figures of all charts, to be read. The script finds a bar's by the number of its row.
+/// The table of all figures. The script finds those of a bar by the number of the row.
 fn table(charts: &[Chart], axis: &Axis) -> Markup {
     html! {
         details.data {
@@ -150,8 +150,8 @@ fn table(charts: &[Chart], axis: &Axis) -> Markup {
     }
 }
 
-/// Bars on top of those below them. Their heights are true: what is too small to be seen belongs at the bottom, where the style
-/// sheet gives it a hairline.
+/// Draws bars on top of those in `below`. Their heights are exact: small values belong at the bottom, where the style sheet adds
+/// a hairline.
 fn stacked(values: &[Option<f64>], below: &mut [f64], top: f64) -> String {
     let mut path = String::new();
     for (bar, value) in values.iter().enumerate() {
@@ -188,27 +188,27 @@ impl Unit {
     fn exact(self, value: f64) -> String {
         match self {
             Self::Count => grouped(value as i64),
-            Self::Milliseconds => rounded(value),
+            Self::Milliseconds => format::percentile(value),
         }
     }
 }
 
 const MINUTE: f64 = 60_000.0;
 
-/// From how many milliseconds on an axis is in minutes.
+/// The milliseconds above which an axis is in minutes.
 const MINUTES_FROM: f64 = 2.0 * MINUTE;
 
 /// The top of the highest axis in seconds.
 const MOST_SECONDS: f64 = 150_000.0;
 
-/// An axis from nothing to a round number.
+/// An axis from 0 to a round number.
 struct Scale {
     top: f64,
     steps: u32,
 }
 
 impl Scale {
-    /// The smallest round one that `most` fits under: steps of 1, 2 or 5 and zeros, at most five of them.
+    /// Returns the smallest axis that `most` fits under: at most five steps of 1, 2 or 5 times a power of ten.
     fn to(most: f64, unit: Unit) -> Self {
         // Counts are whole; the axis of a time above two minutes has whole minutes.
         let (one, least) = match unit {
@@ -231,9 +231,7 @@ impl Scale {
             ten *= 10.0;
         }
     }
-}
 
-impl Scale {
     /// The text at a step; all have the same unit.
     fn label(&self, step: u32, unit: Unit) -> String {
         let value = self.top * f64::from(step) / f64::from(self.steps);
@@ -296,9 +294,9 @@ mod tests {
             (170_000.0, "0, 1 min, 2 min, 3 min"),
         ] {
             let scale = Scale::to(most, Unit::Milliseconds);
-            let shown: Vec<String> =
+            let texts: Vec<String> =
                 (0..=scale.steps).map(|step| scale.label(step, Unit::Milliseconds)).collect();
-            assert_eq!(shown.join(", "), labels, "{most}");
+            assert_eq!(texts.join(", "), labels, "{most}");
         }
     }
 

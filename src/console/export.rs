@@ -1,22 +1,22 @@
-//! The rows of a view, to take away. They are made piece by piece as the client takes them.
+//! Downloads of ledger rows as CSV or JSON, made piece by piece as the client reads them.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::view::View;
-use super::visit::Visit;
-use super::{Console, PageError, page};
+use super::page_request::PageRequest;
+use super::usage_view::UsageView;
+use super::{Console, PageError, PageResult, layout};
 use crate::http::Response;
 use crate::http::response::{Broken, Pieces};
 use crate::store::{LEDGER_COLUMNS, LedgerRow, RowFilter, Store};
 use crate::text::{cells, csv_line};
 use crate::when;
 
-/// How many rows a piece has at most.
-const ROWS: usize = 500;
+/// The most rows of a piece.
+const ROWS_PER_PIECE: usize = 500;
 
-/// How many exports may be under way: each holds a piece.
-const AT_ONCE: usize = 4;
+/// The most exports in progress: each holds a piece in memory.
+const MAX_EXPORTS: usize = 4;
 
 struct Export {
     store: Arc<Store>,
@@ -26,7 +26,7 @@ struct Export {
     after: Option<String>,
     is_first: bool,
     is_done: bool,
-    /// Counts this export among those under way.
+    /// Counts this export among those in progress.
     _permit: Arc<()>,
 }
 
@@ -34,32 +34,24 @@ fn columns() -> Vec<&'static str> {
     LEDGER_COLUMNS.split(',').map(str::trim).collect()
 }
 
-/// A line of the CSV: the columns of the ledger, with the time in words that a spreadsheet reads beside the Unix time.
+/// A line of the CSV: the columns of the ledger and, beside the Unix time, a time that a spreadsheet understands.
 fn csv_line_with_time(mut cells: Vec<String>, time: String) -> String {
     let created = columns().iter().position(|name| *name == "created").expect("a row has its time");
     cells.insert(created + 1, time);
     csv_line(&cells)
 }
 
-/// What a spreadsheet needs at the beginning of a CSV file to read it as UTF-8.
+/// A spreadsheet reads a CSV file as UTF-8 if it begins with this.
 pub const BYTE_ORDER_MARK: &str = "\u{feff}";
 
-pub fn csv(console: &Console, visit: &Visit) -> Result<Response, PageError> {
-    rows(console, visit, false)
-}
-
-pub fn json(console: &Console, visit: &Visit) -> Result<Response, PageError> {
-    rows(console, visit, true)
-}
-
-fn rows(console: &Console, visit: &Visit, is_json: bool) -> Result<Response, PageError> {
+pub fn rows(console: &Console, request: &PageRequest, is_json: bool) -> PageResult {
     let heading = csv_line_with_time(columns().into_iter().map(String::from).collect(), "created_utc".into());
     let (extension, opening) =
         if is_json { ("json", "[".into()) } else { ("csv", BYTE_ORDER_MARK.to_owned() + &heading) };
-    let view = View::read(&visit.query, visit.now);
-    start(console, visit, &view, &format!("usage.{extension}"), opening, |permit| Export {
+    let view = UsageView::read(&request.query, request.now);
+    start(console, request, &view, &format!("usage.{extension}"), opening, |permit| Export {
         store: Arc::clone(&console.store),
-        which: view.which(),
+        which: view.row_filter(),
         is_json,
         after: None,
         is_first: true,
@@ -68,28 +60,28 @@ fn rows(console: &Console, visit: &Visit, is_json: bool) -> Result<Response, Pag
     })
 }
 
-/// Begins a download of a view. What makes its pieces has a permit as long as it lasts.
+/// Begins a download. `pieces` makes the rest of it and holds its permit until the end.
 pub fn start<P: Pieces + 'static>(
     console: &Console,
-    visit: &Visit,
-    view: &View,
+    request: &PageRequest,
+    view: &UsageView,
     file: &str,
     opening: String,
     pieces: impl FnOnce(Arc<()>) -> P,
-) -> Result<Response, PageError> {
-    if visit.request.head.needs_keep_alive_header {
-        // HTTP/1.0 has no pieces.
+) -> PageResult {
+    if request.http.head.needs_keep_alive_header {
+        // HTTP/1.0 has no chunked encoding.
         return Err(PageError::Method);
     }
     // Cloned before it is counted, so that two can't both be the last. The console has one of them itself.
     let permit = Arc::clone(&console.exports);
-    if Arc::strong_count(&permit) > 1 + AT_ONCE {
+    if Arc::strong_count(&permit) > 1 + MAX_EXPORTS {
         return Err(PageError::Wait(Duration::from_secs(10)));
     }
     let (name, extension) = file.split_once('.').expect("a file's name with its extension");
     let content_type = if extension == "json" { "application/json" } else { "text/csv; charset=utf-8" };
     let [from, to] = view.dates().map(|time| time.replace(':', ""));
-    let mut response = page::headers(Response::new(200, content_type, opening.into_bytes())).with(
+    let mut response = layout::headers(Response::new(200, content_type, opening.into_bytes())).with(
         "content-disposition",
         format!("attachment; filename=\"adriaticum-{name}-{from}-to-{to}.{extension}\""),
     );
@@ -102,10 +94,11 @@ impl Pieces for Export {
         if self.is_done {
             return Ok(None);
         }
-        let listing = self.store.oldest(&self.which, self.after.as_deref(), ROWS).map_err(|error| {
-            log::error!("console, export: {error}");
-            Broken
-        })?;
+        let listing =
+            self.store.oldest(&self.which, self.after.as_deref(), ROWS_PER_PIECE).map_err(|error| {
+                log::error!("console, export: {error}");
+                Broken
+            })?;
         let mut piece: String = listing.rows.iter().map(|row| self.text(row)).collect();
         self.is_done = listing.next.is_none();
         self.after = listing.next;

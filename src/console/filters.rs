@@ -2,34 +2,32 @@
 
 use maud::{Markup, html};
 
-use super::page::{self, count};
-use super::view::{CHOICES, CODES, Took, View};
+use super::format;
+use super::html_table::{choices, hidden_fields};
+use super::usage_view::{CHOICES, CODES, UsageView};
 use crate::error::FailureCause;
-use crate::store::{Gateway, Key};
+use crate::store::{Gateway, Key, Range};
+use crate::text::count;
 
-/// How many keys are offered in a list. Of more, one is searched for: a longer list makes the page exceed 60 KB.
+/// The most keys that are offered in a list. If there are more, the field is a search: a longer list makes the page exceed 60 KB.
 const KEYS_OFFERED: usize = 40;
 
-/// Links to ranges, a form for two times, and a form for the rest. `address` is the page that they lead to.
-pub fn filters(view: &View, address: &str, keys: &[Key], gateways: &[Gateway]) -> Markup {
+/// Links to ranges, a form for two times, and a form for the rest, for the page at `address`.
+pub fn filters(view: &UsageView, address: &str, keys: &[Key], gateways: &[Gateway]) -> Markup {
     let [from, to] = view.times();
-    let link = |choice: &'static str| format!("{address}?{}", View { choice, ..view.clone() }.query());
+    let link = |choice: &'static str| format!("{address}?{}", UsageView { choice, ..view.clone() }.query());
     html! {
         div.filters {
-            nav.choices aria-label="Range" {
-                @for (word, name) in CHOICES {
-                    a href=(link(word)) aria-current=[(view.choice == word).then_some("true")] { (name) }
-                }
-            }
+            (choices("Range", CHOICES.into_iter().map(|(word, name)| (link(word), name, view.choice == word))))
             form.times method="get" action=(address) {
-                (hidden(view, &["range", "from", "to"]))
+                (hidden_fields(view.fields(), &["range", "from", "to"]))
                 @for (name, text, value) in [("from", "From", &from), ("to", "to", &to)] {
                     label for=(name) { (text) } input id=(name) type="datetime-local" name=(name) value=(value) required;
                 }
                 button type="submit" { "Show" }
             }
             form.pick method="get" action=(address) {
-                (hidden(view, &["key", "gateway", "outcome", "cause", "least", "most"]))
+                (hidden_fields(view.fields(), &["key", "gateway", "outcome", "cause", "least", "most"]))
                 (key_field(view, keys))
                 @if gateways.len() > 1 {
                     label for="gateway" { "Gateway" }
@@ -45,7 +43,7 @@ pub fn filters(view: &View, address: &str, keys: &[Key], gateways: &[Gateway]) -
                     }
                     @for code in CODES { option value=(code) selected[view.outcome == code] { (code) } }
                 }
-                @if address == "/requests" { (of_rows(view)) }
+                @if address == "/requests" { (row_filters(view)) }
                 button type="submit" { "Apply" }
             }
             (matching_keys(view, address, keys))
@@ -53,9 +51,9 @@ pub fn filters(view: &View, address: &str, keys: &[Key], gateways: &[Gateway]) -
     }
 }
 
-fn key_field(view: &View, keys: &[Key]) -> Markup {
-    let chosen = keys.iter().find(|key| view.key.as_ref() == Some(&key.id));
+fn key_field(view: &UsageView, keys: &[Key]) -> Markup {
     let is_chosen = |key: &Key| view.key.as_ref() == Some(&key.id);
+    let chosen = keys.iter().find(|key| is_chosen(key));
     html! {
         label for="key" { "Key" }
         @if keys.len() > KEYS_OFFERED {
@@ -71,25 +69,24 @@ fn key_field(view: &View, keys: &[Key]) -> Markup {
     }
 }
 
-/// The filters that only rows have: sums know neither causes nor durations.
-fn of_rows(view: &View) -> Markup {
-    let Took { least, most } = view.took;
+/// The filters that only rows have: sums have neither causes nor durations.
+fn row_filters(view: &UsageView) -> Markup {
     html! {
         label for="cause" { "Cause" } input #cause name="cause" list="causes" value=(view.cause) placeholder="Any cause" autocomplete="off";
         datalist #causes { @for word in FailureCause::WORDS { option value=(word) {} } }
-        @for (name, text, value) in [("least", "Took at least", least), ("most", "at most", most)] {
+        @for (name, text, value) in [("least", "Took at least", view.least_ms), ("most", "at most", view.most_ms)] {
             label for=(name) { (text) } input id=(name) name=(name) type="number" min="0" max=(u32::MAX) value=[value] placeholder="ms";
         }
     }
 }
 
-/// The keys that a text in the key's field may mean, if it is not one.
-fn matching_keys(view: &View, address: &str, keys: &[Key]) -> Markup {
+/// Links to the keys whose names match the text in the key's field.
+fn matching_keys(view: &UsageView, address: &str, keys: &[Key]) -> Markup {
     if view.key_text.is_empty() {
         return html! {};
     }
     let matching = view.matching_keys(keys);
-    let of = |key: &Key| View { key: Some(key.id.clone()), ..view.clone() }.query();
+    let of = |key: &Key| UsageView { key: Some(key.id.clone()), ..view.clone() }.query();
     html! {
         p.notice {
             @match matching.len() {
@@ -106,27 +103,18 @@ fn matching_keys(view: &View, address: &str, keys: &[Key]) -> Markup {
     }
 }
 
-/// The rest of a view, for a form that asks for some of its fields.
-fn hidden(view: &View, asked: &[&str]) -> Markup {
-    html! {
-        @for (name, value) in view.fields() {
-            @if !asked.contains(&name) { input type="hidden" name=(name) value=(value); }
-        }
-    }
-}
-
-/// The times that the figures are of.
-pub fn range(view: &View, now: i64) -> Markup {
+/// The range of time that the figures cover.
+pub fn range(view: &UsageView, now: i64) -> Markup {
     let meaning = match view.choice {
         "7d" => ": today and the 6 days before it",
         "30d" => ": today and the 29 days before it",
         "90d" => ": today and the 89 days before it",
         _ => "",
     };
-    let crate::store::Range { since, until } = view.covered;
+    let Range { since, until } = view.covered;
     html! {
         p.muted.range {
-            (page::time(since, false)) " to " @if until > now { "now" } @else { (page::time(until, false)) } ", UTC" (meaning)
+            (format::minute(since)) " to " @if until > now { "now" } @else { (format::minute(until)) } ", UTC" (meaning)
         }
     }
 }

@@ -1,8 +1,8 @@
-//! The form with what an operator can choose of a key: for a new one and for a change.
+//! The form for a new key and for a change of a key.
 
 use maud::{Markup, html};
 
-use super::visit::Visit;
+use super::page_request::PageRequest;
 use crate::store::{Budget, BudgetPeriod, CONCURRENT_TAKES, Key, KeyName, Permission, parse_concurrent};
 use crate::when::{self, When};
 
@@ -16,16 +16,16 @@ const EXPIRIES: [(&str, &str); 6] = [
     ("date", "On a date"),
 ];
 
-/// Stands for the expiry that the key has.
+/// The value that keeps the key's expiry.
 const KEEP: &str = "keep";
 
-/// How old a form may be, in seconds: a session lasts no longer.
+/// The greatest age of a form in seconds: a session lasts no longer.
 const OLDEST_FORM: i64 = 12 * 3600;
 
-/// The name of a field, and what is wrong with its value.
+/// The name of a field with a wrong value, and the message about it.
 pub type WrongField = (&'static str, String);
 
-/// What was filled in.
+/// The fields as they were filled in.
 pub struct KeyForm {
     pub name: String,
     pub permissions: Vec<Permission>,
@@ -35,11 +35,11 @@ pub struct KeyForm {
     /// A number of tokens, and its period.
     budget: String,
     budget_per: BudgetPeriod,
-    /// When the form was shown: a form that is sent twice means the same time by "in 7 days".
-    shown: i64,
+    /// The time when the form was loaded: a form that is sent twice means the same time by "in 7 days".
+    loaded: i64,
 }
 
-/// What the fields mean, if all are right.
+/// The values of the fields, if all are right.
 pub struct KeyTerms {
     pub name: KeyName,
     pub expires: Option<i64>,
@@ -57,7 +57,7 @@ impl KeyForm {
             concurrent: String::new(),
             budget: String::new(),
             budget_per: BudgetPeriod::Month,
-            shown: now,
+            loaded: now,
         }
     }
 
@@ -74,8 +74,8 @@ impl KeyForm {
         }
     }
 
-    pub fn read(visit: &Visit) -> Self {
-        let (form, now) = (&visit.form, visit.now);
+    pub fn read(request: &PageRequest) -> Self {
+        let (form, now) = (&request.form, request.now);
         Self {
             name: form.get("name").trim().to_owned(),
             permissions: Permission::ALL
@@ -88,16 +88,16 @@ impl KeyForm {
             // As people write large numbers, and as the console shows them.
             budget: form.get("budget").trim().replace([',', ' '], ""),
             budget_per: BudgetPeriod::parse(form.get("budget_per")).unwrap_or(BudgetPeriod::Month),
-            shown: form
-                .get("shown")
+            loaded: form
+                .get("loaded")
                 .parse()
                 .ok()
-                .filter(|shown| (now - OLDEST_FORM..=now).contains(shown))
+                .filter(|time| (now - OLDEST_FORM..=now).contains(time))
                 .unwrap_or(now),
         }
     }
 
-    /// `present` is the expiry that the key has.
+    /// Checks all fields. `present` is the key's expiry.
     pub fn check(&self, present: Option<i64>, now: i64) -> Result<KeyTerms, WrongField> {
         let name = KeyName::parse(&self.name)
             .ok_or_else(|| ("name", format!("The name has {}.", KeyName::TAKES)))?;
@@ -113,7 +113,7 @@ impl KeyForm {
             "date" => Some(date()?),
             term => Some(When::parse(term).ok_or_else(|| ("expires", "Choose when it expires.".to_owned()))?),
         };
-        let chosen = chosen.map(|when| when.ahead(self.shown));
+        let chosen = chosen.map(|when| when.ahead(self.loaded));
         if chosen.is_some_and(|expires| expires <= now) {
             return Err(("date", "The date lies in the past.".into()));
         }
@@ -138,34 +138,34 @@ impl KeyForm {
         Ok(KeyTerms { name, expires, concurrent, budget })
     }
 
-    /// The fields, of which one may be wrong.
+    /// The fields as HTML, of which one may be marked as wrong.
     pub fn fields(&self, present: Option<i64>, wrong: Option<&WrongField>) -> Markup {
         let invalid = |field: &str| wrong.filter(|(name, _)| *name == field).map(|_| "true");
         html! {
-            input type="hidden" name="shown" value=(self.shown);
+            input type="hidden" name="loaded" value=(self.loaded);
             label for="name" { "Name" }
             input #name name="name" value=(self.name) required maxlength="64" autocomplete="off" autofocus
                 aria-describedby="name-help" aria-invalid=[invalid("name")];
             p.help #name-help { "What uses it, so that you recognize it: “billing service”, “Ana’s laptop”." }
             fieldset aria-invalid=[invalid("permission")] {
                 legend { "Permissions" }
-                @for (permission, told) in [(Permission::Completions, "run completions"), (Permission::Metrics, "read the metrics of this host, for monitoring")] {
+                @for (permission, text) in [(Permission::Completions, "run completions"), (Permission::Metrics, "read the metrics of this host, for monitoring")] {
                     label.choice {
                         input type="checkbox" name="permission" value=(permission.as_str()) checked[self.permissions.contains(&permission)];
-                        span { strong { (permission.as_str()) } " – " (told) }
+                        span { strong { (permission.as_str()) } " – " (text) }
                     }
                 }
             }
             label for="expires" { "Expires" }
             select #expires name="expires" {
                 @if let Some(time) = present {
-                    option value=(KEEP) selected[self.expires == KEEP] { (when::shown(Some(time)).trim_end_matches('Z')) " UTC (unchanged)" }
+                    option value=(KEEP) selected[self.expires == KEEP] { (when::format_utc(time)) " (unchanged)" }
                 }
-                @for (value, told) in EXPIRIES { option value=(value) selected[self.expires == value] { (told) } }
+                @for (value, text) in EXPIRIES { option value=(value) selected[self.expires == value] { (text) } }
             }
             div.date {
                 label for="date" { "Date, if it expires on one (UTC)" }
-                input #date type="date" name="date" value=(self.date) min=(&when::shown(Some(when::now()))[..10]) aria-invalid=[invalid("date")];
+                input #date type="date" name="date" value=(self.date) min=(&when::format_utc(when::now())[..10]) aria-invalid=[invalid("date")];
             }
             label for="concurrent" { "Concurrent requests" }
             input #concurrent name="concurrent" value=(self.concurrent) inputmode="numeric" autocomplete="off"
@@ -176,8 +176,8 @@ impl KeyForm {
                 input #budget name="budget" value=(self.budget) inputmode="numeric" autocomplete="off"
                     aria-describedby="budget-help" aria-invalid=[invalid("budget")];
                 select name="budget_per" aria-label="Period of the budget" {
-                    @for (period, told) in [(BudgetPeriod::Day, "per day"), (BudgetPeriod::Month, "per month")] {
-                        option value=(period.as_str()) selected[self.budget_per == period] { (told) }
+                    @for (period, text) in [(BudgetPeriod::Day, "per day"), (BudgetPeriod::Month, "per month")] {
+                        option value=(period.as_str()) selected[self.budget_per == period] { (text) }
                     }
                 }
             }

@@ -5,24 +5,23 @@ use std::net::IpAddr;
 use maud::{Markup, html};
 
 use super::key_form::{KeyForm, KeyTerms, WrongField};
-use super::key_table::{ListView, budget_badge, expiry_badge, figures};
-use super::page::{self, Part, copied, form_token};
-use super::visit::{ConsoleSession, Visit};
-use super::{Console, PageError};
+use super::key_list::{KeyListView, budget_badge, expiry_badge, recent_sums};
+use super::layout::{self, Part, copy_box, form_token};
+use super::page_request::{ConsoleSession, PageRequest};
+use super::{Console, PageError, PageResult, format};
 use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
 use crate::http::Response;
-use crate::secret::SecretDigest;
-use crate::secret::secret_hex;
+use crate::secret::{SecretDigest, secret_hex};
 use crate::store::{
     Budget, Filter, Key, KeyBudget, KeyChange, KeyChanged, KeyState, NewKey, Permission, Sums,
 };
-use crate::text::grouped;
+use crate::text::{count, grouped};
 
-/// The random bytes that tell one form for a new key from another.
+/// The number of random bytes that identify a form for a new key.
 const ONCE_BYTES: usize = 16;
 
-pub fn new(console: &Console, visit: &Visit, session: &ConsoleSession) -> Result<Response, PageError> {
-    Ok(form(console, session, &KeyForm::new(visit.now), None))
+pub fn new(console: &Console, request: &PageRequest, session: &ConsoleSession) -> PageResult {
+    Ok(form(console, session, &KeyForm::new(request.now), None))
 }
 
 fn form(
@@ -34,7 +33,7 @@ fn form(
     let content = html! {
         main.narrow {
             h1 { "Create an API key" }
-            @if let Some((_, told)) = wrong { p.alert role="alert" { (told) } }
+            @if let Some((_, message)) = wrong { p.alert role="alert" { (message) } }
             form method="post" action="/keys" {
                 (form_token(session))
                 input type="hidden" name="once" value=(secret_hex::<ONCE_BYTES>());
@@ -46,57 +45,57 @@ fn form(
             }
         }
     };
-    let mut response = page::inside(console, session, Part::Keys, "Create an API key", &content);
+    let mut response = layout::operator_page(console, session, Part::Keys, "Create an API key", &content);
     if wrong.is_some() {
         response.status = 400;
     }
     response
 }
 
-pub fn create(console: &Console, visit: &Visit, session: &ConsoleSession) -> Result<Response, PageError> {
-    let wanted = KeyForm::read(visit);
-    let KeyTerms { name, expires, concurrent, budget } = match wanted.check(None, visit.now) {
+pub fn create(console: &Console, request: &PageRequest, session: &ConsoleSession) -> PageResult {
+    let wanted = KeyForm::read(request);
+    let KeyTerms { name, expires, concurrent, budget } = match wanted.check(None, request.now) {
         Ok(terms) => terms,
         Err(wrong) => return Ok(form(console, session, &wanted, Some(&wrong))),
     };
     let secret = SECRET_PREFIX.to_owned() + &secret_hex::<{ SECRET_DIGITS / 2 }>();
-    let id = id_for(visit.form.get("once")).ok_or(PageError::Stale)?;
+    let id = id_for(request.form.get("once")).ok_or(PageError::Stale)?;
     let permissions = &wanted.permissions;
-    let key = NewKey { name: &name, permissions, created: visit.now, expires, concurrent, budget };
-    if !console.store.add_key_as(&id, &secret, &key, &visit.actor())? {
-        return Ok(page::redirect(&format!("/keys?made={id}")));
+    let key = NewKey { name: &name, permissions, created: request.now, expires, concurrent, budget };
+    if !console.store.add_key_as(&id, &secret, &key, &request.actor())? {
+        return Ok(layout::redirect(&format!("/keys?made={id}")));
     }
     log::info!("console: {id} was created");
     let content = html! {
         main.narrow {
             h1 { "Your new key" }
             p { strong.text { (wanted.name) } " · " code { (id) } }
-            p.notice role="status" { strong { "Copy it now." } " Not stored, so it can’t be shown again." }
-            (copied("The key", "secret", &secret))
-            (example(console, visit, &wanted.permissions, &secret))
+            p.notice role="status" { strong { "Copy it now." } " Not stored, so it can’t be displayed again." }
+            (copy_box("The key", "secret", &secret))
+            (example(console, request, &wanted.permissions, &secret))
             p { a.button.primary href="/keys" { "Done" } }
         }
     };
-    Ok(page::inside(console, session, Part::Keys, "Your new key", &content))
+    Ok(layout::operator_page(console, session, Part::Keys, "Your new key", &content))
 }
 
-/// The id of the key that a form creates. It follows from the number that the form was shown with, so the database
-/// refuses a second key from the same form, sent at the same time or after a restart.
+/// The id of the key that a form creates. It is derived from the form's random number, so the database refuses a second key from
+/// the same form, sent at the same time or after a restart.
 fn id_for(once: &str) -> Option<String> {
     let is_ours = once.len() == 2 * ONCE_BYTES && once.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_ours.then(|| format!("key_{}", hex::encode(&SecretDigest::of(once).0[..8])))
 }
 
-/// What to do with a new key.
-fn example(console: &Console, visit: &Visit, permissions: &[Permission], secret: &str) -> Markup {
-    let authority = visit.request.head.authority();
+/// The address, the model and a first request for a new key.
+fn example(console: &Console, request: &PageRequest, permissions: &[Permission], secret: &str) -> Markup {
+    let authority = request.http.head.authority();
     let port =
         authority.rfind(':').filter(|at| !authority[*at..].contains(']')).map_or("", |at| &authority[at..]);
-    let scheme = visit.scheme();
-    let https_port = if visit.request.client.secure { port } else { "" };
+    let scheme = request.scheme();
+    let https_port = if request.http.client.secure { port } else { "" };
     if permissions.contains(&Permission::Completions) {
         let host = console.config.api_hosts.first().map_or("localhost", String::as_str);
-        // Over a network a key is sent by HTTPS only, however the operator came here.
+        // Over a network a key is sent by HTTPS only, also if the operator uses HTTP here.
         let (scheme, port) = if is_local(host) { (scheme, port) } else { ("https", https_port) };
         let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
         let command = format!(
@@ -105,51 +104,41 @@ fn example(console: &Console, visit: &Visit, permissions: &[Permission], secret:
              \"user\", \"content\": \"Say hello.\"}}]}}'"
         );
         return html! {
-            (copied("Base URL", "base", &format!("{scheme}://{host}{port}/v1")))
-            (copied("Model", "model", "adriaticum"))
-            (copied("A first request", "curl", &command))
+            (copy_box("Base URL", "base", &format!("{scheme}://{host}{port}/v1")))
+            (copy_box("Model", "model", "adriaticum"))
+            (copy_box("A first request", "curl", &command))
         };
     }
-    copied(
+    copy_box(
         "The metrics",
         "curl",
         &format!("curl {scheme}://{authority}/metrics -H 'Authorization: Bearer {secret}'"),
     )
 }
 
-/// Whether a name or an address leads to this host and nowhere else.
+/// True if a name or an address is one of this host only.
 fn is_local(host: &str) -> bool {
     let is_loopback = |address: IpAddr| address.is_loopback();
     host == "localhost" || host.ends_with(".localhost") || host.parse().is_ok_and(is_loopback)
 }
 
-/// Why a change was not saved.
+/// The reason why a change was not saved.
 enum NotSaved {
     Wrong(WrongField),
-    /// Another operator or command was faster. The key is now as the page shows it.
+    /// Another operator or command has changed the key since.
     Meanwhile,
 }
 
-pub fn page(
-    console: &Console,
-    visit: &Visit,
-    session: &ConsoleSession,
-    id: &str,
-) -> Result<Response, PageError> {
+pub fn page(console: &Console, request: &PageRequest, session: &ConsoleSession, id: &str) -> PageResult {
     let key = console.store.key(id)?.ok_or(PageError::NotFound)?;
-    key_page(console, visit, session, &key, &KeyForm::of(&key, visit.now), None)
+    key_page(console, request, session, &key, &KeyForm::of(&key, request.now), None)
 }
 
-pub fn change(
-    console: &Console,
-    visit: &Visit,
-    session: &ConsoleSession,
-    id: &str,
-) -> Result<Response, PageError> {
+pub fn change(console: &Console, request: &PageRequest, session: &ConsoleSession, id: &str) -> PageResult {
     let key = console.store.key(id)?.ok_or(PageError::NotFound)?;
-    let wanted = KeyForm::read(visit);
-    let not_saved = |key: &Key, why| key_page(console, visit, session, key, &wanted, Some(&why));
-    let KeyTerms { name, expires, concurrent, budget } = match wanted.check(key.expires, visit.now) {
+    let wanted = KeyForm::read(request);
+    let not_saved = |key: &Key, why| key_page(console, request, session, key, &wanted, Some(&why));
+    let KeyTerms { name, expires, concurrent, budget } = match wanted.check(key.expires, request.now) {
         Ok(terms) => terms,
         Err(wrong) => return not_saved(&key, NotSaved::Wrong(wrong)),
     };
@@ -160,10 +149,10 @@ pub fn change(
         KeyChange::Concurrent(concurrent),
         KeyChange::Budget(budget),
     ];
-    match console.store.change_key(id, Some(visit.form.get("version")), &changes, &visit.actor())? {
+    match console.store.change_key(id, Some(request.form.get("version")), &changes, &request.actor())? {
         KeyChanged::Done => {
             log::info!("console: {id} was changed");
-            Ok(page::redirect(&ListView::read(&visit.query).with("/keys", Some(("changed", id)))))
+            Ok(layout::redirect(&KeyListView::read(&request.query).address_after("changed", id)))
         }
         KeyChanged::NoSuchKey => Err(PageError::NotFound),
         KeyChanged::Meanwhile(key) => not_saved(&key, NotSaved::Meanwhile),
@@ -173,36 +162,36 @@ pub fn change(
 /// Everything about a key, and the form that changes it. A revoked key has no form.
 fn key_page(
     console: &Console,
-    visit: &Visit,
+    request: &PageRequest,
     session: &ConsoleSession,
     key: &Key,
     wanted: &KeyForm,
     not_saved: Option<&NotSaved>,
-) -> Result<Response, PageError> {
+) -> PageResult {
     let filter = Filter { key_id: Some(&key.id), ..Filter::ALL };
-    let sums = figures(console, filter, visit.now)?.remove(&key.id).unwrap_or_default();
+    let sums = recent_sums(console, filter, request.now)?.remove(&key.id).unwrap_or_default();
     let wrong = match not_saved {
         Some(NotSaved::Wrong(wrong)) => Some(wrong),
         Some(NotSaved::Meanwhile) | None => None,
     };
-    let list = ListView::read(&visit.query);
-    let address = list.with(&format!("/keys/{}", key.id), None);
+    let list = KeyListView::read(&request.query);
+    let address = list.key_address(&key.id, "");
     let content = html! {
         main.narrow {
-            p.crumbs { a href=(list.with("/keys", None)) { "Back to API keys" } }
+            p.crumbs { a href=(list.address()) { "Back to API keys" } }
             h1.text { (key.name) }
             @match not_saved {
-                Some(NotSaved::Wrong((_, told))) => p.alert role="alert" { (told) " Nothing was changed." },
+                Some(NotSaved::Wrong((_, message))) => p.alert role="alert" { (message) " Nothing was changed." },
                 Some(NotSaved::Meanwhile) if key.revoked.is_some() => {
-                    p.alert role="alert" { "The key was revoked since this form was shown. Nothing was changed." }
+                    p.alert role="alert" { "The key was revoked since you opened this form. Nothing was changed." }
                 },
                 Some(NotSaved::Meanwhile) => p.alert role="alert" {
-                    "The key was changed since this form was shown, and is now as listed below. Your changes are in the form \
+                    "The key was changed since you opened this form, and is now as listed below. Your changes are in the form \
                      and not saved: check them, then save again, or " a href=(address) { "discard them" } "."
                 },
                 None => {}
             }
-            (facts(key, &sums, not_saved.is_some(), visit.now))
+            (facts(key, &sums, not_saved.is_some(), request.now))
             @if key.revoked.is_none() {
                 form method="post" action=(address) {
                     (form_token(session))
@@ -210,14 +199,14 @@ fn key_page(
                     (wanted.fields(key.expires, wrong))
                     div.buttons {
                         button.primary type="submit" { "Save changes" }
-                        a.button href=(list.with("/keys", None)) { "Cancel" }
-                        a.button.danger href=(list.with(&format!("/keys/{}/revoke", key.id), None)) { "Revoke key" }
+                        a.button href=(list.address()) { "Cancel" }
+                        a.button.danger href=(list.key_address(&key.id, "/revoke")) { "Revoke key" }
                     }
                 }
             }
         }
     };
-    let mut response = page::inside(console, session, Part::Keys, &key.name, &content);
+    let mut response = layout::operator_page(console, session, Part::Keys, &key.name, &content);
     response.status = match not_saved {
         None => 200,
         Some(NotSaved::Wrong(_)) => 400,
@@ -226,9 +215,10 @@ fn key_page(
     Ok(response)
 }
 
-/// What is known of a key; with its terms, if the form has others.
+/// The facts about a key; with its terms, if the form has others.
 fn facts(key: &Key, sums: &Sums, with_terms: bool, now: i64) -> Markup {
-    let time = |time: Option<i64>| html! { @match time { Some(time) => (page::time(time, false)), None => "never" } };
+    let time =
+        |time: Option<i64>| html! { @match time { Some(time) => (format::minute(time)), None => "never" } };
     html! {
         dl.facts {
             dt { "Key" } dd { code { (key.hint.as_deref().unwrap_or("unknown")) } }
@@ -248,36 +238,36 @@ fn facts(key: &Key, sums: &Sums, with_terms: bool, now: i64) -> Markup {
             dt { "Last 30 days" }
             dd {
                 @let of_key = format!("range=30d&key={}", key.id);
-                a href=(format!("/requests?{of_key}")) { (page::count(sums.requests, "request")) } ", "
-                a href=(format!("/requests?{of_key}&outcome=failed")) { (page::count(sums.errors, "error")) } ", "
-                a href=(format!("/usage?{of_key}")) { (page::count(sums.total_tokens, "token")) }
+                a href=(format!("/requests?{of_key}")) { (count(sums.requests, "request")) } ", "
+                a href=(format!("/requests?{of_key}&outcome=failed")) { (count(sums.errors, "error")) } ", "
+                a href=(format!("/usage?{of_key}")) { (count(sums.total_tokens, "token")) }
             }
         }
     }
 }
 
-/// What was used of a budget, as a bar and in words.
+/// The used part of a budget, as a bar and in words.
 fn budget_bar(budget: &KeyBudget, now: i64) -> Markup {
     let KeyBudget { budget: Budget { tokens, per }, used } = *budget;
     html! {
         progress max=(tokens) value=(used.min(tokens)) class=[budget.is_nearly_used_up().then_some("bad")] aria-label="Used of the budget" {}
         (grouped(used)) " of " (grouped(tokens)) " tokens this " (per.as_str()) " (" (budget.percent()) "%)"
         (budget_badge(budget)) br;
-        span.muted { "Renewed at " (page::time(per.around(now).until, false)) " UTC" }
+        span.muted { "Renewed at " (format::minute(per.around(now).until)) " UTC" }
     }
 }
 
 pub fn confirm_revoke(
     console: &Console,
-    visit: &Visit,
+    request: &PageRequest,
     session: &ConsoleSession,
     id: &str,
-) -> Result<Response, PageError> {
-    let list = ListView::read(&visit.query);
+) -> PageResult {
+    let list = KeyListView::read(&request.query);
     let key = console.store.key(id)?.ok_or(PageError::NotFound)?;
     if key.revoked.is_some() {
-        // The browser went back after the revocation: the key's page says since when.
-        return Ok(page::redirect(&list.with(&format!("/keys/{id}"), None)));
+        // The browser went back after the revocation: the key's page has its time.
+        return Ok(layout::redirect(&list.key_address(id, "")));
     }
     let content = html! {
         main.narrow {
@@ -286,25 +276,25 @@ pub fn confirm_revoke(
                  next one on. " strong { "This can’t be undone." } }
             p {
                 @match key.last_used {
-                    Some(time) => { "It was last used at " (page::time(time, false)) " UTC. Its requests stay in the ledger." },
+                    Some(time) => { "It was last used at " (format::minute(time)) " UTC. Its requests stay in the ledger." },
                     None => "It was never used.",
                 }
             }
             form.buttons method="post" {
                 (form_token(session))
                 button.danger type="submit" { "Revoke key" }
-                a.button href=(list.with(&format!("/keys/{id}"), None)) { "Keep it" }
+                a.button href=(list.key_address(id, "")) { "Keep it" }
             }
         }
     };
-    Ok(page::inside(console, session, Part::Keys, "Revoke a key", &content))
+    Ok(layout::operator_page(console, session, Part::Keys, "Revoke a key", &content))
 }
 
-pub fn revoke(console: &Console, visit: &Visit, id: &str) -> Result<Response, PageError> {
-    match console.store.revoke_key(id, visit.now, &visit.actor())? {
+pub fn revoke(console: &Console, request: &PageRequest, id: &str) -> PageResult {
+    match console.store.revoke_key(id, request.now, &request.actor())? {
         true => {
             log::info!("console: {id} was revoked");
-            Ok(page::redirect(&ListView::read(&visit.query).with("/keys", Some(("revoked", id)))))
+            Ok(layout::redirect(&KeyListView::read(&request.query).address_after("revoked", id)))
         }
         false => Err(PageError::NotFound),
     }

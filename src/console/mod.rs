@@ -1,34 +1,36 @@
-//! The console: API keys and usage for the operator, rendered here, on a host of its own.
+//! The console: server-rendered pages for the operator, on a host of their own.
 //!
-//! A request's way: the files that every page needs and what programs ask for, then whether a password is set, where
-//! the request comes from, who is signed in, the form's token, and at last the page.
+//! The steps of a request: assets, monitoring endpoints, is a password set, origin, session, the form's token, the page.
 
 mod assets;
 mod audit;
-mod axis;
-mod by_key;
+mod bar_interval;
 mod chart;
-mod charts;
+mod check_runner;
+mod error_pages;
 mod export;
-mod figures;
 mod filters;
 mod form;
+mod format;
 mod html_table;
 mod key_form;
-mod key_table;
+mod key_list;
 mod keys;
-mod monitoring;
-mod page;
+mod layout;
+mod monitoring_endpoints;
+mod page_request;
 pub mod password;
-mod request;
-mod requests;
+mod request_details;
+mod request_list;
 mod sign_in;
 mod status;
 mod throttle;
-mod totals;
+mod totals_export;
 mod usage;
-mod view;
-mod visit;
+mod usage_by_key;
+mod usage_charts;
+mod usage_report;
+mod usage_view;
 
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
@@ -43,12 +45,12 @@ use crate::store::{Gateway, Store, StoreError, TokenKind};
 use crate::when;
 
 use self::assets::Assets;
-pub use self::monitoring::Monitoring;
+use self::check_runner::CheckRunner;
+pub use self::monitoring_endpoints::MonitoringEndpoints;
+use self::page_request::{ConsoleSession, PageRequest, SESSION};
 use self::sign_in::SignIn;
-use self::status::Checks;
-use self::visit::{SESSION, Visit};
 
-/// A browser that came by HTTPS uses nothing else for a year.
+/// Makes a browser that came by HTTPS use nothing else for a year.
 const HTTPS_ONLY: &str = "max-age=31536000";
 
 pub struct Console {
@@ -57,25 +59,28 @@ pub struct Console {
     started: Instant,
     assets: Assets,
     sign_in: SignIn,
-    checks: Checks,
-    /// As many clones as exports are under way.
+    checks: CheckRunner,
+    /// Counts the exports in progress: each has a clone.
     exports: Arc<()>,
-    monitoring: Monitoring,
+    monitoring: MonitoringEndpoints,
 }
 
-/// Why there is no page: each has one of its own.
+/// The reasons for an error page.
 #[derive(Debug)]
 enum PageError {
     NotFound,
     /// A method that the address does not take.
     Method,
     TooLarge,
-    /// A form from elsewhere, or one whose session is over.
+    /// A form of a session that has ended.
     Stale,
+    /// A form that another site sent.
     Foreign,
     Store(StoreError),
     Wait(Duration),
 }
+
+type PageResult = Result<Response, PageError>;
 
 impl From<StoreError> for PageError {
     fn from(error: StoreError) -> Self {
@@ -84,14 +89,14 @@ impl From<StoreError> for PageError {
 }
 
 impl Console {
-    pub fn new(config: Arc<Config>, store: Arc<Store>, monitoring: Monitoring) -> Self {
+    pub fn new(config: Arc<Config>, store: Arc<Store>, monitoring: MonitoringEndpoints) -> Self {
         Self {
             sign_in: SignIn::new(&store),
             config,
             store,
             started: Instant::now(),
             assets: Assets::new(),
-            checks: Checks::new(),
+            checks: CheckRunner::new(),
             exports: Arc::default(),
             monitoring,
         }
@@ -100,7 +105,7 @@ impl Console {
     /// Answers a request for the console's host.
     pub fn answer(&self, request: &Request) -> Response {
         let answer = panic::catch_unwind(AssertUnwindSafe(|| self.serve(request)));
-        let mut response = answer.unwrap_or_else(|_| page::broken(self));
+        let mut response = answer.unwrap_or_else(|_| error_pages::broken(self));
         if request.client.secure {
             response = response.with("strict-transport-security", HTTPS_ONLY);
         }
@@ -108,14 +113,14 @@ impl Console {
         response
     }
 
-    /// Answers a probe of the service's health; `None` for any other request. It waits for nothing.
+    /// Answers a health probe without waiting for anything. Returns `None` for any other request.
     pub fn probe(&self, head: &RequestHead) -> Option<Response> {
         self.monitoring.probe(head)
     }
 
-    /// The place of a request in the queue, from its head. Nothing is looked up.
+    /// The place of a request in the queue, from its head, without a database look-up.
     pub fn ticket(&self, client: ClientInfo, head: &RequestHead) -> Ticket {
-        if Monitoring::takes_key(head) {
+        if MonitoringEndpoints::takes_key(head) {
             return Ticket { credential: key::digest(head).ok(), ..Ticket::default() };
         }
         self.sign_in.ticket(client, head)
@@ -124,11 +129,11 @@ impl Console {
     /// The lane of a request: one for each session that is signed in, and for each key that may read the metrics.
     pub fn lane(&self, request: &Request) -> Option<Lane> {
         let find = || {
-            if Monitoring::takes_key(&request.head) {
+            if MonitoringEndpoints::takes_key(&request.head) {
                 return self.monitoring.admit(&request.head, when::now()).ok().map(|caller| caller.key_id);
             }
             self.sign_in.look_up_browser(&self.store, request);
-            let session = visit::presented(request.client, &request.head, SESSION)?;
+            let session = page_request::presented(request.client, &request.head, SESSION)?;
             let is_valid = self.store.has_token(&session, TokenKind::Session, when::now()).ok()?;
             is_valid.then(|| hex::encode(session.0))
         };
@@ -136,14 +141,14 @@ impl Console {
         Some(Lane { name, limit: None })
     }
 
-    /// The gateways that share the database; none if it is a file.
+    /// The gateways that share the database; empty if it is a file.
     fn shared_gateways(&self) -> Result<Vec<Gateway>, StoreError> {
         if self.config.database.file().is_some() { Ok(Vec::new()) } else { self.store.gateways() }
     }
 
     /// Answers a request for which there is no room.
     pub fn refuse(&self) -> Response {
-        page::busy(self)
+        error_pages::busy(self)
     }
 
     fn serve(&self, request: &Request) -> Response {
@@ -153,58 +158,52 @@ impl Console {
         if let Some(answer) = self.monitoring.answer(request) {
             return answer;
         }
-        self.page(request).unwrap_or_else(|stop| page::stopped(self, None, request.client, &stop))
+        self.page(request).unwrap_or_else(|error| error_pages::error(self, None, request.client, &error))
     }
 
-    fn page(&self, request: &Request) -> Result<Response, PageError> {
-        let visit = Visit::read(request)?;
+    fn page(&self, http: &Request) -> PageResult {
+        let request = PageRequest::read(http)?;
         let Some(password) = self.store.console_password()? else {
-            let command = self.config.password_command(request.client.is_local());
-            return Ok(page::no_password(&self.assets, &command));
+            let command = self.config.password_command(http.client.is_local());
+            return Ok(error_pages::no_password(&self.assets, &command));
         };
-        visit.check_origin()?;
-        let session = visit.session(&self.store)?;
-        let (method, path) = (visit.method, visit.path);
-        match (method, path, session) {
-            ("GET", "/sign-in", None) => Ok(self.sign_in.form(self, &visit, None)),
-            ("POST", "/sign-in", _) => self.sign_in.submit(self, &visit, &password),
-            ("GET", "/sign-in", Some(_)) => Ok(page::redirect("/")),
-            (_, _, None) => Ok(sign_in::ask(self, &visit)),
+        request.check_origin()?;
+        match (request.method, request.path, request.session(&self.store)?) {
+            ("GET", "/sign-in", None) => Ok(self.sign_in.form(self, &request, None)),
+            ("POST", "/sign-in", _) => self.sign_in.submit(self, &request, &password),
+            ("GET", "/sign-in", Some(_)) => Ok(layout::redirect("/")),
+            (_, _, None) => Ok(sign_in::redirect_to_sign_in(self, &request)),
             (_, _, Some(session)) => {
-                let form = if method == "POST" { session.check_form(&visit) } else { Ok(()) };
-                let answer = form.and_then(|()| self.signed_in(&visit, &session));
-                let stopped = |stop| page::stopped(self, Some(&session), request.client, &stop);
-                Ok(answer.unwrap_or_else(stopped))
+                let page = session.check_form(&request).and_then(|()| self.signed_in(&request, &session));
+                Ok(page.unwrap_or_else(|error| error_pages::error(self, Some(&session), http.client, &error)))
             }
         }
     }
 
-    fn signed_in(&self, visit: &Visit, session: &visit::ConsoleSession) -> Result<Response, PageError> {
-        let parts: Vec<&str> = visit.path.trim_start_matches('/').split('/').collect();
-        match (visit.method, parts.as_slice()) {
-            ("GET", [""]) => Ok(page::redirect("/keys")),
-            ("POST", ["sign-out"]) => self.sign_in.sign_out(self, visit, session),
-            ("GET", ["keys"]) => key_table::list(self, visit, session),
-            ("POST", ["keys"]) => keys::create(self, visit, session),
-            ("GET", ["keys", "new"]) => keys::new(self, visit, session),
-            ("GET", ["keys", id]) => keys::page(self, visit, session, id),
-            ("POST", ["keys", id]) => keys::change(self, visit, session, id),
-            ("GET", ["keys", id, "revoke"]) => keys::confirm_revoke(self, visit, session, id),
-            ("POST", ["keys", id, "revoke"]) => keys::revoke(self, visit, id),
-            ("GET", ["usage"]) => usage::page(self, visit, session),
-            ("GET", ["usage", "keys"]) => by_key::page(self, visit, session),
-            ("GET", ["usage", "totals.csv"]) => totals::csv(self, visit),
-            ("GET", ["requests"]) => requests::page(self, visit, session),
-            ("GET", ["requests", "find"]) => request::find(self, visit, session),
-            ("GET", ["requests", "export.csv"]) => export::csv(self, visit),
-            ("GET", ["requests", "export.json"]) => export::json(self, visit),
-            ("GET", ["requests", id]) => request::page(self, session, id),
-            ("GET", ["audit"]) => audit::page(self, visit, session),
+    fn signed_in(&self, request: &PageRequest, session: &ConsoleSession) -> PageResult {
+        let parts: Vec<&str> = request.path.trim_start_matches('/').split('/').collect();
+        match (request.method, parts.as_slice()) {
+            ("GET", [""]) => Ok(layout::redirect("/keys")),
+            ("POST", ["sign-out"]) => self.sign_in.sign_out(self, request, session),
+            ("GET", ["keys"]) => key_list::page(self, request, session),
+            ("POST", ["keys"]) => keys::create(self, request, session),
+            ("GET", ["keys", "new"]) => keys::new(self, request, session),
+            ("GET", ["keys", id]) => keys::page(self, request, session, id),
+            ("POST", ["keys", id]) => keys::change(self, request, session, id),
+            ("GET", ["keys", id, "revoke"]) => keys::confirm_revoke(self, request, session, id),
+            ("POST", ["keys", id, "revoke"]) => keys::revoke(self, request, id),
+            ("GET", ["usage"]) => usage::page(self, request, session),
+            ("GET", ["usage", "keys"]) => usage_by_key::page(self, request, session),
+            ("GET", ["usage", "totals.csv"]) => totals_export::csv(self, request),
+            ("GET", ["requests"]) => request_list::page(self, request, session),
+            ("GET", ["requests", "find"]) => request_details::find(self, request, session),
+            ("GET", ["requests", "export.csv"]) => export::rows(self, request, false),
+            ("GET", ["requests", "export.json"]) => export::rows(self, request, true),
+            ("GET", ["requests", id]) => request_details::page(self, session, id),
+            ("GET", ["audit"]) => audit::page(self, request, session),
             ("GET", ["status"]) => status::page(self, session),
             ("POST", ["status"]) => status::check_again(self),
-            (_, ["keys" | "usage" | "requests" | "status" | "audit" | "sign-out", ..] | [""])
-                if visit.method == "POST" =>
-            {
+            ("POST", ["keys" | "usage" | "requests" | "status" | "audit" | "sign-out", ..] | [""]) => {
                 Err(PageError::Method)
             }
             _ => Err(PageError::NotFound),

@@ -1,4 +1,4 @@
-//! The operator's password: only what Argon2id makes of it is kept.
+//! The operator's password, of which only an Argon2id hash is stored.
 
 use argon2::{Algorithm, Argon2, Block, Params, Version};
 use rand::TryRng;
@@ -9,15 +9,15 @@ use crate::store::PasswordHash;
 const FEWEST: usize = 12;
 const MOST: usize = 1024;
 
-/// What a guess costs. OWASP has several pairs that are equally hard; this one spares the memory of a small host.
+/// The cost of a guess. OWASP lists several pairs of equal strength; this one needs the least memory.
 const MEMORY_KIB: u32 = 9 * 1024;
 const PASSES: u32 = 4;
 
-/// The blocks of 1 KiB that are asked for, though far fewer are touched. The C library keeps up to 32 MiB for later
-/// use when they are freed, and gives back to the system at once what is larger.
-const GIVEN_BACK: usize = 33 * 1024;
+/// The blocks of 1 KiB that are allocated, though far fewer are touched. The C library keeps freed memory of up to 32 MiB for
+/// later use, and returns larger blocks to the system at once.
+const ALLOCATED_BLOCKS: usize = 33 * 1024;
 
-/// Whether a password is good enough; what is wrong with it.
+/// Checks the length and the characters of a new password. Returns the message for the operator if it can't be used.
 pub fn check(password: &str) -> Result<(), &'static str> {
     let length = password.chars().count();
     if length < FEWEST {
@@ -40,12 +40,12 @@ pub fn hash(password: &str) -> PasswordHash {
     PasswordHash { salt, hash, memory_kib: MEMORY_KIB, passes: PASSES }
 }
 
-/// Whether a password is the one that is kept. It takes some hundredths of a second and 9 MiB.
+/// Compares a password with the stored hash, which takes some hundredths of a second and 9 MiB.
 pub fn verify(password: &str, kept: &PasswordHash) -> bool {
     let Some(found) = derive(password, &kept.salt, kept.memory_kib, kept.passes) else {
         return false;
     };
-    // All of it is looked at, however much is wrong, so that the time tells nothing.
+    // Every byte is compared, so that the time does not depend on the number of wrong ones.
     let differences = found.iter().zip(&kept.hash).fold(0, |all, (a, b)| all | (a ^ b));
     found.len() == kept.hash.len() && differences == 0
 }
@@ -53,7 +53,7 @@ pub fn verify(password: &str, kept: &PasswordHash) -> bool {
 fn derive(password: &str, salt: &[u8], memory_kib: u32, passes: u32) -> Option<Vec<u8>> {
     let mut out = vec![0; 32];
     let params = Params::new(memory_kib, passes, 1, Some(out.len())).ok()?;
-    let mut memory = Vec::with_capacity(GIVEN_BACK.max(params.block_count()));
+    let mut memory = Vec::with_capacity(ALLOCATED_BLOCKS.max(params.block_count()));
     memory.resize(params.block_count(), Block::default());
     Argon2::new(Algorithm::Argon2id, Version::V0x13, params)
         .hash_password_into_with_memory(password.as_bytes(), salt, &mut out, &mut memory)
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn which_passwords_are_taken() {
+    fn passwords_that_can_be_used() {
         for good in ["twelve chars", "ünïcödé wörd", "correct horse battery staple", &"x".repeat(1024)] {
             assert!(check(good).is_ok(), "{good}");
         }

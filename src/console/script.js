@@ -1,4 +1,4 @@
-// What makes the pages nicer. They do all they have to without it.
+// Conveniences: every page works without this script.
 "use strict";
 
 // A tooltip with the local time.
@@ -27,13 +27,13 @@ for (const button of document.querySelectorAll("button[data-copy]")) {
 }
 
 // The figures of a bar, from the table of all figures, at the pointer or the finger. A click opens its interval.
-const figures = document.getElementById("figures");
+const table = document.getElementById("figures");
 for (const plot of document.querySelectorAll("[data-column]")) {
   const make = (name) => plot.appendChild(Object.assign(document.createElement("div"), { className: name, hidden: true }));
   const [band, tip] = [make("band"), make("tip")];
   const svg = plot.querySelector("svg");
   const names = [...plot.parentElement.querySelectorAll(".legend li")];
-  const rows = figures.tBodies[0].rows;
+  const rows = table.tBodies[0].rows;
   const barAt = (event) => {
     const box = svg.getBoundingClientRect();
     return Math.min(rows.length - 1, Math.max(0, Math.floor((event.clientX - box.left) / box.width * rows.length)));
@@ -42,10 +42,10 @@ for (const plot of document.querySelectorAll("[data-column]")) {
     const [frame, box, bar] = [plot.getBoundingClientRect(), svg.getBoundingClientRect(), barAt(event)];
     const width = box.width / rows.length;
     const [label, ...values] = [...rows[bar].cells].map((cell) => cell.textContent);
-    const shown = values.slice(plot.dataset.column - 1).slice(0, names.length);
-    const lines = names.map((name, number) => [name.cloneNode(true), shown[number]]);
+    const figures = values.slice(plot.dataset.column - 1).slice(0, names.length);
+    const lines = names.map((name, number) => [name.cloneNode(true), figures[number]]);
     if ("sum" in plot.dataset) {
-      const sum = shown.reduce((all, value) => all + Number(value.replaceAll(",", "")), 0);
+      const sum = figures.reduce((all, value) => all + Number(value.replaceAll(",", "")), 0);
       lines.push(["Total", sum.toLocaleString("en-US")]);
     }
     tip.replaceChildren(label, ...lines.map(([name, value]) => {
@@ -68,7 +68,7 @@ for (const plot of document.querySelectorAll("[data-column]")) {
   addEventListener("pointerdown", (event) => svg.contains(event.target) || hide());
 }
 
-// The date is asked for where it is wanted.
+// The field for a date is visible if one is wanted.
 const expires = document.getElementById("expires");
 if (expires) {
   const date = document.querySelector(".date");
@@ -84,7 +84,7 @@ if (create) {
   addEventListener("pageshow", () => (create.disabled = false));
 }
 
-// How long there is still to wait.
+// Counts down the time to wait.
 const wait = document.querySelector("[data-seconds]");
 if (wait) {
   let left = Number(wait.dataset.seconds);

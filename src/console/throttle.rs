@@ -12,29 +12,29 @@ use std::time::{Duration, Instant};
 use crate::http::ClientInfo;
 use crate::secret::SecretDigest;
 
-/// How many times one may fail before the first wait.
+/// The number of failures before the first wait.
 const FREE: u32 = 4;
 
 /// The longest wait.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// After so long without a failure, all is forgotten.
+/// The time without a failure after which a source is forgotten.
 const FORGOTTEN: Duration = Duration::from_secs(900);
 
-/// What all strangers together may try at once, and how often one more.
+/// The attempts that all strangers together may make at once, and the rate at which they get more.
 const BUDGET: f64 = 60.0;
 const REFILL_PER_SECOND: f64 = 0.5;
 
-/// For each time that it failed, up to three, an address leaves so much of the budget to those that failed less. Guessers
-/// with dozens of addresses soon use up their own share, and the operator at a new address finds what is left.
+/// The part of the budget that an address leaves to those that failed less often, for each of its failures up to three. Guessers
+/// with dozens of addresses soon use up their own share, and the rest is left for the operator at a new address.
 const LEFT_TO_OTHERS: f64 = 15.0;
 
-/// How many are remembered: more would be a stranger's way to our memory.
+/// The most sources that are remembered, so that strangers can't use up the memory.
 const REMEMBERED: usize = 1024;
 
-/// Who signs in.
+/// The source of a sign-in attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Who {
+pub enum SignInSource {
     /// An address or network. `None` is a trusted proxy on a Unix socket that names no client.
     Stranger(Option<IpAddr>),
     /// All clients on this host together. Behind a proxy that is not trusted, every client seems to be one.
@@ -43,7 +43,7 @@ pub enum Who {
     Browser(SecretDigest),
 }
 
-impl Who {
+impl SignInSource {
     pub fn new(client: ClientInfo, browser: Option<SecretDigest>) -> Self {
         // Every program on this host has one of these addresses, unless it chooses another one from 127.0.0.0/8. A guesser
         // could choose a new one for each guess, so those count as strangers.
@@ -56,7 +56,7 @@ impl Who {
     }
 }
 
-/// A host has a whole /64 network of IPv6 to itself.
+/// Reduces an IPv6 address to its /64 network, which a host has to itself.
 fn network(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V6(address) => {
@@ -82,28 +82,28 @@ impl Failures {
     }
 }
 
-pub struct Slowing {
-    failures: HashMap<Who, Failures>,
+pub struct SignInThrottle {
+    failures: HashMap<SignInSource, Failures>,
     budget: f64,
     filled: Instant,
 }
 
-impl Slowing {
+impl SignInThrottle {
     pub fn new(now: Instant) -> Self {
         Self { failures: HashMap::new(), budget: BUDGET, filled: now }
     }
 
-    /// Takes one try from what there is, or tells how long to wait for it.
-    pub fn try_now(&mut self, who: Who, now: Instant) -> Result<(), Duration> {
+    /// Takes one attempt from the budget, or returns the time to wait for it.
+    pub fn try_now(&mut self, source: SignInSource, now: Instant) -> Result<(), Duration> {
         self.failures.retain(|_, failures| now.duration_since(failures.last) < FORGOTTEN);
-        let failures = self.failures.get(&who);
+        let failures = self.failures.get(&source);
         if let Some(failures) = failures {
             let left = failures.wait().saturating_sub(now.duration_since(failures.last));
             if !left.is_zero() {
                 return Err(left);
             }
         }
-        if matches!(who, Who::Stranger(_)) {
+        if matches!(source, SignInSource::Stranger(_)) {
             let needed =
                 1.0 + LEFT_TO_OTHERS * f64::from(failures.map_or(0, |failures| failures.count.min(3)));
             let passed = now.duration_since(self.filled).as_secs_f64();
@@ -117,20 +117,21 @@ impl Slowing {
         Ok(())
     }
 
-    pub fn failed(&mut self, who: Who, now: Instant) {
-        if self.failures.len() >= REMEMBERED && !self.failures.contains_key(&who) {
+    pub fn failed(&mut self, source: SignInSource, now: Instant) {
+        if self.failures.len() >= REMEMBERED && !self.failures.contains_key(&source) {
             // The shared budget holds even if an address is forgotten.
-            let oldest = self.failures.iter().min_by_key(|(_, failures)| failures.last).map(|(who, _)| *who);
+            let oldest =
+                self.failures.iter().min_by_key(|(_, failures)| failures.last).map(|(source, _)| *source);
             oldest.and_then(|oldest| self.failures.remove(&oldest));
         }
-        let failures = self.failures.entry(who).or_insert(Failures { count: 0, last: now });
+        let failures = self.failures.entry(source).or_insert(Failures { count: 0, last: now });
         failures.count = failures.count.saturating_add(1);
         failures.last = now;
     }
 
-    pub fn succeeded(&mut self, who: Who) {
-        self.failures.remove(&who);
-        if matches!(who, Who::Stranger(_)) {
+    pub fn succeeded(&mut self, source: SignInSource) {
+        self.failures.remove(&source);
+        if matches!(source, SignInSource::Stranger(_)) {
             self.budget = (self.budget + 1.0).min(BUDGET);
         }
     }
@@ -140,75 +141,75 @@ impl Slowing {
 mod tests {
     use super::*;
 
-    fn stranger(number: u32) -> Who {
-        Who::Stranger(Some(IpAddr::from(number.to_be_bytes())))
+    fn stranger(number: u32) -> SignInSource {
+        SignInSource::Stranger(Some(IpAddr::from(number.to_be_bytes())))
     }
 
     #[test]
     fn one_address_waits_longer_each_time_and_no_other_does() {
         let mut now = Instant::now();
-        let mut slowing = Slowing::new(now);
+        let mut throttle = SignInThrottle::new(now);
         let mut waits = Vec::new();
         for _ in 0..12 {
-            if let Err(wait) = slowing.try_now(stranger(1), now) {
+            if let Err(wait) = throttle.try_now(stranger(1), now) {
                 waits.push(wait.as_secs());
                 now += wait;
-                slowing.try_now(stranger(1), now).expect("it has waited");
+                throttle.try_now(stranger(1), now).expect("it has waited");
             }
-            slowing.failed(stranger(1), now);
+            throttle.failed(stranger(1), now);
         }
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60]);
-        assert!(slowing.try_now(stranger(1), now).is_err());
-        slowing.try_now(stranger(2), now).expect("another address has not failed");
-        slowing.try_now(stranger(1), now + LONGEST).expect("nobody is locked out");
-        slowing.succeeded(stranger(1));
-        slowing.try_now(stranger(1), now).expect("a correct password clears the count");
+        assert!(throttle.try_now(stranger(1), now).is_err());
+        throttle.try_now(stranger(2), now).expect("another address has not failed");
+        throttle.try_now(stranger(1), now + LONGEST).expect("no address is locked out");
+        throttle.succeeded(stranger(1));
+        throttle.try_now(stranger(1), now).expect("a correct password clears the count");
     }
 
     #[test]
     fn many_addresses_have_one_budget_and_the_operator_is_not_locked_out() {
         let now = Instant::now();
-        let mut slowing = Slowing::new(now);
+        let mut throttle = SignInThrottle::new(now);
         let mut tried = 0;
         for number in 0..5000 {
-            if slowing.try_now(stranger(number), now).is_ok() {
+            if throttle.try_now(stranger(number), now).is_ok() {
                 tried += 1;
-                slowing.failed(stranger(number), now);
+                throttle.failed(stranger(number), now);
             }
         }
         assert_eq!(tried, 60);
-        let wait = slowing.try_now(stranger(9999), now).expect_err("the budget is used up");
+        let wait = throttle.try_now(stranger(9999), now).expect_err("the budget is used up");
         assert!(wait <= Duration::from_secs(2), "{wait:?}");
-        for who in [Who::Browser(SecretDigest::of("known")), Who::Loopback] {
+        for source in [SignInSource::Browser(SecretDigest::of("known")), SignInSource::Loopback] {
             let mut tried = 0;
-            while slowing.try_now(who, now).is_ok() {
+            while throttle.try_now(source, now).is_ok() {
                 tried += 1;
-                slowing.failed(who, now);
+                throttle.failed(source, now);
             }
-            assert_eq!(tried, 5, "{who:?} has its own, and waits like an address");
+            assert_eq!(tried, 5, "{source:?} has its own, and waits like an address");
         }
-        slowing.try_now(stranger(9999), now + wait).expect("one more after the wait");
+        throttle.try_now(stranger(9999), now + wait).expect("one more after the wait");
         for number in 0..5000 {
-            slowing.failed(stranger(number), now);
+            throttle.failed(stranger(number), now);
         }
-        assert!(slowing.failures.len() <= REMEMBERED);
+        assert!(throttle.failures.len() <= REMEMBERED);
     }
 
     #[test]
     fn a_new_address_comes_before_those_that_guess() {
         let mut now = Instant::now();
-        let mut slowing = Slowing::new(now);
+        let mut throttle = SignInThrottle::new(now);
         let (mut guesses, mut refused) = (0, 0);
         for second in 0..900 {
             for number in (0..40).cycle().take(200) {
-                if slowing.try_now(stranger(number), now).is_ok() {
+                if throttle.try_now(stranger(number), now).is_ok() {
                     guesses += 1;
-                    slowing.failed(stranger(number), now);
+                    throttle.failed(stranger(number), now);
                 }
             }
             let operator = stranger(1000 + second);
-            match slowing.try_now(operator, now) {
-                Ok(()) => slowing.succeeded(operator),
+            match throttle.try_now(operator, now) {
+                Ok(()) => throttle.succeeded(operator),
                 Err(_) => refused += 1,
             }
             now += Duration::from_secs(1);
@@ -218,23 +219,23 @@ mod tests {
     }
 
     #[test]
-    fn who_is_who() {
+    fn sources_of_sign_ins() {
         let client = |text: &str, proxied| ClientInfo { peer: text.parse().ok(), proxied, secure: false };
-        let who = |text: &str| Who::new(client(text, false), None);
-        assert_eq!(who("2001:db8:1:2::1"), who("2001:db8:1:2:ffff::9"), "a network of IPv6 is one");
-        assert_ne!(who("2001:db8:1:2::1"), who("2001:db8:1:3::1"));
-        assert_ne!(who("10.0.0.1"), who("10.0.0.2"));
+        let source = |text: &str| SignInSource::new(client(text, false), None);
+        assert_eq!(source("2001:db8:1:2::1"), source("2001:db8:1:2:ffff::9"), "a network of IPv6 is one");
+        assert_ne!(source("2001:db8:1:2::1"), source("2001:db8:1:3::1"));
+        assert_ne!(source("10.0.0.1"), source("10.0.0.2"));
         for local in ["127.0.0.1", "::1", "unix"] {
-            assert_eq!(who(local), Who::Loopback, "{local}");
+            assert_eq!(source(local), SignInSource::Loopback, "{local}");
             assert_eq!(
-                Who::new(client(local, true), None),
-                Who::Stranger(local.parse().ok().map(network)),
+                SignInSource::new(client(local, true), None),
+                SignInSource::Stranger(local.parse().ok().map(network)),
                 "{local}"
             );
         }
-        assert_ne!(who("127.0.0.2"), who("127.0.0.3"), "these have to be chosen");
-        assert_ne!(who("127.0.0.2"), Who::Loopback);
-        let known = Who::new(client("10.0.0.1", true), Some(SecretDigest::of("known")));
-        assert_eq!(known, Who::Browser(SecretDigest::of("known")));
+        assert_ne!(source("127.0.0.2"), source("127.0.0.3"), "these have to be chosen");
+        assert_ne!(source("127.0.0.2"), SignInSource::Loopback);
+        let known = SignInSource::new(client("10.0.0.1", true), Some(SecretDigest::of("known")));
+        assert_eq!(known, SignInSource::Browser(SecretDigest::of("known")));
     }
 }

@@ -1,39 +1,45 @@
-//! Usage: what was asked, what came of it, and how long it took.
+//! The usage page: figures, charts, errors, and the usage of each key.
 
 use maud::{Markup, html};
 
-use super::figures::Figures;
-use super::page::{self, Part, count, rounded};
-use super::view::View;
-use super::visit::{ConsoleSession, Visit};
-use super::{Console, PageError, axis, by_key, chart, charts, filters};
-use crate::http::Response;
+use super::html_table::{heading, table};
+use super::layout::{self, Part};
+use super::page_request::{ConsoleSession, PageRequest};
+use super::request_details::find_form;
+use super::usage_report::UsageReport;
+use super::usage_view::UsageView;
+use super::{Console, PageError, PageResult, chart, filters, format, usage_by_key, usage_charts};
 use crate::store::{Durations, Key};
-use crate::text::grouped;
+use crate::text::{count, grouped};
 
-pub fn page(console: &Console, visit: &Visit, session: &ConsoleSession) -> Result<Response, PageError> {
+pub fn page(console: &Console, request: &PageRequest, session: &ConsoleSession) -> PageResult {
     let keys = console.store.list_keys()?;
-    let view = View::read(&visit.query, visit.now).with_key(&keys);
+    let view = UsageView::read(&request.query, request.now).with_key(&keys);
     let content = html! {
         main {
             div.head {
                 h1 { "Usage" }
-                (super::request::find_form("Find a request: chatcmpl_…"))
+                (find_form("Find a request: chatcmpl_…"))
             }
             (filters::filters(&view, "/usage", &keys, &console.shared_gateways()?))
-            (overview(console, visit, &view, &keys)?)
+            (overview(console, request, &view, &keys)?)
         }
     };
-    Ok(page::inside(console, session, Part::Usage, "Usage", &content))
+    Ok(layout::operator_page(console, session, Part::Usage, "Usage", &content))
 }
 
-fn overview(console: &Console, visit: &Visit, view: &View, keys: &[Key]) -> Result<Markup, PageError> {
-    let figures = Figures::read(&console.store, view, keys)?;
-    let (drawn, table) = chart::draw(&charts::all(&figures), &axis::axis(view, visit.now));
+fn overview(
+    console: &Console,
+    request: &PageRequest,
+    view: &UsageView,
+    keys: &[Key],
+) -> Result<Markup, PageError> {
+    let report = UsageReport::read(&console.store, view, keys)?;
+    let (charts, figures) = chart::draw(&usage_charts::all(&report), &usage_charts::axis(view, request.now));
     Ok(html! {
-        (filters::range(view, visit.now))
-        (cards(view, &figures))
-        @if figures.all.requests == 0 {
+        (filters::range(view, request.now))
+        (cards(view, &report))
+        @if report.all.requests == 0 {
             section.empty {
                 h2 { "No requests" }
                 p {
@@ -44,11 +50,11 @@ fn overview(console: &Console, visit: &Visit, view: &View, keys: &[Key]) -> Resu
             }
         } @else {
             section.charts aria-label="Charts" {
-                @for chart in drawn { (chart) }
-                (errors(view, &figures))
+                @for chart in charts { (chart) }
+                (errors(view, &report))
             }
-            (table)
-            (by_key::section(view, &figures))
+            (figures)
+            (usage_by_key::section(view, &report))
             p.export {
                 "Export the totals by key and day: " a href=(format!("/usage/totals.csv?{}", view.query())) download { "CSV" }
                 ". The rows: see " a href=(format!("/requests?{}", view.query())) { "the requests" } "."
@@ -57,15 +63,19 @@ fn overview(console: &Console, visit: &Visit, view: &View, keys: &[Key]) -> Resu
     })
 }
 
-fn cards(view: &View, figures: &Figures) -> Markup {
-    let (all, succeeded) = (&figures.all, figures.all.succeeded());
+fn cards(view: &UsageView, report: &UsageReport) -> Markup {
+    let (all, succeeded) = (&report.all, report.all.succeeded());
     let unmeasured = html! { @if all.unmeasured > 0 { (count(all.unmeasured, "request")) " unmeasured" } };
     let is_measured = succeeded > all.unmeasured;
-    let times = |times: &Durations| match (times.percentile(0.5), times.percentile(0.95)) {
-        (Some(half), Some(most)) => (rounded(half), html! { "p95 " (rounded(most)) }),
-        _ => ("–".to_owned(), html! { "nothing measured" }),
+    let percentiles = |durations: &Durations| {
+        let [p50, p95, p99] =
+            [0.5, 0.95, 0.99].map(|share| durations.percentile(share).map(format::percentile));
+        match (p50, p95, p99) {
+            (Some(p50), Some(p95), Some(p99)) => (p50, html! { "p95 " (p95) ", p99 " (p99) }),
+            _ => ("–".to_owned(), html! { "nothing measured" }),
+        }
     };
-    let (runtime, own) = (times(&figures.runtime), times(&figures.own));
+    let (runtime, overhead) = (percentiles(&report.runtime), percentiles(&report.overhead));
     let ok = html! { a href=(view.requests_address("ok")) { (grouped(succeeded)) " succeeded" } };
     let not = html! {
         @if all.requests > 0 { a href=(view.requests_address("failed")) { (count(all.errors, "error")) } } @else { "no requests" }
@@ -80,18 +90,18 @@ fn cards(view: &View, figures: &Figures) -> Markup {
                 ("Tokens out", tokens(all.completion_tokens, is_measured), &unmeasured),
                 ("Total tokens", tokens(all.total_tokens, is_measured), &unmeasured),
                 ("Runtime, p50", runtime.0, &runtime.1),
-                ("Overhead, p50", own.0, &own.1),
+                ("Overhead, p50", overhead.0, &overhead.1),
             ] { div { dt { (title) } dd { strong { (figure) } span { (detail) } } } }
         }
     }
 }
 
-/// A sum of tokens. What was not measured is unknown, and no zero.
+/// A sum of tokens. If nothing was measured it is unknown, not zero.
 pub fn tokens(sum: i64, is_known: bool) -> String {
     if is_known { grouped(sum) } else { "–".into() }
 }
 
-/// A share in percent; one that is not whole never looks as if it were.
+/// A share in percent. Rounding never makes it 0 % or 100 %.
 pub fn rate(part: i64, all: i64) -> String {
     if all == 0 {
         return "–".into();
@@ -106,33 +116,22 @@ pub fn rate(part: i64, all: i64) -> String {
     }
 }
 
-fn errors(view: &View, figures: &Figures) -> Markup {
-    let all = figures.all.requests;
-    let of = |code: &String| View { outcome: code.clone(), ..view.clone() }.query();
+fn errors(view: &UsageView, report: &UsageReport) -> Markup {
+    let cells = |(status, code, requests): &(Option<i64>, String, i64)| {
+        let of_code = UsageView { outcome: code.clone(), ..view.clone() }.query();
+        vec![
+            // A phone breaks the line after a word of the code.
+            html! { a href=(format!("/usage?{of_code}")) { @for word in code.split_inclusive('_') { (word) wbr; } } },
+            html! { @match status { Some(status) => (status), None => "–" } },
+            html! { a href=(view.requests_address(code)) { (grouped(*requests)) } },
+            html! { (rate(*requests, report.all.requests)) },
+        ]
+    };
     html! {
         section.chart {
             h2 { "Errors by code" }
-            @if figures.errors.is_empty() { p.muted { "None in this range." } }
-            @else {
-                table {
-                    thead { tr { th scope="col" { "Code" } th.number scope="col" { "Status" } th.number scope="col" { "Requests" } th.number scope="col" { "Share" } } }
-                    tbody {
-                        @for (status, code, requests) in &figures.errors {
-                            tr {
-                                th scope="row" {
-                                    a href=(format!("/usage?{}", of(code))) {
-                                        // On a phone it is broken after a word.
-                                        @for word in code.split_inclusive('_') { (word) wbr; }
-                                    }
-                                }
-                                td.number { @match status { Some(status) => (status), None => "–" } }
-                                td.number { a href=(view.requests_address(code)) { (grouped(*requests)) } }
-                                td.number { (rate(*requests, all)) }
-                            }
-                        }
-                    }
-                }
-            }
+            @if report.errors.is_empty() { p.muted { "None in this range." } }
+            @else { (table("numbers", false, &["Code", "Status", "Requests", "Share"].map(heading), report.errors.iter().map(cells))) }
         }
     }
 }

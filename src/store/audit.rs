@@ -208,7 +208,7 @@ impl FailedSignIns {
     }
 
     fn inserts(&self) -> Vec<Statement> {
-        let details = format!("since {}", when::shown(Some(self.since)));
+        let details = format!("since {}", when::format_minute(Some(self.since)));
         let insert = |(address, times): (&String, &i64)| {
             let by = Actor::console(address.clone());
             NewAuditRow::summed(Action::SignInsFailed, &by, &details, *times).insert()

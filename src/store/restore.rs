@@ -166,7 +166,7 @@ impl Store {
         let details = format!(
             "a backup with {}, the newest of {}; kept revoked: {}",
             count(ledger.rows, "row"),
-            when::shown(ledger.newest),
+            when::format_minute(ledger.newest),
             count(revoked.len() as i64, "key")
         );
         let sessions = values![TokenKind::Session.as_str()];

@@ -210,7 +210,7 @@ pub(super) fn terms(
 }
 
 fn time_or_never(time: Option<i64>) -> String {
-    time.map_or("never".into(), |time| when::shown(Some(time)))
+    time.map_or("never".into(), |time| when::format_minute(Some(time)))
 }
 
 pub(super) fn read_key(mut row: Row) -> Result<Key, StoreError> {

@@ -228,7 +228,7 @@ const flows = {
     await other.getByRole("status").waitFor();
     await one.getByLabel("Name", { exact: true }).fill("mine");
     await one.getByRole("button", { name: "Save changes" }).click();
-    await one.getByRole("alert").filter({ hasText: "changed since this form was shown" }).waitFor();
+    await one.getByRole("alert").filter({ hasText: "changed since you opened this form" }).waitFor();
     await one.getByRole("heading", { name: "theirs" }).waitFor();
     await check(one, "flow-changed-meanwhile");
     assert.equal(await one.getByLabel("Name", { exact: true }).inputValue(), "mine");

@@ -89,7 +89,7 @@ fn everything_of_a_key_is_changed_in_one_place() {
     let address = format!("/keys/{id}");
     let page = browser.get(&address).text();
     assert!(page.contains(&id) && !page.contains(&secret) && page.contains("0 requests"), "{page}");
-    let (version, shown) = (hidden(&page, "version"), hidden(&page, "shown"));
+    let (version, loaded) = (hidden(&page, "version"), hidden(&page, "loaded"));
     let form = |name: &'static str| {
         [
             ("name", name),
@@ -100,7 +100,7 @@ fn everything_of_a_key_is_changed_in_one_place() {
             ("budget", "20,000"),
             ("budget_per", "day"),
             ("version", version.as_str()),
-            ("shown", shown.as_str()),
+            ("loaded", loaded.as_str()),
         ]
     };
     let saved = format!("/keys?changed={id}");
@@ -116,7 +116,7 @@ fn everything_of_a_key_is_changed_in_one_place() {
     assert_eq!((&key["name"], &key["concurrent"]), (&"second".into(), &7.into()));
     assert_eq!(key["permissions"], serde_json::json!(["completions", "metrics"]));
     assert_eq!(key["budget"], serde_json::json!({"tokens": 20_000, "per": "day", "used": 0}));
-    assert_eq!(key["expires"], shown.parse::<i64>().expect("a time") + 90 * 86_400);
+    assert_eq!(key["expires"], loaded.parse::<i64>().expect("a time") + 90 * 86_400);
     assert_eq!(
         server.query("SELECT id FROM audit WHERE action = 'key_changed'").len(),
         1,

@@ -1,36 +1,34 @@
-//! The requests themselves, the newest first.
+//! The requests page: rows of the ledger, the newest first.
 
 use maud::{Markup, html};
 
-use super::html_table::{cards, heading};
-use super::page::{self, Part, took};
-use super::view::View;
-use super::visit::{ConsoleSession, Visit};
-use super::{Console, PageError, filters, request};
-use crate::http::Response;
+use super::html_table::{cards, heading, page_links};
+use super::layout::{self, Part};
+use super::page_request::{ConsoleSession, PageRequest};
+use super::usage_view::UsageView;
+use super::{Console, PageResult, filters, format, request_details};
 use crate::id::RequestId;
 use crate::store::{LedgerRow, Listing};
 use crate::text::grouped;
 
-/// How many requests a page lists.
-const LISTED: usize = 50;
+const ROWS_PER_PAGE: usize = 50;
 
 const COLUMNS: [&str; 9] =
     ["Time (UTC)", "Request", "Key", "Outcome", "Tokens in", "Tokens out", "Runtime", "Total", "Gateway"];
 
-pub fn page(console: &Console, visit: &Visit, session: &ConsoleSession) -> Result<Response, PageError> {
+pub fn page(console: &Console, request: &PageRequest, session: &ConsoleSession) -> PageResult {
     let keys = console.store.list_keys()?;
-    let view = View::read(&visit.query, visit.now).with_key(&keys);
+    let view = UsageView::read(&request.query, request.now).with_key(&keys);
     let gateways = console.shared_gateways()?;
-    let id = |name| Some(visit.query.get(name)).filter(|id| request::is_id(id));
+    let id = |name| Some(request.query.get(name)).filter(|id| request_details::is_id(id));
     let (before, after) = (id("before"), id("after"));
     let listing = match after {
         Some(after) => {
-            let mut listing = console.store.oldest(&view.which(), Some(after), LISTED)?;
+            let mut listing = console.store.oldest(&view.row_filter(), Some(after), ROWS_PER_PAGE)?;
             listing.rows.reverse();
             listing
         }
-        None => console.store.newest(&view.which(), before, LISTED)?,
+        None => console.store.newest(&view.row_filter(), before, ROWS_PER_PAGE)?,
     };
     let (later, earlier) = match after {
         Some(_) => (listing.next.clone(), listing.rows.last().map(|row| row.request_id.clone())),
@@ -40,39 +38,38 @@ pub fn page(console: &Console, visit: &Visit, session: &ConsoleSession) -> Resul
         }
     };
     let address = |name: &str, id: &str| format!("/requests?{}&{name}={id}", view.query());
+    let previous = later.map(|id| {
+        let newest = format!("/requests?{}", view.query());
+        [("« Newest", newest), ("← Later requests", address("after", &id))]
+    });
+    let next = earlier.map(|id| ("Earlier requests →", address("before", &id)));
     let content = html! {
         main {
             div.head {
                 h1 { "Requests" }
-                (request::find_form("Find a request: chatcmpl_…"))
+                (request_details::find_form("Find a request: chatcmpl_…"))
             }
             (filters::filters(&view, "/requests", &keys, &gateways))
             (list(&view, &listing, gateways.len() > 1))
-            nav.pages aria-label="Pages" {
-                @if let Some(id) = later {
-                    a.button href=(format!("/requests?{}", view.query())) { "« Newest" }
-                    a.button href=(address("after", &id)) rel="prev" { "← Later requests" }
-                }
-                @if let Some(id) = earlier { a.button href=(address("before", &id)) rel="next" { "Earlier requests →" } }
-            }
+            (page_links(previous.as_ref().map_or(&[], |links| links), "", next))
         }
     };
-    Ok(page::inside(console, session, Part::Requests, "Requests", &content))
+    Ok(layout::operator_page(console, session, Part::Requests, "Requests", &content))
 }
 
-fn list(view: &View, listing: &Listing, with_gateway: bool) -> Markup {
+fn list(view: &UsageView, listing: &Listing, with_gateway: bool) -> Markup {
     let headings: Vec<Markup> =
         COLUMNS.into_iter().filter(|name| with_gateway || *name != "Gateway").map(heading).collect();
     html! {
         p.export {
-            a href=(format!("/usage?{}", view.of_sums().query())) { "Figures" } " of this range. Export the rows: "
+            a href=(format!("/usage?{}", view.without_row_filters().query())) { "Figures" } " of this range. Export the rows: "
             a href=(format!("/requests/export.csv?{}", view.query())) download { "CSV" } " "
             a href=(format!("/requests/export.json?{}", view.query())) download { "JSON" }
         }
         @if listing.rows.is_empty() { section.empty { h2 { "No requests" } p { "None matches the range and the filters." } } }
         @else { (cards("requests", &headings, listing.rows.iter().map(|row| cells(row, with_gateway)))) }
         @if let Some(last) = &listing.searched_to {
-            p.muted { "Searched " (grouped(view.which().searched_rows())) " requests, to " (page::time(RequestId::time_of(last), true)) "." }
+            p.muted { "Searched " (grouped(view.row_filter().searched_rows())) " requests, to " (format::second(RequestId::time_of(last))) "." }
         }
     }
 }
@@ -82,9 +79,9 @@ fn cells(row: &LedgerRow, with_gateway: bool) -> Vec<Markup> {
     let short_id =
         if id.len() > 24 { format!("{}…{}", &id[..15], &id[id.len() - 6..]) } else { id.clone() };
     let number = |value: Option<i64>| html! { (value.map_or("–".into(), grouped)) };
-    let time = |value: Option<f64>| html! { (value.map_or("–".into(), took)) };
+    let time = |value: Option<f64>| html! { (value.map_or("–".into(), format::duration)) };
     let mut cells = vec![
-        page::time(row.created, true),
+        format::second(row.created),
         html! { a href=(format!("/requests/{id}")) { code { (short_id) } } },
         html! { span.text { (row.key_name) } },
         html! {
@@ -107,7 +104,7 @@ pub fn gateway_name(name: &str) -> &str {
     if name.is_empty() { "–" } else { name }
 }
 
-/// What came of a request, in a word or two.
+/// A badge with the outcome of a request.
 pub fn outcome(status: Option<i64>, code: Option<&str>) -> Markup {
     html! {
         @match (status, code) {

@@ -1,4 +1,4 @@
-//! A request to the console: what it asks for, where it comes from, and who sent it.
+//! A request to the console: its fields, its origin, its cookies and its session.
 
 use super::PageError;
 use super::form::Form;
@@ -10,17 +10,17 @@ use crate::when;
 /// The most bytes of a form: names and passwords are short.
 const MAX_FORM: usize = 16 * 1024;
 
-/// The cookies.
+/// The names of the cookies.
 pub const SESSION: &str = "adriaticum_session";
 pub const BROWSER: &str = "adriaticum_browser";
 pub const VISITOR: &str = "adriaticum_visitor";
 
-/// With the prefix, a browser takes the cookie over HTTPS and from this very host only: a page of another host, or a forged
-/// answer by plain HTTP, can't replace it.
+/// With this prefix, a browser accepts the cookie over HTTPS and from this host only: neither a page of another host nor a forged
+/// response over plain HTTP can replace it.
 const HOST_PREFIX: &str = "__Host-";
 
-pub struct Visit<'a> {
-    pub request: &'a Request,
+pub struct PageRequest<'a> {
+    pub http: &'a Request,
     /// HEAD is GET without the body, which the listener leaves out.
     pub method: &'a str,
     pub path: &'a str,
@@ -29,12 +29,12 @@ pub struct Visit<'a> {
     pub now: i64,
 }
 
-/// Somebody who is signed in.
+/// The session of a signed-in operator.
 pub struct ConsoleSession {
     token: String,
 }
 
-impl<'a> Visit<'a> {
+impl<'a> PageRequest<'a> {
     pub fn read(request: &'a Request) -> Result<Self, PageError> {
         let head = &request.head;
         let method = match head.method() {
@@ -49,15 +49,15 @@ impl<'a> Visit<'a> {
             _ => Form::default(),
         };
         let query = Form::parse(head.query());
-        Ok(Self { request, method, path: head.path(), query, form, now: when::now() })
+        Ok(Self { http: request, method, path: head.path(), query, form, now: when::now() })
     }
 
     fn head(&self) -> &RequestHead {
-        &self.request.head
+        &self.http.head
     }
 
-    /// Refuses a form that another site's page sent. Browsers say `null` where a page wants no referrer told, as
-    /// ours do; then they say in another header whose page it was. The form's own token is looked at besides.
+    /// Refuses a form that another site's page sent. Browsers send the origin `null` for a page with `no-referrer`, as ours are;
+    /// `sec-fetch-site` then identifies the site. The form's token is checked in addition.
     pub fn check_origin(&self) -> Result<(), PageError> {
         if self.method != "POST" {
             return Ok(());
@@ -77,7 +77,7 @@ impl<'a> Visit<'a> {
         Err(PageError::Foreign)
     }
 
-    /// Whether the browser came by a link on another site's page: it then keeps its cookie to itself.
+    /// True if the browser followed a link on another site's page: it then sends no cookie.
     pub fn is_from_elsewhere(&self) -> bool {
         self.method == "GET"
             && self.head().header("sec-fetch-site").any(|site| matches!(site, b"cross-site" | b"same-site"))
@@ -85,33 +85,33 @@ impl<'a> Visit<'a> {
 
     /// The address for the log.
     pub fn client(&self) -> String {
-        self.request.client.peer.map_or("-".into(), |address| address.to_string())
+        self.http.client.peer.map_or("-".into(), |address| address.to_string())
     }
 
-    /// Who sent it, for the audit.
+    /// The client, for the audit.
     pub fn actor(&self) -> Actor {
         Actor::console(self.client())
     }
 
-    /// The scheme by which the browser came.
+    /// The scheme that the browser used.
     pub fn scheme(&self) -> &'static str {
-        if self.request.client.secure { "https" } else { "http" }
+        if self.http.client.secure { "https" } else { "http" }
     }
 
     /// The first cookie of a name.
     pub fn cookie(&self, name: &str) -> Option<&'a str> {
-        cookie(self.request.client, &self.request.head, name)
+        cookie(self.http.client, &self.http.head, name)
     }
 
-    /// A line that sets a cookie for some seconds; none ends it.
+    /// A `Set-Cookie` line. 0 seconds delete the cookie.
     pub fn set_cookie(&self, name: &str, value: &str, seconds: i64) -> String {
-        let name = cookie_name(self.request.client, name);
-        // A cookie that came by HTTPS is kept to that.
-        let secure = if self.request.client.secure { "; Secure" } else { "" };
+        let name = cookie_name(self.http.client, name);
+        // A cookie that was set over HTTPS is sent over HTTPS only.
+        let secure = if self.http.client.secure { "; Secure" } else { "" };
         format!("{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}")
     }
 
-    /// Who sent it, if that is somebody who is signed in.
+    /// Returns the session of the request's cookie, if it is valid.
     pub fn session(&self, store: &Store) -> Result<Option<ConsoleSession>, PageError> {
         let Some(token) = self.cookie(SESSION) else {
             return Ok(None);
@@ -126,17 +126,19 @@ impl ConsoleSession {
         SecretDigest::of(&self.token)
     }
 
-    /// What every form of this session carries, and no other site can know.
+    /// The token in every form of this session, which no other site can know.
     pub fn form_token(&self) -> String {
         form_token(&self.token)
     }
 
-    pub fn check_form(&self, visit: &Visit) -> Result<(), PageError> {
-        if visit.form.get("token") == self.form_token() { Ok(()) } else { Err(PageError::Stale) }
+    /// Checks the token of a form.
+    pub fn check_form(&self, request: &PageRequest) -> Result<(), PageError> {
+        let is_valid = request.method != "POST" || request.form.get("token") == self.form_token();
+        if is_valid { Ok(()) } else { Err(PageError::Stale) }
     }
 }
 
-/// The digest of the token in a cookie. It may be nobody's.
+/// The digest of the token in a cookie, which may be unknown.
 pub fn presented(client: ClientInfo, head: &RequestHead, name: &str) -> Option<SecretDigest> {
     cookie(client, head, name).map(SecretDigest::of)
 }
@@ -157,7 +159,7 @@ fn cookie<'a>(client: ClientInfo, head: &'a RequestHead, name: &str) -> Option<&
         .map(|(_, value)| value)
 }
 
-/// What a form carries for the holder of a cookie. The cookie can't be found from it.
+/// The token of a form, derived from a cookie. The cookie can't be derived from it.
 pub fn form_token(cookie: &str) -> String {
     hex::encode(SecretDigest::of(&format!("form {cookie}")).0)
 }

@@ -1,4 +1,4 @@
-//! `/metrics`, `/healthz` and `/readyz` on the console's host, for programs.
+//! `/metrics`, `/healthz` and `/readyz` on the console's host.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use crate::store::{Permission, Store};
 
 const TEXT: &str = "text/plain; charset=utf-8";
 
-/// What Prometheus takes for its text format.
+/// The content type of Prometheus's text format.
 const METRICS_TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-pub struct Monitoring {
+pub struct MonitoringEndpoints {
     pub store: Arc<Store>,
     pub metrics: Arc<Metrics>,
     pub load: Arc<Load>,
@@ -31,17 +31,17 @@ pub struct Monitoring {
     pub acceptor: Option<Arc<Acceptor>>,
 }
 
-impl Monitoring {
-    /// Answers a probe of `/healthz` or `/readyz` with what is known already. Returns `None` for another path.
+impl MonitoringEndpoints {
+    /// Answers a probe of `/healthz` or `/readyz` from memory. Returns `None` for another path.
     pub fn probe(&self, head: &RequestHead) -> Option<Response> {
         match head.path() {
-            "/healthz" => Some(unless_refused(head, || plain(200, "ok"))),
-            "/readyz" => Some(unless_refused(head, || self.readiness())),
+            "/healthz" => Some(answer_get(head, || plain(200, "ok"))),
+            "/readyz" => Some(answer_get(head, || self.readiness())),
             _ => None,
         }
     }
 
-    /// Whether something is wrong that the process knows without asking.
+    /// True if something is wrong that the process knows without a check.
     pub fn has_trouble(&self, now: i64) -> bool {
         let is_failing = |runtimes: &Arc<Runtimes>| {
             runtimes.status().iter().any(|runtime| runtime.is_unreachable || runtime.is_failing)
@@ -52,7 +52,7 @@ impl Monitoring {
             || expires.is_some_and(|expires| is_expiring(expires, now))
     }
 
-    /// Whether a request presents a key, and not a session.
+    /// True if a request presents a key, and not a session.
     pub fn takes_key(head: &RequestHead) -> bool {
         head.path() == "/metrics"
     }
@@ -60,7 +60,7 @@ impl Monitoring {
     /// Answers a scrape. Returns `None` if the request is for another path.
     pub fn answer(&self, request: &Request) -> Option<Response> {
         let head = &request.head;
-        Self::takes_key(head).then(|| unless_refused(head, || self.metrics(request)))
+        Self::takes_key(head).then(|| answer_get(head, || self.metrics(request)))
     }
 
     fn metrics(&self, request: &Request) -> Response {
@@ -84,7 +84,7 @@ impl Monitoring {
         }
     }
 
-    /// Lets a key with the permission through. A scrape is no request of the API: it leaves no row.
+    /// Accepts a key with the permission. A scrape is not a request of the API, so it leaves no row.
     pub fn admit(&self, head: &RequestHead, now: i64) -> Result<Caller, Failure> {
         let caller = key::authenticate(&key::digest(head)?, &self.store, now)?;
         if !caller.permissions.contains(&Permission::Metrics) {
@@ -102,7 +102,7 @@ impl Monitoring {
         Ok(caller)
     }
 
-    /// Whether a completion could be run now, as far as this service can say by itself.
+    /// Answers `/readyz`: 200 if a completion could be run now, without asking the runtime.
     fn readiness(&self) -> Response {
         let reason = if self.runtimes.is_none() {
             "No runtime is configured: set runtime.url."
@@ -115,8 +115,8 @@ impl Monitoring {
     }
 }
 
-/// The response to a method that is answered here.
-fn unless_refused(head: &RequestHead, response: impl FnOnce() -> Response) -> Response {
+/// Answers GET and HEAD, and refuses other methods.
+fn answer_get(head: &RequestHead, response: impl FnOnce() -> Response) -> Response {
     let response = match head.method() {
         "GET" | "HEAD" => response(),
         _ => plain(405, "Only GET and HEAD are answered here.").with("allow", "GET, HEAD"),

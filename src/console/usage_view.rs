@@ -1,11 +1,10 @@
-//! What the usage page shows, as its address says it: a range of time, filters and an order.
+//! The range of time, the filters and the order of the usage and requests pages, as their addresses have them.
 
-use time::{Date, Month, OffsetDateTime};
-
-use super::by_key::Order;
-use super::form::Form;
+use super::bar_interval::{BarInterval, DAY, HOUR};
+use super::form::{Form, link};
+use super::html_table::SortOrder;
+use super::usage_by_key::{COLUMNS, DEFAULT_ORDER};
 use crate::store::{Filter, Key, Matching, Range, RowFilter, Span};
-use crate::text::percent_encoded;
 use crate::when::{self, When};
 
 /// The ranges that are offered beside two dates.
@@ -30,12 +29,6 @@ pub const CODES: [&str; 7] = [
     "abandoned",
 ];
 
-const HOUR: i64 = 3600;
-const DAY: i64 = 86_400;
-
-/// 1970-01-05, the first Monday.
-const MONDAY: i64 = 4 * DAY;
-
 /// The longest ranges that have sums by minute and by hour.
 const MINUTES_FOR: i64 = 2 * HOUR;
 const HOURS_FOR: i64 = 8 * DAY;
@@ -43,74 +36,8 @@ const HOURS_FOR: i64 = 8 * DAY;
 /// The longest range between two dates: 60 years.
 const LONGEST: i64 = 60 * 366 * DAY;
 
-/// The time that a bar stands for. Weeks begin on Monday.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BarInterval {
-    Seconds(i64),
-    Week,
-    Month,
-    Year,
-}
-
-impl BarInterval {
-    /// Each with the most bars that a chart has of it: a phone has room for 31 that can be touched one by one, an hour has its
-    /// minutes, two days have their hours, and six years by month can still be read.
-    const ALL: [(Self, usize); 11] = [
-        (Self::Seconds(60), 61),
-        (Self::Seconds(120), 61),
-        (Self::Seconds(HOUR), 49),
-        (Self::Seconds(2 * HOUR), 31),
-        (Self::Seconds(3 * HOUR), 31),
-        (Self::Seconds(6 * HOUR), 31),
-        (Self::Seconds(12 * HOUR), 31),
-        (Self::DAY, 31),
-        (Self::Week, 31),
-        (Self::Month, 74),
-        (Self::Year, usize::MAX),
-    ];
-
-    pub const DAY: Self = Self::Seconds(DAY);
-
-    /// When the next one begins after a time.
-    fn next(self, time: i64) -> i64 {
-        let after = |first: i64, length: i64| ((time - first).div_euclid(length) + 1) * length + first;
-        let date = OffsetDateTime::from_unix_timestamp(time).map_or(Date::MIN, OffsetDateTime::date);
-        let (year, month) = (date.year(), date.month());
-        match self {
-            Self::Seconds(seconds) => after(0, seconds),
-            Self::Week => after(MONDAY, 7 * DAY),
-            Self::Month if month != Month::December => first_day(year, month.next()),
-            Self::Month | Self::Year => first_day(year + 1, Month::January),
-        }
-    }
-
-    /// The starts of the bars that cover a range, or `None` if they are too many.
-    fn starts(self, range: Range, most: usize) -> Option<Vec<i64>> {
-        let mut starts = vec![range.since];
-        loop {
-            match self.next(starts[starts.len() - 1]) {
-                end if end >= range.until => return Some(starts),
-                _ if starts.len() == most => return None,
-                next => starts.push(next),
-            }
-        }
-    }
-}
-
-fn first_day(year: i32, month: Month) -> i64 {
-    Date::from_calendar_date(year, month, 1)
-        .map_or(i64::MAX, |date| date.midnight().assume_utc().unix_timestamp())
-}
-
-/// How long the listed requests took, in milliseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Took {
-    pub least: Option<u32>,
-    pub most: Option<u32>,
-}
-
 #[derive(Clone, Debug)]
-pub struct View {
+pub struct UsageView {
     /// One of `CHOICES`, or "times".
     pub choice: &'static str,
     /// The range of the rows.
@@ -119,30 +46,32 @@ pub struct View {
     pub covered: Range,
     pub span: Span,
     pub step: BarInterval,
-    /// When each bar begins.
+    /// The start of each bar.
     pub starts: Vec<i64>,
     pub key: Option<String>,
-    /// What was written in place of a key's id, until a key is found by it.
+    /// The text in place of a key's id, until a key is found by it.
     pub key_text: String,
-    /// One of those that share the database.
+    /// A gateway that shares the database.
     pub gateway: Option<String>,
-    /// As the address has it: empty, ok, failed or a code.
+    /// The word in the address: empty, ok, failed or a code.
     pub outcome: String,
-    /// Of the listed requests only: the sums know neither causes nor durations.
+    /// Filters listed requests only, as the durations do: the sums have neither causes nor durations.
     pub cause: String,
-    pub took: Took,
-    /// Of the table by key.
-    pub order: Order,
+    pub least_ms: Option<u32>,
+    pub most_ms: Option<u32>,
+    /// The order of the table by key.
+    pub order: SortOrder,
 }
 
-impl View {
-    /// What is not understood is passed over: an address that somebody mistyped still shows something.
+impl UsageView {
+    /// Reads a query. Ignores what it does not understand: a mistyped address still leads to a page.
     pub fn read(query: &Form, now: i64) -> Self {
         let next = |width: i64| (now.div_euclid(width) + 1) * width;
         let back = |until: i64, time: i64| Range { since: until - time, until };
-        let this_month = month_of(now);
+        let month_start = |time: i64| when::month(time).map_or(0, |(start, _)| start);
+        let this_month = month_start(now);
         let named = CHOICES.iter().map(|(word, _)| *word).find(|word| *word == query.get("range"));
-        // So many days are today and the days before it.
+        // A number of days is today and the days before it.
         let (choice, range) = match (named, times(query)) {
             (Some("1h"), _) => ("1h", back(next(60), HOUR)),
             (Some("7d"), _) => ("7d", back(next(DAY), 7 * DAY)),
@@ -150,7 +79,7 @@ impl View {
             (Some("90d"), _) => ("90d", back(next(DAY), 90 * DAY)),
             (Some("month"), _) => ("month", Range { since: this_month, until: next(DAY) }),
             (Some("last-month"), _) => {
-                ("last-month", Range { since: month_of(this_month - 1), until: this_month })
+                ("last-month", Range { since: month_start(this_month - 1), until: this_month })
             }
             (None, Some(range)) => ("times", range),
             _ => ("24h", back(next(HOUR), DAY)),
@@ -165,16 +94,9 @@ impl View {
         let seconds = span.seconds();
         let start = |time: i64| time.div_euclid(seconds) * seconds;
         let covered = Range { since: start(range.since), until: start(range.until + seconds - 1) };
-        let fits = |(step, most): (BarInterval, usize)| Some((step, step.starts(covered, most)?));
-        let fine_enough = |(step, _): &(BarInterval, usize)| !matches!(step, BarInterval::Seconds(s) if *s < span.seconds());
-        let (step, starts) = BarInterval::ALL
-            .into_iter()
-            .filter(fine_enough)
-            .find_map(fits)
-            .expect("there may be any number of years");
+        let (step, starts) = BarInterval::fitting(covered, span);
         let outcome = query.get("outcome");
         let is_known = matches!(outcome, "ok" | "failed") || CODES.contains(&outcome);
-        let milliseconds = |name| query.get(name).parse().ok();
         Self {
             choice,
             range,
@@ -189,8 +111,9 @@ impl View {
                 .map(String::from),
             outcome: if is_known { outcome.into() } else { String::new() },
             cause: Some(query.get("cause").trim()).filter(|word| is_cause(word)).unwrap_or("").to_owned(),
-            took: Took { least: milliseconds("least"), most: milliseconds("most") },
-            order: Order::read(query.get("sort")),
+            least_ms: query.get("least").parse().ok(),
+            most_ms: query.get("most").parse().ok(),
+            order: SortOrder::parse(query.get("sort"), &COLUMNS).unwrap_or(DEFAULT_ORDER),
         }
     }
 
@@ -200,7 +123,7 @@ impl View {
         before.checked_sub(1).filter(|_| time < self.covered.until)
     }
 
-    /// When a bar ends.
+    /// The end of a bar.
     pub fn end(&self, bar: usize) -> i64 {
         self.starts.get(bar + 1).copied().unwrap_or(self.covered.until)
     }
@@ -230,19 +153,19 @@ impl View {
         Filter { key_id: self.key.as_deref(), gateway: self.gateway.as_deref() }
     }
 
-    pub fn which(&self) -> RowFilter {
+    pub fn row_filter(&self) -> RowFilter {
         RowFilter {
             range: self.range,
             key_id: self.key.clone(),
             gateway: self.gateway.clone(),
             matching: self.matching(),
             cause: Some(self.cause.clone()).filter(|cause| !cause.is_empty()),
-            least_ms: self.took.least,
-            most_ms: self.took.most,
+            least_ms: self.least_ms,
+            most_ms: self.most_ms,
         }
     }
 
-    /// The times that it is between, as a field of a form has them.
+    /// The start and the end of the range, as a field of a form has them.
     pub fn times(&self) -> [String; 2] {
         [self.range.since, self.range.until].map(|time| when::iso(time).unwrap_or_default()[..16].to_owned())
     }
@@ -256,37 +179,34 @@ impl View {
         [since, until - 1].map(|time| when::iso(time).unwrap_or_default()[..10].to_owned())
     }
 
-    /// The names and values that an address or a form needs to lead here, the range first.
+    /// The names and values in an address or a form, the range first.
     pub fn fields(&self) -> Vec<(&'static str, String)> {
         let [from, to] = self.dates();
         let mut fields = match self.choice {
             "times" => vec![("from", from), ("to", to)],
             choice => vec![("range", choice.into())],
         };
-        let milliseconds = |value: Option<u32>| value.map(|value| value.to_string());
         let filters = [
             ("key", self.key.clone()),
             ("gateway", self.gateway.clone()),
             ("outcome", Some(self.outcome.clone()).filter(|outcome| !outcome.is_empty())),
             ("cause", Some(self.cause.clone()).filter(|cause| !cause.is_empty())),
-            ("least", milliseconds(self.took.least)),
-            ("most", milliseconds(self.took.most)),
-            ("sort", self.order.word()),
+            ("least", self.least_ms.map(|ms| ms.to_string())),
+            ("most", self.most_ms.map(|ms| ms.to_string())),
+            ("sort", self.order.field(DEFAULT_ORDER)),
         ];
         fields.extend(filters.into_iter().filter_map(|(name, value)| Some((name, value?))));
         fields
     }
 
-    /// The part of an address that leads here.
+    /// The query of an address with this view.
     pub fn query(&self) -> String {
-        let pairs =
-            self.fields().into_iter().map(|(name, value)| format!("{name}={}", percent_encoded(&value)));
-        pairs.collect::<Vec<_>>().join("&")
+        link("", self.fields()).trim_start_matches('?').to_owned()
     }
 
-    /// The same without the filters that only rows have.
-    pub fn of_sums(&self) -> Self {
-        Self { cause: String::new(), took: Took::default(), ..self.clone() }
+    /// This view without the filters that only rows have.
+    pub fn without_row_filters(&self) -> Self {
+        Self { cause: String::new(), least_ms: None, most_ms: None, ..self.clone() }
     }
 
     /// The requests of this view with an outcome.
@@ -294,7 +214,7 @@ impl View {
         format!("/requests?{}", Self { outcome: outcome.into(), ..self.clone() }.query())
     }
 
-    /// With the key that its text names, if it names one.
+    /// This view with the key that its text names, if it names one.
     pub fn with_key(self, keys: &[Key]) -> Self {
         match self.matching_keys(keys).as_slice() {
             [key] => Self { key: Some(key.id.clone()), key_text: String::new(), ..self },
@@ -302,7 +222,7 @@ impl View {
         }
     }
 
-    /// The keys that its text may mean: the one of that name, or all whose names contain it.
+    /// The keys that match its text: the one of that name, or all whose names contain it.
     pub fn matching_keys<'a>(&self, keys: &'a [Key]) -> Vec<&'a Key> {
         let wanted = self.key_text.to_lowercase();
         if wanted.is_empty() {
@@ -316,13 +236,7 @@ impl View {
     }
 }
 
-/// When the month of a time began.
-fn month_of(time: i64) -> i64 {
-    let date = OffsetDateTime::from_unix_timestamp(time).map_or(Date::MIN, OffsetDateTime::date);
-    first_day(date.year(), date.month())
-}
-
-/// Two dates or times in any order, or one date that stands for both. A last day is included, a last minute is not.
+/// Reads two dates or times in any order, or one date that stands for both. A last day is included, a last minute is not.
 fn times(query: &Form) -> Option<Range> {
     let minute = |time: i64| time.div_euclid(60) * 60;
     let time = |name| match When::parse(query.get(name)) {
@@ -350,12 +264,13 @@ fn is_key_id(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::console::bar_interval::MONDAY;
 
     /// 2026-01-15 12:02:03, a Thursday.
     const NOW: i64 = 1_768_478_523;
 
-    fn view(query: &str) -> View {
-        View::read(&Form::parse(query), NOW)
+    fn view(query: &str) -> UsageView {
+        UsageView::read(&Form::parse(query), NOW)
     }
 
     #[test]
@@ -447,9 +362,9 @@ mod tests {
             assert!(view.range.since >= view.span.kept_since(NOW), "{query}");
         }
         let months = view("from=2025-12-16&to=2026-11-15").starts;
-        let shown: Vec<String> =
-            months.iter().map(|start| when::shown(Some(*start))[..10].to_owned()).collect();
-        assert_eq!(shown[..3], ["2025-12-16", "2026-01-01", "2026-02-01"]);
+        let dates: Vec<String> =
+            months.iter().map(|start| when::iso(*start).expect("a time")[..10].to_owned()).collect();
+        assert_eq!(dates[..3], ["2025-12-16", "2026-01-01", "2026-02-01"]);
         let weeks = view("range=90d").starts;
         assert!(weeks[1..].iter().all(|start| (start - MONDAY) % (7 * DAY) == 0), "{weeks:?}");
     }

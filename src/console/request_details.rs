@@ -1,49 +1,49 @@
-//! One request's whole story.
+//! The page of one request, and the search for it by its id.
 
 use maud::{Markup, html};
 
-use super::page::{self, Part, took};
-use super::requests::{gateway_name, outcome};
-use super::visit::{ConsoleSession, Visit};
-use super::{Console, PageError};
+use super::layout::{self, Part};
+use super::page_request::{ConsoleSession, PageRequest};
+use super::request_list::{gateway_name, outcome};
+use super::{Console, PageError, PageResult, format};
 use crate::http::Response;
 use crate::id::has_shape;
 use crate::store::LedgerRow;
 use crate::text::{count, grouped};
 
-/// Whether a text can be the id of a request.
+/// True if a text has the form of a request's id.
 pub fn is_id(text: &str) -> bool {
     has_shape(text, "chatcmpl_", 32)
 }
 
-/// Finds the id in whatever was pasted: an error message has words around it.
+/// Finds the id in pasted text: an error message has words around it.
 fn id_in(text: &str) -> Option<&str> {
     let start = text.find("chatcmpl_")?;
     let id = text.get(start..start + "chatcmpl_".len() + 32)?;
     is_id(id).then_some(id)
 }
 
-pub fn find(console: &Console, visit: &Visit, session: &ConsoleSession) -> Result<Response, PageError> {
-    let asked = visit.query.get("id");
+pub fn find(console: &Console, request: &PageRequest, session: &ConsoleSession) -> PageResult {
+    let asked = request.query.get("id");
     match id_in(asked) {
-        Some(id) => Ok(page::redirect(&format!("/requests/{id}"))),
+        Some(id) => Ok(layout::redirect(&format!("/requests/{id}"))),
         None => {
-            let told = "A request's id is chatcmpl_ and 32 hexadecimal digits. It is in the answer, as id or \
+            let text = "A request's id is chatcmpl_ and 32 hexadecimal digits. It is in the answer, as id or \
                         request_id, and in its header x-request-id.";
-            Ok(missing(console, session, asked, told))
+            Ok(missing(console, session, asked, text))
         }
     }
 }
 
-pub fn page(console: &Console, session: &ConsoleSession, id: &str) -> Result<Response, PageError> {
+pub fn page(console: &Console, session: &ConsoleSession, id: &str) -> PageResult {
     if !is_id(id) {
         return Err(PageError::NotFound);
     }
     let Some(row) = console.store.find_row(id)? else {
-        let told = "The ledger has no such request. One without a valid key leaves no row, nor does one to an unknown \
+        let text = "The ledger has no such request. One without a valid key leaves no row, nor does one to an unknown \
                     address, one too large, or one that was turned away under load; and old rows may have been removed \
                     (usage.retention_days).";
-        return Ok(missing(console, session, id, told));
+        return Ok(missing(console, session, id, text));
     };
     let keys = console.store.list_keys()?;
     let name_now = keys.iter().find(|key| key.id == row.key_id).map(|key| key.name.as_str());
@@ -51,11 +51,11 @@ pub fn page(console: &Console, session: &ConsoleSession, id: &str) -> Result<Res
         main {
             p.crumbs { a href="/requests" { "Requests" } " / Request" }
             h1.id { code { (row.request_id) } }
-            p.lead { (outcome(row.status, row.error_code.as_deref())) " " (story(&row)) }
-            @if let Some(told) = advice(&row) { p.notice { (told) } }
+            p.lead { (outcome(row.status, row.error_code.as_deref())) " " (summary(&row)) }
+            @if let Some(text) = advice(&row) { p.notice { (text) } }
             (timeline(&row))
             dl.facts {
-                dt { "Received" } dd { (page::time(row.created, true)) " UTC" }
+                dt { "Received" } dd { (format::second(row.created)) " UTC" }
                 dt { "Key" } dd {
                     a href=(format!("/keys/{}", row.key_id)) { span.text { (row.key_name) } } " "
                     code.muted { (row.key_id) }
@@ -68,7 +68,7 @@ pub fn page(console: &Console, session: &ConsoleSession, id: &str) -> Result<Res
                 dt { "Tokens out" } dd { (tokens(row.tokens.completion_tokens)) }
                 dt { "Total tokens" } dd { (tokens(row.tokens.total_tokens)) }
                 dt { "Queue" } dd { (time(row.queue_ms)) }
-                dt { "Runtime" } dd { @match row.runtime_ms { Some(ms) => (took(ms)), None => "not asked" } }
+                dt { "Runtime" } dd { @match row.runtime_ms { Some(ms) => (format::duration(ms)), None => "not asked" } }
                 dt { "Total time" } dd { (time(row.duration_ms)) }
                 dt { "Grounded" } dd { @if row.grounded { "yes, in passages that Search found" } @else { "no" } }
                 dt { "Search" } dd { (search(&row)) }
@@ -78,7 +78,7 @@ pub fn page(console: &Console, session: &ConsoleSession, id: &str) -> Result<Res
             p.muted { "What was asked and answered is kept nowhere. The service’s log has a line with the same id." }
         }
     };
-    Ok(page::inside(console, session, Part::Requests, "Request", &content))
+    Ok(layout::operator_page(console, session, Part::Requests, "Request", &content))
 }
 
 pub fn find_form(placeholder: &str) -> Markup {
@@ -91,39 +91,39 @@ pub fn find_form(placeholder: &str) -> Markup {
     }
 }
 
-fn missing(console: &Console, session: &ConsoleSession, asked: &str, told: &str) -> Response {
+fn missing(console: &Console, session: &ConsoleSession, asked: &str, text: &str) -> Response {
     let content = html! {
         main.narrow {
             p.crumbs { a href="/requests" { "Requests" } " / Request" }
             h1 { "No such request" }
             p { code.text { (asked) } }
-            p { (told) }
+            p { (text) }
             (find_form("chatcmpl_…"))
         }
     };
-    let mut response = page::inside(console, session, Part::Requests, "No such request", &content);
+    let mut response = layout::operator_page(console, session, Part::Requests, "No such request", &content);
     response.status = 404;
     response
 }
 
-/// What happened, in a sentence.
-fn story(row: &LedgerRow) -> String {
+/// A sentence about the outcome.
+fn summary(row: &LedgerRow) -> String {
     match (row.status, row.error_code.as_deref(), row.duration_ms) {
         (None, None, _) => "The runtime has not answered yet.".into(),
         (None, Some("abandoned"), _) => {
             "The client closed its connection before there was an answer. Nothing was sent.".into()
         }
         (None, _, _) => "The service ended before it was answered. Nothing was sent.".into(),
-        (Some(200), _, Some(ms)) => format!("Answered in {}.", took(ms)),
+        (Some(200), _, Some(ms)) => format!("Answered in {}.", format::duration(ms)),
         (Some(status), _, Some(ms)) if row.runtime_ms.is_none() => {
-            format!("Answered with {status} after {}, before the runtime was asked.", took(ms))
+            format!("Answered with {status} after {}, before the runtime was asked.", format::duration(ms))
         }
-        (Some(status), _, Some(ms)) => format!("Answered with {status} after {}.", took(ms)),
+        (Some(status), _, Some(ms)) => format!("Answered with {status} after {}.", format::duration(ms)),
         (Some(status), _, None) => format!("Answered with {status}."),
     }
 }
 
-/// What to do about it.
+/// The explanation of an error code, with the next step.
 fn advice(row: &LedgerRow) -> Option<&'static str> {
     Some(match row.error_code.as_deref()? {
         "insufficient_permission" if row.cause.as_deref() == Some("budget") => {
@@ -162,10 +162,10 @@ fn tokens(value: Option<i64>) -> String {
 }
 
 fn time(value: Option<f64>) -> String {
-    value.map_or("not known".into(), took)
+    value.map_or("not known".into(), format::duration)
 }
 
-/// Why Search was asked, and what came of it.
+/// The reason and the result of a search.
 fn search(row: &LedgerRow) -> String {
     let why = match row.search_reason.as_deref() {
         None => return "not asked".into(),
@@ -181,7 +181,7 @@ fn search(row: &LedgerRow) -> String {
     format!("asked, as {why}: {found}, {}", time(row.search_ms))
 }
 
-/// Where its time went, as a bar.
+/// A bar with the parts of the request's time.
 fn timeline(row: &LedgerRow) -> Markup {
     let Some(all) = row.duration_ms.filter(|all| *all > 0.0) else {
         return html! {};
@@ -204,11 +204,11 @@ fn timeline(row: &LedgerRow) -> Markup {
         figure.timeline {
             svg viewBox="0 0 1000 20" preserveAspectRatio="none" role="img" aria-label="Where the time went" {
                 @for (name, class, ms, x, width) in &drawn {
-                    rect class=(format!("f {class}")) x=(format!("{x:.1}")) width=(format!("{width:.1}")) height="20" { title { (name) ": " (took(*ms)) } }
+                    rect class=(format!("f {class}")) x=(format!("{x:.1}")) width=(format!("{width:.1}")) height="20" { title { (name) ": " (format::duration(*ms)) } }
                 }
             }
             ul.legend {
-                @for (name, class, ms, _, _) in &drawn { li { span class=(format!("swatch {class}")) {} (name) " " (took(*ms)) } }
+                @for (name, class, ms, _, _) in &drawn { li { span class=(format!("swatch {class}")) {} (name) " " (format::duration(*ms)) } }
             }
         }
     }

@@ -1,26 +1,26 @@
-//! What a view adds up to: its totals, its bars, its keys and its errors.
+//! The usage report of a range of time: totals, bars, keys and errors.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
 use super::chart::Series;
-use super::view::View;
+use super::usage_view::UsageView;
 use crate::store::{Durations, Key, Store, StoreError, Sums};
 use crate::text::count;
 
-/// How many keys have a colour of their own in a chart; the others share one.
-const KEYS_SHOWN: usize = 4;
+/// The number of keys that have a colour of their own in a chart; the others share one.
+const KEYS_IN_CHART: usize = 4;
 
 /// The colours of keys in the style sheet.
 const COLOURS: usize = 6;
 
-/// What came of requests, as the charts tell them apart.
+/// The outcome of requests, as the charts distinguish it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResultKind {
     Succeeded,
     /// The client's fault: 4xx.
     Refused,
-    /// Ours or the runtime's: 5xx, or interrupted; or the client went away.
+    /// The gateway's or the runtime's fault: 5xx or interrupted; or the client went away.
     Failed,
 }
 
@@ -35,15 +35,15 @@ impl ResultKind {
 }
 
 #[derive(Default)]
-pub struct Figures {
+pub struct UsageReport {
     pub all: Sums,
     pub runtime: Durations,
-    pub own: Durations,
+    pub overhead: Durations,
     pub bars: Vec<Bar>,
-    /// By status and code, the most frequent first.
+    /// Status, code and number of requests, the most frequent first.
     pub errors: Vec<(Option<i64>, String, i64)>,
-    /// Those with most tokens first.
-    pub keys: Vec<KeyFigures>,
+    /// The keys with most tokens first.
+    pub keys: Vec<KeyUsage>,
 }
 
 #[derive(Clone, Default)]
@@ -52,45 +52,45 @@ pub struct Bar {
     /// The calls to the runtime that were answered: a refused connection takes no time.
     pub runtime: Durations,
     /// The rest of the requests' time.
-    pub own: Durations,
-    /// By kind, in their order.
+    pub overhead: Durations,
+    /// The number of requests by `ResultKind`.
     pub requests: [i64; 3],
 }
 
-/// What one key used.
+/// The usage of one key.
 #[derive(Default)]
-pub struct KeyFigures {
+pub struct KeyUsage {
     pub id: String,
     pub name: String,
-    /// Its place among all keys, the oldest first.
+    /// Its position among all keys, the oldest first.
     pub place: usize,
     pub sums: Sums,
-    /// The calls that were answered.
+    /// The runtime calls that were answered.
     pub runtime: Durations,
     /// Total tokens by bar.
     pub bars: Vec<i64>,
 }
 
-impl Figures {
-    pub fn read(store: &Store, view: &View, keys: &[Key]) -> Result<Self, StoreError> {
+impl UsageReport {
+    pub fn read(store: &Store, view: &UsageView, keys: &[Key]) -> Result<Self, StoreError> {
         let bars = view.starts.len();
         let mut found = Self { bars: vec![Bar::default(); bars], ..Self::default() };
         let mut errors: BTreeMap<(Option<i64>, String), i64> = BTreeMap::new();
-        let mut by_key: HashMap<String, KeyFigures> = HashMap::new();
+        let mut by_key: HashMap<String, KeyUsage> = HashMap::new();
         store.figures(view.span, view.covered, view.filter(), &view.matching(), |row| {
             let Some(at) = view.bar(row.start) else {
                 return;
             };
             let (bar, kind, sums) = (&mut found.bars[at], ResultKind::of(row.status), &row.sums);
             bar.sums.add(sums);
-            bar.own.merge_bytes(&row.own);
+            bar.overhead.merge_bytes(&row.own);
             bar.requests[kind as usize] += sums.requests;
             if kind != ResultKind::Succeeded {
                 *errors.entry((row.status, row.error_code.unwrap_or_default())).or_default() += sums.requests;
             }
             let key = by_key
                 .entry(row.key_id)
-                .or_insert_with(|| KeyFigures { bars: vec![0; bars], ..KeyFigures::default() });
+                .or_insert_with(|| KeyUsage { bars: vec![0; bars], ..KeyUsage::default() });
             key.sums.add(sums);
             if kind == ResultKind::Succeeded {
                 bar.runtime.merge_bytes(&row.runtime);
@@ -101,22 +101,20 @@ impl Figures {
         for bar in &found.bars {
             found.all.add(&bar.sums);
             found.runtime.merge(&bar.runtime);
-            found.own.merge(&bar.own);
+            found.overhead.merge(&bar.overhead);
         }
         found.errors = errors.into_iter().map(|((status, code), count)| (status, code, count)).collect();
         found.errors.sort_by_key(|(_, _, count)| -count);
-        let known: HashMap<&str, (usize, &str)> = keys
-            .iter()
-            .enumerate()
-            .map(|(place, key)| (key.id.as_str(), (place, key.name.as_str())))
-            .collect();
-        let named = |(id, figures): (String, KeyFigures)| {
-            let (place, name) = known.get(id.as_str()).copied().unwrap_or((keys.len(), &id));
-            KeyFigures { name: name.to_owned(), place, id, ..figures }
+        let positions: HashMap<&str, usize> =
+            keys.iter().enumerate().map(|(position, key)| (key.id.as_str(), position)).collect();
+        let named = |(id, usage): (String, KeyUsage)| {
+            let place = positions.get(id.as_str()).copied();
+            let name = place.map_or(&id, |place| &keys[place].name).clone();
+            KeyUsage { name, place: place.unwrap_or(keys.len()), id, ..usage }
         };
         found.keys = by_key.into_iter().map(named).collect();
         found.keys.sort_by(|a, b| {
-            let rank = |key: &KeyFigures| Reverse((key.sums.total_tokens, key.sums.requests));
+            let rank = |key: &KeyUsage| Reverse((key.sums.total_tokens, key.sums.requests));
             (rank(a), &a.name, &a.id).cmp(&(rank(b), &b.name, &b.id))
         });
         Ok(found)
@@ -124,15 +122,14 @@ impl Figures {
 
     /// The tokens by bar of the few keys that have most, and of all others together: their names and colours.
     pub fn tokens_by_key(&self) -> Vec<Series> {
-        let with_tokens: Vec<&KeyFigures> =
-            self.keys.iter().filter(|key| key.sums.total_tokens > 0).collect();
-        let (most, others) = with_tokens.split_at(with_tokens.len().min(KEYS_SHOWN));
+        let with_tokens: Vec<&KeyUsage> = self.keys.iter().filter(|key| key.sums.total_tokens > 0).collect();
+        let (most, others) = with_tokens.split_at(with_tokens.len().min(KEYS_IN_CHART));
         let colours = colours(&most.iter().map(|key| key.place).collect::<Vec<_>>());
         let series = |name: String, class: String, tokens: &mut dyn Iterator<Item = i64>| {
             let values = tokens.map(|tokens| Some(tokens as f64)).collect();
             Series { name, class, values }
         };
-        let of = |(key, colour): (&&KeyFigures, usize)| {
+        let of = |(key, colour): (&&KeyUsage, usize)| {
             series(key.name.clone(), format!("k{colour}"), &mut key.bars.iter().copied())
         };
         let mut all: Vec<Series> = most.iter().zip(colours).map(of).collect();
@@ -145,8 +142,8 @@ impl Figures {
     }
 }
 
-/// The colours of keys: that of its place among all keys, so that a key keeps it when another one has more tokens. If an older
-/// one of these has it, the next that is free.
+/// Returns the colours of keys. A key's colour follows from its position among all keys, so that it stays the same when another
+/// key has more tokens. If an older one of these keys has that colour, the next free one is used.
 fn colours(places: &[usize]) -> Vec<usize> {
     let mut by_age: Vec<usize> = (0..places.len()).collect();
     by_age.sort_by_key(|&number| places[number]);

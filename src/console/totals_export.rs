@@ -1,13 +1,13 @@
-//! The totals of a view by key and day, to bill from. They are made a day at a time, so that the memory does not grow with the range.
+//! A download of the totals by key and day, for billing. It is made a day at a time, so that the memory does not grow with the
+//! range.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::export::{BYTE_ORDER_MARK, start};
-use super::view::View;
-use super::visit::Visit;
-use super::{Console, PageError};
-use crate::http::Response;
+use super::page_request::PageRequest;
+use super::usage_view::UsageView;
+use super::{Console, PageResult};
 use crate::http::response::{Broken, Pieces};
 use crate::store::{Range, Span, Store, StoreError, Sums};
 use crate::text::csv_line;
@@ -27,18 +27,18 @@ const COLUMNS: [&str; 9] = [
 
 struct Totals {
     store: Arc<Store>,
-    view: View,
+    view: UsageView,
     names: BTreeMap<String, String>,
-    /// The day that comes next.
+    /// The start of the next day.
     next: i64,
     _permit: Arc<()>,
 }
 
-pub fn csv(console: &Console, visit: &Visit) -> Result<Response, PageError> {
+pub fn csv(console: &Console, request: &PageRequest) -> PageResult {
     let keys = console.store.list_keys()?;
-    let view = View::read(&visit.query, visit.now).with_key(&keys);
+    let view = UsageView::read(&request.query, request.now).with_key(&keys);
     let heading = BYTE_ORDER_MARK.to_owned() + &csv_line(&COLUMNS.map(String::from));
-    start(console, visit, &view, "totals.csv", heading, |permit| Totals {
+    start(console, request, &view, "totals.csv", heading, |permit| Totals {
         store: Arc::clone(&console.store),
         next: view.range.since,
         view: view.clone(),

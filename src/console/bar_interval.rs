@@ -1,0 +1,81 @@
+//! The intervals that the bars of a chart can stand for.
+
+use time::{Date, Month, OffsetDateTime};
+
+use crate::store::{Range, Span};
+use crate::when;
+
+pub const HOUR: i64 = 3600;
+pub const DAY: i64 = 86_400;
+
+/// 1970-01-05, the first Monday.
+pub const MONDAY: i64 = 4 * DAY;
+
+/// The interval that a bar stands for. Weeks begin on Monday.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BarInterval {
+    Seconds(i64),
+    Week,
+    Month,
+    Year,
+}
+
+impl BarInterval {
+    /// Each interval with the most bars that a chart has of it: a phone has room for 31 that can be touched one by one, an hour has its
+    /// minutes, two days have their hours, and six years by month can still be read.
+    const ALL: [(Self, usize); 11] = [
+        (Self::Seconds(60), 61),
+        (Self::Seconds(120), 61),
+        (Self::Seconds(HOUR), 49),
+        (Self::Seconds(2 * HOUR), 31),
+        (Self::Seconds(3 * HOUR), 31),
+        (Self::Seconds(6 * HOUR), 31),
+        (Self::Seconds(12 * HOUR), 31),
+        (Self::DAY, 31),
+        (Self::Week, 31),
+        (Self::Month, 74),
+        (Self::Year, usize::MAX),
+    ];
+
+    pub const DAY: Self = Self::Seconds(DAY);
+
+    /// Returns the shortest interval that is no shorter than the span and needs few enough bars for the range, with the starts
+    /// of the bars.
+    pub fn fitting(range: Range, span: Span) -> (Self, Vec<i64>) {
+        let is_whole = |interval: Self| !matches!(interval, Self::Seconds(s) if s < span.seconds());
+        let fits = |(interval, most): (Self, usize)| Some((interval, interval.starts(range, most)?));
+        Self::ALL
+            .into_iter()
+            .filter(|(interval, _)| is_whole(*interval))
+            .find_map(fits)
+            .expect("there may be any number of years")
+    }
+
+    /// The start of the next interval after a time.
+    fn next(self, time: i64) -> i64 {
+        let after = |first: i64, length: i64| ((time - first).div_euclid(length) + 1) * length + first;
+        let next_year = || {
+            let year = OffsetDateTime::from_unix_timestamp(time).ok()?.year() + 1;
+            let date = Date::from_calendar_date(year, Month::January, 1).ok()?;
+            Some(date.midnight().assume_utc().unix_timestamp())
+        };
+        match self {
+            Self::Seconds(seconds) => after(0, seconds),
+            Self::Week => after(MONDAY, 7 * DAY),
+            Self::Month => when::month(time).map_or(i64::MAX, |(_, next)| next),
+            Self::Year => next_year().unwrap_or(i64::MAX),
+        }
+    }
+
+    /// Returns the starts of the bars that cover a range, or `None` if they are too many.
+    fn starts(self, range: Range, most: usize) -> Option<Vec<i64>> {
+        let mut starts = vec![range.since];
+        loop {
+            match self.next(starts[starts.len() - 1]) {
+                end if end >= range.until => return Some(starts),
+                _ if starts.len() == most => return None,
+                next => starts.push(next),
+            }
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Runs the checks of the status page on a thread of its own: a runtime that is down takes its time to say so.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use threadpool::ThreadPool;
+
+use super::Console;
+use crate::checks::{self, Finding};
+use crate::when;
+
+pub struct CheckRunner {
+    thread: ThreadPool,
+    latest: Arc<Mutex<Option<Arc<CheckRun>>>>,
+}
+
+/// The results of one run of the checks.
+pub struct CheckRun {
+    pub findings: Vec<Finding>,
+    /// The Unix time of the run.
+    pub time: i64,
+    at: Instant,
+}
+
+impl CheckRunner {
+    pub fn new() -> Self {
+        Self { thread: ThreadPool::with_name("checks".into(), 1), latest: Arc::default() }
+    }
+
+    /// Returns the latest results, and whether checks run now. Starts them if the results are older than `max_age`.
+    pub fn latest(&self, console: &Console, max_age: Duration) -> (Option<Arc<CheckRun>>, bool) {
+        let latest = lock(&self.latest);
+        let is_fresh = latest.as_ref().is_some_and(|run| run.at.elapsed() < max_age);
+        if !is_fresh && !self.are_running() {
+            // The thread holds the store only while the checks run: it must not be the last owner when the service ends.
+            let (config, store) = (Arc::clone(&console.config), Arc::clone(&console.store));
+            let results = Arc::clone(&self.latest);
+            self.thread.execute(move || {
+                let findings = checks::check_running_service(&config, &store);
+                *lock(&results) =
+                    Some(Arc::new(CheckRun { findings, time: when::now(), at: Instant::now() }));
+            });
+        }
+        (latest.clone(), self.are_running())
+    }
+
+    fn are_running(&self) -> bool {
+        self.thread.queued_count() + self.thread.active_count() > 0
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,97 @@
+//! Formats times, durations and sizes for the pages.
+
+use std::time::Duration;
+
+use maud::{Markup, html};
+
+use crate::text::{count, grouped};
+use crate::when;
+
+/// A time to the minute. The script adds the local time as a tooltip.
+pub fn minute(unix: i64) -> Markup {
+    time_element(unix, 16)
+}
+
+/// A time to the second.
+pub fn second(unix: i64) -> Markup {
+    time_element(unix, 19)
+}
+
+/// The date of a time. The tooltip has the full time.
+pub fn date(unix: i64) -> Markup {
+    time_element(unix, 10)
+}
+
+fn time_element(unix: i64, length: usize) -> Markup {
+    match when::iso(unix) {
+        Some(exact) => html! { time datetime=(exact) { (exact[..length].replace('T', " ")) } },
+        None => html! { "–" },
+    }
+}
+
+/// A duration in the unit that fits it.
+pub fn duration(milliseconds: f64) -> String {
+    match milliseconds {
+        ms if ms < 9.95 => format!("{:.1} ms", ms.max(0.0)),
+        ms if ms < 999.5 => format!("{ms:.0} ms"),
+        ms if ms < 99_950.0 => format!("{:.1} s", ms / 1000.0),
+        ms => format!("{} min", grouped((ms / 60_000.0).round() as i64)),
+    }
+}
+
+/// A percentile to two digits: the histogram is no more precise.
+pub fn percentile(milliseconds: f64) -> String {
+    let unit = 10_f64.powf(milliseconds.max(0.1).log10().floor() - 1.0);
+    let value = (milliseconds / unit).round() * unit;
+    if (10_000.0..100_000.0).contains(&value) { format!("{:.0} s", value / 1000.0) } else { duration(value) }
+}
+
+/// A duration of seconds to days, in words.
+pub fn long_duration(time: Duration) -> String {
+    let seconds = time.as_secs() as i64;
+    match seconds {
+        0..60 => count(seconds, "second"),
+        60..3600 => count(seconds / 60, "minute"),
+        3600..172_800 => format!("{}, {}", count(seconds / 3600, "hour"), count(seconds / 60 % 60, "minute")),
+        _ => format!("{}, {}", count(seconds / 86_400, "day"), count(seconds / 3600 % 24, "hour")),
+    }
+}
+
+pub fn bytes(size: u64) -> String {
+    let kib = size as f64 / 1024.0;
+    match kib {
+        kib if kib < 1024.0 => format!("{kib:.0} KiB"),
+        kib if kib < 1024.0 * 1024.0 => format!("{:.1} MiB", kib / 1024.0),
+        kib => format!("{:.1} GiB", kib / 1024.0 / 1024.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_durations_and_sizes() {
+        assert_eq!(
+            minute(978_307_261).into_string(),
+            "<time datetime=\"2001-01-01T00:01:01Z\">2001-01-01 00:01</time>"
+        );
+        assert_eq!(second(i64::MAX).into_string(), "–");
+        for (ms, text) in
+            [(0.04, "0.0 ms"), (7.26, "7.3 ms"), (42.4, "42 ms"), (1_234.0, "1.2 s"), (600_000.0, "10 min")]
+        {
+            assert_eq!(duration(ms), text);
+        }
+        for (ms, text) in
+            [(0.0, "0.0 ms"), (0.26, "0.3 ms"), (7.26, "7.3 ms"), (126.0, "130 ms"), (12_345.0, "12 s")]
+        {
+            assert_eq!(percentile(ms), text);
+        }
+        for (seconds, text) in
+            [(1, "1 second"), (61, "1 minute"), (7_260, "2 hours, 1 minute"), (180_000, "2 days, 2 hours")]
+        {
+            assert_eq!(long_duration(Duration::from_secs(seconds)), text);
+        }
+        assert_eq!((bytes(4096), bytes(5 << 30)), ("4 KiB".into(), "5.0 GiB".into()));
+    }
+}

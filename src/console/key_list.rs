@@ -1,0 +1,365 @@
+//! The list of API keys: its filter, order and pages, and the usage of each key in the last 30 days.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+
+use maud::{Markup, html};
+
+use super::form::{Form, link};
+use super::html_table::{SortColumn, SortOrder, cards, choices, hidden_fields, page_links};
+use super::layout::{self, Part};
+use super::page_request::{ConsoleSession, PageRequest};
+use super::{Console, PageError, PageResult, format};
+use crate::store::{Filter, Key, KeyBudget, KeyState, Matching, Permission, Range, Span, Sums};
+use crate::text::{count, grouped};
+
+/// The days over which requests are counted: today and the days before it.
+const COUNTED_DAYS: i64 = 30;
+
+const KEYS_PER_PAGE: usize = 50;
+
+const COLUMNS: [SortColumn; 8] = [
+    SortColumn { word: "name", heading: "Name", greatest_first: false },
+    SortColumn { word: "permissions", heading: "Permissions", greatest_first: false },
+    SortColumn { word: "created", heading: "Created", greatest_first: true },
+    SortColumn { word: "end", heading: "Expires", greatest_first: false },
+    SortColumn { word: "used", heading: "Last used", greatest_first: true },
+    SortColumn { word: "requests", heading: "Requests, 30 d", greatest_first: true },
+    SortColumn { word: "errors", heading: "Errors, 30 d", greatest_first: true },
+    SortColumn { word: "tokens", heading: "Total tokens, 30 d", greatest_first: true },
+];
+
+const DEFAULT_ORDER: SortOrder = SortOrder { column: "created", is_descending: true };
+
+type KeyEntry = (Key, Sums);
+
+/// Compares two keys; equal ones are in the order of their ids.
+fn compare(order: SortOrder, (a, of_a): &KeyEntry, (b, of_b): &KeyEntry) -> Ordering {
+    // A key that never expires comes last.
+    let end = |key: &Key| key.revoked.or(key.expires).unwrap_or(i64::MAX);
+    let ascending = match order.column {
+        "name" => a.name.to_lowercase().cmp(&b.name.to_lowercase()),
+        "permissions" => Permission::join(&a.permissions).cmp(&Permission::join(&b.permissions)),
+        "end" => end(a).cmp(&end(b)),
+        "used" => a.last_used.cmp(&b.last_used),
+        "requests" => of_a.requests.cmp(&of_b.requests),
+        "errors" => of_a.errors.cmp(&of_b.errors),
+        "tokens" => of_a.total_tokens.cmp(&of_b.total_tokens),
+        _ => a.created.cmp(&b.created),
+    };
+    order.direct(ascending.then_with(|| a.id.cmp(&b.id)))
+}
+
+/// The filter, order and page of the list, as its address has them. The addresses of a key's pages have them too, so that they
+/// lead back to the same list.
+#[derive(Clone)]
+pub struct KeyListView {
+    filter: String,
+    state: KeyState,
+    order: SortOrder,
+    /// The first page is 1.
+    page: usize,
+}
+
+/// The lists that can be chosen, each with its name.
+const LISTS: [(KeyState, &str); 3] =
+    [(KeyState::Active, "Active"), (KeyState::Expired, "Expired"), (KeyState::Revoked, "Revoked")];
+
+/// The list that a key is in: keys that expire soon are among the active ones.
+fn list_of(key: &Key, now: i64) -> KeyState {
+    match key.state(now) {
+        KeyState::Expiring => KeyState::Active,
+        state => state,
+    }
+}
+
+impl KeyListView {
+    /// Reads a query. Ignores what it does not understand.
+    pub fn read(query: &Form) -> Self {
+        let state = KeyState::parse(query.get("state")).filter(|state| *state != KeyState::Expiring);
+        Self {
+            filter: query.get("q").trim().chars().take(64).collect(),
+            state: state.unwrap_or(KeyState::Active),
+            order: SortOrder::parse(query.get("sort"), &COLUMNS).unwrap_or(DEFAULT_ORDER),
+            page: query.get("page").parse().unwrap_or(1).max(1),
+        }
+    }
+
+    fn fields(&self) -> Vec<(&'static str, String)> {
+        let fields = [
+            ("sort", self.order.field(DEFAULT_ORDER)),
+            ("q", Some(self.filter.clone()).filter(|filter| !filter.is_empty())),
+            ("state", (self.state != KeyState::Active).then(|| self.state.as_str().to_owned())),
+            ("page", (self.page != 1).then(|| self.page.to_string())),
+        ];
+        fields.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+    }
+
+    /// The address of the list.
+    pub fn address(&self) -> String {
+        link("/keys", self.fields())
+    }
+
+    /// The address of a key's page that leads back to the list. `page` is empty or begins with a slash.
+    pub fn key_address(&self, id: &str, page: &str) -> String {
+        link(&format!("/keys/{id}{page}"), self.fields())
+    }
+
+    /// The address of the list after a change of a key. `change` is "changed" or "revoked".
+    pub fn address_after(&self, change: &'static str, id: &str) -> String {
+        link("/keys", self.fields().into_iter().chain([(change, id.to_owned())]))
+    }
+
+    /// Searches for the filter in the name, in the id and the key's ends unless it is so short that most have it, and compares it
+    /// with the permissions.
+    fn matches(&self, key: &Key) -> bool {
+        let wanted = self.filter.to_lowercase();
+        let is_part = |text: &str| wanted.len() >= 4 && text.contains(&wanted);
+        key.name.to_lowercase().contains(&wanted)
+            || is_part(&key.id)
+            || key.hint.as_deref().is_some_and(is_part)
+            || key.permissions.iter().any(|permission| permission.as_str() == wanted)
+    }
+}
+
+/// Returns the sums of keys over the counted days.
+pub fn recent_sums(console: &Console, filter: Filter, now: i64) -> Result<HashMap<String, Sums>, PageError> {
+    let day = Span::Day.seconds();
+    let until = (now.div_euclid(day) + 1) * day;
+    let range = Range { since: until - COUNTED_DAYS * day, until };
+    let mut figures: HashMap<String, Sums> = HashMap::new();
+    console.store.figures(Span::Day, range, filter, &Matching::Anything, |row| {
+        figures.entry(row.key_id).or_default().add(&row.sums);
+    })?;
+    Ok(figures)
+}
+
+pub fn page(console: &Console, request: &PageRequest, session: &ConsoleSession) -> PageResult {
+    let keys = console.store.list_keys()?;
+    let mut view = KeyListView::read(&request.query);
+    let named =
+        |what: &str| keys.iter().find(|key| key.id == request.query.get(what)).map(|key| key.name.clone());
+    let notice = html! {
+        @if let Some(name) = named("changed") {
+            p.notice.good role="status" { "Saved " strong.text { (name) } ". The change applies from the next request on." }
+        } @else if let Some(name) = named("revoked") {
+            p.notice.good role="status" { strong.text { (name) } " is revoked and refused from now on." }
+        } @else if let Some(name) = named("made") {
+            p.notice role="status" { "This form has already created " strong.text { (name) } ". Its secret can’t be \
+                displayed again. If you did not copy it, revoke the key and create another." }
+        }
+    };
+    let counts = LISTS.map(|(state, _)| keys.iter().filter(|key| list_of(key, request.now) == state).count());
+    let [active, ..] = counts;
+    let is_first = keys.is_empty();
+    let mut sums = if is_first { HashMap::new() } else { recent_sums(console, Filter::ALL, request.now)? };
+    let mut listed: Vec<KeyEntry> = keys
+        .into_iter()
+        .filter(|key| list_of(key, request.now) == view.state && view.matches(key))
+        .map(|key| {
+            let sums = sums.remove(&key.id).unwrap_or_default();
+            (key, sums)
+        })
+        .collect();
+    listed.sort_by(|a, b| compare(view.order, a, b));
+    let pages = listed.len().div_ceil(KEYS_PER_PAGE).max(1);
+    view.page = view.page.min(pages);
+    let first = (view.page - 1) * KEYS_PER_PAGE;
+    let page = |page: usize| KeyListView { page, ..view.clone() }.address();
+    let previous = (view.page > 1).then(|| ("← Previous", page(view.page - 1)));
+    let next = (view.page < pages).then(|| ("Next →", page(view.page + 1)));
+    let position = format!("Page {} of {pages}, {}", view.page, count(listed.len() as i64, "key"));
+    let content = html! {
+        main {
+            div.head {
+                h1 { "API Keys" }
+                @if active > 0 { a.button.primary href="/keys/new" { "Create key" } }
+            }
+            (notice)
+            @if !is_first { (filters(&view, counts)) }
+            @if active == 0 && view.state == KeyState::Active {
+                section.empty {
+                    h2 { @if is_first { "No keys yet" } @else { "No active keys" } }
+                    p { "Every request to the API carries a key. Create one for each application or person, so \
+                         that you can see what each uses, and revoke one without the others." }
+                    a.button.primary href="/keys/new" { @if is_first { "Create the first key" } @else { "Create key" } }
+                }
+            } @else if listed.is_empty() {
+                section.empty {
+                    h2 { "No key matches" }
+                    p { "The filter looks for a part of the name, of the id, of the key’s first or last digits, or for a permission." }
+                    a.button href="/keys" { "Show all active keys" }
+                }
+            } @else {
+                (table(&view, &listed[first..listed.len().min(first + KEYS_PER_PAGE)], request.now))
+                (page_links(previous.as_slice(), &position, next))
+            }
+        }
+    };
+    Ok(layout::operator_page(console, session, Part::Keys, "API Keys", &content))
+}
+
+fn filters(view: &KeyListView, counts: [usize; 3]) -> Markup {
+    let is_offered = |state, count| count > 0 || state == view.state || state == KeyState::Active;
+    let tabs: Vec<_> =
+        LISTS.into_iter().zip(counts).filter(|((state, _), count)| is_offered(*state, *count)).collect();
+    let tab = |((state, name), count): &((KeyState, &str), usize)| {
+        let address = KeyListView { state: *state, page: 1, ..view.clone() }.address();
+        (address, format!("{name} ({})", grouped(*count as i64)), *state == view.state)
+    };
+    let option = |order: SortOrder, name: &str, suffix: &str| {
+        html! { option value=(order.to_string()) selected[order == view.order] { (name) (suffix) } }
+    };
+    html! {
+        div.filters {
+            @if tabs.len() > 1 { (choices("State", tabs.iter().map(tab))) }
+            form method="get" action="/keys" role="search" {
+                (hidden_fields(view.fields(), &["q", "sort", "page"]))
+                label for="q" { "Filter" }
+                input #q type="search" name="q" value=(view.filter) maxlength="64" placeholder="Name, id or permission";
+                // A wide table has links in its head instead.
+                label.order for="sort" { "Order" }
+                select.order #sort name="sort" {
+                    @for column in COLUMNS {
+                        @let order = SortOrder { column: column.word, is_descending: column.greatest_first };
+                        (option(order, column.heading, ""))
+                        @if column.word == view.order.column { (option(order.after_click(&column), column.heading, ", reversed")) }
+                    }
+                }
+                button type="submit" { "Apply" }
+            }
+        }
+    }
+}
+
+fn table(view: &KeyListView, entries: &[KeyEntry], now: i64) -> Markup {
+    let is_revoked = view.state == KeyState::Revoked;
+    let headings = COLUMNS.map(|column| {
+        let sorted = KeyListView { order: view.order.after_click(&column), page: 1, ..view.clone() };
+        let name = if column.word == "end" && is_revoked { "Revoked" } else { column.heading };
+        view.order.heading(&column, name, &sorted.address())
+    });
+    html! {
+        (cards(if is_revoked { "keys revoked" } else { "keys" }, &headings, entries.iter().map(|entry| cells(view, entry, now))))
+        p.muted { "30 d: today and the 29 days before it." }
+    }
+}
+
+/// A page has fifty rows of these and stays below 60 KB, so they have no more markup than they need.
+fn cells(view: &KeyListView, (key, sums): &KeyEntry, now: i64) -> Vec<Markup> {
+    let date =
+        |time: Option<i64>| html! { @match time { Some(time) => (format::date(time)), None => "never" } };
+    vec![
+        html! {
+            a.text href=(view.key_address(&key.id, "")) { (key.name) }
+            " " code.muted { (key.hint.as_deref().unwrap_or(&key.id)) }
+        },
+        html! {
+            (key.permissions.iter().map(|permission| permission.as_str()).collect::<Vec<_>>().join(", "))
+            @if let Some(number) = key.concurrent { span.muted { " " (number) " concurrent" } }
+            @if let Some(budget) = &key.budget {
+                " " span.muted { (budget.percent()) "% of " (grouped(budget.budget.tokens)) "/" (budget.budget.per.as_str()) }
+                (budget_badge(budget))
+            }
+        },
+        date(Some(key.created)),
+        html! {
+            (date(key.revoked.or(key.expires)))
+            (expiry_badge(key, now))
+        },
+        html! { @match key.last_used { Some(time) => (format::minute(time)), None => "never" } },
+        html! { a href=(format!("/requests?range=30d&key={}", key.id)) { (grouped(sums.requests)) } },
+        html! {
+            @if sums.errors > 0 { a href=(format!("/requests?range=30d&key={}&outcome=failed", key.id)) { (grouped(sums.errors)) } }
+            @else { "0" }
+        },
+        html! { (grouped(sums.total_tokens)) },
+    ]
+}
+
+pub fn expiry_badge(key: &Key, now: i64) -> Markup {
+    html! {
+        @match key.state(now) {
+            KeyState::Expired => { " " span.badge.bad { "expired" } },
+            KeyState::Expiring => {
+                @let days = (key.expires.unwrap_or(now) - now + 86_399) / 86_400;
+                " " span.badge.warn { "expires in " (count(days, "day")) }
+            },
+            KeyState::Active | KeyState::Revoked => {},
+        }
+    }
+}
+
+pub fn budget_badge(budget: &KeyBudget) -> Markup {
+    html! {
+        @if budget.is_used_up() { " " span.badge.bad { "budget used up" } }
+        @else if budget.is_nearly_used_up() { " " span.badge.warn { "budget " (budget.percent()) " %" } }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(query: &str) -> KeyListView {
+        KeyListView::read(&Form::parse(query))
+    }
+
+    fn entry(id: &str, name: &str, expires: Option<i64>, requests: i64) -> KeyEntry {
+        let key = Key {
+            id: format!("key_{id}"),
+            name: name.into(),
+            expires,
+            hint: Some(format!("adr_{id}…c41d")),
+            ..Key::example()
+        };
+        (key, Sums { requests, ..Sums::default() })
+    }
+
+    #[test]
+    fn an_address_leads_back_to_itself() {
+        for address in ["/keys?sort=name", "/keys?sort=-tokens&q=a%20b&state=revoked&page=3"] {
+            assert_eq!(view(address.split_once('?').expect("a query").1).address(), address);
+        }
+        for nonsense in ["", "sort=nonsense&page=0&state=x&q=+", "sort=-&page=-1"] {
+            assert_eq!(view(nonsense).address(), "/keys", "{nonsense}");
+        }
+    }
+
+    #[test]
+    fn order_and_filter() {
+        let entries = [
+            entry("a", "billing", Some(9), 7),
+            entry("b", "Ana’s laptop", None, 900),
+            entry("c", "crawler", Some(5), 7),
+        ];
+        let order = |sort: &str| {
+            let mut sorted: Vec<&KeyEntry> = entries.iter().collect();
+            sorted.sort_by(|a, b| compare(view(&format!("sort={sort}")).order, a, b));
+            sorted.iter().map(|(key, _)| &key.id[4..]).collect::<String>()
+        };
+        assert_eq!(order("name"), "bac", "without regard to case");
+        assert_eq!(order("end"), "cab", "never is last");
+        assert_eq!(order("requests"), "acb", "equal ones by their id");
+        assert_eq!(order("-requests"), "bca", "and the reverse");
+        let found = |filter: &str| {
+            let view = KeyListView { filter: filter.into(), ..view("") };
+            entries
+                .iter()
+                .filter(|(key, _)| view.matches(key))
+                .map(|(key, _)| &key.id[4..])
+                .collect::<String>()
+        };
+        for (filter, ids) in [
+            ("", "abc"),
+            ("ANA’S", "b"),
+            ("key_c", "c"),
+            ("adr_a", "a"),
+            ("adr", ""),
+            ("completions", "abc"),
+            ("x", ""),
+        ] {
+            assert_eq!(found(filter), ids, "{filter}");
+        }
+    }
+}

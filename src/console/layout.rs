@@ -1,0 +1,134 @@
+//! The layout that all pages share: frame, navigation and headers.
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+use super::Console;
+use super::assets::Assets;
+use super::page_request::ConsoleSession;
+use crate::http::Response;
+use crate::when;
+
+/// Allows nothing but what this host serves, no script or style within a page, and no frame around it.
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; \
+    form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+
+/// The parts of the console in the navigation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    Keys,
+    Usage,
+    Requests,
+    Status,
+    Audit,
+}
+
+const PARTS: [(Part, &str, &str); 5] = [
+    (Part::Keys, "/keys", "API Keys"),
+    (Part::Usage, "/usage", "Usage"),
+    (Part::Requests, "/requests", "Requests"),
+    (Part::Status, "/status", "Status"),
+    (Part::Audit, "/audit", "Audit"),
+];
+
+/// A page for a signed-in operator, with the navigation.
+pub fn operator_page(
+    console: &Console,
+    session: &ConsoleSession,
+    part: impl Into<Option<Part>>,
+    title: &str,
+    content: &Markup,
+) -> Response {
+    let part = part.into();
+    let has_trouble = console.monitoring.has_trouble(when::now());
+    let gateway = console.config.gateway_name();
+    let dot = if has_trouble { "● " } else { "" };
+    let top = html! {
+        span.gateway.text { (gateway) }
+        nav aria-label="Console" {
+            ul {
+                @for (known, address, name) in PARTS {
+                    li { a href=(address) aria-current=[(Some(known) == part).then_some("page")] {
+                        (name)
+                        @if known == Part::Status && has_trouble { " " span.dot { span.unseen { "(something is wrong)" } } }
+                    } }
+                }
+            }
+        }
+        form.out method="post" action="/sign-out" {
+            (form_token(session))
+            button.quiet type="submit" { "Sign out" }
+        }
+    };
+    frame(&console.assets, 200, &format!("{dot}{title} · {gateway}"), &top, content)
+}
+
+/// A page that needs no session.
+pub fn plain_page(assets: &Assets, status: u16, title: &str, content: &Markup) -> Response {
+    frame(assets, status, title, &html! {}, content)
+}
+
+fn frame(assets: &Assets, status: u16, title: &str, top: &Markup, content: &Markup) -> Response {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { (title) " · Adriaticum" }
+                link rel="icon" href=(assets.icon.path) type="image/svg+xml";
+                link rel="stylesheet" href=(assets.style.path);
+                script src=(assets.script.path) defer {}
+            }
+            body {
+                a.skip href="#content" { "Skip to the content" }
+                header {
+                    a.brand href="/" { (MARK) "Adriaticum" }
+                    (top)
+                }
+                div #content { (content) }
+                footer { p { "Adriaticum " (env!("ADRIATICUM_VERSION")) " · All times are UTC" } }
+            }
+        }
+    };
+    headers(Response::new(status, "text/html; charset=utf-8", page.into_string().into_bytes()))
+}
+
+/// The waves of the icon, in the text's own colours.
+const MARK: PreEscaped<&str> = PreEscaped(
+    "<svg class=\"mark\" viewBox=\"0 0 24 24\" width=\"22\" height=\"22\" aria-hidden=\"true\"><path d=\"M2 9c3.3 0 \
+     3.3-3 6.7-3s3.3 3 6.6 3 3.4-3 6.7-3M2 14c3.3 0 3.3-3 6.7-3s3.3 3 6.6 3 3.4-3 6.7-3M2 19c3.3 0 3.3-3 \
+     6.7-3s3.3 3 6.6 3 3.4-3 6.7-3\" fill=\"none\" stroke=\"currentColor\" stroke-width=\"2\" \
+     stroke-linecap=\"round\"/></svg>",
+);
+
+pub fn headers(response: Response) -> Response {
+    response
+        .with("content-security-policy", CONTENT_SECURITY_POLICY)
+        .with("x-content-type-options", "nosniff")
+        .with("x-frame-options", "DENY")
+        .with("cache-control", "no-store")
+        .with("referrer-policy", "no-referrer")
+        .with("cross-origin-opener-policy", "same-origin")
+        .with("cross-origin-resource-policy", "same-origin")
+}
+
+pub fn redirect(to: &str) -> Response {
+    headers(Response::new(303, "text/plain; charset=utf-8", Vec::new())).with("location", to)
+}
+
+/// A text with a button that copies it. The script makes the button visible.
+pub fn copy_box(title: &str, id: &str, text: &str) -> Markup {
+    html! {
+        div.copy {
+            h2 { (title) }
+            pre tabindex="0" aria-label=(title) { code id=(id) { (text) } }
+            button type="button" data-copy=(id) hidden { "Copy" }
+        }
+    }
+}
+
+/// The hidden field that protects every form against requests from other sites.
+pub fn form_token(session: &ConsoleSession) -> Markup {
+    html! { input type="hidden" name="token" value=(session.form_token()); }
+}
