@@ -36,7 +36,7 @@ impl Refusals {
         }
         state.unlogged += 1;
         if state.last_line.is_none_or(|last| now >= last + LOG_INTERVAL) {
-            log::warn!("refused requests not recorded: {} since the last report", state.unlogged);
+            log::warn!("refused requests that were not recorded: {} since the last report", state.unlogged);
             (state.unlogged, state.last_line) = (0, Some(now));
         }
         false

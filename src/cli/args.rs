@@ -51,19 +51,9 @@ impl Args {
         Ok(Self { parser, config, help, accepted: Vec::new(), given: Vec::new() })
     }
 
-    /// From now on, accepts the options in the usage line of this command: the help is the table of its options.
+    /// From now on, accepts the options of this command.
     pub fn expect(&mut self, command: &str, help: &'static str) {
-        let is_command = |usage: &&str| {
-            let rest = usage.strip_prefix(command);
-            rest.is_some_and(|rest| !rest.trim_start().starts_with(|c: char| c.is_ascii_lowercase()))
-        };
-        let usage = help.split("adriaticum ").find(is_command).unwrap_or_default();
-        let options = usage.split("\n\n").next().unwrap_or_default().split("--").skip(1);
-        let read = |option: &'static str| {
-            let end = option.find(|c: char| !c.is_ascii_lowercase()).unwrap_or(option.len());
-            (&option[..end], option[end..].starts_with(' '))
-        };
-        self.accepted = options.map(read).collect();
+        self.accepted = options(command, help);
         self.help = help.to_owned();
         self.given.clear();
     }
@@ -148,6 +138,20 @@ impl Args {
     pub fn config(&self) -> Result<Config, CliError> {
         Ok(Config::load(self.config.as_deref())?)
     }
+}
+
+/// Reads the options of a command, and whether each takes a value, from its usage line: the help is the table of options.
+pub(super) fn options(command: &str, help: &'static str) -> Vec<(&'static str, bool)> {
+    let is_command = |usage: &&str| {
+        let rest = usage.strip_prefix(command);
+        rest.is_some_and(|rest| !rest.trim_start().starts_with(|c: char| c.is_ascii_lowercase()))
+    };
+    let usage = help.split("adriaticum ").find(is_command).unwrap_or_default();
+    let read = |option: &'static str| {
+        let end = option.find(|c: char| !c.is_ascii_lowercase()).unwrap_or(option.len());
+        (&option[..end], option[end..].starts_with(' '))
+    };
+    usage.split("\n\n").next().unwrap_or_default().split("--").skip(1).map(read).collect()
 }
 
 fn wrong_value(option: &str, value: &str, accepted: &str) -> CliError {

@@ -216,3 +216,28 @@ impl fmt::Display for CliError {
         f.write_str(message)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn the_usage_lines_of_a_help_have_the_options_that_it_explains() {
+        for (usage, _, help, _) in COMMANDS {
+            let explained: BTreeSet<(&str, bool)> = help
+                .lines()
+                .filter_map(|line| line.strip_prefix("  --")?.split_once(' '))
+                .map(|(name, rest)| (name, rest.starts_with(|c: char| c.is_ascii_uppercase())))
+                .collect();
+            let of_group = COMMANDS.iter().filter(|(_, _, other, _)| *other == help);
+            let accepted: BTreeSet<(&str, bool)> =
+                of_group.flat_map(|command| args::options(name(command), help)).collect();
+            assert_eq!(accepted, explained, "{usage}");
+        }
+        assert_eq!(args::options("keys list", keys::HELP), [("state", true), ("json", false)]);
+        assert_eq!(args::options("keys revoke", keys::HELP), []);
+        assert_eq!(args::options("keys", keys::HELP), []);
+    }
+}

@@ -50,7 +50,7 @@ pub fn candidates(path: &Path, skip: &mut dyn FnMut(&Path, &str)) -> std::io::Re
     let mut waiting = vec![(root.clone(), 0)];
     while let Some((path, depth)) = waiting.pop() {
         let kind = fs::symlink_metadata(&path)?.file_type();
-        if depth > 0 && is_hidden(&path) {
+        if depth > 0 && path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b".")) {
             found.hidden += 1;
         } else if kind.is_dir() {
             if depth > MAX_DEPTH {
@@ -80,10 +80,6 @@ fn names(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
         fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
     names.sort();
     Ok(names)
-}
-
-fn is_hidden(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
 }
 
 /// Reads a file, or says why it can't be a document.

@@ -238,5 +238,5 @@ fn refusals_of_one_key_do_not_fill_the_ledger() {
     let before = rows(400);
     server.post(&other, &serde_json::json!({})).is_error(400, "invalid_request");
     assert_eq!((rows(200), rows(400)), (1, before + 1));
-    assert!(server.log().contains("refused requests not recorded: 1 since"), "{}", server.log());
+    assert!(server.log().contains("refused requests that were not recorded: 1 since"), "{}", server.log());
 }
