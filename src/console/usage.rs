@@ -71,7 +71,7 @@ fn cards(view: &UsageView, report: &UsageReport) -> Markup {
         let [p50, p95, p99] =
             [0.5, 0.95, 0.99].map(|share| durations.percentile(share).map(format::percentile));
         match (p50, p95, p99) {
-            (Some(p50), Some(p95), Some(p99)) => (p50, html! { "p95 " (p95) ", p99 " (p99) }),
+            (Some(p50), Some(p95), Some(p99)) => (p50, html! { "p95 " (p95) br; "p99 " (p99) }),
             _ => ("–".to_owned(), html! { "nothing measured" }),
         }
     };

@@ -23,14 +23,8 @@ pub fn all(report: &UsageReport) -> Vec<Chart> {
     let mut charts = vec![requests(report)];
     charts.extend(tokens(report));
     charts.extend([
-        percentiles(report, "Runtime", "the calls that were answered", ["k4", "k1", "k0"], runtime),
-        percentiles(
-            report,
-            "Gateway overhead",
-            "the rest of the requests’ time",
-            ["k1", "k3", "k2"],
-            overhead,
-        ),
+        percentiles(report, "Runtime", "the calls that were answered", ["k1", "k0"], runtime),
+        percentiles(report, "Gateway overhead", "the rest of the requests’ time", ["k3", "k2"], overhead),
     ]);
     charts
 }
@@ -75,7 +69,7 @@ fn percentiles(
     report: &UsageReport,
     title: &'static str,
     subject: &str,
-    classes: [&str; 3],
+    classes: [&str; 2],
     percentile: impl Fn(&Bar, f64) -> Option<f64>,
 ) -> Chart {
     let series = |((name, share), class): ((&str, f64), &str)| Series {
@@ -85,10 +79,10 @@ fn percentiles(
     };
     Chart {
         title,
-        summary: format!("Lines: p50, p95 and p99 of {subject}"),
+        summary: format!("Lines: p50 and p95 of {subject}"),
         shape: Shape::Lines,
         unit: Unit::Milliseconds,
-        series: [("p99", 0.99), ("p95", 0.95), ("p50", 0.5)].into_iter().zip(classes).map(series).collect(),
+        series: [("p95", 0.95), ("p50", 0.5)].into_iter().zip(classes).map(series).collect(),
     }
 }
 
