@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_is_not_shown_and_is_sha_256() {
+    fn a_digest_is_sha_256_and_is_not_printed() {
         assert_eq!(format!("{:?}", SecretDigest::of("abc")), "SecretDigest(…)");
         let known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         assert_eq!(hex::encode(SecretDigest::of("abc").0), known);

@@ -36,7 +36,7 @@ fn send(server: &Server, key: &str) -> Client {
 fn a_waiting_request_is_dropped() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).set("ADRIATICUM_WORKERS", 2).start();
-    let limited = server.told(&["keys", "create", "limited", "--concurrent", "1"]).trim().to_owned();
+    let limited = server.stdout_of(&["keys", "create", "limited", "--concurrent", "1"]).trim().to_owned();
     let (key, watcher) = (server.key(), metrics_key(&server));
     let gate = Arc::new(AtomicBool::new(false));
     (0..2).for_each(|_| runtime.next(Script::Held(Arc::clone(&gate), completion("held"))));
@@ -106,9 +106,13 @@ fn a_running_request_is_cancelled() {
         0.0
     );
     // They count as requests and as errors.
-    assert!(server.told(&["usage"]).starts_with("12 requests, 4 errors"), "{}", server.told(&["usage"]));
-    assert!(server.told(&["usage", "--by", "status"]).contains("abandoned"));
-    server.told(&["usage", "verify"]);
+    assert!(
+        server.stdout_of(&["usage"]).starts_with("12 requests, 4 errors"),
+        "{}",
+        server.stdout_of(&["usage"])
+    );
+    assert!(server.stdout_of(&["usage", "--by", "status"]).contains("abandoned"));
+    server.stdout_of(&["usage", "verify"]);
     assert!(server.log().contains("status=- error=abandoned"), "{}", server.log());
     assert!(!server.log().contains("WARN] chatcmpl"), "a cancelled call is no fault: {}", server.log());
 }
@@ -162,5 +166,9 @@ fn an_outcome_that_is_recorded_stays() {
     until("there is an outcome", || status() == Some(Value::Integer(200)));
     drop(client);
     assert_eq!(status(), Some(Value::Integer(200)));
-    assert!(server.told(&["usage"]).starts_with("1 request, 0 errors"), "{}", server.told(&["usage"]));
+    assert!(
+        server.stdout_of(&["usage"]).starts_with("1 request, 0 errors"),
+        "{}",
+        server.stdout_of(&["usage"])
+    );
 }

@@ -7,7 +7,7 @@ use crate::console::{Browser, PASSWORD, set_password};
 use crate::support::{Server, until};
 
 fn audit(server: &Server) -> Vec<Value> {
-    serde_json::from_str(&server.told(&["audit", "--json"])).expect("JSON")
+    serde_json::from_str(&server.stdout_of(&["audit", "--json"])).expect("JSON")
 }
 
 /// The rows of an action: via, actor, times.
@@ -22,7 +22,7 @@ fn rows(server: &Server, action: &str) -> Vec<(String, String, i64)> {
 fn every_way_to_change_something_leaves_a_row() {
     let mut server = Server::new(None).set("SUDO_USER", "ana\u{202e}").start();
     assert!(set_password(&server, PASSWORD).status.success());
-    let secret = server.told(&["keys", "create", "first"]).trim().to_owned();
+    let secret = server.stdout_of(&["keys", "create", "first"]).trim().to_owned();
     let (via, user, _) = rows(&server, "key_created").remove(0);
     assert!(
         via == "command" && !user.is_empty() && !user.contains("ana"),
@@ -63,11 +63,11 @@ fn every_way_to_change_something_leaves_a_row() {
     {
         assert!(page.contains(part), "{part}: {page}");
     }
-    let table = server.told(&["audit", "--since", "1h"]);
+    let table = server.stdout_of(&["audit", "--since", "1h"]);
     assert!(table.lines().count() == audit(&server).len() + 1 && table.contains("key revoked"), "{table}");
-    assert_eq!(server.told(&["audit", "--since", "2100-01-01", "--json"]).trim(), "[]");
-    for told in [page, table, server.told(&["audit", "--json"])] {
-        assert!(!told.contains(&secret) && !told.contains("horse"), "a secret: {told}");
+    assert_eq!(server.stdout_of(&["audit", "--since", "2100-01-01", "--json"]).trim(), "[]");
+    for printed in [page, table, server.stdout_of(&["audit", "--json"])] {
+        assert!(!printed.contains(&secret) && !printed.contains("horse"), "a secret: {printed}");
     }
 
     // A stop writes what was summed.

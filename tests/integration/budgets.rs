@@ -14,11 +14,11 @@ use crate::support::{Reply, Runtime, Script, Server, chat, request};
 const COST: i64 = 14;
 
 fn key_with(server: &Server, name: &str, budget: &str) -> String {
-    server.told(&["keys", "create", name, "--budget", budget]).trim().to_owned()
+    server.stdout_of(&["keys", "create", name, "--budget", budget]).trim().to_owned()
 }
 
 fn keys(server: &Server) -> Vec<Value> {
-    serde_json::from_str(&server.told(&["keys", "list", "--json"])).expect("JSON")
+    serde_json::from_str(&server.stdout_of(&["keys", "list", "--json"])).expect("JSON")
 }
 
 #[track_caller]
@@ -56,7 +56,7 @@ pub fn use_up(servers: &[&Server], key: &str, completions: i64) {
     let refused = "SELECT count(*) FROM usage WHERE status = 403 AND error_code = 'insufficient_permission'";
     assert_eq!(servers[0].query(refused), [[Integer(32)]], "each client has one refusal, with a row");
     assert_eq!(keys(servers[0])[0]["budget"]["used"], count * COST);
-    assert!(servers[0].told(&["usage", "verify"]).contains("nothing wrong"));
+    assert!(servers[0].stdout_of(&["usage", "verify"]).contains("nothing wrong"));
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn a_used_budget_is_explained_and_can_be_changed() {
     listed.sort_by_key(|key| key["name"] != "x");
     assert_eq!(listed[0]["budget"], json!({"tokens": 15, "per": "day", "used": 28}));
     assert_eq!(listed[1]["budget"], Value::Null);
-    assert!(server.told(&["keys", "list"]).contains("28 of 15/day"));
+    assert!(server.stdout_of(&["keys", "list"]).contains("28 of 15/day"));
     let id = listed[0]["id"].as_str().expect("an id");
     let watcher = metrics_key(&server);
     for (name, expected) in [("tokens", 15.0), ("used_tokens", 28.0)] {
@@ -96,7 +96,7 @@ fn a_used_budget_is_explained_and_can_be_changed() {
         assert_eq!(value(&server, &watcher, &series), expected);
     }
     for (budget, is_enough) in [("28/month", false), ("29/month", true), ("1/day", false), ("none", true)] {
-        server.told(&["keys", "set", id, "--budget", budget]);
+        server.stdout_of(&["keys", "set", id, "--budget", budget]);
         let reply = server.post(&key, &chat("x"));
         match is_enough {
             true => _ = reply.is_completion(),
@@ -115,8 +115,8 @@ fn check_warns_of_a_budget_that_does_not_count_every_completion() {
     let key = key_with(&server, "x", "1000/day");
     server.post(&key, &chat("x")).is_completion();
     let warning = || {
-        let told = server.told(&["check"]);
-        told.lines().find(|line| line.starts_with("warn  budgets ")).map(String::from)
+        let printed = server.stdout_of(&["check"]);
+        printed.lines().find(|line| line.starts_with("warn  budgets ")).map(String::from)
     };
     assert_eq!(warning(), None);
     runtime.next(Script::Answer(200, json!({"choices": [{"message": {"content": "x"}}]})));

@@ -63,11 +63,11 @@ fn a_refusal_says_why_in_a_word_of_the_list() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).set("ADRIATICUM_LOG_LEVEL", "trace").start();
     let key = |name: &str, permission: &str| {
-        server.told(&["keys", "create", name, "--permission", permission]).trim().to_owned()
+        server.stdout_of(&["keys", "create", name, "--permission", permission]).trim().to_owned()
     };
     let (good, metrics) = (key("good", "completions"), key("watch", "metrics"));
     let (revoked, expired) = (key("revoked", "completions"), key("expired", "completions"));
-    server.told(&["keys", "revoke", &id_of(&server, "revoked")]);
+    server.stdout_of(&["keys", "revoke", &id_of(&server, "revoked")]);
     server.query("UPDATE keys SET expires = 1 WHERE name = 'expired'");
     let unknown = format!("adr_{}", "0".repeat(48));
     let valid = chat("xyzzy").to_string();
@@ -119,7 +119,7 @@ fn a_refusal_says_why_in_a_word_of_the_list() {
     assert_eq!(lines(&server, &reply)[0]["cause"], "-");
     assert_eq!(cause_in_row(&server, &reply), Some(Null));
     assert!(!server.log().contains("xyzzy"), "what a client wrote is logged: {}", server.log());
-    assert!(server.told(&["usage", "verify"]).contains("nothing wrong"));
+    assert!(server.stdout_of(&["usage", "verify"]).contains("nothing wrong"));
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn a_failure_has_its_class_and_a_second_line_has_the_details() {
         is_logged(&server, &reply, cause, details);
         assert_eq!(cause_in_row(&server, &reply), Some(Text(cause.into())));
     }
-    assert!(server.told(&["usage", "verify"]).contains("nothing wrong"));
+    assert!(server.stdout_of(&["usage", "verify"]).contains("nothing wrong"));
 
     let server = Server::new(None).set("ADRIATICUM_RUNTIME_URL", "http://127.0.0.1:1/v1").start();
     let reply = server.post(&server.key(), &chat("x"));
@@ -206,12 +206,12 @@ fn the_cause_is_part_of_a_requests_story() {
         (json!(null), "-", "<dt>Cause</dt><dd>none</dd>"),
     ] {
         let id = server.post(&key, &chat("x")).header("x-request-id").expect("an id").to_owned();
-        let shown: Value =
-            serde_json::from_str(&server.told(&["usage", "show", &id, "--json"])).expect("JSON");
-        assert_eq!(shown["cause"], cause, "{shown}");
-        let shown = server.told(&["usage", "show", &id]);
-        let words = shown.lines().find_map(|shown| shown.strip_prefix("cause")).expect("a line");
-        assert_eq!(words.trim(), line, "{shown}");
+        let record: Value =
+            serde_json::from_str(&server.stdout_of(&["usage", "show", &id, "--json"])).expect("JSON");
+        assert_eq!(record["cause"], cause, "{record}");
+        let record = server.stdout_of(&["usage", "show", &id]);
+        let words = record.lines().find_map(|record| record.strip_prefix("cause")).expect("a line");
+        assert_eq!(words.trim(), line, "{record}");
         let page = browser.get(&format!("/requests/{id}")).text();
         assert!(page.contains(entry), "{page}");
     }

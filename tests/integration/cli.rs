@@ -10,9 +10,9 @@ use crate::support::{Runtime, Script, Server, chat, head_seq, until};
 #[track_caller]
 fn refused(server: &Server, arguments: &[&str], code: i32, word: &str) {
     let output = server.run(arguments);
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {told}");
-    assert!(told.contains(word), "{arguments:?}: {word:?} expected in {told:?}");
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {printed}");
+    assert!(printed.contains(word), "{arguments:?}: {word:?} expected in {printed:?}");
     assert!(output.stdout.is_empty(), "{arguments:?}");
 }
 
@@ -20,9 +20,9 @@ fn refused(server: &Server, arguments: &[&str], code: i32, word: &str) {
 #[track_caller]
 fn changed(server: &Server, arguments: &[&str]) -> String {
     let output = server.run(arguments);
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{arguments:?}: {told}");
-    told
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{arguments:?}: {printed}");
+    printed
 }
 
 #[test]
@@ -41,18 +41,18 @@ fn keys_from_their_making_to_their_end() {
     assert_eq!(secret.trim_end().len(), 52);
     assert_eq!(secret.matches('\n').count(), 1, "the secret alone is printed");
     assert!(String::from_utf8_lossy(&made.stderr).contains("key_"));
-    let listed = server.told(&["keys", "list"]);
+    let listed = server.stdout_of(&["keys", "list"]);
     assert!(listed.contains("for the tests") && listed.contains("2100-01-01 00:00Z"), "{listed}");
-    let json: Value = serde_json::from_str(&server.told(&["keys", "list", "--json"])).expect("JSON");
+    let json: Value = serde_json::from_str(&server.stdout_of(&["keys", "list", "--json"])).expect("JSON");
     assert_eq!(json[0]["expires"], 4_102_444_800_i64);
     assert_eq!(json[0]["permissions"], serde_json::json!(["metrics"]));
     assert!(json[0].get("digest").is_none());
     let id = json[0]["id"].as_str().expect("an id");
     let hint = format!("{}…{}", &secret[..8], &secret[48..52]);
     assert!(listed.contains(&hint) && !listed.contains(secret.trim_end()), "{listed}");
-    server.told(&["keys", "rename", id, "another"]);
-    server.told(&["keys", "revoke", id]);
-    let json: Value = serde_json::from_str(&server.told(&["keys", "list", "--json"])).expect("JSON");
+    server.stdout_of(&["keys", "rename", id, "another"]);
+    server.stdout_of(&["keys", "revoke", id]);
+    let json: Value = serde_json::from_str(&server.stdout_of(&["keys", "list", "--json"])).expect("JSON");
     assert_eq!(json[0]["name"], "another");
     assert!(json[0]["revoked"].is_i64());
     let members: Vec<&String> = json[0].as_object().expect("an object").keys().collect();
@@ -72,8 +72,8 @@ fn keys_from_their_making_to_their_end() {
     assert_eq!(members, expected);
     assert_eq!(json[0]["hint"], hint);
     server.query("UPDATE keys SET revoked = 978307260");
-    let told = changed(&server, &["keys", "revoke", id]);
-    assert!(told.ends_with(" is revoked already, since 2001-01-01 00:01Z.\n"), "{told}");
+    let printed = changed(&server, &["keys", "revoke", id]);
+    assert!(printed.ends_with(" is revoked already, since 2001-01-01 00:01Z.\n"), "{printed}");
     refused(&server, &["keys", "set", id, "--expires", "never"], 1, "revoked since 2001-01-01 00:01Z");
 }
 
@@ -83,22 +83,22 @@ fn keys_that_expire_are_marked() {
     for (name, expires) in
         [("stays", "never"), ("later", "11d"), ("soon", "9d"), ("over", "1d"), ("gone", "1d")]
     {
-        server.told(&["keys", "create", name, "--expires", expires]);
+        server.stdout_of(&["keys", "create", name, "--expires", expires]);
     }
     server.query("UPDATE keys SET expires = 978307260 WHERE name IN ('over', 'gone')");
     let id = |name: &str| match &server.query(&format!("SELECT id FROM keys WHERE name = '{name}'"))[0][0] {
         rusqlite::types::Value::Text(id) => id.clone(),
         other => panic!("{other:?}"),
     };
-    server.told(&["keys", "revoke", &id("gone")]);
-    let listed = server.told(&["keys", "list"]);
+    server.stdout_of(&["keys", "revoke", &id("gone")]);
+    let listed = server.stdout_of(&["keys", "list"]);
     for (state, expected) in [
         ("active", &["stays", "later"][..]),
         ("expiring", &["soon"]),
         ("expired", &["over"]),
         ("revoked", &["gone"]),
     ] {
-        let text = server.told(&["keys", "list", "--state", state, "--json"]);
+        let text = server.stdout_of(&["keys", "list", "--state", state, "--json"]);
         let json: Vec<Value> = serde_json::from_str(&text).expect("JSON");
         let mut names: Vec<&str> = json.iter().filter_map(|key| key["name"].as_str()).collect();
         names.sort_by_key(|name| expected.iter().position(|expected| expected == name));
@@ -107,47 +107,49 @@ fn keys_that_expire_are_marked() {
             let line = listed.lines().find(|line| line.contains(&format!(" {name} "))).expect("a line");
             assert!(line.contains(&format!(" {state} ")), "{line}");
         }
-        assert_eq!(server.told(&["keys", "list", "--state", state]).lines().count(), expected.len() + 1);
+        assert_eq!(server.stdout_of(&["keys", "list", "--state", state]).lines().count(), expected.len() + 1);
     }
-    let told = String::from_utf8_lossy(&server.run(&["check"]).stdout).into_owned();
-    let warning: String = told.lines().filter(|line| line.starts_with("warn  keys ")).collect();
+    let printed = String::from_utf8_lossy(&server.run(&["check"]).stdout).into_owned();
+    let warning: String = printed.lines().filter(|line| line.starts_with("warn  keys ")).collect();
     for (name, number) in [("over", "1 key expired: "), ("soon", "1 key will expire within ten days: ")] {
         assert!(warning.contains(&format!("{number}{}", id(name))), "{warning}");
     }
     assert!(!warning.contains(&id("gone")) && !warning.contains(&id("later")), "{warning}");
     for name in ["over", "soon"] {
-        server.told(&["keys", "revoke", &id(name)]);
+        server.stdout_of(&["keys", "revoke", &id(name)]);
     }
-    let told = server.run(&["keys", "list", "--state", "expired"]);
-    assert_eq!(String::from_utf8_lossy(&told.stderr), "No key is expired.\n");
+    let printed = server.run(&["keys", "list", "--state", "expired"]);
+    assert_eq!(String::from_utf8_lossy(&printed.stderr), "No key is expired.\n");
     assert!(!String::from_utf8_lossy(&server.run(&["check"]).stdout).contains("  keys "));
 }
 
 #[test]
 fn keys_set_changes_what_its_options_name() {
     let server = Server::new(None);
-    server.told(&["keys", "create", "x", "--concurrent", "3"]);
+    server.stdout_of(&["keys", "create", "x", "--concurrent", "3"]);
     let key = || {
-        let json: Value = serde_json::from_str(&server.told(&["keys", "list", "--json"])).expect("JSON");
+        let json: Value = serde_json::from_str(&server.stdout_of(&["keys", "list", "--json"])).expect("JSON");
         json[0].clone()
     };
     let id = key()["id"].as_str().expect("an id").to_owned();
     assert_eq!(key()["concurrent"], 3);
-    assert!(server.told(&["keys", "list"]).lines().any(|line| line.contains(" 3 ")));
-    let told = changed(&server, &["keys", "set", &id, "--expires", "2100-01-01", "--permission", "metrics"]);
-    assert!(told.starts_with(&format!("Changed {id} in ")), "{told}");
-    assert!(told.ends_with(": permissions metrics, expires 2100-01-01 00:00Z.\n"), "{told}");
+    assert!(server.stdout_of(&["keys", "list"]).lines().any(|line| line.contains(" 3 ")));
+    let printed =
+        changed(&server, &["keys", "set", &id, "--expires", "2100-01-01", "--permission", "metrics"]);
+    assert!(printed.starts_with(&format!("Changed {id} in ")), "{printed}");
+    assert!(printed.ends_with(": permissions metrics, expires 2100-01-01 00:00Z.\n"), "{printed}");
     assert_eq!((&key()["expires"], &key()["concurrent"]), (&json!(4_102_444_800_i64), &json!(3)));
     assert_eq!(key()["permissions"], json!(["metrics"]));
-    let told = changed(&server, &["keys", "set", &id, "--expires", "never", "--concurrent", "10000"]);
-    assert!(told.ends_with("expires never, concurrent 10000.\n"), "{told}");
+    let printed = changed(&server, &["keys", "set", &id, "--expires", "never", "--concurrent", "10000"]);
+    assert!(printed.ends_with("expires never, concurrent 10000.\n"), "{printed}");
     assert_eq!((&key()["expires"], &key()["concurrent"]), (&Value::Null, &json!(10_000)));
     assert_eq!(key()["permissions"], json!(["metrics"]), "what is not named stays");
-    let told = changed(&server, &["keys", "set", &id, "--concurrent", "none", "--budget", "1000000/month"]);
-    assert!(told.ends_with("concurrent none, budget 1000000/month.\n"), "{told}");
+    let printed =
+        changed(&server, &["keys", "set", &id, "--concurrent", "none", "--budget", "1000000/month"]);
+    assert!(printed.ends_with("concurrent none, budget 1000000/month.\n"), "{printed}");
     let budget = json!({"tokens": 1_000_000, "per": "month", "used": 0});
     assert_eq!((&key()["concurrent"], &key()["budget"]), (&Value::Null, &budget));
-    server.told(&["keys", "set", &id, "--budget", "none"]);
+    server.stdout_of(&["keys", "set", &id, "--budget", "none"]);
     assert_eq!(key()["budget"], Value::Null);
     refused(&server, &["keys", "set", "key_none", "--concurrent", "1"], 1, "keys list");
 }
@@ -157,23 +159,23 @@ fn a_change_names_its_database() {
     let server = Server::new(None).set("ADRIATICUM_DATABASE", "here.db");
     let path = server.folder.path("here.db").canonicalize();
     assert!(path.is_err(), "there is none yet");
-    let told = changed(&server, &["keys", "create", "x"]);
+    let printed = changed(&server, &["keys", "create", "x"]);
     let path = server.folder.path("here.db").canonicalize().expect("it is there now");
-    let id = told.split(' ').nth(1).expect("an id").to_owned();
+    let id = printed.split(' ').nth(1).expect("an id").to_owned();
     let named = format!(" in {}", path.display());
-    assert!(told.starts_with("Created key_") && told.contains(&named), "{told}");
+    assert!(printed.starts_with("Created key_") && printed.contains(&named), "{printed}");
     for command in [
         &["keys", "rename", &id, "y"][..],
         &["keys", "set", &id, "--concurrent", "1"],
         &["keys", "revoke", &id],
     ] {
-        let told = changed(&server, command);
-        assert!(told.contains(&named) && told.contains(&id), "{told}");
+        let printed = changed(&server, command);
+        assert!(printed.contains(&named) && printed.contains(&id), "{printed}");
     }
     let script = "echo a-good-password | exec \"$@\"";
     let set = server.prefixed(&["bash", "-c", script, "bash"], &["console", "password"]).output();
-    let told = String::from_utf8_lossy(&set.expect("bash should run").stderr).into_owned();
-    assert!(told.starts_with("The password is set") && told.contains(&named), "{told}");
+    let printed = String::from_utf8_lossy(&set.expect("bash should run").stderr).into_owned();
+    assert!(printed.starts_with("The password is set") && printed.contains(&named), "{printed}");
 }
 
 /// `backup` in the wrong folder wrote a valid copy of an empty database that it had just created.
@@ -208,7 +210,7 @@ fn a_missing_database_is_not_created_by_a_command_that_needs_one() {
 }
 
 #[test]
-fn wrong_use_is_told() {
+fn wrong_use_is_reported() {
     let server = Server::new(None);
     for (arguments, word) in [
         (&[][..], "command is missing"),
@@ -275,11 +277,11 @@ fn wrong_use_is_told() {
         &["usage", "--help"],
         &["check", "--help"],
     ] {
-        assert!(server.told(help).contains("Usage: adriaticum"), "{help:?}");
+        assert!(server.stdout_of(help).contains("Usage: adriaticum"), "{help:?}");
     }
-    assert_eq!(server.told(&["help", "keys"]), server.told(&["keys", "--help"]));
+    assert_eq!(server.stdout_of(&["help", "keys"]), server.stdout_of(&["keys", "--help"]));
     for version in ["--version", "-V"] {
-        assert_eq!(server.told(&[version]).trim(), format!("adriaticum {}", env!("ADRIATICUM_VERSION")));
+        assert_eq!(server.stdout_of(&[version]).trim(), format!("adriaticum {}", env!("ADRIATICUM_VERSION")));
     }
 }
 
@@ -315,28 +317,29 @@ fn usage_in_its_forms() {
     let server = Server::new(Some(&runtime)).start();
     let key = server.key();
     server.post(&key, &chat("x")).is_completion();
-    let told = server.told(&["usage"]);
-    assert_eq!(told, "1 request, 0 errors, 14 tokens (11 in, 3 out), 0 requests unmeasured\n");
+    let printed = server.stdout_of(&["usage"]);
+    assert_eq!(printed, "1 request, 0 errors, 14 tokens (11 in, 3 out), 0 requests unmeasured\n");
     for (by, label) in [("hour", ":00Z"), ("day", "-"), ("month", "-"), ("key", "test"), ("status", "200")] {
-        let table = server.told(&["usage", "--by", by]);
+        let table = server.stdout_of(&["usage", "--by", by]);
         assert!(table.lines().count() == 3 && table.contains(label), "{table}");
         assert!(table.starts_with(by), "{table}");
     }
-    let csv = server.told(&["usage", "--by", "key", "--csv"]);
+    let csv = server.stdout_of(&["usage", "--by", "key", "--csv"]);
     let lines: Vec<&str> = csv.lines().collect();
     assert_eq!(
         lines[0],
         "\"key_id\",\"name\",\"requests\",\"errors\",\"prompt_tokens\",\"completion_tokens\",\"total_tokens\",\"unmeasured\""
     );
     assert!(lines[1].ends_with(r#"","test","1","0","11","3","14","0""#), "{csv}");
-    let json: Value = serde_json::from_str(&server.told(&["usage", "--by", "day", "--json"])).expect("JSON");
+    let json: Value =
+        serde_json::from_str(&server.stdout_of(&["usage", "--by", "day", "--json"])).expect("JSON");
     assert_eq!(json["rows"][0]["requests"], 1);
     assert!(json["rows"][0]["day"].as_str().is_some_and(|day| day.len() == 10));
     let json: Value =
-        serde_json::from_str(&server.told(&["usage", "--since", "2100-01-01", "--json"])).expect("JSON");
+        serde_json::from_str(&server.stdout_of(&["usage", "--since", "2100-01-01", "--json"])).expect("JSON");
     assert_eq!(json["requests"], 0);
     let json: Value =
-        serde_json::from_str(&server.told(&["usage", "--until", "1h", "--json"])).expect("JSON");
+        serde_json::from_str(&server.stdout_of(&["usage", "--until", "1h", "--json"])).expect("JSON");
     assert_eq!((&json["requests"], &json["rows"]), (&json!(0), &json!([])));
     assert_eq!(json["removed_before"], Value::Null);
 }
@@ -352,20 +355,20 @@ fn usage_of_one_key() {
         }
     }
     let groups: Value =
-        serde_json::from_str(&server.told(&["usage", "--by", "key", "--json"])).expect("JSON");
+        serde_json::from_str(&server.stdout_of(&["usage", "--by", "key", "--json"])).expect("JSON");
     let id = groups["rows"][0]["key_id"].as_str().expect("an id");
-    assert!(server.told(&["usage", "--key", id]).starts_with("2 requests, 0 errors"), "{groups}");
-    server.told(&["keys", "rename", id, "renamed"]);
+    assert!(server.stdout_of(&["usage", "--key", id]).starts_with("2 requests, 0 errors"), "{groups}");
+    server.stdout_of(&["keys", "rename", id, "renamed"]);
     server.post(&keys[1], &chat("x")).is_completion();
-    let one_key = server.told(&["usage", "--key", id, "--by", "key", "--csv"]);
+    let one_key = server.stdout_of(&["usage", "--key", id, "--by", "key", "--csv"]);
     assert!(one_key.lines().count() == 2 && one_key.contains("\"renamed\",\"3\""), "one line: {one_key}");
     refused(&server, &["usage", "--key", "key_none"], 1, "keys list");
     refused(&server, &["usage", "--gateway", "none"], 1, "--by gateway");
     let groups: Value =
-        serde_json::from_str(&server.told(&["usage", "--by", "gateway", "--json"])).expect("JSON");
+        serde_json::from_str(&server.stdout_of(&["usage", "--by", "gateway", "--json"])).expect("JSON");
     assert_eq!(groups["rows"].as_array().map(Vec::len), Some(1), "{groups}");
     let gateway = groups["rows"][0]["gateway"].as_str().expect("a name");
-    assert!(server.told(&["usage", "--gateway", gateway]).starts_with("4 requests"));
+    assert!(server.stdout_of(&["usage", "--gateway", gateway]).starts_with("4 requests"));
 }
 
 /// The figures of a part of an hour would be those of the whole hour.
@@ -381,8 +384,8 @@ fn a_time_inside_an_hour_whose_rows_were_removed_is_refused() {
     );
     server.query("UPDATE usage_rollup SET start = 134400 / span * span RETURNING 1");
     let requests = |since: &str, until: &str| {
-        let told = server.told(&["usage", "--since", since, "--until", until, "--json"]);
-        serde_json::from_str::<Value>(&told).expect("JSON")["requests"].clone()
+        let printed = server.stdout_of(&["usage", "--since", since, "--until", until, "--json"]);
+        serde_json::from_str::<Value>(&printed).expect("JSON")["requests"].clone()
     };
     let figures = || {
         [
@@ -429,7 +432,7 @@ fn hours_that_retention_has_removed_are_named() {
     assert!(note.starts_with("Hours before 1970-01-03T02:00:00Z were removed."), "{note}");
     let json: Value = serde_json::from_str(&by_hour("--json").0).expect("JSON");
     assert_eq!((&json["removed_before"], &json["requests"]), (&json!(180_000), &json!(0)));
-    assert!(server.told(&["usage", "--by", "day"]).contains("1 request,"), "the days are complete");
+    assert!(server.stdout_of(&["usage", "--by", "day"]).contains("1 request,"), "the days are complete");
 }
 
 #[test]
@@ -438,11 +441,15 @@ fn one_requests_story() {
     let server = Server::new(Some(&runtime)).start();
     let reply = server.post(&server.key(), &chat("x"));
     let id = reply.header("x-request-id").expect("an id");
-    let told = server.told(&["usage", "show", id]);
-    assert!(told.contains(id) && told.contains("total tokens       14") && told.contains("(test)"), "{told}");
-    let created = told.lines().find_map(|line| line.strip_prefix("created")).expect("a time").trim();
-    assert!(created.len() == 20 && created.ends_with('Z'), "with seconds: {told}");
-    let json: Value = serde_json::from_str(&server.told(&["usage", "show", id, "--json"])).expect("JSON");
+    let printed = server.stdout_of(&["usage", "show", id]);
+    assert!(
+        printed.contains(id) && printed.contains("total tokens       14") && printed.contains("(test)"),
+        "{printed}"
+    );
+    let created = printed.lines().find_map(|line| line.strip_prefix("created")).expect("a time").trim();
+    assert!(created.len() == 20 && created.ends_with('Z'), "with seconds: {printed}");
+    let json: Value =
+        serde_json::from_str(&server.stdout_of(&["usage", "show", id, "--json"])).expect("JSON");
     assert_eq!((&json["status"], &json["total_tokens"], &json["seq"]), (&json!(200), &json!(14), &json!(1)));
     refused(&server, &["usage", "show", "chatcmpl_0"], 1, "no row");
 }
@@ -455,9 +462,9 @@ fn a_ledger_that_was_touched_is_found_out() {
     for _ in 0..3 {
         server.post(&key, &chat("x")).is_completion();
     }
-    let told = server.told(&["usage", "verify"]);
-    assert!(told.starts_with("3 rows, nothing wrong. The head is "), "{told}");
-    assert_eq!(head_seq(&told), "3");
+    let printed = server.stdout_of(&["usage", "verify"]);
+    assert!(printed.starts_with("3 rows, nothing wrong. The head is "), "{printed}");
+    assert_eq!(head_seq(&printed), "3");
     let json = || -> Value {
         serde_json::from_slice(&server.run(&["usage", "verify", "--json"]).stdout).expect("JSON")
     };
@@ -477,35 +484,35 @@ fn a_head_that_was_noted_is_checked() {
     let key = server.key();
     let head = || -> String {
         server.post(&key, &chat("x")).is_completion();
-        let told = server.told(&["usage", "verify"]);
-        told.trim_end().rsplit_once(' ').expect("a head").1.to_owned()
+        let printed = server.stdout_of(&["usage", "verify"]);
+        printed.trim_end().rsplit_once(' ').expect("a head").1.to_owned()
     };
     let [first, second, third] = [head(), head(), head()];
     let through = |head: &str| {
         let output = server.run(&["usage", "verify", "--through", head, "--json"]);
         let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        let printed = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(json["ok"], output.status.success(), "{json}");
-        (json["through"]["status"].as_str().expect("a status").to_owned(), told)
+        (json["through"]["status"].as_str().expect("a status").to_owned(), printed)
     };
     for head in [&first, &second, &third] {
         assert_eq!(through(head), ("in_chain".into(), String::new()));
-        let told = server.told(&["usage", "verify", "--through", head]);
-        assert!(told.ends_with(&format!("{head} is part of the chain.\n")), "{told}");
+        let printed = server.stdout_of(&["usage", "verify", "--through", head]);
+        assert!(printed.ends_with(&format!("{head} is part of the chain.\n")), "{printed}");
     }
     // Another chain, a shorter one, and the chain of a gateway that does not exist.
     let other = format!("2:{}", &third[2..]);
     for head in [other.as_str(), &format!("4:{}", &third[2..]), &format!("other:{third}")] {
-        let (status, told) = through(head);
-        assert!(status == "missing" && told.contains("is not part of the chain"), "{head}: {told}");
+        let (status, printed) = through(head);
+        assert!(status == "missing" && printed.contains("is not part of the chain"), "{head}: {printed}");
         refused(&server, &["usage", "verify", "--through", head], 1, "is not part of the chain");
     }
     // Retention has removed the first two rows.
     server.query("UPDATE gateways SET (anchor_seq, anchor_hash) = (SELECT seq, hash FROM usage WHERE seq = 2) RETURNING 1");
     server.query("DELETE FROM usage WHERE seq <= 2 RETURNING 1");
     server.query(&format!("UPDATE gateways SET kept_since = {} RETURNING 1", 2 * crate::ledger::seconds()));
-    let (status, told) = through(&first);
-    assert!(status == "removed" && told.contains("can't be checked: retention"), "{told}");
+    let (status, printed) = through(&first);
+    assert!(status == "removed" && printed.contains("can't be checked: retention"), "{printed}");
     assert_eq!(through(&second).0, "in_chain", "the anchor is known");
     assert_eq!(through(&third).0, "in_chain");
 }
@@ -518,21 +525,24 @@ fn a_backup_is_made_while_the_service_goes_on() {
     server.post(&key, &chat("x")).is_completion();
     let copy = server.folder.path("copy.db");
     let path = copy.to_str().expect("text").to_owned();
-    let told = server.told(&["backup", &path]);
+    let printed = server.stdout_of(&["backup", &path]);
     let size = copy.metadata().expect("the copy").len().to_string();
-    assert!(told.starts_with(&format!("{path}: 1 row, ")) && told.ends_with(" bytes\n"), "{told}");
-    assert_eq!(told.rsplit(", ").next().map(|it| it.replace([',', ' '], "")), Some(format!("{size}bytes\n")));
+    assert!(printed.starts_with(&format!("{path}: 1 row, ")) && printed.ends_with(" bytes\n"), "{printed}");
+    assert_eq!(
+        printed.rsplit(", ").next().map(|it| it.replace([',', ' '], "")),
+        Some(format!("{size}bytes\n"))
+    );
     let files = std::fs::read_dir(server.folder.path("")).expect("a folder").flatten();
     let copies = files.filter(|file| file.file_name().to_string_lossy().starts_with("copy.db")).count();
     assert_eq!(copies, 1, "nothing beside it");
     refused(&server, &["backup", &path], 1, "new file");
     std::os::unix::fs::symlink(".", server.folder.path("link")).expect("a link");
-    server.told(&["backup", "link/other.db"]);
+    server.stdout_of(&["backup", "link/other.db"]);
     server.post(&key, &chat("x")).is_completion();
     let restored = server.set("ADRIATICUM_DATABASE", &path);
-    assert!(restored.told(&["usage"]).starts_with("1 request,"));
-    assert!(restored.told(&["usage", "verify"]).contains(", nothing wrong"));
-    assert!(restored.told(&["keys", "list"]).contains("test"));
+    assert!(restored.stdout_of(&["usage"]).starts_with("1 request,"));
+    assert!(restored.stdout_of(&["usage", "verify"]).contains(", nothing wrong"));
+    assert!(restored.stdout_of(&["keys", "list"]).contains("test"));
 }
 
 #[test]
@@ -554,7 +564,7 @@ fn a_backup_that_fails_leaves_no_file() {
     assert_eq!(backup().expect("bash should run").status.code(), Some(1));
     assert!(copy.exists());
     std::fs::remove_file(&copy).expect("it should go");
-    server.told(&["backup", path]);
+    server.stdout_of(&["backup", path]);
     assert!(copy.metadata().expect("the copy").len() > 32 * 1024, "the limit should be less than the copy");
 }
 
@@ -574,13 +584,13 @@ fn status_of(pairs: &[(String, String)], part: &str) -> Vec<String> {
 }
 
 #[test]
-fn check_tells_what_works() {
+fn check_reports_what_works() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).sqlite().set("ADRIATICUM_API_HOSTS", "127.1");
     server.key();
-    let told = server.told(&["check"]);
-    assert!(told.contains("MiB free") && told.contains("reports usage"), "{told}");
-    assert!(told.lines().all(|line| line.starts_with("ok  ")), "{told}");
+    let printed = server.stdout_of(&["check"]);
+    assert!(printed.contains("MiB free") && printed.contains("reports usage"), "{printed}");
+    assert!(printed.lines().all(|line| line.starts_with("ok  ")), "{printed}");
     let (pairs, messages) = findings(&server, 0);
     let parts: Vec<&str> = pairs.iter().map(|(part, _)| part.as_str()).collect();
     assert_eq!(parts, ["configuration", "hosts", "clock", "database", "search", "runtime"]);
@@ -589,13 +599,13 @@ fn check_tells_what_works() {
 }
 
 #[test]
-fn check_tells_what_does_not_work_and_what_to_do() {
+fn check_reports_what_does_not_work_and_what_to_do() {
     let runtime = Runtime::start();
     let server = Server::new(None)
         .set("ADRIATICUM_RUNTIME_URL", format!("{},http://127.0.0.1:1/v1", runtime.url()))
         .set("ADRIATICUM_API_HOSTS", "nowhere.invalid");
-    let told = String::from_utf8_lossy(&server.run(&["check"]).stdout).into_owned();
-    assert!(told.contains("FAIL  runtime        http://127.0.0.1:1/v1: no connection"), "{told}");
+    let printed = String::from_utf8_lossy(&server.run(&["check"]).stdout).into_owned();
+    assert!(printed.contains("FAIL  runtime        http://127.0.0.1:1/v1: no connection"), "{printed}");
     let (pairs, messages) = findings(&server, 1);
     assert_eq!(status_of(&pairs, "hosts"), ["warn"]);
     assert_eq!(status_of(&pairs, "runtime")[..2], ["ok", "fail"], "{messages}");
@@ -707,10 +717,10 @@ fn what_is_denied_is_advised_with_sudo() {
     std::fs::write(&path, "").expect("a file");
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).expect("it is ours");
     let output = server.run(&["--config", path.to_str().expect("text"), "keys", "list"]);
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
     let quoted = format!("--config '{}' keys list\n", path.display().to_string().replace('\'', r"'\''"));
-    let advised = told.contains("As root: sudo --preserve-env=ADRIATICUM_") && told.ends_with(&quoted);
-    assert_eq!(advised, !rustix::process::geteuid().is_root(), "{told}");
+    let advised = printed.contains("As root: sudo --preserve-env=ADRIATICUM_") && printed.ends_with(&quoted);
+    assert_eq!(advised, !rustix::process::geteuid().is_root(), "{printed}");
 }
 
 #[test]
@@ -730,13 +740,13 @@ fn the_service_s_key_is_found_beside_its_configuration() {
     }
     let server = server.set("ADRIATICUM_CONFIG", config.display());
     let output = server.run(&["check"]);
-    let told = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success() && !told.contains("can't be read"), "{told}");
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && !printed.contains("can't be read"), "{printed}");
     let calls = runtime.calls.lock().expect("the calls");
     let bearers = calls.iter().filter(|call| call.url.ends_with("/chat/completions")).map(|call| {
         call.headers.iter().any(|(name, value)| name == "authorization" && value == "Bearer of-the-runtime")
     });
-    assert_eq!(bearers.collect::<Vec<_>>(), [true], "{told}");
+    assert_eq!(bearers.collect::<Vec<_>>(), [true], "{printed}");
 }
 
 #[test]
@@ -817,7 +827,7 @@ fn a_mistyped_address_keeps_its_password() {
     let config = "[runtime]\nurl = 'http://127.0.0.1:1/v1?key=sesame'\n";
     std::fs::write(server.folder.path("empty.toml"), config).expect("a file");
     server.signal(rustix::process::Signal::HUP);
-    until("it is told", || server.log().contains("configuration not reloaded: "));
+    until("it is printed", || server.log().contains("configuration not reloaded: "));
     assert!(!server.log().contains("sesame"), "{}", server.log());
 }
 
@@ -839,11 +849,11 @@ fn root_follows_no_link_in_the_services_folder() {
     refused(&server, &["keys", "create", "x"], 1, "symbolic link");
     assert_eq!(std::fs::metadata(&elsewhere).expect("the file").len(), 0);
     std::os::unix::fs::chown(server.folder.path("service"), Some(0), None).expect("root may");
-    server.told(&["keys", "create", "x"]);
+    server.stdout_of(&["keys", "create", "x"]);
 }
 
 #[test]
-fn check_tells_what_a_runtime_says_of_itself() {
+fn check_reports_what_a_runtime_says_of_itself() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime));
     server.key();
@@ -870,11 +880,11 @@ fn check_by_root_takes_the_owner_of_a_database_file_for_the_user_of_the_service(
     if std::os::unix::fs::chown(server.folder.path(""), Some(12_345), None).is_err() {
         return; // not root
     }
-    let told = |server: &Server| String::from_utf8_lossy(&server.run(&["check"]).stderr).into_owned();
+    let printed = |server: &Server| String::from_utf8_lossy(&server.run(&["check"]).stderr).into_owned();
     let as_owner = "Checking as user 12345";
-    assert!(told(&server).contains(as_owner), "{}", told(&server));
+    assert!(printed(&server).contains(as_owner), "{}", printed(&server));
     let server = server.set("ADRIATICUM_DATABASE", "postgresql://nobody@127.0.0.1:1/none");
-    assert!(!told(&server).contains(as_owner), "{}", told(&server));
+    assert!(!printed(&server).contains(as_owner), "{}", printed(&server));
 }
 
 #[test]

@@ -40,7 +40,7 @@ impl Scripted {
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
         let port = listener.local_addr().expect("it listens").port();
-        let (tell, heard) = mpsc::channel();
+        let (sender, heard) = mpsc::channel();
         thread::spawn(move || {
             for answers in connections {
                 let mut stream = wrap(listener.accept().expect("a connection").0);
@@ -48,11 +48,11 @@ impl Scripted {
                     let mut bytes = [0; 64 * 1024];
                     // A client that refuses the certificate sends no request.
                     let Ok(count) = stream.read(&mut bytes) else { break };
-                    let _ = tell.send(Some(String::from_utf8_lossy(&bytes[..count]).into_owned()));
+                    let _ = sender.send(Some(String::from_utf8_lossy(&bytes[..count]).into_owned()));
                     let _ = stream.write_all(answer.as_bytes());
                 }
                 drop(stream);
-                let _ = tell.send(None);
+                let _ = sender.send(None);
             }
         });
         Self { base: format!("{scheme}://127.0.0.1:{port}/v1"), heard }
@@ -279,7 +279,7 @@ fn a_runtime_that_switches_protocols_has_answered() {
 
 #[test]
 fn nothing_was_sent() {
-    // A port that is taken by a socket on which nobody listens.
+    // A port that is taken by a socket that does not listen.
     let taken = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port should be free");
     let port = taken.local_addr().expect("it has an address").port();
     for base in [

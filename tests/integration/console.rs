@@ -41,7 +41,7 @@ impl<'a> Browser<'a> {
         self.send("GET", path, "", "")
     }
 
-    /// Sends a form with the token of the page that was shown last.
+    /// Sends a form with the token of the page that was loaded last.
     pub fn post(&mut self, path: &str, fields: &[(&str, &str)]) -> Reply {
         let token = self.token.clone();
         let mut all = vec![("token", token.as_str())];
@@ -109,7 +109,7 @@ pub fn with_console(runtime: Option<&Runtime>) -> Server {
 }
 
 #[test]
-fn without_a_password_it_only_tells_how_to_set_one() {
+fn without_a_password_it_only_says_how_to_set_one() {
     let server = Server::new(None).start();
     let mut browser = Browser::new(&server);
     for path in ["/", "/keys", "/usage", "/sign-in", "/nonsense"] {
@@ -161,15 +161,15 @@ fn a_browser_at_the_apis_address_gets_the_consoles_but_only_on_this_host() {
         client.reply().is_error(404, "not_found")
     };
     let server = Server::new(None).set("ADRIATICUM_TRUSTED_PROXIES", "127.0.0.1").start();
-    let told = ask(&server, "GET", "X-Forwarded-For: 203.0.113.7\r\n");
-    assert!(!told.contains("console"), "{told}");
+    let reply = ask(&server, "GET", "X-Forwarded-For: 203.0.113.7\r\n");
+    assert!(!reply.contains("console"), "{reply}");
     let server = Server::new(None).start();
-    let told = ask(&server, "GET", "");
-    assert!(told.ends_with(" The console is at http://console.localhost:8080/."), "{told}");
-    let told = ask(&server, "PUT", "");
-    assert!(!told.contains("console"), "a program is not interested: {told}");
-    let told = ask(&Server::new(None).set("ADRIATICUM_CONSOLE_HOST", "").start(), "GET", "");
-    assert!(!told.contains("console"), "{told}");
+    let reply = ask(&server, "GET", "");
+    assert!(reply.ends_with(" The console is at http://console.localhost:8080/."), "{reply}");
+    let reply = ask(&server, "PUT", "");
+    assert!(!reply.contains("console"), "a program is not interested: {reply}");
+    let reply = ask(&Server::new(None).set("ADRIATICUM_CONSOLE_HOST", "").start(), "GET", "");
+    assert!(!reply.contains("console"), "{reply}");
 }
 
 /// Under `make run` the command that the console showed changed another database.
@@ -378,19 +378,19 @@ fn a_form_from_elsewhere_changes_nothing() {
         403,
         "sign-in has a token too"
     );
-    assert_eq!(server.told(&["keys", "list", "--json"]).trim(), "[]");
+    assert_eq!(server.stdout_of(&["keys", "list", "--json"]).trim(), "[]");
     let reply = browser.post_bare("/keys", "Origin: http://console.localhost:8080\r\n", &form);
     assert_eq!(reply.status, 200, "and our own is taken");
 }
 
 #[test]
-fn wrong_passwords_are_slowed_and_nobody_waits_in_a_worker() {
+fn wrong_passwords_are_throttled_and_no_worker_waits() {
     let server = with_console(None);
     let mut known = Browser::signed_in(&server);
     let mut guesser = Browser::new(&server);
     guesser.get("/sign-in");
     let mut refused = 0;
-    let told = loop {
+    let reply = loop {
         let reply = guesser.post("/sign-in", &[("password", "a wrong password")]);
         match reply.status {
             401 => refused += 1,
@@ -399,8 +399,8 @@ fn wrong_passwords_are_slowed_and_nobody_waits_in_a_worker() {
         }
         assert!(refused < 20, "it is never slowed");
     };
-    let seconds: u64 = told.header("retry-after").and_then(|value| value.parse().ok()).expect("how long");
-    assert!((1..=60).contains(&seconds) && told.text().contains(&format!("{seconds} second")));
+    let seconds: u64 = reply.header("retry-after").and_then(|value| value.parse().ok()).expect("how long");
+    assert!((1..=60).contains(&seconds) && reply.text().contains(&format!("{seconds} second")));
     assert_eq!(
         guesser.post("/sign-in", &[("password", PASSWORD)]).status,
         429,
@@ -478,7 +478,7 @@ fn a_key_from_its_making_to_its_end() {
         "{page}"
     );
     let list: serde_json::Value =
-        serde_json::from_str(&server.told(&["keys", "list", "--json"])).expect("JSON");
+        serde_json::from_str(&server.stdout_of(&["keys", "list", "--json"])).expect("JSON");
     let id = list[0]["id"].as_str().expect("an id").to_owned();
     assert_eq!((list.as_array().map(Vec::len), &list[0]["concurrent"]), (Some(1), &7.into()));
     assert!(page.contains("7 concurrent"), "{page}");
@@ -513,13 +513,13 @@ fn what_a_person_typed_is_never_markup() {
     let runtime = Runtime::start();
     let server = with_console(Some(&runtime));
     let hostile = "\"'><script>alert(1)</script><b>&{{7*7}}=HYPERLINK(1)";
-    let secret = server.told(&["keys", "create", hostile]).trim().to_owned();
+    let secret = server.stdout_of(&["keys", "create", hostile]).trim().to_owned();
     server.post(&secret, &chat("x")).is_completion();
     runtime.next(Script::Answer(500, json!({})));
     let failed = server.post(&secret, &chat("x"));
     let mut browser = Browser::signed_in(&server);
     let list: serde_json::Value =
-        serde_json::from_str(&server.told(&["keys", "list", "--json"])).expect("JSON");
+        serde_json::from_str(&server.stdout_of(&["keys", "list", "--json"])).expect("JSON");
     let id = list[0]["id"].as_str().expect("an id").to_owned();
     let request = failed.json()["error"]["request_id"].as_str().expect("an id").to_owned();
     let inject = encode("\"><script>alert(2)</script>");
@@ -581,10 +581,10 @@ fn whole_body(reply: &Reply) -> String {
 }
 
 #[test]
-fn usage_tells_what_the_ledger_holds() {
+fn usage_has_what_the_ledger_holds() {
     let runtime = Runtime::start();
     let server = with_console(Some(&runtime));
-    let (one, other) = (server.key(), server.told(&["keys", "create", "other"]).trim().to_owned());
+    let (one, other) = (server.key(), server.stdout_of(&["keys", "create", "other"]).trim().to_owned());
     let mut unmeasured = completion("x");
     unmeasured.as_object_mut().expect("an object").remove("usage");
     for script in [Script::Answer(200, unmeasured), Script::Answer(500, json!({}))] {
@@ -611,7 +611,7 @@ fn usage_tells_what_the_ledger_holds() {
         assert!(text.len() < 45_000, "{}", text.len());
     }
     let list: serde_json::Value =
-        serde_json::from_str(&server.told(&["keys", "list", "--json"])).expect("JSON");
+        serde_json::from_str(&server.stdout_of(&["keys", "list", "--json"])).expect("JSON");
     let key = list
         .as_array()
         .and_then(|list| list.iter().find(|key| key["name"] == "test"))
@@ -723,7 +723,7 @@ fn the_status_page_shows_how_the_runtime_does() {
 #[test]
 fn a_part_of_the_runtimes_is_degraded() {
     let runtime = Runtime::start();
-    // Nobody listens there any more.
+    // The port is closed now.
     let closed =
         TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port();
     let server = Server::new(Some(&runtime))
@@ -773,7 +773,7 @@ fn the_status_page_shows_the_queue_by_key() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).set("ADRIATICUM_WORKERS", 1).start();
     assert!(set_password(&server, PASSWORD).status.success());
-    let key = server.told(&["keys", "create", "Crawler <1>", "--concurrent", "7"]).trim().to_owned();
+    let key = server.stdout_of(&["keys", "create", "Crawler <1>", "--concurrent", "7"]).trim().to_owned();
     let mut browser = Browser::signed_in(&server);
     // Before the page is asked for: its checks ask the runtime, too.
     runtime.next(Script::Silent);

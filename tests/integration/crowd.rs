@@ -68,7 +68,7 @@ fn running_out_of_file_descriptors_is_no_end() {
 }
 
 #[test]
-fn a_flood_of_idle_connections_keeps_nobody_out() {
+fn a_flood_of_idle_connections_keeps_no_other_out() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).set("ADRIATICUM_MAX_CONNECTIONS", 50).start();
     let key = server.key();

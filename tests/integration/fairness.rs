@@ -93,11 +93,11 @@ fn a_key_with_many_clients_sheds_none_of_another() {
 fn a_limit_on_a_key_holds() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).set("ADRIATICUM_WORKERS", 8).start();
-    let limited = server.told(&["keys", "create", "limited", "--concurrent", "2"]).trim().to_owned();
+    let limited = server.stdout_of(&["keys", "create", "limited", "--concurrent", "2"]).trim().to_owned();
     let (free, watcher) = (server.key(), metrics_key(&server));
     let id = {
         let keys: serde_json::Value =
-            serde_json::from_str(&server.told(&["keys", "list", "--json"])).expect("a list");
+            serde_json::from_str(&server.stdout_of(&["keys", "list", "--json"])).expect("a list");
         let keys = keys.as_array().expect("a list").clone();
         let key = keys.into_iter().find(|key| key["name"] == "limited").expect("the key");
         key["id"].as_str().expect("an id").to_owned()
@@ -105,8 +105,8 @@ fn a_limit_on_a_key_holds() {
     // Nothing is known of the key before its first burst; then its limit is changed.
     for (text, limit) in [("first", 2), ("lower", 1), ("none", 5)] {
         match text {
-            "lower" => _ = server.told(&["keys", "set", &id, "--concurrent", "1"]),
-            "none" => _ = server.told(&["keys", "set", &id, "--concurrent", "none"]),
+            "lower" => _ = server.stdout_of(&["keys", "set", &id, "--concurrent", "1"]),
+            "none" => _ = server.stdout_of(&["keys", "set", &id, "--concurrent", "none"]),
             _ => {}
         }
         let gate = hold(&runtime, limit);
@@ -134,9 +134,9 @@ fn strangers_are_refused_at_once_and_shut_out_no_new_key() {
     let gate = hold(&runtime, 1);
     let mut clients = burst(&server, &known, "held", 1);
     until("the worker is busy", || runtime.count() == 1);
-    let nobody = format!("adr_{}", "0".repeat(48));
+    let unknown = format!("adr_{}", "0".repeat(48));
     for _ in 0..40 {
-        server.post(&nobody, &chat("stranger")).is_error(401, "invalid_api_key");
+        server.post(&unknown, &chat("stranger")).is_error(401, "invalid_api_key");
     }
     clients.extend(burst(&server, &new, "new", 4));
     clients.extend(burst(&server, &known, "known", 4));
@@ -145,7 +145,7 @@ fn strangers_are_refused_at_once_and_shut_out_no_new_key() {
     let mut more = burst(&server, &server.key(), "another", 1);
     let shed = "adriaticum_requests_shed_total{reason=\"queue\"}";
     until("one is shed", || value(&server, &watcher, shed) == 1.0);
-    assert_eq!(server.post(&nobody, &chat("stranger")).status, 401);
+    assert_eq!(server.post(&unknown, &chat("stranger")).status, 401);
     gate.store(true, Ordering::Release);
     assert_eq!(statuses(&mut more), [200]);
     let statuses = statuses(&mut clients);
@@ -156,14 +156,14 @@ fn strangers_are_refused_at_once_and_shut_out_no_new_key() {
 fn a_raised_limit_starts_the_requests_that_wait() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).set("ADRIATICUM_WORKERS", 8).start();
-    let limited = server.told(&["keys", "create", "limited", "--concurrent", "1"]).trim().to_owned();
+    let limited = server.stdout_of(&["keys", "create", "limited", "--concurrent", "1"]).trim().to_owned();
     let keys: serde_json::Value =
-        serde_json::from_str(&server.told(&["keys", "list", "--json"])).expect("a list");
+        serde_json::from_str(&server.stdout_of(&["keys", "list", "--json"])).expect("a list");
     let id = keys[0]["id"].as_str().expect("an id");
     let gate = hold(&runtime, 4);
     let mut clients = burst(&server, &limited, "x", 4);
     until("one runs", || runtime.count() == 1);
-    server.told(&["keys", "set", id, "--concurrent", "4"]);
+    server.stdout_of(&["keys", "set", id, "--concurrent", "4"]);
     until("all of them run", || runtime.count() == 4);
     gate.store(true, Ordering::Release);
     assert_eq!(statuses(&mut clients), [200; 4]);

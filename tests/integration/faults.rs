@@ -116,9 +116,9 @@ fn a_damaged_page_is_refused_at_the_start_and_nothing_is_made_anew() {
         damaged[page * 4096..(page + 1) * 4096].fill(0xa5);
         fs::write(&path, &damaged).expect("a damaged database");
         let output = server.run(&["serve"]);
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "page {page}: {told}");
-        assert!(told.contains("damaged") && told.contains(".recover"), "page {page}: {told}");
+        let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "page {page}: {printed}");
+        assert!(printed.contains("damaged") && printed.contains(".recover"), "page {page}: {printed}");
         assert!(fs::read(&path).expect("the database") == damaged, "page {page}: it was written to");
     }
     fs::write(&path, &good).expect("the good one");
@@ -145,10 +145,13 @@ fn a_database_that_has_lost_its_content_is_not_a_new_one() {
         }
         for command in [&["serve"][..], &["keys", "list"], &["keys", "create", "x"]] {
             let output = server.run(command);
-            let told = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert_eq!(output.status.code(), Some(1), "{command:?}: {told}");
+            let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(1), "{command:?}: {printed}");
             let found = format!("{} beside it has {size} bytes", wal.display());
-            assert!(told.contains(&found) && told.contains("Restore a backup, or delete both"), "{told}");
+            assert!(
+                printed.contains(&found) && printed.contains("Restore a backup, or delete both"),
+                "{printed}"
+            );
         }
     }
     assert_eq!(wal.metadata().expect("the WAL is still there").len(), size);
@@ -179,9 +182,9 @@ fn retention_removes_nothing_after_a_jump_of_the_clock() {
         server = server.start();
         until("the log says so", || server.log().contains("retention removes nothing"));
         assert_eq!(server.query(rows), before);
-        let told = String::from_utf8_lossy(&server.run(&["check"]).stdout).into_owned();
-        let clock = told.lines().find(|line| line.contains(" clock ")).unwrap_or_default();
-        assert!(clock.starts_with("warn") && clock.contains("retention removes nothing"), "{told}");
+        let printed = String::from_utf8_lossy(&server.run(&["check"]).stdout).into_owned();
+        let clock = printed.lines().find(|line| line.contains(" clock ")).unwrap_or_default();
+        assert!(clock.starts_with("warn") && clock.contains("retention removes nothing"), "{printed}");
         let mut browser = Browser::signed_in(&server);
         until("the status page says so", || {
             browser.get("/status").text().contains("retention removes nothing")
@@ -245,9 +248,9 @@ fn old_rows_are_removed_while_it_serves() {
     let server = server.set("ADRIATICUM_USAGE_RETENTION_DAYS", 7).start();
     until("the old rows are gone", || server.query("SELECT 1 FROM usage").len() == 2);
     server.post(&key, &chat("x")).is_completion();
-    let message = server.told(&["usage", "verify"]);
+    let message = server.stdout_of(&["usage", "verify"]);
     assert!(message.starts_with("3 rows, nothing wrong"), "{message}");
     assert!(message.contains(" can't be proven: retention has removed their rows.\n"), "{message}");
-    assert!(server.told(&["usage"]).starts_with("6 requests"), "what they add up to stays");
-    until("it is told", || server.log().contains("removed 3 rows older than 7 days"));
+    assert!(server.stdout_of(&["usage"]).starts_with("6 requests"), "what they add up to stays");
+    until("it is printed", || server.log().contains("removed 3 rows older than 7 days"));
 }

@@ -35,40 +35,41 @@ fn keys_and_sessions_are_the_same_at_every_gateway() {
     let b = gateway(&uri, "b", &runtime).start();
     assert!(b.log().contains("[INFO] gateway b\n"), "{}", b.log());
     let second = gateway(&uri, "a", &runtime).run(&["serve"]);
-    let told = String::from_utf8_lossy(&second.stderr).into_owned();
-    assert_eq!(second.status.code(), Some(1), "{told}");
+    let printed = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert_eq!(second.status.code(), Some(1), "{printed}");
     assert!(
-        told.contains(&format!("http://{}", a.address)) && told.contains("set gateway (ADRIATICUM_GATEWAY)"),
-        "{told}"
+        printed.contains(&format!("http://{}", a.address))
+            && printed.contains("set gateway (ADRIATICUM_GATEWAY)"),
+        "{printed}"
     );
-    assert!(told.contains("such as a-2") && !told.contains("ADRIATICUM_DATABASE"), "{told}");
+    assert!(printed.contains("such as a-2") && !printed.contains("ADRIATICUM_DATABASE"), "{printed}");
     for _ in 0..20 {
         let key = a.key();
         b.post(&key, &chat("x")).is_completion();
         let id = "SELECT id FROM keys WHERE revoked IS NULL";
         let Text(id) = &a.query(id)[0][0] else { panic!("no id") };
-        a.told(&["keys", "revoke", id]);
+        a.stdout_of(&["keys", "revoke", id]);
         b.post(&key, &chat("x")).is_error(401, "invalid_api_key");
     }
     let mut browser = Browser::signed_in(&a);
     browser.server = &b;
     assert_eq!(browser.get("/usage").status, 200, "the session is valid here too");
-    let told = b.told(&["usage", "verify"]);
-    assert!(told.contains("20 rows, nothing wrong") && told.contains("b:20:"), "{told}");
+    let printed = b.stdout_of(&["usage", "verify"]);
+    assert!(printed.contains("20 rows, nothing wrong") && printed.contains("b:20:"), "{printed}");
 }
 
 #[test]
 fn a_budget_holds_over_all_gateways() {
     let (runtime, uri) = (Runtime::start(), PostgresServer::shared().database());
     let [a, b] = ["a", "b"].map(|name| gateway(&uri, name, &runtime).start());
-    let key = a.told(&["keys", "create", "x", "--budget", "1400/month"]).trim().to_owned();
+    let key = a.stdout_of(&["keys", "create", "x", "--budget", "1400/month"]).trim().to_owned();
     use_up(&[&a, &b], &key, 100);
     a.post(&key, &chat("x")).is_error(403, "insufficient_permission");
     b.post(&key, &chat("x")).is_error(403, "insufficient_permission");
 }
 
 #[test]
-fn the_console_tells_the_gateways_apart() {
+fn the_console_separates_the_gateways() {
     let (runtime, uri) = (Runtime::start(), PostgresServer::shared().database());
     let a = gateway(&uri, "north", &runtime).start();
     assert!(set_password(&a, PASSWORD).status.success());
@@ -79,7 +80,7 @@ fn the_console_tells_the_gateways_apart() {
     for server in [&a, &b, &b] {
         server.post(&key, &chat("x")).is_completion();
     }
-    let mut shown = |query: &str| {
+    let mut figures_of = |query: &str| {
         let usage = browser.get(&format!("/usage?range=24h{query}")).text();
         // A link with the number of requests.
         let requests =
@@ -88,9 +89,9 @@ fn the_console_tells_the_gateways_apart() {
         let cells = |name: &str| rows.matches(&format!("<td role=\"cell\">{name}</td>")).count();
         (requests.unwrap_or("").to_owned(), cells("north"), cells("south"))
     };
-    assert_eq!(shown(""), ("3".into(), 1, 2));
-    assert_eq!(shown("&gateway=south"), ("2".into(), 0, 2));
-    assert_eq!(shown("&gateway=elsewhere"), ("0".into(), 0, 0));
+    assert_eq!(figures_of(""), ("3".into(), 1, 2));
+    assert_eq!(figures_of("&gateway=south"), ("2".into(), 0, 2));
+    assert_eq!(figures_of("&gateway=elsewhere"), ("0".into(), 0, 0));
     let (_client, _gate) = held(&b, &runtime, &key);
     let row = |text: &str, name: &str| -> String {
         let row = text
@@ -130,8 +131,8 @@ fn only_rows_of_a_gateway_that_has_ended_are_closed_and_not_at_once() {
     assert_eq!(b.query(rows), [open("a"), vec![Text("c".into()), Integer(1), Text("interrupted".into())]]);
     gate.store(true, Ordering::Release);
     running.reply().is_completion();
-    let told = b.told(&["usage", "verify"]);
-    assert!(told.contains("2 rows, nothing wrong") && told.contains("c:1:"), "{told}");
+    let printed = b.stdout_of(&["usage", "verify"]);
+    assert!(printed.contains("2 rows, nothing wrong") && printed.contains("c:1:"), "{printed}");
     let logs = a.log() + &b.log();
     assert_eq!(logs.matches("by the end of the gateway c").count(), 1, "{logs}");
     // A process that starts under the name closes its rows at once.
@@ -176,17 +177,17 @@ fn an_outcome_that_comes_too_late_is_written_as_what_was_sent() {
     let expected = [vec![Integer(503), Text("service_unavailable".into()), Integer(1)]];
     until("the row has its outcome", || server.query(row) == expected);
     until("it is served again", || server.post(&key, &chat("x")).status == 200);
-    assert!(server.told(&["usage", "verify"]).contains("nothing wrong"));
+    assert!(server.stdout_of(&["usage", "verify"]).contains("nothing wrong"));
     let log = server.log();
-    let told = ["] the database can't be used: ", "the database is back", "failed: "];
-    assert_eq!(told.map(|line| log.matches(line).count()), [1, 1, 0], "{log}");
+    let printed = ["] the database can't be used: ", "the database is back", "failed: "];
+    assert_eq!(printed.map(|line| log.matches(line).count()), [1, 1, 0], "{log}");
 }
 
 #[test]
 fn check_warns_of_a_clock_that_differs_from_that_of_the_database() {
     let (runtime, uri) = (Runtime::start(), PostgresServer::shared().database());
     let server = gateway(&uri, "a", &runtime);
-    server.told(&["keys", "create", "x"]);
+    server.stdout_of(&["keys", "create", "x"]);
     let name = psql(&uri, &["-c", "SELECT current_database()"]);
     // A function of ours is found before the system's.
     psql(&uri, &["-c", &format!("ALTER DATABASE {name} SET search_path = public, pg_catalog")]);
@@ -198,10 +199,10 @@ fn check_warns_of_a_clock_that_differs_from_that_of_the_database() {
              AS $$ SELECT pg_catalog.clock_timestamp() {difference} $$"
         );
         psql(&uri, &["-c", &clock]);
-        let told = String::from_utf8_lossy(&server.run(&["check"]).stdout).into_owned();
-        let line = told.lines().find(|line| line.contains(" clock ")).unwrap_or_default();
+        let printed = String::from_utf8_lossy(&server.run(&["check"]).stdout).into_owned();
+        let line = printed.lines().find(|line| line.contains(" clock ")).unwrap_or_default();
         let warning = format!("{expected} the database's clock. Synchronize both with NTP");
         let found = (line.starts_with("warn"), line.contains(&warning));
-        assert_eq!(found, (!expected.is_empty(), !expected.is_empty()), "{told}");
+        assert_eq!(found, (!expected.is_empty(), !expected.is_empty()), "{printed}");
     }
 }

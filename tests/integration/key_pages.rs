@@ -6,7 +6,7 @@ use crate::console::{Browser, PASSWORD, set_password, with_console};
 use crate::support::{Reply, Runtime, Server, chat};
 
 fn keys(server: &Server) -> Vec<Value> {
-    serde_json::from_str(&server.told(&["keys", "list", "--json"])).expect("JSON")
+    serde_json::from_str(&server.stdout_of(&["keys", "list", "--json"])).expect("JSON")
 }
 
 fn only_id(server: &Server) -> String {
@@ -32,9 +32,9 @@ fn the_list_is_filtered_sorted_and_paged() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).sqlite().start();
     assert!(set_password(&server, PASSWORD).status.success());
-    let secret = server.told(&["keys", "create", "busy"]).trim().to_owned();
-    server.told(&["keys", "create", "Ana", "--permission", "metrics", "--expires", "90d"]);
-    server.told(&["keys", "create", "crawler", "--expires", "7d"]);
+    let secret = server.stdout_of(&["keys", "create", "busy"]).trim().to_owned();
+    server.stdout_of(&["keys", "create", "Ana", "--permission", "metrics", "--expires", "90d"]);
+    server.stdout_of(&["keys", "create", "crawler", "--expires", "7d"]);
     for _ in 0..2 {
         server.post(&secret, &chat("x")).is_completion();
     }
@@ -83,7 +83,7 @@ fn the_list_is_filtered_sorted_and_paged() {
 fn everything_of_a_key_is_changed_in_one_place() {
     let runtime = Runtime::start();
     let server = with_console(Some(&runtime));
-    let secret = server.told(&["keys", "create", "first"]).trim().to_owned();
+    let secret = server.stdout_of(&["keys", "create", "first"]).trim().to_owned();
     let id = only_id(&server);
     let mut browser = Browser::signed_in(&server);
     let address = format!("/keys/{id}");
@@ -159,14 +159,14 @@ fn everything_of_a_key_is_changed_in_one_place() {
 
     // Its page and the list show what was used of a budget.
     for (budget, badge) in [("15/day", "budget 93 %"), ("14/day", "budget used up"), ("28/month", "50%")] {
-        server.told(&["keys", "set", &id, "--budget", budget]);
+        server.stdout_of(&["keys", "set", &id, "--budget", budget]);
         for path in [&*address, "/keys"] {
             let text = browser.get(path).text();
             assert!(text.contains(badge), "{text}");
         }
     }
     for (expires, is_marked) in [("5d", true), ("12d", false)] {
-        server.told(&["keys", "set", &id, "--expires", expires]);
+        server.stdout_of(&["keys", "set", &id, "--expires", expires]);
         for path in [&*address, "/keys"] {
             let text = browser.get(path).text();
             assert_eq!(text.contains(">expires in 5 days<"), is_marked, "{text}");
@@ -177,7 +177,7 @@ fn everything_of_a_key_is_changed_in_one_place() {
 #[test]
 fn two_operators_do_not_overwrite_each_other() {
     let server = with_console(None);
-    server.told(&["keys", "create", "first"]);
+    server.stdout_of(&["keys", "create", "first"]);
     let id = only_id(&server);
     let address = format!("/keys/{id}");
     let mut one = Browser::signed_in(&server);
@@ -196,7 +196,7 @@ fn two_operators_do_not_overwrite_each_other() {
     let reply = send(&mut one, "mine", &version);
     let text = reply.text();
     assert_eq!(reply.status, 409, "{text}");
-    assert!(text.contains("theirs</h1>") && text.contains("value=\"mine\""), "both are shown: {text}");
+    assert!(text.contains("theirs</h1>") && text.contains("value=\"mine\""), "both are on the page: {text}");
     assert_eq!(keys(&server)[0]["name"], "theirs");
     let version = hidden(&text, "version");
     assert_eq!(send(&mut one, "mine", &version).status, 303, "now it is meant");

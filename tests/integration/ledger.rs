@@ -12,7 +12,7 @@ use crate::metrics::{metrics_key, value};
 use crate::support::{Runtime, Script, Server, chat, completion, head_seq, request, until};
 
 #[test]
-fn a_row_tells_what_was_answered() {
+fn a_row_has_what_was_answered() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).start();
     let key = server.key();
@@ -119,7 +119,7 @@ fn a_row_is_in_the_chain_and_in_the_sums_when_its_answer_is_read() {
         }
     });
     let rows = 8 * REQUESTS;
-    assert_eq!(head_seq(&server.told(&["usage", "verify"])), rows.to_string());
+    assert_eq!(head_seq(&server.stdout_of(&["usage", "verify"])), rows.to_string());
 }
 
 /// Checks the row with this id, and the sums of its key, which has made `requests` of them.
@@ -150,13 +150,19 @@ fn a_start_closes_the_rows_that_are_open() {
          SELECT 'chatcmpl_fffffffffffe', id, keys.name, 8, gateways.name, epoch FROM keys, gateways WHERE epoch > 0
          RETURNING 1",
     );
-    let told = server.told(&["usage", "verify"]);
-    assert!(told.starts_with("3 rows, nothing wrong. The head is ") && head_seq(&told) == "3", "{told}");
-    assert!(server.told(&["usage"]).starts_with("3 requests, 0 errors,"), "an open row is in no sum");
+    let printed = server.stdout_of(&["usage", "verify"]);
+    assert!(
+        printed.starts_with("3 rows, nothing wrong. The head is ") && head_seq(&printed) == "3",
+        "{printed}"
+    );
+    assert!(server.stdout_of(&["usage"]).starts_with("3 requests, 0 errors,"), "an open row is in no sum");
     let server = server.start();
-    let told = server.told(&["usage", "verify"]);
-    assert!(told.starts_with("4 rows, nothing wrong. The head is ") && head_seq(&told) == "4", "{told}");
-    assert!(server.told(&["usage"]).starts_with("4 requests, 1 error,"), "it was interrupted");
+    let printed = server.stdout_of(&["usage", "verify"]);
+    assert!(
+        printed.starts_with("4 rows, nothing wrong. The head is ") && head_seq(&printed) == "4",
+        "{printed}"
+    );
+    assert!(server.stdout_of(&["usage"]).starts_with("4 requests, 1 error,"), "it was interrupted");
 }
 
 #[test]
@@ -169,10 +175,10 @@ fn a_running_request_is_in_no_sum() {
     let mut client = server.connect();
     client.send(request(&key, &chat("x")));
     until("it is running", || runtime.count() == 1);
-    assert!(server.told(&["usage"]).starts_with("0 requests, 0 errors"));
+    assert!(server.stdout_of(&["usage"]).starts_with("0 requests, 0 errors"));
     gate.store(true, Ordering::Release);
     client.reply().is_completion();
-    assert!(server.told(&["usage"]).starts_with("1 request, 0 errors"));
+    assert!(server.stdout_of(&["usage"]).starts_with("1 request, 0 errors"));
 }
 
 #[test]
@@ -181,9 +187,9 @@ fn a_database_of_a_later_version_is_refused_and_left_alone() {
     server.key();
     server.query("PRAGMA user_version = 99");
     let output = server.run(&["serve"]);
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1));
-    assert!(told.contains("version 99") && told.contains("install"), "{told}");
+    assert!(printed.contains("version 99") && printed.contains("install"), "{printed}");
     assert_eq!(server.query("SELECT count(*) FROM keys"), [[Integer(1)]]);
 }
 
@@ -193,9 +199,9 @@ fn a_damaged_database_is_refused_with_what_to_do() {
     std::fs::write(server.folder.path("adriaticum.db"), "not a database at all".repeat(100)).expect("a file");
     for command in ["serve", "check"] {
         let output = server.run(&[command]);
-        let told = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        let printed = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
         assert_eq!(output.status.code(), Some(1));
-        assert!(told.contains("damaged") && told.contains("restore a backup"), "{told}");
+        assert!(printed.contains("damaged") && printed.contains("restore a backup"), "{printed}");
     }
 }
 

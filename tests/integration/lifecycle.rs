@@ -67,10 +67,10 @@ fn a_unix_socket_has_the_mode_of_the_setting() {
 /// A socket that can't be tried may still be in use.
 #[test]
 fn only_a_socket_on_which_no_process_listens_is_removed() {
-    let refused = |path: &Path, server: Server, told: &str| {
+    let refused = |path: &Path, server: Server, printed: &str| {
         let mut server = server.set("ADRIATICUM_LISTEN", format!("unix:{}", path.display())).spawn(&[]);
         assert_eq!(server.wait().code(), Some(1), "{}", server.log());
-        assert!(server.log().contains(told), "{}", server.log());
+        assert!(server.log().contains(printed), "{}", server.log());
         assert!(exists(path));
     };
     let server = Server::new(None);
@@ -293,9 +293,9 @@ fn a_second_service_on_the_same_database_is_refused() {
     let second = || Server::new(Some(&runtime)).set("ADRIATICUM_DATABASE", database.display());
     let mut refused = second().spawn(&[]);
     assert_eq!(refused.wait().code(), Some(1));
-    let told = refused.log();
+    let printed = refused.log();
     let holder = format!("adriaticum.db: another adriaticum serve uses it (pid {})", first.pid());
-    assert!(told.contains(&holder) && told.contains("ADRIATICUM_DATABASE"), "{told}");
+    assert!(printed.contains(&holder) && printed.contains("ADRIATICUM_DATABASE"), "{printed}");
     gate.store(true, Ordering::Release);
     assert_eq!(client.reply().is_completion(), "under way", "the first one's requests are its own");
 
@@ -311,14 +311,17 @@ fn a_second_service_on_the_same_database_is_refused() {
 
 /// Waits until it has stopped because another process may serve in its place.
 #[track_caller]
-fn stops(server: &mut Server, mut probe: Client, told: &str) {
+fn stops(server: &mut Server, mut probe: Client, printed: &str) {
     // While it is probed, it finds out within a second.
     probe.send("GET /readyz HTTP/1.1\r\nHost: console.localhost\r\n\r\n");
     assert_eq!(server.wait().code(), Some(1), "{}", server.log());
     let log = server.log();
-    assert!(log.lines().any(|line| line.contains(told) && line.ends_with(": this process stops")), "{log}");
+    assert!(
+        log.lines().any(|line| line.contains(printed) && line.ends_with(": this process stops")),
+        "{log}"
+    );
     let last = log.lines().last().unwrap_or_default();
-    assert!(last.starts_with("adriaticum: the database ") && last.contains(told), "{last}");
+    assert!(last.starts_with("adriaticum: the database ") && last.contains(printed), "{last}");
 }
 
 #[test]

@@ -335,7 +335,7 @@ fn all_buffers_together_have_a_bound() {
     let shed = first.reply();
     assert_eq!((shed.status, first.ends()), (503, true));
     assert_eq!((running.counted(Cause::UnfinishedEvicted), running.counted(Cause::BuffersFull)), (1, 0));
-    // The loop tells how much there is at the end of its round, after the answer.
+    // The loop reports its buffers at the end of its round, after the answer.
     until("the rest is counted", || (499_998..600_000).contains(&running.load.snapshot().buffered_bytes.now));
     // When the body is complete, the whole cost of the request is counted. The other one is evicted.
     second.send("x");
@@ -344,7 +344,7 @@ fn all_buffers_together_have_a_bound() {
     let mut fourth = running.connect();
     fourth.send(post(150_000, 150_000));
     assert_eq!(fourth.reply().status, 200, "what was buffered is free again");
-    until("and told to be", || running.load.snapshot().buffered_bytes.now < 100_000);
+    until("and snapshot to be", || running.load.snapshot().buffered_bytes.now < 100_000);
 }
 
 /// A listener that speaks TLS, and how to connect to it.
@@ -464,9 +464,9 @@ fn the_longest_idle_connection_makes_room() {
         idle[client].send(get("/"));
         assert_eq!(idle[client].reply().status, 200);
     }
-    let told = running.load.snapshot();
-    assert_eq!((told.connections, told.accepted), (Level { now: 4, most: 4 }, 6));
-    assert_eq!((told.of(Cause::IdleEvicted), told.of(Cause::UnfinishedEvicted)), (2, 0));
+    let snapshot = running.load.snapshot();
+    assert_eq!((snapshot.connections, snapshot.accepted), (Level { now: 4, most: 4 }, 6));
+    assert_eq!((snapshot.of(Cause::IdleEvicted), snapshot.of(Cause::UnfinishedEvicted)), (2, 0));
 }
 
 /// Two addresses hold all connections in silence, and reopen what is closed. Once they evicted every upload and every idle
@@ -717,7 +717,7 @@ fn pipelined_requests_that_are_refused_take_turns() {
 }
 
 #[test]
-fn clients_that_never_stop_sending_delay_nobody() {
+fn clients_that_never_stop_sending_delay_no_other() {
     let running = serve(Limits { drain_bytes: usize::MAX, drain_time: PATIENCE, ..Limits::default() });
     let sent = Arc::new(AtomicUsize::new(0));
     let flood: Vec<_> = (0..4)
@@ -755,21 +755,25 @@ fn a_full_queue_sheds_at_once_and_every_place_is_used() {
     // Which of them came first is the system's choice; that three are taken is not.
     until("a fourth is shed", || running.get("/hold") == 503);
     until("a worker has taken one", || running.load.snapshot().workers.now == 1);
-    let told = running.load.snapshot();
-    assert_eq!((told.workers, told.queue), (Level { now: 1, most: 1 }, Level { now: 2, most: 2 }));
-    assert_eq!((told.of(Cause::QueueFull), told.of(Cause::BuffersFull)), (1, 0));
+    let snapshot = running.load.snapshot();
+    assert_eq!((snapshot.workers, snapshot.queue), (Level { now: 1, most: 1 }, Level { now: 2, most: 2 }));
+    assert_eq!((snapshot.of(Cause::QueueFull), snapshot.of(Cause::BuffersFull)), (1, 0));
     // A response to HEAD has no body, from the loop or from a worker.
     let mut head = running.connect();
     head.send(get("/").replace("GET", "HEAD"));
-    let mut told = String::new();
-    head.stream.read_to_string(&mut told).expect("an answer and the end");
-    assert!(told.starts_with("HTTP/1.1 503 ") && told.ends_with("\r\n\r\n"), "{told}");
+    let mut snapshot = String::new();
+    head.stream.read_to_string(&mut snapshot).expect("an answer and the end");
+    assert!(snapshot.starts_with("HTTP/1.1 503 ") && snapshot.ends_with("\r\n\r\n"), "{snapshot}");
     running.echo.gate.store(true, Ordering::Release);
     for client in &mut held {
         assert_eq!(client.reply().status, 200);
     }
-    let told = running.load.snapshot();
-    assert_eq!((told.workers.now, told.queue.now), (0, 0), "the room is free before the answer is sent");
+    let snapshot = running.load.snapshot();
+    assert_eq!(
+        (snapshot.workers.now, snapshot.queue.now),
+        (0, 0),
+        "the room is free before the answer is sent"
+    );
     // If there are only as many clients as places, none is shed, however fast they are.
     let clients: Vec<JoinHandle<()>> = (0..3)
         .map(|_| {

@@ -1,4 +1,4 @@
-//! The log: what strangers may add to it, and a standard error that nobody reads.
+//! The log: what strangers may add to it, and a standard error that is not read.
 
 use std::fs::File;
 use std::io::{Read, Write};

@@ -28,7 +28,7 @@ pub fn get(server: &Server, path: &str) -> (u16, String) {
 }
 
 pub fn metrics_key(server: &Server) -> String {
-    server.told(&["keys", "create", "watcher", "--permission", "metrics"]).trim().to_owned()
+    server.stdout_of(&["keys", "create", "watcher", "--permission", "metrics"]).trim().to_owned()
 }
 
 /// The value of a series.
@@ -132,11 +132,11 @@ fn shed_requests_are_counted_each_and_logged_once_a_minute() {
 }
 
 #[test]
-fn how_busy_it_is_is_told() {
+fn the_load_is_reported() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).set("ADRIATICUM_WORKERS", 2).set("ADRIATICUM_QUEUE", 1).start();
     let (key, watcher) = (server.key(), metrics_key(&server));
-    let told = |series: &str| value(&server, &watcher, series);
+    let figure = |series: &str| value(&server, &watcher, series);
     let gate = Arc::new(AtomicBool::new(false));
     let mut held: Vec<_> = (0..3)
         .map(|_| {
@@ -146,21 +146,21 @@ fn how_busy_it_is_is_told() {
             client
         })
         .collect();
-    until("all three are taken", || told("adriaticum_queue_length") == 1.0);
-    assert_eq!((told("adriaticum_workers_busy"), told("adriaticum_workers")), (2.0, 2.0));
+    until("all three are taken", || figure("adriaticum_queue_length") == 1.0);
+    assert_eq!((figure("adriaticum_workers_busy"), figure("adriaticum_workers")), (2.0, 2.0));
     // The scrape is answered all the same, and counts as a connection and not as a worker.
-    until("four are open", || told("adriaticum_connections_open") == 4.0);
+    until("four are open", || figure("adriaticum_connections_open") == 4.0);
     // Each is counted for what it costs until it is answered.
-    assert!(told("adriaticum_buffered_bytes") > 3.0 * (27_000.0 + 32_768.0));
+    assert!(figure("adriaticum_buffered_bytes") > 3.0 * (27_000.0 + 32_768.0));
     server.post(&key, &chat("x")).is_error(503, "service_unavailable");
-    assert_eq!(told("adriaticum_requests_shed_total{reason=\"queue\"}"), 1.0);
-    assert_eq!(told("adriaticum_requests_total{status=\"503\",code=\"service_unavailable\"}"), 1.0);
+    assert_eq!(figure("adriaticum_requests_shed_total{reason=\"queue\"}"), 1.0);
+    assert_eq!(figure("adriaticum_requests_total{status=\"503\",code=\"service_unavailable\"}"), 1.0);
     gate.store(true, Ordering::Release);
     for client in &mut held {
         client.reply().is_completion();
     }
-    assert_eq!((told("adriaticum_workers_busy"), told("adriaticum_queue_length")), (0.0, 0.0));
-    until("the memory is free", || told("adriaticum_buffered_bytes") < 50_000.0);
+    assert_eq!((figure("adriaticum_workers_busy"), figure("adriaticum_queue_length")), (0.0, 0.0));
+    until("the memory is free", || figure("adriaticum_buffered_bytes") < 50_000.0);
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn what_the_ledger_did_not_take_is_counted() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).sqlite().start();
     let (key, watcher) = (server.key(), metrics_key(&server));
-    let told = |operation: &str| {
+    let figure = |operation: &str| {
         value(&server, &watcher, &format!("adriaticum_ledger_errors_total{{operation=\"{operation}\"}}"))
     };
     let database =
@@ -176,11 +176,11 @@ fn what_the_ledger_did_not_take_is_counted() {
     let change = |sql: &str| database.execute_batch(sql).expect("the database should be changed");
     change("CREATE TRIGGER no BEFORE UPDATE ON usage BEGIN SELECT raise(ABORT, 'on purpose'); END");
     server.post(&key, &chat("x")).is_error(503, "service_unavailable");
-    assert_eq!((told("open"), told("settle")), (0.0, 1.0));
+    assert_eq!((figure("open"), figure("settle")), (0.0, 1.0));
     change("DROP TRIGGER no");
     change("CREATE TRIGGER no BEFORE INSERT ON usage BEGIN SELECT raise(ABORT, 'on purpose'); END");
     server.post(&key, &chat("x")).is_error(503, "service_unavailable");
-    assert_eq!((told("open"), told("settle")), (1.0, 1.0));
+    assert_eq!((figure("open"), figure("settle")), (1.0, 1.0));
     assert_eq!(runtime.count(), 1, "where no row can be made, no inference is spent");
 }
 
@@ -198,9 +198,9 @@ fn a_scrape_needs_its_permission_and_leaves_no_row() {
     client.send(format!(
         "HEAD /metrics HTTP/1.1\r\nHost: {CONSOLE}\r\nAuthorization: Bearer {watcher}\r\nConnection: close\r\n\r\n"
     ));
-    let mut told = String::new();
-    client.stream.read_to_string(&mut told).expect("an answer and the end");
-    assert!(told.starts_with("HTTP/1.1 200 ") && told.ends_with("\r\n\r\n"), "{told}");
+    let mut figure = String::new();
+    client.stream.read_to_string(&mut figure).expect("an answer and the end");
+    assert!(figure.starts_with("HTTP/1.1 200 ") && figure.ends_with("\r\n\r\n"), "{figure}");
     // Neither on an API host nor on an unknown one.
     for host in ["api.test", "other.test"] {
         for path in ["/metrics", "/healthz", "/readyz"] {
@@ -220,7 +220,7 @@ fn a_scrape_needs_its_permission_and_leaves_no_row() {
 /// Whether each key has a last use, those for completions first.
 fn used(server: &Server) -> Vec<bool> {
     let keys: serde_json::Value =
-        serde_json::from_str(&server.told(&["keys", "list", "--json"])).expect("JSON");
+        serde_json::from_str(&server.stdout_of(&["keys", "list", "--json"])).expect("JSON");
     let mut keys = keys.as_array().expect("a list").clone();
     keys.sort_by_key(|key| key["permissions"].to_string());
     keys.iter().map(|key| key["last_used"].is_i64()).collect()
@@ -346,5 +346,5 @@ fn an_outcome_that_can_not_be_written_is_written_later_and_holds_up_nothing() {
     let chain = "SELECT status FROM usage WHERE seq > 0 ORDER BY seq";
     until("the outcome is written", || server.query(chain) == [[Integer(400)], [Integer(503)]]);
     until("it is in the log", || server.log().contains("writing late outcomes works again"));
-    assert!(server.told(&["usage", "verify"]).starts_with("2 rows, nothing wrong."));
+    assert!(server.stdout_of(&["usage", "verify"]).starts_with("2 rows, nothing wrong."));
 }

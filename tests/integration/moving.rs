@@ -71,9 +71,9 @@ fn path(server: &Server) -> String {
 /// What a command prints on both outputs, and its exit code.
 fn moved(server: &Server, from: &str, to: &str) -> (Option<i32>, String) {
     let output = server.run(&["move", "--from", from, "--to", to]);
-    let told = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    assert!(!told.contains("secret"), "the password is shown: {told}");
-    (output.status.code(), told)
+    let printed = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(!printed.contains("secret"), "the password is printed: {printed}");
+    (output.status.code(), printed)
 }
 
 fn tables(uri: &str) -> Vec<Vec<rusqlite::types::Value>> {
@@ -84,10 +84,10 @@ fn tables(uri: &str) -> Vec<Vec<rusqlite::types::Value>> {
 /// What the commands say of the ledger.
 fn reports(server: &Server) -> Vec<String> {
     let mut reports: Vec<String> = ["hour", "day", "month", "key", "status"]
-        .map(|by| server.told(&["usage", "--by", by, "--json"]))
+        .map(|by| server.stdout_of(&["usage", "--by", by, "--json"]))
         .to_vec();
-    reports.extend([server.told(&["usage"]), server.told(&["usage", "verify"])]);
-    reports.push(server.told(&["keys", "list", "--json"]));
+    reports.extend([server.stdout_of(&["usage"]), server.stdout_of(&["usage", "verify"])]);
+    reports.push(server.stdout_of(&["keys", "list", "--json"]));
     reports
 }
 
@@ -120,10 +120,10 @@ fn a_hundred_thousand_rows_are_the_same_afterwards() {
     assert!(before[5].starts_with("100,000 requests, 20,000 errors"), "{}", before[5]);
     let mut server = server.start();
     let mut browser = Browser::signed_in(&server);
-    let (cookies, shown) = (browser.cookies.clone(), figures(&mut browser));
+    let (cookies, before) = (browser.cookies.clone(), figures(&mut browser));
     let uri = PostgresServer::shared().database();
-    let (code, told) = moved(&server, &path(&server), &uri);
-    assert!(code == Some(1) && told.contains("another adriaticum serve uses it"), "{told}");
+    let (code, printed) = moved(&server, &path(&server), &uri);
+    assert!(code == Some(1) && printed.contains("another adriaticum serve uses it"), "{printed}");
     server.signal(Signal::TERM);
     assert!(server.wait().success());
 
@@ -137,28 +137,28 @@ fn a_hundred_thousand_rows_are_the_same_afterwards() {
     assert!(lines.any(|line| line.starts_with("usage: ") && line.ends_with(" of 100,000 rows")));
     let pid = Pid::from_raw(moving.id() as i32).expect("a pid");
     kill_process(pid, Signal::STOP).expect("it should be running");
-    assert_eq!(tables(&uri), [[Integer(0)]], "nobody sees half a copy");
+    assert_eq!(tables(&uri), [[Integer(0)]], "half a copy is never visible");
     let changed = server.run(&["keys", "create", "meanwhile"]);
     assert_eq!(changed.status.code(), Some(1), "a change now would be lost");
     assert!(String::from_utf8_lossy(&changed.stderr).contains("locked by another process"));
     moving.kill().expect("it should be running");
     moving.wait().expect("its end");
     drop(lines);
-    let (code, told) = moved(&server, &path(&server), &uri);
-    assert_eq!(code, Some(0), "{told}");
+    let (code, printed) = moved(&server, &path(&server), &uri);
+    assert_eq!(code, Some(0), "{printed}");
     assert!(
-        told.contains("3 keys and 100,000 rows moved from ") && told.contains(" to postgresql://"),
-        "{told}"
+        printed.contains("3 keys and 100,000 rows moved from ") && printed.contains(" to postgresql://"),
+        "{printed}"
     );
-    let (code, told) = moved(&server, &path(&server), &uri);
-    assert!(code == Some(1) && told.contains("it has a ledger already"), "{told}");
+    let (code, printed) = moved(&server, &path(&server), &uri);
+    assert!(code == Some(1) && printed.contains("it has a ledger already"), "{printed}");
 
     let server = server.set("ADRIATICUM_DATABASE", &uri);
     assert_eq!(reports(&server), before);
     let server = server.start();
     let mut browser = Browser::new(&server);
     browser.cookies = cookies;
-    assert_eq!(figures(&mut browser), shown);
+    assert_eq!(figures(&mut browser), before);
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn what_is_open_is_closed_first_and_the_keys_work_afterwards() {
     server.post(&key, &chat("x")).is_completion();
     server.signal(Signal::TERM);
     assert!(server.wait().success());
-    let head = server.told(&["usage", "verify"]);
+    let head = server.stdout_of(&["usage", "verify"]);
     // What a crash leaves.
     server.query(
         "INSERT INTO usage (request_id, key_id, key_name, created)
@@ -180,17 +180,20 @@ fn what_is_open_is_closed_first_and_the_keys_work_afterwards() {
     std::fs::write(server.folder.path("password"), "secret\n").expect("a file");
     let file = server.folder.path("password").display().to_string();
     let server = server.set("ADRIATICUM_DATABASE_PASSWORD_FILE", file);
-    let (code, told) = moved(&server, &path(&server), &format!("{user}@{rest}"));
-    assert_eq!(code, Some(0), "{told}");
+    let (code, printed) = moved(&server, &path(&server), &format!("{user}@{rest}"));
+    assert_eq!(code, Some(0), "{printed}");
     let query = Server::new(None).set("ADRIATICUM_DATABASE", &uri);
     let chain = "SELECT name = '', epoch, anchor_seq FROM gateways";
     assert_eq!(query.query(chain), [[Integer(1), Integer(0), Integer(0)]], "no gateway has this name");
     let server = server.set("ADRIATICUM_DATABASE", format!("{user}@{rest}")).start();
-    assert!(server.told(&["usage"]).starts_with("2 requests, 1 error"));
+    assert!(server.stdout_of(&["usage"]).starts_with("2 requests, 1 error"));
     server.post(&key, &chat("x")).is_completion();
     let (_, head) = head.trim_end().rsplit_once(' ').expect("a head");
-    let told = server.told(&["usage", "verify", "--through", head]);
-    assert!(told.starts_with("3 rows, nothing wrong.") && told.contains("is part of the chain"), "{told}");
+    let printed = server.stdout_of(&["usage", "verify", "--through", head]);
+    assert!(
+        printed.starts_with("3 rows, nothing wrong.") && printed.contains("is part of the chain"),
+        "{printed}"
+    );
 }
 
 #[test]
@@ -205,8 +208,8 @@ fn what_can_not_be_moved_is_refused() {
         (uri.as_str(), uri.as_str(), 2, "pg_dump"),
         (source.as_str(), "postgresql://a:secret@b:c/d", 2, "--to: expected ports"),
     ] {
-        let (found, told) = moved(&server, from, to);
-        assert!(found == Some(code) && told.contains(word), "{told}");
+        let (found, printed) = moved(&server, from, to);
+        assert!(found == Some(code) && printed.contains(word), "{printed}");
     }
     for file in ["adriaticum.db", "adriaticum.db.lock", "other.db"] {
         assert!(!server.folder.path(file).exists(), "{file} is made");
@@ -214,7 +217,7 @@ fn what_can_not_be_moved_is_refused() {
     server.key();
     let other = Server::new(None).set("ADRIATICUM_DATABASE", &uri);
     other.query("CREATE TABLE mine (x BIGINT)");
-    let (code, told) = moved(&server, &source, &uri);
-    assert!(code == Some(1) && told.contains("tables of another program"), "{told}");
+    let (code, printed) = moved(&server, &source, &uri);
+    assert!(code == Some(1) && printed.contains("tables of another program"), "{printed}");
     assert_eq!(tables(&uri), [[Integer(1)]]);
 }

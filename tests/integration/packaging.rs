@@ -33,7 +33,7 @@ struct Help {
 impl Help {
     fn read() -> Self {
         let server = Server::new(None);
-        let help = server.told(&["--help"]);
+        let help = server.stdout_of(&["--help"]);
         let (_, commands) = help.split_once("Commands:\n").expect("the help should list the commands");
         let commands = commands.lines().take_while(|line| !line.is_empty()).map(command_of).collect();
         Self { commands, server }
@@ -51,7 +51,7 @@ impl Help {
 
     /// The options that the help of a group explains, or of the whole program, with what they take.
     fn lines(&self, group: &[&str]) -> Vec<String> {
-        let help = self.server.told(&[group, &["--help"]].concat());
+        let help = self.server.stdout_of(&[group, &["--help"]].concat());
         help.lines().filter_map(|line| Some(line.strip_prefix("  --")?.to_owned())).collect()
     }
 
@@ -91,12 +91,12 @@ fn options_in(text: &str) -> Words {
 fn the_manual_has_every_command_and_option() {
     let help = Help::read();
     let page = page("adriaticum.1");
-    let told: Words = section(&page, ".SH SYNOPSIS")
+    let printed: Words = section(&page, ".SH SYNOPSIS")
         .lines()
         .filter_map(|line| line.strip_prefix("adriaticum "))
         .map(command_of)
         .collect();
-    assert_eq!(told, help.commands);
+    assert_eq!(printed, help.commands);
     assert_eq!(options_in(section(&page, ".SH OPTIONS")), help.options(&[]));
     for group in help.groups() {
         assert_eq!(options_in(section(&page, &format!(".SS {group}"))), help.options(&[&group]), "{group}");
@@ -195,7 +195,7 @@ fn zsh_completes_every_command_and_option() {
     assert_eq!(options_in(&script), expected);
 }
 
-/// Two builds of one version could not be told apart.
+/// Two builds of one version could not be printed apart.
 #[test]
 fn a_commit_that_is_not_a_release_is_in_the_version() {
     let folder = Folder::new();

@@ -26,25 +26,33 @@ fn every_command_works_and_none_shows_the_password() {
     assert!(child.wait().expect("its end").success());
     server = server.start();
     server.post(&key, &chat("x")).is_completion();
-    let mut told = server.told(&["usage"]) + &server.told(&["usage", "verify"]) + &server.told(&["check"]);
-    assert!(told.contains("1 request, 0 errors") && told.contains("1 row, nothing wrong"), "{told}");
-    assert!(told.contains("postgresql://adriaticum@127.0.0.1:") && told.contains("writable"), "{told}");
-    let id = told_id(&server.told(&["keys", "list", "--json"]));
-    server.told(&["keys", "revoke", &id]);
+    let mut printed = server.stdout_of(&["usage"])
+        + &server.stdout_of(&["usage", "verify"])
+        + &server.stdout_of(&["check"]);
+    assert!(printed.contains("1 request, 0 errors") && printed.contains("1 row, nothing wrong"), "{printed}");
+    assert!(
+        printed.contains("postgresql://adriaticum@127.0.0.1:") && printed.contains("writable"),
+        "{printed}"
+    );
+    let id = printed_id(&server.stdout_of(&["keys", "list", "--json"]));
+    server.stdout_of(&["keys", "revoke", &id]);
     server.post(&key, &chat("x")).is_error(401, "invalid_api_key");
     let backup = server.run(&["backup", "copy.db"]);
     let second = server.run(&["serve"]);
     assert_eq!((backup.status.code(), second.status.code()), (Some(1), Some(1)));
     for output in [backup, second] {
-        told += &String::from_utf8_lossy(&output.stderr);
+        printed += &String::from_utf8_lossy(&output.stderr);
     }
-    assert!(told.contains("pg_dump") && told.contains("another adriaticum serve has the name"), "{told}");
+    assert!(
+        printed.contains("pg_dump") && printed.contains("another adriaticum serve has the name"),
+        "{printed}"
+    );
     server.signal(Signal::TERM);
     assert!(server.wait().success());
-    assert!(!(told + &server.log()).contains("secret"), "the password is shown");
+    assert!(!(printed + &server.log()).contains("secret"), "the password is printed");
 }
 
-fn told_id(keys: &str) -> String {
+fn printed_id(keys: &str) -> String {
     let keys: serde_json::Value = serde_json::from_str(keys).expect("JSON");
     keys[0]["id"].as_str().expect("an id").to_owned()
 }
@@ -108,8 +116,8 @@ fn a_database_that_went_away_is_found_again() {
     assert_eq!(server.query(rows), [[Integer(3)]]);
     let log = server.log();
     let count = |line: &str| log.matches(line).count();
-    let told = [count("] the database can't be used: "), count("the database is back"), count("keys: ")];
-    assert_eq!(told, [1, 1, 0], "{log}");
+    let printed = [count("] the database can't be used: "), count("the database is back"), count("keys: ")];
+    assert_eq!(printed, [1, 1, 0], "{log}");
 }
 
 #[test]
@@ -117,8 +125,11 @@ fn a_database_that_is_not_there_is_named_without_its_password() {
     let server = Server::new(None).set("ADRIATICUM_DATABASE", "postgresql://user:secret@127.0.0.1:1/db");
     for command in [&["serve"][..], &["keys", "list"], &["check"]] {
         let output = server.run(command);
-        let told = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{told}");
-        assert!(told.contains("postgresql://user@127.0.0.1:1/db") && !told.contains("secret"), "{told}");
+        let printed = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{printed}");
+        assert!(
+            printed.contains("postgresql://user@127.0.0.1:1/db") && !printed.contains("secret"),
+            "{printed}"
+        );
     }
 }

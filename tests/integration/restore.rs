@@ -18,7 +18,7 @@ const SET_PASSWORD: &str = "echo a-good-password | exec \"$@\"";
 
 /// The secret of a new key, and its id.
 fn key(server: &Server, name: &str) -> (String, String) {
-    let secret = server.told(&["keys", "create", name]).trim().to_owned();
+    let secret = server.stdout_of(&["keys", "create", name]).trim().to_owned();
     let Text(id) = server.query("SELECT id FROM keys ORDER BY rowid DESC LIMIT 1").remove(0).remove(0) else {
         panic!("an id")
     };
@@ -63,11 +63,11 @@ fn a_drill_with_keys_created_renamed_and_revoked_since_the_backup() {
     let [stays, revoked, renamed, narrowed, limited] = &keys;
     keys.iter().for_each(|(secret, _)| _ = server.post(secret, &chat("x")).is_completion());
     server.query("INSERT INTO console_tokens VALUES (x'01', 'session', 9999999999) RETURNING 1");
-    server.told(&["backup", "copy.db"]);
+    server.stdout_of(&["backup", "copy.db"]);
     let backup = fs::read(server.folder.path("copy.db")).expect("the backup");
-    server.told(&["keys", "revoke", &revoked.1]);
-    server.told(&["keys", "rename", &renamed.1, "another"]);
-    server.told(&[
+    server.stdout_of(&["keys", "revoke", &revoked.1]);
+    server.stdout_of(&["keys", "rename", &renamed.1, "another"]);
+    server.stdout_of(&[
         "keys",
         "set",
         &narrowed.1,
@@ -90,7 +90,7 @@ fn a_drill_with_keys_created_renamed_and_revoked_since_the_backup() {
     stop(&mut server);
     let since = server.query("SELECT revoked FROM keys WHERE revoked IS NOT NULL");
 
-    let message = server.told(&["restore", "copy.db"]);
+    let message = server.stdout_of(&["restore", "copy.db"]);
     for part in [
         "copy.db: 5 rows, the newest of ",
         "The former database: 6 rows, the newest of ",
@@ -110,11 +110,11 @@ fn a_drill_with_keys_created_renamed_and_revoked_since_the_backup() {
     assert_eq!(server.query("SELECT hash FROM console_password"), password);
     assert!(server.query("SELECT 1 FROM console_tokens").is_empty());
     assert_eq!(server.query("SELECT revoked FROM keys WHERE revoked IS NOT NULL"), since, "since when");
-    let audit = server.told(&["audit"]);
+    let audit = server.stdout_of(&["audit"]);
     // Rows of one millisecond have no order, so it need not be the last.
     let restored: Vec<&str> = audit.lines().filter(|line| line.contains("database restored")).collect();
     assert!(matches!(restored[..], [line] if line.contains("a backup with 5 rows")), "{audit}");
-    assert!(server.told(&["usage", "verify"]).starts_with("5 rows, nothing wrong"));
+    assert!(server.stdout_of(&["usage", "verify"]).starts_with("5 rows, nothing wrong"));
 
     let mut server = server.start();
     for (secret, _) in [stays, renamed, narrowed, limited] {
@@ -124,10 +124,10 @@ fn a_drill_with_keys_created_renamed_and_revoked_since_the_backup() {
         server.post(secret, &chat("x")).is_error(401, "invalid_api_key");
     }
     stop(&mut server);
-    assert!(server.told(&["usage", "verify"]).starts_with("9 rows, nothing wrong"));
+    assert!(server.stdout_of(&["usage", "verify"]).starts_with("9 rows, nothing wrong"));
 
     // Back again.
-    let back = server.told(&["restore", &way_back(&message)]);
+    let back = server.stdout_of(&["restore", &way_back(&message)]);
     assert!(
         back.contains(&format!("Only in the backup:\n  {} (created): it works again", created.1)),
         "{back}"
@@ -136,7 +136,7 @@ fn a_drill_with_keys_created_renamed_and_revoked_since_the_backup() {
     let server = server.start();
     server.post(&created.0, &chat("x")).is_completion();
     server.post(&revoked.0, &chat("x")).is_error(401, "invalid_api_key");
-    assert!(server.told(&["usage", "verify"]).starts_with("7 rows, nothing wrong"));
+    assert!(server.stdout_of(&["usage", "verify"]).starts_with("7 rows, nothing wrong"));
 }
 
 #[test]
@@ -153,15 +153,15 @@ fn a_backup_of_an_older_schema_is_upgraded_and_its_file_is_not() {
     };
     // A session that was signed out since the backup; no password is set, which would end it too.
     server.query("INSERT INTO console_tokens VALUES (x'01', 'session', 9999999999) RETURNING 1");
-    server.told(&["backup", "old.db"]);
+    server.stdout_of(&["backup", "old.db"]);
     server.query("DELETE FROM console_tokens RETURNING 1");
     let old = server.folder.path("old.db");
     make_8(&old);
     let bytes = fs::read(&old).expect("the backup");
-    server.told(&["keys", "revoke", &id]);
+    server.stdout_of(&["keys", "revoke", &id]);
     // The present database may be of either version.
     for _ in 0..2 {
-        let message = server.told(&["restore", "old.db"]);
+        let message = server.stdout_of(&["restore", "old.db"]);
         assert!(
             message.contains("Its version 8 was upgraded in the copy; old.db is as it was."),
             "{message}"
@@ -170,7 +170,7 @@ fn a_backup_of_an_older_schema_is_upgraded_and_its_file_is_not() {
         assert_eq!(fs::read(&old).expect("the backup"), bytes);
         assert_eq!(server.query("PRAGMA user_version"), [[Integer(9)]]);
         assert!(server.query("SELECT 1 FROM console_tokens").is_empty(), "the session would be valid again");
-        assert!(server.told(&["usage", "verify"]).starts_with("3 rows, nothing wrong"));
+        assert!(server.stdout_of(&["usage", "verify"]).starts_with("3 rows, nothing wrong"));
         make_8(&server.folder.path("adriaticum.db"));
     }
     let server = server.start();
@@ -183,15 +183,15 @@ fn a_present_database_that_is_damaged_or_missing_is_replaced() {
     let server = Server::new(None).sqlite();
     let (_, id) = key(&server, "first");
     set_password(&server);
-    server.told(&["backup", "copy.db"]);
+    server.stdout_of(&["backup", "copy.db"]);
     let database = server.folder.path("adriaticum.db");
     fs::remove_file(&database).expect("it should go");
-    let message = server.told(&["restore", "copy.db"]);
+    let message = server.stdout_of(&["restore", "copy.db"]);
     for part in ["There was no database before.", "look through adriaticum keys list", "is restored"] {
         assert!(message.contains(part), "{message}");
     }
     assert!(!message.contains("kept as"), "{message}");
-    assert!(server.told(&["keys", "list"]).contains(&id));
+    assert!(server.stdout_of(&["keys", "list"]).contains(&id));
     // No database at all, with a WAL that belongs to it, and an empty file beside one.
     let garbage = "garbage ".repeat(2000);
     for content in [garbage.as_str(), ""] {
@@ -203,7 +203,7 @@ fn a_present_database_that_is_damaged_or_missing_is_replaced() {
         if is_root {
             chown(&database, Some(12_345), Some(54_321)).expect("root may");
         }
-        let message = server.told(&["restore", "copy.db"]);
+        let message = server.stdout_of(&["restore", "copy.db"]);
         for part in [
             "The rows of the former database can't be read: it",
             "The keys of",
@@ -220,7 +220,7 @@ fn a_present_database_that_is_damaged_or_missing_is_replaced() {
         let file = database.metadata().expect("the database");
         assert_eq!(file.mode() & 0o777, 0o600);
         assert!(!is_root || (file.uid(), file.gid()) == (12_345, 54_321), "the service's user can open it");
-        assert!(server.told(&["keys", "list"]).contains(&id));
+        assert!(server.stdout_of(&["keys", "list"]).contains(&id));
     }
 }
 
@@ -228,8 +228,8 @@ fn a_present_database_that_is_damaged_or_missing_is_replaced() {
 fn what_can_be_read_of_a_damaged_database_is_compared() {
     let server = Server::new(None).sqlite();
     let (_, id) = key(&server, "first");
-    server.told(&["backup", "copy.db"]);
-    server.told(&["keys", "revoke", &id]);
+    server.stdout_of(&["backup", "copy.db"]);
+    server.stdout_of(&["keys", "revoke", &id]);
     let Integer(page) = server.query("SELECT rootpage FROM sqlite_schema WHERE name = 'audit'")[0][0] else {
         panic!("a page")
     };
@@ -237,7 +237,7 @@ fn what_can_be_read_of_a_damaged_database_is_compared() {
     let mut bytes = fs::read(&database).expect("the database");
     bytes[(page as usize - 1) * 4096..page as usize * 4096].fill(0xff);
     fs::write(&database, &bytes).expect("the database");
-    let message = server.told(&["restore", "copy.db"]);
+    let message = server.stdout_of(&["restore", "copy.db"]);
     for part in ["these stay revoked:\n", "It is damaged. What can be read of it: sqlite3 "] {
         assert!(message.contains(part), "{message}");
     }
@@ -253,7 +253,7 @@ fn what_can_not_be_restored_changes_nothing() {
     let (secret, _) = key(&server, "first");
     (0..3).for_each(|_| _ = server.post(&secret, &chat("x")).is_completion());
     stop(&mut server);
-    server.told(&["backup", "copy.db"]);
+    server.stdout_of(&["backup", "copy.db"]);
     let (copy, database) = (server.folder.path("copy.db"), server.folder.path("adriaticum.db"));
     let (good, present) = (fs::read(&copy).expect("the backup"), fs::read(&database).expect("the database"));
     let after = |statement: &str, word: &str| {
@@ -291,7 +291,7 @@ fn what_can_not_be_restored_changes_nothing() {
     other.execute_batch("PRAGMA journal_mode = WAL; BEGIN; SELECT * FROM keys").expect("a read");
     refused(&server, "copy.db", "locked by another process");
     drop(other);
-    server.told(&["restore", "copy.db"]);
+    server.stdout_of(&["restore", "copy.db"]);
     let shared = server.set("ADRIATICUM_DATABASE", "postgresql://a@127.0.0.1:1/a");
     refused(&shared, "copy.db", "pg_restore");
 }
@@ -303,11 +303,11 @@ fn a_restore_that_is_killed_leaves_one_of_the_two() {
     let mut server = Server::new(Some(&runtime)).sqlite().start();
     let (secret, id) = key(&server, "first");
     server.post(&secret, &chat("x")).is_completion();
-    server.told(&["backup", "copy.db"]);
+    server.stdout_of(&["backup", "copy.db"]);
     server.post(&secret, &chat("x")).is_completion();
-    server.told(&["keys", "revoke", &id]);
+    server.stdout_of(&["keys", "revoke", &id]);
     stop(&mut server);
-    server.told(&["backup", "later.db"]);
+    server.stdout_of(&["backup", "later.db"]);
     let (mut pause, end) = (Duration::ZERO, Instant::now() + PATIENCE);
     loop {
         let mut command = server.command(&["restore", "copy.db"]);
@@ -316,17 +316,20 @@ fn a_restore_that_is_killed_leaves_one_of_the_two() {
         let ended = child.try_wait().expect("its state");
         let _ = child.kill();
         let status = child.wait().expect("its end");
-        let found = server.told(&["usage", "verify"]);
+        let found = server.stdout_of(&["usage", "verify"]);
         let rows = found.split(' ').next();
         assert!(matches!(rows, Some("1" | "2")) && found.contains("nothing wrong"), "{found}");
-        assert!(server.told(&["keys", "list", "--json"]).contains("\"revoked\": 1"), "revoked in either");
+        assert!(
+            server.stdout_of(&["keys", "list", "--json"]).contains("\"revoked\": 1"),
+            "revoked in either"
+        );
         if ended.is_some() {
             assert!(status.success(), "{status}");
             assert_eq!(rows, Some("1"));
             break;
         }
         if rows == Some("1") {
-            server.told(&["restore", "later.db"]);
+            server.stdout_of(&["restore", "later.db"]);
         }
         assert!(Instant::now() < end, "it does not end");
         pause += Duration::from_millis(1).max(pause / 20);

@@ -99,7 +99,7 @@ fn a_prompt_too_long_is_the_clients_to_mend() {
 }
 
 #[test]
-fn what_the_runtime_writes_is_neither_told_nor_logged() {
+fn what_the_runtime_writes_is_neither_sent_nor_logged() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).set("ADRIATICUM_LOG_LEVEL", "trace").start();
     let key = server.key();
@@ -150,12 +150,12 @@ fn an_answer_that_is_only_the_beginning_of_one_is_502_at_once() {
     // The first stays open: to wait for more would be to wait for the timeout, which is longer than any test waits.
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
     let switching = format!("http://{}/v1", listener.local_addr().expect("it has an address"));
-    let (tell, open) = std::sync::mpsc::channel();
+    let (sender, open) = std::sync::mpsc::channel();
     thread::spawn(move || {
         let (mut stream, _) = listener.accept().expect("a connection");
         let _ = stream.read(&mut [0; 65536]);
         let _ = stream.write_all(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n");
-        let _ = tell.send(stream);
+        let _ = sender.send(stream);
     });
     let (breaking_off, _) = breaking("HTTP/1.1 102 Processing\r\n\r\n");
     for url in [switching, breaking_off] {
@@ -228,19 +228,22 @@ fn a_runtime_behind_https() {
     for _ in 0..3 {
         assert_eq!(trusting.post(&key, &chat("x")).is_completion(), "Zagreb.");
     }
-    assert!(trusting.told(&["check"]).contains("answers in"));
+    assert!(trusting.stdout_of(&["check"]).contains("answers in"));
     // Without the setting, the system's CAs are asked, which do not know this one.
     let doubting = server(None).start();
     doubting.post(&doubting.key(), &chat("x")).is_error(502, "inference_error");
     assert!(doubting.log().contains("not signed by a trusted CA"), "{}", doubting.log());
-    let told = doubting.run(&["check"]);
-    let told = String::from_utf8_lossy(&told.stdout);
-    assert!(told.contains("FAIL  runtime") && told.contains("runtime.ca"), "{told}");
+    let printed = doubting.run(&["check"]);
+    let printed = String::from_utf8_lossy(&printed.stdout);
+    assert!(printed.contains("FAIL  runtime") && printed.contains("runtime.ca"), "{printed}");
     // The wrong file stops the program, which names the setting.
     let output = server(Some(&behind.folder.path("key.pem"))).run(&["serve"]);
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{told}");
-    assert!(told.contains("ADRIATICUM_RUNTIME_CA") && told.contains("no certificate in it"), "{told}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{printed}");
+    assert!(
+        printed.contains("ADRIATICUM_RUNTIME_CA") && printed.contains("no certificate in it"),
+        "{printed}"
+    );
 }
 
 #[test]
@@ -270,10 +273,10 @@ fn the_least_busy_runtime_is_asked() {
 #[test]
 fn one_that_cannot_be_reached_is_passed_over() {
     let good = Runtime::start();
-    // A port that is taken by a socket on which nobody listens.
+    // A port that is taken by a socket that does not listen.
     let taken = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port should be free");
-    let nobody = format!("http://127.0.0.1:{}/v1", taken.local_addr().expect("it has an address").port());
-    let server = Server::new(None).set("ADRIATICUM_RUNTIME_URL", format!("{nobody},{}", good.url())).start();
+    let closed = format!("http://127.0.0.1:{}/v1", taken.local_addr().expect("it has an address").port());
+    let server = Server::new(None).set("ADRIATICUM_RUNTIME_URL", format!("{closed},{}", good.url())).start();
     let key = server.key();
     for _ in 0..3 {
         server.post(&key, &chat("x")).is_completion();

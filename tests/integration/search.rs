@@ -1,4 +1,4 @@
-//! Grounding: a scripted Search with every failure that real ones have shown, the embedded index, and what the
+//! Grounding: a scripted Search with every failure seen in real ones, the embedded index, and what the
 //! model, the client and the ledger get of each.
 
 use std::fs;
@@ -105,9 +105,9 @@ fn what_search_finds_is_given_to_the_model() {
     assert!(server.log().contains("search=always search_results=2 search_ms="), "{}", server.log());
     assert!(!server.log().contains("Velna"), "what a person wrote is not logged");
     let id = reply.json()["id"].as_str().expect("an id").to_owned();
-    let shown = server.told(&["usage", "show", &id]);
-    assert!(shown.contains("asked (always), 2 found"), "{shown}");
-    assert!(server.told(&["usage", "verify"]).contains("nothing wrong"));
+    let record = server.stdout_of(&["usage", "show", &id]);
+    assert!(record.contains("asked (always), 2 found"), "{record}");
+    assert!(server.stdout_of(&["usage", "verify"]).contains("nothing wrong"));
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn which_error_wins() {
 }
 
 #[test]
-fn nothing_found_is_told_to_the_model() {
+fn the_model_learns_that_nothing_was_found() {
     let (runtime, search) = (Runtime::start(), Runtime::start());
     let server = grounded(&runtime, &search, "always").start();
     search.next(results(&[]));
@@ -364,7 +364,7 @@ fn figures_are_the_sums_of_what_was_measured() {
         [number(503), text("model"), Cell::Null, number(1), number(0), number(11), number(3), number(14)],
         "what the decision cost is in the ledger though there is no answer"
     );
-    let sums: Value = serde_json::from_str(&server.told(&["usage", "--json"])).expect("JSON");
+    let sums: Value = serde_json::from_str(&server.stdout_of(&["usage", "--json"])).expect("JSON");
     assert_eq!(sums["total_tokens"], 28 + 14 + 14, "{sums}");
 }
 
@@ -462,7 +462,7 @@ fn the_index_from_its_first_document_to_its_last() {
     let key = server.key();
     is_search_unavailable(&server.post(&key, &chat(QUESTION)));
     assert!(server.log().contains("Create it: adriaticum search add PATH"), "{}", server.log());
-    assert!(server.told(&["search", "list"]).is_empty());
+    assert!(server.stdout_of(&["search", "list"]).is_empty());
     assert_eq!(server.run(&["search", "query", "x"]).status.code(), Some(1));
 
     let page = b"<html><head><title>Lights</title><script>x</script></head><body><h2>Velna lighthouse</h2>
@@ -484,15 +484,15 @@ fn the_index_from_its_first_document_to_its_last() {
     );
     symlink("/etc/passwd", server.folder.path("docs/link.txt")).expect("a link");
     let output = server.run(&["search", "add", &folder]);
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        output.status.success() && told.contains("3 added, 0 replaced, 0 unchanged, 3 skipped, 2 hidden"),
-        "{told}"
+        output.status.success() && printed.contains("3 added, 0 replaced, 0 unchanged, 3 skipped, 2 hidden"),
+        "{printed}"
     );
     let index = server.folder.path("adriaticum-search.db").display().to_string();
-    assert!(told.contains(&format!("Index: {index}")), "{told}");
+    assert!(printed.contains(&format!("Index: {index}")), "{printed}");
     for reason in ["it is not text", "it is empty", "it is a symbolic link"] {
-        assert!(told.contains(reason), "{reason}: {told}");
+        assert!(printed.contains(reason), "{reason}: {printed}");
     }
 
     server.post(&key, &chat(QUESTION)).is_completion();
@@ -501,12 +501,12 @@ fn the_index_from_its_first_document_to_its_last() {
         prompt.contains("Title: Lights: Velna lighthouse (docs/lights.html)\n> It is 47 metres high."),
         "{prompt}"
     );
-    assert!(!prompt.contains(&folder), "nobody is told where it is on this host: {prompt}");
+    assert!(!prompt.contains(&folder), "the path on this host is not sent: {prompt}");
     assert_eq!(row(&server)[..2], [number(200), text("always")]);
-    let found = server.told(&["search", "query", "ferries to \"Orsk\" AND (NOT x*"]);
+    let found = server.stdout_of(&["search", "query", "ferries to \"Orsk\" AND (NOT x*"]);
     assert!(found.starts_with("[1] Harbour: Ferry (docs/deep/harbour.md)\nThe ferry to Orsk"), "{found}");
     assert!(
-        server.told(&["search", "query", "grosse", "insel"]).contains("12 Quadrat"),
+        server.stdout_of(&["search", "query", "grosse", "insel"]).contains("12 Quadrat"),
         "marks do not matter"
     );
 
@@ -514,38 +514,41 @@ fn the_index_from_its_first_document_to_its_last() {
         .expect("a file");
     fs::remove_file(server.folder.path("docs/deep/harbour.md")).expect("the file");
     let output = server.run(&["search", "add", &folder]);
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(told.contains("0 added, 1 replaced, 1 unchanged") && told.contains("no longer exists"), "{told}");
-    let list: Value = serde_json::from_str(&server.told(&["search", "list", "--json"])).expect("JSON");
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        printed.contains("0 added, 1 replaced, 1 unchanged") && printed.contains("no longer exists"),
+        "{printed}"
+    );
+    let list: Value = serde_json::from_str(&server.stdout_of(&["search", "list", "--json"])).expect("JSON");
     let of = |name: &str| {
         list.as_array().expect("a list").iter().find(|one| one["title"] == name).expect(name)["id"]
             .to_string()
     };
     assert_eq!(list.as_array().map(Vec::len), Some(3), "{list}");
-    assert!(told.contains(&format!("search remove {}", of("Harbour"))), "{told}");
+    assert!(printed.contains(&format!("search remove {}", of("Harbour"))), "{printed}");
     server.post(&key, &chat("notes 48 metres")).is_completion();
     assert!(contents(&runtime, 1)[0].contains("48 metres high now"), "a change is seen while it serves");
 
-    let nothing = server.told(&["search", "query", "--json", "Xyzzy"]);
+    let nothing = server.stdout_of(&["search", "query", "--json", "Xyzzy"]);
     assert_eq!(nothing, "[]\n");
     let found: Value =
-        serde_json::from_str(&server.told(&["search", "query", "Velna", "lighthouse", "--json"]))
+        serde_json::from_str(&server.stdout_of(&["search", "query", "Velna", "lighthouse", "--json"]))
             .expect("JSON");
     assert_eq!(found[0]["source"], "docs/lights.html", "{found}");
     assert!(found[0]["title"].is_string() && found[0]["text"].is_string(), "{found}");
 
     let gone = format!("{folder}/deep/harbour.md");
-    assert_eq!(server.told(&["search", "remove", &of("Harbour")]), format!("removed: {gone}\n"));
+    assert_eq!(server.stdout_of(&["search", "remove", &of("Harbour")]), format!("removed: {gone}\n"));
     let output = server.run(&["search", "remove", &gone]);
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{told}");
-    assert!(told.contains(&index) && told.contains("adriaticum search list"), "{told}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{printed}");
+    assert!(printed.contains(&index) && printed.contains("adriaticum search list"), "{printed}");
     let output = server.run(&["search", "remove", "docs/lights.html"]);
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && told.contains(&format!("Index: {index}")), "{told}");
-    let left = server.told(&["search", "list"]);
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && printed.contains(&format!("Index: {index}")), "{printed}");
+    let left = server.stdout_of(&["search", "list"]);
     assert!(left.contains("notes") && !left.contains("Lights"), "{left}");
-    assert_eq!(server.told(&["search", "remove", &folder]), format!("removed: {folder}/notes.txt\n"));
+    assert_eq!(server.stdout_of(&["search", "remove", &folder]), format!("removed: {folder}/notes.txt\n"));
     assert_eq!(server.run(&["search", "remove", &of("notes")]).status.code(), Some(1));
     server.post(&key, &chat(QUESTION)).is_completion();
     assert!(contents(&runtime, 2)[0].contains("found nothing"), "an empty index is no missing one");
@@ -561,7 +564,7 @@ fn a_completion_is_grounded_only_if_the_documents_are_about_the_question() {
     let runtime = Runtime::start();
     let server = indexed(&runtime).start();
     let key = server.key();
-    server.told(&["search", "add", &tests.join("documents").display().to_string()]);
+    server.stdout_of(&["search", "add", &tests.join("documents").display().to_string()]);
     let of = |group: &str| questions[group].as_object().expect("questions with facts").clone();
     for (question, facts) in of("answered").into_iter().chain(of("answered_by_handbook")) {
         server.post(&key, &chat(&question)).is_completion();
@@ -596,8 +599,8 @@ fn root_s_index_belongs_to_the_service_and_check_tests_as_its_user() {
     }
     let owner = fs::metadata(&folder).expect("a folder").uid();
     server.key();
-    server.told(&["search", "add", &docs]);
-    server.told(&["search", "query", "Adriatic"]);
+    server.stdout_of(&["search", "add", &docs]);
+    server.stdout_of(&["search", "query", "Adriatic"]);
     for entry in fs::read_dir(&folder).expect("a folder") {
         let entry = entry.expect("a file");
         let is_of_index = entry.file_name().to_string_lossy().starts_with("adriaticum-search.db");
@@ -605,9 +608,9 @@ fn root_s_index_belongs_to_the_service_and_check_tests_as_its_user() {
         assert!(!is_of_index || uid == owner, "{entry:?} belongs to {uid}");
     }
     let output = server.run(&["check", "--json"]);
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{told}");
-    assert_eq!(told.contains("Checking as user 12345"), is_root, "{told}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}");
+    assert_eq!(printed.contains("Checking as user 12345"), is_root, "{printed}");
     serde_json::from_slice::<Value>(&output.stdout).expect("JSON");
     if is_root {
         for ending in ["", "-wal", "-shm"] {
@@ -615,9 +618,9 @@ fn root_s_index_belongs_to_the_service_and_check_tests_as_its_user() {
             let _ = chown(path, Some(0), Some(0));
         }
         let output = server.run(&["check"]);
-        let told = String::from_utf8_lossy(&output.stdout);
-        assert_eq!(output.status.code(), Some(1), "{told}");
-        assert!(told.contains("FAIL  search") && told.contains("ok    database"), "{told}");
+        let printed = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(1), "{printed}");
+        assert!(printed.contains("FAIL  search") && printed.contains("ok    database"), "{printed}");
     }
 }
 
@@ -632,7 +635,7 @@ fn root_writes_nothing_through_a_link_that_replaces_the_index() {
     let (index, other, target) = (service.join("a-search.db"), service.join("x"), elsewhere.join("target"));
     fs::write(&target, "").expect("a file");
     symlink(&target, &index).expect("a link");
-    server.told(&["search", "add", &docs]);
+    server.stdout_of(&["search", "add", &docs]);
     assert!(fs::metadata(&target).expect("a file").len() > 0, "the operator's own link is followed");
     if chown(&service, Some(12_345), Some(54_321)).is_err() {
         return; // not root
@@ -664,7 +667,7 @@ fn a_damaged_or_missing_index_is_unavailable_until_it_is_back() {
     let server = indexed(&runtime).start();
     let key = server.key();
     let folder = folder_of(&server, &[("a.md", b"# Velna lighthouse\n\nIt is 47 metres high.")]);
-    server.told(&["search", "add", &folder]);
+    server.stdout_of(&["search", "add", &folder]);
     server.post(&key, &chat(QUESTION)).is_completion();
     let index = server.folder.path("adriaticum-search.db");
     let good = fs::read(&index).expect("the index beside the database");
@@ -690,7 +693,7 @@ fn a_damaged_or_missing_index_is_unavailable_until_it_is_back() {
 }
 
 #[test]
-fn what_can_not_be_added_is_told() {
+fn what_can_not_be_added_is_reported() {
     let runtime = Runtime::start();
     let server = indexed(&runtime);
     let files: [(&str, &[u8]); 5] = [
@@ -702,18 +705,19 @@ fn what_can_not_be_added_is_told() {
     ];
     let folder = folder_of(&server, &files);
     let output = server.run(&["search", "add", "/nowhere/at/all", &format!("{folder}/a.bin"), &folder]);
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{told}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{printed}");
     assert!(
-        told.contains("/nowhere/at/all: No such file") && told.contains("a.bin: it is not text"),
-        "{told}"
+        printed.contains("/nowhere/at/all: No such file") && printed.contains("a.bin: it is not text"),
+        "{printed}"
     );
     for (name, program) in [("latin1.txt", "iconv"), ("manual.pdf", "pdftotext"), ("letter.docx", "pandoc")] {
-        let reported =
-            told.lines().any(|line| line.contains(&format!("{folder}/{name}: ")) && line.contains(program));
-        assert!(reported, "{name}: {told}");
+        let reported = printed
+            .lines()
+            .any(|line| line.contains(&format!("{folder}/{name}: ")) && line.contains(program));
+        assert!(reported, "{name}: {printed}");
     }
-    assert!(told.contains("1 added") && told.contains("2 paths could not be added"), "{told}");
+    assert!(printed.contains("1 added") && printed.contains("2 paths could not be added"), "{printed}");
     for wrong in [&["search"][..], &["search", "add"], &["search", "query"], &["search", "find", "x"]] {
         assert_eq!(server.run(wrong).status.code(), Some(2), "{wrong:?}");
     }
@@ -729,10 +733,10 @@ fn what_can_not_be_added_is_told() {
         };
         assert!(!unused(), "there is no index");
         let output = elsewhere.run(&["search", "add", &folder]);
-        let told = String::from_utf8_lossy(&output.stderr);
-        let names_both =
-            told.contains("search.url to \"index:\"") && told.contains("search.grounding to \"always\"");
-        assert_eq!((names_both, unused()), (!is_used, !is_used), "{url} {grounding}: {told}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        let names_both = printed.contains("search.url to \"index:\"")
+            && printed.contains("search.grounding to \"always\"");
+        assert_eq!((names_both, unused()), (!is_used, !is_used), "{url} {grounding}: {printed}");
     }
 }
 
@@ -742,28 +746,31 @@ fn check_asks_search() {
     let server = grounded(&runtime, &search, "always").set("ADRIATICUM_API_HOSTS", "localhost");
     server.key();
     search.next(results(&["a"]));
-    let told = server.told(&["check"]);
-    assert!(told.contains("1 found for the trial query"), "{told}");
+    let printed = server.stdout_of(&["check"]);
+    assert!(printed.contains("1 found for the trial query"), "{printed}");
     search.next(results(&[]));
-    let told = server.told(&["check"]);
-    assert!(told.contains("nothing found for the trial query \"Adriatic Sea\", and no error"), "{told}");
+    let printed = server.stdout_of(&["check"]);
+    assert!(
+        printed.contains("nothing found for the trial query \"Adriatic Sea\", and no error"),
+        "{printed}"
+    );
     let suspended = json!([["bing", "Suspended: CAPTCHA"], ["qwant", "timeout"]]);
     search.next(Script::Answer(200, json!({"results": [], "unresponsive_engines": suspended})));
     let output = server.run(&["check"]);
-    let told = String::from_utf8_lossy(&output.stdout);
-    assert!(told.contains("did not respond: bing (Suspended: CAPTCHA), qwant (timeout)"), "{told}");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(printed.contains("did not respond: bing (Suspended: CAPTCHA), qwant (timeout)"), "{printed}");
     search.next(Script::Text(403, "<html>".into()));
     let output = server.run(&["check"]);
-    let told = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(output.status.code(), Some(1), "{told}");
-    assert!(told.contains("FAIL  search") && told.contains("formats: [html, json]"), "{told}");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{printed}");
+    assert!(printed.contains("FAIL  search") && printed.contains("formats: [html, json]"), "{printed}");
 }
 
 #[test]
 fn a_mode_without_search_ends_the_start() {
     let server = Server::new(None).set("ADRIATICUM_SEARCH_GROUNDING", "always");
     let output = server.run(&["serve"]);
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{told}");
-    assert!(told.contains("ADRIATICUM_SEARCH_GROUNDING") && told.contains("search.url"), "{told}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{printed}");
+    assert!(printed.contains("ADRIATICUM_SEARCH_GROUNDING") && printed.contains("search.url"), "{printed}");
 }

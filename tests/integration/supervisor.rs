@@ -39,18 +39,18 @@ impl Manager {
 
     #[track_caller]
     fn hears(&self) -> String {
-        let mut told = [0; 4096];
-        let length = self.0.recv(&mut told).expect("something should be told");
-        String::from_utf8(told[..length].to_vec()).expect("it should be text")
+        let mut received = [0; 4096];
+        let length = self.0.recv(&mut received).expect("something should be received");
+        String::from_utf8(received[..length].to_vec()).expect("it should be text")
     }
 
     /// Waits for this message, and ignores others before it.
     #[track_caller]
     fn waits_for(&self, start: &str) -> String {
         loop {
-            let told = self.hears();
-            if told.starts_with(start) {
-                return told;
+            let received = self.hears();
+            if received.starts_with(start) {
+                return received;
             }
         }
     }
@@ -64,7 +64,7 @@ impl Manager {
 }
 
 #[test]
-fn the_manager_is_told_of_the_start_the_reload_and_the_stop() {
+fn systemd_is_notified_of_the_start_the_reload_and_the_stop() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime));
     let config = server.folder.path("adriaticum.toml");
@@ -75,9 +75,9 @@ fn the_manager_is_told_of_the_start_the_reload_and_the_stop() {
         server.set("ADRIATICUM_CONFIG", config.display()).set("NOTIFY_SOCKET", path.display()).spawn(&[]);
     assert_eq!(manager.hears(), "READY=1");
     server.signal(Signal::HUP);
-    let told = manager.waits_for("RELOADING=1");
-    let time = told.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").expect("the time of the reload");
-    assert!(time.parse::<u64>().is_ok_and(|time| time > 0), "{told}");
+    let received = manager.waits_for("RELOADING=1");
+    let time = received.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").expect("the time of the reload");
+    assert!(time.parse::<u64>().is_ok_and(|time| time > 0), "{received}");
     assert_eq!(manager.hears(), "READY=1");
     assert!(!server.log().contains("INFO"), "{}", server.log());
 
@@ -117,8 +117,8 @@ fn an_abstract_socket_and_the_status() {
     let server = Server::new(Some(&runtime)).set("NOTIFY_SOCKET", format!("@{name}")).start();
     assert_eq!(manager.hears(), "READY=1");
     server.post(&server.key(), &chat("x")).is_completion();
-    let told = manager.waits_for("STATUS=");
-    assert!(told.contains("=1 request served, 0 of 16 workers busy, 0 of 64 places"), "{told}");
+    let received = manager.waits_for("STATUS=");
+    assert!(received.contains("=1 request served, 0 of 16 workers busy, 0 of 64 places"), "{received}");
 }
 
 #[test]
@@ -167,9 +167,9 @@ fn the_watchdog_of_another_process_is_not_fed() {
     server.signal(Signal::TERM);
     assert!(server.wait().success());
     while manager.0.set_nonblocking(true).is_ok() {
-        let mut told = [0; 4096];
-        match manager.0.recv(&mut told) {
-            Ok(length) => assert!(!told[..length].starts_with(b"WATCHDOG"), "it was meant for another"),
+        let mut received = [0; 4096];
+        match manager.0.recv(&mut received) {
+            Ok(length) => assert!(!received[..length].starts_with(b"WATCHDOG"), "it was meant for another"),
             Err(_) => break,
         }
     }

@@ -291,14 +291,14 @@ impl Server {
 
     /// Runs a command that has to succeed, and gives what it prints.
     #[track_caller]
-    pub fn told(&self, arguments: &[&str]) -> String {
+    pub fn stdout_of(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).expect("what is printed should be text")
     }
 
     pub fn key(&self) -> String {
-        self.told(&["keys", "create", "test"]).trim().to_owned()
+        self.stdout_of(&["keys", "create", "test"]).trim().to_owned()
     }
 
     #[track_caller]
@@ -638,7 +638,7 @@ pub fn exists(path: &Path) -> bool {
 }
 
 /// The place of the head that `usage verify` prints. In a shared database the gateway's name comes before it.
-pub fn head_seq(told: &str) -> &str {
-    let head = told.split_once("The head is ").expect("a head").1;
+pub fn head_seq(printed: &str) -> &str {
+    let head = printed.split_once("The head is ").expect("a head").1;
     head.split_whitespace().next().and_then(|head| head.rsplit(':').nth(1)).expect("a place and a hash")
 }

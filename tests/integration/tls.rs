@@ -113,7 +113,7 @@ fn both_versions_kept_connections_pipelining_and_close_notify() {
         client.send(raw_request(&key, "Connection: close\r\n", &chat("x").to_string()));
         client.reply().is_completion();
         // Without a close_notify at the end, the next read would be an error.
-        assert!(client.ends(), "the end is told");
+        assert!(client.ends(), "the end is received");
         let mut again = shake_hands(&server.address, &config).expect("a handshake");
         assert_eq!(again.stream.conn.handshake_kind(), Some(rustls::HandshakeKind::Resumed));
         again.send(request(&key, &chat("x")));
@@ -200,8 +200,8 @@ fn a_reload_shows_another_certificate_and_drops_no_connection() {
 
     fs::write(folder.join("key.pem"), "nonsense").expect("a file");
     server.signal(Signal::HUP);
-    until("it is told", || server.log().contains("not reloaded: tls.key = "));
-    connect(&server, &old).send("the old one is still shown");
+    until("it is received", || server.log().contains("not reloaded: tls.key = "));
+    connect(&server, &old).send("the old one is still in use");
 
     let mut params = rcgen::CertificateParams::new(["api.test".to_owned()]).expect("a name");
     params.not_after = rcgen::date_time_ymd(2020, 1, 1);
@@ -210,13 +210,13 @@ fn a_reload_shows_another_certificate_and_drops_no_connection() {
     fs::write(folder.join("cert.pem"), expired.pem()).expect("a file");
     fs::write(folder.join("key.pem"), expired_key.serialize_pem()).expect("a file");
     server.signal(Signal::HUP);
-    until("it is told", || server.log().contains("the certificate expired at 2020-01-01"));
-    connect(&server, &old).send("the old one is still shown");
+    until("it is received", || server.log().contains("the certificate expired at 2020-01-01"));
+    connect(&server, &old).send("the old one is still in use");
 
     make_pipe(&folder.join("key.pem"));
     server.signal(Signal::HUP);
-    until("it is told", || server.log().contains("it is not a regular file"));
-    connect(&server, &old).send("the old one is still shown");
+    until("it is received", || server.log().contains("it is not a regular file"));
+    connect(&server, &old).send("the old one is still in use");
     fs::remove_file(folder.join("key.pem")).expect("it should go");
 
     let new = certify(&folder);
@@ -232,12 +232,12 @@ fn a_reload_shows_another_certificate_and_drops_no_connection() {
 }
 
 #[test]
-fn a_certificate_that_cannot_be_used_is_told_at_once() {
+fn a_certificate_that_cannot_be_used_is_reported_at_once() {
     let runtime = Runtime::start();
     let (server, _) = secured(&runtime);
     let folder = server.folder.path("");
     let other = rcgen::generate_simple_self_signed(["other.test".to_owned()]).expect("a certificate");
-    for (file, text, told) in [
+    for (file, text, received) in [
         ("key.pem", other.signing_key.serialize_pem(), "tls.key = "),
         ("key.pem", "nonsense".into(), "tls.key = "),
         ("cert.pem", other.signing_key.serialize_pem(), "tls.cert = "),
@@ -249,7 +249,7 @@ fn a_certificate_that_cannot_be_used_is_told_at_once() {
             assert_eq!(output.status.code(), Some(if command == "serve" { 2 } else { 1 }));
             let all = [output.stdout, output.stderr].concat();
             let all = String::from_utf8(all).expect("text");
-            assert!(all.contains(told) && !all.contains("BEGIN"), "{command}: {all}");
+            assert!(all.contains(received) && !all.contains("BEGIN"), "{command}: {all}");
         }
     }
 }
@@ -260,7 +260,7 @@ fn a_pipe_is_not_a_certificate_a_key_or_a_password() {
     let (mut server, _) = secured(&Runtime::start());
     let pipe = server.folder.path("pipe").display().to_string();
     make_pipe(Path::new(&pipe));
-    for (variable, told) in [
+    for (variable, received) in [
         ("ADRIATICUM_TLS_CERT", "tls.cert = "),
         ("ADRIATICUM_TLS_KEY", "tls.key = "),
         ("ADRIATICUM_RUNTIME_CA", "ADRIATICUM_RUNTIME_CA="),
@@ -271,7 +271,7 @@ fn a_pipe_is_not_a_certificate_a_key_or_a_password() {
         server = server.set(variable, &pipe).spawn(&[]);
         assert_eq!(server.wait().code(), Some(2), "{}", server.log());
         let log = server.log();
-        assert!(log.contains(told) && log.contains("it is not a regular file"), "{log}");
+        assert!(log.contains(received) && log.contains("it is not a regular file"), "{log}");
         server.environment = before;
     }
 }
@@ -334,10 +334,10 @@ fn silence_slowness_and_garbage_cost_no_worker() {
         stream.set_read_timeout(Some(PATIENCE)).expect("a time-out can be set");
         let _ = stream.write_all(&garbage);
         let _ = stream.shutdown(std::net::Shutdown::Write);
-        let mut told = Vec::new();
+        let mut received = Vec::new();
         // It closes, with or without an alert; what it did not read may make that a reset.
-        let _ = stream.read_to_end(&mut told);
-        assert!(!told.starts_with(b"HTTP"), "nothing is said in the clear");
+        let _ = stream.read_to_end(&mut received);
+        assert!(!received.starts_with(b"HTTP"), "nothing is said in the clear");
         client.send(request(&key, &chat("x")));
         client.reply().is_completion();
     }
@@ -382,7 +382,7 @@ fn a_stop_answers_what_is_under_way() {
     let mut half_shaken = TcpStream::connect(&server.address).expect("a connection");
     half_shaken.write_all(&[22, 3, 1]).expect("it is taken");
     server.signal(Signal::TERM);
-    assert!(idle.ends(), "an idle connection ends, and is told so");
+    assert!(idle.ends(), "an idle connection ends, and is received so");
     gate.store(true, Ordering::Release);
     let reply = under_way.reply();
     assert_eq!(reply.is_completion(), "under way");

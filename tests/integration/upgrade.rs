@@ -76,7 +76,7 @@ fn check_refusals(server: &Server) {
 /// That the chains verify, and that all sums equal the rows.
 fn check_ledger(server: &Server, rows: i64) {
     until("no row is open", || server.query("SELECT 1 FROM usage WHERE seq IS NULL").is_empty());
-    let message = server.told(&["usage", "verify"]);
+    let message = server.stdout_of(&["usage", "verify"]);
     assert!(message.contains(&format!("{rows} rows, nothing wrong")), "{message}");
     let expected = server.query("SELECT count(*), sum(total_tokens) FROM usage").remove(0);
     assert_eq!(expected[0], Integer(rows));
@@ -85,7 +85,7 @@ fn check_ledger(server: &Server, rows: i64) {
         assert_eq!(server.query(&kept)[0], expected, "{span}");
     }
     for command in commands(server) {
-        server.told(&command.iter().map(String::as_str).collect::<Vec<_>>());
+        server.stdout_of(&command.iter().map(String::as_str).collect::<Vec<_>>());
     }
 }
 
@@ -101,7 +101,7 @@ fn serve_upgrades_and_any_other_command_refuses() {
     let path = server.folder.path("adriaticum.db").display().to_string();
     refuses(&server, &["move", "--from", &path, "--to", "postgresql://nobody@127.0.0.1:1/none"]);
     let copy = server.folder.path("copy.db");
-    let message = server.told(&["backup", copy.to_str().expect("a path")]);
+    let message = server.stdout_of(&["backup", copy.to_str().expect("a path")]);
     assert!(message.contains("copy.db: 9 rows, "), "{message}");
     let version = |path| -> i64 {
         let database = Connection::open(path).expect("the database");

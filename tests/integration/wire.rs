@@ -18,11 +18,11 @@ fn pipelined_requests_are_answered_in_order() {
 }
 
 #[test]
-fn the_times_are_told() {
+fn the_timings_are_in_the_headers() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime)).start();
     let reply = server.post(&server.key(), &chat("x"));
-    let timing = reply.header("server-timing").expect("the times should be told");
+    let timing = reply.header("server-timing").expect("the times should be printed");
     let part = |name: &str| -> f64 {
         let part = timing.split(", ").find_map(|part| part.strip_prefix(name)?.strip_prefix(";dur="));
         part.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{name} in {timing}"))
@@ -161,7 +161,7 @@ fn an_answer_larger_than_the_sockets_buffers_comes_whole() {
     runtime.next(Script::Answer(200, completion(&long)));
     let mut slow = server.connect();
     slow.send(request(&key, &chat("x")));
-    // The one worker is free again although nobody has read its answer.
+    // The one worker is free again although its answer was not read.
     server.post(&key, &chat("y")).is_completion();
     assert_eq!(slow.reply().is_completion(), long);
     slow.send(request(&key, &chat("z")));

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn the_password_is_not_shown() {
+    fn the_password_is_not_printed() {
         let uri = DatabaseUri::parse("postgresql://u:hidden@a/").expect("a good URI");
         assert!(!format!("{uri} {uri:?}").contains("hidden"));
     }
