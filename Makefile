@@ -6,7 +6,8 @@ FUZZ_SECONDS ?= 120
 .DEFAULT_GOAL := help
 .PHONY: help build run test test-all lint postgres tls openapi attacks crashes full-disk search prometheus clients console model \
 	test-install test-cluster test-crash test-arm64 soak bench bench-years bench-model bench-memory bench-database bench-tools \
-	bench-docs bench-scale bench-console sizes install uninstall deb cross sbom static image fuzz mutants requirements clean FORCE
+	bench-docs bench-scale bench-console sizes install uninstall deb cross sbom static image fuzz mutants requirements clean \
+	downloads test-builds FORCE
 # On two cores, tests that run beside a build or another test would time out or measure each other.
 .NOTPARALLEL:
 
@@ -63,14 +64,17 @@ lint: need-lint .venv/ready ## Check format, lints, documentation and spelling
 	.venv/bin/codespell --ignore-words-list=iif,hel,als,firs --skip='*/requirements.txt,*/package-lock.json,*/node_modules,*.png' \
 		*.md Makefile bench docs packaging runtime src systemd tests
 
-postgres: need-postgres build ## Run the tests of the store and the ledger, and the conformance suite, on PostgreSQL
+postgres: need-postgres build ## Run the tests of the store and the ledger on PostgreSQL, and the conformance suite on it and over TLS
+	@# Both at once, on two cores.
+	$(CARGO) test --locked --features test-postgres --lib --test integration --no-run
 	$(CARGO) test --locked --features test-postgres --lib store::
 	$(CARGO) test --locked --features test-postgres --test integration -- \
 		ledger:: cli:: console:: metrics:: postgres:: moving:: gateways:: fairness:: budgets::
-	$(PYTHON) tests/conformance/run.py --postgres
+	@# No case needs both, so one run does for both.
+	$(PYTHON) tests/conformance/run.py --postgres --tls
 
-tls: need-tls build ## Run the conformance suite over TLS, sslscan, and slow handshakes
-	$(PYTHON) tests/conformance/run.py --tls
+tls: need-tls build ## Run over TLS: the conformance cases that need SQLite, sslscan, and slow handshakes
+	$(PYTHON) tests/conformance/run.py --sqlite-only --tls
 	$(PYTHON) tests/outside/tls.py
 
 openapi: need-openapi build .venv/ready ## Test the service against docs/openapi.yaml with Schemathesis
@@ -93,12 +97,10 @@ search: need-search build ## Test grounding with a real Search server, which fai
 prometheus: need-prometheus build ## Test the metrics, alerts and dashboard with a real Prometheus
 	$(PYTHON) tests/outside/metrics.py
 
-clients: need-clients build .venv-clients/ready ## Run six client libraries against the release binary
-	npm ci --prefix tests/clients --silent --no-audit --no-fund
+clients: need-clients build .venv-clients/ready tests/clients/node_modules/ready ## Run six client libraries against the release binary
 	.venv-clients/bin/python tests/clients/run.py
 
-console: need-console build ## Test the console in a real browser, with its accessibility
-	npm ci --prefix tests/browser --silent --no-audit --no-fund
+console: need-console build tests/browser/node_modules/ready ## Test the console in a real browser, with its accessibility
 	$(PYTHON) tests/browser/run.py
 
 model: need-model build ## Test the release binary with the real model of make run
@@ -113,6 +115,15 @@ test-install: need-test-install deb image ## Test the package in a booted Debian
 
 test-cluster: need-test-cluster build ## Kill and replace the servers of a PostgreSQL cluster while gateways use it (as root)
 	$(PYTHON) tests/cluster/run.py
+
+# What make test-all does first, so that a link, which uses one core, and a download, which uses none, run beside other builds.
+# The other environment, .venv, is made by lint, beside it.
+downloads: .venv-clients/ready tests/clients/node_modules/ready tests/browser/node_modules/ready
+	$(PYTHON) tests/outside/downloads.py
+
+test-builds:
+	$(CARGO) test --locked --no-run
+	$(CARGO) test --locked --features test-postgres --lib --test integration --no-run
 
 # Longer tests, and tests of other builds.
 
@@ -244,4 +255,8 @@ requirements: ## Pin the Python packages of the tests again, with hashes (needs 
 .venv/ready .venv-clients/ready:
 	$(PYTHON) -m venv --clear $(@D)
 	$(@D)/bin/pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r $<
+	@touch $@
+
+tests/%/node_modules/ready: tests/%/package-lock.json
+	npm ci --prefix tests/$* --silent --no-audit --no-fund
 	@touch $@

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Checks the release binary against the API specification and the documented choices, from outside.
 
-    python3 tests/conformance/run.py [--tls] [--postgres] [PART...]
+    python3 tests/conformance/run.py [--tls] [--postgres | --sqlite-only] [PART...]
 
 Runs the cases whose name contains one of the PARTs, by default all. A PART with a leading minus leaves cases out:
 run.py -- -search. With --tls every connection uses TLS. With --postgres the databases are on PostgreSQL, which the run
-starts, and the cases about files, triggers and locks of SQLite are left out. ADRIATICUM names another binary than
-target/release/adriaticum.
+starts, and the cases about files, triggers and locks of SQLite are left out; --sqlite-only runs those alone. ADRIATICUM
+names another binary than target/release/adriaticum.
 """
 
 import argparse
@@ -31,10 +31,12 @@ MODULES = ("completions", "refusals", "wire", "runtimes", "grounding", "causes",
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tls", action="store_true")
-    parser.add_argument("--postgres", action="store_true")
+    engine = parser.add_mutually_exclusive_group()
+    engine.add_argument("--postgres", action="store_true")
+    engine.add_argument("--sqlite-only", action="store_true")
     parser.add_argument("parts", nargs="*", metavar="PART")
     options = parser.parse_args()
-    parts = options.parts + [f"-{case}" for case in LEFT_OUT if options.postgres]
+    parts = LEFT_OUT if options.sqlite_only else options.parts + [f"-{case}" for case in LEFT_OUT if options.postgres]
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="adriaticum-conformance-"))
         if options.tls:

@@ -13,7 +13,7 @@ import pathlib
 import tempfile
 import types
 
-from real_model import ask, chat, ensure_completion, make_run, runtime
+from real_model import ask, chat, ensure_completion, prepare, runtime
 from service import ROOT, Service, ensure, free_port
 
 DOCUMENTS = ROOT / "tests/grounding/documents"
@@ -50,9 +50,7 @@ def grounded_without_facts(service):
 
 
 def main():
-    make_run.VAR.mkdir(exist_ok=True)
-    make_run.RUNTIME.mkdir(exist_ok=True)
-    make_run.prepare_runtime()
+    prepare()
     with tempfile.TemporaryDirectory(prefix="adriaticum-grounded-") as name:
         folder, port = pathlib.Path(name), free_port()
         address = types.SimpleNamespace(url=f"http://127.0.0.1:{port}/v1")

@@ -280,6 +280,7 @@ def tree():
     base, made = MACHINE / "base", MACHINE / "base.made"
     if not made.exists():
         print(f"install: making a Debian {RELEASE} in {base}", flush=True)
+        MACHINE.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(base, ignore_errors=True)
         include = "--include=systemd,systemd-sysv,dbus,init-system-helpers"
         log = MACHINE / "debootstrap.log"

@@ -41,6 +41,12 @@ PROMPTS = [
 ]
 
 
+def prepare():
+    """Downloads the runtime and the model, unless an earlier run has done so."""
+    make_run.RUNTIME.mkdir(parents=True, exist_ok=True)
+    make_run.prepare_runtime()
+
+
 def chat(content, **members):
     return {"model": "adriaticum", "messages": [{"role": "user", "content": content}]} | members
 
