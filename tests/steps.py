@@ -97,7 +97,7 @@ def run(step, is_alone):
     and, unless it passed, how it ended."""
     say(f"\n== {step} ({time.strftime('%H:%M:%S')})")
     began = time.monotonic()
-    with log_of(step).open("wb") as log:
+    with log_of(step).open("wb", buffering=0) as log:
         # A process group of its own, so that everything that the step started can be ended.
         process = subprocess.Popen(
             ["make", step], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -2,13 +2,13 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
-import { setTimeout } from "node:timers/promises";
+import { setTimeout as delay } from "node:timers/promises";
 import { chromium } from "playwright-core";
 
 const { only, password, ports, runtime, shots } = JSON.parse(process.argv[2]);
 const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const heaviest = 60 * 1024;
-// Of the two layouts, a desktop's and a phone's. The flows run at both.
+// The widths of the two layouts, a desktop's and a phone's. The flows run at both.
 const [desktop, phone] = [1280, 320];
 // Where every page has to fit.
 const allWidths = [320, 390, 600, 820, 1024, 1280];
@@ -30,7 +30,7 @@ const start = (ledger) => starts[ledger] ??= (async () => {
   const deadline = Date.now() + 300_000;
   while (!await fetch(`http://127.0.0.1:${ports[ledger]}/`).catch(() => null)) {
     assert.ok(Date.now() < deadline, `the service of the ledger "${ledger}" does not answer`);
-    await setTimeout(100);
+    await delay(100);
   }
 })();
 
