@@ -5,8 +5,9 @@ use serde::Serialize;
 use serde_json::Value;
 use strsim::osa_distance;
 
-/// The characters that are escaped in a query: all but the unreserved characters of RFC 3986.
-const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+/// The characters that are escaped in a query: all but the unreserved characters of RFC 3986 and the colon of times.
+const RESERVED: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b':');
 
 /// Escapes a value for a query.
 pub fn percent_encoded(text: &str) -> String {

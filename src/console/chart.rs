@@ -160,8 +160,9 @@ fn stacked(values: &[Option<f64>], below: &mut [f64], top: f64) -> String {
         };
         let (x, bottom) = (bar * PLACE + (PLACE - FILLED) / 2, below[bar]);
         below[bar] += value / top * HEIGHT;
-        let y = |height: f64| HEIGHT - height;
-        path += &format!("M{x} {:.2}V{:.2}h{FILLED}V{:.2}z", y(bottom), y(below[bar]), y(bottom));
+        // Hundredths, without zeros at the end: the chart of an hour may have 300 segments.
+        let y = |height: f64| ((HEIGHT - height) * 100.0).round() / 100.0;
+        path += &format!("M{x} {}V{}h{FILLED}V{}z", y(bottom), y(below[bar]), y(bottom));
     }
     path
 }

@@ -282,7 +282,7 @@ mod tests {
             "range=90d&outcome=failed&sort=requests",
             "range=month&key=key_1&gateway=host-1&outcome=ok&cause=status_500&least=1000&most=5000",
             "from=2026-01-01&to=2026-01-14&outcome=inference_error",
-            "from=2026-01-14T13%3A00&to=2026-01-15T00%3A30",
+            "from=2026-01-14T13:00&to=2026-01-15T00:30",
         ] {
             assert_eq!(view(query).query(), query);
         }
@@ -292,7 +292,7 @@ mod tests {
             ("least=-1&most=1e9", "range=24h"),
             ("from=2026-01-14&to=2026-01-01", "from=2026-01-01&to=2026-01-14"),
             ("from=2026-01-14", "from=2026-01-14&to=2026-01-14"),
-            ("from=2026-01-14T13:00", "from=2026-01-14T13%3A00&to=2026-01-14T13%3A01"),
+            ("from=2026-01-14T13:00", "from=2026-01-14T13:00&to=2026-01-14T13:01"),
             ("from=2026-01-14T00:00&to=2026-01-15T00:00", "from=2026-01-14&to=2026-01-14"),
             ("from=0001-01-01&to=9999-12-31", "range=24h"),
             ("from=1960-01-01&to=1961-01-01", "range=24h"),
