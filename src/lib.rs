@@ -2,16 +2,16 @@
 //!
 //! The path of a request through the modules, top to bottom:
 //!
-//! - [`cli`] reads the command line, [`config`] the settings.
-//! - [`listener`] reads requests from the sockets on one thread and queues the complete ones for a fixed pool of workers;
-//!   [`http`] parses and encodes.
-//! - [`dispatch`] reads the head of a request and decides: answer at once, API or console. [`console`] serves the operator.
-//! - [`pipeline`] takes a request through the steps of [`api`], in the order of error precedence.
-//! - [`search`] finds the passages that ground an answer, [`runtime`] calls the inference runtime, both through
-//!   [`client`]; [`store`] keeps the keys and the ledger.
-//! - [`background`] does the housekeeping, runs checkpoints, makes test writes and removes old rows.
-//! - [`metrics`] counts requests and their outcomes.
-//! - [`supervisor`] reports to systemd (readiness, reloads, stops, the watchdog) and reloads the configuration.
+//! - `cli` reads the command line, `config` the settings.
+//! - `listener` reads requests from the sockets on one thread and queues the complete ones for a fixed pool of workers;
+//!   `http` parses and encodes.
+//! - `dispatch` reads the head of a request and decides: answer at once, API or console. `console` serves the operator.
+//! - `pipeline` takes a request through the steps of `api`, in the order of error precedence.
+//! - `search` finds the passages that ground an answer, `runtime` calls the inference runtime, both through
+//!   `client`; `store` keeps the keys and the ledger.
+//! - `background` does the housekeeping, runs checkpoints, makes test writes and removes old rows.
+//! - `metrics` counts requests and their outcomes.
+//! - `supervisor` reports to systemd (readiness, reloads, stops, the watchdog) and reloads the configuration.
 //!
 //! Invariants:
 //!

@@ -120,7 +120,7 @@ fn a_hundred_thousand_rows_are_the_same_afterwards() {
     assert!(before[5].starts_with("100,000 requests, 20,000 errors"), "{}", before[5]);
     let mut server = server.start();
     let mut browser = Browser::signed_in(&server);
-    let (cookies, before) = (browser.cookies.clone(), figures(&mut browser));
+    let (cookies, figures_before) = (browser.cookies.clone(), figures(&mut browser));
     let uri = PostgresServer::shared().database();
     let (code, printed) = moved(&server, &path(&server), &uri);
     assert!(code == Some(1) && printed.contains("another adriaticum serve uses it"), "{printed}");
@@ -158,7 +158,7 @@ fn a_hundred_thousand_rows_are_the_same_afterwards() {
     let server = server.start();
     let mut browser = Browser::new(&server);
     browser.cookies = cookies;
-    assert_eq!(figures(&mut browser), before);
+    assert_eq!(figures(&mut browser), figures_before);
 }
 
 #[test]
