@@ -51,11 +51,14 @@ impl Args {
         Ok(Self { parser, config, help, accepted: Vec::new(), given: Vec::new() })
     }
 
-    /// From now on, accepts the options of this command.
-    pub fn expect(&mut self, command: &str, help: &'static str) {
+    /// From now on, accepts the options of this command. Fails if an option before its name is not one of them.
+    pub fn expect(&mut self, command: &str, help: &'static str) -> Result<(), CliError> {
         self.accepted = options(command, help);
         self.help = help.to_owned();
-        self.given.clear();
+        match self.given.iter().find(|(given, _)| !self.accepted.iter().any(|(option, _)| option == given)) {
+            Some((given, _)) => Err(CliError::Usage(format!("there is no option --{given} here."))),
+            None => Ok(()),
+        }
     }
 
     /// Takes options up to the next word that is not an option, and returns that word; `None` at the end. If help or the

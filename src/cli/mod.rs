@@ -134,7 +134,7 @@ fn run(group: &mut String) -> Result<(), CliError> {
     let in_group = |command: &&Command| name(command).split(' ').next() == Some(&first);
     let members: Vec<&Command> = COMMANDS.iter().filter(in_group).collect();
     let (_, _, help, _) = members.first().ok_or_else(|| no_command("", &first))?;
-    args.expect(&first, help);
+    args.expect(&first, help)?;
     *group = first.clone() + " ";
     let find = |words: &str| members.iter().find(|command| name(command) == words);
     let (.., run) = match find(&first) {
@@ -143,7 +143,7 @@ fn run(group: &mut String) -> Result<(), CliError> {
             (Some(second), _) => {
                 let words = format!("{group}{second}");
                 let command = find(&words).ok_or_else(|| no_command(group, &second))?;
-                args.expect(&words, help);
+                args.expect(&words, help)?;
                 command
             }
             (None, Some(command)) => command,

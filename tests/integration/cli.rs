@@ -217,6 +217,10 @@ fn wrong_use_is_reported() {
         (&["nonsense"], "there is no command \"nonsense\".\nTry adriaticum --help."),
         (&["key"], "there is no command \"key\". Did you mean adriaticum keys?"),
         (&["--nonsense"], "there is no option --nonsense here.\nTry adriaticum --help."),
+        (
+            &["usage", "--since", "1d", "show", "x"],
+            "there is no option --since here.\nTry adriaticum usage --help.",
+        ),
         (&["--versoin"], "Did you mean --version?"),
         (&["-x"], "-x"),
         (&["help", "nonsense"], "there is no command \"nonsense\""),
