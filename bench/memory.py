@@ -16,7 +16,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "outside"))
 import small_memory  # noqa: E402
-from service import ROOT, allocator_settings  # noqa: E402
+from service import ROOT  # noqa: E402
 
 from measure import machine  # noqa: E402
 
@@ -56,7 +56,6 @@ def least(workers, bodies):
 
 
 def main():
-    os.environ |= allocator_settings()
     rows = []
     for workers in WORKERS:
         for kind, bodies in BODIES.items():

@@ -15,7 +15,7 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "outside"))
-from service import BINARY, ROOT, Service, allocator_settings, free_port  # noqa: E402
+from service import BINARY, ROOT, Service, free_port  # noqa: E402
 
 from measure import Unfit  # noqa: E402
 
@@ -183,7 +183,7 @@ class Ours(Subject):
         self.service = Service(folder, upstream, **{"queue": QUEUE, "log_level": "warn", **settings})
         self.service.binary = binary
         super().__init__(
-            name, folder, [binary, "serve"], self.service.port, self.service.environment | allocator_settings() | (environment or {}),
+            name, folder, [binary, "serve"], self.service.port, self.service.environment | (environment or {}),
             {"Authorization": self.service.authorization}, [binary], version_of(binary, "--version"))
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import pathlib
 import random
-import re
 import signal
 import socket
 import subprocess
@@ -265,12 +264,6 @@ class Service:
 
     def last_logged(self):
         return "\n".join(self.logged().splitlines()[-20:])
-
-
-def allocator_settings():
-    """Returns the environment that the package's unit sets for the allocator."""
-    unit = (ROOT / "systemd" / "adriaticum.service").read_text()
-    return {"GLIBC_TUNABLES": re.search(r"^Environment=GLIBC_TUNABLES=(\S+)$", unit, re.MULTILINE)[1]}
 
 
 def free_port():

@@ -17,20 +17,16 @@ import pathlib
 import shutil
 import subprocess
 
-from service import Service, allocator_settings, ensure
+from service import Service, ensure
 from trial import SlowRuntime, Tally, Trial, chat
 
 BODY = 262_144
 
 
 class Confined(Service):
-    """Runs in the cgroup and on one core, with the allocator settings of the package's unit unless it has others."""
+    """Runs in the cgroup and on one core."""
 
     group = None
-
-    def __enter__(self):
-        self.environment = allocator_settings() | self.environment
-        return super().__enter__()
 
     def start(self):
         enter = 'echo $$ > "$0/cgroup.procs" && exec taskset -c "$@"'
@@ -47,14 +43,6 @@ class Confined(Service):
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return copy
-
-
-class Unset(Confined):
-    """Has no allocator settings, as if it were started without the package's unit."""
-
-    def __enter__(self):
-        self.environment["GLIBC_TUNABLES"] = ""
-        return super().__enter__()
 
 
 class Indexed(Confined):
@@ -150,7 +138,6 @@ def main():
     for name, mebibytes, clients, bodies, options in (
         ("full bodies", 32, 32, FULL, {}),
         ("full bodies", 32, 80, FULL, {}),
-        ("full bodies and no allocator settings", 32, 80, FULL, {"service": Unset}),
         ("short bodies", 16, 32, SHORT, {}),
         ("long answers", 32, 80, SHORT, {"workers": 64, "runtime": LongRuntime}),
         ("long answers of Search", 32, 80, SHORT, {"workers": 64, "runtime": SearchingRuntime}),

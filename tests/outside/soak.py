@@ -20,7 +20,7 @@ import time
 
 from attackers import head, unknown_key
 from seal import seal
-from service import ROOT, Service, allocator_settings, ensure, until
+from service import ROOT, Service, ensure, until
 from small_memory import full_body
 from trial import BACK_SECONDS, Client, SlowRuntime, Tally, Trial, chat
 
@@ -73,7 +73,7 @@ class AgedService(Service):
         with contextlib.closing(sqlite3.connect(self.database)) as database, database:
             database.execute(ADD_OLD_ROWS, {"rows": OLD_ROWS, "start": int((now - DAY) * 1000 - span / 2), "span": int(span)})
             seal(database, now)
-        self.environment |= allocator_settings() | {"ADRIATICUM_USAGE_RETENTION_DAYS": "1"}
+        self.environment["ADRIATICUM_USAGE_RETENTION_DAYS"] = "1"
         return super().__enter__()
 
     def count_old_rows(self):
