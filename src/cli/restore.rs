@@ -58,7 +58,7 @@ fn report(restored: &Restoration, file: &str, database: &str) -> String {
         format!(" Its version {version} was upgraded in the copy; {file} is as it was.")
     });
     let mut lines = vec![format!("{file}: {}, verified.{upgraded}", extent(&restored.restored))];
-    lines.extend(compared(&restored.present));
+    lines.extend(comparison_lines(&restored.present));
     let password = match restored.present.password {
         Ok(None) => "The console had no password, so it has that of the backup, if there is one. ",
         _ if restored.keeps_password => "The console keeps its present password. ",
@@ -78,8 +78,8 @@ fn report(restored: &Restoration, file: &str, database: &str) -> String {
     lines.join("\n") + "\n"
 }
 
-/// Lists what the present database has and the backup does not, or the reason why that is not known.
-fn compared(present: &Comparison) -> Vec<String> {
+/// Describes the former database, and how its keys and its password differ from the backup's, or why that is not known.
+fn comparison_lines(present: &Comparison) -> Vec<String> {
     let mut lines = Vec::new();
     match &present.ledger {
         Ok(ledger) => lines.push(format!("The former database: {}.", extent(ledger))),
@@ -111,7 +111,7 @@ fn compared(present: &Comparison) -> Vec<String> {
 }
 
 fn key_lines(keys: &KeyDifferences) -> Vec<String> {
-    let KeyDifferences { created, revoked, changed, unknown } = keys;
+    let KeyDifferences { created, revoked, changed, only_in_backup } = keys;
     let named = |key: &Key| format!("  {} ({})", key.id, key.name);
     let change = |(now, then): &(Key, Key)| {
         let wider = if then.is_wider_than(now) { "; this allows more than before the restore" } else { "" };
@@ -125,7 +125,7 @@ fn key_lines(keys: &KeyDifferences) -> Vec<String> {
         ("Created since the backup, so these stop working:", created.iter().map(named).collect()),
         ("Revoked since the backup, and these stay revoked:", revoked.iter().map(named).collect()),
         ("Changed since the backup, which is undone:", changed.iter().map(change).collect()),
-        ("Only in the backup:", unknown.iter().map(again).collect()),
+        ("Only in the backup:", only_in_backup.iter().map(again).collect()),
     ];
     let lists = lists.into_iter().filter(|(_, keys)| !keys.is_empty());
     let mut lines: Vec<String> =

@@ -79,7 +79,7 @@ fn api_key(settings: &mut Settings) -> Option<Secret> {
     let set = settings.take("runtime.api_key");
     let key = set.as_ref().and_then(|set| settings.accept(secret(set, set.text().map(str::to_owned)))?);
     let file = settings.take_file("runtime.api_key_file", KEY_FILE, key.is_none());
-    let in_file = file.as_ref().and_then(|file| settings.accept(secret(file, read_key(file)))?);
+    let in_file = file.as_ref().and_then(|file| settings.accept(secret(file, read_key_file(file)))?);
     if key.is_some() {
         settings.secret_files.extend(set.and_then(|set| set.file().map(PathBuf::from)));
     }
@@ -93,7 +93,8 @@ fn api_key(settings: &mut Settings) -> Option<Secret> {
     key.or(in_file)
 }
 
-fn read_key(file: &RawSetting) -> Result<String, Problem> {
+/// Reads the key from the file that a setting names.
+fn read_key_file(file: &RawSetting) -> Result<String, Problem> {
     files::read_text(Path::new(file.text()?))
         .map_err(|error| file.refuse(&format!("a file that can be read ({error})")))
 }

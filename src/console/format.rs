@@ -7,7 +7,7 @@ use maud::{Markup, html};
 use crate::text::{count, grouped};
 use crate::when;
 
-/// A time to the minute. The script adds the local time as a tooltip.
+/// A time to the minute. The script gives each of these elements a tooltip with the full and the local time.
 pub fn minute(unix: i64) -> Markup {
     time_element(unix, 16)
 }
@@ -17,7 +17,7 @@ pub fn second(unix: i64) -> Markup {
     time_element(unix, 19)
 }
 
-/// The date of a time. The tooltip has the full time.
+/// The date of a time.
 pub fn date(unix: i64) -> Markup {
     time_element(unix, 10)
 }

@@ -66,7 +66,7 @@ impl Body {
     }
 
     /// The memory that it holds.
-    pub fn weight(&self) -> usize {
+    pub fn held_bytes(&self) -> usize {
         self.content.capacity()
     }
 }
@@ -333,9 +333,9 @@ mod tests {
                 for piece in vec![b'x'; 200_000].chunks(size) {
                     body.push(&mut &*piece).expect("it should be taken");
                     let length = body.content.len();
-                    assert!(body.weight() <= length + (length / 4).max(LEAST_GROWTH), "{length}");
+                    assert!(body.held_bytes() <= length + (length / 4).max(LEAST_GROWTH), "{length}");
                 }
-                assert!(matches!(framing, Framing::Chunked) || body.weight() == 200_000);
+                assert!(matches!(framing, Framing::Chunked) || body.held_bytes() == 200_000);
             }
         }
     }
@@ -346,7 +346,7 @@ mod tests {
         assert!(Body::new(Framing::Length(MAX_BODY as u64 + 1)).is_none());
         assert!(Body::new(Framing::Length(u64::MAX)).is_none());
         let mut body = Body::new(Framing::Length(5)).expect("a short body should be taken");
-        assert_eq!(body.weight(), 0, "nothing should be allocated on the word of a header");
+        assert_eq!(body.held_bytes(), 0, "nothing should be allocated on the word of a header");
         let mut input = &b"hel"[..];
         assert_eq!(body.push(&mut input), Ok(BodyProgress::Incomplete));
         let mut input = &b"loNEXT"[..];

@@ -107,7 +107,7 @@ impl RequestHead {
     }
 
     /// The memory that it holds, for the bound on all of it.
-    pub fn weight(&self) -> usize {
+    pub fn held_bytes(&self) -> usize {
         self.bytes.len() + self.headers.capacity() * size_of::<(ByteSpan, ByteSpan)>()
     }
 

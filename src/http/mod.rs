@@ -47,13 +47,13 @@ impl ClientInfo {
 }
 
 /// The memory that a request needs besides its own bytes: the buffers of the call to the runtime, and the answer.
-const ANSWER_WEIGHT: usize = 32 * 1024;
+const ANSWER_BYTES: usize = 32 * 1024;
 
 impl Request {
     /// The memory that it needs until it is answered. The JSON for the runtime takes at most twice the bytes of the body: the
     /// same text, in a buffer that doubles.
-    pub fn weight(&self) -> usize {
-        self.head.weight() + 3 * self.body.as_ref().map_or(0, Vec::capacity) + ANSWER_WEIGHT
+    pub fn held_bytes(&self) -> usize {
+        self.head.held_bytes() + 3 * self.body.as_ref().map_or(0, Vec::capacity) + ANSWER_BYTES
     }
 }
 

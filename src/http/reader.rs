@@ -110,10 +110,10 @@ impl Reader {
     }
 
     /// The memory that an incomplete request holds.
-    pub fn weight(&self) -> usize {
+    pub fn held_bytes(&self) -> usize {
         match &self.state {
             ReaderState::Head(start) => start.bytes.capacity(),
-            ReaderState::Body(head, body) => head.weight() + body.as_ref().map_or(0, Body::weight),
+            ReaderState::Body(head, body) => head.held_bytes() + body.as_ref().map_or(0, Body::held_bytes),
         }
     }
 }
@@ -252,7 +252,7 @@ mod tests {
         let mut reader = Reader::default();
         let endless = with(MAX_HEAD * 4);
         assert!(reader.push(&mut &endless.as_bytes()[..MAX_HEAD * 2]).is_err_and(|e| e == TOO_LONG));
-        assert!(reader.weight() <= MAX_HEAD * 2, "an endless head should not be kept");
+        assert!(reader.held_bytes() <= MAX_HEAD * 2, "an endless head should not be kept");
     }
 
     #[test]

@@ -109,7 +109,7 @@ impl Response {
     }
 }
 
-/// Passes on the value of the `date` header. Each thread formats it once a second.
+/// Makes the value of the `date` header, which each thread formats once a second, and passes it to `pass_on`.
 fn with_date(now: OffsetDateTime, pass_on: impl FnOnce(&str)) {
     DATE.with_borrow_mut(|(second, text)| {
         if *second != now.unix_timestamp() {

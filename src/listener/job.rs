@@ -19,7 +19,7 @@ pub(super) struct Job {
 
 pub(super) enum Work {
     /// Answers a complete request.
-    Answer(PendingRequest, Weight),
+    Answer(PendingRequest, RequestBytes),
     /// Makes the next piece of a long response.
     Piece(Box<dyn Pieces>, AfterResponse),
 }
@@ -39,21 +39,21 @@ impl Job {
 }
 
 /// The memory of a request, as long as it is counted.
-pub(super) struct Weight {
+pub(super) struct RequestBytes {
     load: Arc<Load>,
     bytes: usize,
 }
 
-impl Weight {
+impl RequestBytes {
     pub fn new(load: &Arc<Load>, bytes: usize) -> Self {
-        load.weight.fetch_add(bytes, Ordering::AcqRel);
+        load.request_bytes.fetch_add(bytes, Ordering::AcqRel);
         Self { load: Arc::clone(load), bytes }
     }
 }
 
-impl Drop for Weight {
+impl Drop for RequestBytes {
     fn drop(&mut self) {
-        self.load.weight.fetch_sub(self.bytes, Ordering::AcqRel);
+        self.load.request_bytes.fetch_sub(self.bytes, Ordering::AcqRel);
     }
 }
 

@@ -14,8 +14,8 @@ pub struct Load {
     pub(super) queue: Arc<FairQueue>,
     /// The requests whose key has to be looked up first.
     pub(super) strangers: Arc<FairQueue>,
-    /// The memory that all running and waiting requests hold, the console's too.
-    pub(super) weight: AtomicUsize,
+    /// The bytes that all running and waiting requests hold, the console's too.
+    pub(super) request_bytes: AtomicUsize,
     connections: AtomicUsize,
     /// The memory that the connections hold.
     buffered: AtomicUsize,
@@ -35,7 +35,7 @@ pub enum Cause {
     BuffersFull,
     /// A new connection was closed: no other could be evicted.
     Rejected,
-    /// A connection with an unfinished request or handshake was evicted.
+    /// A connection was evicted with an unfinished request or handshake, or after its last response.
     UnfinishedEvicted,
     /// An idle connection was evicted.
     IdleEvicted,
@@ -122,7 +122,7 @@ impl Load {
             limits: limits.clone(),
             queue: Arc::new(FairQueue::new(of_keys)),
             strangers: Arc::new(FairQueue::new(of_strangers)),
-            weight: AtomicUsize::new(0),
+            request_bytes: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
             buffered: AtomicUsize::new(0),
             accepted: AtomicU64::new(0),
@@ -158,7 +158,7 @@ impl Load {
         let Limits { workers, queue, max_connections, buffered_bytes, .. } = self.limits;
         let (running, waiting) = self.queue.load();
         let waiting = waiting + self.strangers.load().1;
-        let buffered = self.buffered.load(Ordering::Relaxed) + self.weight.load(Ordering::Relaxed);
+        let buffered = self.buffered.load(Ordering::Relaxed) + self.request_bytes.load(Ordering::Relaxed);
         Snapshot {
             workers: Level { now: running, most: workers },
             queue: Level { now: waiting, most: queue },

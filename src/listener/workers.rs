@@ -10,7 +10,7 @@ use threadpool::ThreadPool;
 
 use super::completions::{Assignment, Completions, Outgoing};
 use super::connection::AfterResponse;
-use super::job::{Job, Weight, Work};
+use super::job::{Job, RequestBytes, Work};
 use super::lane::KnownLanes;
 use super::limits::Limits;
 use super::load::Load;
@@ -96,8 +96,8 @@ impl<S: Service> Workers<S> {
             Destination::Console => &self.console.queue,
         };
         let ticket = Ticket { lane: known.or(ticket.lane), ..ticket };
-        let weight = Weight::new(&self.api.completions.load, call.request.weight());
-        queue.push(Job { connection, ticket, is_known, work: Work::Answer(call, weight) })
+        let bytes = RequestBytes::new(&self.api.completions.load, call.request.held_bytes());
+        queue.push(Job { connection, ticket, is_known, work: Work::Answer(call, bytes) })
     }
 
     /// Removes a request if it waits. Returns whether it did.
@@ -163,7 +163,7 @@ impl<S: Service> ThreadGroup<S> {
         let assignment = Assignment::new(&self.completions, connection);
         let running = RunningCall { queue: &self.queue, ticket };
         let outgoing = match work {
-            Work::Answer(call, _weight) => {
+            Work::Answer(call, _bytes) => {
                 if call.cancellation.is_cancelled() {
                     return;
                 }

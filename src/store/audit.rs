@@ -163,7 +163,7 @@ impl NewAuditRow {
         self.statement("id, name FROM keys WHERE id = $8 AND digest = $9", values![key_id, digest])
     }
 
-    pub fn insert_if_active(self, key_id: &str) -> Statement {
+    pub fn insert_if_not_revoked(self, key_id: &str) -> Statement {
         self.statement("id, name FROM keys WHERE id = $8 AND revoked IS NULL", values![key_id])
     }
 

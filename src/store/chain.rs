@@ -27,16 +27,17 @@ impl ChainLink {
         Ok(Self { seq: row.next()?, hash: row.next()? })
     }
 
-    /// The link of the row after this one.
-    pub fn next(&self, row: &LedgerRow) -> Self {
+    /// Computes the link of the row that follows.
+    pub fn following(&self, row: &LedgerRow) -> Self {
         let seq = self.seq + 1;
-        Self { seq, hash: hash(row, seq, &self.hash) }
+        Self { seq, hash: row_hash(row, seq, &self.hash) }
     }
 
+    /// Computes the links of rows that follow, in their order.
     pub fn links(self, rows: &[&LedgerRow]) -> Vec<Self> {
         let mut last = self;
         let mut next = |row: &&LedgerRow| {
-            last = last.next(row);
+            last = last.following(row);
             last
         };
         rows.iter().map(&mut next).collect()
@@ -46,9 +47,9 @@ impl ChainLink {
 /// Rows created before this may have been removed, of any gateway.
 pub(super) const KEPT_SINCE: &str = "SELECT max(kept_since) FROM gateways";
 
-/// The hash of a row in its place. It covers all columns but the gateway, which rows of earlier versions do not have: a row
-/// that is moved to another chain breaks both.
-fn hash(row: &LedgerRow, seq: i64, predecessor: &[u8; 32]) -> [u8; 32] {
+/// Computes the hash of a row from its columns, its number and the hash of its predecessor in the chain. It does not cover the
+/// gateway, which rows of earlier versions do not have: a row that is moved to another chain breaks both.
+fn row_hash(row: &LedgerRow, seq: i64, predecessor: &[u8; 32]) -> [u8; 32] {
     let mut hasher = Sha256::new();
     hasher.update(predecessor);
     let mut part = |bytes: Option<&[u8]>| {
@@ -244,7 +245,7 @@ fn walk(session: &dyn SqlSession, proof: &mut SumsProof) -> Result<Verification,
             fault = Some(Fault::Changed { request_id: row.request_id });
             return Ok(());
         };
-        let link = last.next(&row);
+        let link = last.following(&row);
         if seq != link.seq {
             fault = Some(Fault::Removed { before: row.request_id, count: seq - link.seq });
         } else if stored.as_deref() != Some(&link.hash) {

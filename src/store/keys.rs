@@ -160,9 +160,10 @@ impl Store {
         self.engine.write(false, &statements).map(drop)
     }
 
-    /// Returns whether there is such a key. One that is revoked already keeps its time.
+    /// Revokes a key for good, from the next request on. Returns false if there is no such key; one that is revoked already
+    /// keeps its time.
     pub fn revoke_key(&self, id: &str, now: i64, by: &Actor) -> Result<bool, StoreError> {
-        let audit = NewAuditRow::new(Action::KeyRevoked, by, "").insert_if_active(id);
+        let audit = NewAuditRow::new(Action::KeyRevoked, by, "").insert_if_not_revoked(id);
         let revoke =
             Statement::new("UPDATE keys SET revoked = coalesce(revoked, $1) WHERE id = $2", values![now, id]);
         Ok(self.engine.write(true, &[audit, revoke])? > 0)

@@ -55,7 +55,7 @@ pub struct KeyDifferences {
     /// They were changed since: first as they are, then as they become.
     pub changed: Vec<(Key, Key)>,
     /// Only the backup has them: they work again unless they are revoked.
-    pub unknown: Vec<Key>,
+    pub only_in_backup: Vec<Key>,
 }
 
 impl Key {
@@ -213,7 +213,7 @@ fn compare(present: Vec<Key>, restored: &[Key]) -> KeyDifferences {
             Some(_) => {}
         }
     }
-    found.unknown =
+    found.only_in_backup =
         restored.iter().filter(|key| restored_by_id.contains_key(key.id.as_str())).cloned().collect();
     found
 }

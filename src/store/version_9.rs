@@ -63,7 +63,7 @@ fn seal(session: &dyn SqlSession, gateway: &str, mut head: ChainLink) -> Result<
         let (mut sums, mut statements) = (Batch::default(), Vec::new());
         let mut last_used: BTreeMap<&str, i64> = BTreeMap::new();
         for row in &rows {
-            head = head.next(row);
+            head = head.following(row);
             statements.push(Statement::new(PLACE, values![head.seq, head.hash, &row.request_id]));
             sums.add(row);
             let used = last_used.entry(&row.key_id).or_insert(row.created);

@@ -33,16 +33,25 @@ static RESPONSE_FORMAT: LazyLock<Value> = LazyLock::new(|| {
     }}})
 });
 
+/// What the model decided about Search.
+#[derive(Debug, PartialEq)]
+pub enum SearchDecision {
+    NotNeeded,
+    Query(String),
+    /// Search for the user's own words.
+    OwnWords,
+}
+
 #[derive(Deserialize)]
-struct Decision {
+struct DecisionAnswer {
     search: bool,
     #[serde(default)]
     query: String,
 }
 
-/// Returns `None` if Search is not needed, else the query, or an inner `None` for the user's own words. An answer that
-/// can't be read counts as yes: without Search, the model would make up facts.
-pub fn ask(runtimes: &Runtimes, chat: &Chat, spent: &mut Spent) -> Result<Option<Option<String>>, Failure> {
+/// Asks the model. If its answer can't be read, the user's own words are searched for: without Search, the model would make up
+/// facts.
+pub fn ask(runtimes: &Runtimes, chat: &Chat, spent: &mut Spent) -> Result<SearchDecision, Failure> {
     let question = Chat {
         messages: vec![
             ChatMessage { role: Role::System, content: Cow::Borrowed(TASK) },
@@ -52,12 +61,12 @@ pub fn ask(runtimes: &Runtimes, chat: &Chat, spent: &mut Spent) -> Result<Option
         max_tokens: MAX_TOKENS,
     };
     match runtimes.complete(&question, Some(&RESPONSE_FORMAT), spent) {
-        Ok(generated) => Ok(read(&generated.content)),
+        Ok(generated) => Ok(read_decision(&generated.content)),
         // The request's time for the runtime is used up, or the client has gone.
         Err(failure @ (_, RuntimeError::Call(CallError::TimedOut | CallError::Cancelled))) => {
             Err(failure.into())
         }
-        Err(_) => Ok(Some(None)),
+        Err(_) => Ok(SearchDecision::OwnWords),
     }
 }
 
@@ -79,12 +88,13 @@ fn transcript(chat: &Chat) -> String {
 }
 
 /// Reads an answer. A runtime without `response_format` may put other text around the JSON.
-fn read(answer: &str) -> Option<Option<String>> {
+fn read_decision(answer: &str) -> SearchDecision {
     let json = answer.find('{').zip(answer.rfind('}')).and_then(|(start, end)| answer.get(start..=end));
-    let Some(Ok(decision)) = json.map(serde_json::from_str::<Decision>) else {
-        return Some(None);
-    };
-    decision.search.then(|| Some(decision.query).filter(|query| !query.trim().is_empty()))
+    match json.map(serde_json::from_str::<DecisionAnswer>) {
+        Some(Ok(DecisionAnswer { search: false, .. })) => SearchDecision::NotNeeded,
+        Some(Ok(DecisionAnswer { query, .. })) if !query.trim().is_empty() => SearchDecision::Query(query),
+        _ => SearchDecision::OwnWords,
+    }
 }
 
 #[cfg(test)]
@@ -93,21 +103,24 @@ mod tests {
 
     #[test]
     fn answers_of_a_model() {
-        let own = |query: &str| Some(Some(query.to_owned()));
+        use SearchDecision::{NotNeeded, OwnWords, Query};
         for (answer, decided) in [
-            (r#"{"search": true, "query": "height of the lighthouse"}"#, own("height of the lighthouse")),
-            ("```json\n{\"search\": true, \"query\": \"x\"}\n```", own("x")),
-            (r#"{"search": true, "query": " "}"#, Some(None)),
-            (r#"{"search": true}"#, Some(None)),
-            (r#"{"search": false, "query": "x"}"#, None),
-            (r#"{"search": false}"#, None),
-            (r#"{"search": "no", "query": ""}"#, Some(None)),
-            (r#"{"search": tr"#, Some(None)),
-            ("} no {", Some(None)),
-            ("No.", Some(None)),
-            ("", Some(None)),
+            (
+                r#"{"search": true, "query": "height of the lighthouse"}"#,
+                Query("height of the lighthouse".into()),
+            ),
+            ("```json\n{\"search\": true, \"query\": \"x\"}\n```", Query("x".into())),
+            (r#"{"search": true, "query": " "}"#, OwnWords),
+            (r#"{"search": true}"#, OwnWords),
+            (r#"{"search": false, "query": "x"}"#, NotNeeded),
+            (r#"{"search": false}"#, NotNeeded),
+            (r#"{"search": "no", "query": ""}"#, OwnWords),
+            (r#"{"search": tr"#, OwnWords),
+            ("} no {", OwnWords),
+            ("No.", OwnWords),
+            ("", OwnWords),
         ] {
-            assert_eq!(read(answer), decided, "{answer}");
+            assert_eq!(read_decision(answer), decided, "{answer}");
         }
     }
 

@@ -10,6 +10,7 @@ use regex_lite::Regex;
 
 pub use quoted::Quoted;
 
+use self::decision::SearchDecision;
 use crate::config::{GroundingMode, SearchConfig};
 use crate::error::{ApiError, Failure};
 use crate::runtime::{Chat, Role, Runtimes, Spent};
@@ -86,7 +87,11 @@ impl Grounding {
         if self.mode == GroundingMode::Match {
             return Ok(None);
         }
-        let query = decision::ask(runtimes, chat, spent)?;
-        Ok(query.map(|query| ("model", query.unwrap_or_else(|| words.to_string()))))
+        let query = match decision::ask(runtimes, chat, spent)? {
+            SearchDecision::NotNeeded => return Ok(None),
+            SearchDecision::Query(query) => query,
+            SearchDecision::OwnWords => words.to_string(),
+        };
+        Ok(Some(("model", query)))
     }
 }

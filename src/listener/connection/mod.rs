@@ -192,19 +192,19 @@ impl InboundConnection {
         matches!(self.phase, Phase::Reading) && !self.is_idle() && !self.is_handshaking()
     }
 
-    /// Moves the deadline forward to `latest`, unless a worker has the request.
+    /// Makes `latest` the deadline if that is earlier. While a worker has the request there is no deadline.
     pub fn shorten_deadline(&mut self, latest: Instant) {
         self.deadline = self.deadline.map(|deadline| deadline.min(latest));
     }
 
     /// The memory that it holds beyond itself.
-    pub fn weight(&self) -> usize {
+    pub fn held_bytes(&self) -> usize {
         let answer = match &self.phase {
             Phase::Sending(answer) => answer.bytes.capacity(),
             Phase::Reading | Phase::Working | Phase::Draining { .. } => 0,
         };
-        let tls = self.tls.as_ref().map_or(0, |session| session.weight());
-        self.reader.weight() + self.unread.capacity() + answer + tls
+        let tls = self.tls.as_ref().map_or(0, |session| session.held_bytes());
+        self.reader.held_bytes() + self.unread.capacity() + answer + tls
     }
 
     /// Ends the TLS session of an idle connection, which is about to be closed.

@@ -84,7 +84,7 @@ impl<S: Service> EventLoop<S> {
             connection,
             is_scheduled: false,
             origin,
-            weight: 0,
+            held_bytes: 0,
             is_idle: false,
             is_unfinished: false,
             call: None,

@@ -24,9 +24,11 @@ impl<S: Service> EventLoop<S> {
         }
     }
 
-    /// Evicts connections until so many more bytes fit. Returns false if they do not.
+    /// Evicts connections until `wanted` more bytes fit. Returns false if they still do not fit.
     pub(super) fn make_room_for_bytes(&mut self, wanted: usize) -> bool {
-        while self.buffered + self.load.weight.load(Ordering::Acquire) + wanted > self.limits.buffered_bytes {
+        while self.buffered + self.load.request_bytes.load(Ordering::Acquire) + wanted
+            > self.limits.buffered_bytes
+        {
             if !self.evict_from_largest(Resource::Bytes) {
                 return false;
             }
@@ -45,7 +47,7 @@ impl<S: Service> EventLoop<S> {
         let is_meant = |entry: &ConnectionEntry| {
             entry.origin == origin
                 && entry.is_evictable()
-                && (resource == Resource::Connections || entry.weight > 0)
+                && (resource == Resource::Connections || entry.held_bytes > 0)
         };
         // The connection that has been idle longest has the earliest deadline.
         let candidates = self.connections.iter().filter(|(_, entry)| is_meant(entry));

@@ -44,8 +44,8 @@ pub(super) struct EventLoop<S> {
     connections: Slab<ConnectionEntry>,
     /// The connections that have something to do, each once, in the order of their turns.
     ready: VecDeque<usize>,
-    /// The connections that wait for the next step of their TLS handshake. The limit: one step is taken per round,
-    /// after all ready connections: with an RSA key it costs milliseconds.
+    /// The connections that wait for the next step of their TLS handshake. One step is taken per round, after the ready
+    /// connections, because it costs milliseconds with an RSA key.
     handshakes: VecDeque<usize>,
     /// The origin of the last handshake step.
     last_handshake: Option<Origin>,
@@ -67,8 +67,8 @@ struct ConnectionEntry {
     /// It is in `ready` or in `handshakes`.
     is_scheduled: bool,
     origin: Origin,
-    /// Its part of `buffered`.
-    weight: usize,
+    /// The bytes that it adds to `buffered`.
+    held_bytes: usize,
     is_idle: bool,
     is_unfinished: bool,
     /// The request that a worker has or will get. It is cancelled if the client goes away.
@@ -79,7 +79,7 @@ impl ConnectionEntry {
     /// Its part of `holdings`.
     fn holding(&self) -> Holding {
         let evictable = usize::from(self.is_evictable());
-        Holding { connections: 1, evictable, evictable_bytes: evictable * self.weight }
+        Holding { connections: 1, evictable, evictable_bytes: evictable * self.held_bytes }
     }
 
     fn is_evictable(&self) -> bool {
@@ -204,18 +204,18 @@ impl<S: Service> EventLoop<S> {
     /// Counts what a connection holds now.
     fn account(&mut self, index: usize) {
         let entry = &mut self.connections[index];
-        let (held, weight) = (entry.holding(), entry.weight);
-        entry.weight = entry.connection.weight();
+        let (held, held_bytes) = (entry.holding(), entry.held_bytes);
+        entry.held_bytes = entry.connection.held_bytes();
         entry.is_idle = entry.connection.is_idle();
         entry.is_unfinished = entry.connection.is_unfinished();
-        self.buffered = self.buffered - weight + entry.weight;
+        self.buffered = self.buffered - held_bytes + entry.held_bytes;
         self.holdings.change(entry.origin, held, entry.holding());
     }
 
     fn close(&mut self, index: usize) {
         let mut entry = self.connections.remove(index);
         entry.connection.close_session();
-        self.buffered -= entry.weight;
+        self.buffered -= entry.held_bytes;
         self.holdings.change(entry.origin, entry.holding(), Holding::default());
     }
 

@@ -35,7 +35,7 @@ impl<S: Service> EventLoop<S> {
         if self.connections[index].connection.read_closed {
             return self.drop_abandoned(index);
         }
-        if !self.make_room_for_bytes(call.request.weight()) {
+        if !self.make_room_for_bytes(call.request.held_bytes()) {
             self.load.count(Cause::BuffersFull);
             return self.refuse(index, Some(&call), Failure::shed(FailureCause::BuffersFull));
         }

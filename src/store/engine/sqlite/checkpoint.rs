@@ -47,7 +47,7 @@ impl Sqlite {
         Some(self.last_checkpoint.load(Ordering::Relaxed)).filter(|&time| time != 0)
     }
 
-    /// The number of times that the WAL reached 64 MiB and was restarted.
+    /// The number of times that a large WAL was restarted since the start of the process.
     pub fn wal_restarts(&self) -> u64 {
         self.wal_restarts.load(Ordering::Relaxed)
     }
