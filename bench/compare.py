@@ -9,7 +9,6 @@ and SECONDS change how often and how long. The result is printed and written to 
 """
 
 import contextlib
-import datetime
 import json
 import os
 import pathlib
@@ -22,7 +21,7 @@ import time
 import measure
 import peers
 import subjects
-from measure import Unfit, machine, summary
+from measure import Unfit, summary
 from subjects import ROOT, Ours
 
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
@@ -93,8 +92,7 @@ def compare(folder):
     if left_out.keys() & {"direct", SHIPPED, UNSYNCED}:
         raise SystemExit(1)
     return {
-        "made": datetime.date.today().isoformat(),
-        "machine": machine(),
+        **subjects.conditions(),
         "rounds": ROUNDS,
         "seconds": measure.SECONDS,
         "disturbances": str(disturbances),

@@ -7,7 +7,6 @@ syncing turned off. Variables: ROUNDS, SECONDS. The result is printed and writte
 """
 
 import contextlib
-import datetime
 import json
 import pathlib
 import sys
@@ -16,7 +15,7 @@ import tempfile
 import compare
 import measure
 import subjects
-from measure import machine, processes, summary
+from measure import processes, summary
 from subjects import ROOT, Ours, free_port
 
 sys.path.insert(0, str(ROOT / "tests" / "cluster"))
@@ -93,8 +92,7 @@ def main():
                 runs[name].append(figures)
             ensure(not left_out, "\n".join(left_out.values()))
     result = {
-        "made": datetime.date.today().isoformat(),
-        "machine": machine(),
+        **subjects.conditions(),
         "rounds": compare.ROUNDS,
         "disturbances": str(disturbances),
         "subjects": {name: {figure: summary([its[figure] for its in rounds]) for figure in FIGURES} for name, rounds in runs.items()},
@@ -115,7 +113,7 @@ def table(result):
             yield (f"| {name} | {value['added_us']:,.0f} µs | {value['added_p99_us']:,.0f} µs | {value[f'rate_{CLIENTS}']:,.0f}"
                    f" | {value['processor_us']:,.0f} µs | {value['idle_mib']:.1f} MiB | {value['loaded_mib']:.1f} MiB |")
     yield ""
-    yield f"{result['machine']}, {result['made']}, medians of {result['rounds']} rounds."
+    yield f"{subjects.origin(result)}, medians of {result['rounds']} rounds."
 
 
 if __name__ == "__main__":

@@ -3,12 +3,11 @@
     python3 bench/memory.py
 
 For each number of workers, with short and with full bodies, the limit is lowered until the gateway is killed or answers
-anything but 200 and 503. There are 16 more clients than workers, and the runtime echoes the whole conversation. The
-environment is that of the package's unit. The table is printed and written to target/memory.json.
+anything but 200 and 503. There are 16 more clients than workers, and the runtime echoes the whole conversation. The table is
+printed and written to target/memory.json.
 """
 
 import asyncio
-import datetime
 import json
 import os
 import pathlib
@@ -18,7 +17,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "
 import small_memory  # noqa: E402
 from service import ROOT  # noqa: E402
 
-from measure import machine  # noqa: E402
+import subjects  # noqa: E402
 
 RESULT = ROOT / "target" / "memory.json"
 WORKERS = (4, 16, 64)
@@ -62,7 +61,7 @@ def main():
             mebibytes, tally = least(workers, bodies)
             rows.append({"workers": workers, "bodies": kind, "mib": mebibytes, "success": tally.success})
             print(f"{workers:3} workers, {kind:5} bodies: {mebibytes:3} MiB; there {tally}", flush=True)
-    RESULT.write_text(json.dumps({"made": datetime.date.today().isoformat(), "machine": machine(), "rows": rows}, indent=1))
+    RESULT.write_text(json.dumps(subjects.conditions() | {"rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ a round takes some three minutes on two cores. The result is printed and written
 """
 
 import concurrent.futures
-import datetime
 import http.client
 import json
 import os
@@ -22,7 +21,7 @@ import time
 import measure
 import peers
 import subjects
-from measure import Unfit, machine, summary
+from measure import Unfit, summary
 from subjects import ROOT, Ours, Subject, free_port
 
 sys.path.insert(0, str(ROOT / "runtime"))
@@ -148,7 +147,7 @@ def compare(folder):
     if left_out.keys() & {DIRECT, OURS}:
         raise SystemExit(1)
     return {
-        "made": datetime.date.today().isoformat(), "machine": machine(), "rounds": ROUNDS, "clients": CLIENTS,
+        **subjects.conditions(), "rounds": ROUNDS, "clients": CLIENTS,
         "foreign": statistics.median(figures["foreign"] for its in runs.values() for figures in its),
         "versions": {subject.name: subject.version for subject in chosen},
         "subjects": {subject.name: {figure: summary([its[figure] for its in runs[subject.name]]) for figure in runs[subject.name][0]}

@@ -1,33 +1,41 @@
-"""Writes the last results of compare.py, model.py, scale.py, memory.py and database.py into README.md and
-docs/performance.md, between their marks."""
+"""Writes the last results of compare.py, model.py, scale.py, memory.py, database.py and console.py into README.md and
+docs/performance.md, between their marks. All of them have to be of the same build."""
 
 import json
 
 import compare
+import console
 import database
 import memory
 import model
 import scale
-from subjects import ROOT
+from subjects import ROOT, origin
 
 README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance.md"
 
 
 def main():
-    for result, page, mark, text in (
-        (compare.RESULT, README, "figures", three_figures),
-        (compare.RESULT, PERFORMANCE, "comparison", comparison),
-        (model.RESULT, README, "model", lost_tokens),
-        (model.RESULT, PERFORMANCE, "model", beside_a_model),
-        (scale.RESULT, PERFORMANCE, "scale", growth),
-        (memory.RESULT, PERFORMANCE, "memory", least_memory),
-        (database.RESULT, PERFORMANCE, "database", database.table),
+    modules = (compare, model, scale, memory, database, console)
+    results = {module: json.loads(module.RESULT.read_text()) for module in modules if module.RESULT.exists()}
+    builds = {module.RESULT.name: result["build"] for module, result in results.items()}
+    if len(set(builds.values())) > 1:
+        raise SystemExit(f"target/ has results of different builds: {builds}. Measure with one build, or remove the others.")
+    for module, page, mark, text in (
+        (compare, README, "figures", three_figures),
+        (compare, PERFORMANCE, "comparison", comparison),
+        (model, README, "model", lost_tokens),
+        (model, PERFORMANCE, "model", beside_a_model),
+        (scale, PERFORMANCE, "scale", growth),
+        (memory, PERFORMANCE, "memory", least_memory),
+        (database, PERFORMANCE, "database", database.table),
+        (console, PERFORMANCE, "console", page_times),
     ):
-        if result.exists():
-            put_between_marks(page, mark, text(json.loads(result.read_text())))
-            print(f"{page.relative_to(ROOT)}: wrote <!-- {mark} --> from {result.relative_to(ROOT)}")
+        source, target = module.RESULT.relative_to(ROOT), page.relative_to(ROOT)
+        if module in results:
+            put_between_marks(page, mark, text(results[module]))
+            print(f"{target}: wrote <!-- {mark} --> from {source}")
         else:
-            print(f"{result.relative_to(ROOT)} does not exist: {page.relative_to(ROOT)}, <!-- {mark} -->, is not changed")
+            print(f"{source} does not exist: {target}, <!-- {mark} -->, is not changed")
 
 
 def put_between_marks(page, mark, lines):
@@ -60,34 +68,38 @@ def comparison(result):
             yield (f"| {label} | {compare.WRITTEN[name]} | {value['added_us']:,.0f} µs | {value['added_p99_us']:,.0f} µs | {value['rate_32']:,.0f}"
                    f" | {value['processor_us']:,.0f} µs | {value['idle_mib']:.1f} MiB | {value['loaded_mib']:.1f} MiB"
                    f" | {value['first_ms']:,.0f} ms | {value['disk_mib']:,.1f} MiB |")
-    versions = {name.split(",")[0]: version for name, version in result["versions"].items() if name != "direct"}
+    known = {"direct", compare.SHIPPED, compare.UNSYNCED}
+    versions = {name.split(",")[0]: version for name, version in result["versions"].items() if name not in known}
     yield ""
-    yield (f"{result['machine']}, {result['made']}, medians of {result['rounds']} rounds. The commit latency of its disk is "
+    yield (f"{origin(result)}, medians of {result['rounds']} rounds. The commit latency of its disk is "
            f"{result['commit_us']['median']:.0f} µs. " + ", ".join(f"{name} {version}" for name, version in versions.items()) + ".")
 
 
 def lost_tokens(result):
     share = result["subjects"][model.OURS]["share"]
-    lost = 1 - share["median"]
-    # A difference below the spread between rounds is noise.
-    figure = "no measurable loss of" if lost <= share["spread"] else f"a loss of {lost:.1%} of its"
+    figure = f"a loss of {1 - share['median']:.1%} of its" if is_measurable(share) else "no measurable loss of"
     yield f"A real model on the same {result['machine'].split(' ')[0]} cores has {figure} tokens per second."
 
 
+def is_measurable(share):
+    """A loss below the spread between rounds is noise."""
+    return 1 - share["median"] > share["spread"]
+
+
 def beside_a_model(result):
-    yield ("| | tokens/s | share of direct | spread | latency, median | added latency | share of one core | memory |")
-    yield "|---|--:|--:|--:|--:|--:|--:|--:|"
+    yield "| | tokens/s | loss of tokens/s | latency, median | share of one core | memory |"
+    yield "|---|--:|--:|--:|--:|--:|"
     for name, its in result["subjects"].items():
         value = {figure: its[figure]["median"] for figure in its}
+        tokens, latency = f"{value['rate']:.0f}", f"{value['latency_ms']:,.0f} ms"
         if name == model.DIRECT:
-            yield f"| direct | {value['rate']:.1f} | | | {value['latency_ms']:,.0f} ms | | | |"
+            yield f"| direct | {tokens} | | {latency} | | |"
         else:
             label = f"**{name}**" if name == model.OURS else name
-            yield (f"| {label} | {value['rate']:.1f} | {value['share']:.1%} | ±{its['share']['spread']:.1%} | {value['latency_ms']:,.0f} ms"
-                   f" | {value['added_ms']:+,.0f} ms | {value['core_share']:.2%} | {value['memory_mib']:.1f} MiB |")
+            loss = f"{1 - value['share']:.1%}" if is_measurable(its["share"]) else "not measurable"
+            yield (f"| {label} | {tokens} | {loss} | {latency} | {value['core_share']:.2%} | {value['memory_mib']:.1f} MiB |")
     yield ""
-    yield (f"{result['machine']}, {result['made']}, medians of {result['rounds']} rounds. Other processes used"
-           f" {result['foreign']:.1%} of the machine.")
+    yield (f"{origin(result)}, medians of {result['rounds']} rounds. Other processes used {result['foreign']:.1%} of the machine.")
     yield ""
     yield from lost_tokens(result)
 
@@ -98,7 +110,7 @@ def least_memory(result):
     for row in result["rows"]:
         yield f"| {row['workers']} | {row['bodies']} | {row['mib']} MiB | {row['success']:.0%} |"
     yield ""
-    yield f"One core of {result['machine']}, {result['made']}."
+    yield f"One core, {origin(result)}."
 
 
 def growth(result):
@@ -110,7 +122,17 @@ def growth(result):
             yield (f"| {kind} | {int(size):,} | {value['added_us']:,.0f} µs | {value['rate']:,.0f} | {value['processor_us']:,.0f} µs"
                    f" | {value['memory_mib']:.1f} MiB |")
     yield ""
-    yield f"{result['machine']}, {result['made']}, medians of {result['rounds']} rounds."
+    yield f"{origin(result)}, medians of {result['rounds']} rounds."
+
+
+def page_times(result):
+    counts = sorted(result["pages"], key=int)
+    yield "| page | " + " | ".join(f"{keys} keys" for keys in counts) + " |"
+    yield "|---|" + "--:|" * len(counts)
+    for page, label in console.PUBLISHED.items():
+        yield f"| {label} | " + " | ".join(f"{result['pages'][keys][page]:.1f}" for keys in counts) + " |"
+    yield ""
+    yield f"Median milliseconds, {result['rows']:,} rows, {origin(result)}."
 
 
 if __name__ == "__main__":

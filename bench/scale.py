@@ -7,7 +7,6 @@ written to target/scale.json.
 """
 
 import contextlib
-import datetime
 import json
 import os
 import pathlib
@@ -22,7 +21,7 @@ import time
 import measure
 import subjects
 import years
-from measure import machine, summary
+from measure import summary
 from subjects import ROOT, Ours
 
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
@@ -114,7 +113,7 @@ def main():
         threads = subprocess.run([LEDGER, folder / "threads.db"], capture_output=True, text=True, check=True).stdout
     print(disturbances)
     print(f"\nthe ledger alone:\n{threads}", end="")
-    RESULT.write_text(json.dumps({"made": datetime.date.today().isoformat(), "machine": machine(), "rounds": ROUNDS, "kinds": kinds}, indent=1))
+    RESULT.write_text(json.dumps(subjects.conditions() | {"rounds": ROUNDS, "kinds": kinds}, indent=1))
 
 
 def measure_kind(kind, sizes, prepare, folder, upstream, disturbances):

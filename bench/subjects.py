@@ -3,6 +3,7 @@
 A subject is a program that listens on a port. It runs in its own session, so that all its processes can be found.
 """
 
+import datetime
 import json
 import os
 import pathlib
@@ -17,7 +18,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "outside"))
 from service import BINARY, ROOT, Service, free_port  # noqa: E402
 
-from measure import Unfit  # noqa: E402
+from measure import Unfit, machine  # noqa: E402
 
 START_SECONDS = 120
 # More than 256 clients need, so that no request is shed.
@@ -120,6 +121,15 @@ def version_of(*command):
     """Returns the first version number that a command prints."""
     output = subprocess.run(command, capture_output=True, text=True)
     return re.search(r"\d+\.\d+[\w.+~-]*", output.stdout + output.stderr)[0]
+
+
+def conditions():
+    """Returns what every published result says of its origin."""
+    return {"build": version_of(BINARY, "--version"), "machine": machine(), "made": datetime.date.today().isoformat()}
+
+
+def origin(result):
+    return f"Adriaticum {result['build']}, {result['machine']}, {result['made']}"
 
 
 def nginx(name, folder, what, workers):
