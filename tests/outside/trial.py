@@ -87,7 +87,8 @@ class SlowRuntime:
         self.running[label] += 1
         self.most[label] = max(self.most[label], self.running[label])
         try:
-            await asyncio.wait_for(reader.read(1), seconds)
+            async with asyncio.timeout(seconds):
+                await reader.read(1)
         except TimeoutError:
             self.done[label] += 1
             return False
@@ -133,8 +134,9 @@ class Client:
         lines += [f"Authorization: Bearer {key}"] if key else []
         began = time.monotonic()
         try:
-            exchange = self.exchange("\r\n".join([*lines, "", ""]).encode() + body, pause)
-            outcome = await asyncio.wait_for(exchange, PATIENCE_SECONDS)
+            # Not wait_for: it may ignore that the task is cancelled (until Python 3.12), and a client in a loop would never end.
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                outcome = await self.exchange("\r\n".join([*lines, "", ""]).encode() + body, pause)
         except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
             outcome = type(error).__name__
             self.close()
