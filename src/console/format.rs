@@ -7,7 +7,7 @@ use maud::{Markup, html};
 use crate::text::{count, grouped};
 use crate::when;
 
-/// A time to the minute. The script gives each of these elements a tooltip with the full and the local time.
+/// A time to the minute. The script gives every time a tooltip with the local time.
 pub fn minute(unix: i64) -> Markup {
     time_element(unix, 16)
 }

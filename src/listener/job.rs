@@ -38,7 +38,7 @@ impl Job {
     }
 }
 
-/// The memory of a request, as long as it is counted.
+/// Counts the memory of a request as long as it exists.
 pub(super) struct RequestBytes {
     load: Arc<Load>,
     bytes: usize,

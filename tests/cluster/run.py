@@ -73,7 +73,7 @@ class Trial:
         with contextlib.ExitStack() as stack:
             self.clients = stack.enter_context(Clients([*self.gateways, self.balancer], self.key))
             self.writer = stack.enter_context(Writer(self.yardstick))
-            self.revoker = stack.enter_context(Revoker(self.gateways, attack.__name__))
+            self.revoker = stack.enter_context(Revoker(self.gateways, attack.__name__, attack is stop_patroni_alone))
             self.probes = stack.enter_context(Probes(self.gateways))
             self.noise = stack.enter_context(Noise())
             self.wait_for_service(time.monotonic())
