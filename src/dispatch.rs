@@ -51,7 +51,7 @@ impl Service for Dispatcher {
             && host.eq_ignore_ascii_case(head.host())
             && !head.path().starts_with("/v1/")
         {
-            if let Some(response) = console.probe(head) {
+            if let Some(response) = console.monitoring.probe(head) {
                 return Admission::Answer(response);
             }
             if !self.console_is_local || client.is_local() {
@@ -79,7 +79,7 @@ impl Service for Dispatcher {
     fn identify(&self, call: &PendingRequest) -> RequestIdentity {
         match call.destination {
             Destination::Api(digest) => match self.api.identify(call, &digest) {
-                Ok(caller) => RequestIdentity::Known(Lane { name: caller.key_id, limit: caller.concurrent }),
+                Ok(key) => RequestIdentity::Known(Lane { name: key.id, limit: key.concurrent }),
                 Err(response) => RequestIdentity::Refused(response),
             },
             Destination::Console => {

@@ -9,6 +9,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 
 /// The flag for a path that `resolve` returned: another user could put a link there meanwhile.
 pub const NO_FOLLOW: i32 = OFlags::NOFOLLOW.bits() as i32;
@@ -71,6 +73,16 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
 
 pub fn read_text(path: &Path) -> io::Result<String> {
     String::from_utf8(read(path)?).map_err(|_| io::Error::other("it is not UTF-8"))
+}
+
+/// Reads the certificates of a PEM file: at least one.
+pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let text = read(path).map_err(|error| error.to_string())?;
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    match certificates {
+        Ok(certificates) if certificates.is_empty() => Err("there is no certificate in it".into()),
+        result => result.map_err(|_| "it is not valid PEM".into()),
+    }
 }
 
 pub fn folder(path: &Path) -> &Path {

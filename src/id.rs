@@ -11,7 +11,7 @@ pub struct RequestId([u8; 16]);
 
 impl RequestId {
     /// Makes the id of a request that is complete now.
-    pub fn new() -> Self {
+    pub fn now() -> Self {
         Self::at(SystemTime::now())
     }
 
@@ -46,24 +46,15 @@ impl RequestId {
     }
 }
 
-impl Default for RequestId {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl fmt::Display for RequestId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut digits = [0; 32];
-        hex::encode_to_slice(self.0, &mut digits).expect("32 digits should hold 16 bytes");
-        f.write_str("chatcmpl_")?;
-        f.write_str(str::from_utf8(&digits).expect("hexadecimal digits should be ASCII"))
+        write!(f, "chatcmpl_{}", hex::encode(self.0))
     }
 }
 
 /// The id of a row of the audit, in the order of time as a request's is.
 pub fn audit_id() -> String {
-    format!("audit_{}", hex::encode(RequestId::new().0))
+    format!("audit_{}", hex::encode(RequestId::now().0))
 }
 
 /// Returns true for a prefix and so many lower-case hexadecimal digits.
@@ -78,14 +69,14 @@ mod tests {
 
     #[test]
     fn a_request_id_has_its_shape() {
-        let text = RequestId::new().to_string();
+        let text = RequestId::now().to_string();
         assert!(has_shape(&text, "chatcmpl_", 32) && !has_shape(&text, "chatcmpl_", 31));
-        assert_ne!(text, RequestId::new().to_string());
+        assert_ne!(text, RequestId::now().to_string());
     }
 
     #[test]
     fn ids_are_in_the_order_of_time() {
-        let id = RequestId::new();
+        let id = RequestId::now();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_secs() as i64;
         assert!((now - id.created()).abs() < 60);
         let text = id.to_string();

@@ -48,6 +48,7 @@ mod der;
 pub mod error;
 mod files;
 pub mod id;
+mod mutex;
 pub mod secret;
 mod semaphore;
 mod text;

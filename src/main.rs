@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    #[cfg(target_env = "gnu")]
     share_one_arena();
     adriaticum::cli::main()
 }
@@ -14,6 +15,3 @@ fn share_one_arena() {
     // SAFETY: the process has no other thread yet, and the call sets a number of the allocator. A failure only costs memory.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
 }
-
-#[cfg(not(target_env = "gnu"))]
-fn share_one_arena() {}

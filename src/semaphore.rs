@@ -1,7 +1,9 @@
-//! A counting semaphore: a few threads at a time may do something that takes much memory, the others wait.
+//! A counting semaphore: only a few threads at a time may do something, the others wait.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Instant;
+
+use crate::mutex::lock;
 
 pub struct Semaphore {
     free: Mutex<usize>,
@@ -19,20 +21,16 @@ impl Semaphore {
     /// Waits for a permit. Returns `None` if there is none before the deadline.
     pub fn acquire(&self, deadline: Instant) -> Option<Permit<'_>> {
         let left = deadline.saturating_duration_since(Instant::now());
-        let waited = self.freed.wait_timeout_while(self.lock(), left, |free| *free == 0);
+        let waited = self.freed.wait_timeout_while(lock(&self.free), left, |free| *free == 0);
         let (mut free, _) = waited.unwrap_or_else(PoisonError::into_inner);
         *free = free.checked_sub(1)?;
         Some(Permit(self))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, usize> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
-        *self.0.lock() += 1;
+        *lock(&self.0.free) += 1;
         self.0.freed.notify_one();
     }
 }

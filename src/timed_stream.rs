@@ -16,13 +16,15 @@ pub struct TimedStream {
     /// Shared, so that another thread can shut it down.
     pub stream: Arc<TcpStream>,
     pub deadline: Instant,
+    /// Bytes were sent since this was last cleared.
+    pub has_sent: bool,
     /// The timeout that is set on the socket.
     timeout: Duration,
 }
 
 impl TimedStream {
     pub fn new(stream: TcpStream, deadline: Instant) -> Self {
-        Self { stream: Arc::new(stream), deadline, timeout: Duration::ZERO }
+        Self { stream: Arc::new(stream), deadline, has_sent: false, timeout: Duration::ZERO }
     }
 
     /// Connects to the first address that can be reached.
@@ -92,11 +94,11 @@ impl Read for TimedStream {
 
 impl Write for TimedStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.in_time(|mut stream| stream.write(bytes))
+        self.in_time(|mut stream| stream.write(bytes)).inspect(|&count| self.has_sent |= count > 0)
     }
 
     fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.in_time(|mut stream| stream.write_vectored(parts))
+        self.in_time(|mut stream| stream.write_vectored(parts)).inspect(|&count| self.has_sent |= count > 0)
     }
 
     fn flush(&mut self) -> io::Result<()> {

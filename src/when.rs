@@ -110,7 +110,7 @@ pub fn is_impossible_date(text: &str) -> bool {
 pub fn month(time: i64) -> Option<(i64, i64)> {
     let first = OffsetDateTime::from_unix_timestamp(time).ok()?.date().replace_day(1).ok()?;
     let next = first.checked_add(time::Duration::days(31))?.replace_day(1).ok()?;
-    Some((first.midnight().assume_utc().unix_timestamp(), next.midnight().assume_utc().unix_timestamp()))
+    Some((start_of(first), start_of(next)))
 }
 
 pub fn now() -> i64 {

@@ -4,7 +4,6 @@ use crate::client::CallError;
 use crate::error::{ApiError, Failure, FailureCause};
 use crate::runtime::{Chat, Generated, RuntimeError, Runtimes, Spent};
 
-/// Fails if no runtime is configured.
 pub fn configured(runtimes: Option<&Runtimes>) -> Result<&Runtimes, Failure> {
     runtimes.ok_or_else(|| {
         Failure::unavailable(
@@ -61,14 +60,10 @@ impl From<(String, RuntimeError)> for Failure {
 }
 
 fn too_long(figures: Option<(u64, u64)>) -> Failure {
-    let measured = match figures {
-        Some((sent, most)) => format!(": {sent} tokens, but at most {most} fit"),
-        None => String::new(),
-    };
-    Failure::invalid(
-        FailureCause::Context,
-        format!(
-            "messages: together they are longer than the model's context{measured}. Send fewer or shorter ones."
-        ),
-    )
+    let in_figures = |(sent, most)| format!(": {sent} tokens, but at most {most} fit");
+    let message = format!(
+        "messages: together they are longer than the model's context{}. Send fewer or shorter ones.",
+        figures.map_or(String::new(), in_figures)
+    );
+    Failure::invalid(FailureCause::Context, message)
 }

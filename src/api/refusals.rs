@@ -1,8 +1,10 @@
 //! Limits the ledger rows for refused requests of a key: a client that sends only invalid requests must not fill the disk.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
+
+use crate::mutex::lock;
 
 /// A key's refusals get 10 rows per second, and 100 at once.
 const ROW_INTERVAL: Duration = Duration::from_millis(100);
@@ -25,7 +27,7 @@ struct RefusalState {
 impl Refusals {
     /// Returns true if a refused request of this key gets a row. The others are counted in a log line once a minute.
     pub fn allow_row(&self, key_id: &str, now: Instant) -> bool {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.0);
         if !state.full_at.contains_key(key_id) {
             state.full_at.retain(|_, full_at| *full_at > now);
         }

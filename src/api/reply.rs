@@ -59,7 +59,9 @@ pub fn error(id: RequestId, failure: &Failure) -> Response {
     match failure.error {
         ApiError::InvalidApiKey => response = response.with("www-authenticate", "Bearer"),
         ApiError::ServiceUnavailable | ApiError::SearchUnavailable => {
-            response = response.with("retry-after", failure.retry_after.as_secs().to_string());
+            // A full queue clears quickly; a fault of the host, such as a full disk, does not.
+            let seconds = if failure.cause.is_shed() { "1" } else { "5" };
+            response = response.with("retry-after", seconds);
         }
         _ => {}
     }

@@ -7,7 +7,6 @@ use crate::store::{Budget, KeyBudget, Permission, StoreError};
 use crate::text::grouped;
 use crate::when;
 
-/// Refuses every host but those of the API.
 pub fn check_host(head: &RequestHead, api_hosts: &[String]) -> Result<(), Failure> {
     if api_hosts.iter().any(|host| host.eq_ignore_ascii_case(head.host())) {
         return Ok(());
@@ -25,12 +24,9 @@ pub fn check_route(head: &RequestHead) -> Result<(), Failure> {
     Err(Failure::new(ApiError::NotFound, FailureCause::Route, message))
 }
 
-/// Refuses a body whose declared length is too large.
 pub fn check_declared_size(head: &RequestHead) -> Result<(), Failure> {
-    match head.framing {
-        Framing::Length(length) if length > MAX_BODY as u64 => Err(too_large()),
-        Framing::Length(_) | Framing::Chunked => Ok(()),
-    }
+    let is_too_large = matches!(head.framing, Framing::Length(length) if length > MAX_BODY as u64);
+    if is_too_large { Err(too_large()) } else { Ok(()) }
 }
 
 /// Returns the body, if it is not too large.
@@ -44,7 +40,6 @@ fn too_large() -> Failure {
     Failure::new(ApiError::PayloadTooLarge, FailureCause::TooLarge, message)
 }
 
-/// Refuses a key without the permission to run completions.
 pub fn check_permission(permissions: &[Permission]) -> Result<(), Failure> {
     if permissions.contains(&Permission::Completions) {
         return Ok(());

@@ -15,15 +15,12 @@ use crate::store::{ServeLock, SessionLock, Store, StoreError};
 use crate::text::count;
 use crate::when;
 
-/// The pause between two rounds of housekeeping.
-const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
+/// The pause between two rounds of housekeeping, and between two heartbeats of a gateway.
+const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The pause between two checks of the WAL's size. Requests are slower while a checkpoint syncs the database file, so it
-/// has to be rare enough to affect fewer than one in a hundred of them.
+/// The pause between two checks of the WAL's size. Requests are slower while a checkpoint syncs the database file, so it has
+/// to be rare enough to affect fewer than one in a hundred of them.
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
-
-/// The pause between two heartbeats of a gateway.
-const PRESENCE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The pause between two searches for old rows.
 const RETENTION_INTERVAL: Duration = Duration::from_secs(3600);
@@ -80,7 +77,7 @@ fn housekeeping(store: Arc<Store>) -> Task {
                 }
             }),
         ];
-        stop.repeat(HOUSEKEEPING_INTERVAL, steps);
+        stop.repeat(INTERVAL, steps);
         let _ = store.write_uses();
         let _ = store.settle();
         let _ = store.write_failed_sign_ins(i64::MAX);
@@ -108,7 +105,7 @@ fn presence(
             }
             result => result,
         });
-        stop.repeat(PRESENCE_INTERVAL, [keep]);
+        stop.repeat(INTERVAL, [keep]);
     })
 }
 

@@ -1,10 +1,11 @@
 //! Readiness: whether the ledger accepts writes, by a test write every now and then.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::task::{Task, TaskStep};
+use crate::mutex::lock;
 use crate::store::{Store, StoreError};
 
 /// The pause between two test writes to the ledger while health probes arrive or while writes fail.
@@ -43,18 +44,14 @@ impl Readiness {
     /// Returns false if a request could not be recorded now.
     pub fn accepts_writes(&self) -> bool {
         self.probed.store(true, Ordering::Relaxed);
-        let is_late = self.trying().is_some_and(|began| began.elapsed() > TEST_WRITE_TIMEOUT);
+        let is_late = lock(&self.trying).is_some_and(|began| began.elapsed() > TEST_WRITE_TIMEOUT);
         self.accepts_writes.load(Ordering::Relaxed) && !is_late && self.store.lost().is_none()
     }
 
-    fn trying(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.trying.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn try_ledger(&self) -> Result<(), StoreError> {
-        *self.trying() = Some(Instant::now());
+        *lock(&self.trying) = Some(Instant::now());
         let result = self.store.try_request();
-        *self.trying() = None;
+        *lock(&self.trying) = None;
         let did_accept = self.accepts_writes.swap(result.is_ok(), Ordering::Relaxed);
         match &result {
             Err(error @ StoreError::Unavailable(_)) => log::debug!("not ready: {error}"),

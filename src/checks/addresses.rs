@@ -48,23 +48,15 @@ pub fn reachable(config: &Config, address: &Address) -> Option<String> {
 }
 
 /// Returns true for a name or address that means this host on every host.
-fn is_local(host: &str) -> bool {
+pub fn is_local(host: &str) -> bool {
     let is_name = host == "localhost" || host.ends_with(".localhost");
     is_name || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
 /// Resolves the names of the API on this host.
 pub(super) fn hosts(config: &Config) -> Finding {
-    let port = match config.listen {
-        Address::Tcp(address) => address.port(),
-        Address::Unix(_) => 0,
-    };
-    let unknown: Vec<&str> = config
-        .api_hosts
-        .iter()
-        .filter(|host| (host.as_str(), port).to_socket_addrs().is_err())
-        .map(String::as_str)
-        .collect();
+    let is_unknown = |host: &&str| (*host, 0).to_socket_addrs().is_err();
+    let unknown: Vec<&str> = config.api_hosts.iter().map(String::as_str).filter(is_unknown).collect();
     let names = config.api_hosts.join(", ");
     if unknown.is_empty() {
         return Finding::ok("hosts", format!("the API is served as {names}, on {}", config.listen));

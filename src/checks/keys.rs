@@ -10,12 +10,7 @@ use crate::when;
 /// The most keys that a finding names.
 const MAX_NAMED: usize = 5;
 
-/// Returns nothing if the keys can't be read: the check of the database reports that.
-pub fn check(store: &Store) -> Vec<Finding> {
-    find(store).unwrap_or_default()
-}
-
-fn find(store: &Store) -> Result<Vec<Finding>, StoreError> {
+pub fn check(store: &Store) -> Result<Vec<Finding>, StoreError> {
     let now = when::now();
     let keys = store.list_keys()?;
     let date = |key: &&Key| format!("{} ({:?}, {})", key.id, key.name, when::format_minute(key.expires));

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-pub use self::addresses::reachable;
+pub use self::addresses::{is_local, reachable};
 pub use self::certificate::{is_expiring, read_certificate, read_unexpired};
 
 use crate::client::Cancellation;
@@ -44,7 +44,6 @@ pub enum Verdict {
     Fail,
 }
 
-/// The result of testing one part.
 #[derive(Serialize)]
 pub struct Finding {
     pub part: &'static str,
@@ -114,7 +113,8 @@ fn parts(config: &Config, store: Option<&Store>, database: Finding) -> Vec<Findi
     findings.extend(config.tls.as_ref().map(certificate::check));
     findings.extend(exposed_secrets(config));
     findings.extend([clock(config, store), database]);
-    findings.extend(store.map(keys::check).unwrap_or_default());
+    // If the keys can't be read, the finding about the database says so.
+    findings.extend(store.and_then(|store| keys::check(store).ok()).unwrap_or_default());
     findings.push(search(config));
     findings.extend(unused_index(config));
     findings.extend(runtime::check(config));
@@ -219,7 +219,6 @@ fn with_room(path: &Path, message: String) -> Finding {
     }
 }
 
-/// The free bytes on the disk of a file.
 pub fn bytes_free(path: &Path) -> Option<u64> {
     rustix::fs::statvfs(path).ok().map(|disk| disk.f_bavail * disk.f_frsize)
 }
@@ -228,9 +227,9 @@ pub fn bytes_free(path: &Path) -> Option<u64> {
 fn unused_index(config: &Config) -> Option<Finding> {
     let unused = config.search.how_to_use_index()?;
     let index = Index::new(&config.search);
-    let documents = index.path().exists().then(|| index.list().ok())??.len();
+    let documents = index.path.exists().then(|| index.list().ok())??.len();
     (documents > 0).then(|| {
-        let (path, documents) = (index.path().display(), count(documents as i64, "document"));
+        let (path, documents) = (index.path.display(), count(documents as i64, "document"));
         Finding::warn(
             "search",
             format!("the index {path} has {documents}, but no completion uses it. {unused}"),

@@ -1,6 +1,7 @@
 //! The runtimes: whether each returns a completion, and which others listen on this host.
 
 use std::borrow::Cow;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::{Finding, Verdict};
@@ -33,7 +34,6 @@ pub fn check(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// Asks for one token.
 fn try_runtime(url: &str, config: &Config) -> Option<Finding> {
     let runtime = Runtimes::new(
         &RuntimeConfig { urls: vec![url.to_owned()], ..config.runtime.clone() },
@@ -103,12 +103,8 @@ fn local_runtimes(config: &Config) -> Vec<Finding> {
 
 /// Returns true if this service itself listens on a port of this host: it would answer 404, and log that.
 fn is_own(port: u16, listen: &Address) -> bool {
-    match listen {
-        Address::Tcp(address) => {
-            address.port() == port && (address.ip().is_loopback() || address.ip().is_unspecified())
-        }
-        Address::Unix(_) => false,
-    }
+    let is_here = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified();
+    matches!(listen, Address::Tcp(address) if address.port() == port && is_here(address.ip()))
 }
 
 #[cfg(test)]

@@ -29,12 +29,11 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
             StoreError::Missing | StoreError::LostContent { .. } | StoreError::Damaged(_) => {
                 checks::store_failed(&config, &error)
             }
-            StoreError::Io(cause) => match cause.kind() {
-                AlreadyExists | NotFound | NotADirectory | IsADirectory => {
-                    format!("{file}: {error}. The copy needs a new file in a folder that exists.")
-                }
-                _ => format!("{file}: {error}."),
-            },
+            StoreError::Io(cause)
+                if matches!(cause.kind(), AlreadyExists | NotFound | NotADirectory | IsADirectory) =>
+            {
+                format!("{file}: {error}. The copy needs a new file in a folder that exists.")
+            }
             error => format!("{file}: {error}."),
         })
     };

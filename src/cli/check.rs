@@ -27,19 +27,14 @@ Options:
 pub(super) fn run(mut args: Args) -> Result<(), CliError> {
     let [] = args.words([])?;
     let json = args.flag("json");
-    let findings = match args.config() {
-        Ok(config) => {
-            let not_as_owner = check_as_owner(&config, json);
-            let mut findings = checks::check_all(&config);
-            findings.extend(not_as_owner);
-            findings
-        }
-        Err(error) if json => {
-            print_json(&[Finding::fail("configuration", error.to_string())])?;
-            return Err(error);
-        }
-        Err(error) => return Err(error),
-    };
+    let config = args.config();
+    if json && let Err(error) = &config {
+        print_json(&[Finding::fail("configuration", error.to_string())])?;
+    }
+    let config = config?;
+    let not_as_owner = check_as_owner(&config, json);
+    let mut findings = checks::check_all(&config);
+    findings.extend(not_as_owner);
     if json {
         print_json(&findings)?;
     } else {

@@ -5,7 +5,7 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
 use super::audit::actor;
-use super::{Args, CliError, open_with};
+use super::{Args, CliError, failed, open_with};
 use crate::console::password;
 use crate::store::Access;
 
@@ -36,26 +36,22 @@ pub(super) fn set_password(mut args: Args) -> Result<(), CliError> {
 
 /// Asks on the terminal, without echo.
 fn ask(question: &str) -> Result<String, CliError> {
-    let failed = |error: rustix::io::Errno| CliError::Failed(format!("the terminal: {error}."));
     let input = io::stdin();
-    let visible = tcgetattr(&input).map_err(failed)?;
+    let visible = tcgetattr(&input).map_err(failed("the terminal"))?;
     let mut hidden = visible.clone();
     hidden.local_modes.remove(LocalModes::ECHO);
     hidden.local_modes.insert(LocalModes::ECHONL);
     eprint!("{question}");
     let _ = io::stderr().flush();
-    tcsetattr(&input, OptionalActions::Flush, &hidden).map_err(failed)?;
+    tcsetattr(&input, OptionalActions::Flush, &hidden).map_err(failed("the terminal"))?;
     let line = read_line();
-    tcsetattr(&input, OptionalActions::Flush, &visible).map_err(failed)?;
+    tcsetattr(&input, OptionalActions::Flush, &visible).map_err(failed("the terminal"))?;
     line
 }
 
 /// The first line of standard input, without its line end.
 fn read_line() -> Result<String, CliError> {
     let mut line = String::new();
-    io::stdin()
-        .lock()
-        .read_line(&mut line)
-        .map_err(|error| CliError::Failed(format!("standard input: {error}.")))?;
+    io::stdin().lock().read_line(&mut line).map_err(failed("standard input"))?;
     Ok(line.trim_end_matches(['\r', '\n']).to_owned())
 }

@@ -36,14 +36,11 @@ Options:
   --json           Print JSON
 ";
 
-/// The options that create and set share. `None`: not given.
+/// The options that create and set share. `None` is an option that was not given, `Some(None)` the word `never` or `none`.
 struct KeyOptions {
     permissions: Vec<Permission>,
-    /// `Some(None)`: never.
     expires: Option<Option<i64>>,
-    /// `Some(None)`: any number.
     concurrent: Option<Option<u32>>,
-    /// `Some(None)`: no budget.
     budget: Option<Option<Budget>>,
 }
 

@@ -16,10 +16,11 @@ mod text_table;
 mod usage;
 mod verify;
 
+use std::env;
 use std::ffi::OsString;
+use std::fmt::{self, Display};
 use std::io::{self, Write};
 use std::process::ExitCode;
-use std::{env, fmt};
 
 use self::args::{Args, missing, quoted};
 use crate::checks;
@@ -137,27 +138,18 @@ fn run(group: &mut String) -> Result<(), CliError> {
     args.expect(&first, help)?;
     *group = first.clone() + " ";
     let find = |words: &str| members.iter().find(|command| name(command) == words);
-    let (.., run) = match find(&first) {
-        Some(command) if members.len() == 1 => command,
-        command => match (args.next_word()?, command) {
-            (Some(second), _) => {
-                let words = format!("{group}{second}");
-                let command = find(&words).ok_or_else(|| no_command(group, &second))?;
-                args.expect(&words, help)?;
-                command
-            }
-            (None, Some(command)) => command,
-            (None, None) => {
-                let seconds: Vec<&str> =
-                    members.iter().map(|command| &name(command)[group.len()..]).collect();
-                let list = seconds.join(", ");
-                return Err(missing(&match list.rsplit_once(", ") {
-                    Some((others, last)) => format!("{others} or {last}"),
-                    None => list,
-                }));
-            }
-        },
-    };
+    let mut command = find(&first);
+    let is_whole = command.is_some() && members.len() == 1;
+    if !is_whole && let Some(second) = args.next_word()? {
+        let words = format!("{group}{second}");
+        command = Some(find(&words).ok_or_else(|| no_command(group, &second))?);
+        args.expect(&words, help)?;
+    }
+    let (.., run) = command.ok_or_else(|| {
+        let seconds: Vec<&str> = members.iter().map(|command| &name(command)[group.len()..]).collect();
+        let list = seconds.join(", ");
+        missing(&list.rsplit_once(", ").map_or(list.clone(), |(others, last)| format!("{others} or {last}")))
+    })?;
     run(args)
 }
 
@@ -173,7 +165,6 @@ fn no_command(group: &str, word: &str) -> CliError {
     CliError::Usage(format!("there is no command {command}.{}", meant.unwrap_or_default()))
 }
 
-/// Opens a database that has to exist.
 fn open_store(config: &Config) -> Result<Store, CliError> {
     open_with(config, Access::Existing)
 }
@@ -183,12 +174,14 @@ fn open_with(config: &Config, access: Access) -> Result<Store, CliError> {
         .map_err(|error| CliError::Failed(checks::store_failed(config, &error)))
 }
 
+fn failed<E: Display>(part: impl Display) -> impl Fn(E) -> CliError {
+    move |error| CliError::Failed(format!("{part}: {error}."))
+}
+
 /// Prints to standard output. A reader that stops early, such as `head`, is not an error.
 fn print(text: &str) -> Result<(), CliError> {
     match io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(CliError::Failed(format!("standard output: {error}.")))
-        }
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(failed("standard output")(error)),
         _ => Ok(()),
     }
 }
@@ -206,11 +199,11 @@ impl From<ConfigError> for CliError {
 
 impl From<StoreError> for CliError {
     fn from(error: StoreError) -> Self {
-        Self::Failed(format!("the database: {error}."))
+        failed("the database")(error)
     }
 }
 
-impl fmt::Display for CliError {
+impl Display for CliError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (Self::Usage(message) | Self::Config(message) | Self::Failed(message)) = self;
         f.write_str(message)

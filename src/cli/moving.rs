@@ -1,9 +1,9 @@
 //! `move`: copies a SQLite database to PostgreSQL.
 
-use std::fmt::{self, Display};
+use std::fmt;
 use std::io::{self, Write};
 
-use super::{Args, CliError, missing, print};
+use super::{Args, CliError, failed, missing, print};
 use crate::config::{self, Config};
 use crate::store::{Access, Database, DatabaseUri, MoveProgress, ServeLock, Store, StoreError};
 use crate::text::{count, grouped};
@@ -47,17 +47,15 @@ fn move_database(from: &Database, mut to: DatabaseUri, config: &Config) -> Resul
         to.password = config::password_in(path)
             .map_err(|error| CliError::Config(format!("{}: {error}.", path.display())))?;
     }
-    let failed =
-        |database: &dyn Display, error: &dyn Display| CliError::Failed(format!("{database}: {error}."));
     let mut store = Store::open(from, Access::Existing).map_err(|error| match error {
         StoreError::Missing => CliError::Failed(format!(
             "there is no database at {from}. --from takes the path of the SQLite database to be moved."
         )),
-        error => failed(from, &error),
+        error => failed(from)(error),
     })?;
-    let _lock = ServeLock::take(from, "").map_err(|error| failed(from, &error))?;
+    let _lock = ServeLock::take(from, "").map_err(failed(from))?;
     // Closes the rows that a crash has left open.
-    store.join("", "").map_err(|error| failed(from, &error))?;
+    store.join("", "").map_err(failed(from))?;
     let mut tenths = 0;
     let mut progress = |MoveProgress { table, copied, rows }: MoveProgress| {
         let now = if rows == 0 { 0 } else { copied * 10 / rows };
@@ -68,7 +66,7 @@ fn move_database(from: &Database, mut to: DatabaseUri, config: &Config) -> Resul
         }
         tenths = now;
     };
-    let found = store.move_to(&to, &mut progress).map_err(|error| failed(&to, &error))?;
+    let found = store.move_to(&to, &mut progress).map_err(failed(&to))?;
     let keys = count(store.list_keys()?.len() as i64, "key");
     let rows = count(found.rows as i64, "row");
     print(&format!("{keys} and {rows} moved from {from} to {to} and verified.\n"))?;

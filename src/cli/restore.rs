@@ -1,7 +1,6 @@
 //! `restore`: replaces the database with a backup, and lists what that undoes.
 
 use std::fmt::Display;
-use std::io;
 use std::path::Path;
 
 use super::audit::actor;
@@ -43,14 +42,13 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
         CliError::Failed(format!("{of}: {error}. Nothing was restored."))
     })?;
     print(&report(&restored, backup, &name))?;
-    restored.unsynced.map_or(Ok(()), |error| Err(CliError::Failed(unsynced(&name, &error))))
-}
-
-fn unsynced(database: &str, error: &io::Error) -> String {
-    format!(
-        "{database}: the backup is in place, but its folder could not be synced ({error}), so after a power failure the \
-         former database may be there again. Check the disk, then run sync."
-    )
+    match restored.unsynced {
+        None => Ok(()),
+        Some(error) => Err(CliError::Failed(format!(
+            "{name}: the backup is in place, but its folder could not be synced ({error}), so after a power failure the \
+             former database may be there again. Check the disk, then run sync."
+        ))),
+    }
 }
 
 fn report(restored: &Restoration, file: &str, database: &str) -> String {

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use super::{Args, CliError, missing, print, print_json, text_table};
+use super::{Args, CliError, failed, missing, print, print_json, text_table};
 use crate::client::Cancellation;
-use crate::search::documents::{self, Candidate, FoundFiles};
+use crate::search::documents::{self, Candidate};
 use crate::search::{Added, Document, Index, Passage, Search, SearchError};
 use crate::text::count as count_of;
 use crate::when;
@@ -62,7 +62,7 @@ pub(super) fn add(mut args: Args) -> Result<(), CliError> {
 
 /// Prints the whole path of the index: a relative one depends on the folder of the command.
 fn print_index_path(index: &Index) {
-    let path = std::path::absolute(index.path()).unwrap_or_else(|_| index.path().to_owned());
+    let path = std::path::absolute(&index.path).unwrap_or_else(|_| index.path.clone());
     eprintln!("Index: {}", path.display());
 }
 
@@ -73,7 +73,7 @@ fn add_path(index: &Index, path: &Path, tally: &mut Tally) -> Result<Result<(), 
         skipped += 1;
         eprintln!("skipped: {}: {reason}.", path.display());
     };
-    let FoundFiles { files, hidden } = match documents::candidates(path, &mut skip) {
+    let (files, hidden) = match documents::candidates(path, &mut skip) {
         Ok(found) => found,
         Err(error) => return Ok(Err(error.to_string())),
     };
@@ -109,7 +109,7 @@ fn report_missing_files(index: &Index, folder: &Path, files: &[Candidate]) -> Re
     let Ok(folder) = folder.canonicalize() else {
         return Ok(());
     };
-    if !folder.is_dir() || !index.path().exists() {
+    if !folder.is_dir() || !index.path.exists() {
         return Ok(());
     }
     for document in index.list()? {
@@ -128,9 +128,8 @@ pub(super) fn list(mut args: Args) -> Result<(), CliError> {
     let [] = args.words([])?;
     let index = Index::new(&args.config()?.search);
     // Without an index there are no documents, which is not an error here.
-    let exists = index.path().try_exists();
-    let exists = exists
-        .map_err(|error| CliError::Failed(format!("the index {}: {error}.", index.path().display())))?;
+    let name = format!("the index {}", index.path.display());
+    let exists = index.path.try_exists().map_err(failed(name))?;
     let documents = if exists { index.list()? } else { Vec::new() };
     if args.flag("json") {
         return print_json(&documents);
@@ -168,7 +167,7 @@ pub(super) fn remove(mut args: Args) -> Result<(), CliError> {
     if documents.is_empty() {
         return Err(CliError::Failed(format!(
             "the index {} has no document {named:?}. To see its documents: adriaticum search list",
-            index.path().display()
+            index.path.display()
         )));
     }
     for document in documents {

@@ -10,7 +10,7 @@ use signal_hook::{flag, low_level::pipe};
 
 use super::process_limits::{connections_that_fit, ensure_threads};
 use super::sockets::{format_address, sockets};
-use super::{Args, CliError, open_with};
+use super::{Args, CliError, failed, open_with};
 use crate::api::grounding::Grounding;
 use crate::api::refusals::Refusals;
 use crate::background::{Background, Readiness};
@@ -18,7 +18,7 @@ use crate::checks;
 use crate::config::{Config, GroundingMode, RuntimeConfig, SearchConfig, TlsFiles};
 use crate::console::{Console, MonitoringEndpoints};
 use crate::dispatch::Dispatcher;
-use crate::listener::{Acceptor, Address, Limits, Listener, ListeningSocket, Snapshot};
+use crate::listener::{Acceptor, Address, Limits, Listener, Snapshot};
 use crate::logging;
 use crate::metrics::Metrics;
 use crate::pipeline::Pipeline;
@@ -67,8 +67,7 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
     let sockets = sockets(&config)?;
     let mut store = open_with(&config, Access::Serve)?;
     store.watch(&lock)?;
-    let addresses = sockets.iter().map(ListeningSocket::address).collect::<io::Result<Vec<_>>>();
-    let addresses = addresses.map_err(failed("the socket"))?;
+    let addresses: Vec<Address> = sockets.iter().map(|socket| socket.address.clone()).collect();
     let scheme = if acceptor.is_some() { "https" } else { "http" };
     let urls: Vec<String> = addresses.iter().map(|address| format_address(address, scheme)).collect();
     match store.join(&config.gateway, &urls.join(" "))? {
@@ -120,9 +119,9 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
         notify,
         store: Arc::clone(&store),
         longest_work: longest_work(&config.runtime, &config.search),
-        pulse: listener.pulse(),
+        pulse: Arc::clone(&listener.pulse),
         status: Box::new({
-            let (metrics, load) = (Arc::clone(&metrics), listener.load());
+            let (metrics, load) = (Arc::clone(&metrics), Arc::clone(&listener.load));
             move || status(&metrics, &load.snapshot())
         }),
         reload: Box::new({
@@ -136,7 +135,7 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
     let monitoring = MonitoringEndpoints {
         store: Arc::clone(&store),
         metrics: Arc::clone(&metrics),
-        load: listener.load(),
+        load: Arc::clone(&listener.load),
         readiness,
         runtimes: runtimes.clone(),
         acceptor: acceptor.clone(),
@@ -198,16 +197,13 @@ fn stop_on_signals(listener: &Listener) -> io::Result<()> {
 /// The longest time that a worker may need for a request. If no worker has finished one for longer, the watchdog is not fed;
 /// the unit's TimeoutStopSec follows from it too.
 fn longest_work(runtime: &RuntimeConfig, search: &SearchConfig) -> Duration {
-    let search = match search.grounding {
-        GroundingMode::Off => Duration::ZERO,
-        GroundingMode::Always | GroundingMode::Match | GroundingMode::Auto => search.timeout,
-    };
+    let search = if search.grounding == GroundingMode::Off { Duration::ZERO } else { search.timeout };
     runtime.timeout + search + LEDGER_TIME
 }
 
 fn acceptor(files: &TlsFiles) -> Result<Arc<Acceptor>, CliError> {
     let certificate = checks::read_certificate(files).map_err(CliError::Config)?;
-    Acceptor::new(certificate).map(Arc::new).map_err(|error| CliError::Failed(format!("TLS: {error}.")))
+    Acceptor::new(certificate).map(Arc::new).map_err(failed("TLS"))
 }
 
 /// A line for `systemctl status`.
@@ -258,11 +254,6 @@ fn reload(args: &Args, running: &Config, acceptor: Option<&Acceptor>, store: &St
     if let Err(error) = store.note_reload(&Actor::signal("SIGHUP"), &details) {
         log::error!("the reload could not be recorded in the audit: {error}");
     }
-}
-
-/// Makes the error about a part of the service.
-pub(super) fn failed(part: &str) -> impl Fn(io::Error) -> CliError {
-    move |error| CliError::Failed(format!("{part}: {error}."))
 }
 
 #[cfg(test)]

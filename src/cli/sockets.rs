@@ -4,8 +4,7 @@ use std::io;
 
 use listenfd::ListenFd;
 
-use super::CliError;
-use super::serve::failed;
+use super::{CliError, failed};
 use crate::config::Config;
 use crate::listener::{Address, ListeningSocket};
 
@@ -14,12 +13,12 @@ pub(super) fn sockets(config: &Config) -> Result<Vec<ListeningSocket>, CliError>
     let mut handed = ListenFd::from_env();
     let mut sockets = Vec::new();
     for index in 0..handed.len() {
-        let socket = match handed.take_tcp_listener(index) {
-            Ok(Some(listener)) => ListeningSocket::inherited_tcp(listener),
-            _ => match handed.take_unix_listener(index) {
-                Ok(Some(listener)) => ListeningSocket::inherited_unix(listener),
-                _ => Err(io::Error::other("it is neither a TCP nor a Unix socket in the listening state")),
-            },
+        let socket = if let Ok(Some(listener)) = handed.take_tcp_listener(index) {
+            ListeningSocket::inherited_tcp(listener)
+        } else if let Ok(Some(listener)) = handed.take_unix_listener(index) {
+            ListeningSocket::inherited_unix(listener)
+        } else {
+            Err(io::Error::other("it is neither a TCP nor a Unix socket in the listening state"))
         };
         sockets.push(socket.map_err(failed("a socket passed by systemd"))?);
     }

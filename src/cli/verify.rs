@@ -12,10 +12,8 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
     let through = args.value("through", "[GATEWAY:]SEQ:HASH, as usage verify prints it", ChainHead::parse)?;
     let store = open_store(&args.config()?)?;
     let found = store.verify()?;
-    let through = match through {
-        Some(head) => Some((store.find_head(&head)?, head)),
-        None => None,
-    };
+    let find = |head| store.find_head(&head).map(|status| (status, head));
+    let through = through.map(find).transpose()?;
     let failure = failure(&found, through.as_ref());
     if args.flag("json") {
         print_json(&as_json(&found, through.as_ref(), failure.is_none()))?;

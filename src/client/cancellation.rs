@@ -1,10 +1,10 @@
-//! The socket of a connection, and the handle with which another thread can cancel the calls of a request.
+//! The handle with which another thread can cancel the calls of a request.
 
 use std::cell::{Cell, RefCell};
-use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use crate::mutex::lock;
 use crate::timed_stream::TimedStream;
 
 // `ureq` passes no per-call data to the transport, but a call stays on its thread.
@@ -29,22 +29,18 @@ impl Cancellation {
     /// Cancels the call in progress, if there is one: it fails at once, and so does every later one.
     pub fn cancel(&self) {
         // The lock is held: a socket that was withdrawn may serve another call already.
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         state.is_cancelled = true;
         state.shut_down();
     }
 
     pub fn is_cancelled(&self) -> bool {
-        self.lock().is_cancelled
+        lock(&self.0).is_cancelled
     }
 
     /// Returns true if both cancel the same request.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, CallState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -71,6 +67,10 @@ pub(super) fn begin_call(cancellation: Cancellation) -> impl Drop {
     Guard
 }
 
+pub(super) fn note_sent() {
+    HAS_SENT.set(true);
+}
+
 /// Returns true if any byte of this thread's call was sent; those of a TLS handshake don't count.
 pub(super) fn has_sent() -> bool {
     HAS_SENT.get()
@@ -80,7 +80,7 @@ pub(super) fn has_sent() -> bool {
 pub(super) fn expose(stream: &TimedStream) {
     EXPOSED_AS.with_borrow(|handle| {
         if let Some(handle) = handle {
-            let mut state = handle.lock();
+            let mut state = lock(&handle.0);
             state.socket = Some(Arc::clone(&stream.stream));
             if state.is_cancelled {
                 state.shut_down();
@@ -93,31 +93,7 @@ pub(super) fn expose(stream: &TimedStream) {
 pub(super) fn withdraw() {
     EXPOSED_AS.with_borrow(|handle| {
         if let Some(handle) = handle {
-            handle.lock().socket = None;
+            lock(&handle.0).socket = None;
         }
     });
-}
-
-/// A stream that notes what is sent.
-#[derive(Debug)]
-pub(super) struct TrackedSocket(pub TimedStream);
-
-impl Read for TrackedSocket {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.0.read(into)
-    }
-}
-
-impl Write for TrackedSocket {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes).inspect(|count| HAS_SENT.set(has_sent() || *count > 0))
-    }
-
-    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.0.write_vectored(parts).inspect(|count| HAS_SENT.set(has_sent() || *count > 0))
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }

@@ -14,7 +14,7 @@ use ureq::http::Uri;
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::{ConnectionDetails, NextTimeout};
 
-use super::cancellation::{self, TrackedSocket};
+use super::cancellation;
 use super::outbound::{OutboundConnection, OutboundStream};
 use super::roots;
 use crate::timed_stream::TimedStream;
@@ -65,9 +65,11 @@ impl Connector {
             let mut session =
                 ClientConnection::new(self.tls(), server_name(details.uri)?).map_err(io::Error::other)?;
             session.complete_io(&mut stream).map_err(handshake_error)?;
-            OutboundStream::Tls(Box::new(StreamOwned::new(session, TrackedSocket(stream))))
+            // That was the handshake, and nothing of the call.
+            stream.has_sent = false;
+            OutboundStream::Tls(Box::new(StreamOwned::new(session, stream)))
         } else {
-            OutboundStream::Plain(TrackedSocket(stream))
+            OutboundStream::Plain(stream)
         };
         Ok(OutboundConnection::new(stream))
     }

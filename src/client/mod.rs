@@ -118,18 +118,14 @@ impl HttpClient {
     }
 
     fn make(&self, call: &Call) -> Result<Response<Vec<u8>>, CallError> {
-        let left = call.deadline.saturating_duration_since(Instant::now());
         let answer = match call.body {
             Some(body) => {
                 let request = self.agent.post(call.uri).header(header::CONTENT_TYPE, "application/json");
-                with_authorization(request, call).config().timeout_global(Some(left)).build().send(body)
+                prepare(request, call).send(body)?
             }
-            None => {
-                let request = self.agent.get(call.uri);
-                with_authorization(request, call).config().timeout_global(Some(left)).build().call()
-            }
+            None => prepare(self.agent.get(call.uri), call).call()?,
         };
-        let (head, mut body) = answer?.into_parts();
+        let (head, mut body) = answer.into_parts();
         if body.content_length() > Some(call.limit) {
             return Err(CallError::TooLarge);
         }
@@ -139,7 +135,9 @@ impl HttpClient {
     }
 }
 
-fn with_authorization<B>(request: ureq::RequestBuilder<B>, call: &Call) -> ureq::RequestBuilder<B> {
+fn prepare<B>(request: ureq::RequestBuilder<B>, call: &Call) -> ureq::RequestBuilder<B> {
+    let left = call.deadline.saturating_duration_since(Instant::now());
+    let request = request.config().timeout_global(Some(left)).build();
     match call.authorization {
         Some(value) => request.header(header::AUTHORIZATION, value),
         None => request,

@@ -1,4 +1,4 @@
-//! A connection as `ureq` uses it. Output is buffered until the buffer is full or the answer is read, so that head and
+//! A connection as `ureq` uses it. A head is held back until the body or the wait for the answer follows, so that head and
 //! body are one write.
 
 use std::fmt;
@@ -10,14 +10,14 @@ use rustls::{ClientConnection, StreamOwned};
 use ureq::Error;
 use ureq::unversioned::transport::{Buffers, LazyBuffers, NextTimeout, Transport};
 
-use super::cancellation::{self, TrackedSocket};
+use super::cancellation;
 use crate::timed_stream::TimedStream;
 
 /// The size of each buffer. The default of 128 KiB is more than a worker needs.
 const BUFFER: usize = 16 * 1024;
 
-/// The least free space in the input buffer: without any, `ureq` would wait for a body that it has no room for.
-const LEAST_ROOM: usize = 4 * 1024;
+/// The most output that is held back: a head, and a short body.
+const HELD: usize = 4 * 1024;
 
 /// The most bytes of an answer with its heads, chunk sizes and trailers. `ureq` limits only one head and the body,
 /// whose limit is less than half of this in every call.
@@ -28,33 +28,42 @@ const LONGEST: Duration = Duration::from_secs(86_400);
 
 pub(super) struct OutboundConnection {
     stream: OutboundStream,
-    buffers: HeldBuffers,
+    buffers: LazyBuffers,
+    /// Output that was not written yet.
+    held: Vec<u8>,
     /// Bytes of the call's answer.
     received: u64,
 }
 
 pub(super) enum OutboundStream {
-    Plain(TrackedSocket),
-    Tls(Box<StreamOwned<ClientConnection, TrackedSocket>>),
+    Plain(TimedStream),
+    Tls(Box<StreamOwned<ClientConnection, TimedStream>>),
 }
 
 impl OutboundConnection {
     pub fn new(stream: OutboundStream) -> Self {
-        let buffers = HeldBuffers { buffers: LazyBuffers::new(BUFFER, BUFFER), held: 0 };
-        Self { stream, buffers, received: 0 }
+        Self { stream, buffers: LazyBuffers::new(BUFFER, BUFFER), held: Vec::new(), received: 0 }
     }
 
     /// Runs I/O until the timeout of `ureq`.
     fn io<T>(
         &mut self,
         timeout: NextTimeout,
-        run: impl FnOnce(&mut OutboundStream, &mut HeldBuffers) -> io::Result<T>,
+        run: impl FnOnce(&mut Self) -> io::Result<T>,
     ) -> Result<T, Error> {
         self.stream.timed().deadline = Instant::now() + (*timeout.after).min(LONGEST);
-        run(&mut self.stream, &mut self.buffers).map_err(|error| match error.kind() {
+        let result = run(self);
+        if mem::take(&mut self.stream.timed().has_sent) {
+            cancellation::note_sent();
+        }
+        result.map_err(|error| match error.kind() {
             io::ErrorKind::TimedOut => Error::Timeout(timeout.reason),
             _ => Error::Io(error),
         })
+    }
+
+    fn write_held(&mut self) -> io::Result<()> {
+        self.stream.write_all(&mem::take(&mut self.held))
     }
 }
 
@@ -65,20 +74,16 @@ impl Transport for OutboundConnection {
 
     fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
         cancellation::expose(self.stream.timed());
-        self.buffers.held += amount;
-        if self.buffers.held + LEAST_ROOM <= BUFFER {
-            return Ok(());
-        }
-        self.io(timeout, |stream, buffers| stream.write_all(buffers.take_held()))
+        self.held.extend_from_slice(&self.buffers.output()[..amount]);
+        if self.held.len() <= HELD { Ok(()) } else { self.io(timeout, Self::write_held) }
     }
 
     fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
-        let count = self.io(timeout, |stream, buffers| {
-            stream.write_all(buffers.take_held())?;
-            let count = stream.read(buffers.input_append_buf())?;
-            buffers.input_appended(count);
-            Ok(count)
+        let count = self.io(timeout, |connection| {
+            connection.write_held()?;
+            connection.stream.read(connection.buffers.input_append_buf())
         })?;
+        self.buffers.input_appended(count);
         self.received += count as u64;
         if self.received > MAX_ANSWER {
             return Err(Error::BodyExceedsLimit(MAX_ANSWER));
@@ -107,8 +112,8 @@ impl fmt::Debug for OutboundConnection {
 impl OutboundStream {
     fn timed(&mut self) -> &mut TimedStream {
         match self {
-            Self::Plain(socket) => &mut socket.0,
-            Self::Tls(session) => &mut session.sock.0,
+            Self::Plain(socket) => socket,
+            Self::Tls(session) => &mut session.sock,
         }
     }
 
@@ -138,50 +143,6 @@ impl OutboundStream {
     }
 }
 
-/// The buffers of `ureq`, whose output begins after the bytes that are held back.
-struct HeldBuffers {
-    buffers: LazyBuffers,
-    held: usize,
-}
-
-impl HeldBuffers {
-    fn take_held(&mut self) -> &[u8] {
-        let held = mem::take(&mut self.held);
-        &self.buffers.output()[..held]
-    }
-}
-
-impl Buffers for HeldBuffers {
-    fn output(&mut self) -> &mut [u8] {
-        &mut self.buffers.output()[self.held..]
-    }
-
-    fn tmp_and_output(&mut self) -> (&mut [u8], &mut [u8]) {
-        let (scratch, output) = self.buffers.tmp_and_output();
-        (scratch, &mut output[self.held..])
-    }
-
-    fn input(&self) -> &[u8] {
-        self.buffers.input()
-    }
-
-    fn input_append_buf(&mut self) -> &mut [u8] {
-        self.buffers.input_append_buf()
-    }
-
-    fn input_appended(&mut self, amount: usize) {
-        self.buffers.input_appended(amount);
-    }
-
-    fn input_consume(&mut self, amount: usize) {
-        self.buffers.input_consume(amount);
-    }
-
-    fn can_use_input(&self) -> bool {
-        self.buffers.can_use_input()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::{TcpListener, TcpStream};
@@ -196,13 +157,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port should be free");
         let stream = TcpStream::connect(listener.local_addr().expect("it listens")).expect("a connection");
         let (peer, _) = listener.accept().expect("its other end");
-        (
-            OutboundConnection::new(OutboundStream::Plain(TrackedSocket(TimedStream::new(
-                stream,
-                Instant::now(),
-            )))),
-            peer,
-        )
+        let stream = OutboundStream::Plain(TimedStream::new(stream, Instant::now()));
+        (OutboundConnection::new(stream), peer)
     }
 
     fn timeout() -> NextTimeout {
@@ -228,11 +184,11 @@ mod tests {
         assert_eq!(connection.buffers().input(), b"answer");
         assert_eq!(peer.read(&mut heard).expect("what was sent"), 8);
         assert_eq!(&heard[..8], b"headbody");
-        // A buffer that is almost full is written.
-        put(&mut connection, &[b'x'; BUFFER - LEAST_ROOM]).expect("it is held back");
+        // More than a short body is written at once.
+        put(&mut connection, &[b'x'; HELD]).expect("it is held back");
         assert!(peer.read(&mut heard).is_err());
         put(&mut connection, b"y").expect("it is written");
-        assert_eq!(peer.read(&mut heard).expect("what was sent"), BUFFER - LEAST_ROOM + 1);
+        assert_eq!(peer.read(&mut heard).expect("what was sent"), HELD + 1);
     }
 
     #[test]

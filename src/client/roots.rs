@@ -3,8 +3,6 @@
 use std::path::Path;
 
 use rustls::RootCertStore;
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
 
 use crate::files;
 
@@ -21,10 +19,8 @@ pub fn load_system_roots() -> RootCertStore {
 /// Reads root certificates from a PEM file. The error says what is wrong with the file.
 pub fn read(path: &Path) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
-    let text = files::read(path).map_err(|error| error.to_string())?;
-    for certificate in CertificateDer::pem_slice_iter(&text) {
-        let certificate = certificate.map_err(|_| "it is not valid PEM".to_owned())?;
+    for certificate in files::read_certificates(path)? {
         roots.add(certificate).map_err(|_| "a certificate in it is not valid".to_owned())?;
     }
-    if roots.is_empty() { Err("there is no certificate in it".into()) } else { Ok(roots) }
+    Ok(roots)
 }

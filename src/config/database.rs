@@ -11,7 +11,6 @@ use crate::files;
 use crate::secret::Secret;
 use crate::store::Database;
 
-/// Reads the database, and the file with its password.
 pub(super) fn read(settings: &mut Settings) -> (Database, Option<PathBuf>) {
     let mut database = Database::Sqlite("adriaticum.db".into());
     if let Some(written) = settings.take("database") {

@@ -7,7 +7,6 @@ mod runtime;
 mod search;
 mod settings;
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::{env, mem, path, str};
 
@@ -17,8 +16,8 @@ pub use database::password_in;
 use raw_setting::{Problem, RawSetting};
 pub use runtime::{KEY_FILE, RuntimeConfig};
 pub use search::{GroundingMode, SearchBackend, SearchConfig};
-use settings::Settings;
 pub use settings::{ConfigError, Digests};
+use settings::{Environment, Settings};
 
 use crate::listener::{Address, Proxies};
 use crate::store::Database;
@@ -29,7 +28,6 @@ const DEFAULT_FILE: &str = "/etc/adriaticum/adriaticum.toml";
 #[derive(Clone, Debug)]
 pub struct Config {
     pub listen: Address,
-    /// The permissions of a Unix socket.
     pub socket_mode: u32,
     pub api_hosts: Vec<String>,
     pub console_host: Option<String>,
@@ -95,16 +93,11 @@ impl Config {
             .or_else(|| usual.exists().then(|| usual.to_owned()));
         let environment = env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-        Self::read(file.as_deref(), environment)
+        Self::read(file.as_deref(), environment.collect())
     }
 
-    fn read(
-        file: Option<&Path>,
-        environment: impl Iterator<Item = (String, String)>,
-    ) -> Result<Self, ConfigError> {
+    fn read(file: Option<&Path>, environment: Environment) -> Result<Self, ConfigError> {
         let mut settings = Settings::read(file, environment)?;
-        // It names the configuration file, which was read already.
-        settings.take_variable("config");
         let local = ["localhost", "127.0.0.1", "::1"].map(String::from).into();
         let api_hosts = settings.value("api_hosts", local, api_hosts);
         let default = (Some("console.localhost".into()), true);
@@ -183,10 +176,8 @@ impl Config {
 
     /// Returns the settings that differ in `other` and that only a restart applies.
     pub fn differences(&self, other: &Self) -> Vec<&'static str> {
-        let names: BTreeSet<&'static str> =
-            self.digests.keys().chain(other.digests.keys()).copied().collect();
         let differs = |name: &&str| self.digests.get(name) != other.digests.get(name);
-        names.into_iter().filter(|name| !RELOADED.contains(name)).filter(differs).collect()
+        self.digests.keys().copied().filter(|name| !RELOADED.contains(name)).filter(differs).collect()
     }
 }
 
@@ -275,14 +266,14 @@ mod tests {
 
     fn environment(variables: &[(&str, &str)]) -> Result<Config, ConfigError> {
         let owned = variables.iter().map(|(name, value)| (name.to_string(), value.to_string()));
-        Config::read(None, owned)
+        Config::read(None, owned.collect())
     }
 
     /// Errors are returned without the file's name.
     fn file(text: &str) -> Result<Config, String> {
         let path = env::temp_dir().join(format!("adriaticum-{}.toml", crate::secret::secret_hex::<8>()));
         fs::write(&path, text).expect("the folder for temporary files should take one");
-        let config = Config::read(Some(&path), std::iter::empty());
+        let config = Config::read(Some(&path), Environment::new());
         fs::remove_file(&path).expect("the file should still be there");
         config.map_err(|error| error.to_string().replace(&format!("{}:", path.display()), ""))
     }
@@ -368,7 +359,7 @@ mod tests {
         let read = |text: &str, set: &[(&str, &str)]| {
             fs::write(&file, text).expect("a file");
             let set = set.iter().map(|(name, value)| (name.to_string(), value.to_string()));
-            let config = Config::read(Some(&file), set).unwrap_or_else(|error| panic!("{error}"));
+            let config = Config::read(Some(&file), set.collect()).unwrap_or_else(|error| panic!("{error}"));
             let password = match &config.database {
                 Database::Postgres(uri) => uri.password.as_ref().map(Secret::expose).unwrap_or_default(),
                 Database::Sqlite(_) => "",
@@ -390,7 +381,7 @@ mod tests {
             ("ADRIATICUM_RUNTIME_API_KEY", "mine"),
         ];
         assert_eq!(read(database, &set), "mine mine", "a default comes last");
-        let refused = Config::read(None, [("ADRIATICUM_CONFIG".into(), "x".into())].into_iter());
+        let refused = Config::read(None, [("ADRIATICUM_CONFIG".into(), "x".into())].into());
         assert!(refused.is_ok_and(|config| config.runtime.api_key.is_none()), "no file, no folder");
         for folder in [beside, credentials] {
             fs::remove_dir_all(folder).expect("it should go");

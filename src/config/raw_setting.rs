@@ -27,9 +27,12 @@ const MAX_REPEATED: usize = 60;
 
 /// An unchecked value, and its place.
 pub struct RawSetting {
+    /// The name of the setting, or of its variable.
     name: String,
+    is_secret: bool,
     value: SettingValue,
-    place: SettingSource,
+    /// The file and the line in it; `None` for a variable.
+    place: Option<(PathBuf, usize)>,
     /// The text in the file or the variable.
     found: String,
 }
@@ -42,48 +45,33 @@ enum SettingValue {
     Other,
 }
 
-enum SettingSource {
-    File(PathBuf, usize),
-    Variable(String),
-}
-
 impl RawSetting {
     pub(super) fn in_variable(name: &str, variable: String, text: String) -> Self {
-        let found = format!("{text:?}");
-        Self {
-            name: name.into(),
-            value: SettingValue::Text(text),
-            place: SettingSource::Variable(variable),
-            found,
-        }
+        let (is_secret, found) = (SECRET.contains(&name), format!("{text:?}"));
+        Self { name: variable, is_secret, value: SettingValue::Text(text), place: None, found }
     }
 
     /// Names the values that the setting accepts. Repeats the one that was found, unless it may hold a secret.
     pub fn refuse(&self, accepted: &str) -> Problem {
-        let is_secret = SECRET.contains(&self.name.as_str()) || may_hold_a_secret(&self.found);
-        let found = shortened(&self.found, MAX_REPEATED);
-        let setting = match &self.place {
-            SettingSource::File(..) if is_secret => self.name.clone(),
-            SettingSource::File(..) => format!("{} = {found}", self.name),
-            SettingSource::Variable(name) if is_secret => name.clone(),
-            SettingSource::Variable(name) => format!("{name}={found}"),
+        let (name, found) = (&self.name, shortened(&self.found, MAX_REPEATED));
+        let setting = match self.place {
+            _ if self.is_secret || may_hold_a_secret(&self.found) => name.clone(),
+            Some(_) => format!("{name} = {found}"),
+            None => format!("{name}={found}"),
         };
         self.problem(&format!("{setting}: expected {accepted}."))
     }
 
     pub(super) fn problem(&self, text: &str) -> Problem {
         match &self.place {
-            SettingSource::File(path, line) => problem_in(path, *line, text),
-            SettingSource::Variable(_) => Problem { line: usize::MAX, text: text.to_owned() },
+            Some((path, line)) => problem_in(path, *line, text),
+            None => Problem { line: usize::MAX, text: text.to_owned() },
         }
     }
 
     /// Returns `None` for a variable.
     pub fn file(&self) -> Option<&Path> {
-        match &self.place {
-            SettingSource::File(path, _) => Some(path),
-            SettingSource::Variable(_) => None,
-        }
+        self.place.as_ref().map(|(path, _)| path.as_path())
     }
 
     pub fn number(&self) -> Option<u64> {
@@ -157,9 +145,14 @@ pub(super) fn read_file(path: &Path) -> Result<BTreeMap<String, RawSetting>, Vec
     }
     let mut settings = BTreeMap::new();
     let mut add = |name: String, key: &Spanned<_>, value: &Spanned<DeValue>| {
-        let place = SettingSource::File(path.to_owned(), line_at(key.span().start));
-        let found = text[value.span()].to_owned();
-        settings.insert(name.clone(), RawSetting { name, value: value_of(value.get_ref()), place, found });
+        let written = RawSetting {
+            name: name.clone(),
+            is_secret: SECRET.contains(&name.as_str()),
+            value: value_of(value.get_ref()),
+            place: Some((path.to_owned(), line_at(key.span().start))),
+            found: text[value.span()].to_owned(),
+        };
+        settings.insert(name, written);
     };
     for (key, value) in table.get_ref() {
         let name = key.get_ref();

@@ -86,14 +86,13 @@ fn api_key(settings: &mut Settings) -> Option<Secret> {
     if let Some(file) = file {
         settings.secret_files.extend(file.text().map(PathBuf::from));
         if key.is_some() && in_file.is_some() {
-            settings.report(file.refuse("no file, because runtime.api_key is set too"));
+            settings.problems.push(file.refuse("no file, because runtime.api_key is set too"));
         }
     }
     // The packaged service always has a file, which is empty if the runtime needs no key.
     key.or(in_file)
 }
 
-/// Reads the key from the file that a setting names.
 fn read_key_file(file: &RawSetting) -> Result<String, Problem> {
     files::read_text(Path::new(file.text()?))
         .map_err(|error| file.refuse(&format!("a file that can be read ({error})")))

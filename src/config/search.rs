@@ -60,8 +60,8 @@ const GROUNDING_MODES: [(&str, GroundingMode); 4] = [
 pub(super) fn read(settings: &mut Settings, database: &Database) -> SearchConfig {
     let backend = settings.value("search.url", None, backend);
     let patterns = settings.value("search.match", Vec::new(), patterns);
-    let has_backend = backend.is_some() || settings.is_wrong("search.url");
-    let has_patterns = !patterns.is_empty() || settings.is_wrong("search.match");
+    let has_backend = backend.is_some() || settings.wrong.contains(&"search.url");
+    let has_patterns = !patterns.is_empty() || settings.wrong.contains(&"search.match");
     let grounding = settings.value("search.grounding", GroundingMode::Off, |written| {
         grounding(written, has_backend, has_patterns)
     });
@@ -100,13 +100,12 @@ fn grounding(written: &RawSetting, has_backend: bool, has_patterns: bool) -> Res
 }
 
 fn patterns(written: &RawSetting) -> Result<Vec<Regex>, Problem> {
-    let mut patterns = Vec::new();
-    for (index, text) in written.texts('\n')?.iter().enumerate() {
-        patterns.push(Regex::new(text).map_err(|error| {
-            written.refuse(&format!("regular expressions; number {} is wrong: {error}", index + 1))
-        })?);
-    }
-    Ok(patterns)
+    let pattern = |(number, text): (usize, &String)| {
+        Regex::new(text).map_err(|error| {
+            written.refuse(&format!("regular expressions; number {number} is wrong: {error}"))
+        })
+    };
+    (1..).zip(&written.texts('\n')?).map(pattern).collect()
 }
 
 /// Returns the path of the index: beside the database, with `-search` after its name.

@@ -32,23 +32,24 @@ impl fmt::Display for ConfigError {
 
 const PREFIX: &str = "ADRIATICUM_";
 
-/// The tables of the file.
 pub(super) const SECTIONS: [&str; 4] = ["runtime", "search", "tls", "usage"];
+
+/// The values of variables by their names.
+pub type Environment = BTreeMap<String, String>;
 
 #[derive(Default)]
 pub struct Settings {
     file: BTreeMap<String, RawSetting>,
     /// The variables, without their prefix.
-    environment: BTreeMap<String, String>,
+    environment: Environment,
     /// The names of all settings, as they are taken.
     known: Vec<&'static str>,
-    problems: Vec<Problem>,
-    /// The settings that were wrong.
-    wrong: Vec<&'static str>,
+    pub problems: Vec<Problem>,
+    /// The settings that were refused. A problem that follows from one of them is not reported.
+    pub wrong: Vec<&'static str>,
     digests: Digests,
     /// The default folder of files with secrets.
     secrets: Option<PathBuf>,
-    /// The files that hold a secret.
     pub secret_files: Vec<PathBuf>,
     /// Settings whose default files exist and can't be read, and the reason.
     pub unread_files: Vec<(&'static str, String)>,
@@ -58,14 +59,11 @@ pub struct Settings {
 pub type Digests = BTreeMap<&'static str, [u8; 32]>;
 
 impl Settings {
-    /// Reads the variables of an environment, and a file.
-    pub fn read(
-        file: Option<&Path>,
-        environment: impl Iterator<Item = (String, String)>,
-    ) -> Result<Self, ConfigError> {
-        let mut environment: BTreeMap<String, String> = environment.collect();
+    pub fn read(file: Option<&Path>, mut environment: Environment) -> Result<Self, ConfigError> {
         // The folder where systemd puts the unit's secrets (LoadCredential=). Commands find them beside the configuration.
         let credentials = environment.remove("CREDENTIALS_DIRECTORY").map(PathBuf::from);
+        // It names the file.
+        environment.remove("ADRIATICUM_CONFIG");
         Ok(Self {
             secrets: credentials.or_else(|| Some(file?.parent()?.to_owned())),
             file: file.map(read_file).transpose().map_err(ConfigError)?.unwrap_or_default(),
@@ -81,14 +79,9 @@ impl Settings {
     pub fn take(&mut self, name: &'static str) -> Option<RawSetting> {
         self.known.push(name);
         let in_file = self.file.remove(name);
-        self.take_variable(name).or(in_file)
-    }
-
-    /// Takes a variable that has no counterpart in the file.
-    pub fn take_variable(&mut self, name: &str) -> Option<RawSetting> {
         let variable = variable_of(name);
-        let text = self.environment.remove(&variable)?;
-        Some(RawSetting::in_variable(name, format!("{PREFIX}{variable}"), text))
+        let set = self.environment.remove(&variable);
+        set.map(|text| RawSetting::in_variable(name, format!("{PREFIX}{variable}"), text)).or(in_file)
     }
 
     /// Takes the setting of a file with a secret. If it is not set and `or_default`, takes the file with this name among the
@@ -120,7 +113,7 @@ impl Settings {
         let value = match self.take(name).map(|written| read(&written)) {
             Some(Ok(value)) => value,
             Some(Err(problem)) => {
-                self.report(problem);
+                self.problems.push(problem);
                 self.wrong.push(name);
                 default
             }
@@ -132,16 +125,7 @@ impl Settings {
 
     /// Returns the value. If it is wrong, reports the problem and returns `None`.
     pub fn accept<T>(&mut self, read: Result<T, Problem>) -> Option<T> {
-        read.map_err(|problem| self.report(problem)).ok()
-    }
-
-    pub fn report(&mut self, problem: Problem) {
-        self.problems.push(problem);
-    }
-
-    /// Returns true if the setting was refused: then a problem that follows from it is not reported.
-    pub fn is_wrong(&self, name: &str) -> bool {
-        self.wrong.contains(&name)
+        read.map_err(|problem| self.problems.push(problem)).ok()
     }
 
     /// Notes the value of a setting in the digests.

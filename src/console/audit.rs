@@ -4,39 +4,39 @@ use maud::{Markup, html};
 
 use super::form::link;
 use super::html_table::{cards, choices, heading, page_links};
-use super::layout::{self, Part};
-use super::page_request::{ConsoleSession, PageRequest};
-use super::{Console, PageResult, format};
+use super::page_request::Operator;
+use super::{PageResult, format, layout};
 use crate::id::has_shape;
 use crate::store::{AuditRow, AuditSubject};
 
 const ROWS_PER_PAGE: usize = 50;
 
-pub fn page(console: &Console, request: &PageRequest, session: &ConsoleSession) -> PageResult {
-    let before = Some(request.query.get("before")).filter(|id| has_shape(id, "audit_", 32));
-    let about = AuditSubject::ALL.into_iter().find(|subject| subject.as_str() == request.query.get("about"));
+const SUBJECTS: [(Option<AuditSubject>, &str); 4] = [
+    (None, "All"),
+    (Some(AuditSubject::Keys), "Keys"),
+    (Some(AuditSubject::SignIns), "Sign-ins"),
+    (Some(AuditSubject::Settings), "Settings"),
+];
+
+pub fn page(operator: &Operator) -> PageResult {
+    let query = &operator.request.query;
+    let before = Some(query.get("before")).filter(|id| has_shape(id, "audit_", 32));
+    let about = AuditSubject::ALL.into_iter().find(|subject| subject.as_str() == query.get("about"));
     // With one row more than a page has, it is known whether there is another page.
-    let mut rows = console.store.newest_audit(about, before, ROWS_PER_PAGE as i64 + 1)?;
+    let mut rows = operator.console.store.newest_audit(about, before, ROWS_PER_PAGE as i64 + 1)?;
     let has_more = rows.len() > ROWS_PER_PAGE;
     rows.truncate(ROWS_PER_PAGE);
-    let address = |about: Option<AuditSubject>, before: Option<&str>| {
-        let about = about.map(|subject| ("about", subject.as_str().to_owned()));
-        link("/audit", about.into_iter().chain(before.map(|id| ("before", id.to_owned()))))
+    let address = |about: Option<AuditSubject>, before: &str| {
+        link("/audit", [("about", about.map_or("", AuditSubject::as_str)), ("before", before)])
     };
-    let subjects = [
-        (None, "All"),
-        (Some(AuditSubject::Keys), "Keys"),
-        (Some(AuditSubject::SignIns), "Sign-ins"),
-        (Some(AuditSubject::Settings), "Settings"),
-    ];
-    let newest = before.map(|_| ("← Newest", address(about, None)));
+    let newest = before.map(|_| ("← Newest", address(about, "")));
     let earlier = rows.last().filter(|_| has_more);
-    let earlier = earlier.map(|last| ("Earlier changes →", address(about, Some(&last.id))));
+    let earlier = earlier.map(|last| ("Earlier changes →", address(about, &last.id)));
     let content = html! {
         main {
             h1 { "Audit" }
             div.filters {
-                (choices("About", subjects.into_iter().map(|(subject, name)| (address(subject, None), name, subject == about))))
+                (choices("About", SUBJECTS.into_iter().map(|(subject, name)| (address(subject, ""), name, subject == about))))
             }
             p.muted { "Every change, the newest first. Failed sign-ins are summed for up to 15 minutes." }
             @if rows.is_empty() {
@@ -47,7 +47,7 @@ pub fn page(console: &Console, request: &PageRequest, session: &ConsoleSession) 
             (page_links(newest.as_slice(), "", earlier))
         }
     };
-    Ok(layout::operator_page(console, session, Part::Audit, "Audit", &content))
+    Ok(layout::operator_page(operator, "/audit", "Audit", &content))
 }
 
 fn cells(row: &AuditRow) -> Vec<Markup> {

@@ -20,16 +20,10 @@ pub struct Series {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Shape {
-    /// Values that add up, as bars on one another.
-    Bars,
-    /// Values that do not add up. One without neighbours is a dash.
-    Lines,
-}
-
-#[derive(Clone, Copy)]
 pub enum Unit {
+    /// Values that add up, drawn as stacked bars.
     Count,
+    /// Percentiles, drawn as lines because they do not add up. A value without neighbours is a dash.
     Milliseconds,
 }
 
@@ -37,7 +31,6 @@ pub struct Chart {
     pub title: &'static str,
     /// The description for screen readers.
     pub summary: String,
-    pub shape: Shape,
     pub unit: Unit,
     pub series: Vec<Series>,
 }
@@ -80,16 +73,16 @@ impl Chart {
                 ul.legend {
                     @for series in &self.series { li { span class=(format!("swatch {}", series.class)) {} span.text { (series.name) } } }
                 }
-                div.plot data-column=(column) data-sum[self.shape == Shape::Bars && self.series.len() > 1] {
+                div.plot data-column=(column) data-sum[self.unit == Unit::Count && self.series.len() > 1] {
                     div.y aria-hidden="true" {
                         @for step in (0..=steps).rev() { span { (scale.label(step, self.unit)) } }
                     }
                     svg viewBox=(format!("0 0 {width} {HEIGHT}")) preserveAspectRatio="none" role="img" aria-label=(self.summary) {
                         path.grid d=(grid) {}
                         @for series in &self.series {
-                            @match self.shape {
-                                Shape::Bars => path class=(format!("f {}", series.class)) d=(stacked(&series.values, &mut below, scale.top)) {},
-                                Shape::Lines => path class=(format!("l {}", series.class)) d=(line(&series.values, scale.top)) {},
+                            @match self.unit {
+                                Unit::Count => path class=(format!("f {}", series.class)) d=(stacked(&series.values, &mut below, scale.top)) {},
+                                Unit::Milliseconds => path class=(format!("l {}", series.class)) d=(line(&series.values, scale.top)) {},
                             }
                         }
                         @if let Some(bar) = axis.unfinished { rect.unfinished x=(bar * PLACE) width=(PLACE) height=(HEIGHT) {} }
@@ -106,12 +99,11 @@ impl Chart {
         }
     }
 
-    /// The greatest height of a bar or a point.
     fn highest(&self, bars: usize) -> f64 {
         let values = |bar: usize| self.series.iter().filter_map(move |series| series.values[bar]);
-        let highest = |bar| match self.shape {
-            Shape::Bars => values(bar).sum(),
-            Shape::Lines => values(bar).fold(0.0, f64::max),
+        let highest = |bar| match self.unit {
+            Unit::Count => values(bar).sum(),
+            Unit::Milliseconds => values(bar).fold(0.0, f64::max),
         };
         (0..bars).map(highest).fold(0.0, f64::max)
     }
@@ -248,14 +240,9 @@ impl Scale {
 
 /// A number at an axis: three figures at most, and a letter.
 fn short(number: f64) -> String {
-    let (value, letter) = match number {
-        n if n < 1e3 => (n, ""),
-        n if n < 1e6 => (n / 1e3, "k"),
-        n if n < 1e9 => (n / 1e6, "M"),
-        n if n < 1e12 => (n / 1e9, "G"),
-        n => (n / 1e12, "T"),
-    };
-    let text = format!("{value:.1}");
+    let units = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
+    let (unit, letter) = units.into_iter().find(|(unit, _)| number >= *unit).unwrap_or((1.0, ""));
+    let text = format!("{:.1}", number / unit);
     format!("{}{letter}", text.strip_suffix(".0").unwrap_or(&text))
 }
 
@@ -304,11 +291,10 @@ mod tests {
     #[test]
     fn names_are_escaped_wherever_they_stand() {
         let hostile = "</title><script>\"'&";
-        let chart = |shape| Chart {
+        let chart = |unit| Chart {
             title: "Tokens",
             summary: hostile.into(),
-            shape,
-            unit: Unit::Count,
+            unit,
             series: vec![Series { name: hostile.into(), class: "k0".into(), values: vec![Some(1.0), None] }],
         };
         let axis = Axis {
@@ -317,7 +303,7 @@ mod tests {
             links: vec![hostile.into(); 2],
             unfinished: Some(1),
         };
-        let (drawn, table) = draw(&[chart(Shape::Bars), chart(Shape::Lines)], &axis);
+        let (drawn, table) = draw(&[chart(Unit::Count), chart(Unit::Milliseconds)], &axis);
         for drawn in drawn.into_iter().chain([table]) {
             let text = drawn.into_string();
             assert!(!text.contains("<script"), "{text}");

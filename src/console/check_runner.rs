@@ -1,12 +1,13 @@
 //! Runs the checks of the status page on a thread of its own: a runtime that is down takes its time to say so.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use threadpool::ThreadPool;
 
 use super::Console;
 use crate::checks::{self, Finding};
+use crate::mutex::lock;
 use crate::when;
 
 pub struct CheckRunner {
@@ -14,7 +15,6 @@ pub struct CheckRunner {
     latest: Arc<Mutex<Option<Arc<CheckRun>>>>,
 }
 
-/// The results of one run of the checks.
 pub struct CheckRun {
     pub findings: Vec<Finding>,
     /// The Unix time of the run.
@@ -47,8 +47,4 @@ impl CheckRunner {
     fn are_running(&self) -> bool {
         self.thread.queued_count() + self.thread.active_count() > 0
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

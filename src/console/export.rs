@@ -1,80 +1,155 @@
-//! Downloads of ledger rows as CSV or JSON, made piece by piece as the client reads them.
+//! Downloads of ledger rows and of totals, made piece by piece as the client reads them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::page_request::PageRequest;
+use super::page_request::Operator;
 use super::usage_view::UsageView;
-use super::{Console, PageError, PageResult, layout};
+use super::{PageError, PageResult, layout};
 use crate::http::Response;
 use crate::http::response::{Broken, Pieces};
-use crate::store::{LEDGER_COLUMNS, LedgerRow, RowFilter, Store};
+use crate::store::{LEDGER_COLUMNS, Range, RowFilter, Span, Store, StoreError, Sums};
 use crate::text::{cells, csv_line};
 use crate::when;
 
-/// The most rows of a piece.
 const ROWS_PER_PIECE: usize = 500;
+
+const TOTALS_COLUMNS: &str =
+    "day, key_id, key_name, requests, errors, prompt_tokens, completion_tokens, total_tokens, unmeasured";
 
 /// The most exports in progress: each holds a piece in memory.
 const MAX_EXPORTS: usize = 4;
 
-struct Export {
-    store: Arc<Store>,
-    which: RowFilter,
-    is_json: bool,
-    /// The last row that was sent.
-    after: Option<String>,
-    is_first: bool,
-    is_done: bool,
-    /// Counts this export among those in progress.
+/// The next piece of a download, empty if nothing was found yet; `None` at the end.
+type NextPiece = Result<Option<String>, Broken>;
+
+struct Download<F> {
+    next_piece: F,
+    /// Counts this download among those in progress.
     _permit: Arc<()>,
 }
 
-fn columns() -> Vec<&'static str> {
-    LEDGER_COLUMNS.split(',').map(str::trim).collect()
+impl<F: FnMut() -> NextPiece + Send> Pieces for Download<F> {
+    fn next(&mut self) -> Result<Option<Vec<u8>>, Broken> {
+        Ok((self.next_piece)()?.map(String::into_bytes))
+    }
+}
+
+fn columns(list: &'static str) -> impl Iterator<Item = &'static str> {
+    list.split(',').map(str::trim)
 }
 
 /// A line of the CSV: the columns of the ledger and, beside the Unix time, a time that a spreadsheet understands.
 fn csv_line_with_time(mut cells: Vec<String>, time: String) -> String {
-    let created = columns().iter().position(|name| *name == "created").expect("a row has its time");
+    let created = columns(LEDGER_COLUMNS).position(|name| name == "created").expect("a row has its time");
     cells.insert(created + 1, time);
     csv_line(&cells)
 }
 
 /// A spreadsheet reads a CSV file as UTF-8 if it begins with this.
-pub const BYTE_ORDER_MARK: &str = "\u{feff}";
+const BYTE_ORDER_MARK: &str = "\u{feff}";
 
-pub fn rows(console: &Console, request: &PageRequest, is_json: bool) -> PageResult {
-    let heading = csv_line_with_time(columns().into_iter().map(String::from).collect(), "created_utc".into());
+pub fn rows(operator: &Operator, is_json: bool) -> PageResult {
+    let names = columns(LEDGER_COLUMNS).map(String::from).collect();
+    let heading = csv_line_with_time(names, "created_utc".into());
     let (extension, opening) =
         if is_json { ("json", "[".into()) } else { ("csv", BYTE_ORDER_MARK.to_owned() + &heading) };
-    let view = UsageView::read(&request.query, request.now);
-    start(console, request, &view, &format!("usage.{extension}"), opening, |permit| Export {
-        store: Arc::clone(&console.store),
-        which: view.row_filter(),
-        is_json,
-        after: None,
-        is_first: true,
-        is_done: false,
-        _permit: permit,
+    let view = UsageView::read(&operator.request.query, operator.request.now);
+    let pieces = row_pieces(Arc::clone(&operator.console.store), view.row_filter(), is_json);
+    start(operator, &view, &format!("usage.{extension}"), opening, pieces)
+}
+
+/// Makes the pieces of the export, one at each call.
+fn row_pieces(store: Arc<Store>, filter: RowFilter, is_json: bool) -> impl FnMut() -> NextPiece {
+    let (mut after, mut is_done, mut separator) = (None, false, "");
+    move || {
+        if is_done {
+            return Ok(None);
+        }
+        let listing = store.oldest(&filter, after.as_deref(), ROWS_PER_PIECE).map_err(|error| {
+            log::error!("console, export: {error}");
+            Broken
+        })?;
+        let mut piece = String::new();
+        for row in &listing.rows {
+            if is_json {
+                let row = serde_json::to_string(row).expect("a row should have its JSON");
+                piece += &format!("{separator}\n{row}");
+                separator = ",";
+            } else {
+                let time = when::iso(row.created).unwrap_or_default();
+                piece += &csv_line_with_time(cells(row, columns(LEDGER_COLUMNS)), time);
+            }
+        }
+        is_done = listing.next.is_none();
+        after = listing.next;
+        if is_done && is_json {
+            piece += "\n]\n";
+        }
+        // A search for rare rows has empty pieces, so that it does not hold a thread until it finds one.
+        Ok(Some(piece))
+    }
+}
+
+/// The totals by key and day, for billing. A piece is a day, so that the memory does not grow with the range.
+pub fn totals(operator: &Operator) -> PageResult {
+    let Operator { console, request, .. } = *operator;
+    let keys = console.store.list_keys()?;
+    let view = UsageView::read(&request.query, request.now).with_key(&keys);
+    let heading = BYTE_ORDER_MARK.to_owned()
+        + &csv_line(&columns(TOTALS_COLUMNS).map(String::from).collect::<Vec<_>>());
+    let names = keys.into_iter().map(|key| (key.id, key.name)).collect();
+    let (store, asked) = (Arc::clone(&console.store), view.clone());
+    let mut next = view.range.since;
+    start(operator, &view, "totals.csv", heading, move || {
+        let (since, until) = (next, asked.range.until);
+        if since >= until {
+            return Ok(None);
+        }
+        let day = Span::Day.seconds();
+        next = ((since.div_euclid(day) + 1) * day).min(until);
+        day_lines(&store, &asked, &names, Range { since, until: next }).map(Some).map_err(|error| {
+            log::error!("console, totals: {error}");
+            Broken
+        })
     })
 }
 
-/// Begins a download. `pieces` makes the rest of it and holds its permit until the end.
-pub fn start<P: Pieces + 'static>(
-    console: &Console,
-    request: &PageRequest,
+/// A line for each key that had requests on a day.
+fn day_lines(
+    store: &Store,
+    view: &UsageView,
+    names: &BTreeMap<String, String>,
+    day: Range,
+) -> Result<String, StoreError> {
+    let mut by_key: BTreeMap<String, Sums> = BTreeMap::new();
+    store.figures(Span::Day, day, view.filter(), &view.matching(), |row| {
+        by_key.entry(row.key_id).or_default().add(&row.sums);
+    })?;
+    let date = when::iso(day.since).unwrap_or_default()[..10].to_owned();
+    let line = |(id, sums): (String, Sums)| {
+        let name = names.get(&id).cloned().unwrap_or_default();
+        let named = [date.clone(), id, name];
+        csv_line(&[&named[..], &cells(&sums, columns(TOTALS_COLUMNS).skip(named.len()))].concat())
+    };
+    Ok(by_key.into_iter().map(line).collect())
+}
+
+/// Begins a download. `next_piece` makes the rest of it.
+fn start(
+    operator: &Operator,
     view: &UsageView,
     file: &str,
     opening: String,
-    pieces: impl FnOnce(Arc<()>) -> P,
+    next_piece: impl FnMut() -> NextPiece + Send + 'static,
 ) -> PageResult {
-    if request.http.head.needs_keep_alive_header {
+    if operator.request.http.head.needs_keep_alive_header {
         // HTTP/1.0 has no chunked encoding.
         return Err(PageError::Method);
     }
     // Cloned before it is counted, so that two can't both be the last. The console has one of them itself.
-    let permit = Arc::clone(&console.exports);
+    let permit = Arc::clone(&operator.console.exports);
     if Arc::strong_count(&permit) > 1 + MAX_EXPORTS {
         return Err(PageError::Wait(Duration::from_secs(10)));
     }
@@ -85,47 +160,15 @@ pub fn start<P: Pieces + 'static>(
         "content-disposition",
         format!("attachment; filename=\"adriaticum-{name}-{from}-to-{to}.{extension}\""),
     );
-    response.rest = Some(Box::new(pieces(permit)));
+    response.rest = Some(Box::new(Download { next_piece, _permit: permit }));
     Ok(response)
-}
-
-impl Pieces for Export {
-    fn next(&mut self) -> Result<Option<Vec<u8>>, Broken> {
-        if self.is_done {
-            return Ok(None);
-        }
-        let listing =
-            self.store.oldest(&self.which, self.after.as_deref(), ROWS_PER_PIECE).map_err(|error| {
-                log::error!("console, export: {error}");
-                Broken
-            })?;
-        let mut piece: String = listing.rows.iter().map(|row| self.text(row)).collect();
-        self.is_done = listing.next.is_none();
-        self.after = listing.next;
-        if self.is_done && self.is_json {
-            piece += "\n]\n";
-        }
-        // A search for rare rows has empty pieces, so that it does not hold a thread until it finds one.
-        Ok(Some(piece.into_bytes()))
-    }
-}
-
-impl Export {
-    fn text(&mut self, row: &LedgerRow) -> String {
-        if !self.is_json {
-            return csv_line_with_time(cells(row, columns()), when::iso(row.created).unwrap_or_default());
-        }
-        let separator = if self.is_first { "" } else { "," };
-        self.is_first = false;
-        format!("{separator}\n{}", serde_json::to_string(row).expect("a row should have its JSON"))
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::store::tests::Temporary;
-    use crate::store::{Matching, Range, SEARCHED_ROWS};
+    use crate::store::{Matching, SEARCHED_ROWS};
 
     /// An export of few rows among many held one of the console's two threads until it found the first.
     #[test]
@@ -138,26 +181,19 @@ mod tests {
              SELECT printf('chatcmpl_%012x%020x', 150000, i), 'key_1', 'x', 150, 200,
              CASE i WHEN {rows} THEN 9000 ELSE 1 END FROM n"
         ));
-        let mut export = Export {
-            store: Arc::new(temporary.open_again()),
-            which: RowFilter {
-                range: Range { since: 100, until: 200 },
-                key_id: None,
-                gateway: None,
-                matching: Matching::Anything,
-                cause: None,
-                least_ms: Some(5000),
-                most_ms: None,
-            },
-            is_json: false,
-            after: None,
-            is_first: true,
-            is_done: false,
-            _permit: Arc::default(),
+        let filter = RowFilter {
+            range: Range { since: 100, until: 200 },
+            key_id: None,
+            gateway: None,
+            matching: Matching::Anything,
+            cause: None,
+            least_ms: Some(5000),
+            most_ms: None,
         };
+        let mut next_piece = row_pieces(Arc::new(temporary.open_again()), filter, false);
         let mut lines = Vec::new();
-        while let Some(piece) = export.next().expect("a piece") {
-            lines.push(piece.iter().filter(|byte| **byte == b'\n').count());
+        while let Some(piece) = next_piece().expect("a piece") {
+            lines.push(piece.matches('\n').count());
         }
         assert_eq!(lines, [0, 0, 1]);
     }

@@ -8,6 +8,7 @@ use super::usage_view::{CHOICES, CODES, UsageView};
 use crate::error::FailureCause;
 use crate::store::{Gateway, Key, Range};
 use crate::text::count;
+use crate::when::When;
 
 /// The most keys that are offered in a list. If there are more, the field is a search: a longer list makes the page exceed 60 KB.
 const KEYS_OFFERED: usize = 40;
@@ -15,7 +16,7 @@ const KEYS_OFFERED: usize = 40;
 /// Links to ranges, a form for two times, and a form for the rest, for the page at `address`.
 pub fn filters(view: &UsageView, address: &str, keys: &[Key], gateways: &[Gateway]) -> Markup {
     let [from, to] = view.times();
-    let link = |choice: &'static str| format!("{address}?{}", UsageView { choice, ..view.clone() }.query());
+    let link = |choice: &'static str| UsageView { choice, ..view.clone() }.address(address);
     html! {
         div.filters {
             (choices("Range", CHOICES.into_iter().map(|(word, name)| (link(word), name, view.choice == word))))
@@ -86,7 +87,7 @@ fn matching_keys(view: &UsageView, address: &str, keys: &[Key]) -> Markup {
         return html! {};
     }
     let matching = view.matching_keys(keys);
-    let of = |key: &Key| UsageView { key: Some(key.id.clone()), ..view.clone() }.query();
+    let of = |key: &Key| UsageView { key: Some(key.id.clone()), ..view.clone() }.address(address);
     html! {
         p.notice {
             @match matching.len() {
@@ -95,7 +96,7 @@ fn matching_keys(view: &UsageView, address: &str, keys: &[Key]) -> Markup {
                     (count(number as i64, "key")) " match: "
                     @for (number, key) in matching.iter().take(KEYS_OFFERED).enumerate() {
                         @if number > 0 { ", " }
-                        a.text href=(format!("{address}?{}", of(key))) { (key.name) }
+                        a.text href=(of(key)) { (key.name) }
                     }
                 }
             }
@@ -103,13 +104,10 @@ fn matching_keys(view: &UsageView, address: &str, keys: &[Key]) -> Markup {
     }
 }
 
-/// The range of time that the figures cover.
 pub fn range(view: &UsageView, now: i64) -> Markup {
-    let meaning = match view.choice {
-        "7d" => ": today and the 6 days before it",
-        "30d" => ": today and the 29 days before it",
-        "90d" => ": today and the 89 days before it",
-        _ => "",
+    let meaning = match When::parse(view.choice) {
+        Some(When::Days(days)) => format!(": today and the {} days before it", days - 1),
+        _ => String::new(),
     };
     let Range { since, until } = view.covered;
     html! {

@@ -27,9 +27,10 @@ impl Form {
     }
 }
 
-/// A path with a query of the fields.
-pub fn link<'a>(path: &str, fields: impl IntoIterator<Item = (&'a str, String)>) -> String {
-    let pairs = fields.into_iter().map(|(name, value)| format!("{name}={}", percent_encoded(&value)));
+/// A path with a query of the fields that are not empty.
+pub fn link<'a>(path: &str, fields: impl IntoIterator<Item = (&'a str, impl AsRef<str>)>) -> String {
+    let fields = fields.into_iter().filter(|(_, value)| !value.as_ref().is_empty());
+    let pairs = fields.map(|(name, value)| format!("{name}={}", percent_encoded(value.as_ref())));
     let query = pairs.collect::<Vec<_>>().join("&");
     if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") }
 }
@@ -45,7 +46,7 @@ mod tests {
         assert_eq!(form.all("a").collect::<Vec<_>>(), ["1", "2"]);
         assert_eq!((form.get("e"), form.get("f"), form.get("nothing")), ("%zz%4", "é\u{fffd}", ""));
         for text in ["", "plain", "a b&c=d+e%", "é☂\"<>\r\n\0"] {
-            let link = link("/", [("y", "1".into()), ("x", text.into())]);
+            let link = link("/", [("y", "1"), ("x", text)]);
             assert_eq!(Form::parse(link.trim_start_matches("/?")).get("x"), text);
         }
     }

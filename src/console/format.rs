@@ -12,12 +12,10 @@ pub fn minute(unix: i64) -> Markup {
     time_element(unix, 16)
 }
 
-/// A time to the second.
 pub fn second(unix: i64) -> Markup {
     time_element(unix, 19)
 }
 
-/// The date of a time.
 pub fn date(unix: i64) -> Markup {
     time_element(unix, 10)
 }

@@ -4,7 +4,6 @@ use std::cmp::Ordering;
 
 use maud::{Markup, Render, html};
 
-/// A column that a table can be sorted by.
 pub struct SortColumn {
     /// Its word in an address.
     pub word: &'static str,
@@ -35,9 +34,9 @@ impl SortOrder {
         Self { column: column.word, is_descending }
     }
 
-    /// The value of `sort`, unless this is the default order.
-    pub fn field(self, default: Self) -> Option<String> {
-        (self != default).then(|| self.to_string())
+    /// The value of `sort`; empty if this is the default order.
+    pub fn field(self, default: Self) -> String {
+        if self == default { String::new() } else { self.to_string() }
     }
 
     /// Turns an ascending order of two rows into this one.
@@ -119,7 +118,7 @@ pub fn choices(label: &str, links: impl Iterator<Item = (String, impl Render, bo
 pub fn hidden_fields(fields: Vec<(&str, String)>, asked: &[&str]) -> Markup {
     html! {
         @for (name, value) in fields {
-            @if !asked.contains(&name) { input type="hidden" name=(name) value=(value); }
+            @if !value.is_empty() && !asked.contains(&name) { input type="hidden" name=(name) value=(value); }
         }
     }
 }

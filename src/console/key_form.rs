@@ -2,11 +2,10 @@
 
 use maud::{Markup, html};
 
-use super::page_request::PageRequest;
+use super::form::Form;
 use crate::store::{Budget, BudgetPeriod, CONCURRENT_TAKES, Key, KeyName, Permission, parse_concurrent};
 use crate::when::{self, When};
 
-/// The expiries that are offered.
 const EXPIRIES: [(&str, &str); 6] = [
     ("", "Never"),
     ("7d", "In 7 days"),
@@ -49,16 +48,7 @@ pub struct KeyTerms {
 
 impl KeyForm {
     pub fn new(now: i64) -> Self {
-        Self {
-            name: String::new(),
-            permissions: vec![Permission::Completions],
-            expires: String::new(),
-            date: String::new(),
-            concurrent: String::new(),
-            budget: String::new(),
-            budget_per: BudgetPeriod::Month,
-            loaded: now,
-        }
+        Self { permissions: vec![Permission::Completions], ..Self::read(&Form::default(), now) }
     }
 
     pub fn of(key: &Key, now: i64) -> Self {
@@ -74,8 +64,8 @@ impl KeyForm {
         }
     }
 
-    pub fn read(request: &PageRequest) -> Self {
-        let (form, now) = (&request.form, request.now);
+    pub fn read(form: &Form, now: i64) -> Self {
+        let loaded = form.get("loaded").parse().ok().filter(|time| (now - OLDEST_FORM..=now).contains(time));
         Self {
             name: form.get("name").trim().to_owned(),
             permissions: Permission::ALL
@@ -88,12 +78,7 @@ impl KeyForm {
             // As people write large numbers, and as the console shows them.
             budget: form.get("budget").trim().replace([',', ' '], ""),
             budget_per: BudgetPeriod::parse(form.get("budget_per")).unwrap_or(BudgetPeriod::Month),
-            loaded: form
-                .get("loaded")
-                .parse()
-                .ok()
-                .filter(|time| (now - OLDEST_FORM..=now).contains(time))
-                .unwrap_or(now),
+            loaded: loaded.unwrap_or(now),
         }
     }
 
@@ -127,12 +112,9 @@ impl KeyForm {
         let budget = match self.budget.as_str() {
             "" => None,
             tokens => {
-                Some(Budget::parse(&format!("{tokens}/{}", self.budget_per.as_str())).ok_or_else(|| {
-                    (
-                        "budget",
-                        "Budget: a number of tokens from 1 to 1000000000000, or leave it empty.".to_owned(),
-                    )
-                })?)
+                let message = "Budget: a number of tokens from 1 to 1000000000000, or leave it empty.";
+                let budget = Budget::parse(&format!("{tokens}/{}", self.budget_per.as_str()));
+                Some(budget.ok_or(("budget", message.to_owned()))?)
             }
         };
         Ok(KeyTerms { name, expires, concurrent, budget })

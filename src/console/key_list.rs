@@ -7,10 +7,11 @@ use maud::{Markup, html};
 
 use super::form::{Form, link};
 use super::html_table::{SortColumn, SortOrder, cards, choices, hidden_fields, page_links};
-use super::layout::{self, Part};
-use super::page_request::{ConsoleSession, PageRequest};
-use super::{Console, PageError, PageResult, format};
-use crate::store::{Filter, Key, KeyBudget, KeyState, Matching, Permission, Range, Span, Sums};
+use super::page_request::Operator;
+use super::{PageResult, format, layout};
+use crate::store::{
+    Filter, Key, KeyBudget, KeyState, Matching, Permission, Range, Span, Store, StoreError, Sums,
+};
 use crate::text::{count, grouped};
 
 /// The days over which requests are counted: today and the days before it.
@@ -31,10 +32,10 @@ const COLUMNS: [SortColumn; 8] = [
 
 const DEFAULT_ORDER: SortOrder = SortOrder { column: "created", is_descending: true };
 
-type KeyEntry = (Key, Sums);
+type KeyEntry = (Sums, Key);
 
 /// Compares two keys; equal ones are in the order of their ids.
-fn compare(order: SortOrder, (a, of_a): &KeyEntry, (b, of_b): &KeyEntry) -> Ordering {
+fn compare(order: SortOrder, (of_a, a): &KeyEntry, (of_b, b): &KeyEntry) -> Ordering {
     // A key that never expires comes last.
     let end = |key: &Key| key.revoked.or(key.expires).unwrap_or(i64::MAX);
     let ascending = match order.column {
@@ -61,7 +62,6 @@ pub struct KeyListView {
     page: usize,
 }
 
-/// The lists that can be chosen, each with its name.
 const LISTS: [(KeyState, &str); 3] =
     [(KeyState::Active, "Active"), (KeyState::Expired, "Expired"), (KeyState::Revoked, "Revoked")];
 
@@ -86,16 +86,15 @@ impl KeyListView {
     }
 
     fn fields(&self) -> Vec<(&'static str, String)> {
-        let fields = [
+        let state = if self.state == KeyState::Active { "" } else { self.state.as_str() };
+        vec![
             ("sort", self.order.field(DEFAULT_ORDER)),
-            ("q", Some(self.filter.clone()).filter(|filter| !filter.is_empty())),
-            ("state", (self.state != KeyState::Active).then(|| self.state.as_str().to_owned())),
-            ("page", (self.page != 1).then(|| self.page.to_string())),
-        ];
-        fields.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+            ("q", self.filter.clone()),
+            ("state", state.to_owned()),
+            ("page", if self.page == 1 { String::new() } else { self.page.to_string() }),
+        ]
     }
 
-    /// The address of the list.
     pub fn address(&self) -> String {
         link("/keys", self.fields())
     }
@@ -123,18 +122,19 @@ impl KeyListView {
 }
 
 /// Returns the sums of keys over the counted days.
-pub fn recent_sums(console: &Console, filter: Filter, now: i64) -> Result<HashMap<String, Sums>, PageError> {
+pub fn recent_sums(store: &Store, filter: Filter, now: i64) -> Result<HashMap<String, Sums>, StoreError> {
     let day = Span::Day.seconds();
     let until = (now.div_euclid(day) + 1) * day;
     let range = Range { since: until - COUNTED_DAYS * day, until };
     let mut figures: HashMap<String, Sums> = HashMap::new();
-    console.store.figures(Span::Day, range, filter, &Matching::Anything, |row| {
+    store.figures(Span::Day, range, filter, &Matching::Anything, |row| {
         figures.entry(row.key_id).or_default().add(&row.sums);
     })?;
     Ok(figures)
 }
 
-pub fn page(console: &Console, request: &PageRequest, session: &ConsoleSession) -> PageResult {
+pub fn page(operator: &Operator) -> PageResult {
+    let Operator { console, request, .. } = *operator;
     let keys = console.store.list_keys()?;
     let mut view = KeyListView::read(&request.query);
     let named =
@@ -152,14 +152,11 @@ pub fn page(console: &Console, request: &PageRequest, session: &ConsoleSession) 
     let counts = LISTS.map(|(state, _)| keys.iter().filter(|key| list_of(key, request.now) == state).count());
     let [active, ..] = counts;
     let is_first = keys.is_empty();
-    let mut sums = if is_first { HashMap::new() } else { recent_sums(console, Filter::ALL, request.now)? };
+    let mut sums = recent_sums(&console.store, Filter::ALL, request.now)?;
     let mut listed: Vec<KeyEntry> = keys
         .into_iter()
         .filter(|key| list_of(key, request.now) == view.state && view.matches(key))
-        .map(|key| {
-            let sums = sums.remove(&key.id).unwrap_or_default();
-            (key, sums)
-        })
+        .map(|key| (sums.remove(&key.id).unwrap_or_default(), key))
         .collect();
     listed.sort_by(|a, b| compare(view.order, a, b));
     let pages = listed.len().div_ceil(KEYS_PER_PAGE).max(1);
@@ -196,23 +193,23 @@ pub fn page(console: &Console, request: &PageRequest, session: &ConsoleSession) 
             }
         }
     };
-    Ok(layout::operator_page(console, session, Part::Keys, "API Keys", &content))
+    Ok(layout::operator_page(operator, "/keys", "API Keys", &content))
 }
 
 fn filters(view: &KeyListView, counts: [usize; 3]) -> Markup {
-    let is_offered = |state, count| count > 0 || state == view.state || state == KeyState::Active;
-    let tabs: Vec<_> =
-        LISTS.into_iter().zip(counts).filter(|((state, _), count)| is_offered(*state, *count)).collect();
-    let tab = |((state, name), count): &((KeyState, &str), usize)| {
-        let address = KeyListView { state: *state, page: 1, ..view.clone() }.address();
-        (address, format!("{name} ({})", grouped(*count as i64)), *state == view.state)
-    };
+    let mut tabs = Vec::new();
+    for ((state, name), count) in LISTS.into_iter().zip(counts) {
+        if count > 0 || state == view.state || state == KeyState::Active {
+            let address = KeyListView { state, page: 1, ..view.clone() }.address();
+            tabs.push((address, format!("{name} ({})", grouped(count as i64)), state == view.state));
+        }
+    }
     let option = |order: SortOrder, name: &str, suffix: &str| {
         html! { option value=(order.to_string()) selected[order == view.order] { (name) (suffix) } }
     };
     html! {
         div.filters {
-            @if tabs.len() > 1 { (choices("State", tabs.iter().map(tab))) }
+            @if tabs.len() > 1 { (choices("State", tabs.into_iter())) }
             form method="get" action="/keys" role="search" {
                 (hidden_fields(view.fields(), &["q", "sort", "page"]))
                 label for="q" { "Filter" }
@@ -246,7 +243,7 @@ fn table(view: &KeyListView, entries: &[KeyEntry], now: i64) -> Markup {
 }
 
 /// A page has fifty rows of these and stays below 60 KB, so they have no more markup than they need.
-fn cells(view: &KeyListView, (key, sums): &KeyEntry, now: i64) -> Vec<Markup> {
+fn cells(view: &KeyListView, (sums, key): &KeyEntry, now: i64) -> Vec<Markup> {
     let date =
         |time: Option<i64>| html! { @match time { Some(time) => (format::date(time)), None => "never" } };
     vec![
@@ -255,7 +252,7 @@ fn cells(view: &KeyListView, (key, sums): &KeyEntry, now: i64) -> Vec<Markup> {
             " " code.muted { (key.hint.as_deref().unwrap_or(&key.id)) }
         },
         html! {
-            (key.permissions.iter().map(|permission| permission.as_str()).collect::<Vec<_>>().join(", "))
+            (Permission::join(&key.permissions).replace(',', ", "))
             @if let Some(number) = key.concurrent { span.muted { " " (number) " concurrent" } }
             @if let Some(budget) = &key.budget {
                 " " span.muted { (budget.percent()) "% of " (grouped(budget.budget.tokens)) "/" (budget.budget.per.as_str()) }
@@ -313,7 +310,7 @@ mod tests {
             hint: Some(format!("adr_{id}…c41d")),
             ..Key::example()
         };
-        (key, Sums { requests, ..Sums::default() })
+        (Sums { requests, ..Sums::default() }, key)
     }
 
     #[test]
@@ -336,7 +333,7 @@ mod tests {
         let order = |sort: &str| {
             let mut sorted: Vec<&KeyEntry> = entries.iter().collect();
             sorted.sort_by(|a, b| compare(view(&format!("sort={sort}")).order, a, b));
-            sorted.iter().map(|(key, _)| &key.id[4..]).collect::<String>()
+            sorted.iter().map(|(_, key)| &key.id[4..]).collect::<String>()
         };
         assert_eq!(order("name"), "bac", "without regard to case");
         assert_eq!(order("end"), "cab", "never is last");
@@ -346,8 +343,8 @@ mod tests {
             let view = KeyListView { filter: filter.into(), ..view("") };
             entries
                 .iter()
-                .filter(|(key, _)| view.matches(key))
-                .map(|(key, _)| &key.id[4..])
+                .filter(|(_, key)| view.matches(key))
+                .map(|(_, key)| &key.id[4..])
                 .collect::<String>()
         };
         for (filter, ids) in [

@@ -1,16 +1,15 @@
 //! A key's pages: creating, changing and revoking it.
 
-use std::net::IpAddr;
-
 use maud::{Markup, html};
 
 use super::key_form::{KeyForm, KeyTerms, WrongField};
 use super::key_list::{KeyListView, budget_badge, expiry_badge, recent_sums};
-use super::layout::{self, Part, copy_box, form_token};
-use super::page_request::{ConsoleSession, PageRequest};
-use super::{Console, PageError, PageResult, format};
+use super::layout::{self, copy_box, form_token};
+use super::page_request::Operator;
+use super::{PageError, PageResult, format};
 use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
-use crate::http::Response;
+use crate::checks::is_local;
+use crate::http::{Request, Response};
 use crate::secret::{SecretDigest, secret_hex};
 use crate::store::{
     Budget, Filter, Key, KeyBudget, KeyChange, KeyChanged, KeyState, NewKey, Permission, Sums,
@@ -20,22 +19,17 @@ use crate::text::{count, grouped};
 /// The number of random bytes that identify a form for a new key.
 const ONCE_BYTES: usize = 16;
 
-pub fn new(console: &Console, request: &PageRequest, session: &ConsoleSession) -> PageResult {
-    Ok(form(console, session, &KeyForm::new(request.now), None))
+pub fn new(operator: &Operator) -> PageResult {
+    Ok(form(operator, &KeyForm::new(operator.request.now), None))
 }
 
-fn form(
-    console: &Console,
-    session: &ConsoleSession,
-    wanted: &KeyForm,
-    wrong: Option<&WrongField>,
-) -> Response {
+fn form(operator: &Operator, wanted: &KeyForm, wrong: Option<&WrongField>) -> Response {
     let content = html! {
         main.narrow {
             h1 { "Create an API key" }
             @if let Some((_, message)) = wrong { p.alert role="alert" { (message) } }
             form method="post" action="/keys" {
-                (form_token(session))
+                (form_token(operator.session))
                 input type="hidden" name="once" value=(secret_hex::<ONCE_BYTES>());
                 (wanted.fields(None, wrong))
                 div.buttons {
@@ -45,24 +39,25 @@ fn form(
             }
         }
     };
-    let mut response = layout::operator_page(console, session, Part::Keys, "Create an API key", &content);
+    let mut response = layout::operator_page(operator, "/keys", "Create an API key", &content);
     if wrong.is_some() {
         response.status = 400;
     }
     response
 }
 
-pub fn create(console: &Console, request: &PageRequest, session: &ConsoleSession) -> PageResult {
-    let wanted = KeyForm::read(request);
+pub fn create(operator: &Operator) -> PageResult {
+    let request = operator.request;
+    let wanted = KeyForm::read(&request.form, request.now);
     let KeyTerms { name, expires, concurrent, budget } = match wanted.check(None, request.now) {
         Ok(terms) => terms,
-        Err(wrong) => return Ok(form(console, session, &wanted, Some(&wrong))),
+        Err(wrong) => return Ok(form(operator, &wanted, Some(&wrong))),
     };
     let secret = SECRET_PREFIX.to_owned() + &secret_hex::<{ SECRET_DIGITS / 2 }>();
     let id = id_for(request.form.get("once")).ok_or(PageError::Stale)?;
     let permissions = &wanted.permissions;
     let key = NewKey { name: &name, permissions, created: request.now, expires, concurrent, budget };
-    if !console.store.add_key_as(&id, &secret, &key, &request.actor())? {
+    if !operator.console.store.add_key_as(&id, &secret, &key, &request.actor())? {
         return Ok(layout::redirect(&format!("/keys?made={id}")));
     }
     log::info!("console: {id} was created");
@@ -72,11 +67,11 @@ pub fn create(console: &Console, request: &PageRequest, session: &ConsoleSession
             p { strong.text { (wanted.name) } " · " code { (id) } }
             p.notice role="status" { strong { "Copy it now." } " Not stored, so it can’t be displayed again." }
             (copy_box("The key", "secret", &secret))
-            (example(console, request, &wanted.permissions, &secret))
+            (example(operator, &wanted.permissions, &secret))
             p { a.button.primary href="/keys" { "Done" } }
         }
     };
-    Ok(layout::operator_page(console, session, Part::Keys, "Your new key", &content))
+    Ok(layout::operator_page(operator, "/keys", "Your new key", &content))
 }
 
 /// The id of the key that a form creates. It is derived from the form's random number, so the database refuses a second key from
@@ -87,14 +82,14 @@ fn id_for(once: &str) -> Option<String> {
 }
 
 /// The address, the model and a first request for a new key.
-fn example(console: &Console, request: &PageRequest, permissions: &[Permission], secret: &str) -> Markup {
-    let authority = request.http.head.authority();
+fn example(operator: &Operator, permissions: &[Permission], secret: &str) -> Markup {
+    let Request { head, client, .. } = operator.request.http;
+    let authority = head.authority();
     let port =
         authority.rfind(':').filter(|at| !authority[*at..].contains(']')).map_or("", |at| &authority[at..]);
-    let scheme = request.scheme();
-    let https_port = if request.http.client.secure { port } else { "" };
+    let (scheme, https_port) = if client.secure { ("https", port) } else { ("http", "") };
     if permissions.contains(&Permission::Completions) {
-        let host = console.config.api_hosts.first().map_or("localhost", String::as_str);
+        let host = operator.console.config.api_hosts.first().map_or("localhost", String::as_str);
         // Over a network a key is sent by HTTPS only, also if the operator uses HTTP here.
         let (scheme, port) = if is_local(host) { (scheme, port) } else { ("https", https_port) };
         let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
@@ -109,35 +104,26 @@ fn example(console: &Console, request: &PageRequest, permissions: &[Permission],
             (copy_box("A first request", "curl", &command))
         };
     }
-    copy_box(
-        "The metrics",
-        "curl",
-        &format!("curl {scheme}://{authority}/metrics -H 'Authorization: Bearer {secret}'"),
-    )
+    let command = format!("curl {scheme}://{authority}/metrics -H 'Authorization: Bearer {secret}'");
+    copy_box("The metrics", "curl", &command)
 }
 
-/// True if a name or an address is one of this host only.
-fn is_local(host: &str) -> bool {
-    let is_loopback = |address: IpAddr| address.is_loopback();
-    host == "localhost" || host.ends_with(".localhost") || host.parse().is_ok_and(is_loopback)
-}
-
-/// The reason why a change was not saved.
 enum NotSaved {
     Wrong(WrongField),
     /// Another operator or command has changed the key since.
     Meanwhile,
 }
 
-pub fn page(console: &Console, request: &PageRequest, session: &ConsoleSession, id: &str) -> PageResult {
-    let key = console.store.key(id)?.ok_or(PageError::NotFound)?;
-    key_page(console, request, session, &key, &KeyForm::of(&key, request.now), None)
+pub fn page(operator: &Operator, id: &str) -> PageResult {
+    let key = operator.console.store.key(id)?.ok_or(PageError::NotFound)?;
+    key_page(operator, &key, &KeyForm::of(&key, operator.request.now), None)
 }
 
-pub fn change(console: &Console, request: &PageRequest, session: &ConsoleSession, id: &str) -> PageResult {
+pub fn change(operator: &Operator, id: &str) -> PageResult {
+    let Operator { console, request, .. } = *operator;
     let key = console.store.key(id)?.ok_or(PageError::NotFound)?;
-    let wanted = KeyForm::read(request);
-    let not_saved = |key: &Key, why| key_page(console, request, session, key, &wanted, Some(&why));
+    let wanted = KeyForm::read(&request.form, request.now);
+    let not_saved = |key: &Key, why| key_page(operator, key, &wanted, Some(&why));
     let KeyTerms { name, expires, concurrent, budget } = match wanted.check(key.expires, request.now) {
         Ok(terms) => terms,
         Err(wrong) => return not_saved(&key, NotSaved::Wrong(wrong)),
@@ -160,38 +146,33 @@ pub fn change(console: &Console, request: &PageRequest, session: &ConsoleSession
 }
 
 /// Everything about a key, and the form that changes it. A revoked key has no form.
-fn key_page(
-    console: &Console,
-    request: &PageRequest,
-    session: &ConsoleSession,
-    key: &Key,
-    wanted: &KeyForm,
-    not_saved: Option<&NotSaved>,
-) -> PageResult {
+fn key_page(operator: &Operator, key: &Key, wanted: &KeyForm, not_saved: Option<&NotSaved>) -> PageResult {
+    let Operator { console, request, session } = *operator;
     let filter = Filter { key_id: Some(&key.id), ..Filter::ALL };
-    let sums = recent_sums(console, filter, request.now)?.remove(&key.id).unwrap_or_default();
-    let wrong = match not_saved {
-        Some(NotSaved::Wrong(wrong)) => Some(wrong),
-        Some(NotSaved::Meanwhile) | None => None,
-    };
+    let sums = recent_sums(&console.store, filter, request.now)?.remove(&key.id).unwrap_or_default();
     let list = KeyListView::read(&request.query);
     let address = list.key_address(&key.id, "");
+    let (status, wrong) = match not_saved {
+        None => (200, None),
+        Some(NotSaved::Wrong(wrong)) => (400, Some(wrong)),
+        Some(NotSaved::Meanwhile) => (409, None),
+    };
     let content = html! {
         main.narrow {
             p.crumbs { a href=(list.address()) { "Back to API keys" } }
             h1.text { (key.name) }
             @match not_saved {
-                Some(NotSaved::Wrong((_, message))) => p.alert role="alert" { (message) " Nothing was changed." },
-                Some(NotSaved::Meanwhile) if key.revoked.is_some() => {
-                    p.alert role="alert" { "The key was revoked since you opened this form. Nothing was changed." }
-                },
-                Some(NotSaved::Meanwhile) => p.alert role="alert" {
-                    "The key was changed since you opened this form, and is now as listed below. Your changes are in the form \
-                     and not saved: check them, then save again, or " a href=(address) { "discard them" } "."
-                },
                 None => {}
+                Some(NotSaved::Wrong((_, message))) => p.alert role="alert" { (message) " Nothing was changed." },
+                Some(NotSaved::Meanwhile) => p.alert role="alert" {
+                    @if key.revoked.is_some() { "The key was revoked since you opened this form. Nothing was changed." }
+                    @else {
+                        "The key was changed since you opened this form, and is now as listed below. Your changes are in the form \
+                         and not saved: check them, then save again, or " a href=(address) { "discard them" } "."
+                    }
+                },
             }
-            (facts(key, &sums, not_saved.is_some(), request.now))
+            (facts(key, &sums, not_saved.is_some() || key.revoked.is_some(), request.now))
             @if key.revoked.is_none() {
                 form method="post" action=(address) {
                     (form_token(session))
@@ -206,16 +187,12 @@ fn key_page(
             }
         }
     };
-    let mut response = layout::operator_page(console, session, Part::Keys, &key.name, &content);
-    response.status = match not_saved {
-        None => 200,
-        Some(NotSaved::Wrong(_)) => 400,
-        Some(NotSaved::Meanwhile) => 409,
-    };
+    let mut response = layout::operator_page(operator, "/keys", &key.name, &content);
+    response.status = status;
     Ok(response)
 }
 
-/// The facts about a key; with its terms, if the form has others.
+/// The facts about a key; with its terms, if the form has others or there is none.
 fn facts(key: &Key, sums: &Sums, with_terms: bool, now: i64) -> Markup {
     let time =
         |time: Option<i64>| html! { @match time { Some(time) => (format::minute(time)), None => "never" } };
@@ -225,13 +202,10 @@ fn facts(key: &Key, sums: &Sums, with_terms: bool, now: i64) -> Markup {
             dt { "Id" } dd { code { (key.id) } }
             dt { "Created" } dd { (time(Some(key.created))) }
             @if key.revoked.is_some() { dt { "Revoked" } dd { (time(key.revoked)) } }
-            @if with_terms || key.revoked.is_some() {
-                dt { "Permissions" } dd { (Permission::join(&key.permissions).replace(',', ", ")) }
-                dt { "Expires" } dd { (time(key.expires)) (expiry_badge(key, now)) }
+            @if with_terms { dt { "Permissions" } dd { (Permission::join(&key.permissions).replace(',', ", ")) } }
+            @if with_terms || key.state(now) != KeyState::Active { dt { "Expires" } dd { (time(key.expires)) (expiry_badge(key, now)) } }
+            @if with_terms {
                 dt { "Concurrent requests" } dd { @match key.concurrent { Some(number) => (number), None => "any number" } }
-            }
-            @if !with_terms && key.state(now) != KeyState::Active && key.revoked.is_none() {
-                dt { "Expires" } dd { (time(key.expires)) (expiry_badge(key, now)) }
             }
             @if let Some(budget) = &key.budget { dt { "Budget" } dd { (budget_bar(budget, now)) } }
             dt { "Last used" } dd { (time(key.last_used)) }
@@ -257,14 +231,9 @@ fn budget_bar(budget: &KeyBudget, now: i64) -> Markup {
     }
 }
 
-pub fn confirm_revoke(
-    console: &Console,
-    request: &PageRequest,
-    session: &ConsoleSession,
-    id: &str,
-) -> PageResult {
-    let list = KeyListView::read(&request.query);
-    let key = console.store.key(id)?.ok_or(PageError::NotFound)?;
+pub fn confirm_revoke(operator: &Operator, id: &str) -> PageResult {
+    let list = KeyListView::read(&operator.request.query);
+    let key = operator.console.store.key(id)?.ok_or(PageError::NotFound)?;
     if key.revoked.is_some() {
         // The browser went back after the revocation: the key's page has its time.
         return Ok(layout::redirect(&list.key_address(id, "")));
@@ -281,21 +250,20 @@ pub fn confirm_revoke(
                 }
             }
             form.buttons method="post" {
-                (form_token(session))
+                (form_token(operator.session))
                 button.danger type="submit" { "Revoke key" }
                 a.button href=(list.key_address(id, "")) { "Keep it" }
             }
         }
     };
-    Ok(layout::operator_page(console, session, Part::Keys, "Revoke a key", &content))
+    Ok(layout::operator_page(operator, "/keys", "Revoke a key", &content))
 }
 
-pub fn revoke(console: &Console, request: &PageRequest, id: &str) -> PageResult {
-    match console.store.revoke_key(id, request.now, &request.actor())? {
-        true => {
-            log::info!("console: {id} was revoked");
-            Ok(layout::redirect(&KeyListView::read(&request.query).address_after("revoked", id)))
-        }
-        false => Err(PageError::NotFound),
+pub fn revoke(operator: &Operator, id: &str) -> PageResult {
+    let request = operator.request;
+    if !operator.console.store.revoke_key(id, request.now, &request.actor())? {
+        return Err(PageError::NotFound);
     }
+    log::info!("console: {id} was revoked");
+    Ok(layout::redirect(&KeyListView::read(&request.query).address_after("revoked", id)))
 }

@@ -2,9 +2,8 @@
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use super::Console;
-use super::assets::Assets;
-use super::page_request::ConsoleSession;
+use super::assets::{ICON, SCRIPT, STYLE};
+use super::page_request::{self, Operator};
 use crate::http::Response;
 use crate::when;
 
@@ -12,33 +11,18 @@ use crate::when;
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; \
     form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
-/// The parts of the console in the navigation.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    Keys,
-    Usage,
-    Requests,
-    Status,
-    Audit,
-}
-
-const PARTS: [(Part, &str, &str); 5] = [
-    (Part::Keys, "/keys", "API Keys"),
-    (Part::Usage, "/usage", "Usage"),
-    (Part::Requests, "/requests", "Requests"),
-    (Part::Status, "/status", "Status"),
-    (Part::Audit, "/audit", "Audit"),
+/// The parts of the console in the navigation: their addresses and names.
+const PARTS: [(&str, &str); 5] = [
+    ("/keys", "API Keys"),
+    ("/usage", "Usage"),
+    ("/requests", "Requests"),
+    ("/status", "Status"),
+    ("/audit", "Audit"),
 ];
 
-/// A page for a signed-in operator, with the navigation.
-pub fn operator_page(
-    console: &Console,
-    session: &ConsoleSession,
-    part: impl Into<Option<Part>>,
-    title: &str,
-    content: &Markup,
-) -> Response {
-    let part = part.into();
+/// A page for a signed-in operator, with the navigation. `part` is the address of the part that it belongs to.
+pub fn operator_page(operator: &Operator, part: &str, title: &str, content: &Markup) -> Response {
+    let console = operator.console;
     let has_trouble = console.monitoring.has_trouble(when::now());
     let gateway = console.config.gateway_name();
     let dot = if has_trouble { "● " } else { "" };
@@ -46,28 +30,28 @@ pub fn operator_page(
         span.gateway.text { (gateway) }
         nav aria-label="Console" {
             ul {
-                @for (known, address, name) in PARTS {
-                    li { a href=(address) aria-current=[(Some(known) == part).then_some("page")] {
+                @for (address, name) in PARTS {
+                    li { a href=(address) aria-current=[(address == part).then_some("page")] {
                         (name)
-                        @if known == Part::Status && has_trouble { " " span.dot { span.unseen { "(something is wrong)" } } }
+                        @if address == "/status" && has_trouble { " " span.dot { span.unseen { "(something is wrong)" } } }
                     } }
                 }
             }
         }
         form.out method="post" action="/sign-out" {
-            (form_token(session))
+            (form_token(operator.session))
             button.quiet type="submit" { "Sign out" }
         }
     };
-    frame(&console.assets, 200, &format!("{dot}{title} · {gateway}"), &top, content)
+    frame(200, &format!("{dot}{title} · {gateway}"), &top, content)
 }
 
 /// A page that needs no session.
-pub fn plain_page(assets: &Assets, status: u16, title: &str, content: &Markup) -> Response {
-    frame(assets, status, title, &html! {}, content)
+pub fn plain_page(status: u16, title: &str, content: &Markup) -> Response {
+    frame(status, title, &html! {}, content)
 }
 
-fn frame(assets: &Assets, status: u16, title: &str, top: &Markup, content: &Markup) -> Response {
+fn frame(status: u16, title: &str, top: &Markup, content: &Markup) -> Response {
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -76,9 +60,9 @@ fn frame(assets: &Assets, status: u16, title: &str, top: &Markup, content: &Mark
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="color-scheme" content="light dark";
                 title { (title) " · Adriaticum" }
-                link rel="icon" href=(assets.icon.path) type="image/svg+xml";
-                link rel="stylesheet" href=(assets.style.path);
-                script src=(assets.script.path) defer {}
+                link rel="icon" href=(ICON.path) type="image/svg+xml";
+                link rel="stylesheet" href=(STYLE.path);
+                script src=(SCRIPT.path) defer {}
             }
             body {
                 a.skip href="#content" { "Skip to the content" }
@@ -128,7 +112,7 @@ pub fn copy_box(title: &str, id: &str, text: &str) -> Markup {
     }
 }
 
-/// The hidden field that protects every form against requests from other sites.
-pub fn form_token(session: &ConsoleSession) -> Markup {
-    html! { input type="hidden" name="token" value=(session.form_token()); }
+/// The hidden field that protects every form against requests from other sites. It is bound to the session's cookie.
+pub fn form_token(cookie: &str) -> Markup {
+    html! { input type="hidden" name="token" value=(page_request::form_token(cookie)); }
 }

@@ -25,7 +25,6 @@ mod request_list;
 mod sign_in;
 mod status;
 mod throttle;
-mod totals_export;
 mod usage;
 mod usage_by_key;
 mod usage_charts;
@@ -44,10 +43,9 @@ use crate::logging;
 use crate::store::{Gateway, Store, StoreError, TokenKind};
 use crate::when;
 
-use self::assets::Assets;
 use self::check_runner::CheckRunner;
 pub use self::monitoring_endpoints::MonitoringEndpoints;
-use self::page_request::{ConsoleSession, PageRequest, SESSION};
+use self::page_request::{Operator, PageRequest, SESSION};
 use self::sign_in::SignIn;
 
 /// Makes a browser that came by HTTPS use nothing else for a year.
@@ -57,15 +55,13 @@ pub struct Console {
     config: Arc<Config>,
     store: Arc<Store>,
     started: Instant,
-    assets: Assets,
     sign_in: SignIn,
     checks: CheckRunner,
     /// Counts the exports in progress: each has a clone.
     exports: Arc<()>,
-    monitoring: MonitoringEndpoints,
+    pub monitoring: MonitoringEndpoints,
 }
 
-/// The reasons for an error page.
 #[derive(Debug)]
 enum PageError {
     NotFound,
@@ -78,6 +74,9 @@ enum PageError {
     Foreign,
     Store(StoreError),
     Wait(Duration),
+    /// There is no room for the request.
+    Busy,
+    Panic,
 }
 
 type PageResult = Result<Response, PageError>;
@@ -95,27 +94,20 @@ impl Console {
             config,
             store,
             started: Instant::now(),
-            assets: Assets::new(),
             checks: CheckRunner::new(),
             exports: Arc::default(),
             monitoring,
         }
     }
 
-    /// Answers a request for the console's host.
     pub fn answer(&self, request: &Request) -> Response {
         let answer = panic::catch_unwind(AssertUnwindSafe(|| self.serve(request)));
-        let mut response = answer.unwrap_or_else(|_| error_pages::broken(self));
+        let mut response = answer.unwrap_or_else(|_| error_pages::error(None, None, &PageError::Panic));
         if request.client.secure {
             response = response.with("strict-transport-security", HTTPS_ONLY);
         }
         log::debug!(target: logging::REQUEST, "host=console status={}", response.status);
         response
-    }
-
-    /// Answers a health probe without waiting for anything. Returns `None` for any other request.
-    pub fn probe(&self, head: &RequestHead) -> Option<Response> {
-        self.monitoring.probe(head)
     }
 
     /// The place of a request in the queue, from its head, without a database look-up.
@@ -130,7 +122,7 @@ impl Console {
     pub fn lane(&self, request: &Request) -> Option<Lane> {
         let find = || {
             if MonitoringEndpoints::takes_key(&request.head) {
-                return self.monitoring.admit(&request.head, when::now()).ok().map(|caller| caller.key_id);
+                return self.monitoring.admit(&request.head, when::now()).ok().map(|key| key.id);
             }
             self.sign_in.look_up_browser(&self.store, request);
             let session = page_request::presented(request.client, &request.head, SESSION)?;
@@ -148,65 +140,67 @@ impl Console {
 
     /// Answers a request for which there is no room.
     pub fn refuse(&self) -> Response {
-        error_pages::busy(self)
+        error_pages::error(None, None, &PageError::Busy)
     }
 
     fn serve(&self, request: &Request) -> Response {
-        if let Some(file) = self.assets.find(&request.head) {
-            return file;
-        }
-        if let Some(answer) = self.monitoring.answer(request) {
+        if let Some(answer) = assets::find(&request.head).or_else(|| self.monitoring.answer(request)) {
             return answer;
         }
-        self.page(request).unwrap_or_else(|error| error_pages::error(self, None, request.client, &error))
+        self.page(request).unwrap_or_else(|error| error_pages::error(None, request.client.peer, &error))
     }
 
     fn page(&self, http: &Request) -> PageResult {
         let request = PageRequest::read(http)?;
         let Some(password) = self.store.console_password()? else {
             let command = self.config.password_command(http.client.is_local());
-            return Ok(error_pages::no_password(&self.assets, &command));
+            return Ok(error_pages::no_password(&command));
         };
         request.check_origin()?;
         match (request.method, request.path, request.session(&self.store)?) {
-            ("GET", "/sign-in", None) => Ok(self.sign_in.form(self, &request, None)),
+            ("GET", "/sign-in", None) => Ok(sign_in::form(self, &request, None)),
             ("POST", "/sign-in", _) => self.sign_in.submit(self, &request, &password),
             ("GET", "/sign-in", Some(_)) => Ok(layout::redirect("/")),
-            (_, _, None) => Ok(sign_in::redirect_to_sign_in(self, &request)),
+            (_, _, None) => Ok(sign_in::redirect_to_sign_in(&request)),
             (_, _, Some(session)) => {
-                let page = session.check_form(&request).and_then(|()| self.signed_in(&request, &session));
-                Ok(page.unwrap_or_else(|error| error_pages::error(self, Some(&session), http.client, &error)))
+                let operator = Operator { console: self, request: &request, session };
+                let page = signed_in(&operator);
+                Ok(page.unwrap_or_else(|error| error_pages::error(Some(&operator), http.client.peer, &error)))
             }
         }
     }
+}
 
-    fn signed_in(&self, request: &PageRequest, session: &ConsoleSession) -> PageResult {
-        let parts: Vec<&str> = request.path.trim_start_matches('/').split('/').collect();
-        match (request.method, parts.as_slice()) {
-            ("GET", [""]) => Ok(layout::redirect("/keys")),
-            ("POST", ["sign-out"]) => self.sign_in.sign_out(self, request, session),
-            ("GET", ["keys"]) => key_list::page(self, request, session),
-            ("POST", ["keys"]) => keys::create(self, request, session),
-            ("GET", ["keys", "new"]) => keys::new(self, request, session),
-            ("GET", ["keys", id]) => keys::page(self, request, session, id),
-            ("POST", ["keys", id]) => keys::change(self, request, session, id),
-            ("GET", ["keys", id, "revoke"]) => keys::confirm_revoke(self, request, session, id),
-            ("POST", ["keys", id, "revoke"]) => keys::revoke(self, request, id),
-            ("GET", ["usage"]) => usage::page(self, request, session),
-            ("GET", ["usage", "keys"]) => usage_by_key::page(self, request, session),
-            ("GET", ["usage", "totals.csv"]) => totals_export::csv(self, request),
-            ("GET", ["requests"]) => request_list::page(self, request, session),
-            ("GET", ["requests", "find"]) => request_details::find(self, request, session),
-            ("GET", ["requests", "export.csv"]) => export::rows(self, request, false),
-            ("GET", ["requests", "export.json"]) => export::rows(self, request, true),
-            ("GET", ["requests", id]) => request_details::page(self, session, id),
-            ("GET", ["audit"]) => audit::page(self, request, session),
-            ("GET", ["status"]) => status::page(self, session),
-            ("POST", ["status"]) => status::check_again(self),
-            ("POST", ["keys" | "usage" | "requests" | "status" | "audit" | "sign-out", ..] | [""]) => {
-                Err(PageError::Method)
-            }
-            _ => Err(PageError::NotFound),
+fn signed_in(operator: &Operator) -> PageResult {
+    let request = operator.request;
+    if request.method == "POST" && !request.has_token_of(operator.session) {
+        return Err(PageError::Stale);
+    }
+    let parts: Vec<&str> = request.path.trim_start_matches('/').split('/').collect();
+    match (request.method, parts.as_slice()) {
+        ("GET", [""]) => Ok(layout::redirect("/keys")),
+        ("POST", ["sign-out"]) => sign_in::sign_out(operator),
+        ("GET", ["keys"]) => key_list::page(operator),
+        ("POST", ["keys"]) => keys::create(operator),
+        ("GET", ["keys", "new"]) => keys::new(operator),
+        ("GET", ["keys", id]) => keys::page(operator, id),
+        ("POST", ["keys", id]) => keys::change(operator, id),
+        ("GET", ["keys", id, "revoke"]) => keys::confirm_revoke(operator, id),
+        ("POST", ["keys", id, "revoke"]) => keys::revoke(operator, id),
+        ("GET", ["usage"]) => usage::page(operator),
+        ("GET", ["usage", "keys"]) => usage_by_key::page(operator),
+        ("GET", ["usage", "totals.csv"]) => export::totals(operator),
+        ("GET", ["requests"]) => request_list::page(operator),
+        ("GET", ["requests", "find"]) => request_details::find(operator),
+        ("GET", ["requests", "export.csv"]) => export::rows(operator, false),
+        ("GET", ["requests", "export.json"]) => export::rows(operator, true),
+        ("GET", ["requests", id]) => request_details::page(operator, id),
+        ("GET", ["audit"]) => audit::page(operator),
+        ("GET", ["status"]) => status::page(operator),
+        ("POST", ["status"]) => status::check_again(operator),
+        ("POST", ["keys" | "usage" | "requests" | "status" | "audit" | "sign-out", ..] | [""]) => {
+            Err(PageError::Method)
         }
+        _ => Err(PageError::NotFound),
     }
 }

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::api::key::{self, Caller};
-use crate::api::reply;
+use crate::api::{key, reply};
 use crate::background::Readiness;
 use crate::checks::is_expiring;
 use crate::error::{ApiError, Failure, FailureCause};
@@ -13,12 +12,15 @@ use crate::listener::{Acceptor, Load};
 use crate::logging;
 use crate::metrics::Metrics;
 use crate::runtime::Runtimes;
-use crate::store::{Permission, Store};
+use crate::store::{Key, Permission, Store};
 
 const TEXT: &str = "text/plain; charset=utf-8";
 
 /// The content type of Prometheus's text format.
 const METRICS_TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// The precision of a key's last use, in seconds: a write for every scrape would cost more than it is worth.
+const LAST_USE_PRECISION: i64 = 60;
 
 pub struct MonitoringEndpoints {
     pub store: Arc<Store>,
@@ -32,7 +34,7 @@ pub struct MonitoringEndpoints {
 }
 
 impl MonitoringEndpoints {
-    /// Answers a probe of `/healthz` or `/readyz` from memory. Returns `None` for another path.
+    /// Answers a probe of `/healthz` or `/readyz` from memory, without waiting for anything. Returns `None` for another path.
     pub fn probe(&self, head: &RequestHead) -> Option<Response> {
         match head.path() {
             "/healthz" => Some(answer_get(head, || plain(200, "ok"))),
@@ -64,7 +66,7 @@ impl MonitoringEndpoints {
     }
 
     fn metrics(&self, request: &Request) -> Response {
-        let id = RequestId::new();
+        let id = RequestId::now();
         match self.admit(&request.head, id.created()) {
             Ok(_) => {
                 // Without a database there are no budgets, but the other metrics are wanted most.
@@ -85,9 +87,9 @@ impl MonitoringEndpoints {
     }
 
     /// Accepts a key with the permission. A scrape is not a request of the API, so it leaves no row.
-    pub fn admit(&self, head: &RequestHead, now: i64) -> Result<Caller, Failure> {
-        let caller = key::authenticate(&key::digest(head)?, &self.store, now)?;
-        if !caller.permissions.contains(&Permission::Metrics) {
+    pub fn admit(&self, head: &RequestHead, now: i64) -> Result<Key, Failure> {
+        let key = key::authenticate(&key::digest(head)?, &self.store, now)?;
+        if !key.permissions.contains(&Permission::Metrics) {
             return Err(Failure::new(
                 ApiError::InsufficientPermission,
                 FailureCause::Permission,
@@ -95,11 +97,11 @@ impl MonitoringEndpoints {
                  adriaticum keys create NAME --permission metrics",
             ));
         }
-        if caller.note_use {
+        if key.last_used.is_none_or(|last| (now - last).abs() >= LAST_USE_PRECISION) {
             // Not written here: the metrics are wanted most when something is wrong with the database.
-            self.store.note_use(&caller.key_id, now);
+            self.store.note_use(&key.id, now);
         }
-        Ok(caller)
+        Ok(key)
     }
 
     /// Answers `/readyz`: 200 if a completion could be run now, without asking the runtime.

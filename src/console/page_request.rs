@@ -1,7 +1,7 @@
 //! A request to the console: its fields, its origin, its cookies and its session.
 
-use super::PageError;
 use super::form::Form;
+use super::{Console, PageError};
 use crate::http::{ClientInfo, Request, RequestHead};
 use crate::secret::SecretDigest;
 use crate::store::{Actor, Store, TokenKind};
@@ -10,7 +10,6 @@ use crate::when;
 /// The most bytes of a form: names and passwords are short.
 const MAX_FORM: usize = 16 * 1024;
 
-/// The names of the cookies.
 pub const SESSION: &str = "adriaticum_session";
 pub const BROWSER: &str = "adriaticum_browser";
 pub const VISITOR: &str = "adriaticum_visitor";
@@ -29,9 +28,12 @@ pub struct PageRequest<'a> {
     pub now: i64,
 }
 
-/// The session of a signed-in operator.
-pub struct ConsoleSession {
-    token: String,
+/// A signed-in operator and the request.
+pub struct Operator<'a> {
+    pub console: &'a Console,
+    pub request: &'a PageRequest<'a>,
+    /// The cookie of the session.
+    pub session: &'a str,
 }
 
 impl<'a> PageRequest<'a> {
@@ -44,16 +46,9 @@ impl<'a> PageRequest<'a> {
         };
         let body =
             request.body.as_deref().filter(|body| body.len() <= MAX_FORM).ok_or(PageError::TooLarge)?;
-        let form = match method {
-            "POST" => Form::parse(str::from_utf8(body).unwrap_or("")),
-            _ => Form::default(),
-        };
+        let form = Form::parse(if method == "POST" { str::from_utf8(body).unwrap_or("") } else { "" });
         let query = Form::parse(head.query());
         Ok(Self { http: request, method, path: head.path(), query, form, now: when::now() })
-    }
-
-    fn head(&self) -> &RequestHead {
-        &self.http.head
     }
 
     /// Refuses a form that another site's page sent. Browsers send the origin `null` for a page with `no-referrer`, as ours are;
@@ -62,16 +57,16 @@ impl<'a> PageRequest<'a> {
         if self.method != "POST" {
             return Ok(());
         }
-        let mut origins = self.head().header("origin");
+        let mut origins = self.http.head.header("origin");
         let is_ours = match (origins.next(), origins.next()) {
             (None, _) | (Some(b"null"), None) => true,
             (Some(origin), None) => str::from_utf8(origin)
                 .ok()
                 .and_then(|origin| origin.strip_prefix("http://").or(origin.strip_prefix("https://")))
-                .is_some_and(|authority| authority.eq_ignore_ascii_case(self.head().authority())),
+                .is_some_and(|authority| authority.eq_ignore_ascii_case(self.http.head.authority())),
             (Some(_), Some(_)) => false,
         };
-        if is_ours && self.head().header("sec-fetch-site").all(|site| site == b"same-origin") {
+        if is_ours && self.http.head.header("sec-fetch-site").all(|site| site == b"same-origin") {
             return Ok(());
         }
         Err(PageError::Foreign)
@@ -80,7 +75,11 @@ impl<'a> PageRequest<'a> {
     /// True if the browser followed a link on another site's page: it then sends no cookie.
     pub fn is_from_elsewhere(&self) -> bool {
         self.method == "GET"
-            && self.head().header("sec-fetch-site").any(|site| matches!(site, b"cross-site" | b"same-site"))
+            && self
+                .http
+                .head
+                .header("sec-fetch-site")
+                .any(|site| matches!(site, b"cross-site" | b"same-site"))
     }
 
     /// The address for the log.
@@ -88,17 +87,10 @@ impl<'a> PageRequest<'a> {
         self.http.client.peer.map_or("-".into(), |address| address.to_string())
     }
 
-    /// The client, for the audit.
     pub fn actor(&self) -> Actor {
         Actor::console(self.client())
     }
 
-    /// The scheme that the browser used.
-    pub fn scheme(&self) -> &'static str {
-        if self.http.client.secure { "https" } else { "http" }
-    }
-
-    /// The first cookie of a name.
     pub fn cookie(&self, name: &str) -> Option<&'a str> {
         cookie(self.http.client, &self.http.head, name)
     }
@@ -111,30 +103,17 @@ impl<'a> PageRequest<'a> {
         format!("{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}")
     }
 
-    /// Returns the session of the request's cookie, if it is valid.
-    pub fn session(&self, store: &Store) -> Result<Option<ConsoleSession>, PageError> {
-        let Some(token) = self.cookie(SESSION) else {
+    /// Returns the cookie of the session, if it is valid.
+    pub fn session(&self, store: &Store) -> Result<Option<&'a str>, PageError> {
+        let Some(cookie) = self.cookie(SESSION) else {
             return Ok(None);
         };
-        let is_valid = store.has_token(&SecretDigest::of(token), TokenKind::Session, self.now)?;
-        Ok(is_valid.then(|| ConsoleSession { token: token.to_owned() }))
-    }
-}
-
-impl ConsoleSession {
-    pub fn digest(&self) -> SecretDigest {
-        SecretDigest::of(&self.token)
+        let is_valid = store.has_token(&SecretDigest::of(cookie), TokenKind::Session, self.now)?;
+        Ok(is_valid.then_some(cookie))
     }
 
-    /// The token in every form of this session, which no other site can know.
-    pub fn form_token(&self) -> String {
-        form_token(&self.token)
-    }
-
-    /// Checks the token of a form.
-    pub fn check_form(&self, request: &PageRequest) -> Result<(), PageError> {
-        let is_valid = request.method != "POST" || request.form.get("token") == self.form_token();
-        if is_valid { Ok(()) } else { Err(PageError::Stale) }
+    pub fn has_token_of(&self, cookie: &str) -> bool {
+        self.form.get("token") == form_token(cookie)
     }
 }
 
@@ -148,7 +127,6 @@ fn cookie_name(client: ClientInfo, name: &str) -> String {
     format!("{prefix}{name}")
 }
 
-/// The first cookie of a name.
 fn cookie<'a>(client: ClientInfo, head: &'a RequestHead, name: &str) -> Option<&'a str> {
     let name = cookie_name(client, name);
     head.header("cookie")
@@ -159,7 +137,7 @@ fn cookie<'a>(client: ClientInfo, head: &'a RequestHead, name: &str) -> Option<&
         .map(|(_, value)| value)
 }
 
-/// The token of a form, derived from a cookie. The cookie can't be derived from it.
+/// The token of a form, derived from a cookie, so that no other site can know it. The cookie can't be derived from it.
 pub fn form_token(cookie: &str) -> String {
     hex::encode(SecretDigest::of(&format!("form {cookie}")).0)
 }

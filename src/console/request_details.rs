@@ -2,16 +2,14 @@
 
 use maud::{Markup, html};
 
-use super::layout::{self, Part};
-use super::page_request::{ConsoleSession, PageRequest};
+use super::page_request::Operator;
 use super::request_list::{gateway_name, outcome};
-use super::{Console, PageError, PageResult, format};
+use super::{PageError, PageResult, format, layout};
 use crate::http::Response;
 use crate::id::has_shape;
 use crate::store::LedgerRow;
 use crate::text::{count, grouped};
 
-/// True if a text has the form of a request's id.
 pub fn is_id(text: &str) -> bool {
     has_shape(text, "chatcmpl_", 32)
 }
@@ -23,19 +21,18 @@ fn id_in(text: &str) -> Option<&str> {
     is_id(id).then_some(id)
 }
 
-pub fn find(console: &Console, request: &PageRequest, session: &ConsoleSession) -> PageResult {
-    let asked = request.query.get("id");
-    match id_in(asked) {
-        Some(id) => Ok(layout::redirect(&format!("/requests/{id}"))),
-        None => {
-            let text = "A request's id is chatcmpl_ and 32 hexadecimal digits. It is in the answer, as id or \
-                        request_id, and in its header x-request-id.";
-            Ok(missing(console, session, asked, text))
-        }
+pub fn find(operator: &Operator) -> PageResult {
+    let asked = operator.request.query.get("id");
+    if let Some(id) = id_in(asked) {
+        return Ok(layout::redirect(&format!("/requests/{id}")));
     }
+    let text = "A request's id is chatcmpl_ and 32 hexadecimal digits. It is in the answer, as id or request_id, and in \
+                its header x-request-id.";
+    Ok(missing(operator, asked, text))
 }
 
-pub fn page(console: &Console, session: &ConsoleSession, id: &str) -> PageResult {
+pub fn page(operator: &Operator, id: &str) -> PageResult {
+    let console = operator.console;
     if !is_id(id) {
         return Err(PageError::NotFound);
     }
@@ -43,7 +40,7 @@ pub fn page(console: &Console, session: &ConsoleSession, id: &str) -> PageResult
         let text = "The ledger has no such request. One without a valid key leaves no row, nor does one to an unknown \
                     address, one too large, or one that was turned away under load; and old rows may have been removed \
                     (usage.retention_days).";
-        return Ok(missing(console, session, id, text));
+        return Ok(missing(operator, id, text));
     };
     let keys = console.store.list_keys()?;
     let name_now = keys.iter().find(|key| key.id == row.key_id).map(|key| key.name.as_str());
@@ -78,7 +75,7 @@ pub fn page(console: &Console, session: &ConsoleSession, id: &str) -> PageResult
             p.muted { "What was asked and answered is kept nowhere. The service’s log has a line with the same id." }
         }
     };
-    Ok(layout::operator_page(console, session, Part::Requests, "Request", &content))
+    Ok(layout::operator_page(operator, "/requests", "Request", &content))
 }
 
 pub fn find_form(placeholder: &str) -> Markup {
@@ -91,7 +88,7 @@ pub fn find_form(placeholder: &str) -> Markup {
     }
 }
 
-fn missing(console: &Console, session: &ConsoleSession, asked: &str, text: &str) -> Response {
+fn missing(operator: &Operator, asked: &str, text: &str) -> Response {
     let content = html! {
         main.narrow {
             p.crumbs { a href="/requests" { "Requests" } " / Request" }
@@ -101,7 +98,7 @@ fn missing(console: &Console, session: &ConsoleSession, asked: &str, text: &str)
             (find_form("chatcmpl_…"))
         }
     };
-    let mut response = layout::operator_page(console, session, Part::Requests, "No such request", &content);
+    let mut response = layout::operator_page(operator, "/requests", "No such request", &content);
     response.status = 404;
     response
 }
@@ -174,7 +171,6 @@ fn search(row: &LedgerRow) -> String {
         Some(_) => "the model asked for it",
     };
     let found = match row.search_results {
-        Some(1) => "1 passage found".into(),
         Some(found) => format!("{} found", count(found, "passage")),
         None => "unavailable".into(),
     };
@@ -187,12 +183,10 @@ fn timeline(row: &LedgerRow) -> Markup {
         return html! {};
     };
     let (queue, runtime) = (row.queue_ms.unwrap_or(0.0), row.runtime_ms.unwrap_or(0.0));
-    let search = row.search_ms.unwrap_or(0.0);
-    let own = (all - queue - search - runtime).max(0.0);
-    let mut parts = vec![("Queue", "k3", queue), ("Gateway", "k2", own), ("Runtime", "k0", runtime)];
-    if row.search_ms.is_some() {
-        parts.insert(2, ("Search", "k1", search));
-    }
+    let own = (all - queue - row.search_ms.unwrap_or(0.0) - runtime).max(0.0);
+    let mut parts = vec![("Queue", "k3", queue), ("Gateway", "k2", own)];
+    parts.extend(row.search_ms.map(|search| ("Search", "k1", search)));
+    parts.push(("Runtime", "k0", runtime));
     let scale = 1000.0 / parts.iter().map(|(_, _, ms)| ms).sum::<f64>().max(f64::MIN_POSITIVE);
     let mut x = 0.0;
     let mut drawn = Vec::new();

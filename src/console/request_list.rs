@@ -3,20 +3,21 @@
 use maud::{Markup, html};
 
 use super::html_table::{cards, heading, page_links};
-use super::layout::{self, Part};
-use super::page_request::{ConsoleSession, PageRequest};
+use super::page_request::Operator;
 use super::usage_view::UsageView;
-use super::{Console, PageResult, filters, format, request_details};
+use super::{PageResult, filters, format, layout, request_details};
 use crate::id::RequestId;
 use crate::store::{LedgerRow, Listing};
 use crate::text::grouped;
 
 const ROWS_PER_PAGE: usize = 50;
 
+/// The last one is for a database that several gateways share.
 const COLUMNS: [&str; 9] =
     ["Time (UTC)", "Request", "Key", "Outcome", "Tokens in", "Tokens out", "Runtime", "Total", "Gateway"];
 
-pub fn page(console: &Console, request: &PageRequest, session: &ConsoleSession) -> PageResult {
+pub fn page(operator: &Operator) -> PageResult {
+    let Operator { console, request, .. } = *operator;
     let keys = console.store.list_keys()?;
     let view = UsageView::read(&request.query, request.now).with_key(&keys);
     let gateways = console.shared_gateways()?;
@@ -37,11 +38,10 @@ pub fn page(console: &Console, request: &PageRequest, session: &ConsoleSession) 
             (before.map(|before| first.unwrap_or(before).to_owned()), listing.next.clone())
         }
     };
-    let address = |name: &str, id: &str| format!("/requests?{}&{name}={id}", view.query());
-    let previous = later.map(|id| {
-        let newest = format!("/requests?{}", view.query());
-        [("« Newest", newest), ("← Later requests", address("after", &id))]
-    });
+    let newest = view.address("/requests");
+    let address = |name: &str, id: &str| format!("{newest}&{name}={id}");
+    let previous =
+        later.map(|id| [("« Newest", newest.clone()), ("← Later requests", address("after", &id))]);
     let next = earlier.map(|id| ("Earlier requests →", address("before", &id)));
     let content = html! {
         main {
@@ -54,33 +54,33 @@ pub fn page(console: &Console, request: &PageRequest, session: &ConsoleSession) 
             (page_links(previous.as_ref().map_or(&[], |links| links), "", next))
         }
     };
-    Ok(layout::operator_page(console, session, Part::Requests, "Requests", &content))
+    Ok(layout::operator_page(operator, "/requests", "Requests", &content))
 }
 
 fn list(view: &UsageView, listing: &Listing, with_gateway: bool) -> Markup {
-    let headings: Vec<Markup> =
-        COLUMNS.into_iter().filter(|name| with_gateway || *name != "Gateway").map(heading).collect();
+    let columns = if with_gateway { COLUMNS.len() } else { COLUMNS.len() - 1 };
+    let rows = listing.rows.iter().map(|row| cells(row).into_iter().take(columns).collect());
     html! {
         p.export {
-            a href=(format!("/usage?{}", view.without_row_filters().query())) { "Figures" } " of this range. Export the rows: "
-            a href=(format!("/requests/export.csv?{}", view.query())) download { "CSV" } " "
-            a href=(format!("/requests/export.json?{}", view.query())) download { "JSON" }
+            a href=(view.without_row_filters().address("/usage")) { "Figures" } " of this range. Export the rows: "
+            a href=(view.address("/requests/export.csv")) download { "CSV" } " "
+            a href=(view.address("/requests/export.json")) download { "JSON" }
         }
         @if listing.rows.is_empty() { section.empty { h2 { "No requests" } p { "None matches the range and the filters." } } }
-        @else { (cards("requests", &headings, listing.rows.iter().map(|row| cells(row, with_gateway)))) }
+        @else { (cards("requests", &COLUMNS.map(heading)[..columns], rows)) }
         @if let Some(last) = &listing.searched_to {
             p.muted { "Searched " (grouped(view.row_filter().searched_rows())) " requests, to " (format::second(RequestId::time_of(last))) "." }
         }
     }
 }
 
-fn cells(row: &LedgerRow, with_gateway: bool) -> Vec<Markup> {
+fn cells(row: &LedgerRow) -> [Markup; COLUMNS.len()] {
     let id = &row.request_id;
     let short_id =
         if id.len() > 24 { format!("{}…{}", &id[..15], &id[id.len() - 6..]) } else { id.clone() };
     let number = |value: Option<i64>| html! { (value.map_or("–".into(), grouped)) };
     let time = |value: Option<f64>| html! { (value.map_or("–".into(), format::duration)) };
-    let mut cells = vec![
+    [
         format::second(row.created),
         html! { a href=(format!("/requests/{id}")) { code { (short_id) } } },
         html! { span.text { (row.key_name) } },
@@ -92,11 +92,8 @@ fn cells(row: &LedgerRow, with_gateway: bool) -> Vec<Markup> {
         number(row.tokens.completion_tokens),
         time(row.runtime_ms),
         time(row.duration_ms),
-    ];
-    if with_gateway {
-        cells.push(html! { (gateway_name(&row.gateway)) });
-    }
-    cells
+        html! { (gateway_name(&row.gateway)) },
+    ]
 }
 
 /// Rows of a ledger that was moved here have no gateway.
@@ -104,7 +101,6 @@ pub fn gateway_name(name: &str) -> &str {
     if name.is_empty() { "–" } else { name }
 }
 
-/// A badge with the outcome of a request.
 pub fn outcome(status: Option<i64>, code: Option<&str>) -> Markup {
     html! {
         @match (status, code) {

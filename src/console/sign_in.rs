@@ -1,18 +1,19 @@
 //! Signing in and out.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Instant;
 
-use maud::html;
+use maud::{Markup, html};
 
 use super::form::link;
-use super::page_request::{BROWSER, ConsoleSession, PageRequest, SESSION, VISITOR, form_token, presented};
+use super::page_request::{BROWSER, Operator, PageRequest, SESSION, VISITOR, presented};
 use super::throttle::{SignInSource, SignInThrottle};
 use super::{Console, PageResult, error_pages, layout, password};
 use crate::error::FailureCause;
 use crate::http::{ClientInfo, Request, RequestHead, Response};
 use crate::listener::Ticket;
 use crate::logging;
+use crate::mutex::lock;
 use crate::secret::{SecretDigest, secret_hex};
 use crate::store::{PasswordHash, Store, StoreError, TokenKind};
 use crate::text::count;
@@ -29,13 +30,6 @@ pub struct SignIn {
     /// The known browsers, for the event loop, which can't query the database. A browser that signed in through another gateway
     /// is added when its first request is looked up.
     browsers: Mutex<Vec<SecretDigest>>,
-}
-
-/// The message after a failed sign-in.
-pub enum Refused {
-    Wrong,
-    Stale,
-    Wait(Duration),
 }
 
 impl SignIn {
@@ -82,84 +76,37 @@ impl SignIn {
     }
 
     fn browsers(&self) -> MutexGuard<'_, Vec<SecretDigest>> {
-        self.browsers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn form(&self, console: &Console, request: &PageRequest, refused: Option<&Refused>) -> Response {
-        // The form's token is bound to a cookie here too, or another site could sign its visitor in.
-        let known = request.cookie(VISITOR).filter(|cookie| cookie.len() == 64);
-        let fresh = secret_hex::<32>();
-        let visitor = known.unwrap_or(&fresh);
-        let next =
-            if request.method == "POST" { request.form.get("next") } else { request.query.get("next") };
-        let content = html! {
-            main.narrow {
-                h1 { "Sign in" }
-                @match refused {
-                    Some(Refused::Wrong) => p.alert role="alert" { "That is not the password. Try again." },
-                    Some(Refused::Stale) => p.alert role="alert" { "The form was too old. Try again." },
-                    Some(Refused::Wait(time)) => p.alert role="alert" {
-                        "There were too many attempts. Try again in "
-                        span data-seconds=(seconds(*time)) { (count(seconds(*time), "second")) } "."
-                    },
-                    None if request.query.get("ended") == "1" => {
-                        p.notice { "Your session ended; nothing was saved. Sign in to return to the page." }
-                    },
-                    None => {}
-                }
-                form method="post" action="/sign-in" {
-                    input type="hidden" name="token" value=(form_token(visitor));
-                    input type="hidden" name="next" value=(next);
-                    // For the browser's password manager, which needs a user name.
-                    input type="text" name="name" value="operator" autocomplete="username" hidden;
-                    label for="password" { "Operator password" }
-                    input #password type="password" name="password" autocomplete="current-password" required
-                        autofocus maxlength="1024";
-                    button.primary type="submit" { "Sign in" }
-                }
-                p.muted {
-                    "Forgotten? The operator can set a new one: " code.text { (console.config.password_command(request.http.client.is_local())) }
-                }
-            }
-        };
-        let status = match refused {
-            None => 200,
-            Some(Refused::Wrong) => 401,
-            Some(Refused::Stale) => 403,
-            Some(Refused::Wait(_)) => 429,
-        };
-        let mut response = layout::plain_page(&console.assets, status, "Sign in", &content);
-        if let Some(Refused::Wait(time)) = refused {
-            response = response.with("retry-after", seconds(*time).to_string());
-        }
-        response.with("set-cookie", request.set_cookie(VISITOR, visitor, SESSION_TIME))
+        lock(&self.browsers)
     }
 
     /// Verifies a password. The queue runs one such request at a time, so hashing needs its memory once, and the others wait
     /// in their lanes without a thread.
     pub fn submit(&self, console: &Console, request: &PageRequest, kept: &PasswordHash) -> PageResult {
-        let refused = |refused| Ok(self.form(console, request, Some(&refused)));
-        let is_ours =
-            request.cookie(VISITOR).is_some_and(|cookie| request.form.get("token") == form_token(cookie));
-        if !is_ours {
-            return refused(Refused::Stale);
+        let refused = |status: u16, alert: Markup| form(console, request, Some((status, alert)));
+        let wrong = || Ok(refused(401, html! { "That is not the password. Try again." }));
+        if !request.cookie(VISITOR).is_some_and(|cookie| request.has_token_of(cookie)) {
+            return Ok(refused(403, html! { "The form was too old. Try again." }));
         }
         self.read_browsers(&console.store, request.now)?;
         let browser =
             request.cookie(BROWSER).filter(|token| self.browsers().contains(&SecretDigest::of(token)));
         let source = SignInSource::new(request.http.client, browser.map(SecretDigest::of));
-        let throttle = || self.throttle.lock().unwrap_or_else(PoisonError::into_inner);
+        let throttle = || lock(&self.throttle);
         if let Err(wait) = throttle().try_now(source, Instant::now()) {
-            return refused(Refused::Wait(wait));
+            let seconds = (wait.as_secs_f64().ceil() as i64).max(1);
+            let alert = html! {
+                "There were too many attempts. Try again in "
+                span data-seconds=(seconds) { (count(seconds, "second")) } "."
+            };
+            return Ok(refused(429, alert).with("retry-after", seconds.to_string()));
         }
-        let is_right = password::verify(request.form.get("password"), kept);
-        if !is_right {
+        if !password::verify(request.form.get("password"), kept) {
             throttle().failed(source, Instant::now());
             console.store.note_failed_sign_in(request.http.client.peer, request.now);
             if logging::allow_stranger(FailureCause::SignIn, request.http.client.peer) {
                 log::warn!("console: sign-in failed, client={}", request.client());
             }
-            return refused(Refused::Wrong);
+            return wrong();
         }
         throttle().succeeded(source);
         // A known browser keeps its token, so that it stays known if this response is lost.
@@ -170,7 +117,7 @@ impl SignIn {
         ];
         if !console.store.sign_in(tokens, request.now, kept, &request.actor())? {
             // The password was changed meanwhile.
-            return refused(Refused::Wrong);
+            return wrong();
         }
         // The browser's next request needs its lane. It gets it later if this fails.
         let _ = self.read_browsers(&console.store, request.now);
@@ -179,36 +126,65 @@ impl SignIn {
             .with("set-cookie", request.set_cookie(SESSION, &session, BROWSER_TIME))
             .with("set-cookie", request.set_cookie(BROWSER, &browser, BROWSER_TIME)))
     }
+}
 
-    pub fn sign_out(&self, console: &Console, request: &PageRequest, session: &ConsoleSession) -> PageResult {
-        console.store.remove_token(session.digest())?;
-        Ok(layout::redirect("/sign-in").with("set-cookie", request.set_cookie(SESSION, "", 0)))
-    }
+/// The form, with the status and the message of a refused attempt.
+pub fn form(console: &Console, request: &PageRequest, refused: Option<(u16, Markup)>) -> Response {
+    // The form's token is bound to a cookie here too, or another site could sign its visitor in.
+    let known = request.cookie(VISITOR).filter(|cookie| cookie.len() == 64);
+    let fresh = secret_hex::<32>();
+    let visitor = known.unwrap_or(&fresh);
+    let next = if request.method == "POST" { request.form.get("next") } else { request.query.get("next") };
+    let (status, alert) = refused.unzip();
+    let content = html! {
+        main.narrow {
+            h1 { "Sign in" }
+            @if let Some(alert) = alert { p.alert role="alert" { (alert) } }
+            @else if request.query.get("ended") == "1" {
+                p.notice { "Your session ended; nothing was saved. Sign in to return to the page." }
+            }
+            form method="post" action="/sign-in" {
+                (layout::form_token(visitor))
+                input type="hidden" name="next" value=(next);
+                // For the browser's password manager, which needs a user name.
+                input type="text" name="name" value="operator" autocomplete="username" hidden;
+                label for="password" { "Operator password" }
+                input #password type="password" name="password" autocomplete="current-password" required
+                    autofocus maxlength="1024";
+                button.primary type="submit" { "Sign in" }
+            }
+            p.muted {
+                "Forgotten? The operator can set a new one: " code.text { (console.config.password_command(request.http.client.is_local())) }
+            }
+        }
+    };
+    layout::plain_page(status.unwrap_or(200), "Sign in", &content)
+        .with("set-cookie", request.set_cookie(VISITOR, visitor, SESSION_TIME))
+}
+
+pub fn sign_out(operator: &Operator) -> PageResult {
+    operator.console.store.remove_token(SecretDigest::of(operator.session))?;
+    Ok(layout::redirect("/sign-in").with("set-cookie", operator.request.set_cookie(SESSION, "", 0)))
 }
 
 /// Redirects to the sign-in page, which leads back to the requested one.
-pub fn redirect_to_sign_in(console: &Console, request: &PageRequest) -> Response {
-    let head = &request.http.head;
-    let address = if head.query().is_empty() {
-        head.path().to_owned()
-    } else {
-        format!("{}?{}", head.path(), head.query())
-    };
+pub fn redirect_to_sign_in(request: &PageRequest) -> Response {
+    let query = request.http.head.query();
+    let address = request.path.to_owned() + if query.is_empty() { "" } else { "?" } + query;
     if request.is_from_elsewhere() && own_address(&address) == address {
         // Requested from our own page, the browser sends its cookie.
-        return error_pages::reload_from_here(&console.assets, &address);
+        return error_pages::reload_from_here(&address);
     }
     let is_ended = request.method == "POST" || request.cookie(SESSION).is_some();
     // A form leads back to its page.
-    let next = match (request.method, head.path()) {
+    let next = match (request.method, request.path) {
         ("POST", "/keys") => "/keys/new",
         ("POST", "/sign-out") => "/",
         ("POST", path) => path,
         _ => &address,
     };
-    let next = Some(next).filter(|next| !matches!(*next, "/" | "/keys"));
-    let fields = [is_ended.then(|| ("ended", "1".to_owned())), next.map(|next| ("next", next.to_owned()))];
-    layout::redirect(&link("/sign-in", fields.into_iter().flatten()))
+    let next = if matches!(next, "/" | "/keys") { "" } else { next };
+    layout::redirect(&link("/sign-in", [("ended", if is_ended { "1" } else { "" }), ("next", next)]))
 }
 
 /// Returns the address if it is one of the console, or the first page: a redirect never leads to another site.
@@ -217,11 +193,6 @@ fn own_address(next: &str) -> &str {
         && !next.starts_with("//")
         && next.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\');
     if is_ours { next } else { "/" }
-}
-
-/// Whole seconds, and at least one.
-fn seconds(time: Duration) -> i64 {
-    (time.as_secs_f64().ceil() as i64).max(1)
 }
 
 #[cfg(test)]

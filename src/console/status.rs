@@ -7,14 +7,14 @@ use maud::{Markup, html};
 
 use super::check_runner::CheckRun;
 use super::html_table::{cards, heading, scrolling};
-use super::layout::{self, Part, form_token};
-use super::page_request::ConsoleSession;
-use super::{Console, PageError, PageResult, format};
+use super::layout::{self, form_token};
+use super::page_request::Operator;
+use super::{Console, PageResult, format};
 use crate::checks::{self, Finding, Verdict};
 use crate::config::GroundingMode;
 use crate::listener::{Cause, Level};
 use crate::runtime::RuntimeStatus;
-use crate::store::{CLOCK_SLACK, Gateway};
+use crate::store::{CLOCK_SLACK, Gateway, StoreError};
 use crate::text::{count, grouped};
 use crate::when;
 
@@ -24,7 +24,8 @@ const MAX_AGE: Duration = Duration::from_secs(60);
 /// A gateway that was seen within this many seconds is running: it reports about every second.
 const SEEN_LATELY: i64 = 5;
 
-pub fn page(console: &Console, session: &ConsoleSession) -> PageResult {
+pub fn page(operator: &Operator) -> PageResult {
+    let console = operator.console;
     let (found, is_running) = console.checks.latest(console, MAX_AGE);
     let parts = parts(console, found.as_deref());
     let content = html! {
@@ -32,7 +33,7 @@ pub fn page(console: &Console, session: &ConsoleSession) -> PageResult {
             div.head {
                 h1 { "Status" }
                 form method="post" action="/status" {
-                    (form_token(session))
+                    (form_token(operator.session))
                     button type="submit" disabled[is_running] { "Check again" }
                 }
             }
@@ -43,13 +44,13 @@ pub fn page(console: &Console, session: &ConsoleSession) -> PageResult {
             (facts(console)?)
         }
     };
-    let response = layout::operator_page(console, session, Part::Status, "Status", &content);
+    let response = layout::operator_page(operator, "/status", "Status", &content);
     // The page reloads without a script until the checks are done.
     Ok(if is_running { response.with("refresh", "1; url=/status") } else { response })
 }
 
-pub fn check_again(console: &Console) -> PageResult {
-    console.checks.latest(console, Duration::ZERO);
+pub fn check_again(operator: &Operator) -> PageResult {
+    operator.console.checks.latest(operator.console, Duration::ZERO);
     Ok(layout::redirect("/status"))
 }
 
@@ -63,10 +64,9 @@ struct PartState {
 
 /// Combines the results of the checks with the calls of the API since. Failing parts come first.
 fn parts(console: &Console, found: Option<&CheckRun>) -> Vec<PartState> {
-    let findings = found.map_or(&[][..], |found| &found.findings);
     let mut runtimes = console.monitoring.runtimes.as_ref().map_or_else(Vec::new, |all| all.status());
     let mut parts = Vec::new();
-    for finding in findings {
+    for finding in found.iter().flat_map(|run| &run.findings) {
         let place = runtimes.iter().position(|runtime| Some(&runtime.url) == finding.runtime.as_ref());
         parts.push(match place {
             Some(place) => runtime(&runtimes.remove(place), found.map(|found| (finding, found.time))),
@@ -149,7 +149,7 @@ fn table(parts: &[PartState]) -> Markup {
     cards("findings", &["Part", "State", "Details"].map(heading), parts.iter().map(cells))
 }
 
-fn facts(console: &Console) -> Result<Markup, PageError> {
+fn facts(console: &Console) -> Result<Markup, StoreError> {
     let load = console.monitoring.load.snapshot();
     let [buffered, buffer_limit] =
         [load.buffered_bytes.now, load.buffered_bytes.most].map(|bytes| bytes as f64 / 1024.0 / 1024.0);
@@ -225,7 +225,7 @@ fn clock_difference(ahead: f64) -> Markup {
 }
 
 /// A table of the gateways that share the database; nothing if it is a file.
-fn gateways(console: &Console) -> Result<Markup, PageError> {
+fn gateways(console: &Console) -> Result<Markup, StoreError> {
     let gateways = console.shared_gateways()?;
     let cells = |gateway: &Gateway| {
         let ago = gateway.seen_ago;
@@ -250,7 +250,7 @@ fn gateways(console: &Console) -> Result<Markup, PageError> {
 }
 
 /// A table of the keys whose requests run or wait; nothing if there are none.
-fn queue_by_key(console: &Console) -> Result<Markup, PageError> {
+fn queue_by_key(console: &Console) -> Result<Markup, StoreError> {
     let mut lanes = console.monitoring.load.lanes();
     if lanes.is_empty() {
         return Ok(html! {});

@@ -15,7 +15,6 @@ use crate::secret::SecretDigest;
 /// The number of failures before the first wait.
 const FREE: u32 = 4;
 
-/// The longest wait.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// The time without a failure after which a source is forgotten.
@@ -32,7 +31,6 @@ const LEFT_TO_OTHERS: f64 = 15.0;
 /// The most sources that are remembered, so that strangers can't use up the memory.
 const REMEMBERED: usize = 1024;
 
-/// The source of a sign-in attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SignInSource {
     /// An address or network. `None` is a trusted proxy on a Unix socket that names no client.

@@ -3,18 +3,19 @@
 use maud::{Markup, html};
 
 use super::html_table::{heading, table};
-use super::layout::{self, Part};
-use super::page_request::{ConsoleSession, PageRequest};
+use super::page_request::Operator;
 use super::request_details::find_form;
 use super::usage_report::UsageReport;
 use super::usage_view::UsageView;
-use super::{Console, PageError, PageResult, chart, filters, format, usage_by_key, usage_charts};
+use super::{PageResult, chart, filters, format, layout, usage_by_key, usage_charts};
 use crate::store::{Durations, Key};
 use crate::text::{count, grouped};
 
-pub fn page(console: &Console, request: &PageRequest, session: &ConsoleSession) -> PageResult {
+pub fn page(operator: &Operator) -> PageResult {
+    let Operator { console, request, .. } = *operator;
     let keys = console.store.list_keys()?;
     let view = UsageView::read(&request.query, request.now).with_key(&keys);
+    let report = UsageReport::read(&console.store, &view, &keys)?;
     let content = html! {
         main {
             div.head {
@@ -22,23 +23,17 @@ pub fn page(console: &Console, request: &PageRequest, session: &ConsoleSession) 
                 (find_form("Find a request: chatcmpl_…"))
             }
             (filters::filters(&view, "/usage", &keys, &console.shared_gateways()?))
-            (overview(console, request, &view, &keys)?)
+            (overview(&view, &keys, &report, request.now))
         }
     };
-    Ok(layout::operator_page(console, session, Part::Usage, "Usage", &content))
+    Ok(layout::operator_page(operator, "/usage", "Usage", &content))
 }
 
-fn overview(
-    console: &Console,
-    request: &PageRequest,
-    view: &UsageView,
-    keys: &[Key],
-) -> Result<Markup, PageError> {
-    let report = UsageReport::read(&console.store, view, keys)?;
-    let (charts, figures) = chart::draw(&usage_charts::all(&report), &usage_charts::axis(view, request.now));
-    Ok(html! {
-        (filters::range(view, request.now))
-        (cards(view, &report))
+fn overview(view: &UsageView, keys: &[Key], report: &UsageReport, now: i64) -> Markup {
+    let (charts, figures) = chart::draw(&usage_charts::all(report), &usage_charts::axis(view, now));
+    html! {
+        (filters::range(view, now))
+        (cards(view, report))
         @if report.all.requests == 0 {
             section.empty {
                 h2 { "No requests" }
@@ -51,16 +46,16 @@ fn overview(
         } @else {
             section.charts aria-label="Charts" {
                 @for chart in charts { (chart) }
-                (errors(view, &report))
+                (errors(view, report))
             }
             (figures)
-            (usage_by_key::section(view, &report))
+            (usage_by_key::section(view, report))
             p.export {
-                "Export the totals by key and day: " a href=(format!("/usage/totals.csv?{}", view.query())) download { "CSV" }
-                ". The rows: see " a href=(format!("/requests?{}", view.query())) { "the requests" } "."
+                "Export the totals by key and day: " a href=(view.address("/usage/totals.csv")) download { "CSV" }
+                ". The rows: see " a href=(view.address("/requests")) { "the requests" } "."
             }
         }
-    })
+    }
 }
 
 fn cards(view: &UsageView, report: &UsageReport) -> Markup {
@@ -68,10 +63,9 @@ fn cards(view: &UsageView, report: &UsageReport) -> Markup {
     let unmeasured = html! { @if all.unmeasured > 0 { (count(all.unmeasured, "request")) " unmeasured" } };
     let is_measured = succeeded > all.unmeasured;
     let percentiles = |durations: &Durations| {
-        let [p50, p95, p99] =
-            [0.5, 0.95, 0.99].map(|share| durations.percentile(share).map(format::percentile));
-        match (p50, p95, p99) {
-            (Some(p50), Some(p95), Some(p99)) => (p50, html! { "p95 " (p95) br; "p99 " (p99) }),
+        let texts = [0.5, 0.95, 0.99].map(|share| durations.percentile(share).map(format::percentile));
+        match texts {
+            [Some(p50), Some(p95), Some(p99)] => (p50, html! { "p95 " (p95) br; "p99 " (p99) }),
             _ => ("–".to_owned(), html! { "nothing measured" }),
         }
     };
@@ -118,10 +112,10 @@ pub fn rate(part: i64, all: i64) -> String {
 
 fn errors(view: &UsageView, report: &UsageReport) -> Markup {
     let cells = |(status, code, requests): &(Option<i64>, String, i64)| {
-        let of_code = UsageView { outcome: code.clone(), ..view.clone() }.query();
+        let of_code = UsageView { outcome: code.clone(), ..view.clone() }.address("/usage");
         vec![
             // A phone breaks the line after a word of the code.
-            html! { a href=(format!("/usage?{of_code}")) { @for word in code.split_inclusive('_') { (word) wbr; } } },
+            html! { a href=(of_code) { @for word in code.split_inclusive('_') { (word) wbr; } } },
             html! { @match status { Some(status) => (status), None => "–" } },
             html! { a href=(view.requests_address(code)) { (grouped(*requests)) } },
             html! { (rate(*requests, report.all.requests)) },

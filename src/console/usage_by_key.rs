@@ -5,12 +5,11 @@ use std::cmp::Ordering;
 use maud::{Markup, html};
 
 use super::html_table::{SortColumn, SortOrder, page_links, scrolling};
-use super::layout::{self, Part};
-use super::page_request::{ConsoleSession, PageRequest};
+use super::page_request::Operator;
 use super::usage::{rate, tokens};
 use super::usage_report::{KeyUsage, UsageReport};
 use super::usage_view::UsageView;
-use super::{Console, PageResult, filters, format};
+use super::{PageResult, filters, format, layout};
 use crate::text::{count, grouped};
 
 /// The number of keys on the usage page, and on a page of this table.
@@ -52,29 +51,30 @@ pub fn section(view: &UsageView, report: &UsageReport) -> Markup {
         section #by-key {
             h2 { "By key" }
             (table(view, report, "/usage", 0, KEYS_ON_USAGE_PAGE))
-            @if all > KEYS_ON_USAGE_PAGE { p { a href=(format!("/usage/keys?{}", view.query())) { "All " (count(all as i64, "key")) " →" } } }
+            @if all > KEYS_ON_USAGE_PAGE { p { a href=(view.address("/usage/keys")) { "All " (count(all as i64, "key")) " →" } } }
         }
     }
 }
 
-pub fn page(console: &Console, request: &PageRequest, session: &ConsoleSession) -> PageResult {
+pub fn page(operator: &Operator) -> PageResult {
+    let Operator { console, request, .. } = *operator;
     let view = UsageView::read(&request.query, request.now).without_row_filters();
     let report = UsageReport::read(&console.store, &view, &console.store.list_keys()?)?;
     let pages = report.keys.len().div_ceil(KEYS_PER_PAGE).max(1);
     let number: usize = request.query.get("page").parse().unwrap_or(1).clamp(1, pages);
-    let address = |number: usize| format!("/usage/keys?{}&page={number}", view.query());
+    let address = |number: usize| format!("{}&page={number}", view.address("/usage/keys"));
     let previous = (number > 1).then(|| ("← Previous keys", address(number - 1)));
     let next = (number < pages).then(|| ("More keys →", address(number + 1)));
     let content = html! {
         main {
-            p.crumbs { a href=(format!("/usage?{}", view.query())) { "Usage" } " / By key" }
+            p.crumbs { a href=(view.address("/usage")) { "Usage" } " / By key" }
             h1 { "Usage by key" }
             (filters::range(&view, request.now))
             (table(&view, &report, "/usage/keys", (number - 1) * KEYS_PER_PAGE, KEYS_PER_PAGE))
             (page_links(previous.as_slice(), "", next))
         }
     };
-    Ok(layout::operator_page(console, session, Part::Usage, "Usage by key", &content))
+    Ok(layout::operator_page(operator, "/usage", "Usage by key", &content))
 }
 
 fn table(view: &UsageView, report: &UsageReport, address: &str, skipped: usize, most: usize) -> Markup {
@@ -82,15 +82,15 @@ fn table(view: &UsageView, report: &UsageReport, address: &str, skipped: usize, 
     keys.sort_by(|a, b| compare(view.order, a, b));
     let headings = COLUMNS.map(|column| {
         let sorted = UsageView { order: view.order.after_click(&column), ..view.clone() };
-        view.order.heading(&column, column.heading, &format!("{address}?{}#by-key", sorted.query()))
+        view.order.heading(&column, column.heading, &format!("{}#by-key", sorted.address(address)))
     });
     let cells = |key: &KeyUsage| {
         let KeyUsage { name, sums, .. } = key;
-        let of_key = UsageView { key: Some(key.id.clone()), ..view.clone() }.query();
+        let of_key = UsageView { key: Some(key.id.clone()), ..view.clone() };
         let is_measured = sums.succeeded() > sums.unmeasured;
         vec![
-            html! { a.text href=(format!("/usage?{of_key}")) { (name) } },
-            html! { a href=(format!("/requests?{of_key}")) { (grouped(sums.requests)) } },
+            html! { a.text href=(of_key.address("/usage")) { (name) } },
+            html! { a href=(of_key.address("/requests")) { (grouped(sums.requests)) } },
             html! { (rate(sums.succeeded(), sums.requests)) },
             html! { (tokens(sums.prompt_tokens, is_measured && sums.prompt_tokens > 0)) },
             html! { (tokens(sums.completion_tokens, is_measured)) },
@@ -99,12 +99,8 @@ fn table(view: &UsageView, report: &UsageReport, address: &str, skipped: usize, 
             html! { @if is_measured { (rate(sums.total_tokens, report.all.total_tokens)) } @else { "–" } },
         ]
     };
-    scrolling(
-        "by-key numbers",
-        "Usage by key",
-        &headings,
-        keys.into_iter().skip(skipped).take(most).map(cells),
-    )
+    let rows = keys.into_iter().skip(skipped).take(most).map(cells);
+    scrolling("by-key numbers", "Usage by key", &headings, rows)
 }
 
 #[cfg(test)]

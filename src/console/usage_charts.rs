@@ -5,9 +5,10 @@ use time::format_description::BorrowedFormatItem;
 use time::macros::format_description;
 
 use super::bar_interval::{BarInterval, DAY, HOUR};
-use super::chart::{Axis, Chart, Series, Shape, Unit};
+use super::chart::{Axis, Chart, Series, Unit};
 use super::usage_report::{Bar, ResultKind, UsageReport};
 use super::usage_view::UsageView;
+use crate::store::Durations;
 use crate::text::{count, grouped};
 
 type Format = &'static [BorrowedFormatItem<'static>];
@@ -18,13 +19,13 @@ const MONTH_FORMAT: Format = format_description!("[month repr:short] [year]");
 const YEAR_FORMAT: Format = format_description!("[year]");
 
 pub fn all(report: &UsageReport) -> Vec<Chart> {
-    let runtime = |bar: &Bar, share| bar.runtime.percentile(share);
-    let overhead = |bar: &Bar, share| bar.overhead.percentile(share);
     let mut charts = vec![requests(report)];
     charts.extend(tokens(report));
     charts.extend([
-        percentiles(report, "Runtime", "the calls that were answered", ["k1", "k0"], runtime),
-        percentiles(report, "Gateway overhead", "the rest of the requests’ time", ["k3", "k2"], overhead),
+        percentiles(report, "Runtime", "the calls that were answered", ["k1", "k0"], |bar| &bar.runtime),
+        percentiles(report, "Gateway overhead", "the rest of the requests’ time", ["k3", "k2"], |bar| {
+            &bar.overhead
+        }),
     ]);
     charts
 }
@@ -38,7 +39,6 @@ fn requests(report: &UsageReport) -> Chart {
     Chart {
         title: "Requests by outcome",
         summary: format!("Bars: {all}, {succeeded} of them succeeded"),
-        shape: Shape::Bars,
         unit: Unit::Count,
         series: vec![
             // Errors are few: at the bottom they can be compared.
@@ -59,7 +59,6 @@ fn tokens(report: &UsageReport) -> Option<Chart> {
     (!series.is_empty()).then(|| Chart {
         title: "Tokens by key",
         summary: format!("Bars: {}{missing}", count(report.all.total_tokens, "token")),
-        shape: Shape::Bars,
         unit: Unit::Count,
         series,
     })
@@ -70,17 +69,16 @@ fn percentiles(
     title: &'static str,
     subject: &str,
     classes: [&str; 2],
-    percentile: impl Fn(&Bar, f64) -> Option<f64>,
+    durations: fn(&Bar) -> &Durations,
 ) -> Chart {
     let series = |((name, share), class): ((&str, f64), &str)| Series {
         name: name.into(),
         class: class.into(),
-        values: report.bars.iter().map(|bar| percentile(bar, share)).collect(),
+        values: report.bars.iter().map(|bar| durations(bar).percentile(share)).collect(),
     };
     Chart {
         title,
         summary: format!("Lines: p50 and p95 of {subject}"),
-        shape: Shape::Lines,
         unit: Unit::Milliseconds,
         series: [("p95", 0.95), ("p50", 0.5)].into_iter().zip(classes).map(series).collect(),
     }
@@ -101,17 +99,13 @@ pub fn axis(view: &UsageView, now: i64) -> Axis {
 
 fn label(view: &UsageView, bar: usize) -> String {
     let (start, end) = (view.starts[bar], view.end(bar));
+    let day = formatted(start, DAY_FORMAT);
     match view.step {
-        BarInterval::DAY => formatted(start, DAY_FORMAT),
+        BarInterval::DAY => day,
         BarInterval::Seconds(_) => {
-            format!(
-                "{} {}–{}",
-                formatted(start, DAY_FORMAT),
-                formatted(start, CLOCK_FORMAT),
-                formatted(end, CLOCK_FORMAT)
-            )
+            format!("{day} {}–{}", formatted(start, CLOCK_FORMAT), formatted(end, CLOCK_FORMAT))
         }
-        BarInterval::Week => format!("{} – {}", formatted(start, DAY_FORMAT), formatted(end - 1, DAY_FORMAT)),
+        BarInterval::Week => format!("{day} – {}", formatted(end - 1, DAY_FORMAT)),
         BarInterval::Month => formatted(start, MONTH_FORMAT),
         BarInterval::Year => formatted(start, YEAR_FORMAT),
     }

@@ -57,7 +57,6 @@ pub struct Bar {
     pub requests: [i64; 3],
 }
 
-/// The usage of one key.
 #[derive(Default)]
 pub struct KeyUsage {
     pub id: String,
@@ -74,6 +73,8 @@ pub struct KeyUsage {
 impl UsageReport {
     pub fn read(store: &Store, view: &UsageView, keys: &[Key]) -> Result<Self, StoreError> {
         let bars = view.starts.len();
+        let places: HashMap<&str, usize> =
+            keys.iter().enumerate().map(|(place, key)| (key.id.as_str(), place)).collect();
         let mut found = Self { bars: vec![Bar::default(); bars], ..Self::default() };
         let mut errors: BTreeMap<(Option<i64>, String), i64> = BTreeMap::new();
         let mut by_key: HashMap<String, KeyUsage> = HashMap::new();
@@ -88,9 +89,11 @@ impl UsageReport {
             if kind != ResultKind::Succeeded {
                 *errors.entry((row.status, row.error_code.unwrap_or_default())).or_default() += sums.requests;
             }
-            let key = by_key
-                .entry(row.key_id)
-                .or_insert_with(|| KeyUsage { bars: vec![0; bars], ..KeyUsage::default() });
+            let key = by_key.entry(row.key_id).or_insert_with_key(|id| {
+                let place = places.get(id.as_str()).copied().unwrap_or(keys.len());
+                let name = keys.get(place).map_or(id, |key| &key.name).clone();
+                KeyUsage { id: id.clone(), name, place, bars: vec![0; bars], ..KeyUsage::default() }
+            });
             key.sums.add(sums);
             if kind == ResultKind::Succeeded {
                 bar.runtime.merge_bytes(&row.runtime);
@@ -105,14 +108,7 @@ impl UsageReport {
         }
         found.errors = errors.into_iter().map(|((status, code), count)| (status, code, count)).collect();
         found.errors.sort_by_key(|(_, _, count)| -count);
-        let positions: HashMap<&str, usize> =
-            keys.iter().enumerate().map(|(position, key)| (key.id.as_str(), position)).collect();
-        let named = |(id, usage): (String, KeyUsage)| {
-            let place = positions.get(id.as_str()).copied();
-            let name = place.map_or(&id, |place| &keys[place].name).clone();
-            KeyUsage { name, place: place.unwrap_or(keys.len()), id, ..usage }
-        };
-        found.keys = by_key.into_iter().map(named).collect();
+        found.keys = by_key.into_values().collect();
         found.keys.sort_by(|a, b| {
             let rank = |key: &KeyUsage| Reverse((key.sums.total_tokens, key.sums.requests));
             (rank(a), &a.name, &a.id).cmp(&(rank(b), &b.name, &b.id))
@@ -125,18 +121,14 @@ impl UsageReport {
         let with_tokens: Vec<&KeyUsage> = self.keys.iter().filter(|key| key.sums.total_tokens > 0).collect();
         let (most, others) = with_tokens.split_at(with_tokens.len().min(KEYS_IN_CHART));
         let colours = colours(&most.iter().map(|key| key.place).collect::<Vec<_>>());
-        let series = |name: String, class: String, tokens: &mut dyn Iterator<Item = i64>| {
-            let values = tokens.map(|tokens| Some(tokens as f64)).collect();
-            Series { name, class, values }
+        let series = |name: String, class: String, keys: &[&KeyUsage]| {
+            let sum = |bar: usize| keys.iter().map(|key| key.bars[bar]).fold(0, i64::saturating_add);
+            Series { name, class, values: (0..self.bars.len()).map(|bar| Some(sum(bar) as f64)).collect() }
         };
-        let of = |(key, colour): (&&KeyUsage, usize)| {
-            series(key.name.clone(), format!("k{colour}"), &mut key.bars.iter().copied())
-        };
+        let of = |(key, colour): (&&KeyUsage, usize)| series(key.name.clone(), format!("k{colour}"), &[key]);
         let mut all: Vec<Series> = most.iter().zip(colours).map(of).collect();
         if !others.is_empty() {
-            let sum = |bar: usize| others.iter().map(|key| key.bars[bar]).fold(0, i64::saturating_add);
-            let name = count(others.len() as i64, "other");
-            all.push(series(name, "others".into(), &mut (0..self.bars.len()).map(sum)));
+            all.push(series(count(others.len() as i64, "other"), "others".into(), others));
         }
         all
     }

@@ -46,7 +46,6 @@ pub struct UsageView {
     pub covered: Range,
     pub span: Span,
     pub step: BarInterval,
-    /// The start of each bar.
     pub starts: Vec<i64>,
     pub key: Option<String>,
     /// The text in place of a key's id, until a key is found by it.
@@ -71,18 +70,16 @@ impl UsageView {
         let month_start = |time: i64| when::month(time).map_or(0, |(start, _)| start);
         let this_month = month_start(now);
         let named = CHOICES.iter().map(|(word, _)| *word).find(|word| *word == query.get("range"));
-        // A number of days is today and the days before it.
-        let (choice, range) = match (named, times(query)) {
-            (Some("1h"), _) => ("1h", back(next(60), HOUR)),
-            (Some("7d"), _) => ("7d", back(next(DAY), 7 * DAY)),
-            (Some("30d"), _) => ("30d", back(next(DAY), 30 * DAY)),
-            (Some("90d"), _) => ("90d", back(next(DAY), 90 * DAY)),
-            (Some("month"), _) => ("month", Range { since: this_month, until: next(DAY) }),
-            (Some("last-month"), _) => {
-                ("last-month", Range { since: month_start(this_month - 1), until: this_month })
-            }
-            (None, Some(range)) => ("times", range),
-            _ => ("24h", back(next(HOUR), DAY)),
+        let times = times(query);
+        let choice = named.unwrap_or(if times.is_some() { "times" } else { "24h" });
+        let range = match (choice, times, When::parse(choice)) {
+            ("times", Some(range), _) => range,
+            // Today and the days before it.
+            (_, _, Some(When::Days(days))) => back(next(DAY), days * DAY),
+            ("1h", ..) => back(next(60), HOUR),
+            ("month", ..) => Range { since: this_month, until: next(DAY) },
+            ("last-month", ..) => Range { since: month_start(this_month - 1), until: this_month },
+            _ => back(next(HOUR), DAY),
         };
         let has =
             |span: Span, longest| range.until - range.since <= longest && range.since >= span.kept_since(now);
@@ -95,7 +92,9 @@ impl UsageView {
         let start = |time: i64| time.div_euclid(seconds) * seconds;
         let covered = Range { since: start(range.since), until: start(range.until + seconds - 1) };
         let (step, starts) = BarInterval::fitting(covered, span);
-        let outcome = query.get("outcome");
+        let (key, outcome) = (query.get("key"), query.get("outcome"));
+        let is_id = is_key_id(key);
+        let gateway = Some(query.get("gateway")).filter(|name| (1..=64).contains(&name.len()));
         let is_known = matches!(outcome, "ok" | "failed") || CODES.contains(&outcome);
         Self {
             choice,
@@ -104,11 +103,9 @@ impl UsageView {
             span,
             step,
             starts,
-            key: Some(query.get("key")).filter(|key| is_key_id(key)).map(String::from),
-            key_text: Some(query.get("key")).filter(|key| !is_key_id(key)).unwrap_or("").trim().to_owned(),
-            gateway: Some(query.get("gateway"))
-                .filter(|name| (1..=64).contains(&name.len()))
-                .map(String::from),
+            key: is_id.then(|| key.to_owned()),
+            key_text: if is_id { String::new() } else { key.trim().to_owned() },
+            gateway: gateway.map(String::from),
             outcome: if is_known { outcome.into() } else { String::new() },
             cause: Some(query.get("cause").trim()).filter(|word| is_cause(word)).unwrap_or("").to_owned(),
             least_ms: query.get("least").parse().ok(),
@@ -123,7 +120,6 @@ impl UsageView {
         before.checked_sub(1).filter(|_| time < self.covered.until)
     }
 
-    /// The end of a bar.
     pub fn end(&self, bar: usize) -> i64 {
         self.starts.get(bar + 1).copied().unwrap_or(self.covered.until)
     }
@@ -137,7 +133,7 @@ impl UsageView {
             Span::Hour => range.until - range.since > HOUR || range.since >= Span::Minute.kept_since(now),
             Span::Day => range.until - range.since > DAY || range.since >= Span::Hour.kept_since(now),
         };
-        format!("/{}?{}", if is_divided { "usage" } else { "requests" }, inside.query())
+        inside.address(if is_divided { "/usage" } else { "/requests" })
     }
 
     pub fn matching(&self) -> Matching {
@@ -179,29 +175,28 @@ impl UsageView {
         [since, until - 1].map(|time| when::iso(time).unwrap_or_default()[..10].to_owned())
     }
 
-    /// The names and values in an address or a form, the range first.
+    /// The names and values in an address or a form, the range first. Empty values are left out there.
     pub fn fields(&self) -> Vec<(&'static str, String)> {
         let [from, to] = self.dates();
         let mut fields = match self.choice {
             "times" => vec![("from", from), ("to", to)],
             choice => vec![("range", choice.into())],
         };
-        let filters = [
-            ("key", self.key.clone()),
-            ("gateway", self.gateway.clone()),
-            ("outcome", Some(self.outcome.clone()).filter(|outcome| !outcome.is_empty())),
-            ("cause", Some(self.cause.clone()).filter(|cause| !cause.is_empty())),
-            ("least", self.least_ms.map(|ms| ms.to_string())),
-            ("most", self.most_ms.map(|ms| ms.to_string())),
+        let number = |value: Option<u32>| value.map_or(String::new(), |value| value.to_string());
+        fields.extend([
+            ("key", self.key.clone().unwrap_or_default()),
+            ("gateway", self.gateway.clone().unwrap_or_default()),
+            ("outcome", self.outcome.clone()),
+            ("cause", self.cause.clone()),
+            ("least", number(self.least_ms)),
+            ("most", number(self.most_ms)),
             ("sort", self.order.field(DEFAULT_ORDER)),
-        ];
-        fields.extend(filters.into_iter().filter_map(|(name, value)| Some((name, value?))));
+        ]);
         fields
     }
 
-    /// The query of an address with this view.
-    pub fn query(&self) -> String {
-        link("", self.fields()).trim_start_matches('?').to_owned()
+    pub fn address(&self, path: &str) -> String {
+        link(path, self.fields())
     }
 
     /// This view without the filters that only rows have.
@@ -211,7 +206,7 @@ impl UsageView {
 
     /// The requests of this view with an outcome.
     pub fn requests_address(&self, outcome: &str) -> String {
-        format!("/requests?{}", Self { outcome: outcome.into(), ..self.clone() }.query())
+        Self { outcome: outcome.into(), ..self.clone() }.address("/requests")
     }
 
     /// This view with the key that its text names, if it names one.
@@ -284,7 +279,7 @@ mod tests {
             "from=2026-01-01&to=2026-01-14&outcome=inference_error",
             "from=2026-01-14T13:00&to=2026-01-15T00:30",
         ] {
-            assert_eq!(view(query).query(), query);
+            assert_eq!(view(query).address("/usage"), format!("/usage?{query}"));
         }
         for (query, understood) in [
             ("", "range=24h"),
@@ -297,7 +292,7 @@ mod tests {
             ("from=0001-01-01&to=9999-12-31", "range=24h"),
             ("from=1960-01-01&to=1961-01-01", "range=24h"),
         ] {
-            assert_eq!(view(query).query(), understood, "{query}");
+            assert_eq!(view(query).address("/usage"), format!("/usage?{understood}"), "{query}");
         }
     }
 

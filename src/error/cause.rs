@@ -78,7 +78,6 @@ causes! {
     AnswerTooLarge "answer_too_large"
     /// The answer is not JSON of the expected form.
     NotJson "not_json"
-    /// The runtime's answer has no text.
     NoText "no_text"
     /// Search found nothing because its engines did not respond.
     Engines "engines"

@@ -3,7 +3,6 @@
 mod cause;
 
 use std::borrow::Cow;
-use std::time::Duration;
 
 pub use cause::FailureCause;
 
@@ -66,36 +65,19 @@ pub struct Failure {
     pub error: ApiError,
     /// For the client: what happened and what to do next. It may name a number, a length or a member.
     pub message: Cow<'static, str>,
-    /// For the log and the ledger.
     pub cause: FailureCause,
     /// For the operator, in a log line of its own: more about a 5xx, with nothing in it that a client wrote.
     pub details: Option<String>,
     /// For the log: the key of a 401, if it is known.
     pub key_id: Option<String>,
-    /// When to come back, on a 503.
-    pub retry_after: Duration,
     /// Clients should not retry automatically: a retry would cost another inference, or query a Search that
     /// is down.
     pub no_retry: bool,
 }
 
-/// `Retry-After` for a fault of the host, such as a full disk.
-const FAULT_RETRY: Duration = Duration::from_secs(5);
-
-/// `Retry-After` for a full queue.
-const SHED_RETRY: Duration = Duration::from_secs(1);
-
 impl Failure {
     pub fn new(error: ApiError, cause: FailureCause, message: impl Into<Cow<'static, str>>) -> Self {
-        Self {
-            error,
-            message: message.into(),
-            cause,
-            details: None,
-            key_id: None,
-            retry_after: FAULT_RETRY,
-            no_retry: false,
-        }
+        Self { error, message: message.into(), cause, details: None, key_id: None, no_retry: false }
     }
 
     pub fn invalid(cause: FailureCause, message: impl Into<Cow<'static, str>>) -> Self {
@@ -113,7 +95,7 @@ impl Failure {
     /// There is no room for a request. Its content was not read.
     pub fn shed(cause: FailureCause) -> Self {
         let message = "The service has more requests than it can take. Try again shortly.";
-        Self { retry_after: SHED_RETRY, ..Self::unavailable(cause, message, None) }
+        Self::unavailable(cause, message, None)
     }
 }
 

@@ -48,16 +48,18 @@ impl RequestHead {
         let target = parsed.path.expect("a complete head should have a target");
         let http11 = parsed.version == Some(1);
 
-        let wire = FramingHeaders::read(parsed.headers, http11)?;
+        let host = read_host(parsed.headers, http11)?;
+        let framing = read_framing(parsed.headers, http11)?;
         let (authority, path) = match absolute_form(target) {
             Some((authority, path)) if !authority.is_empty() => (authority, path),
             Some(_) => return Err(Malformed("The request's target names no host.")),
-            None => (wire.host, target),
+            None => (host, target),
         };
         let (path, query) = path.split_once('?').unwrap_or((path, ""));
         let (host, _port) = split_authority(authority)
             .ok_or(Malformed("The host of the request is not a host name with an optional port."))?;
 
+        let has = |name, token| values(parsed.headers, name).any(|value| has_token(value, token));
         let place = |part: &[u8]| ByteSpan::of(part, bytes);
         Ok(Self {
             method: place(method.as_bytes()),
@@ -66,10 +68,10 @@ impl RequestHead {
             authority: place(authority.as_bytes()),
             host: place(host.as_bytes()),
             headers: parsed.headers.iter().map(|h| (place(h.name.as_bytes()), place(h.value))).collect(),
-            framing: wire.framing,
-            keep_alive: if http11 { !wire.close } else { wire.asks_keep_alive && !wire.close },
+            framing,
+            keep_alive: (http11 || has("connection", b"keep-alive")) && !has("connection", b"close"),
             needs_keep_alive_header: !http11,
-            expects_continue: http11 && wire.expects_continue,
+            expects_continue: http11 && has("expect", b"100-continue"),
             bytes: bytes.into(),
         })
     }
@@ -132,65 +134,41 @@ impl ByteSpan {
     }
 }
 
-/// The headers that concern the connection and the body.
-struct FramingHeaders<'a> {
-    host: &'a str,
-    framing: Framing,
-    close: bool,
-    asks_keep_alive: bool,
-    expects_continue: bool,
+fn values<'a>(headers: &[httparse::Header<'a>], name: &str) -> impl Iterator<Item = &'a [u8]> {
+    headers.iter().filter(move |header| header.name.eq_ignore_ascii_case(name)).map(|header| header.value)
 }
 
-impl<'a> FramingHeaders<'a> {
-    fn read(headers: &[httparse::Header<'a>], http11: bool) -> Result<Self, Malformed> {
-        let mut host = None;
-        let mut length = None;
-        let mut chunked = false;
-        let mut wire = Self {
-            host: "",
-            framing: Framing::Length(0),
-            close: false,
-            asks_keep_alive: false,
-            expects_continue: false,
-        };
-        for header in headers {
-            let is = |name: &str| header.name.eq_ignore_ascii_case(name);
-            if is("host") {
-                let value =
-                    str::from_utf8(header.value).map_err(|_| Malformed("The Host header is not text."))?;
-                if host.replace(value).is_some() {
-                    return Err(Malformed("The request has two Host headers."));
-                }
-            } else if is("content-length") {
-                let value = content_length(header.value)
-                    .ok_or(Malformed("The Content-Length is not a whole number."))?;
-                if length.replace(value).is_some() {
-                    return Err(Malformed("The request has two Content-Length headers."));
-                }
-            } else if is("transfer-encoding") {
-                if chunked || !header.value.eq_ignore_ascii_case(b"chunked") {
-                    return Err(Malformed("The only supported Transfer-Encoding is chunked, and only once."));
-                }
-                chunked = true;
-            } else if is("connection") {
-                wire.close |= has_token(header.value, b"close");
-                wire.asks_keep_alive |= has_token(header.value, b"keep-alive");
-            } else if is("expect") {
-                wire.expects_continue |= has_token(header.value, b"100-continue");
-            }
-        }
-        if http11 && host.is_none() {
-            return Err(Malformed("The request has no Host header."));
-        }
-        if chunked && length.is_some() {
-            return Err(Malformed("The request has both a Content-Length and a Transfer-Encoding."));
-        }
-        if chunked && !http11 {
-            return Err(Malformed("HTTP/1.0 does not have Transfer-Encoding."));
-        }
-        wire.host = host.unwrap_or_default();
-        wire.framing = if chunked { Framing::Chunked } else { Framing::Length(length.unwrap_or(0)) };
-        Ok(wire)
+/// The value of a header that a request has at most once.
+fn single_value<'a>(
+    headers: &[httparse::Header<'a>],
+    name: &str,
+    twice: Malformed,
+) -> Result<Option<&'a [u8]>, Malformed> {
+    let mut values = values(headers, name);
+    let value = values.next();
+    if values.next().is_some() { Err(twice) } else { Ok(value) }
+}
+
+fn read_host<'a>(headers: &[httparse::Header<'a>], http11: bool) -> Result<&'a str, Malformed> {
+    match single_value(headers, "host", Malformed("The request has two Host headers."))? {
+        Some(value) => str::from_utf8(value).map_err(|_| Malformed("The Host header is not text.")),
+        None if http11 => Err(Malformed("The request has no Host header.")),
+        None => Ok(""),
+    }
+}
+
+fn read_framing(headers: &[httparse::Header<'_>], http11: bool) -> Result<Framing, Malformed> {
+    const UNSUPPORTED: Malformed =
+        Malformed("The only supported Transfer-Encoding is chunked, and only once.");
+    let twice = Malformed("The request has two Content-Length headers.");
+    let length = single_value(headers, "content-length", twice)?.map(content_length).transpose()?;
+    let coding = single_value(headers, "transfer-encoding", UNSUPPORTED)?;
+    match (length, coding) {
+        (length, None) => Ok(Framing::Length(length.unwrap_or(0))),
+        (_, Some(coding)) if !coding.eq_ignore_ascii_case(b"chunked") => Err(UNSUPPORTED),
+        (Some(_), _) => Err(Malformed("The request has both a Content-Length and a Transfer-Encoding.")),
+        (None, _) if !http11 => Err(Malformed("HTTP/1.0 does not have Transfer-Encoding.")),
+        (None, _) => Ok(Framing::Chunked),
     }
 }
 
@@ -221,15 +199,11 @@ pub(super) fn check_beginning(bytes: &[u8]) -> Result<bool, Malformed> {
     refuse_bare_line_feeds(line)?;
     let mut parsed = httparse::Request::new(&mut []);
     parsed.parse(line).map_err(|error| Malformed(parse_message(error)))?;
-    parsed.path.map_or(Ok(()), check_target)?;
-    Ok(true)
-}
-
-fn check_target(target: &str) -> Result<(), Malformed> {
-    if target.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#') {
-        return Ok(());
+    let target = parsed.path.unwrap_or_default();
+    if !target.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#') {
+        return Err(Malformed("The request's target has a fragment or a character that is not ASCII."));
     }
-    Err(Malformed("The request's target has a fragment or a character that is not ASCII."))
+    Ok(true)
 }
 
 /// `httparse` takes a lone line feed for the end of a line. Other parsers do not, and two parsers that
@@ -256,12 +230,12 @@ fn parse_message(error: httparse::Error) -> &'static str {
 }
 
 /// A length as RFC 9110 writes it: digits alone. One too large for the type is too large anyway.
-fn content_length(value: &[u8]) -> Option<u64> {
+fn content_length(value: &[u8]) -> Result<u64, Malformed> {
     if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
-        return None;
+        return Err(Malformed("The Content-Length is not a whole number."));
     }
     let digits = str::from_utf8(value).expect("digits should be text");
-    Some(digits.parse().unwrap_or(u64::MAX))
+    Ok(digits.parse().unwrap_or(u64::MAX))
 }
 
 fn has_token(value: &[u8], token: &[u8]) -> bool {

@@ -19,8 +19,7 @@ pub struct Reader {
 
 enum ReaderState {
     Head(HeadStart),
-    /// Without a body if its declared length is too large.
-    Body(RequestHead, Option<Body>),
+    Body(RequestHead, Body),
 }
 
 /// The result of reading some bytes.
@@ -58,20 +57,20 @@ impl Reader {
                     return Ok(ReadStep::More);
                 };
                 let body = Body::new(head.framing);
-                self.continue_due = head.expects_continue && body.is_some();
+                self.continue_due = head.expects_continue;
                 self.state = ReaderState::Body(head, body);
                 return Ok(ReadStep::Head);
             }
             ReaderState::Body(_, body) => body,
         };
-        let progress = body.as_mut().map_or(Ok(BodyProgress::TooLarge), |body| body.push(input))?;
+        let progress = body.push(input)?;
         if progress == BodyProgress::Incomplete {
             return Ok(ReadStep::More);
         }
-        // A client that has already sent the whole body does not wait for 100 Continue.
+        // A client that has sent the whole body does not wait for 100 Continue, and one that is refused does not get it.
         self.continue_due = false;
         let (head, body) = self.take();
-        let body = body.filter(|_| progress == BodyProgress::Complete).map(Body::into_content);
+        let body = (progress == BodyProgress::Complete).then(|| body.into_content());
         Ok(ReadStep::Request(Request { head, body, client: ClientInfo::default() }))
     }
 
@@ -87,12 +86,12 @@ impl Reader {
     /// skipped. If not, the connection has to end.
     pub fn refuse(&mut self, input: &mut &[u8]) -> (RequestHead, bool) {
         self.continue_due = false;
-        let (head, body) = self.take();
-        let is_skipped = body.is_some_and(|mut body| body.push(input) == Ok(BodyProgress::Complete));
+        let (head, mut body) = self.take();
+        let is_skipped = body.push(input) == Ok(BodyProgress::Complete);
         (head, is_skipped)
     }
 
-    fn take(&mut self) -> (RequestHead, Option<Body>) {
+    fn take(&mut self) -> (RequestHead, Body) {
         match mem::take(&mut self.state) {
             ReaderState::Body(head, body) => (head, body),
             ReaderState::Head(_) => unreachable!("only a complete head is taken"),
@@ -113,7 +112,7 @@ impl Reader {
     pub fn held_bytes(&self) -> usize {
         match &self.state {
             ReaderState::Head(start) => start.bytes.capacity(),
-            ReaderState::Body(head, body) => head.held_bytes() + body.as_ref().map_or(0, Body::held_bytes),
+            ReaderState::Body(head, body) => head.held_bytes() + body.held_bytes(),
         }
     }
 }

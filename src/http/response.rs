@@ -1,6 +1,5 @@
 //! Responses and their bytes.
 
-use std::cell::RefCell;
 use std::fmt;
 use std::io::Write;
 
@@ -50,11 +49,6 @@ pub enum ConnectionHeader {
 const HTTP_DATE: &[BorrowedFormatItem<'_>] =
     format_description!("[weekday repr:short], [day] [month repr:short] [year] [hour]:[minute]:[second] GMT");
 
-thread_local! {
-    /// The last second for which this thread made a `date` header, and its text.
-    static DATE: RefCell<(i64, String)> = const { RefCell::new((0, String::new())) };
-}
-
 /// For a client that waits for this before it sends its body.
 pub const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
@@ -82,7 +76,7 @@ impl Response {
                 bytes.extend_from_slice(part.as_bytes());
             }
         };
-        with_date(OffsetDateTime::now_utc(), |date| line("date", date));
+        line("date", &format_date(OffsetDateTime::now_utc()));
         line("content-type", self.content_type);
         match &self.rest {
             None => line("content-length", &self.body.len().to_string()),
@@ -109,15 +103,8 @@ impl Response {
     }
 }
 
-/// Makes the value of the `date` header, which each thread formats once a second, and passes it to `pass_on`.
-fn with_date(now: OffsetDateTime, pass_on: impl FnOnce(&str)) {
-    DATE.with_borrow_mut(|(second, text)| {
-        if *second != now.unix_timestamp() {
-            *second = now.unix_timestamp();
-            *text = now.format(HTTP_DATE).expect("a date after 1970 should have its text");
-        }
-        pass_on(text);
-    });
+fn format_date(time: OffsetDateTime) -> String {
+    time.format(HTTP_DATE).expect("a date after 1970 should have its text")
 }
 
 /// A piece as RFC 9112, 7.1 frames it; an empty one is the end.
@@ -180,11 +167,9 @@ mod tests {
     fn the_date_follows_the_second() {
         let check = |seconds: i64, expected: &str| {
             let time = OffsetDateTime::from_unix_timestamp(seconds).expect("a time");
-            with_date(time, |date| assert_eq!(date, expected));
+            assert_eq!(format_date(time), expected);
         };
-        for _ in 0..2 {
-            check(1_700_000_000, "Tue, 14 Nov 2023 22:13:20 GMT");
-        }
+        check(1_700_000_000, "Tue, 14 Nov 2023 22:13:20 GMT");
         check(1_700_000_001, "Tue, 14 Nov 2023 22:13:21 GMT");
     }
 }

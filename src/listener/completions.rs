@@ -2,38 +2,29 @@
 
 use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use mio::Waker;
 
-use super::connection::AfterResponse;
-use super::load::Load;
-use super::{PendingRequest, Pulse};
+use super::PendingRequest;
 use crate::http::RequestHead;
 use crate::http::response::{ConnectionHeader, Pieces, Response};
+use crate::mutex::lock;
 
-/// The responses that the threads have finished, and the state that they share with the loop.
+/// The responses that the threads have finished, each with the number of its connection.
 pub(super) struct Completions {
-    queue: Mutex<Vec<Completed>>,
+    queue: Mutex<Vec<(usize, Outgoing)>>,
     waker: Arc<Waker>,
-    pub pulse: Arc<Pulse>,
-    pub load: Arc<Load>,
     stopping: AtomicBool,
 }
 
 impl Completions {
-    pub fn new(waker: Arc<Waker>, pulse: &Arc<Pulse>, load: &Arc<Load>) -> Arc<Self> {
-        Arc::new(Self {
-            queue: Mutex::default(),
-            waker,
-            pulse: Arc::clone(pulse),
-            load: Arc::clone(load),
-            stopping: AtomicBool::new(false),
-        })
+    pub fn new(waker: Arc<Waker>) -> Self {
+        Self { queue: Mutex::default(), waker, stopping: AtomicBool::new(false) }
     }
 
-    pub fn take(&self) -> Vec<Completed> {
-        mem::take(&mut *self.queue.lock().unwrap_or_else(PoisonError::into_inner))
+    pub fn take(&self) -> Vec<(usize, Outgoing)> {
+        mem::take(&mut *lock(&self.queue))
     }
 
     /// From now on every response closes its connection.
@@ -47,9 +38,9 @@ impl Completions {
         Outgoing::of(response, &call.request.head, is_body_read, self.stopping.load(Ordering::Acquire))
     }
 
-    fn push(&self, completed: Completed) {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        queue.push(completed);
+    pub fn push(&self, connection: usize, outgoing: Outgoing) {
+        let mut queue = lock(&self.queue);
+        queue.push((connection, outgoing));
         // The loop takes all of them at once, and the first one wakes it.
         let is_first = queue.len() == 1;
         drop(queue);
@@ -59,79 +50,60 @@ impl Completions {
     }
 }
 
-/// The response for one connection.
-pub(super) struct Completed {
-    pub connection: usize,
-    pub outgoing: Outgoing,
-}
-
 /// A response, or a piece of one, and how much of it is sent.
 pub(super) struct Outgoing {
     pub bytes: Vec<u8>,
     pub sent: usize,
     /// Makes the next piece once this one is sent.
     pub rest: Option<Box<dyn Pieces>>,
-    pub after: AfterResponse,
+    pub header: ConnectionHeader,
 }
 
 impl Outgoing {
-    pub fn new(bytes: Vec<u8>, after: AfterResponse) -> Self {
-        Self { bytes, sent: 0, rest: None, after }
+    pub fn new(bytes: Vec<u8>, header: ConnectionHeader) -> Self {
+        Self { bytes, sent: 0, rest: None, header }
     }
 
     /// Encodes the response to a request, and decides between keep-alive and close. If the body was not read, the beginning
     /// of the next request is unknown.
     pub fn of(response: Response, head: &RequestHead, is_body_read: bool, stopping: bool) -> Self {
-        let (header, after) = if stopping || !head.keep_alive || !is_body_read {
-            (ConnectionHeader::Close, AfterResponse::Close)
+        let header = if stopping || !head.keep_alive || !is_body_read {
+            ConnectionHeader::Close
         } else if head.needs_keep_alive_header {
-            (ConnectionHeader::KeepAlive, AfterResponse::Keep)
+            ConnectionHeader::KeepAlive
         } else {
-            (ConnectionHeader::Omitted, AfterResponse::Keep)
+            ConnectionHeader::Omitted
         };
         let is_head = head.method() == "HEAD";
         let bytes = response.encode(header, is_head);
-        Self { rest: response.rest.filter(|_| !is_head), ..Self::new(bytes, after) }
+        Self { rest: response.rest.filter(|_| !is_head), ..Self::new(bytes, header) }
     }
 
     /// Encodes a response after which the connection closes.
     pub fn last(response: &Response, without_body: bool) -> Self {
-        Self::new(response.encode(ConnectionHeader::Close, without_body), AfterResponse::Close)
+        Self::new(response.encode(ConnectionHeader::Close, without_body), ConnectionHeader::Close)
     }
 }
 
-/// The right to answer on one connection. Dropping it gives the connection back, after a panic too: without a response it
-/// closes.
-pub(super) struct Assignment {
-    completions: Arc<Completions>,
+/// The right to answer on one connection. Dropping it sends the response, after a panic too.
+pub(super) struct Assignment<'a> {
+    completions: &'a Completions,
     connection: usize,
-    outgoing: Option<Outgoing>,
-    /// Another thread answers.
-    is_over: bool,
+    /// At first nothing, after which the connection closes; `None` if another thread answers.
+    pub outgoing: Option<Outgoing>,
 }
 
-impl Assignment {
-    pub fn new(completions: &Arc<Completions>, connection: usize) -> Self {
-        Self { completions: Arc::clone(completions), connection, outgoing: None, is_over: false }
-    }
-
-    pub fn finish(mut self, outgoing: Option<Outgoing>) {
-        self.outgoing = outgoing;
-    }
-
-    /// Leaves the connection to the thread that takes the request from the queue.
-    pub fn pass_on(mut self) {
-        self.is_over = true;
+impl<'a> Assignment<'a> {
+    pub fn new(completions: &'a Completions, connection: usize) -> Self {
+        let outgoing = Some(Outgoing::new(Vec::new(), ConnectionHeader::Close));
+        Self { completions, connection, outgoing }
     }
 }
 
-impl Drop for Assignment {
+impl Drop for Assignment<'_> {
     fn drop(&mut self) {
-        if self.is_over {
-            return;
+        if let Some(outgoing) = self.outgoing.take() {
+            self.completions.push(self.connection, outgoing);
         }
-        let outgoing =
-            self.outgoing.take().unwrap_or_else(|| Outgoing::new(Vec::new(), AfterResponse::Close));
-        self.completions.push(Completed { connection: self.connection, outgoing });
     }
 }

@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
+use crate::mutex::lock;
 use crate::secret::SecretDigest;
 
 /// The number of accepted keys or sessions that are remembered. It only decides which lane a request waits in.
@@ -50,45 +51,29 @@ pub struct LaneLoad {
     pub longest_wait: Option<Duration>,
 }
 
-/// The digests of keys and sessions that were accepted lately, and their lanes.
+/// The digests of keys and sessions that were accepted lately, with their lanes and when they were last used.
 #[derive(Default)]
-pub(super) struct KnownLanes(Mutex<Remembered>);
-
-#[derive(Default)]
-struct Remembered {
-    lanes: HashMap<SecretDigest, (Arc<str>, u64)>,
-    /// Counts the uses, to find the least recent.
-    uses: u64,
-}
+pub(super) struct KnownLanes(Mutex<HashMap<SecretDigest, (Arc<str>, Instant)>>);
 
 impl KnownLanes {
     pub fn find(&self, digest: &SecretDigest) -> Name {
-        let mut remembered = self.lock();
-        let uses = remembered.uses + 1;
-        remembered.uses = uses;
-        let (name, used) = remembered.lanes.get_mut(digest)?;
-        *used = uses;
+        let mut lanes = lock(&self.0);
+        let (name, used) = lanes.get_mut(digest)?;
+        *used = Instant::now();
         Some(Arc::clone(name))
     }
 
     pub fn remember(&self, digest: SecretDigest, name: Arc<str>) {
-        let mut remembered = self.lock();
-        remembered.uses += 1;
-        let used = remembered.uses;
-        remembered.lanes.insert(digest, (name, used));
-        if remembered.lanes.len() > REMEMBERED {
-            let oldest =
-                remembered.lanes.iter().min_by_key(|(_, (_, used))| *used).map(|(digest, _)| *digest);
-            oldest.and_then(|digest| remembered.lanes.remove(&digest));
+        let mut lanes = lock(&self.0);
+        lanes.insert(digest, (name, Instant::now()));
+        if lanes.len() > REMEMBERED {
+            let oldest = lanes.iter().min_by_key(|(_, (_, used))| *used).map(|(digest, _)| *digest);
+            oldest.and_then(|digest| lanes.remove(&digest));
         }
     }
 
     pub fn forget(&self, name: &str) {
-        self.lock().lanes.retain(|_, (other, _)| **other != *name);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Remembered> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0).retain(|_, (other, _)| **other != *name);
     }
 }
 

@@ -1,23 +1,22 @@
 //! The listener's load: the counts behind its limits, for metrics and the console.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::lane::LaneLoad;
 use super::limits::Limits;
 use super::queue::{FairQueue, Room};
+use super::workers::CONSOLE_ROOM;
 
 /// The listener and its workers write here; others take a [`Snapshot`].
 pub struct Load {
     limits: Limits,
     /// The requests of the API.
-    pub(super) queue: Arc<FairQueue>,
+    pub(super) queue: FairQueue,
     /// The requests whose key has to be looked up first.
-    pub(super) strangers: Arc<FairQueue>,
-    /// The bytes that all running and waiting requests hold, the console's too.
-    pub(super) request_bytes: AtomicUsize,
+    pub(super) strangers: FairQueue,
+    pub(super) console: FairQueue,
     connections: AtomicUsize,
-    /// The memory that the connections hold.
+    /// The memory that the connections and their requests hold, the console's too.
     buffered: AtomicUsize,
     pub(super) accepted: AtomicU64,
     /// In the order of [`Cause::ALL`].
@@ -120,9 +119,9 @@ impl Load {
         let of_strangers = Room { threads: 1, places: all, strangers: all, has_limits: false };
         Self {
             limits: limits.clone(),
-            queue: Arc::new(FairQueue::new(of_keys)),
-            strangers: Arc::new(FairQueue::new(of_strangers)),
-            request_bytes: AtomicUsize::new(0),
+            queue: FairQueue::new(of_keys),
+            strangers: FairQueue::new(of_strangers),
+            console: FairQueue::new(CONSOLE_ROOM),
             connections: AtomicUsize::new(0),
             buffered: AtomicUsize::new(0),
             accepted: AtomicU64::new(0),
@@ -158,12 +157,11 @@ impl Load {
         let Limits { workers, queue, max_connections, buffered_bytes, .. } = self.limits;
         let (running, waiting) = self.queue.load();
         let waiting = waiting + self.strangers.load().1;
-        let buffered = self.buffered.load(Ordering::Relaxed) + self.request_bytes.load(Ordering::Relaxed);
         Snapshot {
             workers: Level { now: running, most: workers },
             queue: Level { now: waiting, most: queue },
             connections: Level { now: self.connections.load(Ordering::Relaxed), most: max_connections },
-            buffered_bytes: Level { now: buffered, most: buffered_bytes },
+            buffered_bytes: Level { now: self.buffered.load(Ordering::Relaxed), most: buffered_bytes },
             accepted: self.accepted.load(Ordering::Relaxed),
             causes: Cause::ALL.map(|cause| self.of(cause)),
         }

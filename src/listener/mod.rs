@@ -26,7 +26,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
 
-use mio::{Poll, Waker};
+use mio::{Interest, Poll, Token, Waker};
 
 pub use lane::{Lane, LaneLoad, Ticket};
 pub use limits::Limits;
@@ -37,7 +37,7 @@ pub use socket::{Address, ListeningSocket};
 pub use tls::{Acceptor, Certificate, TlsError};
 pub use workers::RunningCall;
 
-use self::event_loop::{EventLoop, WAKE};
+use self::event_loop::{EventLoop, FIRST_SOCKET, STOP, WAKE};
 use crate::client::Cancellation;
 use crate::error::Failure;
 use crate::http::{ClientInfo, Request, RequestHead, Response};
@@ -108,36 +108,49 @@ pub enum RequestIdentity {
     Refused(Box<Response>),
 }
 
-/// A listener that does not serve yet.
+/// The listener: its sockets, its limits, and what other threads share with its loop.
 pub struct Listener {
     sockets: Vec<ListeningSocket>,
     limits: Limits,
     poll: Poll,
     waker: Arc<Waker>,
-    pulse: Arc<Pulse>,
-    load: Arc<Load>,
+    pub pulse: Arc<Pulse>,
+    pub load: Arc<Load>,
     /// For TLS on the TCP sockets. The clients of a Unix socket are on the same host.
     pub acceptor: Option<Arc<Acceptor>>,
     /// The proxies whose forwarding headers are trusted.
     pub trusted_proxies: Proxies,
-    stop: UnixStream,
+    /// Readable when the listener has to stop.
+    _stop: mio::net::UnixStream,
     stopper: UnixStream,
 }
 
 impl Listener {
-    pub fn new(sockets: Vec<ListeningSocket>, limits: Limits) -> io::Result<Self> {
+    pub fn new(mut sockets: Vec<ListeningSocket>, limits: Limits) -> io::Result<Self> {
+        let poll = Poll::new()?;
         let (stop, stopper) = UnixStream::pair()?;
         stop.set_nonblocking(true)?;
-        let poll = Poll::new()?;
+        let mut stop = mio::net::UnixStream::from_std(stop);
+        poll.registry().register(&mut stop, STOP, Interest::READABLE)?;
+        for (index, socket) in sockets.iter_mut().enumerate() {
+            socket.register(poll.registry(), Token(FIRST_SOCKET + index))?;
+        }
         let waker = Arc::new(Waker::new(poll.registry(), WAKE)?);
         let load = Arc::new(Load::new(&limits));
         let pulse = Arc::new(Pulse::new(Arc::clone(&waker), Arc::clone(&load)));
         let (acceptor, trusted_proxies) = (None, Proxies::default());
-        Ok(Self { sockets, limits, poll, waker, pulse, load, acceptor, trusted_proxies, stop, stopper })
-    }
-
-    pub fn pulse(&self) -> Arc<Pulse> {
-        Arc::clone(&self.pulse)
+        Ok(Self {
+            sockets,
+            limits,
+            poll,
+            waker,
+            pulse,
+            load,
+            acceptor,
+            trusted_proxies,
+            _stop: stop,
+            stopper,
+        })
     }
 
     /// The end of a pipe: a byte written to it, for example by a signal handler, stops the listener.
@@ -145,12 +158,8 @@ impl Listener {
         self.stopper.try_clone()
     }
 
-    pub fn load(&self) -> Arc<Load> {
-        Arc::clone(&self.load)
-    }
-
     /// Serves until it is stopped and every running request is answered.
     pub fn run(self, service: Arc<impl Service>) -> io::Result<()> {
-        EventLoop::new(self, service)?.run()
+        EventLoop::new(self, service).run()
     }
 }

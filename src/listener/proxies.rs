@@ -14,7 +14,7 @@ pub struct Proxies(pub Vec<TrustedProxy>);
 pub enum TrustedProxy {
     /// Every client of the Unix socket.
     Unix,
-    /// The addresses that same_prefix with this one in so many bits.
+    /// A network: the addresses whose leading bits, as many as the number says, equal those of this one.
     Network(IpAddr, u32),
 }
 
@@ -53,24 +53,16 @@ impl TrustedProxy {
     /// Returns true for the peer of a connection that it matches; `None` is a peer on a Unix socket.
     fn is(&self, peer: Option<IpAddr>) -> bool {
         match (self, peer) {
-            (Self::Unix, None) => true,
-            (Self::Network(network, bits), Some(address)) => match (network, address) {
-                (IpAddr::V4(network), IpAddr::V4(address)) => {
-                    same_prefix(u128::from(network.to_bits()), u128::from(address.to_bits()), 32 - bits)
-                }
-                (IpAddr::V6(network), IpAddr::V6(address)) => {
-                    same_prefix(network.to_bits(), address.to_bits(), 128 - bits)
-                }
-                _ => false,
-            },
+            (Self::Unix, peer) => peer.is_none(),
+            (Self::Network(IpAddr::V4(network), bits), Some(IpAddr::V4(address))) => {
+                (network.to_bits() ^ address.to_bits()).leading_zeros() >= *bits
+            }
+            (Self::Network(IpAddr::V6(network), bits), Some(IpAddr::V6(address))) => {
+                (network.to_bits() ^ address.to_bits()).leading_zeros() >= *bits
+            }
             _ => false,
         }
     }
-}
-
-/// Compares two numbers without this many of their last bits.
-fn same_prefix(one: u128, other: u128, last: u32) -> bool {
-    (one ^ other).checked_shr(last).unwrap_or(0) == 0
 }
 
 impl Proxies {

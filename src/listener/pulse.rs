@@ -2,24 +2,24 @@
 //! within a request's deadline.
 
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use mio::Waker;
 
 use super::load::Load;
+use crate::mutex::lock;
 
 pub struct Pulse {
     waker: Arc<Waker>,
     load: Arc<Load>,
-    started: Instant,
     /// The loop was asked and has not answered yet.
     asked: AtomicBool,
-    /// When a worker last started a request: milliseconds since `started`.
-    work_started: AtomicU64,
-    /// When the look-up of a stranger began, if one runs: milliseconds since `started`, and one more.
-    look_up: AtomicU64,
+    /// When a worker last started a request.
+    work_started: Mutex<Instant>,
+    /// When the look-up of a stranger began, if one runs.
+    look_up: Mutex<Option<Instant>>,
 }
 
 impl Pulse {
@@ -27,10 +27,9 @@ impl Pulse {
         Self {
             waker,
             load,
-            started: Instant::now(),
             asked: AtomicBool::new(false),
-            work_started: AtomicU64::new(0),
-            look_up: AtomicU64::new(0),
+            work_started: Mutex::new(Instant::now()),
+            look_up: Mutex::default(),
         }
     }
 
@@ -47,11 +46,9 @@ impl Pulse {
     /// Returns true if all workers are busy and none has started a request within `deadline`: then each of them has been with
     /// its request for longer than a request may take. The same for the thread that looks up strangers.
     pub fn workers_stuck(&self, deadline: Duration) -> bool {
-        let is_overdue = |began: u64| self.elapsed().saturating_sub(began) > deadline.as_millis() as u64;
-        let look_up = self.look_up.load(Ordering::Acquire);
-        let is_all_busy = self.load.all_workers_busy();
-        (is_all_busy && is_overdue(self.work_started.load(Ordering::Acquire)))
-            || (look_up != 0 && is_overdue(look_up))
+        let is_overdue = |began: Instant| began.elapsed() > deadline;
+        (self.load.all_workers_busy() && is_overdue(*lock(&self.work_started)))
+            || lock(&self.look_up).is_some_and(is_overdue)
     }
 
     /// The loop calls this once per turn.
@@ -60,23 +57,19 @@ impl Pulse {
     }
 
     pub(super) fn work_started(&self) {
-        self.work_started.store(self.elapsed(), Ordering::Release);
+        *lock(&self.work_started) = Instant::now();
     }
 
     /// A look-up runs until the result is dropped.
     pub(super) fn start_look_up(&self) -> impl Drop {
-        struct LookUp<'a>(&'a AtomicU64);
+        struct LookUp<'a>(&'a Pulse);
         impl Drop for LookUp<'_> {
             fn drop(&mut self) {
-                self.0.store(0, Ordering::Release);
+                *lock(&self.0.look_up) = None;
             }
         }
-        self.look_up.store(self.elapsed() + 1, Ordering::Release);
-        LookUp(&self.look_up)
-    }
-
-    fn elapsed(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+        *lock(&self.look_up) = Some(Instant::now());
+        LookUp(self)
     }
 }
 

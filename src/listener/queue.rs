@@ -1,12 +1,13 @@
-//! The queue before a thread group: bounded, with a lane for each key, served round robin.
+//! The queue before a group of threads: bounded, with a lane for each key, served round robin.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::job::Job;
 use super::lane::{LaneLoad, Name, REMEMBERED, Ticket};
+use crate::mutex::lock;
 
 pub(super) struct FairQueue {
     room: Room,
@@ -69,7 +70,7 @@ impl FairQueue {
 
     /// Queues a request. If there is no room, returns the newest of the lane with the most waiting.
     pub fn push(&self, job: Job) -> Option<Job> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let Ticket { lane: name, origin, is_begun, .. } = job.ticket.clone();
         state.count_origin(origin.filter(|_| name.is_none()));
         let lane = state.lane(&name);
@@ -97,7 +98,7 @@ impl FairQueue {
     /// Waits for a request and takes it: the next of the lane whose turn it is. It counts as running until
     /// [`Self::finish`].
     pub fn take(&self, until: Option<Instant>) -> Result<Job, NoJob> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         loop {
             let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
             if left.is_zero() {
@@ -117,7 +118,7 @@ impl FairQueue {
 
     /// The keys whose requests wait, run or have run since the last call.
     pub fn used_lanes(&self) -> Vec<Arc<str>> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let used = |(name, lane): (&Name, &mut LaneState)| {
             let is_used = lane.is_used;
             lane.is_used = !lane.is_unused();
@@ -128,7 +129,7 @@ impl FairQueue {
 
     /// Sets the limit of a lane that has a request.
     pub fn set_limit(&self, lane: &Name, limit: Option<u32>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let its = state.lane(lane);
         (its.limit, its.is_limit_read) = (limit, !its.is_unused());
         self.wake(&state);
@@ -136,7 +137,7 @@ impl FairQueue {
 
     /// Counts a request as finished.
     pub fn finish(&self, ticket: &Ticket) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.exclusive_runs &= !ticket.exclusive;
         state.running -= 1;
         state.lane(&ticket.lane).running -= 1;
@@ -147,7 +148,7 @@ impl FairQueue {
 
     /// Removes a waiting request.
     pub fn remove(&self, is_meant: impl Fn(&Job) -> bool) -> Option<Job> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let find = |name: &Name| {
             let place = state.lanes[name].waiting.iter().position(&is_meant)?;
             Some((name.clone(), place))
@@ -158,19 +159,19 @@ impl FairQueue {
 
     /// Ends the threads. No request may wait or come any more.
     pub fn close(&self) {
-        self.lock().is_closed = true;
+        lock(&self.state).is_closed = true;
         self.eligible.notify_all();
     }
 
     /// Returns how many requests run, and how many wait.
     pub fn load(&self) -> (usize, usize) {
-        let state = self.lock();
+        let state = lock(&self.state);
         (state.running, state.waiting)
     }
 
     /// The keys that have a request here, or have had one shed.
     pub fn lanes(&self) -> Vec<LaneLoad> {
-        let state = self.lock();
+        let state = lock(&self.state);
         let report = |(name, lane): (&Name, &LaneState)| {
             Some(LaneLoad {
                 name: name.clone().filter(|_| !lane.is_unused() || lane.shed > 0)?,
@@ -222,10 +223,6 @@ impl FairQueue {
         state.running += 1;
         state.exclusive_runs |= job.ticket.exclusive;
         Some(job)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, QueueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -339,7 +336,7 @@ mod tests {
         /// Lets a free thread take a request, if there are both.
         fn run_next(&mut self) -> bool {
             let is_free = self.running.len() < self.queue.room.threads;
-            let taken = is_free.then(|| self.queue.take_next(&mut self.queue.lock())).flatten();
+            let taken = is_free.then(|| self.queue.take_next(&mut lock(&self.queue.state))).flatten();
             let is_taken = taken.is_some();
             self.running.extend(taken);
             is_taken
@@ -454,7 +451,7 @@ mod tests {
         pool.push(of_key("a"), 31);
         assert_eq!(pool.order(), [21, 31, 22, 23, 24, 25], "the others have places of their own");
         (0..REMEMBERED as u32 + 1).for_each(|number| pool.push(from(number), number));
-        assert!(pool.queue.lock().origins.len() <= REMEMBERED);
+        assert!(lock(&pool.queue.state).origins.len() <= REMEMBERED);
     }
 
     #[test]
@@ -539,7 +536,7 @@ mod tests {
         for number in 0..3 * REMEMBERED as u32 {
             pool.push(of_key(&number.to_string()), number);
             pool.order();
-            assert!(pool.queue.lock().lanes.len() <= REMEMBERED + 1);
+            assert!(lock(&pool.queue.state).lanes.len() <= REMEMBERED + 1);
         }
     }
 
@@ -558,7 +555,7 @@ mod tests {
         thread::scope(|scope| {
             let take = || queue.take(None).ok().as_ref().map(number);
             let threads = [(); 3].map(|()| scope.spawn(take));
-            until(&|| queue.lock().idle == 3);
+            until(&|| lock(&queue.state).idle == 3);
             queue.push(Job::numbered(1, of_key("a")));
             until(&|| queue.load() == (1, 0));
             queue.push(Job::numbered(2, of_key("a")));
@@ -621,13 +618,13 @@ mod tests {
                     assert!(pool.running_of(name) <= most, "seed {seed}");
                 }
                 let can_run = |&(_, name): &(u32, &str)| {
-                    let is_read = pool.queue.lock().lane(&Some(name.into())).is_limit_read;
+                    let is_read = lock(&pool.queue.state).lane(&Some(name.into())).is_limit_read;
                     let limit = if is_read { pool.limits[name] } else { Some(1) };
                     limit.is_none_or(|limit| pool.running_of(name) < limit as usize)
                 };
                 let (can_run, has_room) =
                     (waiting.iter().any(can_run), pool.running.len() < pool.queue.room.threads);
-                let eligible = pool.queue.eligible(&pool.queue.lock(), false);
+                let eligible = pool.queue.eligible(&lock(&pool.queue.state), false);
                 assert_eq!(eligible > 0, can_run, "seed {seed}, step {number}: {waiting:?}");
                 assert!(!(can_run && has_room) || pool.run_next(), "seed {seed}, step {number}");
                 let taken = pool.running.last().map(self::number);

@@ -1,13 +1,16 @@
 //! TCP and Unix sockets behind one interface.
 
+use std::cell::Cell;
 use std::fmt;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::{fs, net, os};
+use std::{fs, net};
 
-use mio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use mio::net::{TcpListener, TcpStream, UnixStream};
 use mio::{Interest, Registry, Token};
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -28,36 +31,36 @@ impl fmt::Display for Address {
     }
 }
 
-/// A socket that accepts connections.
+/// A socket that accepts connections. Once it exists, a Unix socket is used like the other kind.
 pub struct ListeningSocket {
-    kind: SocketKind,
-    /// The file to remove at the end, of a Unix socket that this process made.
-    made: Option<PathBuf>,
-}
-
-enum SocketKind {
-    Tcp(TcpListener),
-    Unix(UnixListener),
+    listener: TcpListener,
+    /// With the actual port, if the system chose it.
+    pub address: Address,
+    /// The file is removed at the end: it is a Unix socket that this process made.
+    is_made: bool,
 }
 
 /// Connections that the system keeps until they are accepted; it has a limit of its own, usually the same. With mio's
 /// 128, a burst of 2,000 clients took 10 s: the system drops what is beyond, and a client tries again after a second.
 const BACKLOG: i32 = 4096;
 
+const NEW_SOCKET: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+
 impl ListeningSocket {
     /// Listens on an address. The file of a Unix socket gets this mode.
     pub fn bind(address: &Address, unix_mode: u32) -> io::Result<Self> {
         match address {
             Address::Tcp(address) => {
-                let listener = TcpListener::bind(*address)?;
+                let listener = net::TcpListener::bind(address)?;
                 rustix::net::listen(&listener, BACKLOG)?;
-                Ok(SocketKind::Tcp(listener).into())
+                Self::inherited_tcp(listener)
             }
             Address::Unix(path) => {
                 remove_stale(path)?;
                 let listener = bind_unix(path, unix_mode)?;
                 rustix::net::listen(&listener, BACKLOG)?;
-                let socket = Self { kind: SocketKind::Unix(listener), made: Some(path.clone()) };
+                let mut socket = Self::inherited_unix(listener)?;
+                socket.is_made = true;
                 // The umask may have removed some of it.
                 fs::set_permissions(path, fs::Permissions::from_mode(unix_mode))?;
                 Ok(socket)
@@ -68,56 +71,41 @@ impl ListeningSocket {
     /// A socket that another process made and listens on.
     pub fn inherited_tcp(listener: net::TcpListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        Ok(SocketKind::Tcp(TcpListener::from_std(listener)).into())
+        let address = Address::Tcp(listener.local_addr()?);
+        Ok(Self { listener: TcpListener::from_std(listener), address, is_made: false })
     }
 
-    pub fn inherited_unix(listener: os::unix::net::UnixListener) -> io::Result<Self> {
+    pub fn inherited_unix(listener: UnixListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        Ok(SocketKind::Unix(UnixListener::from_std(listener)).into())
-    }
-
-    /// Returns the address, with the actual port if the system chose it.
-    pub fn address(&self) -> io::Result<Address> {
-        Ok(match &self.kind {
-            SocketKind::Tcp(listener) => Address::Tcp(listener.local_addr()?),
-            SocketKind::Unix(listener) => {
-                Address::Unix(listener.local_addr()?.as_pathname().unwrap_or(Path::new("")).into())
-            }
-        })
+        let address = Address::Unix(listener.local_addr()?.as_pathname().unwrap_or(Path::new("")).into());
+        Ok(Self { listener: OwnedFd::from(listener).into(), address, is_made: false })
     }
 
     pub(super) fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
-        match &mut self.kind {
-            SocketKind::Tcp(listener) => registry.register(listener, token, Interest::READABLE),
-            SocketKind::Unix(listener) => registry.register(listener, token, Interest::READABLE),
-        }
+        registry.register(&mut self.listener, token, Interest::READABLE)
     }
 
     /// The next connection, and the address that it comes from; a Unix socket has none.
     pub(super) fn accept(&self) -> io::Result<(InboundStream, Option<IpAddr>)> {
-        match &self.kind {
-            SocketKind::Tcp(listener) => {
-                let (stream, from) = listener.accept()?;
-                // A response is one write: Nagle's algorithm would only delay it. On a connection that is
-                // already closed this fails, and the next read notices it.
-                let _ = stream.set_nodelay(true);
-                // A dual-stack socket reports IPv4 addresses as IPv4-mapped IPv6 addresses.
-                Ok((InboundStream::Tcp(stream), Some(from.ip().to_canonical())))
-            }
-            SocketKind::Unix(listener) => Ok((InboundStream::Unix(listener.accept()?.0), None)),
+        let (stream, from) = rustix::net::acceptfrom_with(&self.listener, NEW_SOCKET)?;
+        let stream = TcpStream::from(stream);
+        let from: Option<SocketAddr> = match self.address {
+            Address::Unix(_) => None,
+            Address::Tcp(_) => Some(from.ok_or(io::ErrorKind::ConnectionAborted)?.try_into()?),
+        };
+        if from.is_some() {
+            // A response is one write: Nagle's algorithm would only delay it. On a connection that is
+            // already closed this fails, and the next read notices it.
+            let _ = stream.set_nodelay(true);
         }
-    }
-}
-
-impl From<SocketKind> for ListeningSocket {
-    fn from(kind: SocketKind) -> Self {
-        Self { kind, made: None }
+        // A dual-stack socket reports IPv4 addresses as IPv4-mapped IPv6 addresses.
+        Ok((stream.into(), from.map(|from| from.ip().to_canonical())))
     }
 }
 
 impl Drop for ListeningSocket {
     fn drop(&mut self) {
-        if let Some(path) = &self.made {
+        if let (Address::Unix(path), true) = (&self.address, self.is_made) {
             let _ = fs::remove_file(path);
         }
     }
@@ -142,48 +130,29 @@ fn remove_stale(path: &Path) -> io::Result<()> {
 /// Creates a Unix socket at a path. Its file never has more permissions than `mode`: Linux takes the mode of the new
 /// file from the unbound socket, less the umask. Setting the umask itself would affect files that other threads create.
 fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, NEW_SOCKET, None)?;
     rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode))?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    Ok(UnixListener::from_std(socket.into()))
+    Ok(socket.into())
 }
 
-/// One client's connection.
-pub(super) enum InboundStream {
-    Tcp(TcpStream),
-    Unix(UnixStream),
+/// One client's connection, TCP or Unix.
+pub(super) struct InboundStream {
+    socket: TcpStream,
+    /// The last read was short, so it took all that there was.
+    pub is_drained: Cell<bool>,
 }
 
 impl InboundStream {
     pub fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
-        let both = Interest::READABLE | Interest::WRITABLE;
-        match self {
-            Self::Tcp(stream) => registry.register(stream, token, both),
-            Self::Unix(stream) => registry.register(stream, token, both),
-        }
-    }
-
-    pub fn read(&self, into: &mut [u8]) -> io::Result<usize> {
-        retry(|| match self {
-            Self::Tcp(stream) => (&*stream).read(into),
-            Self::Unix(stream) => (&*stream).read(into),
-        })
-    }
-
-    /// Writes once.
-    pub fn write_some(&self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        retry(|| match self {
-            Self::Tcp(stream) => (&*stream).write_vectored(parts),
-            Self::Unix(stream) => (&*stream).write_vectored(parts),
-        })
+        registry.register(&mut self.socket, token, Interest::READABLE | Interest::WRITABLE)
     }
 
     /// Writes what can be written without waiting, and returns how many bytes that was.
-    pub fn write(&self, bytes: &[u8]) -> io::Result<usize> {
-        let mut written = 0;
+    pub fn write_available(&self, bytes: &[u8]) -> io::Result<usize> {
+        let (mut stream, mut written) = (self, 0);
         while written < bytes.len() {
-            match self.write_some(&[IoSlice::new(&bytes[written..])]) {
+            match stream.write(&bytes[written..]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => written += count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -196,10 +165,35 @@ impl InboundStream {
     /// Shuts down the sending side: the client sees the end, and can still send.
     pub fn finish(&self) {
         // If the client has already gone, the next read notices it.
-        let _ = match self {
-            Self::Tcp(stream) => stream.shutdown(Shutdown::Write),
-            Self::Unix(stream) => stream.shutdown(Shutdown::Write),
-        };
+        let _ = self.socket.shutdown(Shutdown::Write);
+    }
+}
+
+impl From<TcpStream> for InboundStream {
+    fn from(socket: TcpStream) -> Self {
+        Self { socket, is_drained: Cell::new(false) }
+    }
+}
+
+impl Read for &InboundStream {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = retry(|| (&self.socket).read(into))?;
+        self.is_drained.set(count < into.len());
+        Ok(count)
+    }
+}
+
+impl Write for &InboundStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        retry(|| (&self.socket).write(bytes))
+    }
+
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        retry(|| (&self.socket).write_vectored(parts))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -234,7 +228,7 @@ mod tests {
     #[test]
     fn a_burst_of_clients_is_kept_until_it_is_accepted() {
         let socket = ListeningSocket::bind(&Address::Tcp(([127, 0, 0, 1], 0).into()), 0).expect("a port");
-        let Ok(Address::Tcp(address)) = socket.address() else { panic!("no address") };
+        let Address::Tcp(address) = socket.address else { panic!("no address") };
         let connect = |_| net::TcpStream::connect_timeout(&address, Duration::from_secs(20));
         let clients: Vec<_> = (0..300).map(connect).collect::<io::Result<_>>().expect("all connect");
         for client in &clients {

@@ -7,27 +7,27 @@ use std::time::{Duration, Instant};
 use super::completions::{Assignment, Outgoing};
 use super::job::Job;
 use super::load::Cause;
-use super::queue::{FairQueue, NoJob};
-use super::workers::{RunningCall, ThreadGroup, contain_panic};
+use super::queue::NoJob;
+use super::workers::{RunningCall, WorkerState, contain_panic};
 use super::{Lane, RequestIdentity, Service};
 use crate::error::{Failure, FailureCause};
 
 /// The interval at which the limits of the keys whose requests wait or run are read.
 const LIMITS_INTERVAL: Duration = Duration::from_secs(1);
 
-impl<S: Service> ThreadGroup<S> {
+impl<S: Service> WorkerState<S> {
     /// Looks up the keys of strangers, one at a time, and once a second the limits of those that have requests.
     pub fn look_up_strangers(&self) {
         let mut next_limits = Instant::now();
         loop {
-            match self.queue.take(Some(next_limits)) {
+            match self.load.strangers.take(Some(next_limits)) {
                 Ok(job) => {
-                    let _busy = self.completions.pulse.start_look_up();
+                    let _busy = self.pulse.start_look_up();
                     contain_panic(|| self.look_up(job));
                 }
                 Err(NoJob::Late) => {
                     next_limits = Instant::now() + LIMITS_INTERVAL;
-                    let _busy = self.completions.pulse.start_look_up();
+                    let _busy = self.pulse.start_look_up();
                     contain_panic(|| self.read_limits());
                 }
                 Err(NoJob::Closed) => return,
@@ -37,8 +37,8 @@ impl<S: Service> ThreadGroup<S> {
 
     /// Moves a request to the lane of its key, or answers it.
     fn look_up(&self, job: Job) {
-        let assignment = Assignment::new(&self.completions, job.connection);
-        let _running = RunningCall { queue: &self.queue, ticket: job.ticket.clone() };
+        let mut assignment = Assignment::new(&self.completions, job.connection);
+        let _running = RunningCall { queue: &self.load.strangers, ticket: job.ticket.clone() };
         let Some(call) = job.call().filter(|call| !call.cancellation.is_cancelled()) else { return };
         match self.service.identify(call) {
             RequestIdentity::Known(lane) => {
@@ -46,15 +46,14 @@ impl<S: Service> ThreadGroup<S> {
                 self.admit(job, &lane);
                 // The loop, which cancels before it searches the queues, may have found nothing there.
                 let is_left = cancellation.is_cancelled()
-                    && self.workers_queue().remove(|job| job.is_cancelled_by(&cancellation)).is_some();
+                    && self.load.queue.remove(|job| job.is_cancelled_by(&cancellation)).is_some();
                 if !is_left {
-                    assignment.pass_on();
+                    // The worker that takes it from the queue answers.
+                    assignment.outgoing = None;
                 }
             }
             RequestIdentity::Refused(response) => {
-                let outgoing = self.completions.outgoing(call, *response);
-                drop(job);
-                assignment.finish(Some(outgoing));
+                assignment.outgoing = Some(self.completions.outgoing(call, *response));
             }
             RequestIdentity::Unknown => {}
         }
@@ -67,32 +66,28 @@ impl<S: Service> ThreadGroup<S> {
         }
         job.ticket.lane = Some(name);
         let of_key = job.ticket.lane.clone();
-        if let Some(job) = self.workers_queue().push(job) {
+        if let Some(job) = self.load.queue.push(job) {
             self.shed(&job);
         }
-        self.workers_queue().set_limit(&of_key, lane.limit);
-    }
-
-    fn workers_queue(&self) -> &FairQueue {
-        &self.completions.load.queue
+        self.load.queue.set_limit(&of_key, lane.limit);
     }
 
     /// Answers a request for which there is no room in the lane of its key.
     fn shed(&self, job: &Job) {
         let Some(call) = job.call() else { return };
-        self.completions.load.count(Cause::QueueFull);
+        self.load.count(Cause::QueueFull);
         let failure = Failure::shed(FailureCause::QueueFull);
         let response = self.service.refuse(call.request.client.peer, Some(call), failure);
-        Assignment::new(&self.completions, job.connection).finish(Some(Outgoing::last(&response, false)));
+        self.completions.push(job.connection, Outgoing::last(&response, false));
     }
 
     /// Reads the limits of the keys that have requests. A key that is no longer valid is a stranger again.
     fn read_limits(&self) {
-        let used = self.workers_queue().used_lanes();
+        let used = self.load.queue.used_lanes();
         let found = (!used.is_empty()).then(|| self.service.lanes(&used)).flatten();
         for name in used.iter().filter(|_| found.is_some()) {
             match found.iter().flatten().find(|lane| *lane.name == **name) {
-                Some(lane) => self.workers_queue().set_limit(&Some(Arc::clone(name)), lane.limit),
+                Some(lane) => self.load.queue.set_limit(&Some(Arc::clone(name)), lane.limit),
                 None => self.known.forget(name),
             }
         }

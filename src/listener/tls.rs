@@ -1,14 +1,13 @@
 //! TLS on the listener's thread. A session never blocks: it belongs to the event loop, which decrypts what a client sends
 //! and encrypts what a worker answers.
 
-use std::fmt;
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, Read, Write};
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use rustls::crypto::{CryptoProvider, ring};
+use rustls::crypto::ring;
+use rustls::pki_types::PrivateKeyDer;
 use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::{ServerConfig, ServerConnection};
@@ -30,6 +29,7 @@ pub struct Acceptor {
 }
 
 /// A certificate and its key, read and found to belong together.
+#[derive(Debug)]
 pub struct Certificate(Arc<CertifiedKey>);
 
 /// The reason why there is no certificate: the file, and what is wrong with it.
@@ -41,54 +41,28 @@ pub enum TlsError {
 
 impl Certificate {
     pub fn read(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
-        let chain = read(certificate)
-            .and_then(|text| {
-                let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
-                chain.map_err(|error| pem_message(&error))
-            })
-            .and_then(|chain| match chain.is_empty() {
-                true => Err("there is no certificate in it".to_owned()),
-                false => Ok(chain),
-            })
-            .map_err(TlsError::Certificate)?;
-        let key = read(key)
-            .and_then(|text| PrivateKeyDer::from_pem_slice(&text).map_err(|error| pem_message(&error)))
-            .map_err(TlsError::Key)?;
-        let certified = CertifiedKey::from_der(chain, key, &provider())
+        let chain = files::read_certificates(certificate).map_err(TlsError::Certificate)?;
+        let text = files::read(key).map_err(|error| TlsError::Key(error.to_string()))?;
+        // The messages repeat nothing of the file.
+        let key = PrivateKeyDer::from_pem_slice(&text).map_err(|error| match error {
+            pem::Error::NoItemsFound => TlsError::Key("there is no such part in it, or not in PEM".into()),
+            _ => TlsError::Key("it is not valid PEM".into()),
+        })?;
+        let certified = CertifiedKey::from_der(chain, key, &ring::default_provider())
             .map_err(|error| TlsError::Key(format!("it does not match the certificate: {error}")))?;
         Ok(Self(Arc::new(certified)))
     }
 
     /// When it expires, in Unix seconds; `None` if that can't be read.
     pub fn expires(&self) -> Option<i64> {
-        expires(&self.0)
+        der::not_after(self.0.cert.first()?)
     }
-}
-
-fn expires(certified: &CertifiedKey) -> Option<i64> {
-    der::not_after(certified.cert.first()?)
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, String> {
-    files::read(path).map_err(|error| error.to_string())
-}
-
-/// Describes an error in a PEM file without repeating any of the file.
-fn pem_message(error: &pem::Error) -> String {
-    match error {
-        pem::Error::NoItemsFound => "there is no such part in it, or not in PEM".to_owned(),
-        _ => "it is not valid PEM".to_owned(),
-    }
-}
-
-fn provider() -> CryptoProvider {
-    ring::default_provider()
 }
 
 impl Acceptor {
     pub fn new(certificate: Certificate) -> Result<Self, rustls::Error> {
-        let current = Arc::new(CurrentCertificate(RwLock::new(certificate.0)));
-        let mut config = ServerConfig::builder_with_provider(Arc::new(provider()))
+        let current = Arc::new(CurrentCertificate(RwLock::new(certificate)));
+        let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()?
             .with_no_client_auth()
             .with_cert_resolver(Arc::clone(&current) as _);
@@ -103,14 +77,14 @@ impl Acceptor {
     /// Uses this certificate for new connections. Established sessions continue. Returns whether it is another one.
     pub fn replace_certificate(&self, certificate: Certificate) -> bool {
         let mut current = self.current.0.write().unwrap_or_else(PoisonError::into_inner);
-        let is_new = current.cert != certificate.0.cert;
-        *current = certificate.0;
+        let is_new = current.0.cert != certificate.0.cert;
+        *current = certificate;
         is_new
     }
 
     /// When the certificate of new connections expires, in Unix seconds.
     pub fn expires(&self) -> Option<i64> {
-        expires(&self.current.0.read().unwrap_or_else(PoisonError::into_inner))
+        self.current.0.read().unwrap_or_else(PoisonError::into_inner).expires()
     }
 
     pub(super) fn accept(&self) -> Result<TlsSession, rustls::Error> {
@@ -121,17 +95,12 @@ impl Acceptor {
 }
 
 /// The certificate that new handshakes use.
-struct CurrentCertificate(RwLock<Arc<CertifiedKey>>);
+#[derive(Debug)]
+struct CurrentCertificate(RwLock<Certificate>);
 
 impl ResolvesServerCert for CurrentCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner)))
-    }
-}
-
-impl fmt::Debug for CurrentCertificate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("CurrentCertificate(…)")
+        Some(Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner).0))
     }
 }
 
@@ -167,14 +136,12 @@ impl TlsSession {
     }
 
     /// Reads from the socket, and sends the handshake messages or the alert that follow from it. Returns the number of
-    /// bytes, which is 0 at the end, and whether that was all that the socket had.
-    pub fn receive(&mut self, stream: &InboundStream) -> io::Result<(usize, bool)> {
-        let mut wire = RustlsSocket { stream, is_all: false };
-        let count = self.connection.read_tls(&mut wire)?;
+    /// bytes, which is 0 at the end.
+    pub fn receive(&mut self, mut stream: &InboundStream) -> io::Result<usize> {
+        let count = self.connection.read_tls(&mut stream)?;
         if count == 0 {
-            return Ok((0, true));
+            return Ok(0);
         }
-        let is_all = wire.is_all;
         self.unread += count;
         let was_established = self.is_established();
         let processed = self.connection.process_new_packets();
@@ -184,7 +151,7 @@ impl TlsSession {
         if !was_established && self.is_established() {
             self.unread = 0;
         }
-        Ok((count, is_all))
+        Ok(count)
     }
 
     /// Frees the buffer of the last request: a large body leaves 32 KiB, and it may be long until the next request.
@@ -206,9 +173,9 @@ impl TlsSession {
     }
 
     /// Sends what is encrypted. Returns whether all of it is sent.
-    pub fn flush(&mut self, stream: &InboundStream) -> io::Result<bool> {
+    pub fn flush(&mut self, mut stream: &InboundStream) -> io::Result<bool> {
         while self.connection.wants_write() {
-            match self.connection.write_tls(&mut RustlsSocket { stream, is_all: false }) {
+            match self.connection.write_tls(&mut stream) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
@@ -242,34 +209,5 @@ struct NoInput;
 impl Read for NoInput {
     fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
         Err(io::ErrorKind::WouldBlock.into())
-    }
-}
-
-/// The socket as `rustls` wants it.
-struct RustlsSocket<'a> {
-    stream: &'a InboundStream,
-    /// The last read took all that there was.
-    is_all: bool,
-}
-
-impl Read for RustlsSocket<'_> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let count = self.stream.read(into)?;
-        self.is_all = count < into.len();
-        Ok(count)
-    }
-}
-
-impl Write for RustlsSocket<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.write_some(&[IoSlice::new(bytes)])
-    }
-
-    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.stream.write_some(parts)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }

@@ -1,8 +1,10 @@
 //! The queue of lines for the thread that writes them.
 
 use std::mem;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use crate::mutex::lock;
 
 /// The most bytes in the queue.
 const LIMIT: usize = 256 * 1024;
@@ -26,18 +28,11 @@ struct Pending {
     is_writing: bool,
 }
 
-/// Lines to write, and how many records were dropped after them.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct LogBatch {
-    pub lines: Vec<u8>,
-    pub dropped: u64,
-}
-
 impl LineBuffer {
     /// Adds the lines of one record, or counts them as dropped if there is no room. It never waits for the writer.
     pub fn push(&self, lines: &[u8], is_request: bool) {
         let limit = if is_request { REQUEST_LIMIT } else { LIMIT };
-        let mut pending = self.lock();
+        let mut pending = lock(&self.pending);
         if pending.lines.len() + lines.len() > limit {
             pending.dropped += 1;
             return;
@@ -50,27 +45,23 @@ impl LineBuffer {
         }
     }
 
-    /// Waits for lines and takes all of them; the batch is empty if none come in time. The call means that the last batch is
-    /// written.
-    pub fn take(&self, until: Instant) -> LogBatch {
-        let mut pending = self.lock();
+    /// Waits for lines and takes all of them, and the number of records that were dropped after them; the batch is empty if
+    /// no lines come in time. The call means that the last batch is written.
+    pub fn take(&self, until: Instant) -> (Vec<u8>, u64) {
+        let mut pending = lock(&self.pending);
         pending.is_writing = false;
         self.changed.notify_all();
         let time = until.saturating_duration_since(Instant::now());
         let waited = self.changed.wait_timeout_while(pending, time, |pending| pending.lines.is_empty());
         let (mut pending, _) = waited.unwrap_or_else(PoisonError::into_inner);
         pending.is_writing = !pending.lines.is_empty();
-        LogBatch { lines: mem::take(&mut pending.lines), dropped: mem::take(&mut pending.dropped) }
+        (mem::take(&mut pending.lines), mem::take(&mut pending.dropped))
     }
 
     /// Waits until all lines are written, but not longer than `time`.
     pub fn flush(&self, time: Duration) {
         let is_busy = |pending: &mut Pending| pending.is_writing || !pending.lines.is_empty();
-        drop(self.changed.wait_timeout_while(self.lock(), time, is_busy));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        drop(self.changed.wait_timeout_while(lock(&self.pending), time, is_busy));
     }
 }
 
@@ -88,18 +79,14 @@ mod tests {
         let half = LIMIT / 2 / 100;
         (0..3 * half).for_each(|_| buffer.push(&request, true));
         (0..half).for_each(|_| buffer.push(&error, false));
-        let batch = buffer.take(now);
-        assert_eq!(
-            batch.lines,
-            [request.repeat(half), error.repeat(half)].concat(),
-            "every error found room"
-        );
-        assert_eq!(batch.dropped, 2 * half as u64);
-        assert_eq!(buffer.take(now), LogBatch::default(), "the count is given once");
+        let (lines, dropped) = buffer.take(now);
+        assert_eq!(lines, [request.repeat(half), error.repeat(half)].concat(), "every error found room");
+        assert_eq!(dropped, 2 * half as u64);
+        assert_eq!(buffer.take(now), (Vec::new(), 0), "the count is given once");
         buffer.push(&request, true);
-        assert_eq!(buffer.take(now), LogBatch { lines: request.to_vec(), dropped: 0 }, "there is room again");
+        assert_eq!(buffer.take(now), (request.to_vec(), 0), "there is room again");
         (0..3 * half).for_each(|_| buffer.push(&error, false));
-        assert!(buffer.take(now).lines.len() <= LIMIT, "errors have a limit too");
+        assert!(buffer.take(now).0.len() <= LIMIT, "errors have a limit too");
     }
 
     #[test]
@@ -114,13 +101,13 @@ mod tests {
             let buffer = Arc::clone(&buffer);
             thread::spawn(move || {
                 let batch = buffer.take(began);
-                assert!(buffer.lock().is_writing);
+                assert!(lock(&buffer.pending).is_writing);
                 buffer.take(began);
                 batch
             })
         };
         buffer.flush(Duration::MAX);
-        assert!(!buffer.lock().is_writing);
-        assert_eq!(writer.join().expect("the writer should end").lines, b"line\n");
+        assert!(!lock(&buffer.pending).is_writing);
+        assert_eq!(writer.join().expect("the writer should end").0, b"line\n");
     }
 }

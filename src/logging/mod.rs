@@ -11,7 +11,7 @@ use std::fmt;
 use std::io::{self, Write};
 use std::net::IpAddr;
 use std::panic;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,9 +19,10 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 use rustix::fs::fstat;
 use simplelog::{Config, ConfigBuilder, FormatItem, WriteLogger, format_description};
 
-use self::line_buffer::{LineBuffer, LogBatch};
+use self::line_buffer::LineBuffer;
 use self::stranger_lines::StrangerBudget;
 use crate::error::FailureCause;
+use crate::mutex::lock;
 
 /// The target of lines about single requests. When lines have to be dropped, these are the first.
 pub const REQUEST: &str = concat!(env!("CARGO_PKG_NAME"), "::request");
@@ -84,7 +85,7 @@ pub fn sum_up_strangers() {
 }
 
 fn strangers() -> MutexGuard<'static, StrangerBudget> {
-    STRANGERS.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&STRANGERS)
 }
 
 /// Dropping it waits until the log is written, also while a panic ends the process. If standard error is stuck, it gives up
@@ -126,7 +127,7 @@ impl StandardError {
     fn write_lines(&self) {
         let mut next_summary = Instant::now() + SUMMARY_INTERVAL;
         loop {
-            let LogBatch { lines, dropped } = self.buffer.take(next_summary);
+            let (lines, dropped) = self.buffer.take(next_summary);
             lines.split_inclusive(|&byte| byte == b'\n').for_each(write);
             if dropped > 0 {
                 let notice = format!("{dropped} log lines dropped: standard error was not read in time");
@@ -202,10 +203,8 @@ fn priority(level: Level) -> &'static str {
 /// Returns true if standard error is the stream whose device and inode `JOURNAL_STREAM` names (systemd.exec(5)). A program
 /// that a service starts inherits the variable, but perhaps not the stream.
 fn is_journal() -> bool {
-    let Ok(named) = env::var("JOURNAL_STREAM") else {
-        return false;
-    };
-    fstat(io::stderr()).is_ok_and(|found| named == format!("{}:{}", found.st_dev, found.st_ino))
+    let stream = fstat(io::stderr()).map(|found| format!("{}:{}", found.st_dev, found.st_ino));
+    stream.is_ok_and(|stream| env::var("JOURNAL_STREAM").is_ok_and(|named| named == stream))
 }
 
 #[cfg(test)]

@@ -3,49 +3,45 @@
 
 use std::fmt::Display;
 
-use super::histogram::Histogram;
+use super::histogram::{BOUNDS, Histogram};
 
 #[derive(Default)]
-pub struct MetricsText(pub String);
-
-/// A family whose samples come next. Labels are written as in `kind="prompt"`.
-pub struct Family<'a> {
-    text: &'a mut String,
-    name: &'a str,
+pub struct MetricsText {
+    pub text: String,
+    /// The family whose samples come next.
+    family: String,
 }
 
 impl MetricsText {
-    pub fn family<'a>(&'a mut self, kind: &str, name: &'a str, help: &str) -> Family<'a> {
-        self.0 += &format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
-        Family { text: &mut self.0, name }
+    pub fn family(&mut self, kind: &str, name: &str, help: &str) -> &mut Self {
+        self.text += &format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
+        self.family = name.to_owned();
+        self
     }
 
-    pub fn counter<'a>(&'a mut self, name: &'a str, help: &str) -> Family<'a> {
+    pub fn counter(&mut self, name: &str, help: &str) -> &mut Self {
         self.family("counter", name, help)
     }
-}
 
-impl Family<'_> {
+    /// Writes a sample. Labels are written as in `kind="prompt"`.
     pub fn with(&mut self, labels: &str, value: impl Display) -> &mut Self {
         self.sample("", labels, value)
     }
 
     pub fn observed(&mut self, labels: &str, histogram: &Histogram) -> &mut Self {
-        let observed = histogram.read();
+        let (counts, sum) = histogram.read();
         let separator = if labels.is_empty() { "" } else { "," };
-        let bounds = observed.buckets.iter().map(|(bound, count)| (bound.to_string(), *count));
-        for (bound, count) in bounds.chain([("+Inf".into(), observed.count)]) {
+        let bounds = BOUNDS.iter().map(ToString::to_string).chain(["+Inf".into()]);
+        for (bound, count) in bounds.zip(counts) {
             self.sample("_bucket", &format!("{labels}{separator}le=\"{bound}\""), count);
         }
-        self.sample("_sum", labels, observed.sum).sample("_count", labels, observed.count)
+        let [.., count] = counts;
+        self.sample("_sum", labels, sum).sample("_count", labels, count)
     }
 
     fn sample(&mut self, suffix: &str, labels: &str, value: impl Display) -> &mut Self {
-        let name = self.name;
-        *self.text += &match labels {
-            "" => format!("{name}{suffix} {value}\n"),
-            labels => format!("{name}{suffix}{{{labels}}} {value}\n"),
-        };
+        let labels = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
+        self.text += &format!("{}{suffix}{labels} {value}\n", self.family);
         self
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// The bounds in seconds: from the time of a refusal to that of a slow runtime, at most a factor of 3 apart.
-const BOUNDS: [f64; 18] = [
+pub const BOUNDS: [f64; 18] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
     300.0,
 ];
@@ -16,14 +16,6 @@ pub struct Histogram {
     nanoseconds: AtomicU64,
 }
 
-pub struct Observed {
-    /// Each bound in seconds, and the number of times up to it.
-    pub buckets: Vec<(f64, u64)>,
-    pub count: u64,
-    /// In seconds.
-    pub sum: f64,
-}
-
 impl Histogram {
     pub fn observe(&self, time: Duration) {
         let index = BOUNDS.partition_point(|bound| *bound < time.as_secs_f64());
@@ -32,16 +24,15 @@ impl Histogram {
         self.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
     }
 
-    /// The count is the sum of the buckets, so that the two agree while other threads continue to count.
-    pub fn read(&self) -> Observed {
+    /// Returns the number of times up to each bound and, last, of all times; and their sum in seconds. The numbers all come from
+    /// the buckets, so that they agree while other threads continue to count.
+    pub fn read(&self) -> ([u64; BOUNDS.len() + 1], f64) {
         let mut count = 0;
-        let mut counted = self.buckets.iter().map(|bucket| {
+        let counts = self.buckets.each_ref().map(|bucket| {
             count += bucket.load(Ordering::Relaxed);
             count
         });
-        let buckets = BOUNDS.into_iter().zip(&mut counted).collect();
-        let count = counted.next_back().unwrap_or_default();
-        Observed { buckets, count, sum: self.nanoseconds.load(Ordering::Relaxed) as f64 / 1e9 }
+        (counts, self.nanoseconds.load(Ordering::Relaxed) as f64 / 1e9)
     }
 }
 
@@ -64,9 +55,9 @@ mod tests {
         ] {
             let histogram = Histogram::default();
             histogram.observe(time);
-            let found = histogram.read();
-            let first = found.buckets.iter().find(|(_, count)| *count > 0).map(|(bound, _)| *bound);
-            assert_eq!((first, found.count), (bound, 1), "{time:?}");
+            let (counts, _) = histogram.read();
+            let first = BOUNDS.iter().zip(counts).find(|(_, count)| *count > 0).map(|(bound, _)| *bound);
+            assert_eq!((first, counts[BOUNDS.len()]), (bound, 1), "{time:?}");
         }
     }
 }

@@ -18,7 +18,6 @@ use crate::store::{Key, KeyBudget, LedgerState, Searched, Tokens};
 /// The reasons for asking Search, in the ledger's terms.
 const SEARCH_REASONS: [&str; 3] = ["always", "match", "model"];
 
-/// The outcomes of asking Search.
 const SEARCH_OUTCOMES: [&str; 3] = ["found", "nothing", "unavailable"];
 
 /// The most keys with series of their own: those that have used the largest share of their budget.
@@ -45,7 +44,6 @@ pub struct Metrics {
     pub ledger_open_errors: Counter,
     /// Outcomes that could not be written.
     pub ledger_settle_errors: Counter,
-    /// Requests that were refused from their head.
     pub head_refused: Counter,
     /// Refused requests that left no row, because their key sends too many.
     pub unrecorded: Counter,
@@ -64,7 +62,6 @@ impl Counter {
     }
 }
 
-/// The duration of a request and of its parts.
 pub struct Times {
     pub whole: Duration,
     pub queue: Duration,
@@ -72,7 +69,6 @@ pub struct Times {
     pub ledger: Option<Duration>,
 }
 
-/// The start of the process.
 struct Started(SystemTime);
 
 impl Default for Started {
@@ -87,7 +83,6 @@ impl Metrics {
         self.completions.get() + self.errors.iter().map(Counter::get).sum::<u64>()
     }
 
-    /// Counts a request that a worker answered.
     pub fn answered(&self, outcome: Result<Tokens, ApiError>, times: &Times) {
         match outcome {
             Ok(tokens) => {
@@ -107,7 +102,6 @@ impl Metrics {
         times.ledger.inspect(|&time| self.ledger.observe(time));
     }
 
-    /// Counts a call to Search.
     pub fn searched(&self, searched: &Searched) {
         let finding = match searched.results {
             Some(1..) => 0,
@@ -138,21 +132,18 @@ impl Metrics {
         gauges(&mut text, load, ledger);
         shed(&mut text, load);
         budgets(&mut text, keys);
-        text.counter(
-            "adriaticum_wal_restarts_total",
-            "Checkpoints that requests had to wait for, at 64 MiB of WAL.",
-        )
-        .with("", ledger.wal_restarts);
+        let help = "Checkpoints that requests had to wait for, at 64 MiB of WAL.";
+        text.counter("adriaticum_wal_restarts_total", help).with("", ledger.wal_restarts);
         text.family("gauge", "adriaticum_build_info", "The version that runs; the value is always 1.")
             .with(concat!("version=\"", env!("ADRIATICUM_VERSION"), "\""), 1);
         let started = self.started.0.duration_since(UNIX_EPOCH).unwrap_or_default();
         text.family("gauge", "process_start_time_seconds", "When the process started, in Unix time.")
             .with("", started.as_secs_f64());
-        text.0
+        text.text
     }
 
     fn counts(&self, text: &mut MetricsText) {
-        let mut requests =
+        let requests =
             text.counter("adriaticum_requests_total", "Requests answered, by HTTP status and error code.");
         requests.with("status=\"200\",code=\"ok\"", self.completions.get());
         for (error, count) in ApiError::ALL.iter().zip(&self.errors) {
@@ -162,15 +153,10 @@ impl Metrics {
         text.counter("adriaticum_tokens_total", "Tokens of completions, as the runtime measured them.")
             .with("kind=\"prompt\"", self.prompt_tokens.get())
             .with("kind=\"completion\"", self.completion_tokens.get());
-        text.counter(
-            "adriaticum_completions_unmeasured_total",
-            "Completions for which the runtime reported no total_tokens.",
-        )
-        .with("", self.unmeasured.get());
-        let mut searches = text.counter(
-            "adriaticum_searches_total",
-            "Requests for which Search was asked, by reason and outcome.",
-        );
+        let help = "Completions for which the runtime reported no total_tokens.";
+        text.counter("adriaticum_completions_unmeasured_total", help).with("", self.unmeasured.get());
+        let help = "Requests for which Search was asked, by reason and outcome.";
+        let searches = text.counter("adriaticum_searches_total", help);
         for (reason, findings) in SEARCH_REASONS.iter().zip(&self.searches) {
             for (finding, count) in SEARCH_OUTCOMES.iter().zip(findings) {
                 searches.with(&format!("reason=\"{reason}\",outcome=\"{finding}\""), count.get());
@@ -244,7 +230,7 @@ fn budgets(text: &mut MetricsText, keys: &[Key]) {
     budgets.sort_by_key(|(_, budget)| Reverse(budget.percent()));
     budgets.truncate(MOST_BUDGETS);
     let mut write = |name: &str, help: &str, value: fn(KeyBudget) -> i64| {
-        let mut family = text.family("gauge", name, help);
+        let family = text.family("gauge", name, help);
         for (key, budget) in &budgets {
             let per = budget.budget.per.as_str();
             family.with(&format!("key=\"{key}\",per=\"{per}\""), value(*budget));
@@ -345,10 +331,10 @@ mod tests {
             ..Key::example()
         };
         budgets(&mut text, &(0..=MOST_BUDGETS as i64).map(key).chain([Key::example()]).collect::<Vec<_>>());
-        let line = |line: &str| text.0.lines().any(|found| found == line);
-        assert!(line("adriaticum_key_budget_tokens{key=\"key_100\",per=\"month\"} 1000"), "{}", text.0);
+        let line = |line: &str| text.text.lines().any(|found| found == line);
+        assert!(line("adriaticum_key_budget_tokens{key=\"key_100\",per=\"month\"} 1000"), "{}", text.text);
         assert!(line("adriaticum_key_budget_used_tokens{key=\"key_1\",per=\"month\"} 10"));
-        assert!(!text.0.contains("\"key_0\"") && !text.0.contains("example"), "{}", text.0);
+        assert!(!text.text.contains("\"key_0\"") && !text.text.contains("example"), "{}", text.text);
     }
 
     /// The rules of the format that concern more than one line.

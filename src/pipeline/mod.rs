@@ -10,9 +10,8 @@ use std::time::{Duration, Instant};
 
 use self::record::Record;
 use crate::api::grounding::Grounding;
-use crate::api::key::{self, Caller};
 use crate::api::refusals::Refusals;
-use crate::api::{inference, reply, steps, validation};
+use crate::api::{inference, key, reply, steps, validation};
 use crate::config::Compatibility;
 use crate::error::{Failure, FailureCause};
 use crate::http::{Request, RequestHead, Response};
@@ -20,7 +19,7 @@ use crate::listener::{Lane, PendingRequest, RunningCall};
 use crate::metrics::Metrics;
 use crate::runtime::{Chat, Generated, Runtimes};
 use crate::secret::SecretDigest;
-use crate::store::{BegunRow, NewRow, Store, StoreError};
+use crate::store::{BegunRow, Key, NewRow, Store, StoreError};
 use crate::when;
 
 /// Everything that the steps use.
@@ -50,7 +49,7 @@ impl Pipeline {
     }
 
     /// Looks up the key of a request that the queue does not know, or answers the request.
-    pub fn identify(&self, call: &PendingRequest, digest: &SecretDigest) -> Result<Caller, Box<Response>> {
+    pub fn identify(&self, call: &PendingRequest, digest: &SecretDigest) -> Result<Key, Box<Response>> {
         let look_up = || {
             steps::check_size(&call.request)?;
             key::authenticate(digest, &self.store, when::now())
@@ -139,7 +138,7 @@ impl Pipeline {
 
     /// Looks up the key and inserts the open row. If that fails, no inference is spent.
     fn begin(&self, record: &mut Record, digest: &SecretDigest) -> Result<BegunRow, Failure> {
-        let (id, created) = (record.id.to_string(), record.created);
+        let (id, created) = (record.id.to_string(), record.id.created());
         let begun = timed(&mut record.ledger, || self.store.begin(&id, created, digest));
         match begun {
             Ok(begun) => {
@@ -187,12 +186,12 @@ impl Pipeline {
     /// Looks up the key of a request that is not run. Returns what is wrong with the key, or else this failure. If the key is
     /// valid, the request has a row.
     fn refuse_key_first(&self, record: &mut Record, digest: &SecretDigest, failure: Failure) -> Failure {
-        let created = record.created;
+        let created = record.id.created();
         let caller = match catch_panic(|| key::authenticate(digest, &self.store, created)) {
             Ok(caller) => caller,
             Err(of_key) => return of_key,
         };
-        record.key_id = Some(caller.key_id.clone());
+        record.key_id = Some(caller.id.clone());
         let allowed = steps::check_permission(&caller.permissions)
             .and_then(|()| steps::check_budget(caller.budget, created));
         let failure = allowed.err().unwrap_or(failure);
@@ -201,13 +200,13 @@ impl Pipeline {
     }
 
     /// Writes the row of a refused request, unless its key has had too many. The client gets its error even if that fails.
-    fn record(&self, record: &mut Record, caller: &Caller, failure: &Failure) {
+    fn record(&self, record: &mut Record, key: &Key, failure: &Failure) {
         let is_clients_fault = (400..500).contains(&failure.error.status());
-        if is_clients_fault && !self.refusals.allow_row(&caller.key_id, Instant::now()) {
+        if is_clients_fault && !self.refusals.allow_row(&key.id, Instant::now()) {
             record.is_unrecorded = true;
             return self.metrics.unrecorded.add(1);
         }
-        let (row, outcome) = (record.new_row(caller), record.outcome(Err(failure)));
+        let (row, outcome) = (record.new_row(key), record.outcome(Err(failure)));
         if let Err(error) = timed(&mut record.ledger, || self.store.record(&row, &outcome)) {
             self.metrics.ledger_settle_errors.add(1);
             record.log_ledger_error(&error);
@@ -235,7 +234,7 @@ fn timed<T>(time: &mut Option<Duration>, step: impl FnOnce() -> T) -> T {
 
 fn respond(record: &Record, result: &Result<Generated, Failure>) -> Response {
     let response = match result {
-        Ok(generated) => reply::completion(record.id, record.created, generated),
+        Ok(generated) => reply::completion(record.id, record.id.created(), generated),
         Err(failure) => reply::error(record.id, failure),
     };
     response.with("server-timing", record.server_timing())

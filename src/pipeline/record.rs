@@ -1,24 +1,20 @@
 //! The record of a request while it goes through the steps, for its row, its log line and its metrics.
 
-use std::fmt::Write;
 use std::net::IpAddr;
 use std::time::{Duration, Instant, SystemTime};
 
 use log::Level;
 
-use crate::api::key::Caller;
 use crate::error::{ApiError, Failure};
 use crate::id::RequestId;
 use crate::logging;
 use crate::metrics::Times;
 use crate::runtime::{Generated, Spent};
-use crate::store::{LedgerOutcome, NewRow, Searched, StoreError};
+use crate::store::{Key, LedgerOutcome, NewRow, Searched, StoreError};
 use crate::when::milliseconds;
 
 pub(super) struct Record {
     pub id: RequestId,
-    /// When the request was complete, in Unix seconds.
-    pub created: i64,
     pub received: Instant,
     pub queue: Duration,
     pub client: Option<IpAddr>,
@@ -40,10 +36,8 @@ const ABANDONED: &str = "abandoned";
 impl Record {
     pub fn new(client: Option<IpAddr>, received: Instant) -> Self {
         let queue = received.elapsed();
-        let id = RequestId::at(SystemTime::now() - queue);
         Self {
-            id,
-            created: id.created(),
+            id: RequestId::at(SystemTime::now() - queue),
             received,
             queue,
             client,
@@ -61,12 +55,12 @@ impl Record {
         self.searched.as_ref().filter(|searched| !self.is_abandoned || searched.results.is_some())
     }
 
-    pub fn new_row(&self, caller: &Caller) -> NewRow {
+    pub fn new_row(&self, key: &Key) -> NewRow {
         NewRow {
             request_id: self.id.to_string(),
-            key_id: caller.key_id.clone(),
-            key_name: caller.key_name.clone(),
-            created: self.created,
+            key_id: key.id.clone(),
+            key_name: key.name.clone(),
+            created: self.id.created(),
         }
     }
 
@@ -96,25 +90,21 @@ impl Record {
     }
 
     pub fn server_timing(&self) -> String {
+        let search = |searched: &Searched| Duration::from_secs_f64(searched.time_ms / 1000.0);
         let parts = [
             ("queue", Some(self.queue)),
-            (
-                "search",
-                self.searched.as_ref().map(|searched| Duration::from_secs_f64(searched.time_ms / 1000.0)),
-            ),
+            ("search", self.searched.as_ref().map(search)),
             ("runtime", self.spent.time),
             ("ledger", self.ledger),
             ("total", Some(self.received.elapsed())),
         ];
-        let mut text = String::with_capacity(128);
-        for (name, time) in parts {
-            let Some(time) = time else { continue };
-            let separator = if text.is_empty() { "" } else { ", " };
-            // In milliseconds. Formatting integers takes a fraction of the time of formatting floats.
-            let (whole, fraction) = (time.as_millis(), time.subsec_micros() % 1000);
-            let _ = write!(text, "{separator}{name};dur={whole}.{fraction:03}");
-        }
-        text
+        let format = |(name, time): (&str, Option<Duration>)| {
+            let time = time?;
+            // Formatting integers takes a fraction of the time of formatting floats.
+            let (milliseconds, fraction) = (time.as_millis(), time.subsec_micros() % 1000);
+            Some(format!("{name};dur={milliseconds}.{fraction:03}"))
+        };
+        parts.into_iter().filter_map(format).collect::<Vec<_>>().join(", ")
     }
 
     /// Writes one line for a request, with nothing in it that the client wrote; and another one with the details of a
@@ -123,34 +113,27 @@ impl Record {
         let failure = result.as_ref().err();
         let has_line = failure.is_none_or(|failure| self.has_line(failure));
         let level = if has_line { Level::Info } else { Level::Debug };
-        let LedgerOutcome {
-            status,
-            error_code,
-            cause,
-            tokens,
-            duration_ms,
-            queue_ms,
-            runtime_ms,
-            search,
-            ..
-        } = self.outcome(result.as_ref().map(drop));
+        let outcome = self.outcome(result.as_ref().map(drop));
+        let tokens = outcome.tokens;
         let key = self.key_id.as_ref().or_else(|| failure?.key_id.as_ref());
         let id = self.id;
         log::log!(
             target: logging::REQUEST,
             level,
-            "id={id} client={} status={} error={} cause={} key={} total_ms={duration_ms} queue_ms={queue_ms} runtime_ms={} \
+            "id={id} client={} status={} error={} cause={} key={} total_ms={} queue_ms={} runtime_ms={} \
              prompt_tokens={} completion_tokens={} total_tokens={}{}",
             or_dash(self.client),
-            or_dash(status),
-            or_dash(error_code),
-            or_dash(cause),
+            or_dash(outcome.status),
+            or_dash(outcome.error_code),
+            or_dash(outcome.cause),
             or_dash(key),
-            or_dash(runtime_ms),
+            outcome.duration_ms,
+            outcome.queue_ms,
+            or_dash(outcome.runtime_ms),
             or_dash(tokens.prompt_tokens),
             or_dash(tokens.completion_tokens),
             or_dash(tokens.total_tokens),
-            search.map_or(String::new(), |Searched { reason, results, time_ms }| format!(
+            outcome.search.map_or(String::new(), |Searched { reason, results, time_ms }| format!(
                 " search={reason} search_results={} search_ms={time_ms}",
                 or_dash(results)
             )),

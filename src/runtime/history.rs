@@ -1,11 +1,12 @@
 //! The last calls of a runtime, for the status page.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use super::{Generated, RuntimeError};
 use crate::client::CallError;
+use crate::mutex::lock;
 use crate::when;
 
 /// The number of answers in the median.
@@ -14,11 +15,11 @@ const KEPT: usize = 100;
 #[derive(Default)]
 pub(super) struct History(Mutex<Calls>);
 
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct Calls {
     answer_times: VecDeque<Duration>,
     last_error: Option<(i64, String)>,
-    has_failed_last: bool,
+    is_failing: bool,
 }
 
 /// The status of a runtime.
@@ -39,29 +40,29 @@ pub struct RuntimeStatus {
 impl History {
     /// A prompt that is too long, or a client that has gone, says nothing about the runtime.
     pub fn note(&self, time: Duration, result: &Result<Generated, RuntimeError>) {
-        let mut calls = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut calls = lock(&self.0);
         match result {
             Ok(_) => {
                 calls.answer_times.truncate(KEPT - 1);
                 calls.answer_times.push_front(time);
-                calls.has_failed_last = false;
+                calls.is_failing = false;
             }
             Err(RuntimeError::Call(CallError::Cancelled) | RuntimeError::ContextExceeded(_)) => {}
             Err(error) => {
                 calls.last_error = Some((when::now(), error.to_string()));
-                calls.has_failed_last = true;
+                calls.is_failing = true;
             }
         }
     }
 
     pub fn status(&self) -> RuntimeStatus {
-        let calls = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let mut times = Vec::from(calls.answer_times);
+        let calls = lock(&self.0);
+        let mut times: Vec<Duration> = calls.answer_times.iter().copied().collect();
         times.sort();
         RuntimeStatus {
-            is_failing: calls.has_failed_last,
+            is_failing: calls.is_failing,
             median: times.get(times.len() / 2).copied(),
-            last_error: calls.last_error,
+            last_error: calls.last_error.clone(),
             ..RuntimeStatus::default()
         }
     }

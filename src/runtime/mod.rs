@@ -9,7 +9,7 @@ mod wire;
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -24,6 +24,7 @@ pub use wire::{context_exceeded, read_answer};
 use crate::client::{Call, CallError, Cancellation, HttpClient};
 use crate::config::RuntimeConfig;
 use crate::error::FailureCause;
+use crate::mutex::lock;
 use crate::store::Tokens;
 
 /// The bounds of the limit on the size of an answer, apart from a repeated prompt. Every worker may hold an answer, so
@@ -213,7 +214,7 @@ impl Runtimes {
         let status = |member: &RuntimeEntry| RuntimeStatus {
             url: member.url.clone(),
             in_progress: member.calls(),
-            is_unreachable: *member.backoff_until() > now,
+            is_unreachable: *lock(&member.backoff_until) > now,
             ..member.history.status()
         };
         self.members.iter().map(status).collect()
@@ -227,7 +228,7 @@ impl Runtimes {
             member.history.note(asked.elapsed(), &result);
             match result {
                 Err(error @ RuntimeError::Call(CallError::Unreachable(_))) => {
-                    *member.backoff_until() = Instant::now() + BACKOFF;
+                    *lock(&member.backoff_until) = Instant::now() + BACKOFF;
                     failure = Some((member.url.clone(), error));
                 }
                 result => return result.map_err(|error| (member.url.clone(), error)),
@@ -240,7 +241,7 @@ impl Runtimes {
     fn in_order(&self) -> Vec<&RuntimeEntry> {
         let now = Instant::now();
         let mut members: Vec<&RuntimeEntry> = self.members.iter().collect();
-        members.sort_by_cached_key(|member| (*member.backoff_until() > now, member.calls()));
+        members.sort_by_cached_key(|member| (*lock(&member.backoff_until) > now, member.calls()));
         members
     }
 
@@ -260,7 +261,8 @@ impl Runtimes {
             // Some runtimes repeat the prompt, as llama.cpp with `--verbose`. Escapes make it three times as long.
             limit: self.answer_limit + 3 * body.len() as u64,
             cancellation,
-        })?;
+        });
+        let answer = answer.map_err(RuntimeError::Call)?;
         match answer.status().as_u16() {
             200 => read_answer(answer.body()),
             status @ 400..500 => Err(context_exceeded(answer.body()).unwrap_or(RuntimeError::Status(status))),
@@ -282,19 +284,9 @@ impl RuntimeEntry {
         }
     }
 
-    fn backoff_until(&self) -> MutexGuard<'_, Instant> {
-        self.backoff_until.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The number of calls under way.
     fn calls(&self) -> usize {
         Arc::strong_count(&self.under_way) - 1
-    }
-}
-
-impl From<CallError> for RuntimeError {
-    fn from(error: CallError) -> Self {
-        Self::Call(error)
     }
 }
 
@@ -332,7 +324,7 @@ mod tests {
         assert_eq!(order(), ["a", "b", "c"]);
         let first = Arc::clone(&runtimes.members[0].under_way);
         assert_eq!(order(), ["b", "c", "a"]);
-        *runtimes.members[1].backoff_until() += Duration::from_secs(999);
+        *lock(&runtimes.members[1].backoff_until) += Duration::from_secs(999);
         assert_eq!(order(), ["c", "a", "b"]);
         drop(first);
         assert_eq!(order(), ["a", "c", "b"]);

@@ -34,24 +34,21 @@ pub struct DocumentText {
     pub size: u64,
 }
 
-/// The files at a path: the file itself, or those in the folder and its subfolders, ordered by name.
-#[derive(Default)]
-pub struct FoundFiles {
-    pub files: Vec<Candidate>,
-    /// The number of hidden files and folders that were skipped. Programs keep their own data there, as in .git.
-    pub hidden: usize,
-}
-
-/// Lists the files of a path. `skip` gets each file that can't be a document, and the reason.
-pub fn candidates(path: &Path, skip: &mut dyn FnMut(&Path, &str)) -> std::io::Result<FoundFiles> {
+/// Lists the files at a path: the file itself, or those in the folder and its subfolders, ordered by name. `skip` gets each
+/// file that can't be a document, and the reason. Also returns the number of hidden files and folders, which are skipped:
+/// programs keep their own data there, as in .git.
+pub fn candidates(
+    path: &Path,
+    skip: &mut dyn FnMut(&Path, &str),
+) -> std::io::Result<(Vec<Candidate>, usize)> {
     let root = fs::canonicalize(path)?;
     let base = root.parent().unwrap_or(&root).to_owned();
-    let mut found = FoundFiles::default();
+    let (mut files, mut hidden) = (Vec::new(), 0);
     let mut waiting = vec![(root.clone(), 0)];
     while let Some((path, depth)) = waiting.pop() {
         let kind = fs::symlink_metadata(&path)?.file_type();
         if depth > 0 && path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b".")) {
-            found.hidden += 1;
+            hidden += 1;
         } else if kind.is_dir() {
             if depth > MAX_DEPTH {
                 skip(&path, "it is in more than 64 levels of folders");
@@ -67,12 +64,12 @@ pub fn candidates(path: &Path, skip: &mut dyn FnMut(&Path, &str)) -> std::io::Re
             skip(&path, "it is a symbolic link: add its target instead");
         } else if kind.is_file() {
             let source = path.strip_prefix(&base).unwrap_or(&path).to_string_lossy();
-            found.files.push(Candidate { source: cleaning::one_line(&source), path });
+            files.push(Candidate { source: cleaning::one_line(&source), path });
         } else {
             skip(&path, "it is not a regular file");
         }
     }
-    Ok(found)
+    Ok((files, hidden))
 }
 
 fn names(folder: &Path) -> std::io::Result<Vec<PathBuf>> {

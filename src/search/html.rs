@@ -12,7 +12,6 @@ const SKIPPED: [&str; 7] = ["script", "style", "template", "svg", "iframe", "obj
 const BLOCKS: &str = "address article aside blockquote body br dd details div dl dt fieldset figcaption figure footer \
     form header hr html li main nav ol option p pre section summary table tbody thead tr ul";
 
-/// Returns the text of a piece of HTML.
 pub fn plain(html: &str) -> String {
     let outline = read(html);
     let sections = outline.sections.into_iter().flat_map(|section| [section.heading, section.text]);
@@ -39,7 +38,6 @@ pub fn read(html: &str) -> Outline {
     page.outline
 }
 
-/// The state of the reader.
 #[derive(Default)]
 struct Page {
     outline: Outline,

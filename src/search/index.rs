@@ -38,13 +38,12 @@ const STEPS: i32 = 10_000;
 const MAX_QUERIES: usize = 2;
 
 pub struct Index {
-    path: PathBuf,
+    pub path: PathBuf,
     timeout: Duration,
     results: usize,
     running: Semaphore,
 }
 
-/// The result of adding a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Added {
     New,
@@ -83,16 +82,10 @@ impl Index {
         }
     }
 
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Adds a file's text, or replaces the text that the file had before.
     pub fn add(&self, file: &Candidate, text: &DocumentText, now: i64) -> Result<Added, SearchError> {
         self.change(|connection| add(connection, file, text, now))
     }
 
-    /// Removes a document that `list` returned.
     pub fn remove(&self, id: i64) -> Result<(), SearchError> {
         self.change(|connection| {
             connection.execute("DELETE FROM passages WHERE document = ?", [id])?;

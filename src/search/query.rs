@@ -1,5 +1,7 @@
 //! The words of a query for the embedded index, without stop words.
 
+use std::cmp::Reverse;
+
 use super::{MAX_QUERY, cleaning};
 
 /// A line for each language: English, German, French, Spanish, Italian, Croatian. build.rs writes them.
@@ -48,10 +50,8 @@ fn is_capitalized(word: &str) -> bool {
 /// English query would lose "sea" (Spanish), "war" (German) and "son" (French).
 fn stop_words(words: &[String]) -> (usize, &'static str) {
     let count = |(_, list): &(usize, &str)| words.iter().filter(|word| has(list, word)).count();
-    // `max_by_key` returns the last of equals, but the first language takes precedence.
-    let mut lists: Vec<(usize, &str)> = STOP_WORDS.lines().enumerate().collect();
-    lists.reverse();
-    lists.into_iter().max_by_key(count).unwrap_or_default()
+    // Of equals, the first language takes precedence: `min_by_key` returns it, `max_by_key` the last.
+    STOP_WORDS.lines().enumerate().min_by_key(|list| Reverse(count(list))).unwrap_or_default()
 }
 
 fn has(list: &str, word: &str) -> bool {

@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 use std::mem;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{MutexGuard, PoisonError};
 
 use serde::Serialize;
 
-use super::engine::{Row, SqlValue, Statement, values};
-use super::{Key, Store, StoreError};
+use super::engine::{Row, SqlValue, Statement, TransactionMode, values};
+use super::{Key, Result, Store};
 use crate::id::audit_id;
+use crate::mutex::lock;
 use crate::when;
 
 /// The time during which failed sign-ins are summed, in seconds. A window has at most `ADDRESSES` + 1 rows, so a stranger can't fill the
@@ -44,33 +44,6 @@ impl Actor {
     /// The sender of a signal, who is not known.
     pub fn signal(signal: &str) -> Self {
         Self { via: "signal", name: signal.to_owned() }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Action {
-    KeyCreated,
-    KeyChanged,
-    KeyRevoked,
-    PasswordSet,
-    SignedIn,
-    SignInsFailed,
-    SettingsReloaded,
-    DatabaseRestored,
-}
-
-impl Action {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::KeyCreated => "key_created",
-            Self::KeyChanged => "key_changed",
-            Self::KeyRevoked => "key_revoked",
-            Self::PasswordSet => "password_set",
-            Self::SignedIn => "signed_in",
-            Self::SignInsFailed => "sign_ins_failed",
-            Self::SettingsReloaded => "settings_reloaded",
-            Self::DatabaseRestored => "database_restored",
-        }
     }
 }
 
@@ -127,7 +100,7 @@ impl AuditRow {
         }
     }
 
-    fn read(mut row: Row) -> Result<Self, StoreError> {
+    fn read(mut row: Row) -> Result<Self> {
         Ok(Self {
             id: row.next()?,
             created: row.next()?,
@@ -146,12 +119,13 @@ impl AuditRow {
 pub(super) struct NewAuditRow(Vec<SqlValue>);
 
 impl NewAuditRow {
-    pub fn new(action: Action, by: &Actor, details: &str) -> Self {
+    /// The action is one of the words that schema.sql lists.
+    pub fn new(action: &'static str, by: &Actor, details: &str) -> Self {
         Self::summed(action, by, details, 1)
     }
 
-    fn summed(action: Action, by: &Actor, details: &str, times: i64) -> Self {
-        Self(values![audit_id(), when::now(), action.as_str(), by.via, &by.name, details, times].into())
+    fn summed(action: &'static str, by: &Actor, details: &str, times: i64) -> Self {
+        Self(values![audit_id(), when::now(), action, by.via, &by.name, details, times].into())
     }
 
     pub fn insert(self) -> Statement {
@@ -211,7 +185,7 @@ impl FailedSignIns {
         let details = format!("since {}", when::format_minute(Some(self.since)));
         let insert = |(address, times): (&String, &i64)| {
             let by = Actor::console(address.clone());
-            NewAuditRow::summed(Action::SignInsFailed, &by, &details, *times).insert()
+            NewAuditRow::summed("sign_ins_failed", &by, &details, *times).insert()
         };
         self.times.iter().map(insert).collect()
     }
@@ -219,9 +193,9 @@ impl FailedSignIns {
 
 impl Store {
     /// Calls `take` with every row since a time, the oldest first.
-    pub fn audit(&self, since: i64, mut take: impl FnMut(AuditRow)) -> Result<(), StoreError> {
+    pub fn audit(&self, since: i64, mut take: impl FnMut(AuditRow)) -> Result<()> {
         let statement = format!("SELECT {COLUMNS} FROM audit WHERE created >= $1 ORDER BY id");
-        self.engine.report(|session| {
+        self.engine.run(TransactionMode::Report, |session| {
             session.query(&statement, &values![since], &mut |row| {
                 take(AuditRow::read(row)?);
                 Ok(())
@@ -235,7 +209,7 @@ impl Store {
         subject: Option<AuditSubject>,
         before: Option<&str>,
         most: i64,
-    ) -> Result<Vec<AuditRow>, StoreError> {
+    ) -> Result<Vec<AuditRow>> {
         let condition = subject.map_or("", AuditSubject::condition);
         let statement =
             format!("SELECT {COLUMNS} FROM audit WHERE id < $1 {condition} ORDER BY id DESC LIMIT $2");
@@ -244,8 +218,8 @@ impl Store {
         self.engine.read(|session| session.rows(&statement, &values![before, most], AuditRow::read))
     }
 
-    pub fn note_reload(&self, by: &Actor, details: &str) -> Result<(), StoreError> {
-        let row = NewAuditRow::new(Action::SettingsReloaded, by, details);
+    pub fn note_reload(&self, by: &Actor, details: &str) -> Result<()> {
+        let row = NewAuditRow::new("settings_reloaded", by, details);
         self.engine.write(false, &[row.insert()]).map(drop)
     }
 
@@ -260,12 +234,12 @@ impl Store {
             Some(address) => address.to_string(),
             None => "-".into(),
         };
-        self.failed_sign_ins().add(address, 1, now);
+        lock(&self.failed_sign_ins).add(address, 1, now);
     }
 
     /// Writes the failed sign-ins of a window that is over. At a stop, `now` is the end of time.
-    pub fn write_failed_sign_ins(&self, now: i64) -> Result<(), StoreError> {
-        if !self.failed_sign_ins().is_due(now) {
+    pub fn write_failed_sign_ins(&self, now: i64) -> Result<()> {
+        if !lock(&self.failed_sign_ins).is_due(now) {
             return Ok(());
         }
         self.with_failed_sign_ins(|statements| self.engine.write(false, &statements).map(drop))
@@ -274,21 +248,17 @@ impl Store {
     /// Runs `write` with statements that insert the failed sign-ins of this window. If it fails, they are kept.
     pub(super) fn with_failed_sign_ins<T>(
         &self,
-        write: impl FnOnce(Vec<Statement>) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        let taken = mem::take(&mut *self.failed_sign_ins());
+        write: impl FnOnce(Vec<Statement>) -> Result<T>,
+    ) -> Result<T> {
+        let taken = mem::take(&mut *lock(&self.failed_sign_ins));
         write(taken.inserts()).inspect_err(|_| {
-            let mut kept = self.failed_sign_ins();
+            let mut kept = lock(&self.failed_sign_ins);
             taken.times.into_iter().for_each(|(address, times)| kept.add(address, times, taken.since));
         })
     }
 
-    fn failed_sign_ins(&self) -> MutexGuard<'_, FailedSignIns> {
-        self.failed_sign_ins.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Removes rows created before a time, the oldest first and at most `most`, and returns how many.
-    pub fn remove_audit_before(&self, time: i64, most: i64) -> Result<usize, StoreError> {
+    pub fn remove_audit_before(&self, time: i64, most: i64) -> Result<usize> {
         let remove =
             "DELETE FROM audit WHERE created < $1 AND id IN (SELECT id FROM audit ORDER BY id LIMIT $2)";
         self.engine.write(false, &[Statement::new(remove, values![time, most])])

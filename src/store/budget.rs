@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::engine::{Row, SqlValue, values};
-use super::{DAY, Range, StoreError};
+use super::{DAY, Range, Result, StoreError};
 use crate::when;
 
 /// The most tokens of a budget: a runtime that makes a million per second would need eleven days for them.
@@ -95,7 +95,7 @@ pub struct KeyBudget {
 
 impl KeyBudget {
     /// Reads [`budget_columns`].
-    pub(super) fn read(row: &mut Row) -> Result<Option<Self>, StoreError> {
+    pub(super) fn read(row: &mut Row) -> Result<Option<Self>> {
         let (tokens, per): (Option<i64>, Option<String>) = (row.next()?, row.next()?);
         let used: Option<i64> = row.next()?;
         let Some(tokens) = tokens else {

@@ -9,10 +9,10 @@ use std::fmt;
 
 use sha2::{Digest, Sha256};
 
-use super::engine::{Row, SqlSession, values};
+use super::engine::{Row, SqlSession, TransactionMode, values};
 use super::ledger_row::{COLUMNS, LedgerRow, Tokens, read_row};
 use super::proof::{SumsProof, UnprovenSums};
-use super::{Store, StoreError};
+use super::{Result, Store};
 use crate::{text, when};
 
 /// A row's place in the chain.
@@ -23,7 +23,7 @@ pub(super) struct ChainLink {
 }
 
 impl ChainLink {
-    pub fn read(mut row: Row) -> Result<Self, StoreError> {
+    pub fn read(mut row: Row) -> Result<Self> {
         Ok(Self { seq: row.next()?, hash: row.next()? })
     }
 
@@ -190,14 +190,14 @@ impl Store {
     /// Walks every chain, then compares all sums with their rows, on one state of the database. Rows of refused
     /// requests are in a chain before they are synced, and a head that an operator notes must survive a power cut: all that
     /// was read is durable when this returns.
-    pub fn verify(&self) -> Result<Verification, StoreError> {
-        let found = self.engine.report(|session| verify(session, when::now()))?;
+    pub fn verify(&self) -> Result<Verification> {
+        let found = self.engine.run(TransactionMode::Report, |session| verify(session, when::now()))?;
         self.engine.sync()?;
         Ok(found)
     }
 
     /// Returns whether a head that was noted earlier is part of its chain, which `verify` has to find sound too.
-    pub fn find_head(&self, noted: &ChainHead) -> Result<HeadStatus, StoreError> {
+    pub fn find_head(&self, noted: &ChainHead) -> Result<HeadStatus> {
         let ChainHead { gateway, seq, hash } = noted;
         let link = "SELECT seq, hash FROM usage WHERE gateway = $1 AND seq = $2
             UNION ALL SELECT anchor_seq, anchor_hash FROM gateways WHERE name = $1 AND anchor_seq >= $2";
@@ -211,7 +211,7 @@ impl Store {
     }
 }
 
-pub(super) fn verify(session: &dyn SqlSession, now: i64) -> Result<Verification, StoreError> {
+pub(super) fn verify(session: &dyn SqlSession, now: i64) -> Result<Verification> {
     let mut proof = SumsProof::new(session, now)?;
     let mut verification = walk(session, &mut proof)?;
     if verification.fault.is_none() {
@@ -222,7 +222,7 @@ pub(super) fn verify(session: &dyn SqlSession, now: i64) -> Result<Verification,
 }
 
 /// Walks every chain, and adds its rows to the proof.
-fn walk(session: &dyn SqlSession, proof: &mut SumsProof) -> Result<Verification, StoreError> {
+fn walk(session: &dyn SqlSession, proof: &mut SumsProof) -> Result<Verification> {
     let ends = "SELECT name, anchor_seq, anchor_hash, head_seq, head_hash FROM gateways ORDER BY name";
     // How far each chain was walked, and its end.
     let mut chains: BTreeMap<String, (ChainLink, ChainLink)> = session

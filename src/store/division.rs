@@ -1,7 +1,7 @@
 //! Divides the range of a usage report into parts, each of which is read from the rollup or from the rows.
 
 use super::engine::{SqlSession, values};
-use super::{Range, Span, StoreError, UndividedSpan};
+use super::{Range, Result, Span, UndividedSpan};
 use crate::id::RequestId;
 
 /// Divides a range into parts, in the order of time, and finds where the figures of each can be read.
@@ -16,12 +16,7 @@ pub(super) struct Division<'a> {
 
 impl Division<'_> {
     /// Whole spans are in the rollup, which begins with `first`; earlier ones may still have their rows.
-    pub fn divide(
-        &mut self,
-        Range { since, until }: Range,
-        span: Span,
-        first: i64,
-    ) -> Result<(), StoreError> {
+    pub fn divide(&mut self, Range { since, until }: Range, span: Span, first: i64) -> Result<()> {
         let (begin, end) = (end_of(span, since), span.start(until));
         if begin > end {
             // It is inside one span.
@@ -34,7 +29,7 @@ impl Division<'_> {
     }
 
     /// A part of one span, from its rows or from shorter spans. If neither has all of its requests, it counts completely.
-    fn divide_span(&mut self, from: i64, to: i64, span: Span) -> Result<(), StoreError> {
+    fn divide_span(&mut self, from: i64, to: i64, span: Span) -> Result<()> {
         if from >= self.kept_since || from >= to {
             self.add(None, from, to);
             return Ok(());
@@ -55,13 +50,13 @@ impl Division<'_> {
         Ok(())
     }
 
-    fn requests(&self, span: Span, from: i64, to: i64) -> Result<i64, StoreError> {
+    fn requests(&self, span: Span, from: i64, to: i64) -> Result<i64> {
         let sum = "SELECT CAST(coalesce(sum(requests), 0) AS BIGINT) FROM usage_rollup
             WHERE span = $1 AND start >= $2 AND start < $3";
         self.session.value(sum, &values![span.seconds(), from, to])
     }
 
-    fn rows(&self, from: i64, to: i64) -> Result<i64, StoreError> {
+    fn rows(&self, from: i64, to: i64) -> Result<i64> {
         let count =
             "SELECT count(*) FROM usage WHERE seq IS NOT NULL AND request_id >= $1 AND request_id < $2";
         self.session.value(count, &values![RequestId::from(from), RequestId::from(to)])

@@ -66,12 +66,6 @@ impl Durations {
         bytes
     }
 
-    pub(super) fn from_bytes(bytes: &[u8]) -> Self {
-        let mut durations = Self::default();
-        durations.merge_bytes(bytes);
-        durations
-    }
-
     /// Adds what `to_bytes` returned. Other bytes add wrong counts and do no further harm.
     pub fn merge_bytes(&mut self, bytes: &[u8]) {
         let mut bytes = bytes.iter();

@@ -5,7 +5,11 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::engine::SCHEMA_VERSION;
 use crate::error::FailureCause;
+
+/// As `io::Result` is for `io::Error`.
+pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 
 #[derive(Clone, Debug)]
 pub enum StoreError {
@@ -21,22 +25,13 @@ pub enum StoreError {
     /// It is damaged, or not a database of ours.
     Damaged(String),
     /// The database was made by a later version of the program.
-    Newer {
-        found: i64,
-        known: i64,
-    },
+    Newer(i64),
     /// It was made by an earlier version, and this open may not upgrade it.
-    Older {
-        found: i64,
-        known: i64,
-    },
+    Older(i64),
     /// It was made by a build before the first release.
     Unreleased(i64),
     /// Another program has changed its schema since it was opened.
-    VersionChanged {
-        found: i64,
-        known: i64,
-    },
+    VersionChanged(i64),
     /// The file that is open is not the one that the path names any more.
     Replaced,
     /// The file whose lock keeps a second `serve` off the database was removed or replaced.
@@ -85,25 +80,25 @@ impl fmt::Display for StoreError {
                 "the file is damaged or not a database ({cause}): stop the service and restore a backup \
                  (adriaticum restore FILE), or save what can be read of it: sqlite3 DAMAGED .recover | sqlite3 NEW"
             ),
-            Self::Newer { found, known } => write!(
+            Self::Newer(found) => write!(
                 f,
-                "the database has version {found}, and this program knows versions up to {known}: \
+                "the database has version {found}, and this program knows versions up to {SCHEMA_VERSION}: \
                  install the version that made it, or a later one"
             ),
-            Self::Older { found, known } => write!(
+            Self::Older(found) => write!(
                 f,
-                "the database has version {found}, and this program needs version {known}: make a backup, then restart the \
-                 service (or start adriaticum serve) of this version, which upgrades the database"
+                "the database has version {found}, and this program needs version {SCHEMA_VERSION}: make a backup, then \
+                 restart the service (or start adriaticum serve) of this version, which upgrades the database"
             ),
             Self::Unreleased(found) => write!(
                 f,
                 "the database has version {found}, which no release had: begin with a new database, or upgrade it with an \
                  earlier build first"
             ),
-            Self::VersionChanged { found, known } => write!(
+            Self::VersionChanged(found) => write!(
                 f,
                 "the database now has version {found}, because another program has changed it, and this one knows version \
-                 {known}: install the version that changed it, or restore a backup"
+                 {SCHEMA_VERSION}: install the version that changed it, or restore a backup"
             ),
             Self::Replaced => f.write_str(
                 "the database's file, or its -wal, was removed, replaced or truncated under the running service: put \
@@ -139,7 +134,7 @@ impl fmt::Display for StoreError {
 impl StoreError {
     /// Returns whether another process may serve in the place of this one, or a later version, so that this one has to stop.
     pub fn is_replaced(&self) -> bool {
-        matches!(self, Self::Fenced | Self::LockReplaced(_) | Self::VersionChanged { .. })
+        matches!(self, Self::Fenced | Self::LockReplaced(_) | Self::VersionChanged(_))
     }
 
     /// Returns whether all writes of a group fail with it. If the outcome is unknown, none of them may be tried again alone.

@@ -1,12 +1,14 @@
 //! The gateways that share a database. Each has a name and an epoch, which every start raises. A row is written only if its
 //! gateway still has the epoch of the process that writes it, so a process that was replaced can't write any more.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
+
+use time::OffsetDateTime;
 
 use super::engine::postgres::{SessionLock, Sighting};
 use super::engine::{SqlSession, values};
 use super::ledger::interrupt;
-use super::{Store, StoreError};
+use super::{Result, Store, StoreError};
 use crate::text;
 
 /// The time that a gateway has to be silent, with its lock free, until others close its rows.
@@ -38,7 +40,7 @@ const RAISE_EPOCH: &str = "INSERT INTO gateways (name, epoch, version, address, 
 impl Store {
     /// Begins to serve under a name: no earlier process can write its rows from now on. Those that it has left open are
     /// marked as interrupted; returns how many they were.
-    pub fn join(&mut self, name: &str, address: &str) -> Result<usize, StoreError> {
+    pub fn join(&mut self, name: &str, address: &str) -> Result<usize> {
         let raise = RAISE_EPOCH.replace("{CLOCK}", self.engine.clock());
         let parameters = values![name, env!("ADRIATICUM_VERSION"), address, [0; 32]];
         // Waits for the rows that an earlier process is inserting.
@@ -55,10 +57,7 @@ impl Store {
     }
 
     /// Calls `close` in transactions of its own until it finds no open row. Returns how many it has closed.
-    fn close_rows(
-        &self,
-        close: impl Fn(&dyn SqlSession) -> Result<usize, StoreError>,
-    ) -> Result<usize, StoreError> {
+    fn close_rows(&self, close: impl Fn(&dyn SqlSession) -> Result<usize>) -> Result<usize> {
         let mut closed = 0;
         loop {
             match self.engine.transaction(true, &close)? {
@@ -70,7 +69,7 @@ impl Store {
 
     /// Runs about every second: updates the heartbeat, and closes the rows that other gateways have left open when they
     /// stopped. Fails with `Fenced` if another process has its name.
-    pub fn keep_presence(&self, lock: &mut SessionLock) -> Result<(), StoreError> {
+    pub fn keep_presence(&self, lock: &mut SessionLock) -> Result<()> {
         let is_present = lock.renew(self.epoch).map_err(|error| match error {
             // The engine has logged this already.
             error if self.engine.lost().is_some() => StoreError::Unavailable(error.to_string()),
@@ -81,7 +80,7 @@ impl Store {
             return Err(StoreError::Fenced);
         }
         for (name, sighting) in lock.silent_for(SILENCE) {
-            match self.close_rows_of(&name, &sighting)? {
+            match self.close_rows_of(name, sighting)? {
                 0 => {}
                 rows => log::warn!(
                     "interrupted by the end of the gateway {name}: {}",
@@ -93,7 +92,7 @@ impl Store {
     }
 
     /// Closes the open rows of another gateway, unless it was seen again. Returns how many they were.
-    fn close_rows_of(&self, name: &str, sighting: &Sighting) -> Result<usize, StoreError> {
+    fn close_rows_of(&self, name: &str, sighting: &Sighting) -> Result<usize> {
         let is_same = "SELECT 1 FROM gateways WHERE name = $1 AND last_seen = $2";
         self.close_rows(|session| {
             let head = match self.lock_gateway(session, name, sighting.epoch) {
@@ -108,7 +107,7 @@ impl Store {
     }
 
     /// Returns the gateways that have served, by name.
-    pub fn gateways(&self) -> Result<Vec<Gateway>, StoreError> {
+    pub fn gateways(&self) -> Result<Vec<Gateway>> {
         let statement = format!(
             "SELECT name, gateways.epoch, version, address, CASE WHEN name = $1 THEN 0 ELSE {} - last_seen END,
              count(request_id) FROM gateways LEFT JOIN usage
@@ -131,14 +130,12 @@ impl Store {
     }
 
     /// The seconds that this host's clock is ahead of the database's; 0 if the database is a file.
-    pub fn clock_difference(&self) -> Result<f64, StoreError> {
-        let Some(time) = self.engine.precise_time() else {
+    pub fn clock_difference(&self) -> Result<f64> {
+        if self.engine.sqlite().is_some() {
             return Ok(0.0);
-        };
-        let seconds = || {
-            let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-            since_1970.map_or(0.0, |time| time.as_secs_f64())
-        };
+        }
+        let seconds = || OffsetDateTime::now_utc().unix_timestamp_nanos() as f64 / 1e9;
+        let time = "SELECT CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION)";
         let began = seconds();
         let found: f64 = self.engine.read(|session| session.value(time, &[]))?;
         // The database looked at its clock at some time between these two.
@@ -249,7 +246,8 @@ mod tests {
             a.begin_row(&row("3", "key_1", 3)).expect("a running request");
             let mut silent = || {
                 assert!(lock.renew(b.epoch).expect("b is alive"));
-                lock.silent_for(Duration::ZERO)
+                let silent = lock.silent_for(Duration::ZERO);
+                silent.map(|(name, sighting)| (name.clone(), sighting.clone())).collect::<Vec<_>>()
             };
             assert_eq!(silent(), [], "a has its lock");
             // A lock that is tried is taken for a moment, and this one must never be refused.
@@ -285,7 +283,7 @@ mod tests {
             drop(lock_of_a);
             let mut since = || {
                 while !lock.renew(b.epoch).unwrap_or(false) {}
-                lock.silent_for(Duration::ZERO).first().map(|(_, sighting)| sighting.since)
+                lock.silent_for(Duration::ZERO).next().map(|(_, sighting)| sighting.since)
             };
             let first = std::iter::repeat_with(&mut since).find_map(|since| since).expect("a is silent");
             assert_eq!(since(), Some(first), "it still is");

@@ -12,14 +12,15 @@
 use std::collections::VecDeque;
 use std::mem;
 use std::slice;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use super::engine::SyncTurn;
 use super::ledger::LedgerWrite;
 use super::ledger_row::BegunRow;
-use super::{Store, StoreError};
+use super::{Result, Store, StoreError};
+use crate::mutex::lock;
 
 /// The pause before a group that found the database locked is tried again.
 const RETRY_PAUSE: Duration = Duration::from_millis(1);
@@ -43,12 +44,11 @@ struct WaitingWrite {
 }
 
 /// The open row; `None` if its key was refused, and for an outcome.
-type WriteResult = Result<Option<BegunRow>, StoreError>;
+type WriteResult = Result<Option<BegunRow>>;
 
 impl WriteQueue {
     fn lock(&self) -> MutexGuard<'_, WaitingWrites> {
-        // A panic elsewhere leaves nothing half done behind it.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     fn push(&self, write: LedgerWrite, timeout: Duration) -> Arc<WaitingWrite> {
@@ -60,7 +60,7 @@ impl WriteQueue {
     }
 
     /// Waits to be woken. Past its deadline a job that no leader has taken leaves the queue.
-    fn wait(&self, job: &Arc<WaitingWrite>) -> Result<(), StoreError> {
+    fn wait(&self, job: &Arc<WaitingWrite>) -> Result<()> {
         let left = job.deadline.saturating_duration_since(Instant::now());
         if !left.is_zero() {
             thread::park_timeout(left);
@@ -184,7 +184,7 @@ impl<'a> Leader<'a> {
         }
     }
 
-    fn write_together(&self, group: &[Arc<WaitingWrite>]) -> Result<Vec<Option<BegunRow>>, StoreError> {
+    fn write_together(&self, group: &[Arc<WaitingWrite>]) -> Result<Vec<Option<BegunRow>>> {
         let deadline = group.iter().map(|job| job.deadline).min().unwrap_or_else(Instant::now);
         let writes: Vec<&LedgerWrite> = group.iter().map(|job| &job.write).collect();
         self.store.write_together(&writes, deadline, self.is_durable)
@@ -324,7 +324,7 @@ mod tests {
     }
 
     /// Waits for a leader after the deadline.
-    fn late(store: &Store) -> Result<(), StoreError> {
+    fn late(store: &Store) -> Result<()> {
         let job = store.beginnings.push(begin(row("late", "key_1", 9)), Duration::ZERO);
         let waited = store.beginnings.wait(&job);
         assert_eq!(waiting(&store.beginnings), 0, "it has left the queue");

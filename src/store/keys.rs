@@ -1,17 +1,19 @@
 //! Creates, finds, changes and revokes API keys.
 
 use std::mem;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
-use super::audit::{Action, NewAuditRow};
+use super::audit::NewAuditRow;
 use super::budget::{budget_columns, budget_parameters};
 use super::engine::{SqlValue, Statement, bound, values};
 use super::stored_key::{Key, KeyChange, KeyChanged, NewKey, Permission, read_key, terms};
-use super::{Actor, Store, StoreError};
+use super::{Actor, Result, Store};
+use crate::mutex::lock;
 use crate::secret::{SecretDigest, secret_hex};
 use crate::when;
 
 const BY_ID: &str = "WHERE id = $3";
+pub(super) const BY_DIGEST: &str = "WHERE digest = $3";
 
 /// `last_used` never goes back.
 pub(super) const NOTE_USE: &str =
@@ -19,7 +21,7 @@ pub(super) const NOTE_USE: &str =
 
 impl Store {
     /// Stores a new key, and returns its id.
-    pub fn add_key(&self, secret: &str, key: &NewKey, by: &Actor) -> Result<String, StoreError> {
+    pub fn add_key(&self, secret: &str, key: &NewKey, by: &Actor) -> Result<String> {
         loop {
             let id = format!("key_{}", secret_hex::<8>());
             if self.add_key_as(&id, secret, key, by)? {
@@ -29,7 +31,7 @@ impl Store {
     }
 
     /// Stores a new key with this id. Returns false, and changes nothing, if there is a key with this id.
-    pub fn add_key_as(&self, id: &str, secret: &str, key: &NewKey, by: &Actor) -> Result<bool, StoreError> {
+    pub fn add_key_as(&self, id: &str, secret: &str, key: &NewKey, by: &Actor) -> Result<bool> {
         let digest = SecretDigest::of(secret).0;
         let insert = Statement::new(
             "INSERT INTO keys (id, digest, name, permissions, created, expires, hint, concurrent, budget, budget_per)
@@ -49,52 +51,52 @@ impl Store {
         );
         let terms = terms(key.permissions, key.expires, key.concurrent, key.budget);
         let details = terms.map(|(property, value)| format!("{property}: {value}")).join(", ");
-        let audit = NewAuditRow::new(Action::KeyCreated, by, &details).insert_if_created(id, digest);
+        let audit = NewAuditRow::new("key_created", by, &details).insert_if_created(id, digest);
         Ok(self.engine.write(true, &[insert, audit])? == 1)
     }
 
     /// The key whose secret has this digest, as the last commit of any process left it, with its budget at a time.
-    pub fn find_key(&self, digest: &SecretDigest, created: i64) -> Result<Option<Key>, StoreError> {
-        let (find, parameters) = (self.select("WHERE digest = $3"), with_budget(created, digest.0.into()));
+    pub fn find_key(&self, digest: &SecretDigest, created: i64) -> Result<Option<Key>> {
+        let (find, parameters) = (self.select(BY_DIGEST), with_budget(created, digest.0.into()));
         self.engine.read(|session| session.first(&find, &parameters, read_key))
     }
 
     /// Returns those of these keys that exist.
-    pub fn find_keys(&self, ids: &[Arc<str>]) -> Result<Vec<Key>, StoreError> {
-        let (now, find) = (when::now(), self.select(BY_ID));
-        let parameters: Vec<_> = ids.iter().map(|id| with_budget(now, (&**id).into())).collect();
-        let statements: Vec<_> = parameters.iter().map(|id| (find.as_str(), id.as_slice())).collect();
+    pub fn find_keys(&self, ids: &[Arc<str>]) -> Result<Vec<Key>> {
+        let (now, select) = (when::now(), self.select(BY_ID));
+        let find = |id: &Arc<str>| Statement::new(select.clone(), with_budget(now, (&**id).into()));
+        let statements: Vec<Statement> = ids.iter().map(find).collect();
         let mut keys = Vec::new();
         self.engine.read(|session| {
-            session.run(&statements, &mut |_, row| read_key(row).map(|key| keys.push(key)))
+            session.run(&bound(&statements), &mut |_, row| read_key(row).map(|key| keys.push(key)))
         })?;
         Ok(keys)
     }
 
     /// All keys, the oldest first.
-    pub fn list_keys(&self) -> Result<Vec<Key>, StoreError> {
+    pub fn list_keys(&self) -> Result<Vec<Key>> {
         self.select_keys("")
     }
 
     /// The keys that have a budget, without revoked ones.
-    pub fn keys_with_budget(&self) -> Result<Vec<Key>, StoreError> {
+    pub fn keys_with_budget(&self) -> Result<Vec<Key>> {
         self.select_keys("WHERE budget IS NOT NULL AND revoked IS NULL")
     }
 
-    fn select_keys(&self, condition: &str) -> Result<Vec<Key>, StoreError> {
+    fn select_keys(&self, condition: &str) -> Result<Vec<Key>> {
         let statement = self.select(&format!("{condition} ORDER BY created, id"));
         self.engine.read(|session| session.rows(&statement, &budget_parameters(when::now()), read_key))
     }
 
     /// A query for keys with their budgets. $1 and $2 are [`budget_parameters`].
-    fn select(&self, condition: &str) -> String {
+    pub(super) fn select(&self, condition: &str) -> String {
         let budget = budget_columns(self.engine.days_hint());
         format!(
             "SELECT id, name, hint, permissions, created, expires, last_used, revoked, concurrent, {budget} FROM keys {condition}"
         )
     }
 
-    pub fn key(&self, id: &str) -> Result<Option<Key>, StoreError> {
+    pub fn key(&self, id: &str) -> Result<Option<Key>> {
         let (find, parameters) = (self.select(BY_ID), with_budget(when::now(), id.into()));
         self.engine.read(|session| session.first(&find, &parameters, read_key))
     }
@@ -106,7 +108,7 @@ impl Store {
         seen: Option<&str>,
         changes: &[KeyChange],
         by: &Actor,
-    ) -> Result<KeyChanged, StoreError> {
+    ) -> Result<KeyChanged> {
         let find = self.select(BY_ID) + " FOR UPDATE";
         let parameters = with_budget(when::now(), id.into());
         self.engine.transaction(true, |session| {
@@ -134,7 +136,7 @@ impl Store {
                     id
                 ],
             )?;
-            let audit = NewAuditRow::new(Action::KeyChanged, by, &before.differences(&after).join(", "));
+            let audit = NewAuditRow::new("key_changed", by, &before.differences(&after).join(", "));
             session.run(&bound(&[audit.insert_for(&before)]), &mut |_, _| Ok(()))?;
             Ok(KeyChanged::Done)
         })
@@ -142,16 +144,14 @@ impl Store {
 
     /// Notes a use in memory: `write_uses` writes it.
     pub fn note_use(&self, id: &str, time: i64) {
-        let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
-        match uses.get_mut(id) {
-            Some(last) => *last = time.max(*last),
-            None => drop(uses.insert(id.to_owned(), time)),
-        }
+        let mut uses = lock(&self.uses);
+        let last = uses.entry(id.to_owned()).or_insert(time);
+        *last = time.max(*last);
     }
 
     /// Writes the uses noted since the last call. If that fails they are lost, and the next use is noted again.
-    pub fn write_uses(&self) -> Result<(), StoreError> {
-        let uses = mem::take(&mut *self.uses.lock().unwrap_or_else(PoisonError::into_inner));
+    pub fn write_uses(&self) -> Result<()> {
+        let uses = mem::take(&mut *lock(&self.uses));
         if uses.is_empty() {
             return Ok(());
         }
@@ -162,8 +162,8 @@ impl Store {
 
     /// Revokes a key for good, from the next request on. Returns false if there is no such key; one that is revoked already
     /// keeps its time.
-    pub fn revoke_key(&self, id: &str, now: i64, by: &Actor) -> Result<bool, StoreError> {
-        let audit = NewAuditRow::new(Action::KeyRevoked, by, "").insert_if_not_revoked(id);
+    pub fn revoke_key(&self, id: &str, now: i64, by: &Actor) -> Result<bool> {
+        let audit = NewAuditRow::new("key_revoked", by, "").insert_if_not_revoked(id);
         let revoke =
             Statement::new("UPDATE keys SET revoked = coalesce(revoked, $1) WHERE id = $2", values![now, id]);
         Ok(self.engine.write(true, &[audit, revoke])? > 0)
@@ -171,7 +171,7 @@ impl Store {
 }
 
 /// The parameters of a query for one key.
-fn with_budget(created: i64, wanted: SqlValue) -> Vec<SqlValue> {
+pub(super) fn with_budget(created: i64, wanted: SqlValue) -> Vec<SqlValue> {
     let [day, month] = budget_parameters(created);
     vec![day, month, wanted]
 }
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
     use crate::store::ledger::tests::{id as id_of, outcome, row};
     use crate::store::tests::Temporary;
-    use crate::store::{Budget, KeyName};
+    use crate::store::{Budget, KeyName, StoreError};
 
     fn name(text: &str) -> KeyName {
         KeyName::parse(text).expect("a good name")

@@ -1,14 +1,14 @@
 //! The ledger's rows: begun before an inference is spent, finished before its response is sent.
 
-use std::sync::LazyLock;
 use std::time::Instant;
 
-use super::budget::{KeyBudget, budget_columns, budget_parameters};
 use super::chain::ChainLink;
 use super::engine::{Row, SqlSession, SqlValue, Statement, bound, values};
+use super::keys::{BY_DIGEST, with_budget};
 use super::ledger_row::{BegunRow, COLUMNS, LedgerOutcome, LedgerRow, NewRow, read_row};
 use super::rollup::Batch;
-use super::{Store, StoreError};
+use super::stored_key::{Permission, read_key};
+use super::{Result, Store, StoreError};
 use crate::secret::SecretDigest;
 use crate::when;
 
@@ -52,15 +52,6 @@ pub(super) struct RowRequest {
     pub digest: SecretDigest,
 }
 
-/// The key of a request, with its budget: none if it was revoked, has expired or lacks the permission.
-pub(super) fn find_key(days_hint: &str) -> String {
-    format!(
-        "SELECT id, name, concurrent, {} FROM keys WHERE digest = $3 AND revoked IS NULL
-         AND (expires IS NULL OR expires > $4) AND ',' || permissions || ',' LIKE '%,completions,%'",
-        budget_columns(days_hint)
-    )
-}
-
 /// Inserts an open row. SQLite would make a table of its own for what a RETURNING returns, at every use.
 const INSERT: &str = "INSERT INTO usage (request_id, key_id, key_name, created, gateway, epoch)
     VALUES ($1, $2, $3, $4, $5, $6)";
@@ -85,13 +76,13 @@ const LOCK_TO_FINISH: &str =
     "SELECT head_seq, head_hash FROM gateways WHERE name = $1 AND epoch = $2 FOR NO KEY UPDATE";
 const LOCK: &str = "SELECT head_seq, head_hash FROM gateways WHERE name = $1 AND epoch = $2 FOR UPDATE";
 
-/// The open rows of a gateway, up to an epoch.
-pub(super) static OPEN_ROWS: LazyLock<String> = LazyLock::new(|| {
+/// A query for the open rows of a gateway, up to an epoch.
+pub(super) fn select_open_rows() -> String {
     format!(
         "SELECT {COLUMNS} FROM usage WHERE seq IS NULL AND gateway = $1 AND epoch <= $2
          ORDER BY gateway, request_id LIMIT {INTERRUPTED_AT_ONCE}"
     )
-});
+}
 
 /// The maximum number of rows that one transaction marks as interrupted.
 const INTERRUPTED_AT_ONCE: usize = 100;
@@ -99,25 +90,20 @@ const INTERRUPTED_AT_ONCE: usize = 100;
 impl Store {
     /// Looks up the key of a request that is about to cost an inference, and inserts the open row: one transaction does both.
     /// The file system has the row when this returns; nothing is acknowledged yet, so it is not synced.
-    pub fn begin(
-        &self,
-        request_id: &str,
-        created: i64,
-        digest: &SecretDigest,
-    ) -> Result<BegunRow, StoreError> {
+    pub fn begin(&self, request_id: &str, created: i64, digest: &SecretDigest) -> Result<BegunRow> {
         let request = RowRequest { request_id: request_id.into(), created, digest: *digest };
         self.write_shared(LedgerWrite::Begin(request))?.ok_or(StoreError::KeyRefused)
     }
 
     /// Writes the outcome into an open row, seals it and adds it to the sums. All of it is durable when this returns.
-    pub fn finish(&self, row: &NewRow, outcome: &LedgerOutcome) -> Result<(), StoreError> {
+    pub fn finish(&self, row: &NewRow, outcome: &LedgerOutcome) -> Result<()> {
         self.write_shared(LedgerWrite::Finish(LedgerRow::new(row, outcome, &self.gateway)))?;
         self.note_use(&row.key_id, row.created);
         Ok(())
     }
 
     /// Writes the row of a request that was refused before it cost anything. It does not check the key again.
-    pub fn record(&self, row: &NewRow, outcome: &LedgerOutcome) -> Result<(), StoreError> {
+    pub fn record(&self, row: &NewRow, outcome: &LedgerOutcome) -> Result<()> {
         self.write_shared(LedgerWrite::Record(LedgerRow::new(row, outcome, &self.gateway)))?;
         self.note_use(&row.key_id, row.created);
         Ok(())
@@ -129,7 +115,7 @@ impl Store {
         group: &[&LedgerWrite],
         deadline: Instant,
         waits_if_lost: bool,
-    ) -> Result<Vec<Option<BegunRow>>, StoreError> {
+    ) -> Result<Vec<Option<BegunRow>>> {
         let written = self.engine.group(deadline, waits_if_lost, |session, before: Option<&GroupWritten>| {
             if let Some(before) = before {
                 // The lock waits for a process of the server that may still be committing it.
@@ -148,13 +134,15 @@ impl Store {
         &self,
         session: &dyn SqlSession,
         group: &[&LedgerWrite],
-    ) -> Result<(GroupWritten, Vec<Statement>), StoreError> {
+    ) -> Result<(GroupWritten, Vec<Statement>)> {
         let finished: Vec<&LedgerRow> = group.iter().filter_map(|write| write.finished()).collect();
         let mut sums = Batch::default();
         finished.iter().for_each(|row| sums.add(row));
         let lock = self.engine.locking(if finished.is_empty() { LOCK_TO_BEGIN } else { LOCK_TO_FINISH });
         let of_members = group.iter().map(|write| match write {
-            LedgerWrite::Begin(row) => row.find_key(self.engine.days_hint()),
+            LedgerWrite::Begin(row) => {
+                Statement::new(self.select(BY_DIGEST), with_budget(row.created, row.digest.0.into()))
+            }
             LedgerWrite::Finish(row) | LedgerWrite::Record(row) => {
                 Statement::new(FIND, values![&row.request_id])
             }
@@ -185,7 +173,7 @@ impl Store {
             // The group fails, and the others are written without it.
             (LedgerWrite::Finish(_), None) | (LedgerWrite::Record(_), Some(_)) => Err(StoreError::NoRow),
         };
-        let each = group.iter().zip(found).map(result).collect::<Result<Vec<_>, StoreError>>()?;
+        let each = group.iter().zip(found).map(result).collect::<Result<Vec<_>>>()?;
         let links = head.links(&finished);
         let proof = match links.first() {
             Some(first) => Some((finished[0].request_id.clone(), Some(first.hash))),
@@ -208,7 +196,7 @@ impl Store {
         session: &dyn SqlSession,
         gateway: &str,
         epoch: i64,
-    ) -> Result<ChainLink, StoreError> {
+    ) -> Result<ChainLink> {
         session
             .first(self.engine.locking(LOCK), &values![gateway, epoch], ChainLink::read)?
             .ok_or(StoreError::Fenced)
@@ -225,39 +213,35 @@ impl Store {
         values![&self.gateway, self.epoch]
     }
 
-    pub fn find_row(&self, request_id: &str) -> Result<Option<LedgerRow>, StoreError> {
+    pub fn find_row(&self, request_id: &str) -> Result<Option<LedgerRow>> {
         let statement = format!("SELECT {COLUMNS} FROM usage WHERE request_id = $1");
         self.engine.read(|session| session.first(&statement, &values![request_id], read_row))
     }
 
     /// The time when the newest row was created.
-    pub fn newest_row(&self) -> Result<Option<i64>, StoreError> {
+    pub fn newest_row(&self) -> Result<Option<i64>> {
         let newest = "SELECT created FROM usage ORDER BY request_id DESC LIMIT 1";
         self.engine.read(|session| session.first(newest, &[], |mut row| row.next()))
     }
 }
 
 impl RowRequest {
-    /// The tokens of a request count in the period of its `created`, so that period's budget decides.
-    fn find_key(&self, days_hint: &str) -> Statement {
-        let mut parameters = budget_parameters(self.created).to_vec();
-        parameters.extend(values![self.digest.0, when::now()]);
-        Statement::new(find_key(days_hint), parameters)
-    }
-
-    /// Reads a row of [`find_key`]. Returns `None` if the key has used its budget.
-    fn read(&self, mut row: Row) -> Result<Option<BegunRow>, StoreError> {
+    /// Reads its key, with the budget of the period in which its tokens count: that of `created`. Returns `None` if the key
+    /// was revoked, has expired, lacks the permission or has used the budget.
+    fn read(&self, row: Row) -> Result<Option<BegunRow>> {
+        let key = read_key(row)?;
+        let is_accepted = key.is_valid(when::now())
+            && key.permissions.contains(&Permission::Completions)
+            && !key.budget.is_some_and(|budget| budget.is_used_up());
         let (request_id, created) = (self.request_id.clone(), self.created);
-        let row_of_key = NewRow { request_id, key_id: row.next()?, key_name: row.next()?, created };
-        let begun = BegunRow { row: row_of_key, concurrent: row.next()? };
-        let budget = KeyBudget::read(&mut row)?;
-        Ok((!budget.is_some_and(|budget| budget.is_used_up())).then_some(begun))
+        let row = NewRow { request_id, key_id: key.id, key_name: key.name, created };
+        Ok(is_accepted.then_some(BegunRow { row, concurrent: key.concurrent }))
     }
 }
 
 impl GroupWritten {
     /// Returns whether the group was committed although the answer was lost.
-    fn is_done(&self, session: &dyn SqlSession) -> Result<bool, StoreError> {
+    fn is_done(&self, session: &dyn SqlSession) -> Result<bool> {
         let Some((request_id, hash)) = &self.proof else {
             return Ok(true);
         };
@@ -283,8 +267,8 @@ pub(super) fn interrupt(
     gateway: &str,
     epoch: i64,
     head: ChainLink,
-) -> Result<usize, StoreError> {
-    let mut rows = session.rows(&OPEN_ROWS, &values![gateway, epoch], read_row)?;
+) -> Result<usize> {
+    let mut rows = session.rows(&select_open_rows(), &values![gateway, epoch], read_row)?;
     rows.iter_mut().for_each(|row| row.error_code = Some("interrupted".into()));
     let rows: Vec<&LedgerRow> = rows.iter().collect();
     let statements = chained(gateway, &rows, &head.links(&rows));
@@ -336,7 +320,7 @@ pub(super) mod tests {
 
     impl Store {
         /// Begins a row of a key whose secret is its id, as `Temporary` makes them.
-        pub fn begin_row(&self, row: &NewRow) -> Result<NewRow, StoreError> {
+        pub fn begin_row(&self, row: &NewRow) -> Result<NewRow> {
             let digest = SecretDigest::of(&row.key_id);
             self.begin(&row.request_id, row.created, &digest).map(|begun| begun.row)
         }
@@ -455,7 +439,7 @@ pub(super) mod tests {
     }
 
     /// Fails if the sums are not those of the finished rows, if a number is missing in the chain, or if it does not verify.
-    fn ensure_consistent(session: &dyn SqlSession) -> Result<(), StoreError> {
+    fn ensure_consistent(session: &dyn SqlSession) -> Result<()> {
         let counted = "SELECT span, created / span * span, key_id, coalesce(status, 0), coalesce(error_code, ''), count(*),
             coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0), coalesce(sum(total_tokens), 0)
             FROM usage, (SELECT 60 AS span UNION SELECT 3600 UNION SELECT 86400) AS spans

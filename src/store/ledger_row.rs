@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::StoreError;
+use super::Result;
 use super::chain::ChainLink;
 use super::engine::{Row, SqlValue, values};
 use crate::error::FailureCause;
@@ -156,7 +156,7 @@ impl LedgerRow {
 }
 
 /// Reads [`COLUMNS`].
-pub(super) fn read_row(mut row: Row) -> Result<LedgerRow, StoreError> {
+pub(super) fn read_row(mut row: Row) -> Result<LedgerRow> {
     Ok(LedgerRow {
         request_id: row.next()?,
         key_id: row.next()?,

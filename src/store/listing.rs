@@ -2,7 +2,7 @@
 
 use super::engine::SqlValue;
 use super::ledger_row::{COLUMNS, read_row};
-use super::{LedgerRow, Range, Store, StoreError};
+use super::{LedgerRow, Range, Result, Store};
 use crate::id::RequestId;
 
 #[derive(Clone, Debug)]
@@ -78,12 +78,7 @@ pub struct Listing {
 
 impl Store {
     /// The newest rows before an id, or of all.
-    pub fn newest(
-        &self,
-        filter: &RowFilter,
-        before: Option<&str>,
-        most: usize,
-    ) -> Result<Listing, StoreError> {
+    pub fn newest(&self, filter: &RowFilter, before: Option<&str>, most: usize) -> Result<Listing> {
         let from = RequestId::from(filter.range.since);
         let to = RequestId::from(filter.range.until);
         let to = before.filter(|&before| before < to.as_str()).unwrap_or(&to);
@@ -91,12 +86,7 @@ impl Store {
     }
 
     /// The next rows after an id, oldest first.
-    pub fn oldest(
-        &self,
-        filter: &RowFilter,
-        after: Option<&str>,
-        most: usize,
-    ) -> Result<Listing, StoreError> {
+    pub fn oldest(&self, filter: &RowFilter, after: Option<&str>, most: usize) -> Result<Listing> {
         let from = RequestId::from(filter.range.since);
         // No id is its own beginning with more after it: this leaves out `after` alone.
         let from = after.map_or(from, |after| format!("{after} "));
@@ -104,14 +94,7 @@ impl Store {
     }
 
     /// Rows between two ids.
-    fn list(
-        &self,
-        filter: &RowFilter,
-        from: &str,
-        to: &str,
-        order: &str,
-        most: usize,
-    ) -> Result<Listing, StoreError> {
+    fn list(&self, filter: &RowFilter, from: &str, to: &str, order: &str, most: usize) -> Result<Listing> {
         // One more than asked for shows whether there are more.
         let limit = most as i64 + 1;
         self.engine.read(|session| {
@@ -146,36 +129,31 @@ impl Store {
 /// A statement for the ids of some rows, at most so many, between two ids; and its parameters.
 pub(super) fn ids(filter: &RowFilter, order: &str, between: [&str; 2], most: i64) -> (String, Vec<SqlValue>) {
     let mut parameters = between.map(SqlValue::from).to_vec();
-    let mut key_id = "key_id";
+    let mut key_id = "key_id =";
     let mut conditions = String::new();
     if filter.is_of_errors() {
         // The index of failures has their keys too. No index serves this expression, so that one is used.
-        key_id = "key_id || ''";
+        key_id = "key_id || '' =";
         conditions += "AND error_code IS NOT NULL";
     }
     if filter.matching == Matching::Success {
         conditions += " AND status = 200";
     }
-    if let Some(cause) = &filter.cause {
-        parameters.push(cause.into());
-        conditions += &format!(" AND cause = ${}", parameters.len());
-    }
-    if let Matching::Code(code) = &filter.matching {
-        parameters.push(code.into());
-        conditions += &format!(" AND error_code = ${}", parameters.len());
-    }
-    if let Some(wanted) = &filter.key_id {
-        parameters.push(wanted.into());
-        conditions += &format!(" AND {key_id} = ${}", parameters.len());
-    }
-    if let Some(wanted) = &filter.gateway {
-        parameters.push(wanted.into());
-        conditions += &format!(" AND gateway = ${}", parameters.len());
-    }
-    for (bound, comparison) in [(filter.least_ms, ">="), (filter.most_ms, "<=")] {
-        if let Some(milliseconds) = bound {
-            parameters.push(f64::from(milliseconds).into());
-            conditions += &format!(" AND duration_ms {comparison} ${}", parameters.len());
+    let code = match &filter.matching {
+        Matching::Code(code) => Some(code),
+        _ => None,
+    };
+    for (comparison, value) in [
+        ("cause =", filter.cause.as_ref().into()),
+        ("error_code =", code.into()),
+        (key_id, filter.key_id.as_ref().into()),
+        ("gateway =", filter.gateway.as_ref().into()),
+        ("duration_ms >=", filter.least_ms.map(f64::from).into()),
+        ("duration_ms <=", filter.most_ms.map(f64::from).into()),
+    ] {
+        if value != SqlValue::Null {
+            parameters.push(value);
+            conditions += &format!(" AND {comparison} ${}", parameters.len());
         }
     }
     parameters.push(most.into());

@@ -49,7 +49,7 @@ pub use engine::postgres::{DatabaseUri, SessionLock};
 pub use engine::sqlite::LockError;
 use engine::sqlite::Sqlite;
 pub use engine::{Access, Database, ServeLock};
-pub use error::StoreError;
+pub use error::{Result, StoreError};
 pub use gateways::{CLOCK_SLACK, Gateway};
 use group_commit::WriteQueue;
 pub use grouping::Grouping;
@@ -89,7 +89,7 @@ pub struct Store {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LedgerState {
-    /// The bytes of the WAL that are in use.
+    /// The bytes of the WAL that are in use, as the last checkpoint found.
     pub wal_bytes: u64,
     /// The time of the last checkpoint; `None`: none since the start.
     pub last_checkpoint: Option<i64>,
@@ -99,7 +99,7 @@ pub struct LedgerState {
 
 impl Store {
     /// Opens the database; creates or upgrades it if `access` allows that.
-    pub fn open(database: &Database, access: Access) -> Result<Self, StoreError> {
+    pub fn open(database: &Database, access: Access) -> Result<Self> {
         let store = Self {
             engine: engine::open(database, access)?,
             gateway: String::new(),
@@ -116,13 +116,13 @@ impl Store {
     }
 
     /// Checks every page of the database, and that a request would succeed.
-    pub fn check(&self) -> Result<(), StoreError> {
+    pub fn check(&self) -> Result<()> {
         self.engine.sqlite().map_or(Ok(()), Sqlite::check)?;
         self.try_request()
     }
 
     /// Fails every write from now on if the lock's file is removed or replaced: another process could take the lock then.
-    pub fn watch(&mut self, lock: &ServeLock) -> Result<(), StoreError> {
+    pub fn watch(&mut self, lock: &ServeLock) -> Result<()> {
         match (self.engine.sqlite_mut(), lock) {
             (Some(sqlite), ServeLock::File(lock)) => sqlite.watch(lock),
             _ => Ok(()),
@@ -141,22 +141,18 @@ impl Store {
     }
 
     /// Runs a checkpoint if one is due. PostgreSQL has its own.
-    pub fn checkpoint(&self) -> Result<(), StoreError> {
+    pub fn checkpoint(&self) -> Result<()> {
         self.engine.sqlite().map_or(Ok(()), Sqlite::checkpoint)
     }
 
     /// Returns figures about checkpoints, without a look into the database.
     pub fn state(&self) -> LedgerState {
-        LedgerState {
-            wal_bytes: self.engine.sqlite().map_or(0, Sqlite::wal_bytes),
-            last_checkpoint: self.engine.sqlite().and_then(Sqlite::last_checkpoint),
-            wal_restarts: self.engine.sqlite().map_or(0, Sqlite::wal_restarts),
-        }
+        self.engine.sqlite().map(Sqlite::state).unwrap_or_default()
     }
 
     /// Reads what every request needs, so that a start refuses a damaged database. A small one is checked completely when
     /// it is opened, a large one would take too long.
-    fn look_for_damage(&self) -> Result<(), StoreError> {
+    fn look_for_damage(&self) -> Result<()> {
         self.engine.read(|session| {
             for statement in [
                 "SELECT count(*) FROM keys WHERE length(digest) <> 32 OR length(name || permissions) = 0",
@@ -258,7 +254,7 @@ pub(crate) mod tests {
             self.engine.transaction(false, run).expect("the statements should be good");
         }
 
-        pub fn sums(&self, range: Range, filter: Filter) -> Result<Sums, StoreError> {
+        pub fn sums(&self, range: Range, filter: Filter) -> Result<Sums> {
             let mut all = Sums::default();
             self.figures(Span::Day, range, filter, &Matching::Anything, |row| all.add(&row.sums))?;
             Ok(all)
@@ -307,10 +303,7 @@ pub(crate) mod tests {
         let temporary = Temporary::sqlite();
         let plan = |statement: &str| {
             let explain = format!("EXPLAIN QUERY PLAN {statement}");
-            let read = |mut row: engine::Row| {
-                (0..3).try_for_each(|_| row.next::<SqlValue>().map(drop))?;
-                row.next::<String>()
-            };
+            let read = |row: engine::Row| engine::Row::new(row.values().split_off(3)).next::<String>();
             let highest = (1..9).filter(|number| statement.contains(&format!("${number}"))).max();
             let parameters = vec![SqlValue::Null; highest.unwrap_or(0)];
             temporary
@@ -320,7 +313,7 @@ pub(crate) mod tests {
                 .expect("a plan")
                 .join("; ")
         };
-        let find_key = ledger::find_key(temporary.store.engine.days_hint());
+        let find_key = temporary.store.select(keys::BY_DIGEST);
         let of_one_key = RowFilter {
             range: Range::ALL,
             key_id: Some("key_1".into()),
@@ -337,7 +330,7 @@ pub(crate) mod tests {
                 find_key.as_str(),
                 "CORRELATED SCALAR SUBQUERY 1; SEARCH usage_rollup USING INDEX rollup_days (key_id=? AND start>? AND start<?)",
             ),
-            (ledger::OPEN_ROWS.as_str(), "usage_open"),
+            (&ledger::select_open_rows(), "usage_open"),
             (&listing::ids(&failures_of_one_key, "DESC", [""; 2], 1).0, "usage_failed"),
             (&listing::ids(&of_one_key, "DESC", [""; 2], 1).0, "usage_by_key"),
             (

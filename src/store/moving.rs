@@ -6,12 +6,18 @@
 use sha2::{Digest, Sha256};
 
 use super::engine::postgres::Postgres;
-use super::engine::{Row, SqlSession, SqlValue, Table, TransactionMode};
-use super::{DatabaseUri, Store, StoreError, Verification, chain};
+use super::engine::{Row, SqlSession, SqlValue, TransactionMode};
+use super::{DatabaseUri, Result, Store, StoreError, Verification, chain};
 use crate::when;
 
 /// The number of values that one statement sends. PostgreSQL's limit is 65,535.
 const VALUES_AT_ONCE: usize = 8_000;
+
+/// The tables of a SQLite database: their names, their columns, and the columns of their primary keys.
+const TABLES: &str = "SELECT name,
+    (SELECT group_concat(name, ', ' ORDER BY cid) FROM pragma_table_info(tables.name)),
+    (SELECT group_concat(name, ', ' ORDER BY pk) FROM pragma_table_info(tables.name) WHERE pk > 0)
+    FROM sqlite_schema AS tables WHERE type = 'table' AND name NOT LIKE 'sqlite%' ORDER BY name";
 
 /// The progress of a copy: the table, its rows copied, and all of its rows.
 pub struct MoveProgress<'a> {
@@ -27,14 +33,13 @@ impl Store {
         &self,
         target: &DatabaseUri,
         progress: &mut dyn FnMut(MoveProgress),
-    ) -> Result<Verification, StoreError> {
-        let sqlite = self
-            .engine
-            .sqlite()
-            .ok_or_else(|| StoreError::Other("only a SQLite database can be moved".into()))?;
+    ) -> Result<Verification> {
+        if self.engine.sqlite().is_none() {
+            return Err(StoreError::Other("only a SQLite database can be moved".into()));
+        }
         self.engine.run(TransactionMode::Write, |source| {
             Postgres::create_with(target, |target| {
-                for table in sqlite.tables(source)? {
+                for table in source.rows(TABLES, &[], Table::read)? {
                     copy(source, target, &table, progress)?;
                 }
                 // At one time, because older minutes are not compared.
@@ -59,7 +64,7 @@ fn copy(
     target: &dyn SqlSession,
     table: &Table,
     progress: &mut dyn FnMut(MoveProgress),
-) -> Result<(), StoreError> {
+) -> Result<()> {
     // A new database has a row for the first chain.
     target.execute(&format!("DELETE FROM {}", table.name), &[])?;
     let rows: i64 = source.value(&format!("SELECT count(*) FROM {}", table.name), &[])?;
@@ -73,7 +78,7 @@ fn copy(
         batch.extend(values);
         copied += 1;
         if copied == rows || batch.len() >= VALUES_AT_ONCE {
-            target.execute(&table.insert(batch.len() / table.columns.len()), &batch)?;
+            target.execute(&table.insert(batch.len() / table.width()), &batch)?;
             batch.clear();
             progress(MoveProgress { table: &table.name, copied, rows });
         }
@@ -95,4 +100,50 @@ fn copy(
 /// Adds the values of a row to a fingerprint. No two rows have the same `Debug` text.
 fn add(fingerprint: &mut Sha256, values: &[SqlValue]) {
     fingerprint.update(format!("{values:?}"));
+}
+
+struct Table {
+    name: String,
+    /// Comma separated, as the columns of the primary key are.
+    columns: String,
+    key: String,
+}
+
+impl Table {
+    /// Reads a row of [`TABLES`].
+    fn read(mut row: Row) -> Result<Self> {
+        Ok(Self { name: row.next()?, columns: row.next()?, key: row.next()? })
+    }
+
+    fn width(&self) -> usize {
+        self.columns.split(',').count()
+    }
+
+    /// Reads all rows in the order of their key.
+    fn select(&self) -> String {
+        format!("SELECT {} FROM {} ORDER BY {}", self.columns, self.name, self.key)
+    }
+
+    /// Inserts this many rows.
+    fn insert(&self, rows: usize) -> String {
+        let width = self.width();
+        let row = |row: usize| {
+            let parameters = (1..=width).map(|column| format!("${}", row * width + column));
+            format!("({})", parameters.collect::<Vec<_>>().join(", "))
+        };
+        let rows: Vec<String> = (0..rows).map(row).collect();
+        format!("INSERT INTO {} ({}) VALUES {}", self.name, self.columns, rows.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statements() {
+        let table = Table { name: "t".into(), columns: "a, b".into(), key: "b, a".into() };
+        assert_eq!(table.select(), "SELECT a, b FROM t ORDER BY b, a");
+        assert_eq!(table.insert(2), "INSERT INTO t (a, b) VALUES ($1, $2), ($3, $4)");
+    }
 }

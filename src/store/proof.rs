@@ -8,12 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
 use std::mem;
 
-use super::StoreError;
+use super::Result;
 use super::chain::Fault;
-use super::durations::Durations;
 use super::engine::{SqlSession, values};
 use super::ledger_row::{COLUMNS, LedgerRow, read_row};
-use super::rollup::{Batch, RollupKey, SUMS_COLUMNS, Span, StoredSums};
+use super::rollup::{Batch, RollupKey, SUMS_COLUMNS, Span, SpanSums};
 
 /// The number of rows that are summed before they are added to the balances.
 const ROWS_AT_ONCE: usize = 1000;
@@ -45,7 +44,7 @@ pub(super) struct SumsProof {
 }
 
 impl SumsProof {
-    pub fn new(session: &dyn SqlSession, now: i64) -> Result<Self, StoreError> {
+    pub fn new(session: &dyn SqlSession, now: i64) -> Result<Self> {
         let kept_since = "SELECT name, kept_since FROM gateways WHERE anchor_seq > 0";
         let kept_since = session.rows(kept_since, &[], |mut row| Ok((row.next()?, row.next()?)))?;
         Ok(Self { kept_since: kept_since.into_iter().collect(), now, ..Self::default() })
@@ -60,16 +59,14 @@ impl SumsProof {
     }
 
     /// Compares the rows with all sums. Returns the first sum that differs.
-    pub fn find_fault(&mut self, session: &dyn SqlSession) -> Result<Option<Fault>, StoreError> {
+    pub fn find_fault(&mut self, session: &dyn SqlSession) -> Result<Option<Fault>> {
         self.add_pending();
         let all = format!("SELECT {SUMS_COLUMNS} FROM usage_rollup");
         session.query(&all, &[], &mut |mut row| {
-            let (place, sums) = (RollupKey::read(&mut row)?, StoredSums::read(row)?);
+            let (place, sums) = (RollupKey::read(&mut row)?, SpanSums::read(row)?);
             if self.is_proven(&place) {
                 self.proven += 1;
-                let weight = self.weigh(&place, &sums);
-                let balance = self.balance(&place);
-                *balance = balance.wrapping_sub(weight);
+                self.add_weight(&place, self.weigh(&place, &sums).wrapping_neg());
             } else if self.is_kept(&place) {
                 let before = self.kept_since.get(&place.gateway).copied().unwrap_or(i64::MIN);
                 let unproven = self.unproven.get_or_insert(UnprovenSums { count: 0, before });
@@ -102,22 +99,21 @@ impl SumsProof {
 
     fn add_pending(&mut self) {
         self.pending = 0;
-        for (place, sums) in mem::take(&mut self.rows).into_sums() {
+        for (place, sums) in mem::take(&mut self.rows).0 {
             if self.is_proven(&place) {
-                let weight = self.weigh(&place, &sums);
-                let balance = self.balance(&place);
-                *balance = balance.wrapping_add(weight);
+                self.add_weight(&place, self.weigh(&place, &sums));
             }
         }
     }
 
-    fn balance(&mut self, place: &RollupKey) -> &mut u128 {
-        self.balances.entry((place.span, place.start)).or_default()
+    fn add_weight(&mut self, place: &RollupKey, weight: u128) {
+        let balance = self.balances.entry((place.span, place.start)).or_default();
+        *balance = balance.wrapping_add(weight);
     }
 
     /// The figures times their weights, modulo 2^128. As a weight is odd and a figure has 64 bits, another figure alone has
     /// another product; that several changes cancel out is as likely as guessing 64 random bits.
-    fn weigh(&self, place: &RollupKey, sums: &StoredSums) -> u128 {
+    fn weigh(&self, place: &RollupKey, sums: &SpanSums) -> u128 {
         // The texts of a place are hashed once, not for every figure.
         let seed = [0_u8, 1].map(|number| self.weights.hash_one((place, number)));
         let weight = |column: usize| {
@@ -127,24 +123,15 @@ impl SumsProof {
         // A sum of no rows has no figures, but it should not be there.
         let is_empty = sums.counts[0] == 0;
         let counts = sums.counts.into_iter().chain([is_empty.into()]).map(|count| count as u128).enumerate();
-        let histogram = |bytes: &[u8], first: usize| {
-            let times = Durations::from_bytes(bytes);
-            let buckets =
-                times.buckets().map(|(bucket, count)| (first + usize::from(bucket), u128::from(count)));
-            buckets.collect::<Vec<_>>()
-        };
-        let times = [histogram(&sums.runtime, 1000), histogram(&sums.own, 2000)];
-        let figures = counts.chain(times.into_iter().flatten()).filter(|(_, figure)| *figure != 0);
+        let times = [(1000, &sums.runtime), (2000, &sums.own)].into_iter().flat_map(|(first, times)| {
+            times.buckets().map(move |(bucket, count)| (first + usize::from(bucket), u128::from(count)))
+        });
+        let figures = counts.chain(times).filter(|(_, figure)| *figure != 0);
         figures.fold(0, |sum, (column, figure)| sum.wrapping_add(weight(column).wrapping_mul(figure)))
     }
 
     /// The first sum of a span that is not that of its rows.
-    fn name_fault(
-        &self,
-        session: &dyn SqlSession,
-        span: i64,
-        start: i64,
-    ) -> Result<Option<Fault>, StoreError> {
+    fn name_fault(&self, session: &dyn SqlSession, span: i64, start: i64) -> Result<Option<Fault>> {
         let mut counted = Batch::default();
         let known =
             Span::ALL.into_iter().find(|known| known.seconds() == span && known.start(start) == start);
@@ -158,12 +145,12 @@ impl SumsProof {
                 Ok(())
             })?;
         }
-        let mut counted: BTreeMap<RollupKey, StoredSums> = counted.into_sums().collect();
+        let mut counted = counted.0;
         let kept = format!("SELECT {SUMS_COLUMNS} FROM usage_rollup WHERE span = $1 AND start = $2");
         let kept = session.rows(&kept, &values![span, start], |mut row| {
-            Ok((RollupKey::read(&mut row)?, StoredSums::read(row)?))
+            Ok((RollupKey::read(&mut row)?, SpanSums::read(row)?))
         })?;
-        let mut kept: BTreeMap<RollupKey, StoredSums> = kept.into_iter().collect();
+        let mut kept: BTreeMap<RollupKey, SpanSums> = kept.into_iter().collect();
         let mut places: BTreeSet<RollupKey> = counted.keys().chain(kept.keys()).cloned().collect();
         places.retain(|place| self.is_proven(place));
         Ok(places.into_iter().find_map(|place| {
@@ -174,25 +161,20 @@ impl SumsProof {
 }
 
 /// Describes the first difference between sums and those of the rows.
-fn difference(kept: Option<StoredSums>, counted: Option<StoredSums>) -> Option<String> {
+fn difference(kept: Option<SpanSums>, counted: Option<SpanSums>) -> Option<String> {
     let (kept, counted) = match (kept, counted) {
         (Some(kept), Some(counted)) => (kept, counted),
         (None, Some(_)) => return Some("they are missing".into()),
         (Some(_), None) => return Some("there are no such rows".into()),
         (None, None) => return None,
     };
-    let figures = FIGURES.into_iter().zip(kept.counts.into_iter().zip(counted.counts));
-    let mut differing = figures.filter(|(_, (kept, counted))| kept != counted);
-    if let Some((column, (kept, counted))) = differing.next() {
+    let mut figures = FIGURES.into_iter().zip(kept.counts.into_iter().zip(counted.counts));
+    if let Some((column, (kept, counted))) = figures.find(|(_, (kept, counted))| kept != counted) {
         return Some(format!("{column} is {kept}, and {counted} by the rows"));
     }
     let times = [("runtime_times", kept.runtime, counted.runtime), ("own_times", kept.own, counted.own)];
-    let is_other =
-        |kept: &[u8], counted: &[u8]| Durations::from_bytes(kept) != Durations::from_bytes(counted);
-    times
-        .into_iter()
-        .find(|(_, kept, counted)| is_other(kept, counted))
-        .map(|(column, ..)| format!("{column} is not that of the rows"))
+    let differing = times.into_iter().find(|(_, kept, counted)| kept != counted);
+    differing.map(|(column, ..)| format!("{column} is not that of the rows"))
 }
 
 #[cfg(test)]
@@ -201,7 +183,7 @@ mod tests {
     use crate::store::chain;
     use crate::store::ledger::tests::{outcome, row, write};
     use crate::store::tests::Temporary;
-    use crate::store::{LedgerOutcome, Store};
+    use crate::store::{LedgerOutcome, Store, StoreError};
     use crate::when;
 
     /// Returns the fault that `verify` finds after a statement, which is then undone.

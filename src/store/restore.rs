@@ -8,12 +8,12 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::audit::{Action, NewAuditRow};
-use super::engine::sqlite::{FileLock, LockError, PresentDatabase, Replaced, Replacement};
+use super::audit::NewAuditRow;
+use super::engine::sqlite::{FileLock, LockError, PresentDatabase, Replacement};
 use super::engine::{Access, Database, SCHEMA_VERSION, SqlSession, Statement, values};
 use super::sessions::{PasswordHash, TokenKind, read_password};
 use super::stored_key::read_key;
-use super::{Actor, Fault, Key, Store, StoreError};
+use super::{Actor, Fault, Key, Result, Store, StoreError};
 use crate::text::count;
 use crate::when;
 
@@ -39,9 +39,9 @@ pub struct LedgerExtent {
 
 /// Compares the present database with the backup. An error says why a part is not known.
 pub struct Comparison {
-    pub keys: Result<KeyDifferences, StoreError>,
-    pub ledger: Result<LedgerExtent, StoreError>,
-    pub password: Result<Option<PasswordHash>, StoreError>,
+    pub keys: Result<KeyDifferences>,
+    pub ledger: Result<LedgerExtent>,
+    pub password: Result<Option<PasswordHash>>,
     /// The damage that a check of the file found, also if all of this could be read.
     pub damage: Option<StoreError>,
 }
@@ -122,36 +122,32 @@ pub fn restore(database: &Path, backup: &Path, by: &Actor) -> Result<Restoration
         }
         present => present,
     };
-    let comparison = match &present {
-        // Each part by itself: a damaged page spoils only one of them.
-        Ok(present) => {
-            let session: &dyn SqlSession = &present.session();
-            Comparison {
-                keys: read_keys(session).map(|present| compare(present, &keys)),
-                ledger: read_extent(session),
-                password: read_password(session),
-                damage: present.damage.clone(),
-            }
-        }
-        Err(error) => Comparison {
-            keys: Err(error.clone()),
-            ledger: Err(error.clone()),
-            password: Err(error.clone()),
-            damage: None,
-        },
+    // Each part by itself: a damaged page spoils only one of them.
+    let comparison = Comparison {
+        keys: read_part(&present, read_keys).map(|present| compare(present, &keys)),
+        ledger: read_part(&present, read_extent),
+        password: read_part(&present, read_password),
+        damage: present.as_ref().ok().and_then(|present| present.damage.clone()),
     };
     let keeps_password = store.take_over(&comparison, &restored, by).map_err(RestoreError::Present)?;
     drop(store);
     let upgraded_from = Some(replacement.version).filter(|version| *version != SCHEMA_VERSION);
-    let Replaced { kept, unsynced } = replacement.put_in_place().map_err(RestoreError::Present)?;
+    let (kept, unsynced) = replacement.put_in_place().map_err(RestoreError::Present)?;
     drop(present);
     Ok(Restoration { upgraded_from, restored, present: comparison, keeps_password, kept, unsynced })
+}
+
+fn read_part<T>(
+    present: &Result<PresentDatabase>,
+    read: impl FnOnce(&dyn SqlSession) -> Result<T>,
+) -> Result<T> {
+    present.as_ref().map_err(StoreError::clone).and_then(|present| read(present.session()))
 }
 
 impl Store {
     /// Gives a restored database the revocations and the password of the present one, and ends its sessions. Returns whether
     /// the password is another one than before.
-    fn take_over(&self, present: &Comparison, ledger: &LedgerExtent, by: &Actor) -> Result<bool, StoreError> {
+    fn take_over(&self, present: &Comparison, ledger: &LedgerExtent, by: &Actor) -> Result<bool> {
         let revoked = present.keys.as_ref().map_or(&[][..], |keys| &keys.revoked);
         for key in revoked {
             self.revoke_key(&key.id, key.revoked.unwrap_or_else(when::now), by)?;
@@ -172,7 +168,7 @@ impl Store {
         let sessions = values![TokenKind::Session.as_str()];
         let statements = [
             Statement::new("DELETE FROM console_tokens WHERE kind = $1", sessions),
-            NewAuditRow::new(Action::DatabaseRestored, by, &details).insert(),
+            NewAuditRow::new("database_restored", by, &details).insert(),
         ];
         self.engine.write(true, &statements)?;
         Ok(keeps_password)
@@ -180,7 +176,7 @@ impl Store {
 }
 
 /// All keys, the oldest first, of a database of version 8 or later.
-fn read_keys(session: &dyn SqlSession) -> Result<Vec<Key>, StoreError> {
+fn read_keys(session: &dyn SqlSession) -> Result<Vec<Key>> {
     let has_budgets = "SELECT count(*) FROM pragma_table_info('keys') WHERE name = 'budget'";
     let budget =
         if session.value::<i64>(has_budgets, &[])? > 0 { "budget, budget_per" } else { "NULL, NULL" };
@@ -191,7 +187,7 @@ fn read_keys(session: &dyn SqlSession) -> Result<Vec<Key>, StoreError> {
     session.rows(&keys, &[], read_key)
 }
 
-fn read_extent(session: &dyn SqlSession) -> Result<LedgerExtent, StoreError> {
+fn read_extent(session: &dyn SqlSession) -> Result<LedgerExtent> {
     let newest = "SELECT created FROM usage ORDER BY request_id DESC LIMIT 1";
     Ok(LedgerExtent {
         rows: session.value("SELECT count(*) FROM usage", &[])?,

@@ -1,12 +1,12 @@
 //! Retention: old rows are removed in small steps; their sums stay in the rollup.
 
 use super::engine::{SqlSession, values};
-use super::{Store, StoreError};
+use super::{Result, Store};
 
 impl Store {
     /// Removes finished rows created before a time, the oldest of a chain first and at most `most`, and returns how many. The
     /// chain then begins after them, so the rest still verifies. Takes the chains in turn: 0 says that none has such rows.
-    pub fn remove_before(&self, time: i64, most: i64) -> Result<usize, StoreError> {
+    pub fn remove_before(&self, time: i64, most: i64) -> Result<usize> {
         let names = |session: &dyn SqlSession| {
             session.rows("SELECT name FROM gateways", &[], |mut row| row.next::<String>())
         };
@@ -30,7 +30,7 @@ impl Store {
     }
 }
 
-fn remove(session: &dyn SqlSession, gateway: &str, time: i64, most: i64) -> Result<usize, StoreError> {
+fn remove(session: &dyn SqlSession, gateway: &str, time: i64, most: i64) -> Result<usize> {
     // The beginning of the chain, up to the first row that is not old enough.
     let last = session.first(
         "WITH oldest AS (SELECT seq, hash, created FROM usage WHERE gateway = $1 AND seq IS NOT NULL ORDER BY seq LIMIT $2)

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::durations::Durations;
 use super::engine::{Row, SqlSession, SqlValue, Statement, bound, values};
 use super::ledger_row::{LedgerRow, Tokens};
-use super::{DAY, Store, StoreError};
+use super::{DAY, Result, Store, StoreError};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Span {
@@ -42,16 +42,28 @@ impl Span {
 
 /// Sums of the rows of one place.
 #[derive(Default)]
-struct SpanSums {
+pub(super) struct SpanSums {
     /// They contain what the database has.
     is_stored: bool,
     /// In the order of their columns, from `requests` to `unmeasured`.
-    counts: [i64; 5],
-    runtime: Durations,
-    own: Durations,
+    pub counts: [i64; 5],
+    pub runtime: Durations,
+    pub own: Durations,
 }
 
+/// The columns that [`RollupKey::read`] and [`SpanSums::read`] read.
+pub(super) const SUMS_COLUMNS: &str =
+    "span, start, key_id, key_name, status, error_code, gateway, requests, prompt_tokens,
+    completion_tokens, total_tokens, unmeasured, runtime_times, own_times";
+
 impl SpanSums {
+    /// Reads the columns from `requests` to `own_times`.
+    pub fn read(row: Row) -> Result<Self> {
+        let mut sums = Self::default();
+        sums.add_stored(row)?;
+        Ok(sums)
+    }
+
     fn add_row(&mut self, row: &LedgerRow) {
         let Tokens { prompt_tokens, completion_tokens, total_tokens } = row.tokens;
         let is_unmeasured = row.status == Some(200) && total_tokens.is_none();
@@ -66,40 +78,16 @@ impl SpanSums {
         }
     }
 
-    fn add_stored(&mut self, stored: &StoredSums) {
+    fn add_stored(&mut self, mut row: Row) -> Result<()> {
         self.is_stored = true;
-        self.add_counts(stored.counts);
-        self.runtime.merge_bytes(&stored.runtime);
-        self.own.merge_bytes(&stored.own);
-    }
-
-    fn to_stored(&self) -> StoredSums {
-        StoredSums { counts: self.counts, runtime: self.runtime.to_bytes(), own: self.own.to_bytes() }
+        self.add_counts([row.next()?, row.next()?, row.next()?, row.next()?, row.next()?]);
+        self.runtime.merge_bytes(&row.next::<Vec<u8>>()?);
+        self.own.merge_bytes(&row.next::<Vec<u8>>()?);
+        Ok(())
     }
 
     fn add_counts(&mut self, counts: [i64; 5]) {
         self.counts.iter_mut().zip(counts).for_each(|(sum, more)| *sum = sum.saturating_add(more));
-    }
-}
-
-/// Sums as the database has them.
-pub(super) struct StoredSums {
-    /// In the order of their columns, from `requests` to `unmeasured`.
-    pub counts: [i64; 5],
-    pub runtime: Vec<u8>,
-    pub own: Vec<u8>,
-}
-
-/// The columns that [`RollupKey::read`] and [`StoredSums::read`] read.
-pub(super) const SUMS_COLUMNS: &str =
-    "span, start, key_id, key_name, status, error_code, gateway, requests, prompt_tokens,
-    completion_tokens, total_tokens, unmeasured, runtime_times, own_times";
-
-impl StoredSums {
-    /// Reads the columns from `requests` to `own_times`.
-    pub fn read(mut row: Row) -> Result<Self, StoreError> {
-        let counts = [row.next()?, row.next()?, row.next()?, row.next()?, row.next()?];
-        Ok(Self { counts, runtime: row.next()?, own: row.next()? })
     }
 }
 
@@ -128,7 +116,7 @@ impl RollupKey {
         }
     }
 
-    pub fn read(row: &mut Row) -> Result<Self, StoreError> {
+    pub fn read(row: &mut Row) -> Result<Self> {
         Ok(Self {
             span: row.next()?,
             start: row.next()?,
@@ -149,7 +137,7 @@ impl RollupKey {
 /// Rows to be added, summed up by minute, hour and day. The stored sums of each place are read before the new ones are
 /// written.
 #[derive(Default)]
-pub(super) struct Batch(BTreeMap<RollupKey, SpanSums>);
+pub(super) struct Batch(pub BTreeMap<RollupKey, SpanSums>);
 
 const READ_SUMS: &str = "SELECT requests, prompt_tokens, completion_tokens, total_tokens, unmeasured, runtime_times, own_times
     FROM usage_rollup WHERE span = $1 AND start = $2 AND key_id = $3 AND key_name = $4 AND status = $5 AND error_code = $6
@@ -174,34 +162,27 @@ impl Batch {
         self.0.entry(RollupKey::of(row, span)).or_default().add_row(row);
     }
 
-    pub fn into_sums(self) -> impl Iterator<Item = (RollupKey, StoredSums)> {
-        self.0.into_iter().map(|(place, sums)| (place, sums.to_stored()))
-    }
-
     /// The queries for the stored sums.
     pub fn reads(&self) -> impl Iterator<Item = Statement> {
         self.0.keys().map(|place| Statement::new(READ_SUMS, place.values()))
     }
 
     /// Adds the stored sums that the query with this number has found.
-    pub fn add_known(&mut self, number: usize, found: Row) -> Result<(), StoreError> {
-        let known = StoredSums::read(found)?;
-        self.0.values_mut().nth(number).ok_or(StoreError::NoRow)?.add_stored(&known);
-        Ok(())
+    pub fn add_known(&mut self, number: usize, found: Row) -> Result<()> {
+        self.0.values_mut().nth(number).ok_or(StoreError::NoRow)?.add_stored(found)
     }
 
     pub fn writes(&self) -> impl Iterator<Item = Statement> {
         self.0.iter().map(|(place, sums)| {
-            let StoredSums { counts, runtime, own } = sums.to_stored();
-            let mut parameters = counts.map(SqlValue::from).to_vec();
-            parameters.extend(values![runtime, own]);
+            let mut parameters = sums.counts.map(SqlValue::from).to_vec();
+            parameters.extend(values![sums.runtime.to_bytes(), sums.own.to_bytes()]);
             parameters.extend(place.values());
             Statement::new(if sums.is_stored { UPDATE_SUMS } else { INSERT_SUMS }, parameters)
         })
     }
 
     /// Reads the stored sums, and writes the new ones.
-    pub fn write(mut self, session: &dyn SqlSession) -> Result<(), StoreError> {
+    pub fn write(mut self, session: &dyn SqlSession) -> Result<()> {
         let reads: Vec<Statement> = self.reads().collect();
         session.run(&bound(&reads), &mut |number, row| self.add_known(number, row))?;
         let writes: Vec<Statement> = self.writes().collect();
@@ -211,7 +192,7 @@ impl Batch {
 
 impl Store {
     /// Removes the minutes and hours that have become too old.
-    pub fn remove_old_sums(&self, now: i64) -> Result<(), StoreError> {
+    pub fn remove_old_sums(&self, now: i64) -> Result<()> {
         let remove = "DELETE FROM usage_rollup WHERE span = $1 AND start < $2";
         let of = |span: Span| Statement::new(remove, values![span.seconds(), span.kept_since(now)]);
         self.engine.write(false, &[Span::Minute, Span::Hour].map(of)).map(drop)

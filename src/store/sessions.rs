@@ -1,8 +1,8 @@
 //! The console's password and sessions.
 
-use super::audit::{Action, NewAuditRow};
+use super::audit::NewAuditRow;
 use super::engine::{SqlSession, Statement, values};
-use super::{Actor, Store, StoreError};
+use super::{Actor, Result, Store};
 use crate::secret::SecretDigest;
 
 /// The maximum number of known browsers.
@@ -35,12 +35,12 @@ impl TokenKind {
 }
 
 impl Store {
-    pub fn console_password(&self) -> Result<Option<PasswordHash>, StoreError> {
+    pub fn console_password(&self) -> Result<Option<PasswordHash>> {
         self.engine.read(read_password)
     }
 
     /// Sets the password, and ends all sessions. Browsers stay known: their tokens give no access, only attempts of their own.
-    pub fn set_console_password(&self, password: PasswordHash, by: &Actor) -> Result<(), StoreError> {
+    pub fn set_console_password(&self, password: PasswordHash, by: &Actor) -> Result<()> {
         let PasswordHash { salt, hash, memory_kib, passes } = password;
         let statements = [
             Statement::new("DELETE FROM console_tokens WHERE kind = $1", values![TokenKind::Session.as_str()]),
@@ -49,7 +49,7 @@ impl Store {
                  salt = excluded.salt, hash = excluded.hash, memory_kib = excluded.memory_kib, passes = excluded.passes",
                 values![salt, hash, memory_kib, passes],
             ),
-            NewAuditRow::new(Action::PasswordSet, by, "").insert(),
+            NewAuditRow::new("password_set", by, "").insert(),
         ];
         self.engine.write(true, &statements).map(drop)
     }
@@ -63,7 +63,7 @@ impl Store {
         now: i64,
         password: &PasswordHash,
         by: &Actor,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<bool> {
         let insert = |(digest, kind, time): (SecretDigest, TokenKind, i64)| {
             Statement::new(
                 "INSERT INTO console_tokens SELECT $1, $2, $3 FROM console_password WHERE hash = $4
@@ -77,13 +77,13 @@ impl Store {
         let write = |mut statements: Vec<Statement>| {
             statements.push(expired);
             statements.extend(tokens.map(insert));
-            statements.push(NewAuditRow::new(Action::SignedIn, by, "").insert_if_signed_in(session));
+            statements.push(NewAuditRow::new("signed_in", by, "").insert_if_signed_in(session));
             self.engine.write(true, &statements)
         };
         Ok(self.with_failed_sign_ins(write)? == 1)
     }
 
-    pub fn has_token(&self, digest: &SecretDigest, kind: TokenKind, now: i64) -> Result<bool, StoreError> {
+    pub fn has_token(&self, digest: &SecretDigest, kind: TokenKind, now: i64) -> Result<bool> {
         let statement =
             "SELECT count(*) FROM console_tokens WHERE digest = $1 AND kind = $2 AND expires > $3";
         let count: i64 =
@@ -93,7 +93,7 @@ impl Store {
 
     /// The browsers that the operator signed in with last. Each has attempts of its own, so their number is limited: a person who
     /// knew an old password may have signed in with any number of them.
-    pub fn known_browsers(&self, now: i64) -> Result<Vec<SecretDigest>, StoreError> {
+    pub fn known_browsers(&self, now: i64) -> Result<Vec<SecretDigest>> {
         let statement = "SELECT digest FROM console_tokens WHERE kind = $1 AND expires > $2
                          ORDER BY expires DESC LIMIT $3";
         let parameters = values![TokenKind::Browser.as_str(), now, KNOWN_BROWSERS];
@@ -101,13 +101,13 @@ impl Store {
             .read(|session| session.rows(statement, &parameters, |mut row| row.next().map(SecretDigest)))
     }
 
-    pub fn remove_token(&self, digest: SecretDigest) -> Result<(), StoreError> {
+    pub fn remove_token(&self, digest: SecretDigest) -> Result<()> {
         let remove = "DELETE FROM console_tokens WHERE digest = $1";
         self.engine.write(true, &[Statement::new(remove, values![digest.0])]).map(drop)
     }
 }
 
-pub(super) fn read_password(session: &dyn SqlSession) -> Result<Option<PasswordHash>, StoreError> {
+pub(super) fn read_password(session: &dyn SqlSession) -> Result<Option<PasswordHash>> {
     session.first("SELECT salt, hash, memory_kib, passes FROM console_password", &[], |mut row| {
         Ok(PasswordHash {
             salt: row.next()?,

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::engine::Row;
-use super::{Budget, DAY, KeyBudget, StoreError};
+use super::{Budget, DAY, KeyBudget, Result};
 use crate::secret::SecretDigest;
 use crate::when;
 
@@ -213,7 +213,7 @@ fn time_or_never(time: Option<i64>) -> String {
     time.map_or("never".into(), |time| when::format_minute(Some(time)))
 }
 
-pub(super) fn read_key(mut row: Row) -> Result<Key, StoreError> {
+pub(super) fn read_key(mut row: Row) -> Result<Key> {
     Ok(Key {
         id: row.next()?,
         name: row.next()?,

@@ -12,7 +12,7 @@ use super::chain::KEPT_SINCE;
 use super::division::Division;
 use super::engine::{Row, SqlValue, values};
 use super::grouping::{Group, Grouping};
-use super::{Matching, Span, Store, StoreError};
+use super::{Matching, Result, Span, Store};
 use crate::id::RequestId;
 
 /// A range of time: from the first second to before the second.
@@ -110,7 +110,7 @@ pub struct RollupRow {
 }
 
 impl RollupRow {
-    fn read(mut row: Row, span: Span) -> Result<Self, StoreError> {
+    fn read(mut row: Row, span: Span) -> Result<Self> {
         // The rollup may have been read by shorter spans.
         let (start, key_id) = (span.start(row.next()?), row.next()?);
         let status = Some(row.next()?).filter(|&status| status != 0);
@@ -139,7 +139,7 @@ impl Store {
         filter: Filter,
         by: Grouping,
         mut take: impl FnMut(UsageRow),
-    ) -> Result<Coverage, StoreError> {
+    ) -> Result<Coverage> {
         let (span, is_time) = match by {
             Grouping::Hour => (Span::Hour, true),
             Grouping::Day | Grouping::Month => (Span::Day, true),
@@ -180,7 +180,7 @@ impl Store {
         filter: Filter,
         matching: &Matching,
         mut take: impl FnMut(RollupRow),
-    ) -> Result<Coverage, StoreError> {
+    ) -> Result<Coverage> {
         let Range { since, until } = range;
         if until <= since {
             return Ok(Coverage::default());
@@ -190,7 +190,7 @@ impl Store {
             parameters.push(code.into());
         }
         self.engine.read(|session| {
-            let first = |span: Span| -> Result<i64, StoreError> {
+            let first = |span: Span| -> Result<i64> {
                 let first = "SELECT min(start) FROM usage_rollup WHERE span = $1";
                 Ok(session.value::<Option<i64>>(first, &values![span.seconds()])?.unwrap_or(i64::MAX))
             };

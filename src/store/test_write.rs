@@ -1,12 +1,12 @@
 //! The readiness check's transaction: it does what a request does to the database, and leaves nothing behind. It also
 //! updates the gateway's heartbeat, by which retention notices that the clock has jumped ahead.
 
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use super::engine::{Row, SCHEMA_VERSION, values};
-use super::{DAY, Store, StoreError};
+use super::engine::{Row, values};
+use super::{DAY, Result, Store, StoreError};
 use crate::id::RequestId;
+use crate::mutex::lock;
 
 /// If the clock jumps ahead by more than a day, retention removes nothing until the gateway has run for this long.
 const DISTRUST: Duration = Duration::from_secs(86_400);
@@ -33,18 +33,18 @@ impl Store {
     /// Tests whether a request would succeed. One committed transaction, durable as a completion's is, inserts a row, changes it and
     /// deletes it again, and the same with sums: a rolled-back one would not reach the WAL, and would not notice a full disk.
     /// In a gateway it also updates the heartbeat.
-    pub fn try_request(&self) -> Result<(), StoreError> {
+    pub fn try_request(&self) -> Result<()> {
         // A request looks up its key in the same way. The connection that writes has these pages in its cache, so it would not notice that
         // the file is damaged or the WAL truncated.
         self.engine.read(|session| session.first(READ_KEY, &[], |_| Ok(())))?;
-        let id = RequestId::new();
+        let id = RequestId::now();
         let request_id = id.to_string();
         let look = format!("SELECT epoch, last_seen, {} FROM gateways WHERE name = $1", self.engine.clock());
         let (version, known) = self.engine.known_versions();
         self.engine.transaction(true, |session| {
             match session.value(version, &[])? {
                 found if known.contains(&found) => {}
-                found => return Err(StoreError::VersionChanged { found, known: SCHEMA_VERSION }),
+                found => return Err(StoreError::VersionChanged(found)),
             }
             let read = |mut row: Row| Ok((row.next()?, row.next()?, row.next()?));
             let found: Option<(i64, i64, i64)> = session.first(&look, &values![&self.gateway], read)?;
@@ -75,7 +75,7 @@ impl Store {
     /// Returns whether the heartbeat may follow the clock. While the clock is distrusted it may not: a restart would then find the
     /// wrong time in the database and trust it. A clock that was set back is followed, else the next jump would not be noticed.
     fn trusts(&self, last_seen: i64, clock: i64, now: Instant) -> bool {
-        let mut distrusted = self.distrusted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut distrusted = lock(&self.distrusted);
         if !is_jump(last_seen, clock) {
             *distrusted = None;
             return true;
@@ -85,7 +85,7 @@ impl Store {
 
     /// The last heartbeat before the clock jumped ahead; `None` if the clock is trusted. On PostgreSQL the database's clock
     /// counts, which all gateways share.
-    pub fn clock_jump(&self) -> Result<Option<i64>, StoreError> {
+    pub fn clock_jump(&self) -> Result<Option<i64>> {
         if self.engine.sqlite().is_none() {
             return Ok(None);
         }
@@ -96,7 +96,7 @@ impl Store {
     }
 
     /// The time by the database's clock.
-    pub fn clock(&self) -> Result<i64, StoreError> {
+    pub fn clock(&self) -> Result<i64> {
         let clock = format!("SELECT {}", self.engine.clock());
         self.engine.read(|session| session.value(&clock, &[]))
     }

@@ -1,9 +1,9 @@
 //! Outcomes that could not be written in time. Housekeeping writes them later.
 
-use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{LedgerOutcome, Store, StoreError};
+use super::{LedgerOutcome, Result, Store, StoreError};
+use crate::mutex::lock;
 
 /// The time until an insert whose answer was lost is visible: a primary can wait that long for its standby.
 const LATE_INSERT: Duration = Duration::from_secs(60);
@@ -17,15 +17,15 @@ const MOST_UNSETTLED: usize = 1000;
 impl Store {
     /// Keeps the outcome of a request that could not be written, for `settle`.
     pub fn settle_later(&self, request_id: String, outcome: LedgerOutcome) {
-        let mut unsettled = self.unsettled();
+        let mut unsettled = lock(&self.unsettled);
         if unsettled.len() < MOST_UNSETTLED {
             unsettled.push((request_id, outcome, Instant::now()));
         }
     }
 
     /// Writes the outcomes that could not be written earlier, if their rows are still open.
-    pub fn settle(&self) -> Result<(), StoreError> {
-        let noted = self.unsettled().clone();
+    pub fn settle(&self) -> Result<()> {
+        let noted = lock(&self.unsettled).clone();
         for (id, outcome, since) in noted {
             match self.find_row(&id)? {
                 None if since.elapsed() < LATE_INSERT => continue,
@@ -38,13 +38,9 @@ impl Store {
                 },
                 _ => {}
             }
-            self.unsettled().retain(|(other, ..)| *other != id);
+            lock(&self.unsettled).retain(|(other, ..)| *other != id);
         }
         Ok(())
-    }
-
-    fn unsettled(&self) -> MutexGuard<'_, Vec<UnsettledOutcome>> {
-        self.unsettled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -65,14 +61,18 @@ mod tests {
             store.settle_later(id(end, 1), outcome(503, Some(7)));
         }
         store.settle().expect("the database is back");
-        assert_eq!(store.unsettled().len(), 1, "an insert whose answer was lost may still be on its way");
+        assert_eq!(
+            lock(&store.unsettled).len(),
+            1,
+            "an insert whose answer was lost may still be on its way"
+        );
         store.begin_row(&row("c", "key_1", 1)).expect("the late insert");
         store.settle().expect("the next round");
         assert_eq!(find("c").status, Some(503));
         assert_eq!((find("a").status, find("a").tokens.total_tokens), (Some(503), Some(7)));
         assert_eq!(find("b").status, Some(200), "the update was done, and only its answer lost");
-        assert!(store.unsettled().is_empty());
+        assert!(lock(&store.unsettled).is_empty());
         (0..MOST_UNSETTLED + 9).for_each(|_| store.settle_later(String::new(), outcome(503, None)));
-        assert_eq!(store.unsettled().len(), MOST_UNSETTLED);
+        assert_eq!(lock(&store.unsettled).len(), MOST_UNSETTLED);
     }
 }

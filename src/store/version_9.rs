@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::StoreError;
+use super::Result;
 use super::chain::ChainLink;
 use super::engine::{SqlSession, Statement, bound, values};
 use super::keys::NOTE_USE;
@@ -41,7 +41,7 @@ const SET_HEADS: &str = "UPDATE gateways SET epoch = CASE WHEN epoch > 0 THEN ep
 const PLACE: &str = "UPDATE usage SET seq = $1, hash = $2 WHERE request_id = $3";
 
 /// Runs in the transaction that notes the new version. `dialect` fills in the engine's types.
-pub(super) fn upgrade(session: &dyn SqlSession, dialect: impl Fn(&str) -> String) -> Result<(), StoreError> {
+pub(super) fn upgrade(session: &dyn SqlSession, dialect: impl Fn(&str) -> String) -> Result<()> {
     log::info!("upgrading the database from version 8 to 9");
     dialect(CHANGES).split(';').try_for_each(|change| session.execute(change, &[]).map(drop))?;
     session.execute(SET_HEADS, &[])?;
@@ -52,7 +52,7 @@ pub(super) fn upgrade(session: &dyn SqlSession, dialect: impl Fn(&str) -> String
 }
 
 /// Gives the finished rows of a gateway their places, in the order of their ids.
-fn seal(session: &dyn SqlSession, gateway: &str, mut head: ChainLink) -> Result<(), StoreError> {
+fn seal(session: &dyn SqlSession, gateway: &str, mut head: ChainLink) -> Result<()> {
     let finished = format!(
         "SELECT {COLUMNS} FROM usage WHERE seq IS NULL AND gateway = $1 AND request_id > $2
          AND (status IS NOT NULL OR error_code IS NOT NULL) ORDER BY request_id LIMIT {ROWS_AT_ONCE}"
@@ -134,7 +134,7 @@ mod tests {
         let gateways = "SELECT name, epoch, head_seq, (SELECT max(seq) FROM usage WHERE gateway = name),
              head_hash = coalesce((SELECT hash FROM usage WHERE gateway = name AND seq = head_seq), anchor_hash)
              FROM gateways ORDER BY name";
-        let read = |mut row: crate::store::engine::Row| -> Result<(String, [i64; 2], Option<i64>, bool), StoreError> {
+        let read = |mut row: crate::store::engine::Row| -> Result<(String, [i64; 2], Option<i64>, bool)> {
             Ok((row.next()?, [row.next()?, row.next()?], row.next()?, row.next()?))
         };
         assert_eq!(

@@ -145,7 +145,7 @@ fn serve_with(limits: Limits, acceptor: Option<Acceptor>) -> Running {
     let (mut listener, address) = local_listener(limits);
     listener.acceptor = acceptor.map(Arc::new);
     let stopper = listener.stopper().expect("a stopper");
-    let (echo, load) = (Arc::new(Echo::default()), listener.load());
+    let (echo, load) = (Arc::new(Echo::default()), Arc::clone(&listener.load));
     let service = Arc::clone(&echo);
     let thread = thread::spawn(move || listener.run(service).expect("it should serve"));
     Running { echo, load, address, stopper, thread: Some(thread) }

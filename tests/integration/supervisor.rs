@@ -215,7 +215,7 @@ fn the_watchdog_is_not_fed_for_a_loop_or_workers_that_are_stuck() {
     let time = Duration::from_millis(40);
     let supervisor = Supervisor::start(Watched {
         notify: Some(Notify::new(folder.path("notify").as_os_str(), Some(time)).expect("a socket")),
-        pulse: listener.pulse(),
+        pulse: Arc::clone(&listener.pulse),
         store: Arc::new(
             Store::open(&Database::Sqlite(folder.path("a.db")), Access::Create).expect("a database"),
         ),

@@ -41,7 +41,7 @@ pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
 pub fn local_listener(limits: Limits) -> (Listener, SocketAddr) {
     let any = Address::Tcp(([127, 0, 0, 1], 0).into());
     let socket = ListeningSocket::bind(&any, 0).expect("a port should be free");
-    let Ok(Address::Tcp(address)) = socket.address() else {
+    let Address::Tcp(address) = socket.address else {
         panic!("a TCP socket should have an address");
     };
     (Listener::new(vec![socket], limits).expect("a listener"), address)

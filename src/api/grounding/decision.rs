@@ -33,7 +33,6 @@ static RESPONSE_FORMAT: LazyLock<Value> = LazyLock::new(|| {
     }}})
 });
 
-/// What the model decided about Search.
 #[derive(Debug, PartialEq)]
 pub enum SearchDecision {
     NotNeeded,

@@ -77,21 +77,16 @@ impl Grounding {
         let Some(asked) = chat.messages.iter().rfind(|message| message.role == Role::User) else {
             return Ok(None);
         };
-        let words = &asked.content;
-        if self.mode == GroundingMode::Always {
-            return Ok(Some(("always", words.to_string())));
-        }
-        if self.patterns.iter().any(|pattern| pattern.is_match(words)) {
-            return Ok(Some(("match", words.to_string())));
-        }
-        if self.mode == GroundingMode::Match {
-            return Ok(None);
-        }
-        let query = match decision::ask(runtimes, chat, spent)? {
-            SearchDecision::NotNeeded => return Ok(None),
-            SearchDecision::Query(query) => query,
-            SearchDecision::OwnWords => words.to_string(),
-        };
-        Ok(Some(("model", query)))
+        let words = asked.content.to_string();
+        Ok(match self.mode {
+            GroundingMode::Always => Some(("always", words)),
+            _ if self.patterns.iter().any(|pattern| pattern.is_match(&words)) => Some(("match", words)),
+            GroundingMode::Off | GroundingMode::Match => None,
+            GroundingMode::Auto => match decision::ask(runtimes, chat, spent)? {
+                SearchDecision::NotNeeded => None,
+                SearchDecision::Query(query) => Some(("model", query)),
+                SearchDecision::OwnWords => Some(("model", words)),
+            },
+        })
     }
 }

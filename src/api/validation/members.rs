@@ -9,7 +9,6 @@ use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess};
 
 use super::json::{Fill, Json, Slot};
 use crate::api::MODEL;
-use crate::config::Compatibility;
 use crate::error::FailureCause;
 use crate::runtime::{Chat, ChatMessage, Role};
 
@@ -29,9 +28,9 @@ const OF_REQUEST: [&str; 7] =
     ["model", "messages", "temperature", "max_tokens", "max_completion_tokens", "stream", "n"];
 const OF_MESSAGE: [&str; 2] = ["role", "content"];
 
-/// The whole request.
 pub struct RequestObject<'r> {
-    pub compatibility: Compatibility,
+    /// Accepts the members that `compatibility = "openai"` adds.
+    pub lenient: bool,
     /// The member that is being read, which is the one that is refused if reading fails.
     pub reading: &'r Cell<FailureCause>,
 }
@@ -44,8 +43,7 @@ impl<'de> Slot<'de> for RequestObject<'_> {
     }
 
     fn object<A: MapAccess<'de>>(self, mut members: A) -> Result<Chat<'de>, A::Error> {
-        let Self { compatibility, reading } = self;
-        let lenient = compatibility == Compatibility::OpenAi;
+        let Self { lenient, reading } = self;
         let mut seen = BTreeSet::new();
         let (mut model, mut messages) = (None, None);
         let (mut temperature, mut max_tokens) = (None, None);

@@ -32,7 +32,7 @@ pub fn parse(body: &[u8], compatibility: Compatibility) -> Result<Chat<'_>, Fail
     })?;
     let mut json = serde_json::Deserializer::from_str(text);
     let reading = Cell::new(FailureCause::Body);
-    Fill(RequestObject { compatibility, reading: &reading })
+    Fill(RequestObject { lenient: compatibility == Compatibility::OpenAi, reading: &reading })
         .deserialize(&mut json)
         .and_then(|chat| json.end().map(|()| chat))
         .map_err(|error| refuse(&error, reading.get()))

@@ -11,7 +11,7 @@ use super::limits::Limits;
 use super::socket::InboundStream;
 use super::tls::TlsSession;
 use super::{Admission, Destination, PendingRequest, Ticket};
-use crate::http::response::Pieces;
+use crate::http::response::{ConnectionHeader, Pieces};
 use crate::http::{ClientInfo, Malformed, Reader, RequestHead};
 
 pub(super) struct InboundConnection {
@@ -44,13 +44,6 @@ enum Phase {
     Draining { left: usize },
 }
 
-/// The fate of a connection after a response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AfterResponse {
-    Keep,
-    Close,
-}
-
 /// The limits of one turn, before the other connections have theirs.
 pub(super) struct Turn<'a> {
     /// For the bytes of one read.
@@ -78,7 +71,7 @@ pub(super) enum TurnResult {
     /// The head was enough for a response.
     Answered(Outgoing),
     /// A piece of a long response is sent; the next one has to be made.
-    Next(Box<dyn Pieces>, AfterResponse),
+    Next(Box<dyn Pieces>, ConnectionHeader),
     Malformed(Malformed),
     Gone,
 }
@@ -88,15 +81,6 @@ impl From<io::Error> for TurnResult {
     fn from(_: io::Error) -> Self {
         Self::Gone
     }
-}
-
-/// The state of a connection whose deadline has passed.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Expired {
-    /// It has sent part of a request: it gets a response.
-    Request,
-    /// It has sent nothing: it is closed.
-    Silence,
 }
 
 impl InboundConnection {
@@ -172,11 +156,6 @@ impl InboundConnection {
         self.tls.as_ref().is_some_and(|session| session.is_handshaking())
     }
 
-    pub fn expired(&self, now: Instant) -> Option<Expired> {
-        self.deadline.filter(|&deadline| deadline <= now)?;
-        Some(if self.has_partial_request() { Expired::Request } else { Expired::Silence })
-    }
-
     /// Returns true if it can be evicted although it is not idle: in the middle of a request or a handshake, or after
     /// its last response.
     pub fn is_unfinished(&self) -> bool {
@@ -219,7 +198,7 @@ impl InboundConnection {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.tls {
             Some(session) => session.write(&self.stream, bytes),
-            None => self.stream.write(bytes),
+            None => self.stream.write_available(bytes),
         }
     }
 
@@ -231,21 +210,21 @@ impl InboundConnection {
         let rest = &answer.bytes[answer.sent..];
         let (taken, is_flushed) = match &mut self.tls {
             Some(session) => (session.write(&self.stream, rest)?, session.is_flushed()),
-            None => (self.stream.write(rest)?, true),
+            None => (self.stream.write_available(rest)?, true),
         };
         answer.sent += taken;
         if answer.sent < answer.bytes.len() || !is_flushed {
             return Err(TurnResult::Waiting);
         }
         if let Some(rest) = answer.rest.take() {
-            return Err(TurnResult::Next(rest, answer.after));
+            return Err(TurnResult::Next(rest, answer.header));
         }
-        match answer.after {
-            AfterResponse::Keep => {
+        match answer.header {
+            ConnectionHeader::Omitted | ConnectionHeader::KeepAlive => {
                 self.phase = Phase::Reading;
                 self.deadline = Some(Instant::now() + limits.idle_time);
             }
-            AfterResponse::Close => {
+            ConnectionHeader::Close => {
                 // What still comes is not decrypted.
                 if let Some(mut session) = self.tls.take() {
                     session.finish(&self.stream);
@@ -263,6 +242,7 @@ impl InboundConnection {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::os::fd::OwnedFd;
 
     use mio::net::UnixStream;
 
@@ -290,8 +270,8 @@ mod tests {
     fn a_turn_ends_although_more_has_come() {
         let limits = Limits::default();
         let (stream, mut client) = UnixStream::pair().expect("two sockets");
-        let mut connection =
-            InboundConnection::new(InboundStream::Unix(stream), None, None, Instant::now(), &limits);
+        let stream = mio::net::TcpStream::from(OwnedFd::from(stream)).into();
+        let mut connection = InboundConnection::new(stream, None, None, Instant::now(), &limits);
         client
             .write_all(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n")
             .expect("it should be taken");
@@ -302,7 +282,7 @@ mod tests {
         }
         assert!(matches!(take_turn(&mut connection, &limits), (TurnResult::Waiting, 1..)));
         // What is discarded after the last response costs turns too.
-        connection.send_response(Outgoing::new(b"bye".to_vec(), AfterResponse::Close), &limits);
+        connection.send_response(Outgoing::new(b"bye".to_vec(), ConnectionHeader::Close), &limits);
         client.write_all(&[b'x'; TURN + 1]).expect("it should be taken");
         connection.note_readable(false);
         assert!(matches!(take_turn(&mut connection, &limits), (TurnResult::TurnOver, 0)));

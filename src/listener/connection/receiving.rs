@@ -1,6 +1,6 @@
 //! Reading from a client, within the limits of a turn.
 
-use std::io;
+use std::io::{self, Read};
 use std::mem;
 use std::time::Instant;
 
@@ -110,10 +110,10 @@ impl InboundConnection {
                 return Err(TurnResult::Handshake);
             }
             match session.receive(&self.stream) {
-                Ok((0, _)) => return Err(TurnResult::Gone),
-                Ok((count, is_all)) => {
+                Ok(0) => return Err(TurnResult::Gone),
+                Ok(count) => {
                     turn.left = turn.left.saturating_sub(count);
-                    self.readable = !is_all || self.read_closed;
+                    self.readable = !self.stream.is_drained.get() || self.read_closed;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
                 Err(_) => return Err(TurnResult::Gone),
@@ -136,12 +136,11 @@ impl InboundConnection {
         if most == 0 {
             return Err(TurnResult::TurnOver);
         }
-        match self.stream.read(&mut turn.scratch[..most]) {
+        match (&self.stream).read(&mut turn.scratch[..most]) {
             Ok(0) => Err(TurnResult::Gone),
             Ok(count) => {
                 turn.left -= count;
-                // A short read has emptied the socket.
-                self.readable = count == most || self.read_closed;
+                self.readable = !self.stream.is_drained.get() || self.read_closed;
                 Ok(count)
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {

@@ -21,12 +21,12 @@ const ACCEPT_BATCH: usize = 64;
 impl<S: Service> EventLoop<S> {
     pub(super) fn accept(&mut self) {
         let mut has_accepted = false;
-        for index in 0..self.sockets.len() {
+        for index in 0..self.listener.sockets.len() {
             for _ in 0..ACCEPT_BATCH {
                 if !self.accepting[index] || Instant::now() < self.accept_after {
                     break;
                 }
-                match self.sockets[index].accept() {
+                match self.listener.sockets[index].accept() {
                     Ok((stream, peer)) => {
                         self.add_connection(stream, peer);
                         has_accepted = true;
@@ -50,46 +50,44 @@ impl<S: Service> EventLoop<S> {
     fn make_room_for_descriptor(&mut self, error: &io::Error) {
         if !self.evict_from_largest(Resource::Connections) {
             log::warn!("can't accept connections at the moment: {error}");
-            self.accept_after = Instant::now() + self.limits.accept_pause;
+            self.accept_after = Instant::now() + self.listener.limits.accept_pause;
         }
     }
 
     /// Adds a new connection, or rejects it if no other can be evicted.
     fn add_connection(&mut self, mut stream: InboundStream, peer: Option<IpAddr>) {
-        let origin = Origin::of(peer, &self.proxies);
-        let is_plain = self.acceptor.is_none() || matches!(stream, InboundStream::Unix(_));
+        let origin = Origin::of(peer, &self.listener.trusted_proxies);
+        let is_plain = self.listener.acceptor.is_none() || peer.is_none();
         if !self.make_room_for_connection(origin) {
-            self.load.count(Cause::Rejected);
+            self.listener.load.count(Cause::Rejected);
             if is_plain {
                 send_unavailable(&*self.service, &stream, peer, &mut self.scratch);
             }
             return;
         }
-        let tls = match &self.acceptor {
+        let tls = match &self.listener.acceptor {
             Some(acceptor) if !is_plain => match acceptor.accept() {
                 Ok(session) => Some(session),
                 Err(error) => return log::error!("could not start a TLS session: {error}"),
             },
             _ => None,
         };
-        self.load.accepted.fetch_add(1, Ordering::Relaxed);
+        self.listener.load.accepted.fetch_add(1, Ordering::Relaxed);
         let slot = self.connections.vacant_entry();
-        if let Err(error) = stream.register(self.poll.registry(), Token(slot.key())) {
+        if let Err(error) = stream.register(self.listener.poll.registry(), Token(slot.key())) {
             log::warn!("could not register a connection: {error}");
             return;
         }
-        let connection = InboundConnection::new(stream, tls, peer, Instant::now(), &self.limits);
+        let connection = InboundConnection::new(stream, tls, peer, Instant::now(), &self.listener.limits);
         let index = slot.key();
         let entry = ConnectionEntry {
             connection,
             is_scheduled: false,
             origin,
             held_bytes: 0,
-            is_idle: false,
-            is_unfinished: false,
+            held: Holding::default(),
             call: None,
         };
-        self.holdings.change(origin, Holding::default(), entry.holding());
         slot.insert(entry);
         self.account(index);
         self.make_room_for_bytes(0);

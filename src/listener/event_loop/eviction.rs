@@ -1,8 +1,7 @@
 //! Eviction: chooses the connection to close when connections, file descriptors or buffer bytes run out.
 
-use std::io;
+use std::io::{self, Read};
 use std::net::IpAddr;
-use std::sync::atomic::Ordering;
 
 use super::{ConnectionEntry, EventLoop};
 use crate::error::{Failure, FailureCause};
@@ -16,7 +15,7 @@ impl<S: Service> EventLoop<S> {
     /// Makes room for one more connection from an origin; returns false if there is none. One origin holds at most half
     /// of the connections: beyond that, a new one evicts one of its own.
     pub(super) fn make_room_for_connection(&mut self, origin: Origin) -> bool {
-        let most = self.limits.max_connections;
+        let most = self.listener.limits.max_connections;
         if !origin.is_shared && self.holdings.of(origin).connections >= most.div_ceil(2) {
             self.evict(Resource::Connections, origin)
         } else {
@@ -26,9 +25,7 @@ impl<S: Service> EventLoop<S> {
 
     /// Evicts connections until `wanted` more bytes fit. Returns false if they still do not fit.
     pub(super) fn make_room_for_bytes(&mut self, wanted: usize) -> bool {
-        while self.buffered + self.load.request_bytes.load(Ordering::Acquire) + wanted
-            > self.limits.buffered_bytes
-        {
+        while self.buffered + wanted > self.listener.limits.buffered_bytes {
             if !self.evict_from_largest(Resource::Bytes) {
                 return false;
             }
@@ -46,20 +43,21 @@ impl<S: Service> EventLoop<S> {
     fn evict(&mut self, resource: Resource, origin: Origin) -> bool {
         let is_meant = |entry: &ConnectionEntry| {
             entry.origin == origin
-                && entry.is_evictable()
+                && entry.held.evictable > 0
                 && (resource == Resource::Connections || entry.held_bytes > 0)
         };
         // The connection that has been idle longest has the earliest deadline.
         let candidates = self.connections.iter().filter(|(_, entry)| is_meant(entry));
-        let first = candidates.min_by_key(|(_, entry)| (entry.is_unfinished, entry.connection.deadline));
+        let first =
+            candidates.min_by_key(|(_, entry)| (entry.connection.is_unfinished(), entry.connection.deadline));
         let Some((index, entry)) = first else {
             return false;
         };
-        if entry.is_unfinished {
-            self.load.count(Cause::UnfinishedEvicted);
+        if entry.connection.is_unfinished() {
+            self.listener.load.count(Cause::UnfinishedEvicted);
             self.evict_unfinished(index, resource);
         } else {
-            self.load.count(Cause::IdleEvicted);
+            self.listener.load.count(Cause::IdleEvicted);
             self.close(index);
         }
         true
@@ -91,12 +89,12 @@ impl<S: Service> EventLoop<S> {
 /// it and destroy the response.
 pub(super) fn send_unavailable(
     service: &impl Service,
-    stream: &InboundStream,
+    mut stream: &InboundStream,
     peer: Option<IpAddr>,
     scratch: &mut [u8],
 ) {
     let response = service.refuse(peer, None, Failure::shed(FailureCause::ConnectionsFull));
     let _: io::Result<usize> = stream.read(scratch);
-    let _ = stream.write(&response.encode(ConnectionHeader::Close, false));
+    let _ = stream.write_available(&response.encode(ConnectionHeader::Close, false));
     stream.finish();
 }

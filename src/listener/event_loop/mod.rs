@@ -6,40 +6,35 @@ mod requests;
 mod turns;
 
 use std::collections::VecDeque;
-use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use std::{io, mem};
 
 use mio::event::Event;
-use mio::{Events, Interest, Poll, Token};
+use mio::{Events, Token};
 use slab::Slab;
 
-use super::connection::{Expired, InboundConnection};
+use super::connection::InboundConnection;
 use super::origins::{Holding, Holdings, Origin};
 use super::pressure::PressureLog;
 use super::workers::Workers;
-use super::{Acceptor, Limits, Listener, ListeningSocket, Load, Proxies, Pulse, Service};
+use super::{Listener, Service};
 use crate::client::Cancellation;
 use crate::error::{Failure, FailureCause};
 use crate::text::count;
 
 pub(super) const WAKE: Token = Token(usize::MAX);
-const STOP: Token = Token(usize::MAX - 1);
+pub(super) const STOP: Token = Token(usize::MAX - 1);
 /// Tokens from here on belong to the listening sockets.
-const FIRST_SOCKET: usize = usize::MAX - 1024;
+pub(super) const FIRST_SOCKET: usize = usize::MAX - 1024;
 
 pub(super) struct EventLoop<S> {
-    poll: Poll,
-    sockets: Vec<ListeningSocket>,
+    listener: Listener,
     /// For each socket, whether a connection may wait. Events are edge-triggered, so this has to be remembered.
     accepting: Vec<bool>,
     /// Accepting pauses until then, because there was no file descriptor for a connection.
     accept_after: Instant,
     workers: Workers<S>,
-    pulse: Arc<Pulse>,
-    load: Arc<Load>,
-    acceptor: Option<Arc<Acceptor>>,
-    proxies: Proxies,
     service: Arc<S>,
     connections: Slab<ConnectionEntry>,
     /// The connections that have something to do, each once, in the order of their turns.
@@ -52,14 +47,11 @@ pub(super) struct EventLoop<S> {
     /// The connections and bytes that each origin holds.
     holdings: Holdings,
     scratch: Vec<u8>,
-    /// The memory of all connections together, without the requests that the workers have.
+    /// The memory of all connections and their requests together.
     buffered: usize,
     next_sweep: Instant,
     pressure_log: PressureLog,
     stopping: bool,
-    limits: Limits,
-    /// Readable after a signal.
-    _stop: mio::net::UnixStream,
 }
 
 struct ConnectionEntry {
@@ -69,55 +61,21 @@ struct ConnectionEntry {
     origin: Origin,
     /// The bytes that it adds to `buffered`.
     held_bytes: usize,
-    is_idle: bool,
-    is_unfinished: bool,
-    /// The request that a worker has or will get. It is cancelled if the client goes away.
-    call: Option<Cancellation>,
-}
-
-impl ConnectionEntry {
     /// Its part of `holdings`.
-    fn holding(&self) -> Holding {
-        let evictable = usize::from(self.is_evictable());
-        Holding { connections: 1, evictable, evictable_bytes: evictable * self.held_bytes }
-    }
-
-    fn is_evictable(&self) -> bool {
-        self.is_idle || self.is_unfinished
-    }
+    held: Holding,
+    /// The request that a worker has or will get, and its memory. It is cancelled if the client goes away.
+    call: Option<(Cancellation, usize)>,
 }
 
 impl<S: Service> EventLoop<S> {
-    pub fn new(listener: Listener, service: Arc<S>) -> io::Result<Self> {
-        let Listener {
-            mut sockets,
-            limits,
-            poll,
-            waker,
-            pulse,
-            load,
-            acceptor,
-            trusted_proxies: proxies,
-            stop,
-            ..
-        } = listener;
-        let mut stop = mio::net::UnixStream::from_std(stop);
-        poll.registry().register(&mut stop, STOP, Interest::READABLE)?;
-        for (index, socket) in sockets.iter_mut().enumerate() {
-            socket.register(poll.registry(), Token(FIRST_SOCKET + index))?;
-        }
+    pub fn new(listener: Listener, service: Arc<S>) -> Self {
         let now = Instant::now();
-        Ok(Self {
-            accepting: sockets.iter().map(|_| false).collect(),
-            sockets,
+        Self {
+            accepting: vec![false; listener.sockets.len()],
             accept_after: now,
-            workers: Workers::start(&limits, Arc::clone(&service), waker, &pulse, &load),
-            load,
-            acceptor,
-            proxies,
+            workers: Workers::start(&listener, Arc::clone(&service)),
+            listener,
             service,
-            poll,
-            pulse,
             connections: Slab::new(),
             ready: VecDeque::new(),
             handshakes: VecDeque::new(),
@@ -128,9 +86,7 @@ impl<S: Service> EventLoop<S> {
             next_sweep: now,
             pressure_log: PressureLog::default(),
             stopping: false,
-            limits,
-            _stop: stop,
-        })
+        }
     }
 
     pub fn run(mut self) -> io::Result<()> {
@@ -139,12 +95,12 @@ impl<S: Service> EventLoop<S> {
             self.round(&mut events)?;
         }
         self.workers.join();
-        self.pressure_log.finish(&self.load, Instant::now());
+        self.pressure_log.finish(&self.listener.load, Instant::now());
         Ok(())
     }
 
     fn round(&mut self, events: &mut Events) -> io::Result<()> {
-        match self.poll.poll(events, self.poll_timeout()) {
+        match self.listener.poll.poll(events, self.poll_timeout()) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
             result => result?,
         }
@@ -167,13 +123,13 @@ impl<S: Service> EventLoop<S> {
         self.accept();
         let now = Instant::now();
         if now >= self.next_sweep {
-            self.next_sweep = now + self.limits.tick();
+            self.next_sweep = now + self.listener.limits.tick();
             self.sweep(now);
             self.refuse_waiting();
         }
-        self.pressure_log.write(&self.load, now);
-        self.pulse.answer();
-        self.load.publish(self.connections.len(), self.buffered);
+        self.pressure_log.write(&self.listener.load, now);
+        self.listener.pulse.answer();
+        self.listener.load.publish(self.connections.len(), self.buffered);
         Ok(())
     }
 
@@ -185,7 +141,8 @@ impl<S: Service> EventLoop<S> {
         let now = Instant::now();
         let sweep = (!self.connections.is_empty()).then_some(self.next_sweep);
         let accept = self.accepting.contains(&true).then_some(self.accept_after);
-        let next = [sweep, accept, self.pressure_log.due(&self.load, now)].into_iter().flatten().min()?;
+        let next =
+            [sweep, accept, self.pressure_log.due(&self.listener.load, now)].into_iter().flatten().min()?;
         Some(next.saturating_duration_since(now))
     }
 
@@ -203,34 +160,34 @@ impl<S: Service> EventLoop<S> {
 
     /// Counts what a connection holds now.
     fn account(&mut self, index: usize) {
-        let entry = &mut self.connections[index];
-        let (held, held_bytes) = (entry.holding(), entry.held_bytes);
-        entry.held_bytes = entry.connection.held_bytes();
-        entry.is_idle = entry.connection.is_idle();
-        entry.is_unfinished = entry.connection.is_unfinished();
-        self.buffered = self.buffered - held_bytes + entry.held_bytes;
-        self.holdings.change(entry.origin, held, entry.holding());
+        let ConnectionEntry { connection, origin, held_bytes, held, call, .. } = &mut self.connections[index];
+        let bytes = connection.held_bytes() + call.as_ref().map_or(0, |(_, bytes)| *bytes);
+        self.buffered = self.buffered - mem::replace(held_bytes, bytes) + bytes;
+        let evictable = usize::from(connection.is_idle() || connection.is_unfinished());
+        let now = Holding { connections: 1, evictable, evictable_bytes: evictable * bytes };
+        self.holdings.change(*origin, mem::replace(held, now), now);
     }
 
     fn close(&mut self, index: usize) {
         let mut entry = self.connections.remove(index);
         entry.connection.close_session();
         self.buffered -= entry.held_bytes;
-        self.holdings.change(entry.origin, entry.holding(), Holding::default());
+        self.holdings.change(entry.origin, entry.held, Holding::default());
     }
 
     /// Closes the connections whose deadline has passed.
     fn sweep(&mut self, now: Instant) {
         for index in self.indices() {
-            let expired = self.connections.get(index).and_then(|entry| entry.connection.expired(now));
-            match expired {
-                Some(Expired::Silence) => self.close(index),
-                Some(Expired::Request) => {
-                    let message = "The request was not complete in time.";
-                    self.refuse(index, None, Failure::invalid(FailureCause::Incomplete, message));
-                    self.advance(index, false);
-                }
-                None => {}
+            let Some(ConnectionEntry { connection, .. }) = self.connections.get(index) else { continue };
+            if connection.deadline.is_none_or(|deadline| deadline > now) {
+                continue;
+            }
+            if connection.has_partial_request() {
+                let message = "The request was not complete in time.";
+                self.refuse(index, None, Failure::invalid(FailureCause::Incomplete, message));
+                self.advance(index, false);
+            } else {
+                self.close(index);
             }
         }
     }
@@ -247,24 +204,23 @@ impl<S: Service> EventLoop<S> {
         }
         self.stopping = true;
         self.workers.completions().close_after_responses();
-        self.sockets.clear();
+        self.listener.sockets.clear();
         self.accepting.clear();
-        self.limits.drain_time = self.limits.drain_time.min(self.limits.stop_time);
-        self.limits.request_time = self.limits.request_time.min(self.limits.stop_time);
+        let limits = &mut self.listener.limits;
+        limits.drain_time = limits.drain_time.min(limits.stop_time);
+        limits.request_time = limits.request_time.min(limits.stop_time);
         // For a connection whose handshake ends after the stop.
-        self.limits.idle_time = self.limits.idle_time.min(self.limits.idle_stop_time);
+        limits.idle_time = limits.idle_time.min(limits.idle_stop_time);
+        let (stop_time, idle_stop_time) = (limits.stop_time, limits.idle_stop_time);
         let now = Instant::now();
         for index in self.indices() {
             let Some(entry) = self.connections.get_mut(index) else { continue };
             // What has arrived by now is still read: it may be a request.
             entry.connection.note_readable(false);
             self.advance(index, false);
-            match self.connections.get_mut(index) {
-                Some(entry) if entry.connection.is_idle() => {
-                    entry.connection.shorten_deadline(now + self.limits.idle_stop_time);
-                }
-                Some(entry) => entry.connection.shorten_deadline(now + self.limits.stop_time),
-                None => {}
+            if let Some(ConnectionEntry { connection, .. }) = self.connections.get_mut(index) {
+                let time = if connection.is_idle() { idle_stop_time } else { stop_time };
+                connection.shorten_deadline(now + time);
             }
         }
         let left = self.connections.iter().filter(|(_, entry)| entry.call.is_some()).count();

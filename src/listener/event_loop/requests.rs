@@ -2,26 +2,25 @@
 
 use super::{ConnectionEntry, EventLoop};
 use crate::error::{Failure, FailureCause};
+use crate::http::response::ConnectionHeader;
 use crate::listener::completions::Outgoing;
-use crate::listener::connection::AfterResponse;
 use crate::listener::load::Cause;
 use crate::listener::{Destination, PendingRequest, Service, Ticket};
 
 impl<S: Service> EventLoop<S> {
     /// Sends the responses that the workers have finished.
     pub(super) fn send_completed(&mut self) {
-        for completed in self.workers.completions().take() {
-            if let Some(entry) = self.connections.get_mut(completed.connection) {
-                if entry.call.take().is_some_and(|call| call.is_cancelled()) {
-                    self.close(completed.connection);
+        for (index, mut outgoing) in self.workers.completions().take() {
+            if let Some(entry) = self.connections.get_mut(index) {
+                if entry.call.take().is_some_and(|(call, _)| call.is_cancelled()) {
+                    self.close(index);
                     continue;
                 }
-                let mut outgoing = completed.outgoing;
                 if self.stopping {
-                    outgoing.after = AfterResponse::Close;
+                    outgoing.header = ConnectionHeader::Close;
                 }
-                entry.connection.send_response(outgoing, &self.limits);
-                self.advance(completed.connection, false);
+                entry.connection.send_response(outgoing, &self.listener.limits);
+                self.advance(index, false);
             }
         }
     }
@@ -29,25 +28,28 @@ impl<S: Service> EventLoop<S> {
     /// Gives a complete request to the workers. If there is no room, one is shed: this one, or one that waits.
     pub(super) fn hand_over(&mut self, index: usize, call: PendingRequest, ticket: Ticket) {
         self.connections[index].connection.hand_over();
-        // Its memory counts as the workers' now.
+        // Without the bytes of its reader, which count below as the request's.
         self.account(index);
         // The end came with the request.
         if self.connections[index].connection.read_closed {
             return self.drop_abandoned(index);
         }
-        if !self.make_room_for_bytes(call.request.held_bytes()) {
-            self.load.count(Cause::BuffersFull);
+        let bytes = call.request.held_bytes();
+        if !self.make_room_for_bytes(bytes) {
+            self.listener.load.count(Cause::BuffersFull);
             return self.refuse(index, Some(&call), Failure::shed(FailureCause::BuffersFull));
         }
         let full = match call.destination {
             Destination::Api(_) => Cause::QueueFull,
             Destination::Console => Cause::ConsoleFull,
         };
-        self.connections[index].call = Some(call.cancellation.clone());
+        self.connections[index].call = Some((call.cancellation.clone(), bytes));
+        self.account(index);
         if let Some(job) = self.workers.answer(index, call, ticket) {
-            self.load.count(full);
+            self.listener.load.count(full);
             self.refuse(job.connection, job.call(), Failure::shed(FailureCause::QueueFull));
             if job.connection != index {
+                self.account(job.connection);
                 self.schedule(job.connection);
             }
         }
@@ -61,7 +63,7 @@ impl<S: Service> EventLoop<S> {
         let without_body = call.is_some_and(|call| call.request.head.method() == "HEAD");
         let response = self.service.refuse(peer, call, failure);
         connection.forget_request();
-        connection.send_response(Outgoing::last(&response, without_body), &self.limits);
+        connection.send_response(Outgoing::last(&response, without_body), &self.listener.limits);
     }
 
     /// Answers the requests that wait for a worker while the database is lost: every worker may itself be waiting for the
@@ -78,7 +80,7 @@ impl<S: Service> EventLoop<S> {
     /// Drops the request of a client that has gone, or cancels it. A worker that has it gives the connection back soon;
     /// until then its number is not used again.
     pub(super) fn abandon_if_gone(&mut self, index: usize) -> bool {
-        let ConnectionEntry { connection, call: Some(call), .. } = &self.connections[index] else {
+        let ConnectionEntry { connection, call: Some((call, _)), .. } = &self.connections[index] else {
             return false;
         };
         if !connection.read_closed || call.is_cancelled() {
@@ -89,14 +91,14 @@ impl<S: Service> EventLoop<S> {
         if self.workers.remove(call) {
             self.drop_abandoned(index);
         } else {
-            self.load.count(Cause::AbandonedRunning);
+            self.listener.load.count(Cause::AbandonedRunning);
         }
         true
     }
 
     /// Closes the connection of a client that went away while its request waited.
     fn drop_abandoned(&mut self, index: usize) {
-        self.load.count(Cause::AbandonedWaiting);
+        self.listener.load.count(Cause::AbandonedWaiting);
         self.close(index);
     }
 }

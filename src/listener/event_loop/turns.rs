@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use super::EventLoop;
 use crate::error::{Failure, FailureCause};
 use crate::http::{ClientInfo, RequestHead};
-use crate::listener::Service;
 use crate::listener::connection::{Turn, TurnResult};
+use crate::listener::{Listener, Service};
 
 /// The bytes that a connection may read before the others have their turn.
 pub(super) const TURN: usize = 64 * 1024;
@@ -62,14 +62,13 @@ impl<S: Service> EventLoop<S> {
             let Some(entry) = self.connections.get_mut(index) else {
                 return;
             };
-            let (proxies, service) = (&self.proxies, &self.service);
+            let Listener { limits, trusted_proxies: proxies, .. } = &self.listener;
             let admit = |client: &mut ClientInfo, head: &RequestHead| {
                 proxies.apply_forwarding_headers(client, head);
-                service.admit(*client, head)
+                self.service.admit(*client, head)
             };
-            let (scratch, limits) = (&mut self.scratch, &self.limits);
-            let mut turn =
-                Turn { scratch, limits, left, handshake_allowed, stopping: self.stopping, admit: &admit };
+            let (scratch, stopping) = (&mut self.scratch, self.stopping);
+            let mut turn = Turn { scratch, limits, left, handshake_allowed, stopping, admit: &admit };
             let outcome = entry.connection.advance(&mut turn);
             left = turn.left;
             match outcome {
@@ -93,14 +92,14 @@ impl<S: Service> EventLoop<S> {
                 }
                 // A stop does not wait for downloads: one may take hours.
                 TurnResult::Next(..) if self.stopping => return self.close(index),
-                TurnResult::Next(rest, after) => {
+                TurnResult::Next(rest, header) => {
                     entry.connection.hand_over();
-                    self.workers.make_next_piece(index, rest, after);
+                    self.workers.make_next_piece(index, rest, header);
                 }
                 TurnResult::Answered(outgoing) => {
                     // One answer a turn: a client that pipelines such requests gets no more of the loop than others.
                     left = 0;
-                    entry.connection.send_response(outgoing, &self.limits);
+                    entry.connection.send_response(outgoing, &self.listener.limits);
                 }
                 TurnResult::Request(call, ticket) => self.hand_over(index, *call, ticket),
             }

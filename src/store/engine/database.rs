@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::postgres::{DatabaseUri, SessionLock};
 use super::sqlite::{self, FileLock, LockError};
-use crate::store::StoreError;
+use crate::store::{Result, StoreError};
 use crate::text::has_password;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ impl Database {
 
     /// Makes a consistent copy of this moment, while others write, of whichever version it is. Returns how many rows of the
     /// ledger it has.
-    pub fn backup(&self, to: &Path) -> Result<i64, StoreError> {
+    pub fn backup(&self, to: &Path) -> Result<i64> {
         match self {
             Self::Sqlite(path) => sqlite::backup(path, to),
             Self::Postgres(_) => Err(StoreError::Other("only a SQLite database can be copied".into())),

@@ -8,7 +8,6 @@ mod database;
 pub mod postgres;
 pub mod sqlite;
 mod statement;
-mod table;
 mod value;
 
 use std::ops::RangeInclusive;
@@ -18,11 +17,10 @@ pub use database::{Database, ServeLock};
 use postgres::Postgres;
 use sqlite::Sqlite;
 pub use sqlite::SyncTurn;
-pub use statement::{BoundStatement, SqlSession, Statement, bound};
-pub use table::Table;
+pub use statement::{BoundStatement, EachRow, SqlSession, Statement, bound};
 pub use value::{FromValue, Row, SqlValue};
 
-use super::StoreError;
+use super::{Result, StoreError};
 
 /// Parameters of different types.
 macro_rules! values {
@@ -55,12 +53,15 @@ impl Access {
         matches!(self, Self::Serve | Self::Create)
     }
 
-    /// Fails if it may not upgrade a database of this version. A running service of that version would fail from then on.
-    fn check_upgrade(self, found: i64) -> Result<(), StoreError> {
+    /// Returns whether a database of this version can be used as it is: by programs that know `oldest_known`. Fails if it
+    /// can't and may not be upgraded. A running service of that version would fail from then on.
+    fn is_current(self, found: i64, oldest_known: i64) -> Result<bool> {
         match self {
+            _ if oldest_known > SCHEMA_VERSION => Err(StoreError::Newer(found)),
+            _ if found >= SCHEMA_VERSION => Ok(true),
             _ if found < OLDEST_VERSION => Err(StoreError::Unreleased(found)),
-            Self::Serve | Self::Upgrade => Ok(()),
-            Self::Create | Self::Existing => Err(StoreError::Older { found, known: SCHEMA_VERSION }),
+            Self::Serve | Self::Upgrade => Ok(false),
+            Self::Create | Self::Existing => Err(StoreError::Older(found)),
         }
     }
 }
@@ -68,41 +69,20 @@ impl Access {
 /// The connections to PostgreSQL: the leaders of the two groups, strangers, two for the console, and background tasks.
 const CONNECTIONS: usize = 8;
 
-pub fn open(database: &Database, access: Access) -> Result<Box<dyn Engine>, StoreError> {
+pub fn open(database: &Database, access: Access) -> Result<Box<dyn Engine>> {
     Ok(match database {
         Database::Sqlite(path) => Box::new(Sqlite::open(path, access)?),
         Database::Postgres(uri) => Box::new(Postgres::open(uri, CONNECTIONS, access)?),
     })
 }
 
-/// A database. `impl dyn Engine` runs transactions on it.
+/// A database. `impl dyn Engine` runs transactions on it, and has the SQL that differs.
 pub trait Engine: Send + Sync {
     /// Begins a transaction, which is rolled back if it is dropped before its commit.
-    fn begin(&self, mode: TransactionMode) -> Result<Box<dyn Transaction + '_>, StoreError>;
+    fn begin(&self, mode: TransactionMode) -> Result<Box<dyn Transaction + '_>>;
 
     /// The time that a write may take. One that waits for a lost database has cost an inference.
     fn write_timeout(&self, waits_if_lost: bool) -> Duration;
-
-    /// The time by the database's clock, in Unix seconds, as an expression.
-    fn clock(&self) -> &'static str;
-
-    /// A query for the schema's version, and the versions that this program knows.
-    fn known_versions(&self) -> (&'static str, RangeInclusive<i64>);
-
-    /// A query for the time with fractions, by the clock of another host; `None` if the database is a file.
-    fn precise_time(&self) -> Option<&'static str> {
-        None
-    }
-
-    /// A query that may end with ` FOR UPDATE` or the like, which locks its rows until the transaction ends.
-    fn locking<'a>(&self, query: &'a str) -> &'a str {
-        query
-    }
-
-    /// A hint for reading the days of one key from `usage_rollup`.
-    fn days_hint(&self) -> &'static str {
-        ""
-    }
 
     /// The reason why every request would fail now; `None` if that is not known without a try.
     fn lost(&self) -> Option<StoreError> {
@@ -138,7 +118,7 @@ pub enum TransactionMode {
 
 pub trait Transaction: SqlSession {
     /// Commits after the last statements, on PostgreSQL in one round trip. Returns how many rows each of them changed.
-    fn commit(&self, last: &[Statement]) -> Result<Vec<usize>, StoreError>;
+    fn commit(&self, last: &[Statement]) -> Result<Vec<usize>>;
 
     /// Returns whether the connection can't be used any more.
     fn is_lost(&self) -> bool {
@@ -148,28 +128,13 @@ pub trait Transaction: SqlSession {
 
 impl dyn Engine + '_ {
     /// Runs `work` on one state of the database.
-    pub fn read<T>(
-        &self,
-        work: impl FnOnce(&dyn SqlSession) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
+    pub fn read<T>(&self, work: impl FnOnce(&dyn SqlSession) -> Result<T>) -> Result<T> {
         self.run(TransactionMode::Read, work)
-    }
-
-    /// Runs a read that may take minutes.
-    pub fn report<T>(
-        &self,
-        work: impl FnOnce(&dyn SqlSession) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        self.run(TransactionMode::Report, work)
     }
 
     /// Runs `work` in a transaction of its own, again if another one got in its way; if `durable`, it is on the disk when
     /// this returns.
-    pub fn transaction<T>(
-        &self,
-        durable: bool,
-        work: impl Fn(&dyn SqlSession) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
+    pub fn transaction<T>(&self, durable: bool, work: impl Fn(&dyn SqlSession) -> Result<T>) -> Result<T> {
         let deadline = Instant::now() + self.write_timeout(false);
         let value = loop {
             match self.run(TransactionMode::Write, &work) {
@@ -187,8 +152,8 @@ impl dyn Engine + '_ {
     pub fn run<T>(
         &self,
         mode: TransactionMode,
-        work: impl FnOnce(&dyn SqlSession) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
+        work: impl FnOnce(&dyn SqlSession) -> Result<T>,
+    ) -> Result<T> {
         let transaction = self.begin(mode)?;
         let value = work(&*transaction)?;
         transaction.commit(&[])?;
@@ -197,7 +162,7 @@ impl dyn Engine + '_ {
 
     /// Runs statements in one transaction. Returns how many rows the last one changed. If the answer to the commit was lost,
     /// they run again, so a repetition has to have the same result, or to change nothing if they were done.
-    pub fn write(&self, durable: bool, statements: &[Statement]) -> Result<usize, StoreError> {
+    pub fn write(&self, durable: bool, statements: &[Statement]) -> Result<usize> {
         let deadline = Instant::now() + self.write_timeout(durable);
         let done = statements.last().and_then(|last| last.done.as_deref());
         let (settled, changed) =
@@ -227,8 +192,8 @@ impl dyn Engine + '_ {
         &self,
         deadline: Instant,
         waits_if_lost: bool,
-        work: impl Fn(&dyn SqlSession, Option<&T>) -> Result<(T, Vec<Statement>), StoreError>,
-    ) -> Result<(T, Vec<usize>), StoreError> {
+        work: impl Fn(&dyn SqlSession, Option<&T>) -> Result<(T, Vec<Statement>)>,
+    ) -> Result<(T, Vec<usize>)> {
         let mut doubt: Option<(T, StoreError)> = None;
         loop {
             let transaction = match self.begin(TransactionMode::WriteUntil { deadline, waits_if_lost }) {
@@ -257,8 +222,34 @@ impl dyn Engine + '_ {
         }
     }
 
+    /// The time by the database's clock, in Unix seconds, as an expression.
+    pub fn clock(&self) -> &'static str {
+        if self.sqlite().is_some() { "unixepoch()" } else { postgres::CLOCK }
+    }
+
+    /// A query for the schema's version, and the versions that this program knows.
+    pub fn known_versions(&self) -> (&'static str, RangeInclusive<i64>) {
+        match self.sqlite() {
+            Some(_) => ("PRAGMA user_version", SCHEMA_VERSION..=SCHEMA_VERSION),
+            None => ("SELECT oldest_known FROM schema_version", 0..=SCHEMA_VERSION),
+        }
+    }
+
+    /// A query that may end with ` FOR UPDATE` or the like, which locks its rows until the transaction ends. SQLite does not
+    /// know such a clause: its transactions lock everything.
+    pub fn locking<'a>(&self, query: &'a str) -> &'a str {
+        let without = query.split(" FOR ").next().unwrap_or(query);
+        if self.sqlite().is_some() { without } else { query }
+    }
+
+    /// A hint for reading the days of one key from `usage_rollup`. Without statistics, which PostgreSQL has, SQLite would read
+    /// the days of all keys by the primary key.
+    pub fn days_hint(&self) -> &'static str {
+        if self.sqlite().is_some() { "INDEXED BY rollup_days" } else { "" }
+    }
+
     /// Makes every earlier commit durable.
-    pub fn sync(&self) -> Result<(), StoreError> {
+    pub fn sync(&self) -> Result<()> {
         self.sync_turn().map_or(Ok(()), SyncTurn::sync)
     }
 

@@ -3,25 +3,24 @@
 use std::borrow::Cow;
 
 use super::{FromValue, Row, SqlValue};
-use crate::store::StoreError;
+use crate::store::{Result, StoreError};
 
 /// A statement's text and its parameters.
 pub type BoundStatement<'a> = (&'a str, &'a [SqlValue]);
+
+/// Takes the number of a statement and a row of it.
+pub type EachRow<'a> = &'a mut dyn FnMut(usize, Row) -> Result<()>;
 
 /// Runs statements, in a transaction or on one state of the database.
 pub trait SqlSession {
     /// Runs statements one after the other, on PostgreSQL in one round trip. Calls `each` with the number of the statement
     /// and every row of it, until that returns an error. Returns how many rows each statement changed.
-    fn run(
-        &self,
-        statements: &[BoundStatement],
-        each: &mut dyn FnMut(usize, Row) -> Result<(), StoreError>,
-    ) -> Result<Vec<usize>, StoreError>;
+    fn run(&self, statements: &[BoundStatement], each: EachRow) -> Result<Vec<usize>>;
 }
 
 impl dyn SqlSession + '_ {
     /// Returns how many rows were changed.
-    pub fn execute(&self, statement: &str, parameters: &[SqlValue]) -> Result<usize, StoreError> {
+    pub fn execute(&self, statement: &str, parameters: &[SqlValue]) -> Result<usize> {
         Ok(self.run(&[(statement, parameters)], &mut |_, _| Ok(()))?.pop().unwrap_or(0))
     }
 
@@ -30,8 +29,8 @@ impl dyn SqlSession + '_ {
         &self,
         statement: &str,
         parameters: &[SqlValue],
-        each: &mut dyn FnMut(Row) -> Result<(), StoreError>,
-    ) -> Result<(), StoreError> {
+        each: &mut dyn FnMut(Row) -> Result<()>,
+    ) -> Result<()> {
         self.run(&[(statement, parameters)], &mut |_, row| each(row)).map(drop)
     }
 
@@ -39,8 +38,8 @@ impl dyn SqlSession + '_ {
         &self,
         statement: &str,
         parameters: &[SqlValue],
-        mut read: impl FnMut(Row) -> Result<T, StoreError>,
-    ) -> Result<Vec<T>, StoreError> {
+        mut read: impl FnMut(Row) -> Result<T>,
+    ) -> Result<Vec<T>> {
         let mut found = Vec::new();
         self.query(statement, parameters, &mut |row| {
             found.push(read(row)?);
@@ -54,13 +53,13 @@ impl dyn SqlSession + '_ {
         &self,
         statement: &str,
         parameters: &[SqlValue],
-        read: impl FnMut(Row) -> Result<T, StoreError>,
-    ) -> Result<Option<T>, StoreError> {
+        read: impl FnMut(Row) -> Result<T>,
+    ) -> Result<Option<T>> {
         Ok(self.rows(statement, parameters, read)?.into_iter().next())
     }
 
     /// The only value of a statement that always has one row.
-    pub fn value<T: FromValue>(&self, statement: &str, parameters: &[SqlValue]) -> Result<T, StoreError> {
+    pub fn value<T: FromValue>(&self, statement: &str, parameters: &[SqlValue]) -> Result<T> {
         self.first(statement, parameters, |mut row| row.next())?.ok_or(StoreError::NoRow)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::vec;
 
-use crate::store::StoreError;
+use crate::store::{Result, StoreError};
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum SqlValue {
@@ -25,7 +25,6 @@ macro_rules! from {
 
 from! {
     i64 => value Self::Int(value);
-    u16 => value Self::Int(value.into());
     u32 => value Self::Int(value.into());
     bool => value Self::Int(value.into());
     f64 => value Self::Real(value);
@@ -71,12 +70,6 @@ from_value! {
     [u8; 32] => SqlValue::Blob(bytes) => bytes.try_into().ok();
 }
 
-impl FromValue for SqlValue {
-    fn from_value(value: SqlValue) -> Option<Self> {
-        Some(value)
-    }
-}
-
 impl<T: FromValue> FromValue for Option<T> {
     fn from_value(value: SqlValue) -> Option<Self> {
         match value {
@@ -98,7 +91,7 @@ impl Row {
         self.0.collect()
     }
 
-    pub fn next<T: FromValue>(&mut self) -> Result<T, StoreError> {
+    pub fn next<T: FromValue>(&mut self) -> Result<T> {
         let value = self.0.next().unwrap_or(SqlValue::Null);
         T::from_value(value)
             .ok_or_else(|| StoreError::Damaged("a column holds a value of another type".into()))

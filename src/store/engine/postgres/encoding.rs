@@ -29,12 +29,6 @@ impl SqlError {
         }
     }
 
-    /// Returns whether another transaction was in the way, so that a retry helps: a serialization failure, a deadlock, or a
-    /// lock that was not free in time.
-    pub fn is_conflict(&self) -> bool {
-        matches!(self.state(), "40001" | "40P01" | "55P03")
-    }
-
     /// Returns whether this host is the cause: it shuts down, only reads, or has lost the session's statements.
     pub fn is_of_host(&self) -> bool {
         let state = self.state();

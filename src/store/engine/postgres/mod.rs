@@ -17,19 +17,17 @@ mod tls;
 mod uri;
 
 use std::cell::{Cell, RefCell};
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use self::encoding::SqlError;
-use self::pool::{PgPool, Pooled, WhileLost};
+use self::pool::{PgPool, Pooled};
 pub use self::session_lock::{SessionLock, Sighting};
 pub use self::uri::DatabaseUri;
 use super::{
-    Access, BoundStatement, Engine, Row, SCHEMA_VERSION, SqlSession, Statement, Transaction, TransactionMode,
-    bound,
+    Access, BoundStatement, EachRow, Engine, Row, SqlSession, Statement, Transaction, TransactionMode, bound,
 };
-use crate::store::StoreError;
+use crate::store::{Result, StoreError};
 
 /// The time that a start has to find a host.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
@@ -51,7 +49,7 @@ const DURABLE_WRITE_TIMEOUT: Duration = Duration::from_secs(20);
 pub(super) const TRY_WRITE: &str = "UPDATE schema_version SET version = version";
 
 /// The time by the server's clock, in Unix seconds.
-const CLOCK: &str = "CAST(floor(extract(epoch FROM clock_timestamp())) AS BIGINT)";
+pub(super) const CLOCK: &str = "CAST(floor(extract(epoch FROM clock_timestamp())) AS BIGINT)";
 
 const READ: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
 
@@ -64,23 +62,20 @@ pub struct Postgres {
 
 impl Postgres {
     /// Connects; creates or upgrades the tables if `access` allows that.
-    pub fn open(uri: &DatabaseUri, most_connections: usize, access: Access) -> Result<Self, StoreError> {
+    pub fn open(uri: &DatabaseUri, most_connections: usize, access: Access) -> Result<Self> {
         let pool = PgPool::new(uri, most_connections)?;
         let (mut connection, _) =
             pool.connect(0, Instant::now() + START_TIMEOUT).map_err(StoreError::Unavailable)?;
         if !schema::is_current(&mut connection, access)? {
-            schema::upgrade(pool.get(Instant::now() + START_TIMEOUT, WhileLost::Fail)?)?;
+            schema::upgrade(pool.get(Instant::now() + START_TIMEOUT, false)?)?;
         }
         Ok(Self { pool })
     }
 
     /// Creates the tables in an empty database and runs `fill`, in one transaction: if that fails, or this process ends, the
     /// database is still empty. Programs that open it meanwhile wait.
-    pub fn create_with<T>(
-        uri: &DatabaseUri,
-        fill: impl FnOnce(&dyn SqlSession) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        let mut pooled = PgPool::new(uri, 1)?.get(Instant::now() + START_TIMEOUT, WhileLost::Fail)?;
+    pub fn create_with<T>(uri: &DatabaseUri, fill: impl FnOnce(&dyn SqlSession) -> Result<T>) -> Result<T> {
+        let mut pooled = PgPool::new(uri, 1)?.get(Instant::now() + START_TIMEOUT, false)?;
         schema::begin_and_create(pooled.connection())?;
         let session = PgSession::begun(pooled);
         let value = fill(&session)?;
@@ -90,14 +85,12 @@ impl Postgres {
 }
 
 impl Engine for Postgres {
-    fn begin(&self, mode: TransactionMode) -> Result<Box<dyn Transaction + '_>, StoreError> {
-        let now = Instant::now();
-        let (deadline, while_lost) = match mode {
-            TransactionMode::WriteUntil { deadline, waits_if_lost: true } => (deadline, WhileLost::Wait),
-            TransactionMode::WriteUntil { deadline, .. } => (deadline, WhileLost::Fail),
-            _ => (now + CONNECTION_TIMEOUT, WhileLost::Fail),
+    fn begin(&self, mode: TransactionMode) -> Result<Box<dyn Transaction + '_>> {
+        let (deadline, waits_if_lost) = match mode {
+            TransactionMode::WriteUntil { deadline, waits_if_lost } => (deadline, waits_if_lost),
+            _ => (Instant::now() + CONNECTION_TIMEOUT, false),
         };
-        let pooled = self.pool.get(deadline, while_lost)?;
+        let pooled = self.pool.get(deadline, waits_if_lost)?;
         let (begin, time) = match mode {
             TransactionMode::Read => (READ, STATEMENT_TIMEOUT),
             TransactionMode::Report => (READ, REPORT_TIMEOUT),
@@ -111,18 +104,6 @@ impl Engine for Postgres {
 
     fn write_timeout(&self, waits_if_lost: bool) -> Duration {
         if waits_if_lost { DURABLE_WRITE_TIMEOUT } else { WRITE_TIMEOUT }
-    }
-
-    fn clock(&self) -> &'static str {
-        CLOCK
-    }
-
-    fn known_versions(&self) -> (&'static str, RangeInclusive<i64>) {
-        ("SELECT oldest_known FROM schema_version", 0..=SCHEMA_VERSION)
-    }
-
-    fn precise_time(&self) -> Option<&'static str> {
-        Some("SELECT CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION)")
     }
 
     fn lost(&self) -> Option<StoreError> {
@@ -153,7 +134,7 @@ impl PgSession {
         statements: &[BoundStatement],
         end: Option<&str>,
         each: &mut dyn FnMut(usize, Row),
-    ) -> Result<Vec<usize>, StoreError> {
+    ) -> Result<Vec<usize>> {
         let mut borrowed =
             self.pooled.try_borrow_mut().map_err(|_| StoreError::Other("a query within a query".into()))?;
         let pooled = borrowed.as_mut().ok_or(StoreError::Unknown("the connection was lost".into()))?;
@@ -182,7 +163,7 @@ impl Drop for PgSession {
 }
 
 impl Transaction for PgSession {
-    fn commit(&self, last: &[Statement]) -> Result<Vec<usize>, StoreError> {
+    fn commit(&self, last: &[Statement]) -> Result<Vec<usize>> {
         if self.begin.get().is_some() && last.is_empty() {
             // Nothing was sent, so there is nothing to commit.
             return Ok(Vec::new());
@@ -196,11 +177,7 @@ impl Transaction for PgSession {
 }
 
 impl SqlSession for PgSession {
-    fn run(
-        &self,
-        statements: &[BoundStatement],
-        each: &mut dyn FnMut(usize, Row) -> Result<(), StoreError>,
-    ) -> Result<Vec<usize>, StoreError> {
+    fn run(&self, statements: &[BoundStatement], each: EachRow) -> Result<Vec<usize>> {
         if statements.is_empty() {
             // The server would not answer.
             return Ok(Vec::new());
@@ -222,7 +199,9 @@ impl From<SqlError> for StoreError {
             (SqlError::NotSent(cause), _) => Self::Other(cause.clone()),
             (SqlError::Unknown(cause), _) => Self::Unknown(cause.clone()),
             (_, "53100") => Self::Full,
-            _ if error.is_conflict() => Self::Busy,
+            // Another transaction was in the way, so that a retry helps: a serialization failure, a deadlock, or a lock that
+            // was not free in time.
+            (_, "40001" | "40P01" | "55P03") => Self::Busy,
             _ => Self::Other(error.to_string()),
         }
     }

@@ -4,7 +4,7 @@
 //! that was replaced, which accepts statements whose commit never ends. If no host can be used the database is lost:
 //! callers fail at once, or wait if they have something to lose, and one thread tries until a commit succeeds.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,8 @@ use super::TRY_WRITE;
 use super::protocol::PgConnection;
 use super::tls;
 use super::uri::{DatabaseUri, SslMode};
-use crate::store::StoreError;
+use crate::mutex::lock;
+use crate::store::{Result, StoreError};
 
 /// The pause between two attempts to find the database while it is lost.
 const PROBE_PAUSE: Duration = Duration::from_millis(200);
@@ -61,14 +62,8 @@ pub(super) struct Pooled {
     member: Option<PoolMember>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum WhileLost {
-    Fail,
-    Wait,
-}
-
 impl PgPool {
-    pub fn new(uri: &DatabaseUri, most: usize) -> Result<Arc<Self>, StoreError> {
+    pub fn new(uri: &DatabaseUri, most: usize) -> Result<Arc<Self>> {
         // Hosts of the same machine may be plain; the others have one mode.
         let mode = uri.hosts.iter().map(|host| uri.sslmode_for(host)).find(|mode| *mode != SslMode::Disable);
         let tls = mode.map(|mode| tls::config(mode, uri.sslrootcert.as_deref())).transpose();
@@ -81,14 +76,15 @@ impl PgPool {
         }))
     }
 
-    pub fn get(self: &Arc<Self>, deadline: Instant, while_lost: WhileLost) -> Result<Pooled, StoreError> {
-        let mut state = self.lock();
+    /// Waits for a connection until the deadline. For a lost database it waits only if `waits_if_lost`.
+    pub fn get(self: &Arc<Self>, deadline: Instant, waits_if_lost: bool) -> Result<Pooled> {
+        let mut state = lock(&self.state);
         loop {
             if let Some(cause) = &state.lost {
-                if while_lost == WhileLost::Fail || deadline <= Instant::now() {
+                if !waits_if_lost || deadline <= Instant::now() {
                     return Err(StoreError::Unavailable(cause.clone()));
                 }
-            } else if let Some(mut member) = state.idle.pop() {
+            } else if let Some(member) = state.idle.pop() {
                 if member.connection.is_usable() {
                     return Ok(Pooled { pool: Arc::clone(self), member: Some(member) });
                 }
@@ -99,7 +95,7 @@ impl PgPool {
                 let (first, generation) = (state.first, state.generation);
                 drop(state);
                 let opened = self.connect(first, deadline);
-                state = self.lock();
+                state = lock(&self.state);
                 match opened {
                     Ok((connection, host)) => {
                         if state.generation == generation {
@@ -144,14 +140,13 @@ impl PgPool {
         Err(causes.join("; "))
     }
 
-    /// The reason why the database can't be used; `None` if it can.
     pub fn lost(&self) -> Option<StoreError> {
-        self.lock().lost.clone().map(StoreError::Unavailable)
+        lock(&self.state).lost.clone().map(StoreError::Unavailable)
     }
 
     /// Drops every connection and looks for a host on which a commit succeeds.
     pub fn lose(self: &Arc<Self>, cause: String) {
-        self.lose_with(&mut self.lock(), cause);
+        self.lose_with(&mut lock(&self.state), cause);
     }
 
     fn lose_with(self: &Arc<Self>, state: &mut PoolState, cause: String) {
@@ -177,18 +172,18 @@ impl PgPool {
             let Some(pool) = pool.upgrade() else {
                 return;
             };
-            let first = pool.lock().first;
+            let first = lock(&pool.state).first;
             let tried = pool.connect(first, Instant::now() + pool.time_to_connect());
             let tried = tried.and_then(|(mut connection, host)| {
                 match connection.run(None, &[(TRY_WRITE, &[])], Instant::now() + PROBE_TIMEOUT, &mut |_| ()) {
                     Ok(_) => Ok(host),
                     Err(error) => {
-                        pool.lock().first = pool.after(host);
+                        lock(&pool.state).first = pool.after(host);
                         Err(format!("{}: {error}", pool.uri.hosts[host]))
                     }
                 }
             });
-            let mut state = pool.lock();
+            let mut state = lock(&pool.state);
             match tried {
                 Ok(host) => {
                     log::info!("the database is back: {}", pool.uri.hosts[host]);
@@ -209,10 +204,6 @@ impl PgPool {
     /// The host to try after one that failed.
     pub fn after(&self, host: usize) -> usize {
         (host + 1) % self.uri.hosts.len()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, PoolState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -246,7 +237,7 @@ impl Pooled {
         let Some(PoolMember { host, generation, .. }) = self.member.take() else {
             return;
         };
-        let mut state = self.pool.lock();
+        let mut state = lock(&self.pool.state);
         state.open -= 1;
         // Another thread may have done so already.
         if state.generation == generation {
@@ -263,7 +254,7 @@ impl Drop for Pooled {
         let Some(member) = self.member.take() else {
             return;
         };
-        let mut state = self.pool.lock();
+        let mut state = lock(&self.pool.state);
         if member.connection.is_idle && member.generation == state.generation {
             state.idle.push(member);
         } else {

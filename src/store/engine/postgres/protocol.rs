@@ -37,8 +37,8 @@ pub(super) struct Prepared {
 
 impl PgConnection {
     /// Returns whether a statement can be sent: no transaction is open, and the server has not closed the connection.
-    pub fn is_usable(&mut self) -> bool {
-        self.is_idle && self.link.is_quiet()
+    pub fn is_usable(&self) -> bool {
+        self.is_idle && self.link.socket.is_quiet()
     }
 
     /// Sends statements in one round trip, after `BEGIN …` if there is one. Without, they are one transaction by
@@ -69,7 +69,7 @@ impl PgConnection {
             .write_messages(begin, statements, end)
             .map_err(|error| SqlError::NotSent(error.to_string()))?;
         self.is_idle = false;
-        self.link.set_deadline(deadline);
+        self.link.socket.deadline = deadline;
         // Each part of the answer ends with ReadyForQuery. Only the statements have results.
         let parts = [(begin.is_some(), false), (!statements.is_empty(), true), (end.is_some(), false)];
         let parts = parts.into_iter().filter(|(is_sent, _)| *is_sent).map(|(_, has_results)| has_results);
@@ -216,7 +216,7 @@ impl Drop for PgConnection {
         if self.is_idle {
             self.output.clear();
             frontend::terminate(&mut self.output);
-            self.link.set_deadline(Instant::now() + TERMINATE_TIMEOUT);
+            self.link.socket.deadline = Instant::now() + TERMINATE_TIMEOUT;
             let _ = self.send();
         }
     }

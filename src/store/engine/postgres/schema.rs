@@ -10,7 +10,7 @@ use super::PgSession;
 use super::pool::Pooled;
 use super::protocol::PgConnection;
 use crate::store::engine::{Access, SCHEMA, SCHEMA_VERSION, SqlSession, Transaction};
-use crate::store::{StoreError, version_9};
+use crate::store::{Result, StoreError, version_9};
 
 /// The timeout for reading every row of a large table.
 const UPGRADE_TIMEOUT: Duration = Duration::from_secs(3600);
@@ -29,19 +29,19 @@ const VERSION_TABLE: &str = "CREATE TABLE schema_version (
 
 /// Returns whether the tables can be used as they are. Creates them if there are none and `access` allows it; if they are older and
 /// may not be upgraded, that is an error.
-pub(super) fn is_current(connection: &mut PgConnection, access: Access) -> Result<bool, StoreError> {
+pub(super) fn is_current(connection: &mut PgConnection, access: Access) -> Result<bool> {
     let deadline = Instant::now() + UPGRADE_TIMEOUT;
     // Nearly always there is nothing to do, and this query takes no lock.
-    if let Some(found) = version(connection, deadline)? {
-        return is_usable(found, access);
+    if let Some((found, oldest_known)) = version(connection, deadline)? {
+        return access.is_current(found, oldest_known);
     }
     if !access.may_create() {
         return Err(StoreError::Missing);
     }
     begin(connection, deadline)?;
-    if let Some(found) = version(connection, deadline)? {
+    if let Some((found, oldest_known)) = version(connection, deadline)? {
         connection.run_text("ROLLBACK", deadline)?;
-        return is_usable(found, access);
+        return access.is_current(found, oldest_known);
     }
     create(connection, deadline)?;
     connection.run_text("COMMIT", deadline)?;
@@ -49,11 +49,13 @@ pub(super) fn is_current(connection: &mut PgConnection, access: Access) -> Resul
     Ok(true)
 }
 
-pub(super) fn upgrade(mut pooled: Pooled) -> Result<(), StoreError> {
+pub(super) fn upgrade(mut pooled: Pooled) -> Result<()> {
     let (connection, deadline) = (pooled.connection(), Instant::now() + UPGRADE_TIMEOUT);
     begin(connection, deadline)?;
     // Another gateway may have done it meanwhile.
-    if version(connection, deadline)?.map_or(Ok(false), |found| is_usable(found, Access::Serve))? {
+    if let Some((found, oldest_known)) = version(connection, deadline)?
+        && Access::Serve.is_current(found, oldest_known)?
+    {
         return Ok(connection.run_text("ROLLBACK", deadline)?);
     }
     let statements = PgSession::begun(pooled);
@@ -85,7 +87,7 @@ fn dialect(statements: &str) -> String {
     .fold(statements.to_owned(), |statements, (name, meaning)| statements.replace(name, meaning))
 }
 
-pub(super) fn begin_and_create(connection: &mut PgConnection) -> Result<(), StoreError> {
+pub(super) fn begin_and_create(connection: &mut PgConnection) -> Result<()> {
     let deadline = Instant::now() + UPGRADE_TIMEOUT;
     begin(connection, deadline)?;
     if version(connection, deadline)?.is_some() {
@@ -99,12 +101,12 @@ pub(super) fn begin_and_create(connection: &mut PgConnection) -> Result<(), Stor
 }
 
 /// Begins a transaction in which no other program can change the schema.
-fn begin(connection: &mut PgConnection, deadline: Instant) -> Result<(), StoreError> {
+fn begin(connection: &mut PgConnection, deadline: Instant) -> Result<()> {
     Ok(connection.run_text(&format!("BEGIN; SELECT pg_advisory_xact_lock({LOCK}, 1)"), deadline)?)
 }
 
 /// Creates the tables, if there are none of another program.
-fn create(connection: &mut PgConnection, deadline: Instant) -> Result<(), StoreError> {
+fn create(connection: &mut PgConnection, deadline: Instant) -> Result<()> {
     let tables = "SELECT count(*) FROM pg_tables WHERE schemaname = current_schema()";
     if number(connection, tables, deadline)? > 0 {
         return Err(StoreError::Other(
@@ -120,19 +122,8 @@ fn create(connection: &mut PgConnection, deadline: Instant) -> Result<(), StoreE
     Ok(connection.run_text(&changes, deadline)?)
 }
 
-fn is_usable((found, oldest_known): (i64, i64), access: Access) -> Result<bool, StoreError> {
-    match found {
-        _ if oldest_known > SCHEMA_VERSION => Err(StoreError::Newer { found, known: SCHEMA_VERSION }),
-        SCHEMA_VERSION.. => Ok(true),
-        _ => access.check_upgrade(found).map(|()| false),
-    }
-}
-
 /// The version and the oldest that a program has to know; `None` if there are no tables yet.
-pub(super) fn version(
-    connection: &mut PgConnection,
-    deadline: Instant,
-) -> Result<Option<(i64, i64)>, StoreError> {
+pub(super) fn version(connection: &mut PgConnection, deadline: Instant) -> Result<Option<(i64, i64)>> {
     let exists =
         "SELECT count(*) FROM pg_tables WHERE schemaname = current_schema() AND tablename = 'schema_version'";
     if number(connection, exists, deadline)? == 0 {
@@ -142,11 +133,7 @@ pub(super) fn version(
     Ok(Some((found, number(connection, "SELECT oldest_known FROM schema_version", deadline)?)))
 }
 
-pub(super) fn number(
-    connection: &mut PgConnection,
-    statement: &str,
-    deadline: Instant,
-) -> Result<i64, StoreError> {
+pub(super) fn number(connection: &mut PgConnection, statement: &str, deadline: Instant) -> Result<i64> {
     let mut found = Err(StoreError::NoRow);
     connection.run(None, &[(statement, &[])], deadline, &mut |mut row| found = row.next())?;
     found

@@ -17,9 +17,9 @@ use super::protocol::PgConnection;
 use super::schema::LOCK;
 use super::uri::DatabaseUri;
 use super::{CLOCK, START_TIMEOUT, STATEMENT_TIMEOUT};
-use crate::store::StoreError;
 use crate::store::engine::sqlite::LockError;
 use crate::store::engine::{BoundStatement, Row, values};
+use crate::store::{Result, StoreError};
 
 /// The first number of a gateway's lock; the second is made from its name.
 const GATEWAY_LOCK: i32 = LOCK + 1;
@@ -71,7 +71,7 @@ impl SessionLock {
 
     /// Updates the heartbeat, after taking the lock again if the connection was lost. The server may hold the lock for a
     /// dead session for a while; the gateway continues to serve meanwhile. Returns false if the table has another epoch.
-    pub fn renew(&mut self, epoch: i64) -> Result<bool, StoreError> {
+    pub fn renew(&mut self, epoch: i64) -> Result<bool> {
         if self.connection.is_none() {
             self.connect(Instant::now() + self.pool.time_to_connect())?;
         }
@@ -100,13 +100,8 @@ impl SessionLock {
     }
 
     /// The gateways whose lock has been free, and which have had no heartbeat, for this long.
-    pub fn silent_for(&self, time: Duration) -> Vec<(String, Sighting)> {
-        let is_silent = |(_, sighting): &(&String, &Sighting)| sighting.since.elapsed() >= time;
-        self.others
-            .iter()
-            .filter(is_silent)
-            .map(|(name, sighting)| (name.clone(), sighting.clone()))
-            .collect()
+    pub fn silent_for(&self, time: Duration) -> impl Iterator<Item = (&String, &Sighting)> {
+        self.others.iter().filter(move |(_, sighting)| sighting.since.elapsed() >= time)
     }
 
     /// Looks at every other gateway that has open rows. A lock is looked up, not tried: that would keep its
@@ -128,21 +123,19 @@ impl SessionLock {
         })?;
         self.run((&held, &[]), deadline, &mut |mut row| locks.extend(row.next::<i64>()))?;
         found.retain(|(name, _)| !locks.contains(&i64::from(lock_number(name) as u32)));
-        let mut before = std::mem::take(&mut self.others);
-        self.others = found
-            .into_iter()
-            .map(|(name, now)| {
-                let same = before
-                    .remove(&name)
-                    .filter(|before| (before.epoch, before.last_seen) == (now.epoch, now.last_seen));
-                (name, same.unwrap_or(now))
-            })
-            .collect();
+        for (name, now) in &mut found {
+            if let Some(before) = self.others.remove(name)
+                && (before.epoch, before.last_seen) == (now.epoch, now.last_seen)
+            {
+                *now = before;
+            }
+        }
+        self.others = found.into_iter().collect();
         Ok(())
     }
 
     /// Connects, and forgets what was seen on the connection before.
-    fn connect(&mut self, deadline: Instant) -> Result<(), StoreError> {
+    fn connect(&mut self, deadline: Instant) -> Result<()> {
         (self.is_held, self.connection) = (false, None);
         self.others.clear();
         let (mut connection, host) =

@@ -12,7 +12,7 @@ use postgres_protocol::message::frontend;
 use rustix::io::Errno;
 use rustls::ClientConfig;
 
-use super::auth::{self, Channel};
+use super::auth;
 use super::encoding::Fields;
 use super::protocol::PgConnection;
 use super::stream::PgStream;
@@ -33,7 +33,7 @@ impl PgConnection {
         if mode != SslMode::Disable
             && let Some(config) = tls
         {
-            link = encrypt(link, config, host)?;
+            encrypt(&mut link, config, host)?;
         }
         let mut connection = Self {
             link,
@@ -70,7 +70,10 @@ impl PgConnection {
                     }
                     let offered: Vec<String> =
                         body.mechanisms().map(|name| Ok(name.to_owned())).collect().map_err(describe)?;
-                    let (mechanism, exchange) = auth::begin(&offered, self.channel(mode), password)?;
+                    let end_point =
+                        self.link.certificate().and_then(|certificate| tls::end_point(certificate));
+                    let is_unverified = mode == SslMode::Require;
+                    let (mechanism, exchange) = auth::begin(&offered, end_point, is_unverified, password)?;
                     frontend::sasl_initial_response(mechanism, exchange.message(), &mut self.output)
                         .map_err(describe)?;
                     scram = Some(exchange);
@@ -121,19 +124,9 @@ impl PgConnection {
             }
         }
     }
-
-    fn channel(&self, mode: SslMode) -> Channel {
-        match self.link.certificate() {
-            None => Channel::Plain,
-            Some(certificate) => Channel::Tls {
-                end_point: tls::end_point(certificate),
-                is_unverified: mode == SslMode::Require,
-            },
-        }
-    }
 }
 
-fn encrypt(mut link: PgStream, config: &Arc<ClientConfig>, host: &Host) -> Result<PgStream, String> {
+fn encrypt(link: &mut PgStream, config: &Arc<ClientConfig>, host: &Host) -> Result<(), String> {
     let describe = |error: io::Error| error.to_string();
     let mut request = BytesMut::new();
     frontend::ssl_request(&mut request);

@@ -9,14 +9,14 @@ use std::thread;
 use std::time::Instant;
 
 use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, StreamOwned};
+use rustls::{ClientConfig, ClientConnection, Stream};
 
 use super::uri::Host;
 use crate::timed_stream::TimedStream;
 
-pub(super) enum PgStream {
-    Plain(TimedStream),
-    Tls(Box<StreamOwned<ClientConnection, TimedStream>>),
+pub(super) struct PgStream {
+    pub socket: TimedStream,
+    tls: Option<ClientConnection>,
 }
 
 impl PgStream {
@@ -28,59 +28,41 @@ impl PgStream {
                 TimedStream::new(TcpStream::from(OwnedFd::from(UnixStream::connect(path)?)), deadline)
             }
         };
-        Ok(Self::Plain(socket))
+        Ok(Self { socket, tls: None })
     }
 
-    /// Starts TLS on a plain link.
-    pub fn encrypt(self, config: Arc<ClientConfig>, name: ServerName<'static>) -> io::Result<Self> {
-        let Self::Plain(mut socket) = self else {
-            return Ok(self);
-        };
+    /// Starts TLS.
+    pub fn encrypt(&mut self, config: Arc<ClientConfig>, name: ServerName<'static>) -> io::Result<()> {
         let mut session = ClientConnection::new(config, name).map_err(io::Error::other)?;
-        session.complete_io(&mut socket)?;
-        Ok(Self::Tls(Box::new(StreamOwned::new(session, socket))))
+        session.complete_io(&mut self.socket)?;
+        self.tls = Some(session);
+        Ok(())
     }
 
     /// The server's own certificate; `None` without TLS.
     pub fn certificate(&self) -> Option<&CertificateDer<'static>> {
-        match self {
-            Self::Plain(_) => None,
-            Self::Tls(stream) => stream.conn.peer_certificates()?.first(),
-        }
-    }
-
-    pub fn set_deadline(&mut self, deadline: Instant) {
-        self.timed().deadline = deadline;
+        self.tls.as_ref()?.peer_certificates()?.first()
     }
 
     pub fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
-        match self {
-            Self::Plain(socket) => socket.write_all(bytes),
-            Self::Tls(stream) => stream.write_all(bytes).and_then(|()| stream.flush()),
-        }
+        let Some(tls) = &mut self.tls else {
+            return self.socket.write_all(bytes);
+        };
+        let mut stream = Stream::new(tls, &mut self.socket);
+        stream.write_all(bytes)?;
+        stream.flush()
     }
 
     /// Returns how many bytes came; at the end of the connection that is an error.
     pub fn receive(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = match self {
-            Self::Plain(socket) => socket.read(buffer)?,
-            Self::Tls(stream) => stream.read(buffer)?,
+        let count = match &mut self.tls {
+            None => self.socket.read(buffer)?,
+            Some(tls) => Stream::new(tls, &mut self.socket).read(buffer)?,
         };
         if count == 0 {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server has closed the connection"));
         }
         Ok(count)
-    }
-
-    pub fn is_quiet(&mut self) -> bool {
-        self.timed().is_quiet()
-    }
-
-    fn timed(&mut self) -> &mut TimedStream {
-        match self {
-            Self::Plain(socket) => socket,
-            Self::Tls(stream) => &mut stream.sock,
-        }
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rusqlite::{Connection, OpenFlags};
 
 use super::{Sqlite, connect};
-use crate::store::StoreError;
+use crate::store::{LedgerState, Result};
 use crate::when;
 
 /// The number of pages, not in the database yet, that make a checkpoint worth its two fsyncs.
@@ -27,7 +27,7 @@ const FRAME: u64 = 4096 + 24;
 
 impl Sqlite {
     /// Runs a checkpoint if there is enough to move.
-    pub fn checkpoint(&self) -> Result<(), StoreError> {
+    pub fn checkpoint(&self) -> Result<()> {
         let connection = connect(&self.path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         let mut progress = run(&connection, "PRAGMA wal_checkpoint(NOOP)")?;
         if progress.pages - progress.moved >= CHECKPOINT_PAGES {
@@ -38,18 +38,12 @@ impl Sqlite {
         Ok(())
     }
 
-    /// The bytes of the WAL that are in use, as the last checkpoint found.
-    pub fn wal_bytes(&self) -> u64 {
-        self.wal_pages.load(Ordering::Relaxed) * FRAME
-    }
-
-    pub fn last_checkpoint(&self) -> Option<i64> {
-        Some(self.last_checkpoint.load(Ordering::Relaxed)).filter(|&time| time != 0)
-    }
-
-    /// The number of times that a large WAL was restarted since the start of the process.
-    pub fn wal_restarts(&self) -> u64 {
-        self.wal_restarts.load(Ordering::Relaxed)
+    pub fn state(&self) -> LedgerState {
+        LedgerState {
+            wal_bytes: self.wal_pages.load(Ordering::Relaxed) * FRAME,
+            last_checkpoint: Some(self.last_checkpoint.load(Ordering::Relaxed)).filter(|&time| time != 0),
+            wal_restarts: self.wal_restarts.load(Ordering::Relaxed),
+        }
     }
 
     /// Moves all pages of a large WAL, so that the next write begins it again.
@@ -80,7 +74,7 @@ impl Sqlite {
 }
 
 /// The bytes of the WAL that are in use now.
-pub(super) fn wal_in_use(connection: &Connection) -> Result<u64, StoreError> {
+pub(super) fn wal_in_use(connection: &Connection) -> Result<u64> {
     let progress = run(connection, "PRAGMA wal_checkpoint(NOOP)")?;
     Ok(u64::try_from(progress.pages).unwrap_or(0) * FRAME)
 }
@@ -92,7 +86,7 @@ struct CheckpointProgress {
     moved: i64,
 }
 
-fn run(connection: &Connection, checkpoint: &str) -> Result<CheckpointProgress, StoreError> {
+fn run(connection: &Connection, checkpoint: &str) -> Result<CheckpointProgress> {
     Ok(connection.query_row(checkpoint, [], |row| {
         Ok(CheckpointProgress { is_blocked: row.get(0)?, pages: row.get(1)?, moved: row.get(2)? })
     })?)
@@ -137,17 +131,17 @@ mod tests {
         write_pages(&engine, 500);
         engine.checkpoint().expect("a look");
         assert_eq!(moved(&engine), 0, "too little to move");
-        assert_eq!(engine.last_checkpoint(), None);
+        assert_eq!(engine.state().last_checkpoint, None);
         let file = temporary.folder.join("wal.db-wal").metadata().expect("the WAL");
-        assert_eq!(engine.wal_bytes() + 32, file.len(), "all of it but its header");
+        assert_eq!(engine.state().wal_bytes + 32, file.len(), "all of it but its header");
         write_pages(&engine, 600);
         engine.checkpoint().expect("a checkpoint");
         assert!(moved(&engine) > 1000, "all is in the database");
-        assert!(engine.last_checkpoint().is_some_and(|time| time > when::now() - 600));
+        assert!(engine.state().last_checkpoint.is_some_and(|time| time > when::now() - 600));
         small_write(&engine);
         engine.checkpoint().expect("a look");
-        assert!(engine.wal_bytes() < 10 * 4120, "the WAL begins again: {}", engine.wal_bytes());
-        assert_eq!(engine.wal_restarts(), 0);
+        assert!(engine.state().wal_bytes < 10 * 4120, "the WAL begins again: {}", engine.state().wal_bytes);
+        assert_eq!(engine.state().wal_restarts, 0);
     }
 
     #[test]
@@ -163,14 +157,14 @@ mod tests {
         write_pages(&engine, 60);
         engine.checkpoint().expect("a look");
         small_write(&engine);
-        assert_eq!(engine.wal_restarts(), 0, "the long read holds the WAL");
+        assert_eq!(engine.state().wal_restarts, 0, "the long read holds the WAL");
         assert!(engine.restart_at.load(Ordering::Relaxed) > 100, "the next attempt comes later");
         reader.execute_batch("COMMIT").expect("its end");
         engine.restart_at.store(engine.wal_pages.load(Ordering::Relaxed), Ordering::Relaxed);
         small_write(&engine);
-        assert_eq!(engine.wal_restarts(), 1);
+        assert_eq!(engine.state().wal_restarts, 1);
         engine.checkpoint().expect("a look");
-        assert!(engine.wal_bytes() < 10 * 4120, "the WAL begins again: {}", engine.wal_bytes());
+        assert!(engine.state().wal_bytes < 10 * 4120, "the WAL begins again: {}", engine.state().wal_bytes);
         assert_eq!(engine.restart_at.load(Ordering::Relaxed), RESTART_PAGES);
     }
 

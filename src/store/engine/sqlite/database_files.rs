@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::FileLock;
-use crate::store::StoreError;
+use crate::store::{Result, StoreError};
 
 pub(super) struct Files {
     /// The database and its WAL.
@@ -31,8 +31,8 @@ pub(super) type FileIdentity = (u64, u64);
 
 impl Files {
     /// The database, which was `opened`, and its WAL. A restore may have replaced it meanwhile.
-    pub fn open(path: &Path, opened: FileIdentity) -> Result<Self, StoreError> {
-        let wal = wal_of(path);
+    pub fn open(path: &Path, opened: FileIdentity) -> Result<Self> {
+        let wal = with_suffix(path, "-wal");
         if identity(path)? != opened {
             return Err(StoreError::Replaced);
         }
@@ -46,19 +46,19 @@ impl Files {
     }
 
     /// Adds the file that a lock is on to those that are checked.
-    pub fn watch(&mut self, lock: &FileLock) -> Result<(), StoreError> {
+    pub fn watch(&mut self, lock: &FileLock) -> Result<()> {
         self.lock = Some((lock.path.clone(), identity_of(&lock.file.metadata()?)));
         Ok(())
     }
 
     /// Makes every earlier commit durable.
-    pub fn sync(&self) -> Result<(), StoreError> {
+    pub fn sync(&self) -> Result<()> {
         self.check_synced()?;
         self.keep_failed_sync(self.wal.sync_data().map_err(|error| StoreError::NotSynced(Arc::new(error))))
     }
 
     /// Passes a result on. If an fsync failed, ours or one that SQLite made, all later writes fail with it.
-    pub fn keep_failed_sync<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
+    pub fn keep_failed_sync<T>(&self, result: Result<T>) -> Result<T> {
         if let Err(StoreError::NotSynced(cause)) = &result {
             self.failed.get_or_init(|| Arc::clone(cause));
         }
@@ -67,7 +67,7 @@ impl Files {
 
     /// Checks that the open files are still those at their paths, so that a write is not lost at the next start. If the WAL has
     /// become shorter, `wal_in_use` returns how many bytes of it are in use.
-    pub fn check(&self, wal_in_use: impl FnOnce() -> Result<u64, StoreError>) -> Result<(), StoreError> {
+    pub fn check(&self, wal_in_use: impl FnOnce() -> Result<u64>) -> Result<()> {
         self.check_synced()?;
         let find = |(path, known): &(PathBuf, FileIdentity)| {
             fs::metadata(path).ok().filter(|file| identity_of(file) == *known)
@@ -96,7 +96,7 @@ impl Files {
     }
 
     /// Returns the error of an earlier fsync that failed.
-    fn check_synced(&self) -> Result<(), StoreError> {
+    fn check_synced(&self) -> Result<()> {
         self.failed.get().map_or(Ok(()), |error| Err(StoreError::NotSynced(Arc::clone(error))))
     }
 }
@@ -109,8 +109,9 @@ fn identity_of(file: &Metadata) -> FileIdentity {
     (file.dev(), file.ino())
 }
 
-pub(super) fn wal_of(path: &Path) -> PathBuf {
-    let mut wal = OsString::from(path);
-    wal.push("-wal");
-    wal.into()
+/// The path of a file beside a database, such as its WAL.
+pub(super) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut path = OsString::from(path);
+    path.push(suffix);
+    path.into()
 }

@@ -3,13 +3,13 @@
 //! It is on a file of its own, because closing any other descriptor of the database's file would drop SQLite's locks.
 //! The system releases it when the process ends, however it ends, so the file stays and is no obstacle.
 
-use std::ffi::OsString;
 use std::fs::{File, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::{fmt, process};
 
+use super::database_files::with_suffix;
 use crate::files;
 use crate::store::StoreError;
 
@@ -61,7 +61,9 @@ impl fmt::Display for LockError {
 impl FileLock {
     /// Does not wait: the holder may serve for years.
     pub fn take(database: &Path) -> Result<Self, LockError> {
-        let path = path_for(database);
+        // Beside the database's own file, whichever link leads to it. A database that is yet to be created has no link.
+        let real = files::resolve(database).unwrap_or_else(|_| database.to_owned());
+        let path = with_suffix(&real, ".lock");
         let failed = |error| LockError::Io(path.clone(), error);
         files::create(&path).map_err(failed)?;
         let mut file = File::options()
@@ -84,14 +86,6 @@ impl FileLock {
             Err(TryLockError::Error(error)) => Err(failed(error)),
         }
     }
-}
-
-/// Beside the database's own file, whichever link leads to it. A database that is yet to be created has no link.
-fn path_for(database: &Path) -> PathBuf {
-    let real = files::resolve(database).unwrap_or_else(|_| database.to_owned());
-    let mut path = OsString::from(real);
-    path.push(".lock");
-    path.into()
 }
 
 #[cfg(test)]

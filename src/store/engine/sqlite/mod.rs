@@ -5,38 +5,35 @@ mod checkpoint;
 mod conversions;
 mod database_files;
 mod lock;
-mod readers;
 mod replacement;
+mod transaction;
 mod upgrades;
-mod writer;
 
 use std::collections::VecDeque;
 use std::fs::{self, OpenOptions};
 use std::io;
-use std::ops::RangeInclusive;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU64};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, params_from_iter};
 
-use self::database_files::Files;
+use self::database_files::{Files, with_suffix};
 pub use self::lock::{FileLock, LockError};
-pub use self::replacement::{PresentDatabase, Replaced, Replacement};
-pub use self::writer::SyncTurn;
-use self::writer::Writer;
+pub use self::replacement::{PresentDatabase, Replacement};
+pub use self::transaction::SyncTurn;
+use self::transaction::{WRITE_TIMEOUT, Writer};
 use super::{
-    Access, BoundStatement, Engine, Row, SCHEMA_VERSION, SqlSession, SqlValue, Table, Transaction,
-    TransactionMode,
+    Access, BoundStatement, EachRow, Engine, Row, SqlSession, SqlValue, Transaction, TransactionMode,
 };
 use crate::semaphore::Semaphore;
-use crate::store::StoreError;
+use crate::store::{Result, StoreError};
 
-/// The time that a start waits for other processes.
+/// The time that a new connection waits for other processes.
 const START_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection's page cache in KiB: enough for the pages that a request reads and writes.
@@ -73,8 +70,7 @@ pub struct Sqlite {
 }
 
 impl Sqlite {
-    /// Opens the database; creates or upgrades it if `access` allows that.
-    pub fn open(path: &Path, access: Access) -> Result<Self, StoreError> {
+    pub fn open(path: &Path, access: Access) -> Result<Self> {
         if is_missing(path)? && !access.may_create() {
             return Err(StoreError::Missing);
         }
@@ -82,7 +78,6 @@ impl Sqlite {
         let path = &crate::files::resolve(path)?;
         let opened = database_files::identity(path)?;
         let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-        connection.busy_timeout(START_TIMEOUT)?;
         if path.metadata().is_ok_and(|file| file.len() == 0) {
             // Retention can then give space back to the file system.
             connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
@@ -100,7 +95,7 @@ impl Sqlite {
             readers: Mutex::default(),
             reading: Semaphore::new(READERS),
             writer: Writer::new(connection),
-            write_timeout: writer::WRITE_TIMEOUT,
+            write_timeout: WRITE_TIMEOUT,
             wal_pages: AtomicU64::new(0),
             restart_at: AtomicU64::new(checkpoint::RESTART_PAGES),
             wal_restarts: AtomicU64::new(0),
@@ -109,35 +104,18 @@ impl Sqlite {
     }
 
     /// Checks from now on, before every write, that the lock's file is still at its path.
-    pub fn watch(&mut self, lock: &FileLock) -> Result<(), StoreError> {
+    pub fn watch(&mut self, lock: &FileLock) -> Result<()> {
         self.files.watch(lock)
     }
 
     /// Reads every page of the database.
-    pub fn check(&self) -> Result<(), StoreError> {
+    pub fn check(&self) -> Result<()> {
         check_every_page(&connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY)?)
-    }
-
-    pub fn tables(&self, session: &dyn SqlSession) -> Result<Vec<Table>, StoreError> {
-        let names =
-            "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite%' ORDER BY name";
-        let columns = "SELECT name, pk FROM pragma_table_info($1) ORDER BY cid";
-        let names = session.rows(names, &[], |mut row| row.next::<String>())?;
-        let table = |name: String| {
-            let columns = session.rows(columns, &[SqlValue::from(&name)], |mut row| {
-                Ok((row.next::<String>()?, row.next::<i64>()?))
-            })?;
-            let mut key: Vec<_> = columns.iter().filter(|(_, place)| *place > 0).cloned().collect();
-            key.sort_by_key(|(_, place)| *place);
-            let names = |columns: Vec<(String, i64)>| columns.into_iter().map(|(name, _)| name).collect();
-            Ok(Table { name, columns: names(columns), key: names(key) })
-        };
-        names.into_iter().map(table).collect()
     }
 }
 
 impl Engine for Sqlite {
-    fn begin(&self, mode: TransactionMode) -> Result<Box<dyn Transaction + '_>, StoreError> {
+    fn begin(&self, mode: TransactionMode) -> Result<Box<dyn Transaction + '_>> {
         Ok(match mode {
             TransactionMode::Read | TransactionMode::Report => Box::new(self.begin_read()?),
             TransactionMode::Write => Box::new(self.begin_write(Instant::now() + self.write_timeout)?),
@@ -147,24 +125,6 @@ impl Engine for Sqlite {
 
     fn write_timeout(&self, _: bool) -> Duration {
         self.write_timeout
-    }
-
-    fn clock(&self) -> &'static str {
-        "unixepoch()"
-    }
-
-    fn known_versions(&self) -> (&'static str, RangeInclusive<i64>) {
-        ("PRAGMA user_version", SCHEMA_VERSION..=SCHEMA_VERSION)
-    }
-
-    /// SQLite does not know such a clause: its transactions lock everything.
-    fn locking<'a>(&self, query: &'a str) -> &'a str {
-        query.split(" FOR ").next().unwrap_or(query)
-    }
-
-    /// Without statistics, which PostgreSQL has, it would read the days of all keys by the primary key.
-    fn days_hint(&self) -> &'static str {
-        "INDEXED BY rollup_days"
     }
 
     fn sqlite(&self) -> Option<&Sqlite> {
@@ -177,13 +137,12 @@ impl Engine for Sqlite {
 }
 
 /// Makes a consistent copy of this moment, while others write. Returns how many rows of the ledger it has.
-pub fn backup(path: &Path, to: &Path) -> Result<i64, StoreError> {
+pub fn backup(path: &Path, to: &Path) -> Result<i64> {
     if is_missing(path)? {
         return Err(StoreError::Missing);
     }
     // It only reads, but the last connection to close moves the WAL into the database, and a read-only one can't.
     let connection = connect(&crate::files::resolve(path)?, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-    connection.busy_timeout(START_TIMEOUT)?;
     // Not by SQLite, which would say "table already exists" for a file that is there.
     OpenOptions::new().write(true).create_new(true).mode(0o640).open(to)?;
     let copy = || {
@@ -198,9 +157,9 @@ pub fn backup(path: &Path, to: &Path) -> Result<i64, StoreError> {
     })
 }
 
-fn is_missing(path: &Path) -> Result<bool, StoreError> {
+fn is_missing(path: &Path) -> Result<bool> {
     // Before the database's own: a process that creates one fills its WAL last.
-    let wal = database_files::wal_of(&fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()));
+    let wal = with_suffix(&fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()), "-wal");
     let bytes = wal.metadata().map_or(0, |file| file.len());
     // An empty file is what a start that was interrupted has left.
     let is_missing = match path.metadata() {
@@ -211,11 +170,12 @@ fn is_missing(path: &Path) -> Result<bool, StoreError> {
     if is_missing && bytes > 0 { Err(StoreError::LostContent { wal, bytes }) } else { Ok(is_missing) }
 }
 
-fn connect(path: &Path, mode: OpenFlags) -> Result<Connection, StoreError> {
+fn connect(path: &Path, mode: OpenFlags) -> Result<Connection> {
     // One thread at a time uses a connection, so SQLite's own locks around it are not needed.
     // The path has no links. NOFOLLOW is for one that is put there meanwhile.
     let flags = mode | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let connection = Connection::open_with_flags(path, flags)?;
+    connection.busy_timeout(START_TIMEOUT)?;
     connection.pragma_update(None, "cache_size", -PAGE_CACHE)?;
     // Checkpoints have a task of their own: see checkpoint.rs.
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
@@ -228,7 +188,7 @@ fn connect(path: &Path, mode: OpenFlags) -> Result<Connection, StoreError> {
 
 /// Switches to another kind of journal. SQLite's own timeout does not cover this: it fails at once if another process is
 /// writing, which happens when both create the database.
-fn switch_journal(connection: &Connection, journal: &str) -> Result<(), StoreError> {
+fn switch_journal(connection: &Connection, journal: &str) -> Result<()> {
     let end = Instant::now() + START_TIMEOUT;
     loop {
         match connection.pragma_update(None, "journal_mode", journal).map_err(StoreError::from) {
@@ -238,26 +198,15 @@ fn switch_journal(connection: &Connection, journal: &str) -> Result<(), StoreErr
     }
 }
 
-fn check_every_page(connection: &Connection) -> Result<(), StoreError> {
+fn check_every_page(connection: &Connection) -> Result<()> {
     let verdict: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
     if verdict == "ok" { Ok(()) } else { Err(StoreError::Damaged(verdict)) }
 }
 
-/// A panic elsewhere leaves nothing half done behind these locks.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-struct SqliteSession<'a>(&'a Connection);
-
-impl SqlSession for SqliteSession<'_> {
-    fn run(
-        &self,
-        statements: &[BoundStatement],
-        each: &mut dyn FnMut(usize, Row) -> Result<(), StoreError>,
-    ) -> Result<Vec<usize>, StoreError> {
+impl SqlSession for Connection {
+    fn run(&self, statements: &[BoundStatement], each: EachRow) -> Result<Vec<usize>> {
         let run = |(number, (text, parameters)): (usize, &BoundStatement)| {
-            let mut prepared = self.0.prepare_cached(text)?;
+            let mut prepared = self.prepare_cached(text)?;
             // For SQLite `$1` is a name, and names are numbered in the order in which they first appear.
             debug_assert!(
                 (1..=parameters.len()).all(|n| prepared.parameter_name(n) == Some(&format!("${n}"))),
@@ -270,7 +219,7 @@ impl SqlSession for SqliteSession<'_> {
                     (0..columns).map(|column| row.get_ref(column).map(SqlValue::from)).collect();
                 each(number, Row::new(values?))?;
             }
-            Ok(self.0.changes() as usize)
+            Ok(self.changes() as usize)
         };
         statements.iter().enumerate().map(run).collect()
     }
@@ -284,6 +233,7 @@ mod tests {
     use rusqlite::ffi;
 
     use super::*;
+    use crate::mutex::lock;
     use crate::store::tests::Temporary;
 
     impl Sqlite {
@@ -312,6 +262,24 @@ mod tests {
         assert!(matches!(map(ffi::SQLITE_IOERR_DIR_FSYNC), StoreError::NotSynced(_)));
         assert!(matches!(map(ffi::SQLITE_IOERR_READ), StoreError::Other(_)));
         assert!(matches!(map(ffi::SQLITE_ERROR), StoreError::Other(_)));
+    }
+
+    #[test]
+    fn the_journal_is_switched_after_another_process_has_written() {
+        let temporary = Temporary::sqlite();
+        let path = temporary.folder.join("new.db");
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
+        let [other, ours] = [(); 2].map(|()| connect(&path, flags).expect("a connection"));
+        other.execute_batch("BEGIN IMMEDIATE; CREATE TABLE t (x)").expect("a write");
+        thread::scope(|scope| {
+            let switched = scope.spawn(move || switch_journal(&ours, "WAL"));
+            let began = Instant::now();
+            while !switched.is_finished() && began.elapsed() < Duration::from_millis(100) {
+                thread::yield_now();
+            }
+            other.execute_batch("COMMIT").expect("a commit");
+            switched.join().expect("no panic").expect("it waits");
+        });
     }
 
     #[test]

@@ -3,7 +3,6 @@
 //! Whenever this is interrupted, the path names the database that it had, or all of the new one. So the copy has no WAL and is
 //! synced before it is renamed, and a WAL of the old one is gone by then: SQLite would apply it to the new one.
 
-use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
@@ -11,10 +10,11 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, OpenFlags};
 
-use super::{START_TIMEOUT, SqliteSession, check_every_page, connect, is_missing, switch_journal, upgrades};
+use super::database_files::with_suffix;
+use super::{check_every_page, connect, is_missing, switch_journal, upgrades};
 use crate::files::{self, NO_FOLLOW};
 use crate::store::engine::SqlSession;
-use crate::store::{RestoreError, StoreError};
+use crate::store::{RestoreError, Result, StoreError};
 use crate::when;
 
 /// The files that SQLite may have beside a database with content that is not in it.
@@ -60,7 +60,7 @@ impl Replacement {
     }
 
     /// Reads every page and every index. Returns the version.
-    fn check(&self) -> Result<i64, StoreError> {
+    fn check(&self) -> Result<i64> {
         if is_missing(&self.copy)? {
             return Err(StoreError::Missing);
         }
@@ -69,11 +69,15 @@ impl Replacement {
         if verdict == "ok" { Ok(upgrades::version(&connection)?) } else { Err(StoreError::Damaged(verdict)) }
     }
 
-    /// Puts the copy, which nothing has open, in the place of the database.
-    pub fn put_in_place(self) -> Result<Replaced, StoreError> {
+    /// Puts the copy, which nothing has open, in the place of the database. Returns the path of the former database, if there
+    /// was one, and the reason why the folder could not be synced after the rename: after a power failure the path may name
+    /// the former database again.
+    pub fn put_in_place(self) -> Result<(Option<PathBuf>, Option<io::Error>)> {
         self.close_copy()?;
         let database = &self.database;
-        let kept = unused(database, &format!(".before-restore-{}", compact_time()));
+        // A colon would make it a host's name for some programs.
+        let time = when::iso(when::now()).unwrap_or_default().replace(['-', ':'], "");
+        let kept = unused(database, &format!(".before-restore-{time}"));
         let mut is_kept = false;
         for suffix in [""].into_iter().chain(LOGS) {
             let from = with_suffix(database, suffix);
@@ -88,11 +92,11 @@ impl Replacement {
         }
         self.sync_folder()?;
         fs::rename(&self.copy, database)?;
-        Ok(Replaced { kept: is_kept.then_some(kept), unsynced: self.sync_folder().err() })
+        Ok((is_kept.then_some(kept), self.sync_folder().err()))
     }
 
     /// Moves the WAL into the copy, gives it the owner and the mode of the database, and syncs it.
-    fn close_copy(&self) -> Result<(), StoreError> {
+    fn close_copy(&self) -> Result<()> {
         let connection = connect(&self.copy, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         switch_journal(&connection, "DELETE")?;
         drop(connection);
@@ -116,14 +120,6 @@ impl Replacement {
     }
 }
 
-pub struct Replaced {
-    /// The path of the former database; `None` if there was none.
-    pub kept: Option<PathBuf>,
-    /// The reason why the folder could not be synced after the rename: after a power failure the path may name the former
-    /// database again.
-    pub unsynced: Option<io::Error>,
-}
-
 impl Drop for Replacement {
     fn drop(&mut self) {
         let _ = self.remove_copy();
@@ -140,26 +136,24 @@ pub struct PresentDatabase {
 impl PresentDatabase {
     /// Moves the WAL into the database, which fails while another process has it open. A damaged one is only read, and not
     /// locked: SQLite might delete its WAL.
-    pub fn lock(path: &Path) -> Result<Self, StoreError> {
+    pub fn lock(path: &Path) -> Result<Self> {
         if is_missing(path)? {
             return Err(StoreError::Missing);
         }
         let connection = connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
-        connection.busy_timeout(START_TIMEOUT)?;
         match check_every_page(&connection) {
             Err(damage @ StoreError::Damaged(_)) => return Ok(Self { connection, damage: Some(damage) }),
             checked => checked?,
         }
         drop(connection);
         let connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-        connection.busy_timeout(START_TIMEOUT)?;
         switch_journal(&connection, "DELETE")?;
         connection.execute_batch("BEGIN EXCLUSIVE")?;
         Ok(Self { connection, damage: None })
     }
 
-    pub fn session(&self) -> impl SqlSession {
-        SqliteSession(&self.connection)
+    pub fn session(&self) -> &dyn SqlSession {
+        &self.connection
     }
 }
 
@@ -185,12 +179,6 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut path = OsString::from(path);
-    path.push(suffix);
-    path.into()
-}
-
 /// A path with this suffix that no file has.
 fn unused(path: &Path, suffix: &str) -> PathBuf {
     let mut candidates = (1..).map(|number: u32| match number {
@@ -199,9 +187,4 @@ fn unused(path: &Path, suffix: &str) -> PathBuf {
     });
     let is_free = |path: &PathBuf| fs::symlink_metadata(path).is_err();
     candidates.find(is_free).unwrap_or_else(|| with_suffix(path, suffix))
-}
-
-/// The time in a file's name: a colon would make it a host's name for some programs.
-fn compact_time() -> String {
-    when::iso(when::now()).unwrap_or_default().replace(['-', ':'], "")
 }

@@ -2,11 +2,10 @@
 
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 
-use super::SqliteSession;
 use crate::store::engine::{Access, SCHEMA, SCHEMA_VERSION};
-use crate::store::{StoreError, version_9};
+use crate::store::{Result, StoreError, version_9};
 
-pub(super) fn bring_up_to_date(connection: &mut Connection, access: Access) -> Result<(), StoreError> {
+pub(super) fn bring_up_to_date(connection: &mut Connection, access: Access) -> Result<()> {
     // Nearly always there is nothing to do, and this query takes no lock.
     if is_current(connection, access)? {
         return Ok(());
@@ -19,7 +18,7 @@ pub(super) fn bring_up_to_date(connection: &mut Connection, access: Access) -> R
     if is_new {
         create(&transaction, access)?;
     } else {
-        version_9::upgrade(&SqliteSession(&transaction), dialect)?;
+        version_9::upgrade(&*transaction, dialect)?;
     }
     transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
     transaction.commit()?;
@@ -30,12 +29,10 @@ pub(super) fn bring_up_to_date(connection: &mut Connection, access: Access) -> R
 }
 
 /// Returns whether the database has the present version. If not, and it may not be upgraded, that is an error.
-fn is_current(connection: &Connection, access: Access) -> Result<bool, StoreError> {
+fn is_current(connection: &Connection, access: Access) -> Result<bool> {
     match version(connection)? {
-        SCHEMA_VERSION => Ok(true),
         0 => Ok(false),
-        found if found > SCHEMA_VERSION => Err(StoreError::Newer { found, known: SCHEMA_VERSION }),
-        found => access.check_upgrade(found).map(|()| false),
+        found => access.is_current(found, found),
     }
 }
 
@@ -44,7 +41,7 @@ pub(super) fn version(connection: &Connection) -> rusqlite::Result<i64> {
 }
 
 /// Creates the tables of a new database. A database that has tables but no version belongs to another program.
-fn create(transaction: &Transaction, access: Access) -> Result<(), StoreError> {
+fn create(transaction: &Transaction, access: Access) -> Result<()> {
     let tables: i64 = transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
     if tables > 0 {
         return Err(StoreError::Damaged("it is the database of another program".into()));
@@ -139,7 +136,7 @@ mod tests {
         let before = shape(&old);
         for access in [Access::Create, Access::Existing] {
             let error = bring_up_to_date(&mut old, access).expect_err("it is older");
-            assert!(matches!(error, StoreError::Older { found: 8, known: SCHEMA_VERSION }), "{error}");
+            assert!(matches!(error, StoreError::Older(8)), "{error}");
         }
         assert_eq!(shape(&old), before);
         for (found, expected) in

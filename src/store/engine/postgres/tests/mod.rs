@@ -118,7 +118,7 @@ impl Postgres {
         self
     }
 
-    fn insert(&self, id: i64, durable: bool) -> Result<usize, StoreError> {
+    fn insert(&self, id: i64, durable: bool) -> Result<usize> {
         let statement = Statement::new(
             "INSERT INTO t SELECT $1, 0 WHERE $1 <> 13 ON CONFLICT (id) DO NOTHING",
             values![id],
@@ -267,7 +267,7 @@ fn while_the_database_is_lost_requests_fail_at_once_and_outcomes_wait() {
 #[test]
 fn there_are_no_more_connections_than_allowed() {
     let (_proxies, engine) = engine(1, 2);
-    let get = |time| engine.pool.get(Instant::now() + time, WhileLost::Fail);
+    let get = |time| engine.pool.get(Instant::now() + time, false);
     let held = [0, 1].map(|_| get(Duration::from_secs(30)).expect("a connection"));
     assert!(matches!(get(Duration::from_millis(50)), Err(StoreError::NoConnection)));
     thread::scope(|scope| {
@@ -288,7 +288,7 @@ fn there_are_no_more_connections_than_allowed() {
             "it only reads"
         );
     }
-    let work = |_: &dyn SqlSession| -> Result<(), StoreError> { panic!("on purpose") };
+    let work = |_: &dyn SqlSession| -> Result<()> { panic!("on purpose") };
     let panicked =
         thread::scope(|scope| scope.spawn(|| engine.as_dyn().transaction(false, work)).join().is_err());
     assert!(panicked);
@@ -303,7 +303,7 @@ fn a_server_with_no_room_for_another_connection_is_not_lost() {
         .read(|session| session.value("SELECT CAST(current_database() AS TEXT)", &[]))
         .expect("its name");
     PostgresServer::shared().psql(&format!("ALTER DATABASE {name} CONNECTION LIMIT 2"));
-    let get = |time| engine.pool.get(Instant::now() + time, WhileLost::Fail);
+    let get = |time| engine.pool.get(Instant::now() + time, false);
     let held = [0, 1].map(|_| get(Duration::from_secs(30)).expect("a connection"));
     let third = get(Duration::from_millis(500)).err();
     assert!(matches!(third, Some(StoreError::NoConnection)), "{third:?}");

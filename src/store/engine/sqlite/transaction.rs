@@ -1,14 +1,21 @@
-//! The connection that writes: threads take it in turn, each for one transaction.
+//! The connections while threads use them: each has one for one transaction. Those that write take turns with one
+//! connection.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::cell::Cell;
+use std::sync::{Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rusqlite::Connection;
+use rusqlite::{Connection, OpenFlags};
 
-use super::{Sqlite, SqliteSession, checkpoint, lock};
-use crate::store::StoreError;
-use crate::store::engine::{BoundStatement, Row, SqlSession, Statement, Transaction, bound};
+use super::{Sqlite, checkpoint, connect};
+use crate::mutex::lock;
+use crate::semaphore::{Permit, Semaphore};
+use crate::store::engine::{BoundStatement, EachRow, SqlSession, Statement, Transaction, bound};
+use crate::store::{Result, StoreError};
+
+/// The time that a read waits for a connection, and for the recovery of the database after a crash.
+const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The time that a write waits for its turn and for other processes, in total.
 pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -17,25 +24,23 @@ pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 const RETRY_PAUSE: Duration = Duration::from_millis(1);
 
 pub(super) struct Writer {
-    turn: Mutex<WriteSlot>,
-    is_free: Condvar,
+    turn: Semaphore,
+    /// `None` while a thread writes with it.
+    connection: Mutex<Option<Connection>>,
+    /// The time when a thread took the connection.
+    writing: Mutex<Option<Instant>>,
     /// Syncs run one at a time: Linux reports a failure once for each descriptor.
     sync_turn: Mutex<()>,
     /// The time when a thread took that turn.
     syncing: Mutex<Option<Instant>>,
 }
 
-struct WriteSlot {
-    /// `None` while a thread writes with it.
-    connection: Option<Connection>,
-    taken: Instant,
-}
-
 impl Writer {
     pub fn new(connection: Connection) -> Self {
         Self {
-            turn: Mutex::new(WriteSlot { connection: Some(connection), taken: Instant::now() }),
-            is_free: Condvar::new(),
+            turn: Semaphore::new(1),
+            connection: Mutex::new(Some(connection)),
+            writing: Mutex::default(),
             sync_turn: Mutex::default(),
             syncing: Mutex::default(),
         }
@@ -46,15 +51,30 @@ impl Sqlite {
     /// Returns whether a write has had the connection, or a sync has run, for longer than one may take: the disk or the file system
     /// hangs.
     pub fn is_stuck(&self) -> bool {
-        let turn = lock(&self.writer.turn);
-        let writing = turn.connection.is_none().then_some(turn.taken);
-        let syncing = *lock(&self.writer.syncing);
-        [writing, syncing].into_iter().flatten().any(|began| began.elapsed() > 2 * self.write_timeout)
+        let began = [*lock(&self.writer.writing), *lock(&self.writer.syncing)];
+        began.into_iter().flatten().any(|began| began.elapsed() > 2 * self.write_timeout)
+    }
+
+    pub(super) fn begin_read(&self) -> Result<SqliteTransaction<'_>> {
+        let turn = self.reading.acquire(Instant::now() + READ_TIMEOUT).ok_or(StoreError::NoConnection)?;
+        let idle = lock(&self.readers).pop_front();
+        let connection = match idle {
+            Some(connection) => connection,
+            None => {
+                let connection = connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+                connection.busy_timeout(READ_TIMEOUT)?;
+                connection
+            }
+        };
+        connection.prepare_cached("BEGIN")?.execute([])?;
+        Ok(SqliteTransaction::new(self, turn, Some(connection), false))
     }
 
     /// Begins a transaction. Waits for its turn and for other processes until the deadline.
-    pub(super) fn begin_write(&self, deadline: Instant) -> Result<SqliteWrite<'_>, StoreError> {
-        let write = self.lease(deadline)?;
+    pub(super) fn begin_write(&self, deadline: Instant) -> Result<SqliteTransaction<'_>> {
+        let turn = self.writer.turn.acquire(deadline).ok_or(StoreError::Busy)?;
+        *lock(&self.writer.writing) = Some(Instant::now());
+        let write = SqliteTransaction::new(self, turn, lock(&self.writer.connection).take(), true);
         self.restart_large_wal(write.connection());
         loop {
             match write.begin(deadline) {
@@ -70,21 +90,6 @@ impl Sqlite {
         *lock(&self.writer.syncing) = Some(Instant::now());
         SyncTurn { engine: self, _turn: turn }
     }
-
-    fn lease(&self, deadline: Instant) -> Result<SqliteWrite<'_>, StoreError> {
-        let mut turn = lock(&self.writer.turn);
-        loop {
-            if let Some(connection) = turn.connection.take() {
-                turn.taken = Instant::now();
-                return Ok(SqliteWrite { engine: self, connection: Some(connection) });
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(StoreError::Busy);
-            }
-            turn = self.writer.is_free.wait_timeout(turn, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
 }
 
 /// The right to sync, until it is dropped. Every commit that was made before it was taken is durable after the sync.
@@ -95,7 +100,7 @@ pub struct SyncTurn<'a> {
 
 impl SyncTurn<'_> {
     /// Makes every earlier commit durable. Other threads may write meanwhile.
-    pub fn sync(self) -> Result<(), StoreError> {
+    pub fn sync(self) -> Result<()> {
         self.engine.files.sync()
     }
 }
@@ -106,21 +111,30 @@ impl Drop for SyncTurn<'_> {
     }
 }
 
-/// The write connection, while one thread has it. Dropping it rolls back what is not committed and gives the connection
-/// back: after an error and after a panic too.
-pub(super) struct SqliteWrite<'a> {
+/// A connection, while one thread has it. Dropping it rolls back what is not committed and gives the connection back:
+/// after an error and after a panic too. A read that did not commit closes its connection instead, and the next reader opens
+/// another one.
+pub(super) struct SqliteTransaction<'a> {
     engine: &'a Sqlite,
     /// `None` only while it is dropped.
     connection: Option<Connection>,
+    is_write: bool,
+    is_committed: Cell<bool>,
+    /// Released after the connection was given back.
+    _turn: Permit<'a>,
 }
 
-impl SqliteWrite<'_> {
+impl<'a> SqliteTransaction<'a> {
+    fn new(engine: &'a Sqlite, turn: Permit<'a>, connection: Option<Connection>, is_write: bool) -> Self {
+        Self { engine, connection, is_write, is_committed: Cell::new(false), _turn: turn }
+    }
+
     fn connection(&self) -> &Connection {
-        self.connection.as_ref().expect("a write should have its connection until it is dropped")
+        self.connection.as_ref().expect("a transaction should have its connection until it is dropped")
     }
 
     /// Checks that writing makes sense, and waits for other processes until the deadline.
-    fn begin(&self, deadline: Instant) -> Result<(), StoreError> {
+    fn begin(&self, deadline: Instant) -> Result<()> {
         self.engine.files.check(|| checkpoint::wal_in_use(self.connection()))?;
         self.connection().busy_timeout(deadline.saturating_duration_since(Instant::now()))?;
         self.connection().prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
@@ -128,34 +142,36 @@ impl SqliteWrite<'_> {
     }
 }
 
-impl Transaction for SqliteWrite<'_> {
-    fn commit(&self, last: &[Statement]) -> Result<Vec<usize>, StoreError> {
+impl Transaction for SqliteTransaction<'_> {
+    fn commit(&self, last: &[Statement]) -> Result<Vec<usize>> {
         let changed = self.run(&bound(last), &mut |_, _| Ok(()))?;
         let commit = || Ok(self.connection().prepare_cached("COMMIT")?.execute([])?);
         self.engine.files.keep_failed_sync(commit())?;
+        self.is_committed.set(true);
         Ok(changed)
     }
 }
 
-impl SqlSession for SqliteWrite<'_> {
-    fn run(
-        &self,
-        statements: &[BoundStatement],
-        each: &mut dyn FnMut(usize, Row) -> Result<(), StoreError>,
-    ) -> Result<Vec<usize>, StoreError> {
+impl SqlSession for SqliteTransaction<'_> {
+    fn run(&self, statements: &[BoundStatement], each: EachRow) -> Result<Vec<usize>> {
         // SQLite syncs by itself when a write begins the WAL again.
-        self.engine.files.keep_failed_sync(SqliteSession(self.connection()).run(statements, each))
+        self.engine.files.keep_failed_sync(self.connection().run(statements, each))
     }
 }
 
-impl Drop for SqliteWrite<'_> {
+impl Drop for SqliteTransaction<'_> {
     fn drop(&mut self) {
+        if !self.is_write {
+            let sound = self.connection.take().filter(|_| self.is_committed.get());
+            lock(&self.engine.readers).extend(sound);
+            return;
+        }
         // After some errors SQLite has rolled back already.
         if !self.connection().is_autocommit() {
             let _ = self.connection().execute_batch("ROLLBACK");
         }
-        lock(&self.engine.writer.turn).connection = self.connection.take();
-        self.engine.writer.is_free.notify_one();
+        *lock(&self.engine.writer.connection) = self.connection.take();
+        *lock(&self.engine.writer.writing) = None;
     }
 }
 
@@ -182,7 +198,7 @@ mod tests {
         (temporary, engine)
     }
 
-    fn insert(engine: &Sqlite, number: i64, durable: bool) -> Result<usize, StoreError> {
+    fn insert(engine: &Sqlite, number: i64, durable: bool) -> Result<usize> {
         engine
             .as_dyn()
             .transaction(durable, |session| session.execute("INSERT INTO t VALUES ($1)", &values![number]))
@@ -252,7 +268,7 @@ mod tests {
     #[test]
     fn a_panic_or_an_error_gives_the_connection_back_and_rolls_back() {
         let (_temporary, engine) = engine(WRITE_TIMEOUT);
-        let write = |session: &dyn SqlSession| -> Result<(), StoreError> {
+        let write = |session: &dyn SqlSession| -> Result<()> {
             session.execute("INSERT INTO t VALUES (1)", &[])?;
             panic!("on purpose");
         };
