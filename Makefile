@@ -237,8 +237,8 @@ fuzz: need-fuzz ## Fuzz the parsers of requests, JSON bodies, answers and docume
 			-max_total_time=$(FUZZ_SECONDS) || exit 1; \
 	done
 
-# A sixteenth of the mutants that .cargo/mutants.toml describes, some 60, another one each time. -j 2: two cores.
-mutants: need-mutants ## Make about 60 random changes to the request path and the ledger; list those that no test detects
+# A sixteenth of the mutants that .cargo/mutants.toml describes, some 50, another one each time. -j 2: two cores.
+mutants: need-mutants ## Make about 50 random changes to the request path and the ledger; list those that no test detects
 	timeout 90m cargo mutants --shard $$(shuf -i 0-15 -n 1)/16 --sharding round-robin -j 2 --output target
 
 clean: ## Remove build results; var/, with the keys and the ledger of make run, is kept

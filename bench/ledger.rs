@@ -42,7 +42,7 @@ fn outcome() -> LedgerOutcome {
 fn write(store: &Store, digest: &SecretDigest, end: Instant) -> (u64, Duration, Duration) {
     let (mut rows, mut opening, mut closing) = (0, Duration::ZERO, Duration::ZERO);
     while Instant::now() < end {
-        let (id, created) = (RequestId::new().to_string(), time::OffsetDateTime::now_utc().unix_timestamp());
+        let (id, created) = (RequestId::now().to_string(), time::OffsetDateTime::now_utc().unix_timestamp());
         let began = Instant::now();
         let row = store.begin(&id, created, digest).expect("an open row").row;
         opening += began.elapsed();

@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import pathlib
+import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "outside"))
@@ -30,8 +31,8 @@ def attempt(mebibytes, workers, bodies):
     """Returns the outcomes, or None if the limit is too low."""
     try:
         tally, _, faults = asyncio.run(small_memory.load(mebibytes, workers + 16, bodies, SECONDS, workers=workers))
-    # Killed at its start, or in the middle of the load.
-    except (OSError, SystemExit):
+    # Killed at its start or in the middle of the load, or so short of memory that it reads its own code again and again.
+    except (OSError, SystemExit, subprocess.TimeoutExpired):
         return None
     return None if faults else tally
 

@@ -65,7 +65,7 @@ def comparison(result):
             yield f"| direct | | | | {value['rate_32']:,.0f} | | | | | |"
         else:
             label = f"**{name}**" if name == compare.SHIPPED else name
-            yield (f"| {label} | {compare.WRITTEN[name]} | {value['added_us']:,.0f} µs | {value['added_p99_us']:,.0f} µs | {value['rate_32']:,.0f}"
+            yield (f"| {label} | {compare.WRITTEN[name]} | {latency(its['added_us'])} | {latency(its['added_p99_us'])} | {value['rate_32']:,.0f}"
                    f" | {value['processor_us']:,.0f} µs | {value['idle_mib']:.1f} MiB | {value['loaded_mib']:.1f} MiB"
                    f" | {value['first_ms']:,.0f} ms | {value['disk_mib']:,.1f} MiB |")
     known = {"direct", compare.SHIPPED, compare.UNSYNCED}
@@ -73,6 +73,13 @@ def comparison(result):
     yield ""
     yield (f"{origin(result)}, medians of {result['rounds']} rounds. The commit latency of its disk is "
            f"{result['commit_us']['median']:.0f} µs. " + ", ".join(f"{name} {version}" for name, version in versions.items()) + ".")
+    yield ""
+    yield result["disturbances"] + "."
+
+
+def latency(figure):
+    """A latency that differs between rounds by more than itself is noise."""
+    return f"{figure['median']:,.0f} µs" if figure["spread"] <= 1 else "not measurable"
 
 
 def lost_tokens(result):
@@ -122,7 +129,7 @@ def growth(result):
             yield (f"| {kind} | {int(size):,} | {value['added_us']:,.0f} µs | {value['rate']:,.0f} | {value['processor_us']:,.0f} µs"
                    f" | {value['memory_mib']:.1f} MiB |")
     yield ""
-    yield f"{origin(result)}, medians of {result['rounds']} rounds."
+    yield f"{origin(result)}, " + ("one round." if result["rounds"] == 1 else f"medians of {result['rounds']} rounds.")
 
 
 def page_times(result):
@@ -133,6 +140,9 @@ def page_times(result):
         yield f"| {label} | " + " | ".join(f"{result['pages'][keys][page]:.1f}" for keys in counts) + " |"
     yield ""
     yield f"Median milliseconds, {result['rows']:,} rows, {origin(result)}."
+    yield ""
+    shares = [f"{result['api_shares'][keys]:.0%}" for keys in counts]
+    yield f"With the console in constant use, the API answers {' / '.join(shares)} of the requests per second without it."
 
 
 if __name__ == "__main__":
