@@ -11,6 +11,9 @@ use rustix::net::{RecvFlags, recv};
 /// Timeouts are rounded up to this, so that most calls on a kept connection need no setsockopt.
 const TIMEOUT_STEP: Duration = Duration::from_millis(125);
 
+/// The text of every timeout.
+pub const NO_ANSWER: &str = "it does not answer in time";
+
 #[derive(Debug)]
 pub struct TimedStream {
     /// Shared, so that another thread can shut it down.
@@ -41,6 +44,7 @@ impl TimedStream {
                     stream.set_nodelay(true)?;
                     return Ok(Self::new(stream, deadline));
                 }
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => failure = too_late(),
                 Err(error) => failure = error,
             }
         }
@@ -83,7 +87,7 @@ impl TimedStream {
 }
 
 fn too_late() -> io::Error {
-    io::Error::new(io::ErrorKind::TimedOut, "it does not answer in time")
+    io::Error::new(io::ErrorKind::TimedOut, NO_ANSWER)
 }
 
 impl Read for TimedStream {

@@ -29,7 +29,7 @@ use super::{
 };
 use crate::store::{Result, StoreError};
 
-/// The time that a start has to find a host.
+/// The time that a start has to find a host that answers.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -64,10 +64,9 @@ impl Postgres {
     /// Connects; creates or upgrades the tables if `access` allows that.
     pub fn open(uri: &DatabaseUri, most_connections: usize, access: Access) -> Result<Self> {
         let pool = PgPool::new(uri, most_connections)?;
-        let (mut connection, _) =
-            pool.connect(0, Instant::now() + START_TIMEOUT).map_err(StoreError::Unavailable)?;
-        if !schema::is_current(&mut connection, access)? {
-            schema::upgrade(pool.get(Instant::now() + START_TIMEOUT, false)?)?;
+        let mut pooled = pool.start()?;
+        if !schema::is_current(pooled.connection(), access)? {
+            schema::upgrade(pooled)?;
         }
         Ok(Self { pool })
     }
@@ -75,7 +74,7 @@ impl Postgres {
     /// Creates the tables in an empty database and runs `fill`, in one transaction: if that fails, or this process ends, the
     /// database is still empty. Programs that open it meanwhile wait.
     pub fn create_with<T>(uri: &DatabaseUri, fill: impl FnOnce(&dyn SqlSession) -> Result<T>) -> Result<T> {
-        let mut pooled = PgPool::new(uri, 1)?.get(Instant::now() + START_TIMEOUT, false)?;
+        let mut pooled = PgPool::new(uri, 1)?.start()?;
         schema::begin_and_create(pooled.connection())?;
         let session = PgSession::begun(pooled);
         let value = fill(&session)?;

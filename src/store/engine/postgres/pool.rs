@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 
 use rustls::ClientConfig;
 
-use super::TRY_WRITE;
 use super::protocol::PgConnection;
 use super::tls;
 use super::uri::{DatabaseUri, SslMode};
+use super::{START_TIMEOUT, TRY_WRITE};
 use crate::mutex::lock;
 use crate::store::{Result, StoreError};
+use crate::timed_stream::NO_ANSWER;
 
 /// The pause between two attempts to find the database while it is lost.
 const PROBE_PAUSE: Duration = Duration::from_millis(200);
@@ -123,6 +124,27 @@ impl PgPool {
                 return Err(StoreError::NoConnection);
             }
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Makes the first connection.
+    pub fn start(self: &Arc<Self>) -> Result<Pooled> {
+        let (connection, host) = self.connect_at_start()?;
+        let mut state = lock(&self.state);
+        (state.open, state.first) = (1, host);
+        let member = PoolMember { connection, host, generation: state.generation };
+        Ok(Pooled { pool: Arc::clone(self), member: Some(member) })
+    }
+
+    /// Connects to the first host that can be used, and tries again while one does not answer: `connect_timeout` is short
+    /// for the sake of a failover, and a busy primary may need longer.
+    pub fn connect_at_start(&self) -> Result<(PgConnection, usize)> {
+        let deadline = Instant::now() + START_TIMEOUT;
+        loop {
+            match self.connect(0, deadline) {
+                Err(cause) if cause.contains(NO_ANSWER) && Instant::now() < deadline => {}
+                result => return result.map_err(StoreError::Unavailable),
+            }
         }
     }
 

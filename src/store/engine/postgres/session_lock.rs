@@ -55,10 +55,11 @@ pub struct Sighting {
 impl SessionLock {
     pub fn take(uri: &DatabaseUri, name: &str) -> Result<Self, LockError> {
         let pool = PgPool::new(uri, 1).map_err(LockError::Database)?;
+        let connected = pool.connect_at_start().map_err(LockError::Database)?;
         let (host, name, others) = (0, name.to_owned(), HashMap::new());
         let mut lock = Self { pool, host, name, connection: None, is_held: false, others };
+        lock.use_connection(connected).map_err(LockError::Database)?;
         let deadline = Instant::now() + START_TIMEOUT;
-        lock.connect(deadline).map_err(LockError::Database)?;
         let give_up = Instant::now() + LOCK_TIMEOUT;
         while !lock.try_lock(deadline).map_err(|error| LockError::Database(error.into()))? {
             if Instant::now() >= give_up {
@@ -73,7 +74,10 @@ impl SessionLock {
     /// dead session for a while; the gateway continues to serve meanwhile. Returns false if the table has another epoch.
     pub fn renew(&mut self, epoch: i64) -> Result<bool> {
         if self.connection.is_none() {
-            self.connect(Instant::now() + self.pool.time_to_connect())?;
+            // What was seen on the connection before no longer counts.
+            (self.is_held, self.others) = (false, HashMap::new());
+            let deadline = Instant::now() + self.pool.time_to_connect();
+            self.use_connection(self.pool.connect(self.host, deadline).map_err(StoreError::Unavailable)?)?;
         }
         let renewed = self.beat(epoch);
         if let Err(error) = &renewed
@@ -134,12 +138,7 @@ impl SessionLock {
         Ok(())
     }
 
-    /// Connects, and forgets what was seen on the connection before.
-    fn connect(&mut self, deadline: Instant) -> Result<()> {
-        (self.is_held, self.connection) = (false, None);
-        self.others.clear();
-        let (mut connection, host) =
-            self.pool.connect(self.host, deadline).map_err(StoreError::Unavailable)?;
+    fn use_connection(&mut self, (mut connection, host): (PgConnection, usize)) -> Result<()> {
         connection.run_text(KEEPALIVE, Instant::now() + STATEMENT_TIMEOUT)?;
         (self.connection, self.host) = (Some(connection), host);
         Ok(())

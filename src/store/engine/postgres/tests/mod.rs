@@ -26,6 +26,8 @@ const LOSE_ANSWER: u8 = 3;
 /// COMMIT or its answer is lost.
 const LOSE_COMMIT: u8 = 4;
 const LOSE_COMMIT_ANSWER: u8 = 5;
+/// Connections are accepted, and nothing more happens.
+const HANG: u8 = 6;
 
 /// A proxy between the engine and its server.
 #[derive(Clone)]
@@ -49,12 +51,16 @@ impl FaultyProxy {
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
                 accepting.accepted.fetch_add(1, Ordering::SeqCst);
-                if accepting.mode.load(Ordering::SeqCst) != REFUSE {
+                let mode = accepting.mode.load(Ordering::SeqCst);
+                if mode == REFUSE {
+                    continue;
+                }
+                if mode != HANG {
                     let server = TcpStream::connect(&server).expect("the server");
                     accepting.forward(&client, &server, LOSE_REQUEST);
                     accepting.forward(&server, &client, LOSE_ANSWER);
-                    accepting.open().push(client);
                 }
+                accepting.open().push(client);
             }
         });
         proxy
@@ -262,6 +268,33 @@ fn while_the_database_is_lost_requests_fail_at_once_and_outcomes_wait() {
     });
     engine.insert(1, false).expect("the database is back");
     assert_eq!(count(&engine), 2);
+}
+
+#[test]
+fn a_start_tries_a_host_again_that_does_not_answer_and_no_other() {
+    let (proxies, mut uri) = proxies(1);
+    uri.connect_timeout = Duration::from_secs(1);
+    for start in [
+        |uri: &DatabaseUri| {
+            Postgres::open(uri, 1, Access::Create).map(drop).map_err(|error| error.to_string())
+        },
+        |uri: &DatabaseUri| SessionLock::take(uri, "name").map(drop).map_err(|error| error.to_string()),
+    ] {
+        let before = proxies[0].accepted.load(Ordering::SeqCst);
+        proxies[0].set(HANG);
+        thread::scope(|scope| {
+            let started = scope.spawn(|| start(&uri));
+            while proxies[0].accepted.load(Ordering::SeqCst) < before + 2 && !started.is_finished() {
+                thread::sleep(Duration::from_millis(5));
+            }
+            proxies[0].set(PASS);
+            started.join().expect("no panic").expect("it is found in the end");
+        });
+        proxies[0].set(REFUSE);
+        let before = proxies[0].accepted.load(Ordering::SeqCst);
+        start(&uri).expect_err("nobody answers");
+        assert_eq!(proxies[0].accepted.load(Ordering::SeqCst), before + 1);
+    }
 }
 
 #[test]
