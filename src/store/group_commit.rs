@@ -147,8 +147,8 @@ impl<'a> Leader<'a> {
             Ok(written) => written.into_iter().map(Ok).collect(),
             // Another process has the database.
             Err(StoreError::Busy) => return self.retry_later(),
-            Err(error) if self.group.len() == 1 || error.is_of_group() => vec![Err(error); self.group.len()],
-            // Try each write alone to find the failing one.
+            Err(error) if error.is_of_group() => vec![Err(error); self.group.len()],
+            // Tries each write alone, to find the failing one. A write that was alone has a second attempt.
             Err(_) => {
                 let alone = |job| self.write_together(slice::from_ref(job)).map(|mut one| one.remove(0));
                 self.group.iter().map(alone).collect()
