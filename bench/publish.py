@@ -141,7 +141,8 @@ def page_times(result):
     yield ""
     yield f"Median milliseconds, {result['rows']:,} rows, {origin(result)}."
     yield ""
-    shares = [f"{result['api_shares'][keys]:.0%}" for keys in counts]
+    # More than all of them is noise.
+    shares = [f"{min(1, result['api_shares'][keys]):.0%}" for keys in counts]
     yield f"With the console in constant use, the API answers {' / '.join(shares)} of the requests per second without it."
 
 
