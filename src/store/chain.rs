@@ -331,6 +331,13 @@ mod tests {
     }
 
     #[test]
+    fn an_empty_ledger_has_a_head_to_note() {
+        let found = Temporary::new().store.verify().expect("a walk");
+        assert_eq!((found.rows, found.fault), (0, None));
+        assert_eq!(found.heads.iter().map(|head| head.seq).collect::<Vec<_>>(), [0]);
+    }
+
+    #[test]
     fn what_was_done_to_a_row_is_found() {
         let of = |number: i64| id(&number.to_string(), number * 40_000);
         let altered = |number: i64| Some(Fault::Changed { request_id: of(number) });
