@@ -1,4 +1,4 @@
-//! Measures the ledger alone: several threads begin and finish rows in a database at the same time.
+//! Measures the ledger alone: several threads look up a key and append rows to a database at the same time.
 //!
 //!     ledger DATABASE [SECONDS [THREADS]...]
 
@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use adriaticum::id::RequestId;
 use adriaticum::secret::SecretDigest;
-use adriaticum::store::{Access, Actor, Database, KeyName, LedgerOutcome, NewKey, Permission, Store, Tokens};
+use adriaticum::store::{
+    Access, Actor, Database, Key, KeyName, LedgerRow, NewKey, Permission, Store, Tokens,
+};
 
 /// The digest of the benchmark's key. Its secret has not the form of one, so no request can use it.
 fn key(store: &Store) -> SecretDigest {
@@ -24,34 +26,35 @@ fn key(store: &Store) -> SecretDigest {
     digest
 }
 
-fn outcome() -> LedgerOutcome {
-    LedgerOutcome {
+fn row(id: RequestId, key: Key) -> LedgerRow {
+    LedgerRow {
+        request_id: id.to_string(),
+        key_id: key.id,
+        key_name: key.name,
+        created: id.created(),
         status: Some(200),
-        error_code: None,
-        cause: None,
         tokens: Tokens { prompt_tokens: Some(11), completion_tokens: Some(3), total_tokens: Some(14) },
-        duration_ms: 1.5,
-        queue_ms: 0.1,
+        duration_ms: Some(1.5),
+        queue_ms: Some(0.1),
         runtime_ms: Some(1.0),
-        grounded: false,
-        search: None,
+        ..LedgerRow::default()
     }
 }
 
-/// The rows of one thread: their number, and the times to begin and to finish one.
+/// The rows of one thread: their number, and the times of the look-ups and the appends.
 fn write(store: &Store, digest: &SecretDigest, end: Instant) -> (u64, Duration, Duration) {
-    let (mut rows, mut opening, mut closing) = (0, Duration::ZERO, Duration::ZERO);
+    let (mut rows, mut looking_up, mut appending) = (0, Duration::ZERO, Duration::ZERO);
     while Instant::now() < end {
-        let (id, created) = (RequestId::now().to_string(), time::OffsetDateTime::now_utc().unix_timestamp());
+        let id = RequestId::now();
         let began = Instant::now();
-        let row = store.begin(&id, created, digest).expect("an open row").row;
-        opening += began.elapsed();
+        let key = store.find_key(digest, id.created()).expect("a look-up").expect("the key");
+        looking_up += began.elapsed();
         let began = Instant::now();
-        store.finish(&row, &outcome()).expect("a durable outcome");
-        closing += began.elapsed();
+        store.append(row(id, key)).expect("a durable row");
+        appending += began.elapsed();
         rows += 1;
     }
-    (rows, opening, closing)
+    (rows, looking_up, appending)
 }
 
 fn main() {
@@ -63,9 +66,10 @@ fn main() {
     if counts.is_empty() {
         counts = vec![1, 2, 4, 8, 16, 32];
     }
-    let store = Arc::new(Store::open(&database, Access::Create).expect("a database"));
-    let digest = key(&store);
-    println!("threads     rows/s   making one   completing one");
+    let mut store = Store::open(&database, Access::Create).expect("a database");
+    store.join("", "").expect("a start");
+    let (digest, store) = (key(&store), Arc::new(store));
+    println!("threads     rows/s      look-up           append");
     for threads in counts {
         let end = Instant::now() + Duration::from_secs(seconds);
         let running: Vec<_> = (0..threads)
@@ -80,8 +84,8 @@ fn main() {
         println!(
             "{threads:>7} {:>10} {:>9.0} µs {:>13.0} µs",
             rows / seconds,
-            mean(done.iter().map(|(_, opening, _)| *opening).sum()),
-            mean(done.iter().map(|(.., closing)| *closing).sum()),
+            mean(done.iter().map(|(_, looking_up, _)| *looking_up).sum()),
+            mean(done.iter().map(|(.., appending)| *appending).sum()),
         );
     }
 }

@@ -33,10 +33,10 @@ impl RequestId {
         i64::from_be_bytes(milliseconds) / 1000
     }
 
-    /// When the request of an id was complete, in Unix seconds; 0 if the text is no id.
-    pub fn time_of(id: &str) -> i64 {
-        let milliseconds = id.strip_prefix("chatcmpl_").and_then(|digits| digits.get(..12));
-        milliseconds.and_then(|digits| i64::from_str_radix(digits, 16).ok()).unwrap_or(0) / 1000
+    /// When the request of an id was complete, in Unix seconds; `None` if the text is no id.
+    pub fn time_of(id: &str) -> Option<i64> {
+        let milliseconds = id.strip_prefix("chatcmpl_")?.get(..12)?;
+        Some(i64::from_str_radix(milliseconds, 16).ok()? / 1000)
     }
 
     /// The lower bound of the ids that were made at this second or later: as texts, too, ids sort by time.

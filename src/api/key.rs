@@ -11,8 +11,8 @@ use crate::when;
 pub const SECRET_PREFIX: &str = "adr_";
 pub const SECRET_DIGITS: usize = 48;
 
-/// Looks up a valid key. Any process may change it at any time: whether a request is run is decided when the ledger inserts
-/// its open row. The budget is that of a request that was created at this time.
+/// Looks up a valid key, as the last commit of any process left it. The budget is that of a request that was created at this
+/// time.
 pub fn authenticate(digest: &SecretDigest, store: &Store, created: i64) -> Result<Key, Failure> {
     let key = store.find_key(digest, created).map_err(|error| {
         let message = "The API keys can't be read at the moment. Try again later.";
@@ -21,17 +21,19 @@ pub fn authenticate(digest: &SecretDigest, store: &Store, created: i64) -> Resul
     let key = key.ok_or_else(|| {
         refused(FailureCause::UnknownKey, "There is no such API key. Check that it was copied whole.")
     })?;
-    let (cause, message) = match key.state(when::now()) {
-        KeyState::Active | KeyState::Expiring => return Ok(key),
-        KeyState::Revoked => (FailureCause::Revoked, "This API key was revoked. Ask for a new one."),
-        KeyState::Expired => (FailureCause::Expired, "This API key has expired. Ask for a new one."),
-    };
-    Err(Failure { key_id: Some(key.id), ..refused(cause, message) })
+    match key.state(when::now()) {
+        KeyState::Active | KeyState::Expiring => Ok(key),
+        KeyState::Revoked => Err(revoked(key.id)),
+        KeyState::Expired => {
+            let message = "This API key has expired. Ask for a new one.";
+            Err(Failure { key_id: Some(key.id), ..refused(FailureCause::Expired, message) })
+        }
+    }
 }
 
-/// The failure of a request whose key was refused, and is valid when it is looked up.
-pub fn changed() -> Failure {
-    refused(FailureCause::KeyChanged, "This API key was changed a moment ago. Try again.")
+pub fn revoked(key_id: String) -> Failure {
+    let message = "This API key was revoked. Ask for a new one.";
+    Failure { key_id: Some(key_id), ..refused(FailureCause::Revoked, message) }
 }
 
 /// The digest of the key in the `Authorization` header, of which there has to be exactly one. The key may not exist.

@@ -66,8 +66,8 @@ pub fn check_budget(budget: Option<KeyBudget>, created: i64) -> Result<(), Failu
     Err(Failure { no_retry: true, ..failure })
 }
 
-/// The failure if the open row could not be inserted. The runtime was not asked.
-pub fn row_not_opened(error: &StoreError) -> Failure {
+/// The failure while the ledger is unavailable. The runtime is not called.
+pub fn ledger_unavailable(error: &StoreError) -> Failure {
     Failure::unavailable(
         error.cause(),
         "Usage can't be recorded at the moment, so the request was not run. Try again later.",
@@ -75,9 +75,9 @@ pub fn row_not_opened(error: &StoreError) -> Failure {
     )
 }
 
-/// The failure if the outcome of a completion could not be made durable, so it is not sent. An automatic retry would
-/// only spend another inference.
-pub fn outcome_not_durable(error: &StoreError) -> Failure {
+/// The failure if the row of a completion could not be written, so it is not sent. An automatic retry would only spend
+/// another inference.
+pub fn row_not_written(error: &StoreError) -> Failure {
     Failure {
         no_retry: true,
         ..Failure::unavailable(

@@ -1,5 +1,5 @@
-//! Background tasks, each on its own thread: housekeeping, checkpoints, readiness, retention and the gateway's heartbeat. If
-//! one fails, requests continue, and the next round tries again.
+//! Background tasks, each on its own thread: readiness, retention and the gateway's heartbeat. If one fails, requests
+//! continue, and the next round tries again.
 
 mod readiness;
 mod task;
@@ -11,27 +11,23 @@ use std::time::{Duration, Instant};
 pub use self::readiness::Readiness;
 use self::task::{StopSignal, Task, TaskStep};
 use crate::checks;
-use crate::store::{ServeLock, SessionLock, Store, StoreError};
+use crate::store::{RetentionState, ServeLock, SessionLock, Store, StoreError};
 use crate::text::count;
-use crate::when;
 
-/// The pause between two rounds of housekeeping, and between two heartbeats of a gateway.
+/// The pause between two rounds of the readiness task, and between two heartbeats of a gateway.
 const INTERVAL: Duration = Duration::from_secs(1);
-
-/// The pause between two checks of the WAL's size. Requests are slower while a checkpoint syncs the database file, so it has
-/// to be rare enough to affect fewer than one in a hundred of them.
-const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The pause between two searches for old rows.
 const RETENTION_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// The most rows that one transaction removes: a write that waits for it is hardly delayed.
-const REMOVAL_BATCH: i64 = 100;
+/// The most rows that one transaction removes: its sync takes less time than the removal, and a row that waits for both is
+/// hardly delayed.
+const REMOVAL_BATCH: i64 = 1000;
 
 /// The pause after the removal of a batch of rows, as a multiple of the time of that removal: requests come first.
 const REMOVAL_PAUSE: u32 = 4;
 
-/// All tasks. Dropping it stops them, waits until housekeeping has written what it noted, and releases the lock last.
+/// All tasks. Dropping it stops them, waits until failed sign-ins are written, and releases the lock last.
 #[expect(dead_code, reason = "they are stopped when they are dropped")]
 pub struct Background(Vec<Task>, Option<ServeLock>);
 
@@ -45,11 +41,7 @@ impl Background {
         replaced: impl Fn(&StoreError) + Send + Sync + 'static,
     ) -> Self {
         let replaced = Arc::new(replaced);
-        let mut tasks = vec![
-            housekeeping(Arc::clone(store)),
-            checkpoints(Arc::clone(store)),
-            readiness::test_writes(Arc::clone(readiness), Arc::clone(&replaced)),
-        ];
+        let mut tasks = vec![readiness::watch(Arc::clone(readiness), Arc::clone(&replaced))];
         tasks.extend(retention_days.map(|days| retention(Arc::clone(store), days)));
         match lock {
             ServeLock::Session(lock) => tasks.push(presence(Arc::clone(store), *lock, replaced)),
@@ -59,39 +51,7 @@ impl Background {
     }
 }
 
-/// Writes what requests have only noted: when keys were last used, which sign-ins failed, and outcomes that the database did
-/// not take. Removes minutes and hours that are too old.
-fn housekeeping(store: Arc<Store>) -> Task {
-    Task::start("housekeeping", move |stop| {
-        let mut minute = 0;
-        let steps = [
-            TaskStep::new("writing the last uses of keys", || store.write_uses()),
-            TaskStep::new("writing failed sign-ins", || store.write_failed_sign_ins(when::now())),
-            TaskStep::new("writing late outcomes", || store.settle()),
-            TaskStep::new("removing old sums", || {
-                let now = when::now();
-                if mem::replace(&mut minute, now / 60) == now / 60 {
-                    Ok(())
-                } else {
-                    store.remove_old_sums(now)
-                }
-            }),
-        ];
-        stop.repeat(INTERVAL, steps);
-        let _ = store.write_uses();
-        let _ = store.settle();
-        let _ = store.write_failed_sign_ins(i64::MAX);
-    })
-}
-
-/// Runs checkpoints, so that no request has to.
-fn checkpoints(store: Arc<Store>) -> Task {
-    Task::start("checkpoints", move |stop| {
-        stop.repeat(CHECKPOINT_INTERVAL, [TaskStep::new("checkpoints", || store.checkpoint())]);
-    })
-}
-
-/// Updates the gateway's heartbeat, and closes the rows that stopped gateways have left open.
+/// Updates the gateway's heartbeat.
 fn presence(
     store: Arc<Store>,
     mut lock: SessionLock,
@@ -109,37 +69,31 @@ fn presence(
     })
 }
 
-/// Removes old rows from the ledger and from the audit.
+/// Removes old rows from the ledger.
 fn retention(store: Arc<Store>, days: u32) -> Task {
     Task::start("retention", move |stop| {
-        // The clock is read first: if it jumps meanwhile, the jump is found.
-        let limit = || -> Result<(i64, Option<i64>), StoreError> {
-            Ok((store.clock()? - i64::from(days) * 86_400, store.clock_jump()?))
-        };
-        let mut was_distrusted = false;
-        let ledger = TaskStep::new("retention", || {
-            let (before, jump) = limit()?;
-            if mem::replace(&mut was_distrusted, jump.is_some()) != jump.is_some() {
-                match jump {
-                    Some(last_seen) => log::warn!("the clock is {}", checks::clock_jumped(last_seen)),
-                    None => log::info!("the clock is trusted again, so retention continues"),
+        let mut was_held = false;
+        let remove = TaskStep::new("retention", || {
+            let now = store.clock()?;
+            let state = store.retention(days, now)?;
+            let is_held = matches!(state, RetentionState::Held { .. });
+            if mem::replace(&mut was_held, is_held) != is_held {
+                match state {
+                    RetentionState::Held { before } => log::warn!("{}", checks::retention_held(before)),
+                    _ => log::info!("retention continues"),
                 }
             }
-            if jump.is_some() {
+            let RetentionState::Due { before } = state else {
                 return Ok(());
-            }
-            let removed = remove_all(stop, || store.remove_before(before, REMOVAL_BATCH))?;
+            };
+            let removed = remove_all(stop, || store.remove_before(before, now, REMOVAL_BATCH))?;
             if removed > 0 {
                 let (rows, days) = (count(removed as i64, "row"), count(days.into(), "day"));
                 log::info!("removed {rows} older than {days} from the ledger");
             }
             Ok(())
         });
-        let audit = TaskStep::new("retention of the audit", || match limit()? {
-            (before, None) => remove_all(stop, || store.remove_audit_before(before, REMOVAL_BATCH)).map(drop),
-            (_, Some(_)) => Ok(()),
-        });
-        stop.repeat(RETENTION_INTERVAL, [ledger, audit]);
+        stop.repeat(RETENTION_INTERVAL, [remove]);
     })
 }
 

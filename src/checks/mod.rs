@@ -19,7 +19,7 @@ pub use self::certificate::{is_expiring, read_certificate, read_unexpired};
 use crate::client::Cancellation;
 use crate::config::{Config, GroundingMode, SearchBackend};
 use crate::search::{self, Index};
-use crate::store::{Access, CLOCK_SLACK as DATABASE_CLOCK_SLACK, Store, StoreError};
+use crate::store::{Access, CLOCK_SLACK as DATABASE_CLOCK_SLACK, RetentionState, Store, StoreError};
 use crate::text::{count, grouped};
 use crate::when;
 
@@ -112,7 +112,8 @@ fn parts(config: &Config, store: Option<&Store>, database: Finding) -> Vec<Findi
         .extend(addresses::reachable_address(config, store).map(|message| Finding::warn("listen", message)));
     findings.extend(config.tls.as_ref().map(certificate::check));
     findings.extend(exposed_secrets(config));
-    findings.extend([clock(config, store), database]);
+    findings.extend([clock(store), database]);
+    findings.extend(store.and_then(|store| retention(config, store)));
     // If the keys can't be read, the finding about the database says so.
     findings.extend(store.and_then(|store| keys::check(store).ok()).unwrap_or_default());
     findings.push(search(config));
@@ -158,32 +159,40 @@ fn exposed_secrets(config: &Config) -> Option<Finding> {
     (!message.is_empty()).then(|| Finding::warn("secrets", message.join("; ")))
 }
 
-fn clock(config: &Config, store: Option<&Store>) -> Finding {
+fn clock(store: Option<&Store>) -> Finding {
     let now = when::now();
     let time = format!("the time is {}", when::format_utc(now));
     if now < NOT_BEFORE {
         return Finding::fail("clock", time + ". Set the clock, or keys do not expire");
     }
     let is_off = store.and_then(|store| clock_is_off(store.clock_difference().ok()?));
-    let has_jumped = || config.retention_days.and_then(|_| store?.clock_jump().ok()?).map(clock_jumped);
     let is_set_back = || {
         let newest = store.and_then(|store| store.newest_row().ok()?);
         let ahead = newest.filter(|newest| *newest > now + CLOCK_SLACK)?;
         let ahead = when::format_utc(ahead);
         Some(format!("but the newest row of the ledger is of {ahead}. Was the clock set back?"))
     };
-    match is_off.or_else(has_jumped).or_else(is_set_back) {
+    match is_off.or_else(is_set_back) {
         Some(warning) => Finding::warn("clock", format!("{time}, {warning}")),
         None => Finding::ok("clock", time),
     }
 }
 
-/// Warns about a clock that retention does not trust.
-pub fn clock_jumped(last_seen: i64) -> String {
+/// Warns if retention removes nothing.
+fn retention(config: &Config, store: &Store) -> Option<Finding> {
+    let now = store.clock().ok()?;
+    match store.retention(config.retention_days?, now).ok()? {
+        RetentionState::Held { before } => Some(Finding::warn("retention", retention_held(before))),
+        RetentionState::Idle | RetentionState::Due { .. } => None,
+    }
+}
+
+/// Explains why retention removes nothing.
+pub fn retention_held(before: i64) -> String {
     format!(
-        "more than a day after the service was last seen ({}). Until it has run for 24 hours, retention removes nothing. If \
-         the clock is wrong, set it",
-        when::format_utc(last_seen)
+        "retention removes nothing: the ledger has rows from before {}, and none since then until today. The service was off \
+         for that long, or the clock is wrong: if it is, set it. Retention continues on the day after the next request",
+        when::format_utc(before)
     )
 }
 

@@ -35,8 +35,8 @@ a second signal ends it at once. SIGHUP reloads the log level and the certificat
 Usage: adriaticum serve
 ";
 
-/// The longest time of a request that the ledger takes on PostgreSQL: 5 s to insert the row, 5 s to read the key if it is
-/// refused, and 20 s for the outcome.
+/// The longest time of a request that the database takes: 10 s to look up the key (on PostgreSQL, if a connection is lost),
+/// and 20 s for the row.
 const LEDGER_TIME: Duration = Duration::from_secs(30);
 
 pub(super) fn run(mut args: Args) -> Result<(), CliError> {
@@ -70,10 +70,7 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
     let addresses: Vec<Address> = sockets.iter().map(|socket| socket.address.clone()).collect();
     let scheme = if acceptor.is_some() { "https" } else { "http" };
     let urls: Vec<String> = addresses.iter().map(|address| format_address(address, scheme)).collect();
-    match store.join(&config.gateway, &urls.join(" "))? {
-        0 => {}
-        rows => log::warn!("interrupted when the service last ended: {}", count(rows as i64, "request")),
-    }
+    store.join(&config.gateway, &urls.join(" "))?;
     let store = Arc::new(store);
     let notify = Notify::from_environment().map_err(failed("the socket that NOTIFY_SOCKET names"))?;
     let runtimes = Runtimes::new(&config.runtime, config.workers, config.worker_share()).map(Arc::new);

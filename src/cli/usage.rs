@@ -1,7 +1,7 @@
 //! `usage`: sums of the ledger, and single requests.
 
 use super::{Args, CliError, open_store, print, print_json, text_table};
-use crate::store::{Coverage, Filter, Grouping, Matching, Range, Span, Store, Sums, UndividedSpan, UsageRow};
+use crate::store::{Filter, Grouping, Matching, Range, Span, Store, Sums, UsageRow};
 use crate::text::{cells, count, csv_line, grouped};
 use crate::when::{self, When};
 
@@ -51,18 +51,18 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
     let filter = Filter { key_id: args.text("key"), gateway: args.text("gateway") };
     check_names(&store, filter)?;
     let (mut sums, mut rows) = (Sums::default(), Vec::new());
-    let Coverage { removed_before, undivided } = match by {
+    let undivided_hour = match by {
         None => store.figures(Span::Day, range, filter, &Matching::Anything, |row| sums.add(&row.sums))?,
         Some(by) => store.grouped(range, filter, by, |row| {
             sums.add(&row.sums);
             rows.push(row);
         })?,
     };
-    if let Some(undivided) = undivided {
-        return Err(too_fine(undivided));
+    if let Some(hour) = undivided_hour {
+        return Err(too_fine(hour));
     }
     if json {
-        return print(&as_json(&rows, &sums, removed_before));
+        return print(&as_json(&rows, &sums));
     }
     let columns = columns(by);
     let mut lines: Vec<Vec<String>> = vec![columns.iter().map(ToString::to_string).collect()];
@@ -80,25 +80,17 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
         }
         print(&summary(&sums))?;
     }
-    if let Some(time) = removed_before.and_then(when::iso) {
-        // On standard error, because standard output may be CSV.
-        eprintln!(
-            "Hours before {time} were removed. Their requests are in the reports by day, month, key and status."
-        );
-    }
     Ok(())
 }
 
-/// Refuses a range that begins or ends inside a span whose rows were removed: its figures would be wrong.
-fn too_fine(UndividedSpan { span, start, kept_since }: UndividedSpan) -> CliError {
+/// Refuses a range that begins or ends inside an hour whose rows were removed: its figures would be wrong.
+fn too_fine(hour: i64) -> CliError {
     let time = |time| when::iso(time).unwrap_or_default();
-    let unit = if span == Span::Day { "day" } else { "hour" };
     CliError::Failed(format!(
-        "rows before {} were removed (usage.retention_days), so --since and --until can't be inside the {unit} from {} to {}. \
-         Begin or end with a full {unit}.",
-        time(kept_since),
-        time(start),
-        time(start + span.seconds())
+        "the rows of the hour from {} to {} were removed (usage.retention_days), so --since and --until can't be inside it. \
+         Begin or end with a full hour.",
+        time(hour),
+        time(hour + Span::Hour.seconds())
     ))
 }
 
@@ -118,18 +110,13 @@ fn check_names(store: &Store, Filter { key_id, gateway }: Filter) -> Result<(), 
 }
 
 /// Formats an object with one row per line and the members of the sums.
-fn as_json(rows: &[UsageRow], sums: &Sums, removed_before: Option<i64>) -> String {
+fn as_json(rows: &[UsageRow], sums: &Sums) -> String {
     let rows: Vec<String> = rows
         .iter()
         .map(|row| format!("\n  {}", serde_json::to_string(row).expect("a row should have its JSON")))
         .collect();
     let sums = serde_json::to_string(sums).expect("sums should have their JSON");
-    let removed_before = removed_before.map_or("null".into(), |time| time.to_string());
-    format!(
-        "{{\"rows\": [{}],\n\"removed_before\": {removed_before},\n{}\n",
-        rows.join(","),
-        sums.trim_start_matches('{')
-    )
+    format!("{{\"rows\": [{}],\n{}\n", rows.join(","), sums.trim_start_matches('{'))
 }
 
 pub(super) fn show(mut args: Args) -> Result<(), CliError> {
@@ -146,8 +133,9 @@ pub(super) fn show(mut args: Args) -> Result<(), CliError> {
         (Some(status), Some(code)) => format!("{status} {code}"),
         (Some(status), None) => status.to_string(),
         (None, Some(code)) if code == "abandoned" => format!("{code}: the client left before the answer"),
+        // An earlier version wrote a row before the runtime was called.
         (None, Some(code)) => format!("{code}: the service ended before the answer"),
-        (None, None) => "in progress".into(),
+        (None, None) => "-".into(),
     };
     let figure = |figure: Option<i64>| figure.map_or("not measured".into(), |figure| figure.to_string());
     let time = |time: Option<f64>| match time {

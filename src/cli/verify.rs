@@ -27,7 +27,7 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
 /// that a script notices it.
 fn failure(found: &Verification, through: Option<&(HeadStatus, ChainHead)>) -> Option<String> {
     match &found.fault {
-        Some(fault @ Fault::Sums { .. }) => {
+        Some(fault @ (Fault::Sums { .. } | Fault::Total { .. })) => {
             return Some(format!("nothing wrong in {}, but {fault}.", count(found.rows as i64, "row")));
         }
         Some(fault) => return Some(format!("after {}: {fault}.", count(found.rows as i64, "good row"))),
@@ -53,7 +53,7 @@ fn summary(found: &Verification, through: Option<&(HeadStatus, ChainHead)>) -> S
     let unproven = found.unproven.as_ref().map_or(String::new(), |unproven| {
         let before = when::iso(unproven.before).unwrap_or_else(|| unproven.before.to_string());
         format!(
-            "{} of spans that begin before {before} can't be proven: retention has removed their rows.\n",
+            "{} of spans before {before} can't be proven: retention has removed their rows.\n",
             count(unproven.count as i64, "sum")
         )
     });

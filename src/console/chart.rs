@@ -3,7 +3,6 @@
 
 use maud::{Markup, html};
 
-use super::format;
 use crate::text::grouped;
 
 /// The drawing's own units: the width of a bar's place, the part of it that the bar fills, and the height.
@@ -16,22 +15,13 @@ pub struct Series {
     pub name: String,
     /// The style sheet's class that gives its colour.
     pub class: String,
-    pub values: Vec<Option<f64>>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Unit {
-    /// Values that add up, drawn as stacked bars.
-    Count,
-    /// Percentiles, drawn as lines because they do not add up. A value without neighbours is a dash.
-    Milliseconds,
+    pub values: Vec<i64>,
 }
 
 pub struct Chart {
     pub title: &'static str,
     /// The description for screen readers.
     pub summary: String,
-    pub unit: Unit,
     pub series: Vec<Series>,
 }
 
@@ -61,7 +51,7 @@ pub fn draw(charts: &[Chart], axis: &Axis) -> (Vec<Markup>, Markup) {
 impl Chart {
     fn figure(&self, axis: &Axis, column: usize) -> Markup {
         let bars = axis.labels.len();
-        let scale = Scale::to(self.highest(bars), self.unit);
+        let scale = Scale::to(self.highest(bars));
         let (width, steps) = (bars * PLACE, scale.steps);
         let height = |step: u32| HEIGHT * f64::from(step) / f64::from(steps);
         let grid: String = (0..=steps).map(|step| format!("M0 {:.0}h{width}", height(step))).collect();
@@ -73,17 +63,14 @@ impl Chart {
                 ul.legend {
                     @for series in &self.series { li { span class=(format!("swatch {}", series.class)) {} span.text { (series.name) } } }
                 }
-                div.plot data-column=(column) data-sum[self.unit == Unit::Count && self.series.len() > 1] {
+                div.plot data-column=(column) data-sum[self.series.len() > 1] {
                     div.y aria-hidden="true" {
-                        @for step in (0..=steps).rev() { span { (scale.label(step, self.unit)) } }
+                        @for step in (0..=steps).rev() { span { (scale.label(step)) } }
                     }
                     svg viewBox=(format!("0 0 {width} {HEIGHT}")) preserveAspectRatio="none" role="img" aria-label=(self.summary) {
                         path.grid d=(grid) {}
                         @for series in &self.series {
-                            @match self.unit {
-                                Unit::Count => path class=(format!("f {}", series.class)) d=(stacked(&series.values, &mut below, scale.top)) {},
-                                Unit::Milliseconds => path class=(format!("l {}", series.class)) d=(line(&series.values, scale.top)) {},
-                            }
+                            path class=(format!("f {}", series.class)) d=(stacked(&series.values, &mut below, scale.top)) {}
                         }
                         @if let Some(bar) = axis.unfinished { rect.unfinished x=(bar * PLACE) width=(PLACE) height=(HEIGHT) {} }
                     }
@@ -100,12 +87,8 @@ impl Chart {
     }
 
     fn highest(&self, bars: usize) -> f64 {
-        let values = |bar: usize| self.series.iter().filter_map(move |series| series.values[bar]);
-        let highest = |bar| match self.unit {
-            Unit::Count => values(bar).sum(),
-            Unit::Milliseconds => values(bar).fold(0.0, f64::max),
-        };
-        (0..bars).map(highest).fold(0.0, f64::max)
+        let sum = |bar: usize| self.series.iter().map(|series| series.values[bar] as f64).sum();
+        (0..bars).map(sum).fold(0.0, f64::max)
     }
 }
 
@@ -131,7 +114,7 @@ fn table(charts: &[Chart], axis: &Axis) -> Markup {
                             tr {
                                 th { a href=(axis.links[bar]) { (label) } @if axis.unfinished == Some(bar) { ", so far" } }
                                 @for chart in charts {
-                                    @for series in &chart.series { td { (series.values[bar].map_or("–".into(), |value| chart.unit.exact(value))) } }
+                                    @for series in &chart.series { td { (grouped(series.values[bar])) } }
                                 }
                             }
                         }
@@ -144,55 +127,20 @@ fn table(charts: &[Chart], axis: &Axis) -> Markup {
 
 /// Draws bars on top of those in `below`. Their heights are exact: small values belong at the bottom, where the style sheet adds
 /// a hairline.
-fn stacked(values: &[Option<f64>], below: &mut [f64], top: f64) -> String {
+fn stacked(values: &[i64], below: &mut [f64], top: f64) -> String {
     let mut path = String::new();
     for (bar, value) in values.iter().enumerate() {
-        let Some(value) = value.filter(|value| *value > 0.0) else {
+        if *value <= 0 {
             continue;
-        };
+        }
         let (x, bottom) = (bar * PLACE + (PLACE - FILLED) / 2, below[bar]);
-        below[bar] += value / top * HEIGHT;
+        below[bar] += *value as f64 / top * HEIGHT;
         // Hundredths, without zeros at the end: the chart of an hour may have 300 segments.
         let y = |height: f64| ((HEIGHT - height) * 100.0).round() / 100.0;
         path += &format!("M{x} {}V{}h{FILLED}V{}z", y(bottom), y(below[bar]), y(bottom));
     }
     path
 }
-
-fn line(values: &[Option<f64>], top: f64) -> String {
-    let mut path = String::new();
-    for (bar, value) in values.iter().enumerate() {
-        let Some(value) = value else {
-            continue;
-        };
-        let (x, y) = (bar * PLACE + PLACE / 2, HEIGHT - value / top * HEIGHT);
-        let is_first = bar == 0 || values[bar - 1].is_none();
-        let is_last = values.get(bar + 1).is_none_or(Option::is_none);
-        path += &match (is_first, is_last) {
-            (true, true) => format!("M{} {y:.0}h4", x - 2),
-            (true, false) => format!("M{x} {y:.0}"),
-            (false, _) => format!("L{x} {y:.0}"),
-        };
-    }
-    path
-}
-
-impl Unit {
-    fn exact(self, value: f64) -> String {
-        match self {
-            Self::Count => grouped(value as i64),
-            Self::Milliseconds => format::percentile(value),
-        }
-    }
-}
-
-const MINUTE: f64 = 60_000.0;
-
-/// The milliseconds above which an axis is in minutes.
-const MINUTES_FROM: f64 = 2.0 * MINUTE;
-
-/// The top of the highest axis in seconds.
-const MOST_SECONDS: f64 = 150_000.0;
 
 /// An axis from 0 to a round number.
 struct Scale {
@@ -202,39 +150,25 @@ struct Scale {
 
 impl Scale {
     /// Returns the smallest axis that `most` fits under: at most five steps of 1, 2 or 5 times a power of ten.
-    fn to(most: f64, unit: Unit) -> Self {
-        // Counts are whole; the axis of a time above two minutes has whole minutes.
-        let (one, least) = match unit {
-            Unit::Count => (1.0, 1.0),
-            Unit::Milliseconds if most > MINUTES_FROM => (MINUTE, 1.0),
-            Unit::Milliseconds => (1.0, 0.1),
-        };
+    fn to(most: f64) -> Self {
         if most <= 0.0 || !most.is_finite() {
             return Self { top: 1.0, steps: 1 };
         }
-        let most = most / one;
-        let mut ten = 10_f64.powf((most / 5.0).log10().floor()).max(least);
+        let mut ten = 10_f64.powf((most / 5.0).log10().floor()).max(1.0);
         loop {
             for step in [1.0, 2.0, 5.0] {
                 let steps = (most / (step * ten)).ceil().max(1.0);
                 if steps <= 5.0 {
-                    return Self { top: steps * step * ten * one, steps: steps as u32 };
+                    return Self { top: steps * step * ten, steps: steps as u32 };
                 }
             }
             ten *= 10.0;
         }
     }
 
-    /// The text at a step; all have the same unit.
-    fn label(&self, step: u32, unit: Unit) -> String {
-        let value = self.top * f64::from(step) / f64::from(self.steps);
-        match unit {
-            _ if step == 0 => "0".into(),
-            Unit::Count => short(value),
-            Unit::Milliseconds if self.top < 1000.0 => format!("{} ms", short(value)),
-            Unit::Milliseconds if self.top <= MOST_SECONDS => format!("{} s", short(value / 1000.0)),
-            Unit::Milliseconds => format!("{} min", short(value / MINUTE)),
-        }
+    /// The text at a step.
+    fn label(&self, step: u32) -> String {
+        short(self.top * f64::from(step) / f64::from(self.steps))
     }
 }
 
@@ -263,39 +197,22 @@ mod tests {
             (1_000_000.0, 1_000_000.0, 5),
             (1_234_567.0, 1_500_000.0, 3),
         ] {
-            let scale = Scale::to(most, Unit::Count);
+            let scale = Scale::to(most);
             assert_eq!((scale.top, scale.steps), (top, steps), "{most}");
         }
         for most in [f64::NAN, f64::INFINITY, -1.0] {
-            assert_eq!(Scale::to(most, Unit::Count).steps, 1);
+            assert_eq!(Scale::to(most).steps, 1);
         }
         assert_eq!([0.0, 15.0, 1_500.0, 250_000.0, 2e6].map(short), ["0", "15", "1.5k", "250k", "2M"]);
     }
 
     #[test]
-    fn an_axis_of_times_is_in_whole_steps_of_its_unit() {
-        for (most, labels) in [
-            (0.34, "0, 0.1 ms, 0.2 ms, 0.3 ms, 0.4 ms"),
-            (31.0, "0, 10 ms, 20 ms, 30 ms, 40 ms"),
-            (1_700.0, "0, 0.5 s, 1 s, 1.5 s, 2 s"),
-            (119_000.0, "0, 50 s, 100 s, 150 s"),
-            (170_000.0, "0, 1 min, 2 min, 3 min"),
-        ] {
-            let scale = Scale::to(most, Unit::Milliseconds);
-            let texts: Vec<String> =
-                (0..=scale.steps).map(|step| scale.label(step, Unit::Milliseconds)).collect();
-            assert_eq!(texts.join(", "), labels, "{most}");
-        }
-    }
-
-    #[test]
     fn names_are_escaped_wherever_they_stand() {
         let hostile = "</title><script>\"'&";
-        let chart = |unit| Chart {
+        let chart = Chart {
             title: "Tokens",
             summary: hostile.into(),
-            unit,
-            series: vec![Series { name: hostile.into(), class: "k0".into(), values: vec![Some(1.0), None] }],
+            series: vec![Series { name: hostile.into(), class: "k0".into(), values: vec![1, 0] }],
         };
         let axis = Axis {
             labels: vec![hostile.into(); 2],
@@ -303,7 +220,7 @@ mod tests {
             links: vec![hostile.into(); 2],
             unfinished: Some(1),
         };
-        let (drawn, table) = draw(&[chart(Unit::Count), chart(Unit::Milliseconds)], &axis);
+        let (drawn, table) = draw(&[chart], &axis);
         for drawn in drawn.into_iter().chain([table]) {
             let text = drawn.into_string();
             assert!(!text.contains("<script"), "{text}");

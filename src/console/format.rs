@@ -37,11 +37,15 @@ pub fn duration(milliseconds: f64) -> String {
     }
 }
 
-/// A percentile to two digits: the histogram is no more precise.
-pub fn percentile(milliseconds: f64) -> String {
-    let unit = 10_f64.powf(milliseconds.max(0.1).log10().floor() - 1.0);
-    let value = (milliseconds / unit).round() * unit;
-    if (10_000.0..100_000.0).contains(&value) { format!("{:.0} s", value / 1000.0) } else { duration(value) }
+/// A duration to three digits.
+pub fn exact_duration(milliseconds: f64) -> String {
+    let (value, unit) =
+        if milliseconds < 999.5 { (milliseconds, "ms") } else { (milliseconds / 1000.0, "s") };
+    match value {
+        value if value < 9.995 => format!("{value:.2} {unit}"),
+        value if value < 99.95 => format!("{value:.1} {unit}"),
+        value => format!("{} {unit}", grouped(value.round() as i64)),
+    }
 }
 
 /// A duration of seconds to days, in words.
@@ -80,10 +84,15 @@ mod tests {
         {
             assert_eq!(duration(ms), text);
         }
-        for (ms, text) in
-            [(0.0, "0.0 ms"), (0.26, "0.3 ms"), (7.26, "7.3 ms"), (126.0, "130 ms"), (12_345.0, "12 s")]
-        {
-            assert_eq!(percentile(ms), text);
+        for (ms, text) in [
+            (0.0, "0.00 ms"),
+            (7.256, "7.26 ms"),
+            (42.44, "42.4 ms"),
+            (126.0, "126 ms"),
+            (999.6, "1.00 s"),
+            (12_345.0, "12.3 s"),
+        ] {
+            assert_eq!(exact_duration(ms), text);
         }
         for (seconds, text) in
             [(1, "1 second"), (61, "1 minute"), (7_260, "2 hours, 1 minute"), (180_000, "2 days, 2 hours")]

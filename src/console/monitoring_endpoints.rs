@@ -10,7 +10,7 @@ use crate::http::{Request, RequestHead, Response};
 use crate::id::RequestId;
 use crate::listener::{Acceptor, Load};
 use crate::logging;
-use crate::metrics::Metrics;
+use crate::metrics::{LedgerGauges, Metrics};
 use crate::runtime::Runtimes;
 use crate::store::{Key, Permission, Store};
 
@@ -18,9 +18,6 @@ const TEXT: &str = "text/plain; charset=utf-8";
 
 /// The content type of Prometheus's text format.
 const METRICS_TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
-
-/// The precision of a key's last use, in seconds: a write for every scrape would cost more than it is worth.
-const LAST_USE_PRECISION: i64 = 60;
 
 pub struct MonitoringEndpoints {
     pub store: Arc<Store>,
@@ -72,7 +69,11 @@ impl MonitoringEndpoints {
                 // Without a database there are no budgets, but the other metrics are wanted most.
                 let mut keys = self.store.keys_with_budget().unwrap_or_default();
                 keys.retain(|key| key.is_valid(id.created()));
-                let text = self.metrics.render(&self.load.snapshot(), &self.store.state(), &keys);
+                let ledger = LedgerGauges {
+                    is_available: self.store.outage().is_none(),
+                    wal_bytes: self.store.wal_figures().bytes,
+                };
+                let text = self.metrics.render(&self.load.snapshot(), ledger, &keys);
                 Response::new(200, METRICS_TEXT, text.into_bytes())
             }
             Err(failure) => {
@@ -96,10 +97,6 @@ impl MonitoringEndpoints {
                 "This API key may not read the metrics. Make one that may: \
                  adriaticum keys create NAME --permission metrics",
             ));
-        }
-        if key.last_used.is_none_or(|last| (now - last).abs() >= LAST_USE_PRECISION) {
-            // Not written here: the metrics are wanted most when something is wrong with the database.
-            self.store.note_use(&key.id, now);
         }
         Ok(key)
     }

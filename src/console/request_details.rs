@@ -144,7 +144,7 @@ fn advice(row: &LedgerRow) -> Option<&'static str> {
              has the reason, under this id."
         }
         "interrupted" => {
-            "The service was killed or lost power. The runtime may have done the work; what it used is not known."
+            "The service, of an earlier version, was killed or lost power. What the runtime has used is not known."
         }
         "abandoned" => {
             "The client closed its connection, often because its own timeout was shorter than the answer took. The \

@@ -69,7 +69,7 @@ fn list(view: &UsageView, listing: &Listing, with_gateway: bool) -> Markup {
         @if listing.rows.is_empty() { section.empty { h2 { "No requests" } p { "None matches the range and the filters." } } }
         @else { (cards("requests", &COLUMNS.map(heading)[..columns], rows)) }
         @if let Some(last) = &listing.searched_to {
-            p.muted { "Searched " (grouped(view.row_filter().searched_rows())) " requests, to " (format::second(RequestId::time_of(last))) "." }
+            p.muted { "Searched " (grouped(view.row_filter().searched_rows())) " requests, to " (format::second(RequestId::time_of(last).unwrap_or(0))) "." }
         }
     }
 }

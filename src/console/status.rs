@@ -105,7 +105,7 @@ fn runtime(status: &RuntimeStatus, checked: Option<(&Finding, i64)>) -> PartStat
             br;
             span.muted {
                 (grouped(status.in_progress as i64)) " in progress"
-                @if let Some(time) = status.median { ", p50 " (format::percentile(when::milliseconds(time))) " of the last 100 answers" }
+                @if let Some(time) = status.median { ", p50 " (format::exact_duration(when::milliseconds(time))) " of the last 100 answers" }
                 @if let Some((time, error)) = &status.last_error { ", last error " (format::second(*time)) ": " span.text { (error) } }
             }
         },
@@ -154,7 +154,7 @@ fn facts(console: &Console) -> Result<Markup, StoreError> {
     let [buffered, buffer_limit] =
         [load.buffered_bytes.now, load.buffered_bytes.most].map(|bytes| bytes as f64 / 1024.0 / 1024.0);
     let now = when::now();
-    let ledger = console.store.state();
+    let wal = console.store.wal_figures();
     let file = console.config.database.file();
     let size = file.and_then(|file| file.metadata().ok()).map(|file| file.len());
     let last = |time: Option<i64>| html! { @match time { Some(time) => (format::second(time)), None => "none since the start" } };
@@ -181,10 +181,10 @@ fn facts(console: &Console) -> Result<Markup, StoreError> {
         h2 { "The ledger" }
         dl.facts {
             dt { "Database" } dd {
-                @match size { Some(size) => { (format::bytes(size)) ", and " (format::bytes(ledger.wal_bytes)) " of WAL" }, None => (console.config.database) }
+                @match size { Some(size) => { (format::bytes(size)) ", and " (format::bytes(wal.bytes)) " of WAL" }, None => (console.config.database) }
             }
             @if let Some(file) = file {
-                dt { "Last checkpoint" } dd { (last(ledger.last_checkpoint)) }
+                dt { "Last checkpoint" } dd { (last(wal.last_checkpoint)) }
                 dt { "Free disk space" } dd { @match checks::bytes_free(file) { Some(free) => (format::bytes(free)), None => "not known" } }
             }
         }
@@ -237,10 +237,9 @@ fn gateways(console: &Console) -> Result<Markup, StoreError> {
                 @if ago > SEEN_LATELY { span.badge.bad { "not seen" } " for " (format::long_duration(Duration::from_secs(ago as u64))) }
                 @else { span.badge.good { "now" } }
             },
-            html! { (grouped(gateway.open_requests)) },
         ]
     };
-    let headings = ["Gateway", "Version", "Address", "Last seen", "Unfinished rows"].map(heading);
+    let headings = ["Gateway", "Version", "Address", "Last seen"].map(heading);
     Ok(html! {
         @if !gateways.is_empty() {
             h2 { "Gateways" }

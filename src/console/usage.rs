@@ -8,13 +8,13 @@ use super::request_details::find_form;
 use super::usage_report::UsageReport;
 use super::usage_view::UsageView;
 use super::{PageResult, chart, filters, format, layout, usage_by_key, usage_charts};
-use crate::store::{Durations, Key};
+use crate::store::Key;
 use crate::text::{count, grouped};
 
 pub fn page(operator: &Operator) -> PageResult {
     let Operator { console, request, .. } = *operator;
     let keys = console.store.list_keys()?;
-    let view = UsageView::read(&request.query, request.now).with_key(&keys);
+    let view = UsageView::read(&request.query, request.now).with_key(&keys).countable(&console.store)?;
     let report = UsageReport::read(&console.store, &view, &keys)?;
     let content = html! {
         main {
@@ -62,14 +62,14 @@ fn cards(view: &UsageView, report: &UsageReport) -> Markup {
     let (all, succeeded) = (&report.all, report.all.succeeded());
     let unmeasured = html! { @if all.unmeasured > 0 { (count(all.unmeasured, "request")) " unmeasured" } };
     let is_measured = succeeded > all.unmeasured;
-    let percentiles = |durations: &Durations| {
-        let texts = [0.5, 0.95, 0.99].map(|share| durations.percentile(share).map(format::percentile));
-        match texts {
-            [Some(p50), Some(p95), Some(p99)] => (p50, html! { "p95 " (p95) br; "p99 " (p99) }),
-            _ => ("–".to_owned(), html! { "nothing measured" }),
+    let [median, p95, p99] =
+        [0.5, 0.95, 0.99].map(|share| report.percentile(share).map_or("–".into(), format::exact_duration));
+    let durations = html! {
+        @match report.durations.len() {
+            0 => "no completions",
+            number => { "p95 " (p95) ", p99 " (p99) br; "of the newest " (count(number as i64, "completion")) },
         }
     };
-    let (runtime, overhead) = (percentiles(&report.runtime), percentiles(&report.overhead));
     let ok = html! { a href=(view.requests_address("ok")) { (grouped(succeeded)) " succeeded" } };
     let not = html! {
         @if all.requests > 0 { a href=(view.requests_address("failed")) { (count(all.errors, "error")) } } @else { "no requests" }
@@ -83,8 +83,7 @@ fn cards(view: &UsageView, report: &UsageReport) -> Markup {
                 ("Tokens in", tokens(all.prompt_tokens, is_measured && all.prompt_tokens > 0), &unmeasured),
                 ("Tokens out", tokens(all.completion_tokens, is_measured), &unmeasured),
                 ("Total tokens", tokens(all.total_tokens, is_measured), &unmeasured),
-                ("Runtime, p50", runtime.0, &runtime.1),
-                ("Overhead, p50", overhead.0, &overhead.1),
+                ("Duration, median", median, &durations),
             ] { div { dt { (title) } dd { strong { (figure) } span { (detail) } } } }
         }
     }

@@ -9,21 +9,20 @@ use super::page_request::Operator;
 use super::usage::{rate, tokens};
 use super::usage_report::{KeyUsage, UsageReport};
 use super::usage_view::UsageView;
-use super::{PageResult, filters, format, layout};
+use super::{PageResult, filters, layout};
 use crate::text::{count, grouped};
 
 /// The number of keys on the usage page, and on a page of this table.
 const KEYS_ON_USAGE_PAGE: usize = 10;
 const KEYS_PER_PAGE: usize = 100;
 
-pub const COLUMNS: [SortColumn; 8] = [
+pub const COLUMNS: [SortColumn; 7] = [
     SortColumn { word: "key", heading: "Key", greatest_first: false },
     SortColumn { word: "requests", heading: "Requests", greatest_first: true },
     SortColumn { word: "success", heading: "Succeeded", greatest_first: true },
     SortColumn { word: "in", heading: "Tokens in", greatest_first: true },
     SortColumn { word: "out", heading: "Tokens out", greatest_first: true },
     SortColumn { word: "tokens", heading: "Total tokens", greatest_first: true },
-    SortColumn { word: "runtime", heading: "Runtime, p50", greatest_first: true },
     SortColumn { word: "share", heading: "Share of tokens", greatest_first: true },
 ];
 
@@ -37,7 +36,6 @@ fn compare(order: SortOrder, a: &KeyUsage, b: &KeyUsage) -> Ordering {
         "success" => key.sums.succeeded() as f64 / key.sums.requests as f64,
         "in" => key.sums.prompt_tokens as f64,
         "out" => key.sums.completion_tokens as f64,
-        "runtime" => key.runtime.percentile(0.5).unwrap_or(-1.0),
         _ => key.sums.total_tokens as f64,
     };
     let ascending = if order.column == "key" { by_name() } else { figure(a).total_cmp(&figure(b)) };
@@ -58,7 +56,8 @@ pub fn section(view: &UsageView, report: &UsageReport) -> Markup {
 
 pub fn page(operator: &Operator) -> PageResult {
     let Operator { console, request, .. } = *operator;
-    let view = UsageView::read(&request.query, request.now).without_row_filters();
+    let view =
+        UsageView::read(&request.query, request.now).without_row_filters().countable(&console.store)?;
     let report = UsageReport::read(&console.store, &view, &console.store.list_keys()?)?;
     let pages = report.keys.len().div_ceil(KEYS_PER_PAGE).max(1);
     let number: usize = request.query.get("page").parse().unwrap_or(1).clamp(1, pages);
@@ -95,7 +94,6 @@ fn table(view: &UsageView, report: &UsageReport, address: &str, skipped: usize, 
             html! { (tokens(sums.prompt_tokens, is_measured && sums.prompt_tokens > 0)) },
             html! { (tokens(sums.completion_tokens, is_measured)) },
             html! { (tokens(sums.total_tokens, is_measured)) },
-            html! { (key.runtime.percentile(0.5).map_or("–".into(), format::percentile)) },
             html! { @if is_measured { (rate(sums.total_tokens, report.all.total_tokens)) } @else { "–" } },
         ]
     };

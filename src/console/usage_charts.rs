@@ -5,10 +5,9 @@ use time::format_description::BorrowedFormatItem;
 use time::macros::format_description;
 
 use super::bar_interval::{BarInterval, DAY, HOUR};
-use super::chart::{Axis, Chart, Series, Unit};
-use super::usage_report::{Bar, ResultKind, UsageReport};
+use super::chart::{Axis, Chart, Series};
+use super::usage_report::{ResultKind, UsageReport};
 use super::usage_view::UsageView;
-use crate::store::Durations;
 use crate::text::{count, grouped};
 
 type Format = &'static [BorrowedFormatItem<'static>];
@@ -21,25 +20,18 @@ const YEAR_FORMAT: Format = format_description!("[year]");
 pub fn all(report: &UsageReport) -> Vec<Chart> {
     let mut charts = vec![requests(report)];
     charts.extend(tokens(report));
-    charts.extend([
-        percentiles(report, "Runtime", "the calls that were answered", ["k1", "k0"], |bar| &bar.runtime),
-        percentiles(report, "Gateway overhead", "the rest of the requests’ time", ["k3", "k2"], |bar| {
-            &bar.overhead
-        }),
-    ]);
     charts
 }
 
 fn requests(report: &UsageReport) -> Chart {
     let series = |name: &str, class: &str, kind: ResultKind| {
-        let values = report.bars.iter().map(|bar| Some(bar.requests[kind as usize] as f64));
+        let values = report.bars.iter().map(|bar| bar.requests[kind as usize]);
         Series { name: name.into(), class: class.into(), values: values.collect() }
     };
     let (all, succeeded) = (count(report.all.requests, "request"), grouped(report.all.succeeded()));
     Chart {
         title: "Requests by outcome",
         summary: format!("Bars: {all}, {succeeded} of them succeeded"),
-        unit: Unit::Count,
         series: vec![
             // Errors are few: at the bottom they can be compared.
             series("Failed", "failed", ResultKind::Failed),
@@ -59,29 +51,8 @@ fn tokens(report: &UsageReport) -> Option<Chart> {
     (!series.is_empty()).then(|| Chart {
         title: "Tokens by key",
         summary: format!("Bars: {}{missing}", count(report.all.total_tokens, "token")),
-        unit: Unit::Count,
         series,
     })
-}
-
-fn percentiles(
-    report: &UsageReport,
-    title: &'static str,
-    subject: &str,
-    classes: [&str; 2],
-    durations: fn(&Bar) -> &Durations,
-) -> Chart {
-    let series = |((name, share), class): ((&str, f64), &str)| Series {
-        name: name.into(),
-        class: class.into(),
-        values: report.bars.iter().map(|bar| durations(bar).percentile(share)).collect(),
-    };
-    Chart {
-        title,
-        summary: format!("Lines: p50 and p95 of {subject}"),
-        unit: Unit::Milliseconds,
-        series: [("p95", 0.95), ("p50", 0.5)].into_iter().zip(classes).map(series).collect(),
-    }
 }
 
 /// The most labels under a chart.

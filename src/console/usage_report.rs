@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::chart::Series;
 use super::usage_view::UsageView;
-use crate::store::{Durations, Key, Store, StoreError, Sums};
+use crate::store::{Key, Store, StoreError, Sums};
 use crate::text::count;
 
 /// The number of keys that have a colour of their own in a chart; the others share one.
@@ -20,7 +20,7 @@ pub enum ResultKind {
     Succeeded,
     /// The client's fault: 4xx.
     Refused,
-    /// The gateway's or the runtime's fault: 5xx or interrupted; or the client went away.
+    /// The gateway's or the runtime's fault: 5xx; or the client went away.
     Failed,
 }
 
@@ -37,8 +37,8 @@ impl ResultKind {
 #[derive(Default)]
 pub struct UsageReport {
     pub all: Sums,
-    pub runtime: Durations,
-    pub overhead: Durations,
+    /// The milliseconds that the newest completions took, in ascending order.
+    pub durations: Vec<f64>,
     pub bars: Vec<Bar>,
     /// Status, code and number of requests, the most frequent first.
     pub errors: Vec<(Option<i64>, String, i64)>,
@@ -49,10 +49,6 @@ pub struct UsageReport {
 #[derive(Clone, Default)]
 pub struct Bar {
     pub sums: Sums,
-    /// The calls to the runtime that were answered: a refused connection takes no time.
-    pub runtime: Durations,
-    /// The rest of the requests' time.
-    pub overhead: Durations,
     /// The number of requests by `ResultKind`.
     pub requests: [i64; 3],
 }
@@ -64,8 +60,6 @@ pub struct KeyUsage {
     /// Its position among all keys, the oldest first.
     pub place: usize,
     pub sums: Sums,
-    /// The runtime calls that were answered.
-    pub runtime: Durations,
     /// Total tokens by bar.
     pub bars: Vec<i64>,
 }
@@ -84,7 +78,6 @@ impl UsageReport {
             };
             let (bar, kind, sums) = (&mut found.bars[at], ResultKind::of(row.status), &row.sums);
             bar.sums.add(sums);
-            bar.overhead.merge_bytes(&row.own);
             bar.requests[kind as usize] += sums.requests;
             if kind != ResultKind::Succeeded {
                 *errors.entry((row.status, row.error_code.unwrap_or_default())).or_default() += sums.requests;
@@ -95,17 +88,10 @@ impl UsageReport {
                 KeyUsage { id: id.clone(), name, place, bars: vec![0; bars], ..KeyUsage::default() }
             });
             key.sums.add(sums);
-            if kind == ResultKind::Succeeded {
-                bar.runtime.merge_bytes(&row.runtime);
-                key.runtime.merge_bytes(&row.runtime);
-            }
             key.bars[at] = key.bars[at].saturating_add(sums.total_tokens);
         })?;
-        for bar in &found.bars {
-            found.all.add(&bar.sums);
-            found.runtime.merge(&bar.runtime);
-            found.overhead.merge(&bar.overhead);
-        }
+        found.bars.iter().for_each(|bar| found.all.add(&bar.sums));
+        found.durations = store.newest_durations(&view.row_filter())?;
         found.errors = errors.into_iter().map(|((status, code), count)| (status, code, count)).collect();
         found.errors.sort_by_key(|(_, _, count)| -count);
         found.keys = by_key.into_values().collect();
@@ -116,6 +102,12 @@ impl UsageReport {
         Ok(found)
     }
 
+    /// The time that a share of the newest completions, from 0 to 1, did not exceed; `None` if there are none.
+    pub fn percentile(&self, share: f64) -> Option<f64> {
+        let number = (self.durations.len() as f64 * share).ceil() as usize;
+        self.durations.get(number.max(1) - 1).copied()
+    }
+
     /// The tokens by bar of the few keys that have most, and of all others together: their names and colours.
     pub fn tokens_by_key(&self) -> Vec<Series> {
         let with_tokens: Vec<&KeyUsage> = self.keys.iter().filter(|key| key.sums.total_tokens > 0).collect();
@@ -123,7 +115,7 @@ impl UsageReport {
         let colours = colours(&most.iter().map(|key| key.place).collect::<Vec<_>>());
         let series = |name: String, class: String, keys: &[&KeyUsage]| {
             let sum = |bar: usize| keys.iter().map(|key| key.bars[bar]).fold(0, i64::saturating_add);
-            Series { name, class, values: (0..self.bars.len()).map(|bar| Some(sum(bar) as f64)).collect() }
+            Series { name, class, values: (0..self.bars.len()).map(sum).collect() }
         };
         let of = |(key, colour): (&&KeyUsage, usize)| series(key.name.clone(), format!("k{colour}"), &[key]);
         let mut all: Vec<Series> = most.iter().zip(colours).map(of).collect();
@@ -151,6 +143,23 @@ fn colours(places: &[usize]) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn percentiles_are_exact() {
+        let report = |count: u32| UsageReport {
+            durations: (1..=count).map(f64::from).collect(),
+            ..UsageReport::default()
+        };
+        for (count, expected) in [
+            (1, [1.0, 1.0, 1.0]),
+            (2, [1.0, 2.0, 2.0]),
+            (100, [50.0, 95.0, 99.0]),
+            (500, [250.0, 475.0, 495.0]),
+        ] {
+            assert_eq!([0.5, 0.95, 0.99].map(|share| report(count).percentile(share)), expected.map(Some));
+        }
+        assert_eq!(report(0).percentile(0.5), None);
+    }
 
     #[test]
     fn a_key_keeps_its_colour_whatever_its_rank() {

@@ -4,7 +4,7 @@ use super::bar_interval::{BarInterval, DAY, HOUR};
 use super::form::{Form, link};
 use super::html_table::SortOrder;
 use super::usage_by_key::{COLUMNS, DEFAULT_ORDER};
-use crate::store::{Filter, Key, Matching, Range, RowFilter, Span};
+use crate::store::{Filter, Key, Matching, Range, RowFilter, Span, Store, StoreError};
 use crate::when::{self, When};
 
 /// The ranges that are offered beside two dates.
@@ -29,9 +29,12 @@ pub const CODES: [&str; 7] = [
     "abandoned",
 ];
 
-/// The longest ranges that have sums by minute and by hour.
+/// The longest ranges that have bars of minutes and of hours. Minutes are counted from rows, so only the last ones are shown.
 const MINUTES_FOR: i64 = 2 * HOUR;
 const HOURS_FOR: i64 = 8 * DAY;
+
+/// The most rows that are counted for bars of minutes: more would take too long.
+const MOST_COUNTED: i64 = 200_000;
 
 /// The longest range between two dates: 60 years.
 const LONGEST: i64 = 60 * 366 * DAY;
@@ -81,17 +84,12 @@ impl UsageView {
             ("last-month", ..) => Range { since: month_start(this_month - 1), until: this_month },
             _ => back(next(HOUR), DAY),
         };
-        let has =
-            |span: Span, longest| range.until - range.since <= longest && range.since >= span.kept_since(now);
-        let span = match () {
-            () if has(Span::Minute, MINUTES_FOR) => Span::Minute,
-            () if has(Span::Hour, HOURS_FOR) => Span::Hour,
-            () => Span::Day,
+        let span = match range.until - range.since {
+            ..=MINUTES_FOR if has_minutes(range.since, now) => Span::Minute,
+            ..=HOURS_FOR => Span::Hour,
+            _ => Span::Day,
         };
-        let seconds = span.seconds();
-        let start = |time: i64| time.div_euclid(seconds) * seconds;
-        let covered = Range { since: start(range.since), until: start(range.until + seconds - 1) };
-        let (step, starts) = BarInterval::fitting(covered, span);
+        let (covered, step, starts) = bars(range, span);
         let (key, outcome) = (query.get("key"), query.get("outcome"));
         let is_id = is_key_id(key);
         let gateway = Some(query.get("gateway")).filter(|name| (1..=64).contains(&name.len()));
@@ -130,10 +128,27 @@ impl UsageView {
         let inside = Self { choice: "times", range, ..self.clone() };
         let is_divided = match self.span {
             Span::Minute => false,
-            Span::Hour => range.until - range.since > HOUR || range.since >= Span::Minute.kept_since(now),
-            Span::Day => range.until - range.since > DAY || range.since >= Span::Hour.kept_since(now),
+            Span::Hour => range.until - range.since > HOUR || has_minutes(range.since, now),
+            Span::Day => true,
         };
         inside.address(if is_divided { "/usage" } else { "/requests" })
+    }
+
+    /// This view with bars of hours, if there are too many rows to be counted by the minute.
+    pub fn countable(self, store: &Store) -> Result<Self, StoreError> {
+        if self.span != Span::Minute {
+            return Ok(self);
+        }
+        let (covered, step, starts) = bars(self.range, Span::Hour);
+        let mut requests = 0;
+        store.figures(Span::Hour, covered, Filter::ALL, &Matching::Anything, |row| {
+            requests += row.sums.requests
+        })?;
+        Ok(if requests > MOST_COUNTED {
+            Self { span: Span::Hour, covered, step, starts, ..self }
+        } else {
+            self
+        })
     }
 
     pub fn matching(&self) -> Matching {
@@ -231,6 +246,19 @@ impl UsageView {
     }
 }
 
+fn has_minutes(since: i64, now: i64) -> bool {
+    since >= now - MINUTES_FOR
+}
+
+/// The whole spans that cover a range, the interval of their bars, and the starts of these.
+fn bars(range: Range, span: Span) -> (Range, BarInterval, Vec<i64>) {
+    let seconds = span.seconds();
+    let start = |time: i64| time.div_euclid(seconds) * seconds;
+    let covered = Range { since: start(range.since), until: start(range.until + seconds - 1) };
+    let (step, starts) = BarInterval::fitting(covered, span);
+    (covered, step, starts)
+}
+
 /// Reads two dates or times in any order, or one date that stands for both. A last day is included, a last minute is not.
 fn times(query: &Form) -> Option<Range> {
     let minute = |time: i64| time.div_euclid(60) * 60;
@@ -322,7 +350,7 @@ mod tests {
             ("range=last-month", 31, BarInterval::DAY),
             ("from=2026-01-15&to=2026-01-15", 24, BarInterval::Seconds(HOUR)),
             ("from=2025-01-01&to=2025-01-01", 24, BarInterval::Seconds(HOUR)),
-            ("from=2024-01-01&to=2024-01-01", 1, BarInterval::DAY),
+            ("from=2024-01-01&to=2024-01-01", 24, BarInterval::Seconds(HOUR)),
             ("from=2026-01-13T13:30&to=2026-01-15T12:00", 47, BarInterval::Seconds(HOUR)),
             ("from=2026-01-15T11:10&to=2026-01-15T11:20", 10, BarInterval::Seconds(60)),
             ("from=2026-01-15T10:05&to=2026-01-15T12:00", 58, BarInterval::Seconds(120)),
@@ -354,7 +382,6 @@ mod tests {
             if query.starts_with("range") && query != "range=last-month" {
                 assert!(view.range.until > NOW, "{query}");
             }
-            assert!(view.range.since >= view.span.kept_since(NOW), "{query}");
         }
         let months = view("from=2025-12-16&to=2026-11-15").starts;
         let dates: Vec<String> =

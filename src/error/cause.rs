@@ -45,8 +45,6 @@ causes! {
     UnknownKey "unknown_key"
     Revoked "revoked"
     Expired "expired"
-    /// The key was not valid when the request began, and is valid again.
-    KeyChanged "key_changed"
     Permission "permission"
     Budget "budget"
     ContentType "content_type"

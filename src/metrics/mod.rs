@@ -13,7 +13,7 @@ use self::exposition::MetricsText;
 use self::histogram::Histogram;
 use crate::error::ApiError;
 use crate::listener::{Cause, Snapshot};
-use crate::store::{Key, KeyBudget, LedgerState, Searched, Tokens};
+use crate::store::{Key, KeyBudget, Searched, Tokens};
 
 /// The reasons for asking Search, in the ledger's terms.
 const SEARCH_REASONS: [&str; 3] = ["always", "match", "model"];
@@ -40,10 +40,8 @@ pub struct Metrics {
     search: Histogram,
     /// In the order of [`SEARCH_REASONS`], and within each of [`SEARCH_OUTCOMES`].
     searches: [[Counter; SEARCH_OUTCOMES.len()]; SEARCH_REASONS.len()],
-    /// Open rows that could not be inserted, so that no inference was spent.
-    pub ledger_open_errors: Counter,
-    /// Outcomes that could not be written.
-    pub ledger_settle_errors: Counter,
+    /// Rows that could not be written.
+    pub ledger_errors: Counter,
     pub head_refused: Counter,
     /// Refused requests that left no row, because their key sends too many.
     pub unrecorded: Counter,
@@ -67,6 +65,13 @@ pub struct Times {
     pub queue: Duration,
     pub runtime: Option<Duration>,
     pub ledger: Option<Duration>,
+}
+
+/// The state of the ledger at a scrape.
+#[derive(Clone, Copy)]
+pub struct LedgerGauges {
+    pub is_available: bool,
+    pub wal_bytes: u64,
 }
 
 struct Started(SystemTime);
@@ -125,15 +130,13 @@ impl Metrics {
     }
 
     /// Writes all metrics in Prometheus's text format, version 0.0.4, with the budgets of these keys.
-    pub fn render(&self, load: &Snapshot, ledger: &LedgerState, keys: &[Key]) -> String {
+    pub fn render(&self, load: &Snapshot, ledger: LedgerGauges, keys: &[Key]) -> String {
         let mut text = MetricsText::default();
         self.counts(&mut text);
         self.times(&mut text);
         gauges(&mut text, load, ledger);
         shed(&mut text, load);
         budgets(&mut text, keys);
-        let help = "Checkpoints that requests had to wait for, at 64 MiB of WAL.";
-        text.counter("adriaticum_wal_restarts_total", help).with("", ledger.wal_restarts);
         text.family("gauge", "adriaticum_build_info", "The version that runs; the value is always 1.")
             .with(concat!("version=\"", env!("ADRIATICUM_VERSION"), "\""), 1);
         let started = self.started.0.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -162,9 +165,8 @@ impl Metrics {
                 searches.with(&format!("reason=\"{reason}\",outcome=\"{finding}\""), count.get());
             }
         }
-        text.counter("adriaticum_ledger_errors_total", "Writes to the ledger that failed.")
-            .with("operation=\"open\"", self.ledger_open_errors.get())
-            .with("operation=\"settle\"", self.ledger_settle_errors.get());
+        text.counter("adriaticum_ledger_errors_total", "Rows that could not be written to the ledger.")
+            .with("", self.ledger_errors.get());
         let help = "Requests refused from their head: host, route, declared length or the form of the key.";
         text.counter("adriaticum_requests_head_refused_total", help).with("", self.head_refused.get());
         let help = "Refused requests that left no row, because their key sends too many.";
@@ -180,7 +182,7 @@ impl Metrics {
             ("queue", "The wait for a worker.", &self.queue),
             ("runtime", "The calls to the inference runtime.", &self.runtime),
             ("search", "The wait for Search.", &self.search),
-            ("ledger", "The writes to the ledger, those of one request together.", &self.ledger),
+            ("ledger", "The writes to the ledger.", &self.ledger),
         ] {
             let name = format!("adriaticum_{part}_duration_seconds");
             text.family("histogram", &name, help).observed("", histogram);
@@ -188,8 +190,8 @@ impl Metrics {
     }
 }
 
-/// Writes the listener's load and its limits, and the size of the WAL.
-fn gauges(text: &mut MetricsText, load: &Snapshot, ledger: &LedgerState) {
+/// Writes the listener's load and its limits, and the state of the ledger.
+fn gauges(text: &mut MetricsText, load: &Snapshot, ledger: LedgerGauges) {
     let Snapshot { workers, queue, connections, buffered_bytes, .. } = load;
     for (name, help, value) in [
         ("workers_busy", "Workers that process a request.", workers.now as i64),
@@ -200,6 +202,11 @@ fn gauges(text: &mut MetricsText, load: &Snapshot, ledger: &LedgerState) {
         ("connections_limit", "Connections that may be open.", connections.most as i64),
         ("buffered_bytes", "Bytes buffered for clients.", buffered_bytes.now as i64),
         ("buffered_limit_bytes", "Bytes that may be buffered.", buffered_bytes.most as i64),
+        (
+            "ledger_available",
+            "1 if the ledger accepts rows; 0: requests get 503.",
+            ledger.is_available.into(),
+        ),
         ("wal_bytes", "Bytes of the database's WAL that are in use.", ledger.wal_bytes as i64),
     ] {
         text.family("gauge", &format!("adriaticum_{name}"), help).with("", value);
@@ -252,6 +259,8 @@ mod tests {
     use crate::listener::Level;
     use crate::store::{Budget, BudgetPeriod};
 
+    const LEDGER: LedgerGauges = LedgerGauges { is_available: true, wal_bytes: 4120 };
+
     fn load() -> Snapshot {
         Snapshot {
             workers: Level { now: 3, most: 16 },
@@ -276,10 +285,10 @@ mod tests {
         metrics.answered(Ok(Tokens { total_tokens: None, ..tokens }), &times(40));
         metrics.answered(Err(ApiError::InferenceError), &times(400_000));
         metrics.refused(ApiError::ServiceUnavailable);
-        metrics.ledger_settle_errors.add(1);
+        metrics.ledger_errors.add(1);
         metrics.head_refused.add(6);
         metrics.unrecorded.add(1);
-        let text = metrics.render(&load(), &LedgerState::default(), &[]);
+        let text = metrics.render(&load(), LEDGER, &[]);
         for line in [
             "adriaticum_requests_total{status=\"200\",code=\"ok\"} 2",
             "adriaticum_requests_total{status=\"502\",code=\"inference_error\"} 1",
@@ -298,8 +307,9 @@ mod tests {
             "adriaticum_queue_duration_seconds_bucket{le=\"0.0005\"} 3",
             "adriaticum_runtime_duration_seconds_count 3",
             "adriaticum_ledger_duration_seconds_count 0",
-            "adriaticum_ledger_errors_total{operation=\"open\"} 0",
-            "adriaticum_ledger_errors_total{operation=\"settle\"} 1",
+            "adriaticum_ledger_available 1",
+            "adriaticum_wal_bytes 4120",
+            "adriaticum_ledger_errors_total 1",
             "adriaticum_workers_busy 3",
             "adriaticum_workers 16",
             "adriaticum_connections_shed_total{which=\"new\"} 1",
@@ -340,7 +350,7 @@ mod tests {
     /// The rules of the format that concern more than one line.
     #[test]
     fn a_family_is_announced_once_and_before_its_samples() {
-        let text = Metrics::default().render(&load(), &LedgerState::default(), &[]);
+        let text = Metrics::default().render(&load(), LEDGER, &[]);
         assert!(text.ends_with('\n'));
         let mut families: Vec<&str> = Vec::new();
         for line in text.lines() {

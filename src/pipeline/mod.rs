@@ -19,7 +19,7 @@ use crate::listener::{Lane, PendingRequest, RunningCall};
 use crate::metrics::Metrics;
 use crate::runtime::{Chat, Generated, Runtimes};
 use crate::secret::SecretDigest;
-use crate::store::{BegunRow, Key, NewRow, Store, StoreError};
+use crate::store::{Key, Store, StoreError};
 use crate::when;
 
 /// Everything that the steps use.
@@ -45,7 +45,7 @@ impl Pipeline {
 
     /// Returns the failure that every request would get now, if it is known.
     pub fn outage(&self) -> Option<Failure> {
-        self.store.lost().map(|error| steps::row_not_opened(&error))
+        self.store.outage().map(|error| steps::ledger_unavailable(&error))
     }
 
     /// Looks up the key of a request that the queue does not know, or answers the request.
@@ -82,8 +82,7 @@ impl Pipeline {
             self.metrics.answered(outcome, &record.times());
         }
         record.searched().iter().for_each(|searched| self.metrics.searched(searched));
-        // A key whose refusals leave no row must not fill the log either.
-        if !record.is_unrecorded {
+        if !record.is_quiet {
             record.log(result);
         }
         respond(record, result)
@@ -107,25 +106,29 @@ impl Pipeline {
         record: &mut Record,
     ) -> Result<Generated, Failure> {
         let body = steps::check_size(request)?;
-        // `begin` looks the key up, and only a good request may begin. So the body is read first, but what is wrong with it
-        // counts only if the key is valid and has the permission: 401 and 403 come before 400.
-        let read = catch_panic(|| self.read(request, body));
-        let (runtimes, chat) = read.map_err(|failure| self.refuse_key_first(record, digest, failure))?;
-        let BegunRow { row, concurrent } = self.begin(record, digest)?;
-        running.set_limit(concurrent);
-        let result = catch_panic(|| self.run(runtimes, chat, record));
-        self.finish(record, &row, result)
+        let key = key::authenticate(digest, &self.store, record.id.created())?;
+        running.set_limit(key.concurrent);
+        record.set_key(&key);
+        let result = catch_panic(|| self.run(request, body, &key, record));
+        self.append(record, &key.id, result)
     }
 
-    /// The steps that need neither the key nor the ledger.
-    fn read<'a>(&self, request: &Request, body: &'a [u8]) -> Result<(&Runtimes, Chat<'a>), Failure> {
-        let chat = validation::read(&request.head, body, self.compatibility)?;
+    /// The steps of a request with a valid key, up to the inference.
+    fn run(
+        &self,
+        request: &Request,
+        body: &[u8],
+        key: &Key,
+        record: &mut Record,
+    ) -> Result<Generated, Failure> {
+        steps::check_permission(&key.permissions)?;
+        steps::check_budget(key.budget, record.id.created())?;
+        let mut chat = validation::read(&request.head, body, self.compatibility)?;
         let runtimes = inference::configured(self.runtimes.as_deref())?;
-        Ok((runtimes, chat))
-    }
-
-    /// The steps that cost an inference.
-    fn run(&self, runtimes: &Runtimes, mut chat: Chat, record: &mut Record) -> Result<Generated, Failure> {
+        if let Some(failure) = self.outage() {
+            record.has_no_row = true;
+            return Err(failure);
+        }
         let mut quoted = match &self.grounding {
             Some(grounding) => {
                 grounding.ground(runtimes, &mut chat, &mut record.spent, &mut record.searched)?
@@ -136,81 +139,45 @@ impl Pipeline {
         inference::run(runtimes, &mut chat, shorten, &mut record.spent)
     }
 
-    /// Looks up the key and inserts the open row. If that fails, no inference is spent.
-    fn begin(&self, record: &mut Record, digest: &SecretDigest) -> Result<BegunRow, Failure> {
-        let (id, created) = (record.id.to_string(), record.id.created());
-        let begun = timed(&mut record.ledger, || self.store.begin(&id, created, digest));
-        match begun {
-            Ok(begun) => {
-                record.key_id = Some(begun.row.key_id.clone());
-                Ok(begun)
-            }
-            Err(StoreError::KeyRefused) => Err(self.refuse_key_first(record, digest, key::changed())),
-            Err(error) => {
-                self.metrics.ledger_open_errors.add(1);
-                let failure = steps::row_not_opened(&error);
-                // The row may be there all the same, now or in a moment.
-                if let StoreError::Unknown(_) = error {
-                    self.store.settle_later(id, record.outcome(Err(&failure)));
-                }
-                Err(failure)
-            }
-        }
-    }
-
-    /// Makes the outcome durable. A completion whose outcome is not durable is not sent; an error stays what it is. If the
-    /// client has gone by now, that is the outcome, and nothing is sent.
-    fn finish(
+    /// Writes the row. A completion whose row is not durable is not sent; an error stays what it is. If the client has gone
+    /// by now, that is the outcome, and nothing is sent.
+    fn append(
         &self,
         record: &mut Record,
-        row: &NewRow,
+        key_id: &str,
         result: Result<Generated, Failure>,
     ) -> Result<Generated, Failure> {
         record.is_abandoned = record.spent.cancellation.is_cancelled();
-        let outcome = record.outcome(result.as_ref().map(drop));
-        let Err(error) = timed(&mut record.ledger, || self.store.finish(row, &outcome)) else {
+        if !self.has_row(record, key_id, result.as_ref().err()) {
+            return result;
+        }
+        let row = record.row(result.as_ref().map(drop));
+        let Err(error) = timed(&mut record.ledger, || self.store.append(row)) else {
             return result;
         };
-        self.metrics.ledger_settle_errors.add(1);
-        let failure = match result {
-            Ok(_) => steps::outcome_not_durable(&error),
+        if let StoreError::KeyRevoked = error {
+            return Err(key::revoked(key_id.to_owned()));
+        }
+        self.metrics.ledger_errors.add(1);
+        Err(match result {
+            Ok(_) => steps::row_not_written(&error),
             Err(failure) => {
                 record.log_ledger_error(&error);
                 failure
             }
-        };
-        self.store.settle_later(row.request_id.clone(), record.outcome(Err(&failure)));
-        Err(failure)
+        })
     }
 
-    /// Looks up the key of a request that is not run. Returns what is wrong with the key, or else this failure. If the key is
-    /// valid, the request has a row.
-    fn refuse_key_first(&self, record: &mut Record, digest: &SecretDigest, failure: Failure) -> Failure {
-        let created = record.id.created();
-        let caller = match catch_panic(|| key::authenticate(digest, &self.store, created)) {
-            Ok(caller) => caller,
-            Err(of_key) => return of_key,
-        };
-        record.key_id = Some(caller.id.clone());
-        let allowed = steps::check_permission(&caller.permissions)
-            .and_then(|()| steps::check_budget(caller.budget, created));
-        let failure = allowed.err().unwrap_or(failure);
-        self.record(record, &caller, &failure);
-        failure
-    }
-
-    /// Writes the row of a refused request, unless its key has had too many. The client gets its error even if that fails.
-    fn record(&self, record: &mut Record, key: &Key, failure: &Failure) {
-        let is_clients_fault = (400..500).contains(&failure.error.status());
-        if is_clients_fault && !self.refusals.allow_row(&key.id, Instant::now()) {
-            record.is_unrecorded = true;
-            return self.metrics.unrecorded.add(1);
+    /// Decides whether a request gets a row. A key that has had too many refusals lately gets none for more of them, nor a
+    /// line in the log; and while the ledger is unavailable, only rows of requests that cost an inference are tried.
+    fn has_row(&self, record: &mut Record, key_id: &str, failure: Option<&Failure>) -> bool {
+        let is_clients_fault = failure.is_some_and(|failure| (400..500).contains(&failure.error.status()));
+        if is_clients_fault && !self.refusals.allow_row(key_id, Instant::now()) {
+            record.is_quiet = true;
+            self.metrics.unrecorded.add(1);
+            return false;
         }
-        let (row, outcome) = (record.new_row(key), record.outcome(Err(failure)));
-        if let Err(error) = timed(&mut record.ledger, || self.store.record(&row, &outcome)) {
-            self.metrics.ledger_settle_errors.add(1);
-            record.log_ledger_error(&error);
-        }
+        !record.has_no_row && (record.spent.time.is_some() || self.store.outage().is_none())
     }
 }
 

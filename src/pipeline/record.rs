@@ -10,7 +10,7 @@ use crate::id::RequestId;
 use crate::logging;
 use crate::metrics::Times;
 use crate::runtime::{Generated, Spent};
-use crate::store::{Key, LedgerOutcome, NewRow, Searched, StoreError};
+use crate::store::{Key, LedgerRow, Searched, StoreError};
 use crate::when::milliseconds;
 
 pub(super) struct Record {
@@ -18,16 +18,19 @@ pub(super) struct Record {
     pub received: Instant,
     pub queue: Duration,
     pub client: Option<IpAddr>,
-    pub key_id: Option<String>,
+    /// The id and the name of its valid key.
+    key: Option<(String, String)>,
     pub searched: Option<Searched>,
     /// The cost of the calls to the runtime.
     pub spent: Spent,
-    /// All writes to the ledger together.
+    /// The write to the ledger.
     pub ledger: Option<Duration>,
     /// The client went away before there was an outcome.
     pub is_abandoned: bool,
-    /// It was refused, and its key has had too many rows of that kind.
-    pub is_unrecorded: bool,
+    /// It was refused because the ledger is unavailable.
+    pub has_no_row: bool,
+    /// It gets no line in the log.
+    pub is_quiet: bool,
 }
 
 /// The `error_code` of a row whose client went away.
@@ -41,12 +44,13 @@ impl Record {
             received,
             queue,
             client,
-            key_id: None,
+            key: None,
             searched: None,
             spent: Spent::default(),
             ledger: None,
             is_abandoned: false,
-            is_unrecorded: false,
+            has_no_row: false,
+            is_quiet: false,
         }
     }
 
@@ -55,32 +59,36 @@ impl Record {
         self.searched.as_ref().filter(|searched| !self.is_abandoned || searched.results.is_some())
     }
 
-    pub fn new_row(&self, key: &Key) -> NewRow {
-        NewRow {
-            request_id: self.id.to_string(),
-            key_id: key.id.clone(),
-            key_name: key.name.clone(),
-            created: self.id.created(),
-        }
+    pub fn set_key(&mut self, key: &Key) {
+        self.key = Some((key.id.clone(), key.name.clone()));
     }
 
-    pub fn outcome(&self, result: Result<(), &Failure>) -> LedgerOutcome {
+    pub fn row(&self, result: Result<(), &Failure>) -> LedgerRow {
         let (status, error_code, cause) = match result {
             _ if self.is_abandoned => (None, Some(ABANDONED), None),
-            Ok(_) => (Some(200), None, None),
-            Err(Failure { error, cause, .. }) => (Some(error.status()), Some(error.code()), Some(*cause)),
+            Ok(()) => (Some(200), None, None),
+            Err(Failure { error, cause, .. }) => (Some(error.status()), Some(error.code()), Some(cause)),
         };
-        let found = self.searched.as_ref().and_then(|searched| searched.results).unwrap_or(0);
-        LedgerOutcome {
-            status,
-            error_code,
-            cause,
+        let (key_id, key_name) = self.key.clone().unwrap_or_default();
+        let search = self.searched();
+        let found = search.and_then(|search| search.results);
+        LedgerRow {
+            request_id: self.id.to_string(),
+            key_id,
+            key_name,
+            created: self.id.created(),
+            status: status.map(i64::from),
+            error_code: error_code.map(String::from),
             tokens: self.spent.tokens.unwrap_or_default(),
-            duration_ms: milliseconds(self.received.elapsed()),
-            queue_ms: milliseconds(self.queue),
+            duration_ms: Some(milliseconds(self.received.elapsed())),
+            queue_ms: Some(milliseconds(self.queue)),
             runtime_ms: self.spent.time.map(milliseconds),
-            grounded: status == Some(200) && found > 0,
-            search: self.searched().cloned(),
+            grounded: status == Some(200) && found.is_some_and(|found| found > 0),
+            search_reason: search.map(|search| search.reason.into()),
+            search_results: found,
+            search_ms: search.map(|search| search.time_ms),
+            cause: cause.map(ToString::to_string),
+            ..LedgerRow::default()
         }
     }
 
@@ -113,9 +121,8 @@ impl Record {
         let failure = result.as_ref().err();
         let has_line = failure.is_none_or(|failure| self.has_line(failure));
         let level = if has_line { Level::Info } else { Level::Debug };
-        let outcome = self.outcome(result.as_ref().map(drop));
-        let tokens = outcome.tokens;
-        let key = self.key_id.as_ref().or_else(|| failure?.key_id.as_ref());
+        let row = self.row(result.as_ref().map(drop));
+        let key = self.key.as_ref().map(|(id, _)| id).or_else(|| failure?.key_id.as_ref());
         let id = self.id;
         log::log!(
             target: logging::REQUEST,
@@ -123,19 +130,19 @@ impl Record {
             "id={id} client={} status={} error={} cause={} key={} total_ms={} queue_ms={} runtime_ms={} \
              prompt_tokens={} completion_tokens={} total_tokens={}{}",
             or_dash(self.client),
-            or_dash(outcome.status),
-            or_dash(outcome.error_code),
-            or_dash(outcome.cause),
+            or_dash(row.status),
+            or_dash(row.error_code),
+            or_dash(row.cause),
             or_dash(key),
-            outcome.duration_ms,
-            outcome.queue_ms,
-            or_dash(outcome.runtime_ms),
-            or_dash(tokens.prompt_tokens),
-            or_dash(tokens.completion_tokens),
-            or_dash(tokens.total_tokens),
-            outcome.search.map_or(String::new(), |Searched { reason, results, time_ms }| format!(
+            or_dash(row.duration_ms),
+            or_dash(row.queue_ms),
+            or_dash(row.runtime_ms),
+            or_dash(row.tokens.prompt_tokens),
+            or_dash(row.tokens.completion_tokens),
+            or_dash(row.tokens.total_tokens),
+            self.searched().map_or(String::new(), |Searched { reason, results, time_ms }| format!(
                 " search={reason} search_results={} search_ms={time_ms}",
-                or_dash(results)
+                or_dash(*results)
             )),
         );
         if let Some(Failure { error, details: Some(details), .. }) = failure
@@ -157,11 +164,9 @@ impl Record {
 
     /// Returns true if a refused request has a line of its own.
     fn has_line(&self, failure: &Failure) -> bool {
-        // If the open row could not be inserted, the key is not known. It was when the request was given to a worker.
-        let is_ledger_failure = self.ledger.is_some() && failure.error == ApiError::ServiceUnavailable;
-        let is_of_key = self.key_id.is_some() || is_ledger_failure;
         // The listener has a line with the number of shed requests.
-        !failure.cause.is_shed() && (is_of_key || logging::allow_stranger(failure.cause, self.client))
+        !failure.cause.is_shed()
+            && (self.key.is_some() || logging::allow_stranger(failure.cause, self.client))
     }
 }
 

@@ -122,12 +122,9 @@ impl KeyBudget {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
-
     use super::*;
     use crate::secret::SecretDigest;
-    use crate::store::ledger::tests::{id, outcome, row, write};
-    use crate::store::ledger::{LedgerWrite, RowRequest};
+    use crate::store::ledger::tests::write;
     use crate::store::tests::Temporary;
     use crate::store::{Actor, KeyChange, KeyChanged, Store};
 
@@ -175,17 +172,10 @@ mod tests {
     /// 2024-02-29 and the days around it.
     const LEAP_DAY: i64 = 19_782 * DAY;
 
-    #[track_caller]
-    fn begins(store: &Store, end: &str, created: i64) -> bool {
-        let request = id(end, created);
-        match store.begin(&request, created, &SecretDigest::of("key_1")) {
-            Ok(_) => true,
-            Err(StoreError::KeyRefused) => {
-                assert!(store.find_row(&request).expect("a look-up").is_none(), "nothing is inserted");
-                false
-            }
-            Err(error) => panic!("{error}"),
-        }
+    /// Returns whether the look-up of a request that was created at this time accepts the key.
+    fn is_accepted(store: &Store, created: i64) -> bool {
+        let key = store.find_key(&SecretDigest::of("key_1"), created).expect("a look-up").expect("the key");
+        !key.budget.is_some_and(|budget| budget.is_used_up())
     }
 
     #[test]
@@ -198,26 +188,26 @@ mod tests {
         write(store, "january", "key_1", LEAP_DAY - 29 * DAY, 200, Some(1000));
         set(store, "1000/day");
         write(store, "first", "key_1", LEAP_DAY, 200, Some(999));
-        assert!(begins(store, "last", LEAP_DAY + 9), "one token is left");
-        store.finish(&row("last", "key_1", LEAP_DAY + 9), &outcome(200, Some(500))).expect("it is completed");
+        assert!(is_accepted(store, LEAP_DAY + 9), "one token is left");
+        write(store, "last", "key_1", LEAP_DAY + 9, 200, Some(500));
         let used = |created| {
             let key =
                 store.find_key(&SecretDigest::of("key_1"), created).expect("a look-up").expect("the key");
             key.budget.expect("a budget").used
         };
         assert_eq!((used(LEAP_DAY + 9), used(LEAP_DAY - 1), used(LEAP_DAY + DAY)), (1499, 600, 0));
-        assert!(!begins(store, "refused", LEAP_DAY + 10));
-        assert!(!begins(store, "refused", LEAP_DAY + DAY - 1));
-        assert!(begins(store, "midnight", LEAP_DAY + DAY), "it is renewed");
+        assert!(!is_accepted(store, LEAP_DAY + 10));
+        assert!(!is_accepted(store, LEAP_DAY + DAY - 1));
+        assert!(is_accepted(store, LEAP_DAY + DAY), "it is renewed");
         set(store, "2100/month");
         assert_eq!(used(LEAP_DAY + 9), 2099);
-        assert!(begins(store, "last", LEAP_DAY + 11));
+        assert!(is_accepted(store, LEAP_DAY + 11));
         set(store, "2099/month");
-        assert!(!begins(store, "refused", LEAP_DAY + 11));
-        assert!(!begins(store, "refused", LEAP_DAY + DAY - 1));
-        assert!(begins(store, "march", LEAP_DAY + DAY + 1), "it is renewed");
+        assert!(!is_accepted(store, LEAP_DAY + 11));
+        assert!(!is_accepted(store, LEAP_DAY + DAY - 1));
+        assert!(is_accepted(store, LEAP_DAY + DAY + 1), "it is renewed");
         set(store, "none");
-        assert!(begins(store, "again", LEAP_DAY + 11), "it was removed");
+        assert!(is_accepted(store, LEAP_DAY + 11), "it was removed");
         assert!(store.key("key_1").expect("a look-up").expect("the key").budget.is_none());
     }
 
@@ -228,27 +218,6 @@ mod tests {
         set(store, "10/day");
         write(store, "unmeasured", "key_1", 5, 200, None);
         write(store, "failed", "key_1", 6, 502, None);
-        assert!(begins(store, "x", 7));
-    }
-
-    #[test]
-    fn a_group_goes_on_without_a_member_whose_budget_is_used_up() {
-        let temporary = Temporary::new();
-        let store = &temporary.store;
-        set(store, "10/month");
-        write(store, "first", "key_1", 5, 200, Some(10));
-        let begin = |key: &str| {
-            LedgerWrite::Begin(RowRequest {
-                request_id: id(key, 7),
-                created: 7,
-                digest: SecretDigest::of(key),
-            })
-        };
-        let group = ["key_1", "key_2", "key_1"].map(begin);
-        let deadline = Instant::now() + Duration::from_secs(60);
-        let each = store.write_together(&group.each_ref(), deadline, false).expect("a transaction");
-        assert!(matches!(each[..], [None, Some(_), None]));
-        assert!(store.find_row(&id("key_2", 7)).expect("a look-up").is_some());
-        assert!(store.find_row(&id("key_1", 7)).expect("a look-up").is_none());
+        assert!(is_accepted(store, 7));
     }
 }

@@ -1,4 +1,4 @@
-//! Tamper evidence: each finished row has a hash over its content and its predecessor's hash, so a row that was changed,
+//! Tamper evidence: each row has a hash over its content and its predecessor's hash, so a row that was changed,
 //! removed or inserted breaks the chain at its place.
 //!
 //! Anyone who may write the database could compute a new chain. A head that an operator has noted elsewhere, as
@@ -11,8 +11,9 @@ use sha2::{Digest, Sha256};
 
 use super::engine::{Row, SqlSession, TransactionMode, values};
 use super::ledger_row::{COLUMNS, LedgerRow, Tokens, read_row};
-use super::proof::{SumsProof, UnprovenSums};
+use super::sums_check::{self, UnprovenSums};
 use super::{Result, Store};
+use crate::id::RequestId;
 use crate::{text, when};
 
 /// A row's place in the chain.
@@ -32,20 +33,7 @@ impl ChainLink {
         let seq = self.seq + 1;
         Self { seq, hash: row_hash(row, seq, &self.hash) }
     }
-
-    /// Computes the links of rows that follow, in their order.
-    pub fn links(self, rows: &[&LedgerRow]) -> Vec<Self> {
-        let mut last = self;
-        let mut next = |row: &&LedgerRow| {
-            last = last.following(row);
-            last
-        };
-        rows.iter().map(&mut next).collect()
-    }
 }
-
-/// Rows created before this may have been removed, of any gateway.
-pub(super) const KEPT_SINCE: &str = "SELECT max(kept_since) FROM gateways";
 
 /// Computes the hash of a row from its columns, its number and the hash of its predecessor in the chain. It does not cover the
 /// gateway, which rows of earlier versions do not have: a row that is moved to another chain breaks both.
@@ -143,6 +131,8 @@ pub struct Verification {
 pub enum Fault {
     /// Something in the row was changed, or the row was put there.
     Changed { request_id: String },
+    /// The row has no place in the chain, or that of a row that comes before it.
+    Inserted { request_id: String },
     /// Rows are missing before this one.
     Removed { before: String, count: i64 },
     /// The newest rows of a gateway are missing.
@@ -151,6 +141,8 @@ pub enum Fault {
     End { gateway: String },
     /// The sums of a key in a span are not those of its rows.
     Sums { span: i64, start: i64, key_id: String, difference: String },
+    /// The sums of a gateway count more or fewer requests than its chain has had.
+    Total { gateway: String, requests: i64, rows: i64 },
 }
 
 impl fmt::Display for Fault {
@@ -165,6 +157,9 @@ impl fmt::Display for Fault {
             Self::Changed { request_id } => {
                 write!(f, "the row of {request_id} was changed or moved")
             }
+            Self::Inserted { request_id } => {
+                write!(f, "the row of {request_id} was inserted: it has no place of its own in the chain")
+            }
             Self::Removed { before, count } => {
                 write!(f, "{} {} removed before that of {before}", rows(*count), was(*count))
             }
@@ -174,7 +169,6 @@ impl fmt::Display for Fault {
             Self::End { gateway } => write!(f, "the end of the chain{} was changed", of(gateway)),
             Self::Sums { span, start, key_id, difference } => {
                 let span = match span {
-                    60 => "minute".into(),
                     3600 => "hour".into(),
                     86_400 => "day".into(),
                     span => format!("span of {span} s"),
@@ -182,18 +176,21 @@ impl fmt::Display for Fault {
                 let start = when::iso(*start).unwrap_or_else(|| start.to_string());
                 write!(f, "the sums differ: {span} {start}, key {key_id}: {difference}")
             }
+            Self::Total { gateway, requests, rows } => write!(
+                f,
+                "the sums{} count {}, but its chain has had {}",
+                of(gateway),
+                text::count(*requests, "request"),
+                text::count(*rows, "row")
+            ),
         }
     }
 }
 
 impl Store {
-    /// Walks every chain, then compares all sums with their rows, on one state of the database. Rows of refused
-    /// requests are in a chain before they are synced, and a head that an operator notes must survive a power cut: all that
-    /// was read is durable when this returns.
+    /// Walks every chain, then compares all sums with their rows, on one state of the database.
     pub fn verify(&self) -> Result<Verification> {
-        let found = self.engine.run(TransactionMode::Report, |session| verify(session, when::now()))?;
-        self.engine.sync()?;
-        Ok(found)
+        self.engine.run(TransactionMode::Report, verify)
     }
 
     /// Returns whether a head that was noted earlier is part of its chain, which `verify` has to find sound too.
@@ -211,18 +208,17 @@ impl Store {
     }
 }
 
-pub(super) fn verify(session: &dyn SqlSession, now: i64) -> Result<Verification> {
-    let mut proof = SumsProof::new(session, now)?;
-    let mut verification = walk(session, &mut proof)?;
+pub(super) fn verify(session: &dyn SqlSession) -> Result<Verification> {
+    let mut verification = walk(session)?;
     if verification.fault.is_none() {
-        verification.fault = proof.find_fault(session)?;
-        (verification.sums, verification.unproven) = (proof.proven, proof.unproven);
+        let found = sums_check::compare(session)?;
+        (verification.sums, verification.unproven) = (found.proven, found.unproven);
+        verification.fault = found.fault;
     }
     Ok(verification)
 }
 
-/// Walks every chain, and adds its rows to the proof.
-fn walk(session: &dyn SqlSession, proof: &mut SumsProof) -> Result<Verification> {
+fn walk(session: &dyn SqlSession) -> Result<Verification> {
     let ends = "SELECT name, anchor_seq, anchor_hash, head_seq, head_hash FROM gateways ORDER BY name";
     // How far each chain was walked, and its end.
     let mut chains: BTreeMap<String, (ChainLink, ChainLink)> = session
@@ -233,27 +229,36 @@ fn walk(session: &dyn SqlSession, proof: &mut SumsProof) -> Result<Verification>
         .into_iter()
         .collect();
     let (mut rows, mut fault) = (0, None);
-    let statement = format!("SELECT hash, {COLUMNS} FROM usage WHERE seq IS NOT NULL ORDER BY gateway, seq");
+    // Where they are in the order of the chain depends on the engine.
+    let unplaced = "SELECT request_id FROM usage WHERE gateway = $1 AND seq IS NULL LIMIT 1";
+    for gateway in chains.keys() {
+        let found = session.first(unplaced, &values![gateway], |mut row| row.next())?;
+        fault = fault.or(found.map(|request_id| Fault::Inserted { request_id }));
+    }
+    let statement = format!("SELECT hash, {COLUMNS} FROM usage ORDER BY gateway, seq");
     session.query(&statement, &[], &mut |mut columns| {
         if fault.is_some() {
             return Ok(());
         }
         let stored: Option<Vec<u8>> = columns.next()?;
         let row = read_row(columns)?;
-        let seq = row.seq.unwrap_or_default();
         let Some((last, _)) = chains.get_mut(&row.gateway) else {
             fault = Some(Fault::Changed { request_id: row.request_id });
             return Ok(());
         };
         let link = last.following(&row);
-        if seq != link.seq {
-            fault = Some(Fault::Removed { before: row.request_id, count: seq - link.seq });
-        } else if stored.as_deref() != Some(&link.hash) {
-            fault = Some(Fault::Changed { request_id: row.request_id });
-        } else {
-            *last = link;
-            rows += 1;
-            proof.add(&row);
+        let missing = row.seq.map(|seq| seq - link.seq);
+        // The sums are compared by the time in the id.
+        let is_sound =
+            stored.as_deref() == Some(&link.hash) && RequestId::time_of(&row.request_id) == Some(row.created);
+        match missing {
+            None | Some(..0) => fault = Some(Fault::Inserted { request_id: row.request_id }),
+            Some(count @ 1..) => fault = Some(Fault::Removed { before: row.request_id, count }),
+            Some(0) if !is_sound => fault = Some(Fault::Changed { request_id: row.request_id }),
+            Some(0) => {
+                *last = link;
+                rows += 1;
+            }
         }
         Ok(())
     })?;
@@ -280,7 +285,7 @@ fn walk(session: &dyn SqlSession, proof: &mut SumsProof) -> Result<Verification>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::ledger::tests::{id, row, write};
+    use crate::store::ledger::tests::{id, write};
     use crate::store::tests::Temporary;
 
     fn ten_rows() -> Temporary {
@@ -325,9 +330,6 @@ mod tests {
         assert_eq!((found.rows, &found.fault), (10, &None));
         let [head] = &found.heads[..] else { panic!("one chain") };
         assert_eq!((head.gateway.as_str(), head.seq), ("", 10));
-        temporary.store.begin_row(&row("open", "key_1", 400_000)).expect("a running request");
-        let found = temporary.store.verify().expect("a walk");
-        assert_eq!((found.rows, found.fault), (10, None), "a running request is no fault");
     }
 
     #[test]
@@ -378,6 +380,14 @@ mod tests {
             fault_after("UPDATE usage SET seq = 100 WHERE seq = 10"),
             Some(Fault::Removed { before: of(9), count: 90 })
         );
+        let inserted = |number: i64| Some(Fault::Inserted { request_id: of(number) });
+        assert_eq!(fault_after("UPDATE usage SET seq = NULL WHERE seq = 5"), inserted(4), "no place");
+        assert_eq!(fault_after("UPDATE usage SET seq = 0 WHERE seq = 1"), inserted(0), "that of the anchor");
+        assert_eq!(
+            fault_after("UPDATE usage SET seq = -51 WHERE seq = 10"),
+            inserted(9),
+            "before the anchor"
+        );
         assert_eq!(
             fault_after(
                 "UPDATE usage SET seq = -1 WHERE seq = 3; UPDATE usage SET seq = 3 WHERE seq = 4;
@@ -399,6 +409,10 @@ mod tests {
     fn a_fault_says_where_it_is() {
         for (fault, text) in [
             (Fault::Changed { request_id: "x".into() }, "the row of x was changed or moved"),
+            (
+                Fault::Inserted { request_id: "x".into() },
+                "the row of x was inserted: it has no place of its own in the chain",
+            ),
             (Fault::Removed { before: "x".into(), count: 1 }, "1 row was removed before that of x"),
             (Fault::Removed { before: "x".into(), count: 2 }, "2 rows were removed before that of x"),
             (Fault::Cut { gateway: String::new(), count: 3 }, "the newest 3 rows were removed"),
@@ -408,6 +422,10 @@ mod tests {
             (
                 Fault::Sums { span: 86_400, start: 86_400, key_id: "x".into(), difference: "a".into() },
                 "the sums differ: day 1970-01-02T00:00:00Z, key x: a",
+            ),
+            (
+                Fault::Total { gateway: "a".into(), requests: 9, rows: 1 },
+                "the sums of the gateway a count 9 requests, but its chain has had 1 row",
             ),
         ] {
             assert_eq!(fault.to_string(), text);
@@ -427,7 +445,7 @@ mod tests {
         let of_another = ChainHead { gateway: "a".into(), ..head.clone() };
         assert_eq!(find(&of_another), HeadStatus::Missing);
         assert!(of_another.to_string().starts_with("a:10:"));
-        while store.remove_before(i64::MAX, 100).expect("a step") > 0 {}
+        while store.remove_before(i64::MAX, i64::MAX, 100).expect("a step") > 0 {}
         assert_eq!(find(&head), HeadStatus::InChain, "it is the anchor");
         assert_eq!(find(&ChainHead { seq: 9, ..head }), HeadStatus::Removed);
     }

@@ -1,65 +1,60 @@
 //! Divides the range of a usage report into parts, each of which is read from the rollup or from the rows.
 
 use super::engine::{SqlSession, values};
-use super::{Range, Result, Span, UndividedSpan};
+use super::{Range, Result, Span};
 use crate::id::RequestId;
 
 /// Divides a range into parts, in the order of time, and finds where the figures of each can be read.
 pub(super) struct Division<'a> {
     pub session: &'a dyn SqlSession,
-    /// Rows created before this may have been removed.
-    pub kept_since: i64,
     /// The rollup's spans to read, or `None` for the rows; then the first second, and the one after the last.
     pub parts: Vec<(Option<Span>, i64, i64)>,
-    pub undivided: Option<UndividedSpan>,
+    /// The start of an hour that the range cuts, and that counts completely because its rows were removed.
+    pub undivided_hour: Option<i64>,
 }
 
 impl Division<'_> {
-    /// Whole spans are in the rollup, which begins with `first`; earlier ones may still have their rows.
-    pub fn divide(&mut self, Range { since, until }: Range, span: Span, first: i64) -> Result<()> {
+    /// Whole spans are in the rollup. The rest of a day is divided into hours, and the rest of an hour is counted.
+    pub fn divide(&mut self, Range { since, until }: Range, span: Span) -> Result<()> {
+        if span == Span::Minute {
+            self.add(None, since, until);
+            return Ok(());
+        }
         let (begin, end) = (end_of(span, since), span.start(until));
         if begin > end {
             // It is inside one span.
             return self.divide_span(since, until, span);
         }
         self.divide_span(since, begin, span)?;
-        self.add(None, begin, first.min(end));
-        self.add(Some(span), begin.max(first), end);
+        self.add(Some(span), begin, end);
         self.divide_span(end, until, span)
     }
 
-    /// A part of one span, from its rows or from shorter spans. If neither has all of its requests, it counts completely.
+    /// A part of one span.
     fn divide_span(&mut self, from: i64, to: i64, span: Span) -> Result<()> {
-        if from >= self.kept_since || from >= to {
-            self.add(None, from, to);
+        if from >= to {
             return Ok(());
+        }
+        if span == Span::Day {
+            return self.divide(Range { since: from, until: to }, Span::Hour);
         }
         let start = span.start(from);
         let end = start.saturating_add(span.seconds());
-        // None in a span before the first request: then there is nothing to divide.
-        let requests = self.requests(span, start, end)?;
-        if span == Span::Day && self.requests(Span::Hour, start, end)? == requests {
-            return self.divide(Range { since: from, until: to }, Span::Hour, i64::MIN);
-        }
-        if self.rows(start, end)? == requests {
+        if self.has_rows(start, end)? {
             self.add(None, from, to);
         } else {
             self.add(Some(span), start, end);
-            self.undivided = Some(UndividedSpan { span, start, kept_since: self.kept_since });
+            self.undivided_hour = Some(start);
         }
         Ok(())
     }
 
-    fn requests(&self, span: Span, from: i64, to: i64) -> Result<i64> {
-        let sum = "SELECT CAST(coalesce(sum(requests), 0) AS BIGINT) FROM usage_rollup
-            WHERE span = $1 AND start >= $2 AND start < $3";
-        self.session.value(sum, &values![span.seconds(), from, to])
-    }
-
-    fn rows(&self, from: i64, to: i64) -> Result<i64> {
-        let count =
-            "SELECT count(*) FROM usage WHERE seq IS NOT NULL AND request_id >= $1 AND request_id < $2";
-        self.session.value(count, &values![RequestId::from(from), RequestId::from(to)])
+    /// Returns whether all rows of an hour are still there.
+    fn has_rows(&self, start: i64, end: i64) -> Result<bool> {
+        let sum = "SELECT CAST(coalesce(sum(requests), 0) AS BIGINT) FROM usage_rollup WHERE span = 3600 AND start = $1";
+        let count = "SELECT count(*) FROM usage WHERE request_id >= $1 AND request_id < $2";
+        let rows: i64 = self.session.value(count, &values![RequestId::from(start), RequestId::from(end)])?;
+        Ok(rows == self.session.value::<i64>(sum, &values![start])?)
     }
 
     fn add(&mut self, source: Option<Span>, from: i64, to: i64) {

@@ -45,10 +45,12 @@ pub enum StoreError {
     Io(Arc<io::Error>),
     /// A write panicked, and was rolled back.
     Panicked,
-    /// The row that should be read or changed is not there.
+    /// The row that should be read is not there.
     NoRow,
-    /// The key does not exist, was revoked, has expired or lacks the permission.
-    KeyRefused,
+    /// The key was revoked before the request arrived, or does not exist.
+    KeyRevoked,
+    /// A write to the ledger has waited for long, and has not failed yet.
+    Stalled,
     Fenced,
     /// No host of the database can be used. The engine logs this once, and once when it is over.
     Unavailable(String),
@@ -121,8 +123,9 @@ impl fmt::Display for StoreError {
             }
             Self::Io(error) => write!(f, "{error}"),
             Self::Panicked => f.write_str("a write panicked"),
-            Self::NoRow => f.write_str("the row is not there, or has its outcome already"),
-            Self::KeyRefused => f.write_str("the key is not valid, or has used its budget"),
+            Self::NoRow => f.write_str("the row is not there"),
+            Self::KeyRevoked => f.write_str("the key was revoked"),
+            Self::Stalled => f.write_str("a write to the ledger has waited for more than 5 seconds"),
             Self::Fenced => f.write_str("another process serves under the name of this gateway"),
             Self::Unavailable(cause) => write!(f, "the database can't be used: {cause}"),
             Self::Unknown(cause) => write!(f, "the database did not confirm the write: {cause}"),
@@ -137,24 +140,16 @@ impl StoreError {
         matches!(self, Self::Fenced | Self::LockReplaced(_) | Self::VersionChanged(_))
     }
 
-    /// Returns whether all writes of a group fail with it. If the outcome is unknown, none of them may be tried again alone.
+    /// Returns whether every row would fail with it, so that none of a group need be tried alone. If the outcome is
+    /// unknown, none may be.
     pub fn is_of_group(&self) -> bool {
-        matches!(
-            self,
-            Self::Unknown(_)
-                | Self::Unavailable(_)
-                | Self::NoConnection
-                | Self::Fenced
-                | Self::NotSynced(_)
-                | Self::Replaced
-                | Self::LockReplaced(_)
-        )
+        !matches!(self, Self::Other(_) | Self::NoRow | Self::Panicked)
     }
 
     /// The word for a request that failed because of it.
     pub fn cause(&self) -> FailureCause {
         match self {
-            Self::Busy | Self::NoConnection => FailureCause::DatabaseBusy,
+            Self::Busy | Self::NoConnection | Self::Stalled => FailureCause::DatabaseBusy,
             Self::Full => FailureCause::DiskFull,
             Self::Unavailable(_) | Self::Unknown(_) => FailureCause::DatabaseLost,
             Self::Panicked => FailureCause::Panic,

@@ -1,18 +1,11 @@
 //! The gateways that share a database. Each has a name and an epoch, which every start raises. A row is written only if its
 //! gateway still has the epoch of the process that writes it, so a process that was replaced can't write any more.
 
-use std::time::Duration;
-
 use time::OffsetDateTime;
 
-use super::engine::postgres::{SessionLock, Sighting};
-use super::engine::{SqlSession, values};
-use super::ledger::interrupt;
+use super::engine::postgres::SessionLock;
+use super::engine::values;
 use super::{Result, Store, StoreError};
-use crate::text;
-
-/// The time that a gateway has to be silent, with its lock free, until others close its rows.
-const SILENCE: Duration = Duration::from_secs(15);
 
 /// The seconds that a gateway's clock may be off the database's: ids and expiry use it.
 pub const CLOCK_SLACK: f64 = 2.0;
@@ -26,49 +19,30 @@ pub struct Gateway {
     pub address: String,
     /// Seconds since it was last seen, by the database's clock.
     pub seen_ago: i64,
-    /// Requests that are running, or were when it ended.
-    pub open_requests: i64,
 }
 
-/// A clock that is more than a day ahead of the last heartbeat does not advance it: see test_write.rs.
-const RAISE_EPOCH: &str = "INSERT INTO gateways (name, epoch, version, address, last_seen, anchor_seq, anchor_hash,
-    kept_since, head_seq, head_hash) VALUES ($1, 1, $2, $3, {CLOCK}, 0, $4, 0, 0, $4) ON CONFLICT (name) DO UPDATE
-    SET epoch = gateways.epoch + 1, version = excluded.version, address = excluded.address, last_seen = CASE
-        WHEN gateways.last_seen > 0 AND excluded.last_seen - gateways.last_seen > 86400 THEN gateways.last_seen
-        ELSE excluded.last_seen END RETURNING epoch";
+const RAISE_EPOCH: &str =
+    "INSERT INTO gateways (name, epoch, version, address, last_seen, anchor_seq, anchor_hash,
+    head_seq, head_hash) VALUES ($1, 1, $2, $3, {CLOCK}, 0, $4, 0, $4) ON CONFLICT (name) DO UPDATE
+    SET epoch = gateways.epoch + 1, version = excluded.version, address = excluded.address,
+        last_seen = excluded.last_seen RETURNING epoch";
 
 impl Store {
-    /// Begins to serve under a name: no earlier process can write its rows from now on. Those that it has left open are
-    /// marked as interrupted; returns how many they were.
-    pub fn join(&mut self, name: &str, address: &str) -> Result<usize> {
+    /// Begins to serve under a name: no earlier process can write its rows from now on.
+    pub fn join(&mut self, name: &str, address: &str) -> Result<()> {
         let raise = RAISE_EPOCH.replace("{CLOCK}", self.engine.clock());
         let parameters = values![name, env!("ADRIATICUM_VERSION"), address, [0; 32]];
         // Waits for the rows that an earlier process is inserting.
         let lock = self.engine.locking("SELECT 1 FROM gateways WHERE name = $1 FOR UPDATE");
-        self.epoch = self.engine.transaction(true, |session| {
+        self.epoch = self.engine.transaction(|session| {
             session.execute(lock, &values![name])?;
             session.value(&raise, &parameters)
         })?;
         self.gateway = name.to_owned();
-        self.close_rows(|session| {
-            let head = self.lock_gateway(session, name, self.epoch)?;
-            interrupt(session, name, self.epoch - 1, head)
-        })
+        Ok(())
     }
 
-    /// Calls `close` in transactions of its own until it finds no open row. Returns how many it has closed.
-    fn close_rows(&self, close: impl Fn(&dyn SqlSession) -> Result<usize>) -> Result<usize> {
-        let mut closed = 0;
-        loop {
-            match self.engine.transaction(true, &close)? {
-                0 => return Ok(closed),
-                more => closed += more,
-            }
-        }
-    }
-
-    /// Runs about every second: updates the heartbeat, and closes the rows that other gateways have left open when they
-    /// stopped. Fails with `Fenced` if another process has its name.
+    /// Runs about every second: updates the heartbeat. Fails with `Fenced` if another process has its name.
     pub fn keep_presence(&self, lock: &mut SessionLock) -> Result<()> {
         let is_present = lock.renew(self.epoch).map_err(|error| match error {
             // The engine has logged this already.
@@ -76,43 +50,14 @@ impl Store {
             StoreError::Unavailable(cause) => StoreError::Unknown(cause),
             error => error,
         })?;
-        if !is_present {
-            return Err(StoreError::Fenced);
-        }
-        for (name, sighting) in lock.silent_for(SILENCE) {
-            match self.close_rows_of(name, sighting)? {
-                0 => {}
-                rows => log::warn!(
-                    "interrupted by the end of the gateway {name}: {}",
-                    text::count(rows as i64, "request")
-                ),
-            }
-        }
-        Ok(())
-    }
-
-    /// Closes the open rows of another gateway, unless it was seen again. Returns how many they were.
-    fn close_rows_of(&self, name: &str, sighting: &Sighting) -> Result<usize> {
-        let is_same = "SELECT 1 FROM gateways WHERE name = $1 AND last_seen = $2";
-        self.close_rows(|session| {
-            let head = match self.lock_gateway(session, name, sighting.epoch) {
-                Err(StoreError::Fenced) => return Ok(0),
-                head => head?,
-            };
-            match session.first(is_same, &values![name, sighting.last_seen], |_| Ok(()))? {
-                None => Ok(0),
-                Some(()) => interrupt(session, name, sighting.epoch, head),
-            }
-        })
+        if is_present { Ok(()) } else { Err(StoreError::Fenced) }
     }
 
     /// Returns the gateways that have served, by name.
     pub fn gateways(&self) -> Result<Vec<Gateway>> {
         let statement = format!(
-            "SELECT name, gateways.epoch, version, address, CASE WHEN name = $1 THEN 0 ELSE {} - last_seen END,
-             count(request_id) FROM gateways LEFT JOIN usage
-                 ON seq IS NULL AND gateway = name
-             WHERE gateways.epoch > 0 GROUP BY 1, 2, 3, 4, last_seen ORDER BY name",
+            "SELECT name, epoch, version, address, CASE WHEN name = $1 THEN 0 ELSE {} - last_seen END
+             FROM gateways WHERE epoch > 0 ORDER BY name",
             self.engine.clock()
         );
         self.engine.read(|session| {
@@ -123,7 +68,6 @@ impl Store {
                     version: row.next()?,
                     address: row.next()?,
                     seen_ago: row.next()?,
-                    open_requests: row.next()?,
                 })
             })
         })
@@ -146,7 +90,7 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::ledger::tests::{outcome, row, write};
+    use crate::store::ledger::tests::{row, write};
     use crate::store::tests::Temporary;
     use crate::store::{Filter, Grouping, Range, UsageRow};
 
@@ -155,17 +99,12 @@ mod tests {
         let mut temporary = Temporary::new();
         let mut next = temporary.open_again();
         let old = &mut temporary.store;
-        assert_eq!(old.join("a", "").expect("a start"), 0);
-        old.begin_row(&row("1", "key_1", 7)).expect("a new row");
-        write(old, "2", "key_1", 7, 200, None);
-        assert_eq!(next.join("a", "").expect("a start"), 1, "one was open");
-        assert!(matches!(old.begin_row(&row("3", "key_1", 7)), Err(StoreError::Fenced)));
-        assert!(matches!(old.begin_row(&row("3", "key_0", 7)), Err(StoreError::Fenced)), "whatever the key");
-        assert!(matches!(next.begin_row(&row("3", "key_0", 7)), Err(StoreError::KeyRefused)));
-        assert!(matches!(old.record(&row("3", "key_1", 7), &outcome(400, None)), Err(StoreError::Fenced)));
-        assert!(old.finish(&row("1", "key_1", 7), &outcome(200, None)).is_err(), "it is closed");
-        next.begin_row(&row("4", "key_1", 7)).expect("it has the epoch");
-        assert!(matches!(old.finish(&row("4", "key_1", 7), &outcome(200, None)), Err(StoreError::Fenced)));
+        old.join("a", "").expect("a start");
+        write(old, "1", "key_1", 7, 200, None);
+        next.join("a", "").expect("a start");
+        assert!(matches!(old.append(row("2", "key_1", 7)), Err(StoreError::Fenced)));
+        assert!(old.outage().is_some_and(|error| error.is_replaced()), "the process has to stop");
+        next.append(row("3", "key_1", 7)).expect("it has the epoch");
         let found = next.verify().expect("a walk");
         assert_eq!((found.rows, found.fault), (2, None));
     }
@@ -183,7 +122,6 @@ mod tests {
             write(&other, &number.to_string(), "key_2", number + 1, 502, None);
         }
         (2..=5).for_each(|number| write(one, &number.to_string(), "key_1", number, 200, Some(1)));
-        one.begin_row(&row("open", "key_1", 9)).expect("a running request");
         let found = one.verify().expect("a walk");
         assert_eq!((found.rows, found.fault), (11, None));
         let heads: Vec<_> = found.heads.iter().map(|head| (head.gateway.as_str(), head.seq)).collect();
@@ -195,8 +133,8 @@ mod tests {
         let filter = Filter { gateway: Some("b"), ..Filter::ALL };
         assert_eq!(one.sums(Range::ALL, filter).expect("the figures").errors, 5);
         let gateways = other.gateways().expect("the gateways");
-        let seen: Vec<_> = gateways.iter().map(|it| (it.name.as_str(), it.epoch, it.open_requests)).collect();
-        assert_eq!(seen, [("a", 1, 1), ("b", 1, 0)]);
+        let seen: Vec<_> = gateways.iter().map(|it| (it.name.as_str(), it.epoch)).collect();
+        assert_eq!(seen, [("a", 1), ("b", 1)]);
         assert_eq!(gateways[0].address, "http://a:1");
         assert!((0..60).contains(&gateways[0].seen_ago));
     }
@@ -237,63 +175,15 @@ mod tests {
         }
 
         #[test]
-        fn rows_of_a_gateway_that_has_ended_are_closed_in_its_chain() {
+        fn a_lost_connection_loses_neither_the_name_nor_the_epoch() {
             let temporary = Temporary::postgres();
-            let (a, mut lock_of_a) = gateway(&temporary.database, "a");
             let (b, mut lock) = gateway(&temporary.database, "b");
-            write(&a, "1", "key_1", 1, 200, Some(1));
-            write(&a, "2", "key_1", 2, 200, Some(1));
-            a.begin_row(&row("3", "key_1", 3)).expect("a running request");
-            let mut silent = || {
-                assert!(lock.renew(b.epoch).expect("b is alive"));
-                let silent = lock.silent_for(Duration::ZERO);
-                silent.map(|(name, sighting)| (name.clone(), sighting.clone())).collect::<Vec<_>>()
-            };
-            assert_eq!(silent(), [], "a has its lock");
-            // A lock that is tried is taken for a moment, and this one must never be refused.
-            assert!(lock_of_a.renew(a.epoch).expect("a is alive"));
-            drop(lock_of_a);
-            let found =
-                std::iter::repeat_with(silent).find(|found| !found.is_empty()).expect("its lock is free");
-            let (name, sighting) = &found[0];
-            assert_eq!((name.as_str(), sighting.epoch), ("a", 1));
-            let seen_later = Sighting { last_seen: sighting.last_seen - 1, ..sighting.clone() };
-            let replaced = Sighting { epoch: sighting.epoch + 1, ..sighting.clone() };
-            for (other, why) in [(seen_later, "it was seen again"), (replaced, "it was replaced")] {
-                assert_eq!(b.close_rows_of("a", &other).expect("a look"), 0, "{why}");
-            }
-            assert_eq!(
-                a.find_row(&row("3", "key_1", 3).request_id).expect("a look").expect("the row").error_code,
-                None
-            );
-            assert_eq!(b.close_rows_of("a", sighting).expect("a look"), 1);
-            let found = b.verify().expect("a walk");
-            assert_eq!((found.rows, found.fault), (3, None));
-            assert_eq!((found.heads[0].gateway.as_str(), found.heads[0].seq), ("a", 3));
-            assert!(a.finish(&row("3", "key_1", 3), &outcome(200, None)).is_err(), "it is closed");
-            a.begin_row(&row("4", "key_1", 4)).expect("a has its epoch still");
-        }
-
-        #[test]
-        fn a_lost_connection_loses_neither_the_name_nor_the_epoch_but_what_was_seen() {
-            let temporary = Temporary::postgres();
-            let (a, lock_of_a) = gateway(&temporary.database, "a");
-            let (b, mut lock) = gateway(&temporary.database, "b");
-            a.begin_row(&row("1", "key_1", 1)).expect("a running request");
-            drop(lock_of_a);
-            let mut since = || {
-                while !lock.renew(b.epoch).unwrap_or(false) {}
-                lock.silent_for(Duration::ZERO).next().map(|(_, sighting)| sighting.since)
-            };
-            let first = std::iter::repeat_with(&mut since).find_map(|since| since).expect("a is silent");
-            assert_eq!(since(), Some(first), "it still is");
             let database = temporary.store.value::<String>("SELECT CAST(current_database() AS TEXT)");
             PostgresServer::shared().psql(&format!(
                 "SELECT pg_terminate_backend(pid, 10000) FROM pg_locks JOIN pg_stat_activity USING (pid)
                  WHERE locktype = 'advisory' AND datname = '{database}'"
             ));
-            let again = std::iter::repeat_with(&mut since).find_map(|since| since).expect("a is silent");
-            assert!(again > first, "what another connection saw does not count");
+            while !lock.renew(b.epoch).unwrap_or(false) {}
             let held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'
                 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
             assert_eq!(b.value::<i64>(held), 1, "b has its lock again");

@@ -1,23 +1,17 @@
 //! Creates, finds, changes and revokes API keys.
 
-use std::mem;
 use std::sync::Arc;
 
 use super::audit::NewAuditRow;
 use super::budget::{budget_columns, budget_parameters};
-use super::engine::{SqlValue, Statement, bound, values};
+use super::engine::{Engine, SqlValue, Statement, bound, values};
 use super::stored_key::{Key, KeyChange, KeyChanged, NewKey, Permission, read_key, terms};
 use super::{Actor, Result, Store};
-use crate::mutex::lock;
 use crate::secret::{SecretDigest, secret_hex};
 use crate::when;
 
 const BY_ID: &str = "WHERE id = $3";
 pub(super) const BY_DIGEST: &str = "WHERE digest = $3";
-
-/// `last_used` never goes back.
-pub(super) const NOTE_USE: &str =
-    "UPDATE keys SET last_used = $1 WHERE id = $2 AND (last_used IS NULL OR last_used < $1)";
 
 impl Store {
     /// Stores a new key, and returns its id.
@@ -52,18 +46,18 @@ impl Store {
         let terms = terms(key.permissions, key.expires, key.concurrent, key.budget);
         let details = terms.map(|(property, value)| format!("{property}: {value}")).join(", ");
         let audit = NewAuditRow::new("key_created", by, &details).insert_if_created(id, digest);
-        Ok(self.engine.write(true, &[insert, audit])? == 1)
+        Ok(self.engine.write(&[insert, audit])? == 1)
     }
 
-    /// The key whose secret has this digest, as the last commit of any process left it, with its budget at a time.
+    /// The key whose secret has this digest, as the last commit of any process left it, with its budget at a time and
+    /// without its last use.
     pub fn find_key(&self, digest: &SecretDigest, created: i64) -> Result<Option<Key>> {
-        let (find, parameters) = (self.select(BY_DIGEST), with_budget(created, digest.0.into()));
-        self.engine.read(|session| session.first(&find, &parameters, read_key))
+        self.engine.look_up(&self.look_up, &with_budget(created, digest.0.into()), read_key)
     }
 
-    /// Returns those of these keys that exist.
+    /// Returns those of these keys that exist, without their last use.
     pub fn find_keys(&self, ids: &[Arc<str>]) -> Result<Vec<Key>> {
-        let (now, select) = (when::now(), self.select(BY_ID));
+        let (now, select) = (when::now(), select(&*self.engine, "NULL", BY_ID));
         let find = |id: &Arc<str>| Statement::new(select.clone(), with_budget(now, (&**id).into()));
         let statements: Vec<Statement> = ids.iter().map(find).collect();
         let mut keys = Vec::new();
@@ -88,17 +82,19 @@ impl Store {
         self.engine.read(|session| session.rows(&statement, &budget_parameters(when::now()), read_key))
     }
 
-    /// A query for keys with their budgets. $1 and $2 are [`budget_parameters`].
-    pub(super) fn select(&self, condition: &str) -> String {
-        let budget = budget_columns(self.engine.days_hint());
-        format!(
-            "SELECT id, name, hint, permissions, created, expires, last_used, revoked, concurrent, {budget} FROM keys {condition}"
-        )
+    /// A query for keys with their last uses: that of the newest row or, if retention has removed all rows, the newest day
+    /// that has sums.
+    fn select(&self, condition: &str) -> String {
+        let last_used = format!(
+            "coalesce((SELECT created FROM usage WHERE key_id = keys.id ORDER BY request_id DESC LIMIT 1),
+             (SELECT max(start) FROM usage_rollup {} WHERE span = 86400 AND key_id = keys.id))",
+            self.engine.days_hint()
+        );
+        select(&*self.engine, &last_used, condition)
     }
 
     pub fn key(&self, id: &str) -> Result<Option<Key>> {
-        let (find, parameters) = (self.select(BY_ID), with_budget(when::now(), id.into()));
-        self.engine.read(|session| session.first(&find, &parameters, read_key))
+        self.engine.look_up(&self.select(BY_ID), &with_budget(when::now(), id.into()), read_key)
     }
 
     /// Makes all of these changes, or none. If a version is given, only if the key still has that version.
@@ -111,7 +107,7 @@ impl Store {
     ) -> Result<KeyChanged> {
         let find = self.select(BY_ID) + " FOR UPDATE";
         let parameters = with_budget(when::now(), id.into());
-        self.engine.transaction(true, |session| {
+        self.engine.transaction(|session| {
             let Some(before) = session.first(self.engine.locking(&find), &parameters, read_key)? else {
                 return Ok(KeyChanged::NoSuchKey);
             };
@@ -142,32 +138,22 @@ impl Store {
         })
     }
 
-    /// Notes a use in memory: `write_uses` writes it.
-    pub fn note_use(&self, id: &str, time: i64) {
-        let mut uses = lock(&self.uses);
-        let last = uses.entry(id.to_owned()).or_insert(time);
-        *last = time.max(*last);
-    }
-
-    /// Writes the uses noted since the last call. If that fails they are lost, and the next use is noted again.
-    pub fn write_uses(&self) -> Result<()> {
-        let uses = mem::take(&mut *lock(&self.uses));
-        if uses.is_empty() {
-            return Ok(());
-        }
-        let note = |(id, now)| Statement::new(NOTE_USE, values![now, id]);
-        let statements: Vec<Statement> = uses.into_iter().map(note).collect();
-        self.engine.write(false, &statements).map(drop)
-    }
-
     /// Revokes a key for good, from the next request on. Returns false if there is no such key; one that is revoked already
     /// keeps its time.
     pub fn revoke_key(&self, id: &str, now: i64, by: &Actor) -> Result<bool> {
         let audit = NewAuditRow::new("key_revoked", by, "").insert_if_not_revoked(id);
         let revoke =
             Statement::new("UPDATE keys SET revoked = coalesce(revoked, $1) WHERE id = $2", values![now, id]);
-        Ok(self.engine.write(true, &[audit, revoke])? > 0)
+        Ok(self.engine.write(&[audit, revoke])? > 0)
     }
+}
+
+/// A query for keys with their budgets. $1 and $2 are [`budget_parameters`].
+pub(super) fn select(engine: &dyn Engine, last_used: &str, condition: &str) -> String {
+    let budget = budget_columns(engine.days_hint());
+    format!(
+        "SELECT id, name, hint, permissions, created, expires, {last_used}, revoked, concurrent, {budget} FROM keys {condition}"
+    )
 }
 
 /// The parameters of a query for one key.
@@ -186,9 +172,9 @@ fn hint(secret: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::ledger::tests::{id as id_of, outcome, row};
+    use crate::store::ledger::tests::write;
     use crate::store::tests::Temporary;
-    use crate::store::{Budget, KeyName, StoreError};
+    use crate::store::{Budget, DAY, KeyName};
 
     fn name(text: &str) -> KeyName {
         KeyName::parse(text).expect("a good name")
@@ -219,16 +205,11 @@ mod tests {
         let key = store.find_key(&digest, 5).expect("a look-up").expect("the key");
         assert_eq!((key.id.as_str(), key.created, key.expires, key.revoked), (id.as_str(), 5, Some(9), None));
         assert_eq!(key.permissions, Permission::ALL);
-        store.note_use(&id, 6);
-        let last_used = || store.find_key(&digest, 5).expect("a look-up").expect("the key").last_used;
-        assert_eq!(last_used(), None, "it is only in memory");
-        store.write_uses().expect("a change");
-        assert_eq!(last_used(), Some(6));
         change(store, &id, &[KeyChange::Name(name("second"))]);
         assert!(store.revoke_key(&id, 7, &by()).expect("a change"));
         assert!(store.revoke_key(&id, 8, &by()).expect("a change"));
         let key = store.find_key(&digest, 5).expect("a look-up").expect("the key");
-        assert_eq!((key.name.as_str(), key.last_used, key.revoked), ("second", Some(6), Some(7)));
+        assert_eq!((key.name.as_str(), key.revoked), ("second", Some(7)));
         let change_none = store.change_key("key_none", None, &[KeyChange::Expires(None)], &by());
         assert!(matches!(change_none, Ok(KeyChanged::NoSuchKey)));
         assert!(!store.revoke_key("key_none", 1, &by()).expect("no change"));
@@ -294,33 +275,25 @@ mod tests {
     }
 
     #[test]
-    fn begin_checks_the_key_again() {
+    fn the_last_use_is_that_of_the_newest_row_or_day() {
         let temporary = Temporary::new();
         let store = &temporary.store;
-        let other = temporary.open_again();
-        let add = |secret: &str, permissions: &[Permission], expires| {
-            store.add_key(secret, &new(&name("x"), permissions, expires), &by()).expect("a new key")
+        let last_used = |id: &str| {
+            let listed = store.list_keys().expect("the keys").into_iter().find(|key| key.id == id);
+            let found = store.key(id).expect("a look-up").expect("the key").last_used;
+            assert_eq!(listed.expect("the key").last_used, found);
+            found
         };
-        let now = crate::when::now();
-        let good = add("good", &Permission::ALL, Some(now + 1000));
-        let revoked = add("revoked", &[Permission::Completions], None);
-        let expired = add("expired", &[Permission::Completions], Some(now));
-        let metrics = add("metrics", &[Permission::Metrics], None);
-        let begin = |end, secret| store.begin(&id_of(end, 7), 7, &SecretDigest::of(secret));
-        begin("before", "revoked").expect("it is not revoked yet");
-        other.revoke_key(&revoked, 6, &by()).expect("a change");
-        change(store, &good, &[KeyChange::Concurrent(Some(3))]);
-        let begun = begin("good", "good").expect("a valid key");
-        assert_eq!((begun.row.key_id.as_str(), begun.concurrent), (good.as_str(), Some(3)));
-        let refused =
-            [("revoked", &*revoked), ("expired", &expired), ("metrics", &metrics), ("none", "key_none")];
-        for (secret, key) in refused {
-            assert!(matches!(begin("refused", secret), Err(StoreError::KeyRefused)), "{secret}");
-            assert!(store.find_row(&id_of("refused", 7)).expect("a look-up").is_none());
-            store
-                .record(&row(key, key, 7), &outcome(400, None))
-                .expect("a refused request has a row all the same");
+        assert_eq!(last_used("key_1"), None);
+        for (end, key, created, status) in
+            [("a", "key_1", DAY + 50, 200), ("b", "key_1", DAY + 70, 400), ("c", "key_1", DAY + 60, 200)]
+        {
+            write(store, end, key, created, status, None);
         }
+        write(store, "d", "key_2", 9 * DAY, 200, None);
+        assert_eq!((last_used("key_1"), last_used("key_2")), (Some(DAY + 70), Some(9 * DAY)));
+        while store.remove_before(5 * DAY, 9 * DAY, 100).expect("a step") > 0 {}
+        assert_eq!((last_used("key_1"), last_used("key_2")), (Some(DAY), Some(9 * DAY)));
     }
 
     #[test]

@@ -1,411 +1,330 @@
-//! The ledger's rows: begun before an inference is spent, finished before its response is sent.
+//! The ledger: one row for every request with a valid key, appended once, with its outcome.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use super::chain::ChainLink;
-use super::engine::{Row, SqlSession, SqlValue, Statement, bound, values};
-use super::keys::{BY_DIGEST, with_budget};
-use super::ledger_row::{BegunRow, COLUMNS, LedgerOutcome, LedgerRow, NewRow, read_row};
+use super::engine::{SqlSession, Statement, TransactionMode, bound, values};
+use super::group_commit::NotWritten;
+use super::ledger_row::{COLUMNS, INSERT, LedgerRow, read_row};
 use super::rollup::Batch;
-use super::stored_key::{Permission, read_key};
 use super::{Result, Store, StoreError};
-use crate::secret::SecretDigest;
-use crate::when;
 
-/// A write that a group shares with others.
-pub(super) enum LedgerWrite {
-    /// An open row, if its key is valid.
-    Begin(RowRequest),
-    /// The outcome of an open row.
-    Finish(LedgerRow),
-    /// A row with its outcome.
-    Record(LedgerRow),
-}
-
-impl LedgerWrite {
-    /// Returns whether it has to be on the disk before it is acknowledged.
-    pub fn is_durable(&self) -> bool {
-        matches!(self, Self::Finish(_))
-    }
-
-    /// The row, if it has its outcome.
-    fn finished(&self) -> Option<&LedgerRow> {
-        match self {
-            Self::Begin(_) => None,
-            Self::Finish(row) | Self::Record(row) => Some(row),
-        }
-    }
-}
-
-#[derive(Clone)]
-struct GroupWritten {
-    each: Vec<Option<BegunRow>>,
-    /// A row that it has written, with its hash if it has one: all of the group is written, or nothing.
-    proof: Option<(String, Option<[u8; 32]>)>,
-}
-
-/// A request that asks for an open row.
-pub(super) struct RowRequest {
-    pub request_id: String,
-    pub created: i64,
-    /// The digest of its key's secret.
-    pub digest: SecretDigest,
-}
-
-/// Inserts an open row. SQLite would make a table of its own for what a RETURNING returns, at every use.
-const INSERT: &str = "INSERT INTO usage (request_id, key_id, key_name, created, gateway, epoch)
-    VALUES ($1, $2, $3, $4, $5, $6)";
-
-/// Asked before an outcome is written: it takes no place in the chain if its row is not open.
-const FIND: &str = "SELECT seq, gateway, epoch FROM usage WHERE request_id = $1";
-
-/// Writes the outcome into an open row. As INSERT … ON CONFLICT, SQLite would copy each page that it changes, to be able to
-/// undo that statement alone.
-const FINISH: &str =
-    "UPDATE usage SET status = $1, error_code = $2, prompt_tokens = $3, completion_tokens = $4,
-    total_tokens = $5, duration_ms = $6, queue_ms = $7, runtime_ms = $8, grounded = $9, search_reason = $10,
-    search_results = $11, search_ms = $12, seq = $13, cause = $14, hash = $15 WHERE request_id = $16";
-
-pub(super) const MOVE_HEAD: &str = "UPDATE gateways SET head_seq = $1, head_hash = $2 WHERE name = $3";
-
-/// Queries for the end of a chain, which lock its gateway, and which find nothing if the epoch has changed. Rows that begin
-/// share the lock: they only keep others from raising the epoch.
-const LOCK_TO_BEGIN: &str =
-    "SELECT head_seq, head_hash FROM gateways WHERE name = $1 AND epoch = $2 FOR KEY SHARE";
-const LOCK_TO_FINISH: &str =
+/// Locks a gateway and reads the end of its chain. Finds nothing if the epoch has changed.
+const LOCK: &str =
     "SELECT head_seq, head_hash FROM gateways WHERE name = $1 AND epoch = $2 FOR NO KEY UPDATE";
-const LOCK: &str = "SELECT head_seq, head_hash FROM gateways WHERE name = $1 AND epoch = $2 FOR UPDATE";
 
-/// A query for the open rows of a gateway, up to an epoch.
-pub(super) fn select_open_rows() -> String {
-    format!(
-        "SELECT {COLUMNS} FROM usage WHERE seq IS NULL AND gateway = $1 AND epoch <= $2
-         ORDER BY gateway, request_id LIMIT {INTERRUPTED_AT_ONCE}"
-    )
+const MOVE_HEAD: &str = "UPDATE gateways SET head_seq = $1, head_hash = $2 WHERE name = $3";
+
+const READ_KEY: &str = "SELECT id, revoked FROM keys WHERE id = $1";
+
+/// A group that was sent to the database: where its chain ends, and which of its rows were left out.
+struct SentGroup {
+    head: ChainLink,
+    refused: Vec<bool>,
 }
 
-/// The maximum number of rows that one transaction marks as interrupted.
-const INTERRUPTED_AT_ONCE: usize = 100;
+/// The times when keys were revoked, by id; `None` for a valid one.
+type RevocationTimes = BTreeMap<String, Option<i64>>;
 
 impl Store {
-    /// Looks up the key of a request that is about to cost an inference, and inserts the open row: one transaction does both.
-    /// The file system has the row when this returns; nothing is acknowledged yet, so it is not synced.
-    pub fn begin(&self, request_id: &str, created: i64, digest: &SecretDigest) -> Result<BegunRow> {
-        let request = RowRequest { request_id: request_id.into(), created, digest: *digest };
-        self.write_shared(LedgerWrite::Begin(request))?.ok_or(StoreError::KeyRefused)
+    /// Writes a row, with its place in the chain, and adds it to the sums. All of it is durable when this returns. It shares
+    /// its transaction with the rows that wait at the same time.
+    pub fn append(&self, mut row: LedgerRow) -> Result<()> {
+        row.gateway.clone_from(&self.gateway);
+        let write = |group: &[&LedgerRow], deadline| self.write_group(group, deadline);
+        let written = self.appends.submit(row, self.engine.append_timeout(), write);
+        self.engine.checkpoint_if_due();
+        written.unwrap_or_else(|reason| {
+            let error = match reason {
+                NotWritten::Late => StoreError::Busy,
+                NotWritten::Panicked => StoreError::Panicked,
+            };
+            self.availability.note_group(&[Err(error.clone())]);
+            Err(error)
+        })
     }
 
-    /// Writes the outcome into an open row, seals it and adds it to the sums. All of it is durable when this returns.
-    pub fn finish(&self, row: &NewRow, outcome: &LedgerOutcome) -> Result<()> {
-        self.write_shared(LedgerWrite::Finish(LedgerRow::new(row, outcome, &self.gateway)))?;
-        self.note_use(&row.key_id, row.created);
-        Ok(())
+    /// The reason why a row could not be written now; `None` if that is not known without a try.
+    pub fn outage(&self) -> Option<StoreError> {
+        self.engine.lost().or_else(|| self.availability.failure(self.appends.waiting_since()))
     }
 
-    /// Writes the row of a request that was refused before it cost anything. It does not check the key again.
-    pub fn record(&self, row: &NewRow, outcome: &LedgerOutcome) -> Result<()> {
-        self.write_shared(LedgerWrite::Record(LedgerRow::new(row, outcome, &self.gateway)))?;
-        self.note_use(&row.key_id, row.created);
-        Ok(())
-    }
-
-    /// Writes a group in one transaction: all of it, or nothing.
-    pub(super) fn write_together(
-        &self,
-        group: &[&LedgerWrite],
-        deadline: Instant,
-        waits_if_lost: bool,
-    ) -> Result<Vec<Option<BegunRow>>> {
-        let written = self.engine.group(deadline, waits_if_lost, |session, before: Option<&GroupWritten>| {
-            if let Some(before) = before {
-                // The lock waits for a process of the server that may still be committing it.
-                self.lock_gateway(session, &self.gateway, self.epoch)?;
-                if before.is_done(session)? {
-                    return Ok((before.clone(), Vec::new()));
-                }
+    fn write_group(&self, group: &[&LedgerRow], deadline: Instant) -> Vec<Result<()>> {
+        let results = match self.write_together(group, deadline) {
+            Ok(results) => results,
+            Err(error) if error.is_of_group() || group.len() == 1 => vec![Err(error); group.len()],
+            // Tries each row alone, to find the failing one.
+            Err(_) => {
+                let alone = |row| self.write_together(&[row], deadline).and_then(|mut one| one.remove(0));
+                group.iter().copied().map(alone).collect()
             }
-            self.write_in(session, group)
-        });
-        written.map(|(written, _)| written.each)
-    }
-
-    /// Reads what a group depends on. Returns what comes of it, and the statements that write it.
-    fn write_in(
-        &self,
-        session: &dyn SqlSession,
-        group: &[&LedgerWrite],
-    ) -> Result<(GroupWritten, Vec<Statement>)> {
-        let finished: Vec<&LedgerRow> = group.iter().filter_map(|write| write.finished()).collect();
-        let mut sums = Batch::default();
-        finished.iter().for_each(|row| sums.add(row));
-        let lock = self.engine.locking(if finished.is_empty() { LOCK_TO_BEGIN } else { LOCK_TO_FINISH });
-        let of_members = group.iter().map(|write| match write {
-            LedgerWrite::Begin(row) => {
-                Statement::new(self.select(BY_DIGEST), with_budget(row.created, row.digest.0.into()))
-            }
-            LedgerWrite::Finish(row) | LedgerWrite::Record(row) => {
-                Statement::new(FIND, values![&row.request_id])
-            }
-        });
-        let statements: Vec<Statement> = of_members.chain(sums.reads()).collect();
-        let identity = self.identity();
-        let mut all = vec![(lock, identity.as_slice())];
-        all.extend(bound(&statements));
-        let (mut head, mut found) = (None, Vec::new());
-        found.resize_with(group.len(), || None);
-        session.run(&all, &mut |number, row| match number.checked_sub(1) {
-            None => ChainLink::read(row).map(|link| head = Some(link)),
-            Some(member) if member < group.len() => {
-                found[member] = Some(row);
-                Ok(())
-            }
-            Some(number) => sums.add_known(number - group.len(), row),
-        })?;
-        let head = head.ok_or(StoreError::Fenced)?;
-        let result = |(write, found): (&&LedgerWrite, Option<Row>)| match (write, found) {
-            (LedgerWrite::Begin(request), Some(row)) => request.read(row),
-            (LedgerWrite::Begin(_) | LedgerWrite::Record(_), None) => Ok(None),
-            (LedgerWrite::Finish(_), Some(mut row)) => {
-                let open = (None::<i64>, self.gateway.clone(), self.epoch);
-                let is_open = (row.next()?, row.next()?, row.next()?) == open;
-                if is_open { Ok(None) } else { Err(StoreError::NoRow) }
-            }
-            // The group fails, and the others are written without it.
-            (LedgerWrite::Finish(_), None) | (LedgerWrite::Record(_), Some(_)) => Err(StoreError::NoRow),
         };
-        let each = group.iter().zip(found).map(result).collect::<Result<Vec<_>>>()?;
-        let links = head.links(&finished);
-        let proof = match links.first() {
-            Some(first) => Some((finished[0].request_id.clone(), Some(first.hash))),
-            None => each.iter().flatten().next().map(|begun| (begun.row.request_id.clone(), None)),
-        };
-        let new_row = |(write, begun): (&&LedgerWrite, &Option<BegunRow>)| match (write, begun) {
-            (LedgerWrite::Begin(_), Some(begun)) => Some(self.insert(&begun.row)),
-            (LedgerWrite::Record(row), _) => Some(self.insert(&row.as_new())),
-            _ => None,
-        };
-        let mut writes: Vec<Statement> = group.iter().zip(&each).filter_map(new_row).collect();
-        writes.extend(chained(&self.gateway, &finished, &links));
-        writes.extend(sums.writes());
-        Ok((GroupWritten { each, proof }, writes))
+        self.availability.note_group(&results);
+        results
     }
 
-    /// Keeps every other process from writing rows of a gateway until the transaction ends. Returns the end of its chain.
-    pub(super) fn lock_gateway(
+    /// Writes rows in one transaction: all of them but those whose key is refused, or none.
+    fn write_together(&self, group: &[&LedgerRow], deadline: Instant) -> Result<Vec<Result<()>>> {
+        let work = |session: &dyn SqlSession, sent: Option<&SentGroup>| self.statements(session, group, sent);
+        let (sent, _) = self.engine.group(TransactionMode::Append(deadline), work)?;
+        let result = |refused| if refused { Err(StoreError::KeyRevoked) } else { Ok(()) };
+        Ok(sent.refused.into_iter().map(result).collect())
+    }
+
+    /// Locks the chain and returns the statements that add a group to it. If the answer to an earlier COMMIT was lost, the
+    /// end of the chain says whether that group is part of it.
+    fn statements(
         &self,
         session: &dyn SqlSession,
-        gateway: &str,
+        group: &[&LedgerRow],
+        sent: Option<&SentGroup>,
+    ) -> Result<(SentGroup, Vec<Statement>)> {
+        let (head, revoked) = self.lock_chain(session, self.epoch, group)?;
+        if let Some(SentGroup { head: last, refused }) = sent
+            && last.hash == head.hash
+        {
+            // It counts only with a commit of its own: the server may be a primary that was replaced.
+            return Ok((SentGroup { head, refused: refused.clone() }, vec![self.move_head(head)]));
+        }
+        let is_refused = |row: &&LedgerRow| match revoked.as_ref().map(|keys| keys.get(&row.key_id)) {
+            None => false,
+            Some(key) => key.is_none_or(|revoked| revoked.is_some_and(|revoked| revoked <= row.created)),
+        };
+        let refused: Vec<bool> = group.iter().map(is_refused).collect();
+        let accepted = group.iter().zip(&refused).filter(|(_, refused)| !**refused).map(|(row, _)| *row);
+        let (head, statements) = self.append_after(head, accepted);
+        Ok((SentGroup { head, refused }, statements))
+    }
+
+    /// The statements that append rows to the chain after its end, and the new end.
+    pub(super) fn append_after<'a>(
+        &self,
+        end: ChainLink,
+        rows: impl IntoIterator<Item = &'a LedgerRow>,
+    ) -> (ChainLink, Vec<Statement>) {
+        let (mut head, mut sums, mut statements) = (end, Batch::default(), Vec::new());
+        for row in rows {
+            head = head.following(row);
+            statements.push(Statement::new(INSERT, row.values(head)));
+            sums.add(row);
+        }
+        if !statements.is_empty() {
+            statements.extend(sums.upserts());
+            statements.push(self.move_head(head));
+        }
+        (head, statements)
+    }
+
+    /// Keeps every other process from writing rows of this gateway until the transaction ends. Returns the end of its chain
+    /// and, on PostgreSQL, when the keys of a group were revoked: the look-up of a key may have been answered by a primary
+    /// that was replaced.
+    pub(super) fn lock_chain(
+        &self,
+        session: &dyn SqlSession,
         epoch: i64,
-    ) -> Result<ChainLink> {
-        session
-            .first(self.engine.locking(LOCK), &values![gateway, epoch], ChainLink::read)?
-            .ok_or(StoreError::Fenced)
+        group: &[&LedgerRow],
+    ) -> Result<(ChainLink, Option<RevocationTimes>)> {
+        let mut statements =
+            vec![Statement::new(self.engine.locking(LOCK).to_owned(), values![&self.gateway, epoch])];
+        let mut revoked = self.engine.sqlite().is_none().then(BTreeMap::new);
+        if revoked.is_some() {
+            let mut keys: Vec<&str> = group.iter().map(|row| row.key_id.as_str()).collect();
+            keys.sort_unstable();
+            keys.dedup();
+            statements.extend(keys.into_iter().map(|key| Statement::new(READ_KEY, values![key])));
+        }
+        let mut head = None;
+        session.run(&bound(&statements), &mut |number, mut row| {
+            if number == 0 {
+                head = Some(ChainLink::read(row)?);
+            } else if let Some(revoked) = &mut revoked {
+                revoked.insert(row.next()?, row.next()?);
+            }
+            Ok(())
+        })?;
+        match head {
+            Some(head) => Ok((head, revoked)),
+            // Another process has raised the epoch, or the gateway's row is gone.
+            None => Err(self.identify(session).err().unwrap_or(StoreError::Fenced)),
+        }
     }
 
-    fn insert(&self, row: &NewRow) -> Statement {
-        let mut parameters = values![&row.request_id, &row.key_id, &row.key_name, row.created].to_vec();
-        parameters.extend(self.identity());
-        Statement::new(INSERT, parameters)
-    }
-
-    /// The name and the epoch that every write of a row carries.
-    fn identity(&self) -> [SqlValue; 2] {
-        values![&self.gateway, self.epoch]
+    pub(super) fn move_head(&self, ChainLink { seq, hash }: ChainLink) -> Statement {
+        Statement::new(MOVE_HEAD, values![seq, hash, &self.gateway])
     }
 
     pub fn find_row(&self, request_id: &str) -> Result<Option<LedgerRow>> {
         let statement = format!("SELECT {COLUMNS} FROM usage WHERE request_id = $1");
-        self.engine.read(|session| session.first(&statement, &values![request_id], read_row))
+        self.engine.look_up(&statement, &values![request_id], read_row)
     }
 
     /// The time when the newest row was created.
     pub fn newest_row(&self) -> Result<Option<i64>> {
         let newest = "SELECT created FROM usage ORDER BY request_id DESC LIMIT 1";
-        self.engine.read(|session| session.first(newest, &[], |mut row| row.next()))
+        self.engine.look_up(newest, &[], |mut row| row.next())
     }
-}
-
-impl RowRequest {
-    /// Reads its key, with the budget of the period in which its tokens count: that of `created`. Returns `None` if the key
-    /// was revoked, has expired, lacks the permission or has used the budget.
-    fn read(&self, row: Row) -> Result<Option<BegunRow>> {
-        let key = read_key(row)?;
-        let is_accepted = key.is_valid(when::now())
-            && key.permissions.contains(&Permission::Completions)
-            && !key.budget.is_some_and(|budget| budget.is_used_up());
-        let (request_id, created) = (self.request_id.clone(), self.created);
-        let row = NewRow { request_id, key_id: key.id, key_name: key.name, created };
-        Ok(is_accepted.then_some(BegunRow { row, concurrent: key.concurrent }))
-    }
-}
-
-impl GroupWritten {
-    /// Returns whether the group was committed although the answer was lost.
-    fn is_done(&self, session: &dyn SqlSession) -> Result<bool> {
-        let Some((request_id, hash)) = &self.proof else {
-            return Ok(true);
-        };
-        let find = "SELECT hash FROM usage WHERE request_id = $1";
-        let found = session.first(find, &values![request_id], |mut row| row.next::<Option<[u8; 32]>>())?;
-        Ok(found.is_some_and(|found| hash.is_none() || found == *hash))
-    }
-}
-
-/// Statements that finish open rows of a gateway in their places of its chain, and write its new head.
-fn chained(gateway: &str, rows: &[&LedgerRow], links: &[ChainLink]) -> Vec<Statement> {
-    let finish = |(row, link): (&&LedgerRow, &ChainLink)| Statement::new(FINISH, row.values(*link));
-    let mut statements: Vec<Statement> = rows.iter().zip(links).map(finish).collect();
-    statements
-        .extend(links.last().map(|head| Statement::new(MOVE_HEAD, values![head.seq, head.hash, gateway])));
-    statements
-}
-
-/// Closes open rows of a gateway that is locked, up to an epoch: marks them as interrupted, seals them after `head` and
-/// adds them to the sums. Returns how many they were; if there are more, they are left.
-pub(super) fn interrupt(
-    session: &dyn SqlSession,
-    gateway: &str,
-    epoch: i64,
-    head: ChainLink,
-) -> Result<usize> {
-    let mut rows = session.rows(&select_open_rows(), &values![gateway, epoch], read_row)?;
-    rows.iter_mut().for_each(|row| row.error_code = Some("interrupted".into()));
-    let rows: Vec<&LedgerRow> = rows.iter().collect();
-    let statements = chained(gateway, &rows, &head.links(&rows));
-    session.run(&bound(&statements), &mut |_, _| Ok(()))?;
-    let mut sums = Batch::default();
-    rows.iter().for_each(|row| sums.add(row));
-    sums.write(session)?;
-    Ok(rows.len())
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use std::sync::{Mutex, mpsc};
     use std::thread;
+    use std::time::Duration;
 
     use super::*;
-    use crate::error::FailureCause;
     use crate::id::RequestId;
-    use crate::store::tests::Temporary;
-    use crate::store::{Tokens, chain};
+    use crate::store::tests::{Temporary, while_writing};
+    use crate::store::{Filter, Range, Tokens, chain};
+    use crate::when;
 
     /// The id of a row that was created at a second, with an end of its own.
     pub fn id(end: &str, created: i64) -> String {
         RequestId::from(created) + end
     }
 
-    pub fn row(end: &str, key_id: &str, created: i64) -> NewRow {
-        NewRow {
+    /// The row of a completion.
+    pub fn row(end: &str, key_id: &str, created: i64) -> LedgerRow {
+        LedgerRow {
             request_id: id(end, created),
             key_id: key_id.into(),
             key_name: format!("name of {key_id}"),
             created,
-        }
-    }
-
-    pub fn outcome(status: u16, total_tokens: Option<i64>) -> LedgerOutcome {
-        LedgerOutcome {
-            status: Some(status),
-            error_code: (status != 200).then_some("inference_error"),
-            cause: (status != 200).then_some(FailureCause::Timeout),
-            tokens: Tokens { prompt_tokens: None, completion_tokens: Some(1), total_tokens },
-            duration_ms: 2.5,
-            queue_ms: 0.5,
+            status: Some(200),
+            tokens: Tokens { prompt_tokens: None, completion_tokens: Some(1), total_tokens: None },
+            duration_ms: Some(2.5),
+            queue_ms: Some(0.5),
             runtime_ms: Some(1.0),
-            grounded: false,
-            search: None,
+            ..LedgerRow::default()
         }
     }
 
-    impl Store {
-        /// Begins a row of a key whose secret is its id, as `Temporary` makes them.
-        pub fn begin_row(&self, row: &NewRow) -> Result<NewRow> {
-            let digest = SecretDigest::of(&row.key_id);
-            self.begin(&row.request_id, row.created, &digest).map(|begun| begun.row)
+    /// The same with an outcome; any other status than 200 is that of a timeout.
+    pub fn with_outcome(row: LedgerRow, status: i64, total_tokens: Option<i64>) -> LedgerRow {
+        let is_error = status != 200;
+        LedgerRow {
+            status: Some(status),
+            error_code: is_error.then(|| "inference_error".into()),
+            cause: is_error.then(|| "timeout".into()),
+            tokens: Tokens { total_tokens, ..row.tokens },
+            ..row
         }
     }
 
-    /// Begins and finishes a row.
-    pub fn write(store: &Store, end: &str, key: &str, created: i64, status: u16, total: Option<i64>) {
-        store.begin_row(&row(end, key, created)).expect("a new row");
-        store.finish(&row(end, key, created), &outcome(status, total)).expect("its outcome");
+    pub fn write(store: &Store, end: &str, key: &str, created: i64, status: i64, total: Option<i64>) {
+        store.append(with_outcome(row(end, key, created), status, total)).expect("a row");
     }
 
     #[test]
-    fn a_row_from_its_beginning_to_its_outcome() {
+    fn a_row_comes_back_as_it_was_written() {
         let temporary = Temporary::new();
         let store = &temporary.store;
-        let find = || store.find_row(&id("a", 7)).expect("a look-up").expect("the row");
-        store.begin_row(&row("a", "key_1", 7)).expect("a new row");
-        assert_eq!((find().status, find().seq, find().created), (None, None, 7));
-        store.finish(&row("a", "key_1", 7), &outcome(200, Some(5))).expect("its outcome");
-        assert_eq!((find().status, find().seq, find().tokens.total_tokens), (Some(200), Some(1), Some(5)));
-        assert_eq!((find().duration_ms, find().key_name.as_str()), (Some(2.5), "name of key_1"));
-        assert!(store.finish(&row("a", "key_1", 7), &outcome(200, None)).is_err(), "once only");
-        assert!(store.begin_row(&row("a", "key_1", 7)).is_err(), "a request has one row");
-        assert!(store.find_row("b").expect("a look-up").is_none());
-        assert_eq!(store.newest_row().expect("a look-up"), Some(7));
-    }
-
-    #[test]
-    fn a_row_that_is_gone_is_not_acknowledged() {
-        let temporary = Temporary::new();
-        let store = &temporary.store;
-        store.begin_row(&row("a", "key_1", 1)).expect("a new row");
-        store.tamper("DELETE FROM usage");
-        assert!(matches!(store.finish(&row("a", "key_1", 1), &outcome(200, None)), Err(StoreError::NoRow)));
-    }
-
-    #[test]
-    fn what_a_crash_left_open_is_interrupted_once() {
-        let mut temporary = Temporary::new();
-        let store = &mut temporary.store;
-        store.begin_row(&row("a", "key_1", 1)).expect("a new row");
-        store.record(&row("b", "key_1", 1), &outcome(400, None)).expect("a refused one");
-        store.begin_row(&row("c", "key_1", 1)).expect("a new row");
-        assert_eq!(store.join("", "").expect("a start"), 2);
-        assert_eq!(store.join("", "").expect("a start"), 0);
-        let found = store.find_row(&id("c", 1)).expect("a look-up").expect("the row");
-        assert_eq!(
-            (found.status, found.error_code.as_deref(), found.seq),
-            (None, Some("interrupted"), Some(3))
-        );
-    }
-
-    /// The key's name in the table counts, not the one that was looked up before.
-    #[test]
-    fn a_row_has_the_name_that_its_key_has_when_it_begins() {
-        let temporary = Temporary::new();
-        let store = &temporary.store;
-        store.tamper("UPDATE keys SET name = 'renamed'");
-        let begun = store.begin_row(&row("a", "key_1", 1)).expect("a new row");
-        store.finish(&begun, &outcome(200, None)).expect("its outcome");
-        let found = store.find_row(&id("a", 1)).expect("a look-up").expect("the row");
-        assert_eq!((begun.key_name.as_str(), found.key_name.as_str()), ("renamed", "renamed"));
+        let full = LedgerRow {
+            status: Some(502),
+            error_code: Some("inference_error".into()),
+            tokens: Tokens { prompt_tokens: Some(1), completion_tokens: Some(2), total_tokens: Some(3) },
+            grounded: true,
+            search_reason: Some("match".into()),
+            search_results: Some(4),
+            search_ms: Some(0.25),
+            cause: Some("timeout".into()),
+            ..row("a", "key_1", 7)
+        };
+        let bare = LedgerRow { status: None, duration_ms: None, runtime_ms: None, ..row("b", "key_2", 8) };
+        for (seq, row) in [(1, full), (2, bare)] {
+            store.append(row.clone()).expect("a row");
+            let found = store.find_row(&row.request_id).expect("a look-up");
+            assert_eq!(found, Some(LedgerRow { seq: Some(seq), ..row }));
+        }
+        assert!(store.append(row("a", "key_1", 7)).is_err(), "a request has one row");
+        assert!(store.find_row("c").expect("a look-up").is_none());
+        assert_eq!(store.newest_row().expect("a look-up"), Some(8));
         assert_eq!(store.verify().expect("a walk").fault, None);
     }
 
     #[test]
-    fn the_last_use_is_noted_and_never_goes_back() {
-        let temporary = Temporary::new();
+    fn rows_that_wait_share_a_transaction_and_a_failing_one_fails_alone() {
+        let mut temporary = Temporary::new();
+        if let Some(sqlite) = temporary.store.engine.sqlite_mut() {
+            sqlite.set_write_timeout(Duration::from_secs(60));
+        }
         let store = &temporary.store;
-        let last_used = || {
-            store.write_uses().expect("a write");
-            store.key("key_1").expect("a look-up").expect("the key").last_used
+        write(store, "x", "key_1", 4, 200, None);
+        let lock = |session: &dyn SqlSession| store.lock_chain(session, store.epoch, &[]).map(drop);
+        let results = thread::scope(|scope| {
+            let mut writers = Vec::new();
+            while_writing(&*store.engine, lock, || {
+                for created in 1..=6 {
+                    writers.push(scope.spawn(move || store.append(row("x", "key_1", created))));
+                    // The first one leads, and waits for the lock. The others gather.
+                    while store.appends.waiting() != (true, created as usize - 1) {
+                        thread::yield_now();
+                    }
+                }
+            });
+            writers.into_iter().map(|writer| writer.join().expect("no panic")).collect::<Vec<_>>()
+        });
+        for (created, result) in (1..).zip(&results) {
+            assert_eq!(result.is_ok(), created != 4, "{result:?}");
+        }
+        assert!(store.outage().is_none(), "the others were written");
+        let found = store.verify().expect("a walk");
+        assert_eq!((found.rows, found.fault), (6, None), "the failed one has taken no number");
+        assert_eq!(store.sums(Range::ALL, Filter::ALL).expect("the figures").requests, 6);
+    }
+
+    #[test]
+    fn a_row_whose_time_is_over_is_not_written_and_the_ledger_is_unavailable() {
+        let mut temporary = Temporary::sqlite();
+        let timeout = |temporary: &mut Temporary, time| {
+            let sqlite = temporary.store.engine.sqlite_mut().expect("it is SQLite");
+            sqlite.set_write_timeout(time);
         };
-        assert_eq!(last_used(), None);
-        write(store, "a", "key_1", 50, 200, None);
-        store.record(&row("b", "key_1", 70), &outcome(400, None)).expect("a refused one");
-        write(store, "c", "key_1", 60, 200, None);
-        assert_eq!(last_used(), Some(70));
-        write(store, "d", "key_1", 65, 200, None);
-        assert_eq!(last_used(), Some(70));
+        timeout(&mut temporary, Duration::from_millis(30));
+        let store = &temporary.store;
+        while_writing(
+            &*store.engine,
+            |_| Ok(()),
+            || {
+                thread::scope(|scope| {
+                    let writers = [1, 2, 3]
+                        .map(|created| scope.spawn(move || store.append(row("x", "key_1", created))));
+                    for writer in writers {
+                        assert!(matches!(writer.join().expect("no panic"), Err(StoreError::Busy)));
+                    }
+                });
+                assert!(matches!(store.outage(), Some(StoreError::Busy)));
+            },
+        );
+        timeout(&mut temporary, Duration::from_secs(60));
+        let store = &temporary.store;
+        write(store, "y", "key_1", 4, 200, None);
+        assert!(store.outage().is_none(), "a row was written");
+        assert_eq!(store.verify().expect("a walk").rows, 1);
+    }
+
+    #[test]
+    fn what_every_row_would_meet_makes_the_ledger_unavailable_until_a_test_succeeds() {
+        let temporary = Temporary::sqlite();
+        let store = &temporary.store;
+        let trigger =
+            "CREATE TRIGGER fail BEFORE INSERT ON usage BEGIN SELECT RAISE(ABORT, 'on purpose'); END";
+        store.engine.transaction(|session| session.execute(trigger, &[])).expect("a trigger");
+        store.append(row("x", "key_1", 1)).expect_err("it fails");
+        assert!(store.outage().is_some_and(|error| error.to_string().contains("on purpose")));
+        store.test_write();
+        assert!(store.outage().is_some(), "the test fails too");
+        store.tamper("DROP TRIGGER fail");
+        assert!(store.outage().is_some(), "until something is written");
+        store.test_write();
+        assert!(store.outage().is_none());
+        assert_eq!(store.value::<i64>("SELECT count(*) FROM usage"), 0);
+        assert_eq!(store.value::<i64>("SELECT count(*) FROM usage_rollup"), 0);
     }
 
     const SNAPSHOTS: i64 = 2_000;
 
-    /// Everything that there is to know about finished rows is in one transaction: whenever one looks, it is all there.
+    /// Everything that there is to know about a row is in one transaction: whenever one looks, it is all there.
     #[test]
     fn in_every_snapshot_the_sums_equal_the_rows() {
         let temporary = Temporary::new();
@@ -413,13 +332,12 @@ pub(super) mod tests {
         // One row for so many snapshots: each of them reads all rows.
         let (more, wanted) = mpsc::sync_channel::<i64>(1);
         let wanted = Mutex::new(wanted);
-        // Minutes are kept for two hours.
         let first = when::now() - 3000;
         let write_rows = || {
             while let Ok(number) = { wanted.lock().expect("no panic").recv() } {
                 let (end, created) = (number.to_string(), first + number * 10);
                 match number % 4 {
-                    3 => store.record(&row(&end, "key_2", created), &outcome(400, None)).expect("a row"),
+                    3 => write(store, &end, "key_2", created, 400, None),
                     _ => write(store, &end, "key_1", created, 200, Some(number)),
                 }
             }
@@ -438,12 +356,11 @@ pub(super) mod tests {
         assert_eq!(store.value::<i64>("SELECT count(seq) FROM usage"), SNAPSHOTS / 10);
     }
 
-    /// Fails if the sums are not those of the finished rows, if a number is missing in the chain, or if it does not verify.
+    /// Fails if the sums are not those of the rows, if a number is missing in the chain, or if it does not verify.
     fn ensure_consistent(session: &dyn SqlSession) -> Result<()> {
         let counted = "SELECT span, created / span * span, key_id, coalesce(status, 0), coalesce(error_code, ''), count(*),
             coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0), coalesce(sum(total_tokens), 0)
-            FROM usage, (SELECT 60 AS span UNION SELECT 3600 UNION SELECT 86400) AS spans
-            WHERE seq IS NOT NULL GROUP BY 1, 2, 3, 4, 5";
+            FROM usage, (SELECT 3600 AS span UNION SELECT 86400) AS spans GROUP BY 1, 2, 3, 4, 5";
         let kept = "SELECT span, start, key_id, status, error_code, requests, prompt_tokens, completion_tokens, total_tokens
             FROM usage_rollup";
         let differing = format!(
@@ -451,10 +368,30 @@ pub(super) mod tests {
         );
         let gaps = "SELECT coalesce(max(seq), 0) - count(seq) FROM usage";
         let found: (i64, i64) = (session.value(&differing, &[])?, session.value(gaps, &[])?);
-        let fault = chain::verify(session, when::now())?.fault;
+        let fault = chain::verify(session)?.fault;
         if found == (0, 0) && fault.is_none() {
             return Ok(());
         }
         Err(StoreError::Other(format!("{} sums differ, {} numbers are missing, {fault:?}", found.0, found.1)))
+    }
+
+    /// On SQLite, the look-up of the key has seen every revocation.
+    #[test]
+    #[cfg(feature = "test-postgres")]
+    fn a_completion_of_a_key_that_was_revoked_before_the_request_is_not_written() {
+        let temporary = Temporary::postgres();
+        let store = &temporary.store;
+        store.tamper("UPDATE keys SET revoked = 100 WHERE id = 'key_1'");
+        assert!(matches!(store.append(row("a", "key_1", 100)), Err(StoreError::KeyRevoked)));
+        assert!(matches!(store.append(row("a", "key_0", 100)), Err(StoreError::KeyRevoked)), "no such key");
+        assert!(store.outage().is_none(), "the ledger is fine");
+        store.append(row("b", "key_1", 99)).expect("it was valid when the request arrived");
+        let rows = [row("c", "key_1", 200), row("d", "key_2", 200), row("e", "key_1", 99)];
+        let results = store
+            .write_together(&rows.each_ref(), Instant::now() + Duration::from_secs(60))
+            .expect("a transaction");
+        assert!(matches!(results[..], [Err(StoreError::KeyRevoked), Ok(()), Ok(())]), "{results:?}");
+        let found = store.verify().expect("a walk");
+        assert_eq!((found.rows, found.fault), (3, None));
     }
 }

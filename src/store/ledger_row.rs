@@ -1,43 +1,10 @@
-//! A row of the ledger: as a request begins, its outcome, and as the table has it.
+//! A row of the ledger.
 
 use serde::Serialize;
 
 use super::Result;
 use super::chain::ChainLink;
 use super::engine::{Row, SqlValue, values};
-use crate::error::FailureCause;
-
-/// A request as it is known when it begins.
-#[derive(Clone, Debug)]
-pub struct NewRow {
-    pub request_id: String,
-    pub key_id: String,
-    /// The key's name at the time.
-    pub key_name: String,
-    pub created: i64,
-}
-
-/// An open row, and how many requests of its key are processed at once.
-#[derive(Clone, Debug)]
-pub struct BegunRow {
-    pub row: NewRow,
-    pub concurrent: Option<u32>,
-}
-
-#[derive(Clone, Debug)]
-pub struct LedgerOutcome {
-    /// The HTTP status that is sent; `None` if the client has gone.
-    pub status: Option<u16>,
-    pub error_code: Option<&'static str>,
-    /// The reason why it was refused or failed.
-    pub cause: Option<FailureCause>,
-    pub tokens: Tokens,
-    pub duration_ms: f64,
-    pub queue_ms: f64,
-    pub runtime_ms: Option<f64>,
-    pub grounded: bool,
-    pub search: Option<Searched>,
-}
 
 #[derive(Clone, Debug)]
 pub struct Searched {
@@ -68,13 +35,14 @@ impl Tokens {
     }
 }
 
-/// A row as it is in the table.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct LedgerRow {
     pub request_id: String,
     pub key_id: String,
+    /// The key's name at the time.
     pub key_name: String,
     pub created: i64,
+    /// The HTTP status that is sent; `None` if the client has gone.
     pub status: Option<i64>,
     pub error_code: Option<String>,
     #[serde(flatten)]
@@ -86,7 +54,7 @@ pub struct LedgerRow {
     pub search_reason: Option<String>,
     pub search_results: Option<i64>,
     pub search_ms: Option<f64>,
-    /// Its place in the chain; `None` while the request is running.
+    /// Its place in the chain; `None` before it is written.
     pub seq: Option<i64>,
     pub gateway: String,
     /// The reason why it was refused or failed, as one word.
@@ -97,43 +65,20 @@ pub const COLUMNS: &str = "request_id, key_id, key_name, created, status, error_
     completion_tokens, total_tokens, duration_ms, queue_ms, runtime_ms, grounded, search_reason,
     search_results, search_ms, seq, gateway, cause";
 
+/// Inserts a row: [`COLUMNS`] and its hash.
+pub(super) const INSERT: &str = "INSERT INTO usage (request_id, key_id, key_name, created, status, error_code,
+    prompt_tokens, completion_tokens, total_tokens, duration_ms, queue_ms, runtime_ms, grounded, search_reason,
+    search_results, search_ms, seq, gateway, cause, hash)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20)";
+
 impl LedgerRow {
-    /// A finished row that has no place in the chain yet.
-    pub(super) fn new(new: &NewRow, outcome: &LedgerOutcome, gateway: &str) -> Self {
-        let search = outcome.search.as_ref();
-        Self {
-            request_id: new.request_id.clone(),
-            key_id: new.key_id.clone(),
-            key_name: new.key_name.clone(),
-            created: new.created,
-            status: outcome.status.map(i64::from),
-            error_code: outcome.error_code.map(String::from),
-            tokens: outcome.tokens,
-            duration_ms: Some(outcome.duration_ms),
-            queue_ms: Some(outcome.queue_ms),
-            runtime_ms: outcome.runtime_ms,
-            grounded: outcome.grounded,
-            search_reason: search.map(|search| search.reason.into()),
-            search_results: search.and_then(|search| search.results),
-            search_ms: search.map(|search| search.time_ms),
-            seq: None,
-            gateway: gateway.to_owned(),
-            cause: outcome.cause.map(|cause| cause.to_string()),
-        }
-    }
-
-    pub(super) fn as_new(&self) -> NewRow {
-        NewRow {
-            request_id: self.request_id.clone(),
-            key_id: self.key_id.clone(),
-            key_name: self.key_name.clone(),
-            created: self.created,
-        }
-    }
-
-    /// The parameters of the statement that finishes a row.
+    /// The parameters of [`INSERT`], for a place in the chain.
     pub(super) fn values(&self, ChainLink { seq, hash }: ChainLink) -> Vec<SqlValue> {
         values![
+            &self.request_id,
+            &self.key_id,
+            &self.key_name,
+            self.created,
             self.status,
             self.error_code.as_deref(),
             self.tokens.prompt_tokens,
@@ -147,9 +92,9 @@ impl LedgerRow {
             self.search_results,
             self.search_ms,
             seq,
+            &self.gateway,
             self.cause.as_deref(),
             hash,
-            &self.request_id,
         ]
         .into()
     }

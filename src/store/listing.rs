@@ -58,6 +58,9 @@ pub enum Matching {
     Code(String),
 }
 
+/// The most completions whose durations are read.
+const MOST_DURATIONS: usize = 500;
+
 /// The number of rows that are searched at once for a gateway or a duration, if they lie side by side in the order of time.
 pub const SEARCHED_ROWS: i64 = 2_000;
 
@@ -91,6 +94,20 @@ impl Store {
         // No id is its own beginning with more after it: this leaves out `after` alone.
         let from = after.map_or(from, |after| format!("{after} "));
         self.list(filter, &from, &RequestId::from(filter.range.until), "ASC", most)
+    }
+
+    /// The milliseconds that the newest completions took, in ascending order. If many requests have failed, only the newest of
+    /// all are searched.
+    pub fn newest_durations(&self, filter: &RowFilter) -> Result<Vec<f64>> {
+        if filter.is_of_errors() {
+            return Ok(Vec::new());
+        }
+        // With a bound for the duration, the search is limited.
+        let completions = RowFilter { matching: Matching::Success, least_ms: Some(0), ..filter.clone() };
+        let listing = self.newest(&completions, None, MOST_DURATIONS)?;
+        let mut durations: Vec<f64> = listing.rows.iter().filter_map(|row| row.duration_ms).collect();
+        durations.sort_by(f64::total_cmp);
+        Ok(durations)
     }
 
     /// Rows between two ids.
@@ -168,8 +185,7 @@ pub(super) fn ids(filter: &RowFilter, order: &str, between: [&str; 2], most: i64
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::LedgerOutcome;
-    use crate::store::ledger::tests::{id, outcome, row, write};
+    use crate::store::ledger::tests::{id, row, with_outcome, write};
     use crate::store::tests::Temporary;
 
     fn filter(matching: Matching, key_id: Option<&str>) -> RowFilter {
@@ -214,12 +230,11 @@ mod tests {
                 None,
             );
         }
-        let mut refused = outcome(400, None);
-        refused.error_code = Some("invalid_request");
-        store.record(&row("refused", "key_1", 150), &refused).expect("a refused one");
-        store.begin_row(&row("open", "key_1", 151)).expect("a running request");
+        let refused = with_outcome(row("refused", "key_1", 150), 400, None);
+        let refused = LedgerRow { error_code: Some("invalid_request".into()), ..refused };
+        store.append(refused).expect("a refused one");
         let count = |matching, key| all(store, &filter(matching, key), 10).0.len();
-        assert_eq!(count(Matching::Anything, None), 102);
+        assert_eq!(count(Matching::Anything, None), 101);
         assert_eq!(count(Matching::Anything, Some("key_2")), 50);
         assert_eq!(count(Matching::Success, None), 100 - 14);
         assert_eq!(count(Matching::Failure, None), 15);
@@ -229,7 +244,7 @@ mod tests {
         let (ids, pages) = all(store, &filter(Matching::Failure, None), 5);
         assert_eq!(pages, 3);
         assert!(ids.is_sorted_by(|a, b| a > b), "the newest first, each once");
-        assert_eq!(all(store, &filter(Matching::Anything, None), 102).1, 1, "no empty last page");
+        assert_eq!(all(store, &filter(Matching::Anything, None), 101).1, 1, "no empty last page");
     }
 
     #[test]
@@ -237,17 +252,16 @@ mod tests {
         let temporary = Temporary::new();
         let store = &temporary.store;
         for number in 100..150_i64 {
-            let slow = LedgerOutcome { duration_ms: number as f64, ..outcome(200, None) };
-            store.begin_row(&row("x", "key_1", number)).expect("a new row");
-            store.finish(&row("x", "key_1", number), &slow).expect("its outcome");
+            let slow = LedgerRow { duration_ms: Some(number as f64), ..row("x", "key_1", number) };
+            store.append(slow).expect("a row");
         }
-        store.begin_row(&row("open", "key_1", 151)).expect("a running request");
+        store.append(LedgerRow { duration_ms: None, ..row("none", "key_1", 151) }).expect("a row");
         let count = |least_ms, most_ms| {
             let filter = RowFilter { least_ms, most_ms, ..filter(Matching::Anything, Some("key_1")) };
             all(store, &filter, 10).0.len()
         };
         assert_eq!(count(None, None), 51);
-        assert_eq!(count(Some(110), None), 40, "a running request has none");
+        assert_eq!(count(Some(110), None), 40, "a row may have none");
         assert_eq!(count(None, Some(110)), 11);
         assert_eq!(count(Some(120), Some(129)), 10);
         assert_eq!(count(Some(200), None), 0);
@@ -287,6 +301,23 @@ mod tests {
             }
         }
         assert_eq!(found, 2, "an export has both");
+    }
+
+    #[test]
+    fn durations_are_those_of_the_newest_completions() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        for number in 100..120_i64 {
+            let status = if number % 10 == 0 { 502 } else { 200 };
+            let row = LedgerRow { duration_ms: Some((300 - number) as f64), ..row("x", "key_1", number) };
+            store.append(with_outcome(row, status, None)).expect("a row");
+        }
+        let durations = |filter: &RowFilter| store.newest_durations(filter).expect("the durations");
+        let all = durations(&filter(Matching::Anything, None));
+        assert!(all.len() == 18 && all.is_sorted() && all[0] == 181.0, "{all:?}");
+        assert_eq!(durations(&filter(Matching::Success, Some("key_1"))), all);
+        assert!(durations(&filter(Matching::Success, Some("key_2"))).is_empty());
+        assert!(durations(&filter(Matching::Failure, None)).is_empty(), "errors are no completions");
     }
 
     #[test]

@@ -1,16 +1,16 @@
 //! The keys, the ledger, the console's sessions and the audit, in one database.
 //!
-//! Two calls are on a request's path: `begin`, which looks up the key, before the inference and `finish` after it. A refused
-//! request has `find_key` and `record` instead. A row gets its outcome, its place in the chain and its part of the sums in one transaction
-//! (ledger.rs), which it shares with the rows that wait at the same time (group_commit.rs).
+//! Two calls are on a request's path: `find_key`, which looks up the key, and `append` after the inference. A row, its
+//! place in the chain and its part of the sums are one transaction (ledger.rs), which it shares with the rows that wait at
+//! the same time (group_commit.rs).
 //!
 //! The statements are here, each written once; `engine` runs them and is the only part that knows the database library.
 
 mod audit;
+mod availability;
 mod budget;
 mod chain;
 mod division;
-mod durations;
 mod engine;
 mod error;
 mod gateways;
@@ -21,29 +21,27 @@ mod ledger;
 mod ledger_row;
 mod listing;
 mod moving;
-mod proof;
 mod restore;
 mod retention;
 mod rollup;
 mod sessions;
 mod stored_key;
 mod sums;
+mod sums_check;
+mod sync;
 #[cfg(all(test, feature = "test-postgres"))]
 #[path = "../../tests/postgres.rs"]
 mod test_server;
 mod test_write;
-mod unsettled;
-mod version_9;
+mod upgrades;
 
-use std::collections::HashMap;
 use std::sync::Mutex;
-use std::time::Instant;
 
 use audit::FailedSignIns;
 pub use audit::{Actor, AuditRow, AuditSubject};
+use availability::Availability;
 pub use budget::{Budget, BudgetPeriod, KeyBudget};
 pub use chain::{ChainHead, Fault, HeadStatus, Verification};
-pub use durations::Durations;
 use engine::Engine;
 pub use engine::postgres::{DatabaseUri, SessionLock};
 pub use engine::sqlite::LockError;
@@ -51,21 +49,20 @@ use engine::sqlite::Sqlite;
 pub use engine::{Access, Database, ServeLock};
 pub use error::{Result, StoreError};
 pub use gateways::{CLOCK_SLACK, Gateway};
-use group_commit::WriteQueue;
+use group_commit::GroupCommit;
 pub use grouping::Grouping;
-pub use ledger_row::{
-    BegunRow, COLUMNS as LEDGER_COLUMNS, LedgerOutcome, LedgerRow, NewRow, Searched, Tokens,
-};
+pub use ledger_row::{COLUMNS as LEDGER_COLUMNS, LedgerRow, Searched, Tokens};
 pub use listing::{Listing, Matching, RowFilter, SEARCHED_ROWS};
 pub use moving::MoveProgress;
-pub use proof::UnprovenSums;
 pub use restore::{Comparison, KeyDifferences, LedgerExtent, Restoration, RestoreError, restore};
+pub use retention::RetentionState;
 pub use rollup::Span;
 pub use sessions::{PasswordHash, TokenKind};
 pub use stored_key::{
     CONCURRENT_TAKES, Key, KeyChange, KeyChanged, KeyName, KeyState, NewKey, Permission, parse_concurrent,
 };
-pub use sums::{Coverage, Filter, Range, RollupRow, Sums, UndividedSpan, UsageRow};
+pub use sums::{Filter, Range, RollupRow, Sums, UsageRow};
+pub use sums_check::UnprovenSums;
 
 /// A day, in seconds.
 const DAY: i64 = 86_400;
@@ -75,41 +72,34 @@ pub struct Store {
     /// The name and the epoch under which this process writes rows. Both have a row in the table `gateways`.
     gateway: String,
     epoch: i64,
-    /// Rows that begin, and outcomes, which wait for the leaders of their groups.
-    beginnings: WriteQueue,
-    outcomes: WriteQueue,
-    /// Outcomes that could not be written, by request id, until `settle`.
-    unsettled: Mutex<Vec<unsettled::UnsettledOutcome>>,
-    /// The last uses of keys, by id, until `write_uses`.
-    uses: Mutex<HashMap<String, i64>>,
+    /// The query for the key of a request.
+    look_up: String,
+    /// Rows that wait for the leader of their group.
+    appends: GroupCommit<LedgerRow, Result<()>>,
+    availability: Availability,
     failed_sign_ins: Mutex<FailedSignIns>,
-    /// The time since which the clock is distrusted, by the time that this process has run.
-    distrusted: Mutex<Option<Instant>>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LedgerState {
-    /// The bytes of the WAL that are in use, as the last checkpoint found.
-    pub wal_bytes: u64,
+pub struct WalFigures {
+    /// The bytes of the WAL that are in use.
+    pub bytes: u64,
     /// The time of the last checkpoint; `None`: none since the start.
     pub last_checkpoint: Option<i64>,
-    /// The number of times that requests had to wait because the WAL had reached its limit.
-    pub wal_restarts: u64,
 }
 
 impl Store {
     /// Opens the database; creates or upgrades it if `access` allows that.
     pub fn open(database: &Database, access: Access) -> Result<Self> {
+        let engine = engine::open(database, access)?;
         let store = Self {
-            engine: engine::open(database, access)?,
+            look_up: keys::select(&*engine, "NULL", keys::BY_DIGEST),
+            engine,
             gateway: String::new(),
             epoch: 0,
-            beginnings: WriteQueue::default(),
-            outcomes: WriteQueue::default(),
-            unsettled: Mutex::default(),
-            uses: Mutex::default(),
+            appends: GroupCommit::default(),
+            availability: Availability::default(),
             failed_sign_ins: Mutex::default(),
-            distrusted: Mutex::default(),
         };
         store.look_for_damage()?;
         Ok(store)
@@ -129,25 +119,15 @@ impl Store {
         }
     }
 
-    /// The reason why every request would fail now; `None` if that is not known without a try.
-    pub fn lost(&self) -> Option<StoreError> {
-        self.engine.lost()
-    }
-
     /// Returns whether a write hangs, for which only a restart helps. A full disk or a locked database does not count: that
     /// write fails in time.
     pub fn is_stuck(&self) -> bool {
         self.engine.sqlite().is_some_and(Sqlite::is_stuck)
     }
 
-    /// Runs a checkpoint if one is due. PostgreSQL has its own.
-    pub fn checkpoint(&self) -> Result<()> {
-        self.engine.sqlite().map_or(Ok(()), Sqlite::checkpoint)
-    }
-
-    /// Returns figures about checkpoints, without a look into the database.
-    pub fn state(&self) -> LedgerState {
-        self.engine.sqlite().map(Sqlite::state).unwrap_or_default()
+    /// Returns figures about the WAL; zeros on PostgreSQL.
+    pub fn wal_figures(&self) -> WalFigures {
+        self.engine.sqlite().map(Sqlite::wal_figures).unwrap_or_default()
     }
 
     /// Reads what every request needs, so that a start refuses a damaged database. A small one is checked completely when
@@ -157,8 +137,7 @@ impl Store {
             for statement in [
                 "SELECT count(*) FROM keys WHERE length(digest) <> 32 OR length(name || permissions) = 0",
                 "SELECT count(*) FROM (SELECT * FROM usage ORDER BY request_id DESC LIMIT 100) AS newest",
-                "SELECT count(*) FROM (SELECT hash FROM usage WHERE seq IS NOT NULL
-                 ORDER BY gateway DESC, seq DESC LIMIT 100) AS newest",
+                "SELECT count(*) FROM (SELECT hash FROM usage ORDER BY gateway DESC, seq DESC LIMIT 100) AS newest",
                 "SELECT count(*) FROM (SELECT * FROM usage_rollup WHERE span = 86400 ORDER BY start DESC LIMIT 100) AS newest",
                 "SELECT count(anchor_hash) FROM gateways",
             ] {
@@ -178,6 +157,8 @@ fn date(day: i64) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use std::path::{Path, PathBuf};
+    use std::sync::mpsc;
+    use std::thread;
     use std::time::Duration;
 
     use super::engine::{FromValue, SqlValue, Statement, values};
@@ -221,6 +202,7 @@ pub(crate) mod tests {
             let mut store = Store::open(&database, Access::Create).expect("a new database should open");
             if let Some(sqlite) = store.engine.sqlite_mut() {
                 sqlite.set_write_timeout(Duration::from_secs(1));
+                sqlite.stop_syncing();
             }
             for key in ["key_1", "key_2"] {
                 let insert = Statement::new(
@@ -228,7 +210,7 @@ pub(crate) mod tests {
                      VALUES ($1, $2, 'name of ' || $1, 'completions', 0)",
                     values![key, crate::secret::SecretDigest::of(key).0],
                 );
-                store.engine.write(false, &[insert]).expect("a key");
+                store.engine.write(&[insert]).expect("a key");
             }
             Self { store, folder, database }
         }
@@ -237,6 +219,30 @@ pub(crate) mod tests {
         pub fn open_again(&self) -> Store {
             Store::open(&self.database, Access::Existing).expect("the same database")
         }
+    }
+
+    /// Runs `meanwhile` while another thread is in a transaction that writes, after its first statements.
+    pub fn while_writing(
+        engine: &dyn Engine,
+        begin: impl Fn(&dyn engine::SqlSession) -> Result<()> + Send,
+        meanwhile: impl FnOnce(),
+    ) {
+        thread::scope(|scope| {
+            // Dropped, `end` ends the transaction, even after a panic.
+            let ((has_begun, begun), (end, ended)) = (mpsc::channel(), mpsc::channel::<()>());
+            let writer = scope.spawn(move || {
+                engine.transaction(|session| {
+                    begin(session)?;
+                    has_begun.send(()).expect("the test waits");
+                    let _ = ended.recv();
+                    Ok(())
+                })
+            });
+            begun.recv().expect("a transaction");
+            meanwhile();
+            drop(end);
+            writer.join().expect("no panic").expect("it only waits");
+        });
     }
 
     impl Drop for Temporary {
@@ -251,7 +257,7 @@ pub(crate) mod tests {
             let run = |session: &dyn engine::SqlSession| {
                 statements.split(';').try_for_each(|statement| session.execute(statement, &[]).map(drop))
             };
-            self.engine.transaction(false, run).expect("the statements should be good");
+            self.engine.transaction(run).expect("the statements should be good");
         }
 
         pub fn sums(&self, range: Range, filter: Filter) -> Result<Sums> {
@@ -313,7 +319,7 @@ pub(crate) mod tests {
                 .expect("a plan")
                 .join("; ")
         };
-        let find_key = temporary.store.select(keys::BY_DIGEST);
+        let find_key = &temporary.store.look_up;
         let of_one_key = RowFilter {
             range: Range::ALL,
             key_id: Some("key_1".into()),
@@ -325,12 +331,11 @@ pub(crate) mod tests {
         };
         let failures_of_one_key = RowFilter { matching: Matching::Failure, ..of_one_key.clone() };
         for (statement, index) in [
-            (find_key.as_str(), "keys USING INDEX sqlite_autoindex_keys_2 (digest=?)"),
+            (find_key, "keys USING INDEX sqlite_autoindex_keys_2 (digest=?)"),
             (
-                find_key.as_str(),
+                find_key,
                 "CORRELATED SCALAR SUBQUERY 1; SEARCH usage_rollup USING INDEX rollup_days (key_id=? AND start>? AND start<?)",
             ),
-            (&ledger::select_open_rows(), "usage_open"),
             (&listing::ids(&failures_of_one_key, "DESC", [""; 2], 1).0, "usage_failed"),
             (&listing::ids(&of_one_key, "DESC", [""; 2], 1).0, "usage_by_key"),
             (

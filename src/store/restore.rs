@@ -170,21 +170,16 @@ impl Store {
             Statement::new("DELETE FROM console_tokens WHERE kind = $1", sessions),
             NewAuditRow::new("database_restored", by, &details).insert(),
         ];
-        self.engine.write(true, &statements)?;
+        self.engine.write(&statements)?;
         Ok(keeps_password)
     }
 }
 
-/// All keys, the oldest first, of a database of version 8 or later.
+/// All keys, the oldest first and without their last uses, of a database of any version that can be upgraded.
 fn read_keys(session: &dyn SqlSession) -> Result<Vec<Key>> {
-    let has_budgets = "SELECT count(*) FROM pragma_table_info('keys') WHERE name = 'budget'";
-    let budget =
-        if session.value::<i64>(has_budgets, &[])? > 0 { "budget, budget_per" } else { "NULL, NULL" };
-    let keys = format!(
-        "SELECT id, name, hint, permissions, created, expires, last_used, revoked, concurrent, {budget}, NULL FROM keys
-         ORDER BY created, id"
-    );
-    session.rows(&keys, &[], read_key)
+    let keys = "SELECT id, name, hint, permissions, created, expires, NULL, revoked, concurrent, budget, budget_per, NULL
+        FROM keys ORDER BY created, id";
+    session.rows(keys, &[], read_key)
 }
 
 fn read_extent(session: &dyn SqlSession) -> Result<LedgerExtent> {

@@ -1,28 +1,58 @@
-//! Retention: old rows are removed in small steps; their sums stay in the rollup.
+//! Retention: old rows are removed in steps; their sums stay in the rollup.
 
+use super::chain::ChainLink;
 use super::engine::{SqlSession, values};
-use super::{Result, Store};
+use super::{DAY, Result, Store};
+use crate::id::RequestId;
+
+/// What retention has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RetentionState {
+    /// No row is old enough.
+    Idle,
+    /// Rows that were created before this time are to be removed.
+    Due { before: i64 },
+    /// There are such rows, but none between this time and the start of today. A clock that has jumped ahead looks like
+    /// this, and so does a service that was off for long: nothing is removed until there is a row of yesterday.
+    Held { before: i64 },
+}
 
 impl Store {
-    /// Removes finished rows created before a time, the oldest of a chain first and at most `most`, and returns how many. The
+    /// Returns what retention has to do at a time, if rows are kept for so many days.
+    pub fn retention(&self, days: u32, now: i64) -> Result<RetentionState> {
+        let today = now.div_euclid(DAY) * DAY;
+        let before = today - i64::from(days) * DAY;
+        let find = "SELECT 1 FROM usage WHERE request_id >= $1 AND request_id < $2 LIMIT 1";
+        let has_rows = |from: i64, to: i64| -> Result<bool> {
+            let ids = values![RequestId::from(from), RequestId::from(to)];
+            Ok(self.engine.look_up(find, &ids, |_| Ok(()))?.is_some())
+        };
+        Ok(match has_rows(i64::MIN, before)? {
+            false => RetentionState::Idle,
+            true if has_rows(before, today)? => RetentionState::Due { before },
+            true => RetentionState::Held { before },
+        })
+    }
+
+    /// Removes rows created before a time, the oldest of a chain first and at most `most`, and returns how many. The
     /// chain then begins after them, so the rest still verifies. Takes the chains in turn: 0 says that none has such rows.
-    pub fn remove_before(&self, time: i64, most: i64) -> Result<usize> {
+    pub fn remove_before(&self, time: i64, now: i64, most: i64) -> Result<usize> {
         let names = |session: &dyn SqlSession| {
             session.rows("SELECT name FROM gateways", &[], |mut row| row.next::<String>())
         };
         for name in self.engine.read(names)? {
             // Locked first: its gateway moves the chain's end in the same row all the time.
             let lock = self.engine.locking("SELECT 1 FROM gateways WHERE name = $1 FOR UPDATE");
-            let removed = self.engine.transaction(false, |session| {
+            let removed = self.engine.transaction(|session| {
                 session.execute(lock, &values![&name])?;
-                remove(session, &name, time, most)
+                let removed = remove(session, &name, time, now, most)?;
+                if removed > 0 && self.engine.sqlite().is_some() {
+                    // Gives free pages back to the file system.
+                    session.query("PRAGMA incremental_vacuum(1000)", &[], &mut |_| Ok(()))?;
+                }
+                Ok(removed)
             })?;
             if removed > 0 {
-                if self.engine.sqlite().is_some() {
-                    // Gives free pages back to the file system.
-                    let vacuum = "PRAGMA incremental_vacuum(64)";
-                    self.engine.transaction(false, |session| session.query(vacuum, &[], &mut |_| Ok(())))?;
-                }
                 return Ok(removed);
             }
         }
@@ -30,27 +60,25 @@ impl Store {
     }
 }
 
-fn remove(session: &dyn SqlSession, gateway: &str, time: i64, most: i64) -> Result<usize> {
-    // The beginning of the chain, up to the first row that is not old enough.
+fn remove(session: &dyn SqlSession, gateway: &str, time: i64, now: i64, most: i64) -> Result<usize> {
+    // Up to the last old row before the first that is to be kept. A row whose time is in the future does not count as one:
+    // it was written while the clock was wrong, and would hold back the rows behind it for years.
     let last = session.first(
-        "WITH oldest AS (SELECT seq, hash, created FROM usage WHERE gateway = $1 AND seq IS NOT NULL ORDER BY seq LIMIT $2)
-         SELECT seq, hash FROM oldest
-         WHERE seq < coalesce((SELECT min(seq) FROM oldest WHERE created >= $3), seq + 1)
+        "WITH oldest AS (SELECT seq, hash, created FROM usage WHERE gateway = $1 ORDER BY seq LIMIT $2)
+         SELECT seq, hash FROM oldest WHERE created < $3
+         AND seq < coalesce((SELECT min(seq) FROM oldest WHERE created BETWEEN $3 AND $4), seq + 1)
          ORDER BY seq DESC LIMIT 1",
-        &values![gateway, most, time],
-        |mut row| Ok((row.next::<i64>()?, row.next::<Vec<u8>>()?)),
+        &values![gateway, most, time, now],
+        ChainLink::read,
     )?;
-    let Some((seq, hash)) = last else {
+    let Some(ChainLink { seq, hash }) = last else {
         return Ok(0);
     };
-    let these = values![gateway, seq];
-    let newest: i64 =
-        session.value("SELECT max(created) FROM usage WHERE gateway = $1 AND seq <= $2", &these)?;
-    let removed = session.execute("DELETE FROM usage WHERE gateway = $1 AND seq <= $2", &these)?;
+    let removed =
+        session.execute("DELETE FROM usage WHERE gateway = $1 AND seq <= $2", &values![gateway, seq])?;
     session.execute(
-        "UPDATE gateways SET anchor_seq = $1, anchor_hash = $2,
-         kept_since = CASE WHEN kept_since < $3 THEN $3 ELSE kept_since END WHERE name = $4",
-        &values![seq, hash, newest + 1, gateway],
+        "UPDATE gateways SET anchor_seq = $1, anchor_hash = $2 WHERE name = $3",
+        &values![seq, hash, gateway],
     )?;
     Ok(removed)
 }
@@ -59,22 +87,20 @@ fn remove(session: &dyn SqlSession, gateway: &str, time: i64, most: i64) -> Resu
 mod tests {
     use std::thread;
 
-    use crate::store::ledger::tests::{id, row, write};
+    use crate::store::ledger::tests::write;
     use crate::store::tests::Temporary;
-    use crate::store::{DAY, Filter, Grouping, Range, Store};
+    use crate::store::{DAY, Filter, Grouping, Range, RetentionState, Store};
 
     #[test]
     fn old_rows_go_and_what_they_add_up_to_stays() {
         let temporary = Temporary::new();
         let store = &temporary.store;
-        store.begin_row(&row("open", "key_1", 5)).expect("a running request");
         for number in 0..100_i64 {
             write(store, &format!("id{number}"), "key_1", number * DAY / 10, 200, Some(1));
         }
         let before = store.sums(Range::ALL, Filter::ALL).expect("the figures");
-        assert_eq!(store.remove_before(5 * DAY, 30).expect("a step"), 30);
-        assert_eq!(store.remove_before(5 * DAY, 30).expect("a step"), 20);
-        assert_eq!(store.remove_before(5 * DAY, 30).expect("a step"), 0);
+        let remove = |before| store.remove_before(before, 30 * DAY, 30).expect("a step");
+        assert_eq!([remove(5 * DAY), remove(5 * DAY), remove(5 * DAY)], [30, 20, 0]);
         let found = store.verify().expect("a walk");
         assert_eq!((found.rows, found.fault), (50, None), "the rest still verifies");
         assert_eq!(store.sums(Range::ALL, Filter::ALL).expect("the figures"), before);
@@ -86,10 +112,9 @@ mod tests {
         assert_eq!(part(2 * DAY + 9, 4 * DAY - 9), 20, "an hour without its rows counts completely");
         assert_eq!(part(2 * DAY + 3600, 4 * DAY - 3600), 19, "days without their rows have their hours");
         assert_eq!(part(4 * DAY + 9, 6 * DAY + DAY / 2), 25, "days with their rows do not");
-        assert!(store.find_row(&id("open", 5)).expect("a look-up").is_some(), "a running request stays");
         write(store, "later", "key_1", 20 * DAY, 200, None);
         assert_eq!(store.verify().expect("a walk").fault, None);
-        assert_eq!(store.remove_before(i64::MAX, 1000).expect("a step"), 51);
+        assert_eq!(store.remove_before(i64::MAX, i64::MAX, 1000).expect("a step"), 51);
         assert_eq!(store.verify().expect("a walk").rows, 0);
         write(store, "last", "key_1", 21 * DAY, 200, None);
         assert_eq!(store.verify().expect("a walk").fault, None);
@@ -104,7 +129,7 @@ mod tests {
             (1..=6).for_each(|number| write(store, name, "key_1", number, 200, Some(1)));
         }
         for (removed, left) in [(3, 9), (3, 6), (0, 6)] {
-            assert_eq!(other.remove_before(4, 10).expect("a step"), removed, "one chain at a time");
+            assert_eq!(other.remove_before(4, 6, 10).expect("a step"), removed, "one chain at a time");
             let found = temporary.store.verify().expect("a walk");
             assert_eq!((found.rows, found.fault), (left, None));
         }
@@ -134,7 +159,7 @@ mod tests {
                 writers.map(|(store, name)| scope.spawn(move || write_rows(store, name))).collect();
             let mut removed = 0;
             while all.iter().any(|writer| !writer.is_finished()) {
-                removed += one.remove_before(ROWS - 10, 7).expect("a step");
+                removed += one.remove_before(ROWS - 10, ROWS, 7).expect("a step");
             }
             removed as i64
         });
@@ -146,13 +171,43 @@ mod tests {
     }
 
     #[test]
-    fn a_row_out_of_order_holds_back_those_after_it() {
+    fn a_row_out_of_order_holds_back_those_after_it_unless_it_is_of_the_future() {
         let temporary = Temporary::new();
-        for (id, created) in [("a", 1), ("b", 100), ("c", 2)] {
-            write(&temporary.store, id, "key_1", created, 200, None);
+        for (id, created) in
+            [("a", 1), ("b", 60), ("c", 2), ("d", 1000), ("e", 3), ("f", 70), ("g", 4), ("h", 2000)]
+        {
+            write(&temporary.store, id, "key_1", created, 200, Some(1));
         }
-        assert_eq!(temporary.store.remove_before(50, 10).expect("a step"), 1);
-        assert_eq!(temporary.store.verify().expect("a walk").fault, None);
+        let remove = |before| temporary.store.remove_before(before, 100, 10).expect("a step");
+        assert_eq!(remove(50), 1, "b is to be kept");
+        assert_eq!(remove(65), 4, "b to e");
+        assert_eq!(remove(90), 2, "f and g; h holds back nothing, and stays");
+        let found = temporary.store.verify().expect("a walk");
+        assert_eq!((found.rows, found.fault), (1, None));
+        assert_eq!(temporary.store.sums(Range::ALL, Filter::ALL).expect("the figures").total_tokens, 8);
+    }
+
+    /// A clock that is ahead leaves the days before today empty, and so does a service that was off.
+    #[test]
+    fn nothing_is_removed_while_the_days_before_today_are_empty() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        let state = |day: i64| store.retention(3, day * DAY + 5).expect("a look");
+        assert_eq!(state(9), RetentionState::Idle, "an empty ledger");
+        write(store, "a", "key_1", 10 * DAY, 200, None);
+        write(store, "b", "key_1", 11 * DAY + 9, 200, None);
+        assert_eq!((state(11), state(13)), (RetentionState::Idle, RetentionState::Idle), "nothing is old");
+        assert_eq!(state(14), RetentionState::Due { before: 11 * DAY });
+        for day in [15, 16, 400, 4000] {
+            assert_eq!(state(day), RetentionState::Held { before: (day - 3) * DAY });
+        }
+        write(store, "c", "key_1", 400 * DAY, 200, None);
+        assert_eq!(
+            state(400),
+            RetentionState::Held { before: 397 * DAY },
+            "a row of today may be of a wrong clock"
+        );
+        assert_eq!(state(401), RetentionState::Due { before: 398 * DAY }, "it continues on the next day");
     }
 
     #[test]
@@ -164,7 +219,7 @@ mod tests {
         }
         let pages = || store.value::<i64>("PRAGMA page_count");
         let before = pages();
-        while store.remove_before(2900, 200).expect("a step") > 0 {}
+        while store.remove_before(2900, 3000, 200).expect("a step") > 0 {}
         assert!(pages() < before / 3, "{before} pages became {}", pages());
     }
 }

@@ -1,4 +1,4 @@
--- The database, version 9, as a new one is made. version_9.rs brings one of version 8 to the same form.
+-- The database, version 10, as a new one is made. upgrades.rs brings one of version 9 to the same form.
 -- An engine fills in {INT}, {REAL} and {BLOB}, {STRICT} and {CLUSTERED} (stored in the order of its primary key).
 -- Times are Unix seconds, durations milliseconds with fractions, token figures what the runtime measured.
 
@@ -9,7 +9,6 @@ CREATE TABLE keys (
     permissions TEXT   NOT NULL,              -- comma separated: completions, metrics
     created     {INT}  NOT NULL,
     expires     {INT},                        -- refused from this second on; null: never
-    last_used   {INT},                        -- a few seconds behind
     revoked     {INT},                        -- since when; null: active
     hint        TEXT,                         -- the first and last digits of the secret; null: made by an earlier version
     concurrent  {INT},                        -- how many of its requests a gateway processes at once; null: any number
@@ -17,17 +16,17 @@ CREATE TABLE keys (
     budget_per  TEXT                          -- day or month; null: no budget
 ) {STRICT};
 
--- One row for every request that a valid key made, whatever its outcome. begin inserts it before the runtime is called,
--- with null in status and error_code; finish writes the outcome and the place in the chain, and adds the row to the sums,
--- in one transaction. The table is its own index by request_id, which begins with the time.
+-- One row for every request that a valid key made, whatever its outcome. It is inserted once, with its outcome and its
+-- place in the chain, in the transaction that adds it to the sums. No row is ever updated. The table is its own index by
+-- request_id, which begins with the time.
 CREATE TABLE usage (
     request_id        TEXT   NOT NULL PRIMARY KEY, -- chatcmpl_ and 32 hexadecimal digits: the first 12 are created in
                                                    -- milliseconds
     key_id            TEXT   NOT NULL,           -- keys.id
     key_name          TEXT   NOT NULL,           -- the key's name at the time: a later one does not change the past
     created           {INT}  NOT NULL,           -- when the request was complete
-    status            {INT},                     -- the HTTP status that was sent; null: running, interrupted or abandoned
-    error_code        TEXT,                      -- error.code that was sent, 'interrupted' or 'abandoned'; null: none
+    status            {INT},                     -- the HTTP status that was sent; null: the client has gone
+    error_code        TEXT,                      -- error.code that was sent, or 'abandoned'; null: none
     prompt_tokens     {INT},                     -- as measured by the runtime; null: not measured
     completion_tokens {INT},
     total_tokens      {INT},
@@ -35,32 +34,27 @@ CREATE TABLE usage (
     queue_ms          {REAL},                    -- of these, the wait for a worker
     runtime_ms        {REAL},                    -- of these, the calls to the runtime; null: none was made
     grounded          {INT}  NOT NULL DEFAULT 0, -- 1: the answer rests on what Search found
-    seq               {INT},                     -- its place in the chain; null: the request is running
+    seq               {INT},                     -- its place in the chain of its gateway
     hash              {BLOB},                    -- SHA-256 over its content and its predecessor's hash
     search_reason     TEXT,                      -- why Search was asked: always, match, model; null: it was not
     search_results    {INT},                     -- how many passages it found; null: not asked, or unavailable
     search_ms         {REAL},                    -- of duration_ms, the wait for Search
     gateway           TEXT   NOT NULL DEFAULT '', -- gateways.name of the one that ran it
-    epoch             {INT}  NOT NULL DEFAULT 0, -- gateways.epoch at the time
     cause             TEXT                       -- why it was refused or failed: a word from a fixed list; null: none
 ) {CLUSTERED};
 
--- The newest requests of one key: entries are in the order of request_id.
-CREATE INDEX usage_by_key ON usage (key_id);
+-- The newest requests of one key.
+CREATE INDEX usage_by_key ON usage (key_id, request_id);
 
 -- The chains in their order: each gateway has its own.
-CREATE UNIQUE INDEX usage_by_seq ON usage (gateway, seq) WHERE seq IS NOT NULL;
-
--- Running requests: a few.
-CREATE INDEX usage_open ON usage (gateway, request_id) WHERE seq IS NULL;
+CREATE UNIQUE INDEX usage_by_seq ON usage (gateway, seq);
 
 -- Rows with an error: few among many.
 CREATE INDEX usage_failed ON usage (request_id, key_id, error_code) WHERE error_code IS NOT NULL;
 
--- Sums of finished rows by minute (for two hours), hour (for 400 days) and day (for good). They stay when retention removes
--- the rows.
+-- Sums of the rows by hour and by day. They stay when retention removes the rows.
 CREATE TABLE usage_rollup (
-    span              {INT}  NOT NULL, -- its length in seconds: 60, 3600 or 86400
+    span              {INT}  NOT NULL, -- its length in seconds: 3600 or 86400
     start             {INT}  NOT NULL, -- of created
     key_id            TEXT   NOT NULL,
     key_name          TEXT   NOT NULL,
@@ -72,8 +66,6 @@ CREATE TABLE usage_rollup (
     completion_tokens {INT}  NOT NULL,
     total_tokens      {INT}  NOT NULL,
     unmeasured        {INT}  NOT NULL, -- completions without a total: the sums do not contain theirs
-    runtime_times     {BLOB} NOT NULL, -- a histogram of the runtime's durations; durations.rs has the format
-    own_times         {BLOB} NOT NULL, -- the same for the rest of the requests' time
     PRIMARY KEY (span, start, key_id, key_name, status, error_code, gateway)
 ) {CLUSTERED};
 
@@ -90,10 +82,15 @@ CREATE TABLE gateways (
     last_seen   {INT}  NOT NULL, -- by the database's clock
     anchor_seq  {INT}  NOT NULL, -- of the newest row that was removed; 0: none was
     anchor_hash {BLOB} NOT NULL,
-    kept_since  {INT}  NOT NULL, -- rows created before this may have been removed
     head_seq    {INT}  NOT NULL, -- of the newest row of its chain; 0: there was none yet
     head_hash   {BLOB} NOT NULL
 ) {CLUSTERED};
+
+-- The place that everything was moved to, once it was: `serve` refuses the database from then on.
+CREATE TABLE moved (
+    id     {INT} PRIMARY KEY CHECK (id = 1),
+    target TEXT  NOT NULL -- the location of the new database, without its password
+) {STRICT};
 
 -- The console's password, hashed with Argon2id. One row, once it is set.
 CREATE TABLE console_password (
@@ -111,7 +108,7 @@ CREATE TABLE console_tokens (
     expires {INT}  NOT NULL
 ) {CLUSTERED};
 
--- Who changed what. The program inserts rows and never changes them; only retention removes them.
+-- Who changed what. The program inserts rows, and neither changes nor removes them.
 CREATE TABLE audit (
     id       TEXT  NOT NULL PRIMARY KEY, -- audit_ and 32 hexadecimal digits: the first 12 are created in milliseconds
     created  {INT} NOT NULL,

@@ -51,7 +51,7 @@ impl Store {
             ),
             NewAuditRow::new("password_set", by, "").insert(),
         ];
-        self.engine.write(true, &statements).map(drop)
+        self.engine.write(&statements).map(drop)
     }
 
     /// Stores the tokens of a sign-in with the seconds that each is valid, the session's first, and removes expired ones. The
@@ -78,7 +78,7 @@ impl Store {
             statements.push(expired);
             statements.extend(tokens.map(insert));
             statements.push(NewAuditRow::new("signed_in", by, "").insert_if_signed_in(session));
-            self.engine.write(true, &statements)
+            self.engine.write(&statements)
         };
         Ok(self.with_failed_sign_ins(write)? == 1)
     }
@@ -103,7 +103,7 @@ impl Store {
 
     pub fn remove_token(&self, digest: SecretDigest) -> Result<()> {
         let remove = "DELETE FROM console_tokens WHERE digest = $1";
-        self.engine.write(true, &[Statement::new(remove, values![digest.0])]).map(drop)
+        self.engine.write(&[Statement::new(remove, values![digest.0])]).map(drop)
     }
 }
 

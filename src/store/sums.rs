@@ -1,5 +1,4 @@
-//! Usage reports: whole spans of a range from the rollup, the rest of it from its rows or, if retention has removed these, from
-//! shorter spans. A running request is in no sum.
+//! Usage reports: whole days and hours of a range from the rollup, and the rest of it from its rows.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -8,7 +7,6 @@ use std::mem;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::chain::KEPT_SINCE;
 use super::division::Division;
 use super::engine::{Row, SqlValue, values};
 use super::grouping::{Group, Grouping};
@@ -76,24 +74,6 @@ pub struct UsageRow {
     pub sums: Sums,
 }
 
-/// Requests that a report lacks, or counts although they are outside its range, because rows and hours were removed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Coverage {
-    /// Requests of the range before this time are missing: hours are not kept as long as days.
-    pub removed_before: Option<i64>,
-    /// The range begins or ends inside this span, which counts completely.
-    pub undivided: Option<UndividedSpan>,
-}
-
-/// A span that can't be divided any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UndividedSpan {
-    pub span: Span,
-    pub start: i64,
-    /// Rows, which could divide it, exist from this time on.
-    pub kept_since: i64,
-}
-
 /// Sums of one key and one outcome in one span, or in a part of it, of one gateway.
 pub struct RollupRow {
     /// The beginning of the span.
@@ -103,10 +83,6 @@ pub struct RollupRow {
     pub error_code: Option<String>,
     pub gateway: String,
     pub sums: Sums,
-    /// The histograms as `Durations` merges them: of the calls to the runtime, and of the rest of the requests' time. Those
-    /// of a part of a span are empty.
-    pub runtime: Vec<u8>,
-    pub own: Vec<u8>,
 }
 
 impl RollupRow {
@@ -124,22 +100,20 @@ impl RollupRow {
             total_tokens: row.next()?,
             unmeasured: row.next()?,
         };
-        let mut histogram = || row.next::<Option<_>>().map(Option::unwrap_or_default);
-        let (runtime, own) = (histogram()?, histogram()?);
-        Ok(Self { start, key_id, status, error_code, gateway, sums, runtime, own })
+        Ok(Self { start, key_id, status, error_code, gateway, sums })
     }
 }
 
 impl Store {
     /// Calls `take` with one group after the other. Groups of time are taken as soon as they are complete, so that the memory
-    /// does not grow with their number.
+    /// does not grow with their number. Returns what [`figures`](Self::figures) returns.
     pub fn grouped(
         &self,
         range: Range,
         filter: Filter,
         by: Grouping,
         mut take: impl FnMut(UsageRow),
-    ) -> Result<Coverage> {
+    ) -> Result<Option<i64>> {
         let (span, is_time) = match by {
             Grouping::Hour => (Span::Hour, true),
             Grouping::Day | Grouping::Month => (Span::Day, true),
@@ -159,7 +133,7 @@ impl Store {
             }
         };
         let mut groups = BTreeMap::<Group, Sums>::new();
-        let coverage = self.figures(span, range, filter, &Matching::Anything, |mut row| {
+        let undivided_hour = self.figures(span, range, filter, &Matching::Anything, |mut row| {
             let sums = mem::take(&mut row.sums);
             let group = by.group(row);
             if is_time && !groups.contains_key(&group) {
@@ -168,11 +142,12 @@ impl Store {
             groups.entry(group).or_default().add(&sums);
         })?;
         take_all(groups);
-        Ok(coverage)
+        Ok(undivided_hour)
     }
 
     /// Calls `take` with the sums of a range, by span and in the order of time. If the range begins and ends with a span, all
-    /// are read from the rollup.
+    /// are read from the rollup. Returns the start of an hour that the range cuts and that counts completely, because
+    /// retention has removed its rows.
     pub fn figures(
         &self,
         span: Span,
@@ -180,23 +155,17 @@ impl Store {
         filter: Filter,
         matching: &Matching,
         mut take: impl FnMut(RollupRow),
-    ) -> Result<Coverage> {
-        let Range { since, until } = range;
-        if until <= since {
-            return Ok(Coverage::default());
+    ) -> Result<Option<i64>> {
+        if range.until <= range.since {
+            return Ok(None);
         }
         let mut parameters = values![0_i64, 0_i64, filter.key_id, filter.gateway].to_vec();
         if let Matching::Code(code) = matching {
             parameters.push(code.into());
         }
         self.engine.read(|session| {
-            let first = |span: Span| -> Result<i64> {
-                let first = "SELECT min(start) FROM usage_rollup WHERE span = $1";
-                Ok(session.value::<Option<i64>>(first, &values![span.seconds()])?.unwrap_or(i64::MAX))
-            };
-            let (first_span, kept_since) = (first(span)?, session.value(KEPT_SINCE, &[])?);
-            let mut division = Division { session, kept_since, parts: Vec::new(), undivided: None };
-            division.divide(range, span, first_span)?;
+            let mut division = Division { session, parts: Vec::new(), undivided_hour: None };
+            division.divide(range, span)?;
             for (source, from, to) in division.parts {
                 let [spans, rows] = statements(source.unwrap_or(span), matching);
                 let bound = |time: i64| match source {
@@ -208,19 +177,12 @@ impl Store {
                 session
                     .query(&statement, &parameters, &mut |row| RollupRow::read(row, span).map(&mut take))?;
             }
-            let removed_before = first_span.min(kept_since);
-            // Days are kept for good, so the first of them says whether there was anything to remove.
-            let first_day = first(Span::Day)?;
-            let is_incomplete = first_day < removed_before && since < removed_before && first_day < until;
-            Ok(Coverage {
-                removed_before: is_incomplete.then_some(removed_before),
-                undivided: division.undivided,
-            })
+            Ok(division.undivided_hour)
         })
     }
 }
 
-/// The statements for whole spans and for finished rows, both with the columns of `RollupRow`.
+/// The statements for whole spans and for rows, both with the columns of `RollupRow`.
 pub(super) fn statements(span: Span, matching: &Matching) -> [String; 2] {
     let seconds = span.seconds();
     // Both tables have these columns; a comparison with null is not true.
@@ -235,7 +197,7 @@ pub(super) fn statements(span: Span, matching: &Matching) -> [String; 2] {
     );
     let spans = format!(
         "SELECT start, key_id, status, error_code, gateway, requests, prompt_tokens, completion_tokens, total_tokens,
-         unmeasured, runtime_times, own_times FROM usage_rollup
+         unmeasured FROM usage_rollup
          WHERE span = {seconds} AND start >= $1 AND start < $2 AND {wanted} ORDER BY start"
     );
     let rows = format!(
@@ -243,7 +205,7 @@ pub(super) fn statements(span: Span, matching: &Matching) -> [String; 2] {
          count(*), CAST(coalesce(sum(prompt_tokens), 0) AS BIGINT),
          CAST(coalesce(sum(completion_tokens), 0) AS BIGINT), CAST(coalesce(sum(total_tokens), 0) AS BIGINT),
          count(*) FILTER (WHERE status = 200 AND total_tokens IS NULL)
-         FROM usage WHERE seq IS NOT NULL AND request_id >= $1 AND request_id < $2 AND {wanted}
+         FROM usage WHERE request_id >= $1 AND request_id < $2 AND {wanted}
          GROUP BY 1, 2, 3, 4, 5 ORDER BY 1"
     );
     [spans, rows]
@@ -252,9 +214,11 @@ pub(super) fn statements(span: Span, matching: &Matching) -> [String; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::ledger::tests::{outcome, row, write};
+    use crate::store::ledger::tests::{row, with_outcome, write};
     use crate::store::tests::Temporary;
-    use crate::store::{DAY, Durations, LedgerOutcome, NewRow};
+    use crate::store::{DAY, LedgerRow};
+
+    const HOUR: i64 = 3600;
 
     fn groups(store: &Store, range: Range, by: Grouping) -> Vec<(String, i64)> {
         let mut found = Vec::new();
@@ -271,16 +235,15 @@ mod tests {
         write(store, "a", "key_1", 10, 200, Some(5));
         write(store, "b", "key_1", DAY + 1, 200, None);
         write(store, "c", "key_2", DAY + 4000, 502, None);
-        store.record(&row("d", "key_1", 40 * DAY + 3), &outcome(400, None)).expect("a refused one");
-        store.begin_row(&row("e", "key_1", 40 * DAY + 4)).expect("a running request");
-        store.begin_row(&row("f", "key_1", 40 * DAY + 5)).expect("a new row");
-        let abandoned = LedgerOutcome { status: None, error_code: Some("abandoned"), ..outcome(200, None) };
-        store.finish(&row("f", "key_1", 40 * DAY + 5), &abandoned).expect("its outcome");
+        write(store, "d", "key_1", 40 * DAY + 3, 400, None);
+        let (status, error_code) = (None, Some("abandoned".into()));
+        let abandoned = LedgerRow { status, error_code, ..row("f", "key_1", 40 * DAY + 5) };
+        store.append(abandoned).expect("a row");
         temporary
     }
 
     #[test]
-    fn sums_of_everything_that_has_ended() {
+    fn sums_of_everything() {
         let temporary = filled();
         let all = temporary.store.sums(Range::ALL, Filter::ALL).expect("the figures");
         assert_eq!((all.requests, all.errors, all.total_tokens, all.unmeasured), (5, 3, 5, 1));
@@ -313,7 +276,6 @@ mod tests {
             let (status, key) = (if number % 10 == 3 { 502 } else { 200 }, ["key_1", "key_2"]);
             write(store, "x", key[number as usize % 2], now - number * 50, status, Some(number));
         }
-        store.begin_row(&row("open", "key_1", now)).expect("a running request");
         let code = |code: &str| Matching::Code(code.into());
         for (span, from, to, key_id, matching, expected) in [
             (Span::Minute, -3600, 60, None, Matching::Anything, 73),
@@ -328,69 +290,44 @@ mod tests {
             (Span::Day, -DAY, DAY, Some("key_2"), code("inference_error"), 10),
             (Span::Day, -DAY, DAY, None, code("interrupted"), 0),
         ] {
-            let (mut requests, mut starts, mut times) =
-                (0, Vec::new(), [(); 2].map(|()| Durations::default()));
+            let (mut requests, mut starts) = (0, Vec::new());
             let take = |row: RollupRow| {
                 requests += row.sums.requests;
                 starts.push(row.start);
-                times[0].merge_bytes(&row.runtime);
-                times[1].merge_bytes(&row.own);
             };
             let (range, filter) =
                 (Range { since: now + from, until: now + to }, Filter { key_id, ..Filter::ALL });
             store.figures(span, range, filter, &matching, take).expect("the figures");
             assert_eq!(requests, expected, "{span:?} {range:?} {key_id:?} {matching:?}");
             assert!(starts.is_sorted() && starts.iter().all(|start| span.start(*start) == *start));
-            if from % 60 == 0 && to % 60 == 0 {
-                let mut expected_times = [(); 2].map(|()| Durations::default());
-                (0..expected).for_each(|_| expected_times[0].add(1.0));
-                (0..expected).for_each(|_| expected_times[1].add(1.5));
-                assert_eq!(times, expected_times, "{span:?} {range:?}");
-            }
         }
     }
 
-    /// The hours of the last 400 days are in the rollup, so retention does not remove them.
     #[test]
-    fn hours_that_were_removed_are_named() {
-        const HOUR: i64 = 3600;
+    fn hours_are_kept_for_good() {
         let temporary = Temporary::new();
         let store = &temporary.store;
         for hour in 0..48 {
             write(store, "x", "key_1", 500 * DAY + hour * HOUR, 200, Some(1));
             write(store, "y", "key_2", 500 * DAY + hour * HOUR + 1800, 200, Some(1));
         }
-        let hours = |range| {
+        let hours = |since| {
             let (mut hours, mut requests) = (0, 0);
             let take = |row: UsageRow| (hours, requests) = (hours + 1, requests + row.sums.requests);
-            let found = store.grouped(range, Filter::ALL, Grouping::Hour, take).expect("the figures");
-            (hours, requests, found.removed_before)
+            let range = Range { since, until: i64::MAX };
+            let undivided = store.grouped(range, Filter::ALL, Grouping::Hour, take).expect("the figures");
+            (hours, requests, undivided)
         };
-        let from = |since| Range { since, until: i64::MAX };
-        assert_eq!(hours(Range::ALL), (48, 96, None));
-        assert_eq!(hours(from(500 * DAY + 1800)), (48, 95, None), "half of the first hour, from its rows");
-        store.remove_before(i64::MAX, 1000).expect("all rows");
-        assert_eq!(hours(Range::ALL), (48, 96, None), "from the rollup");
-        assert_eq!(
-            hours(from(500 * DAY + 1800)),
-            (48, 96, None),
-            "an hour without its rows counts completely"
-        );
-        // The first of the two days is more than 400 days ago.
-        write(store, "z", "key_1", 901 * DAY, 200, Some(1));
-        store.remove_old_sums(901 * DAY).expect("a removal");
-        assert_eq!(hours(Range::ALL), (25, 49, Some(501 * DAY)));
-        assert_eq!(hours(from(500 * DAY + 5 * HOUR)).2, Some(501 * DAY));
-        assert_eq!(hours(from(501 * DAY)).2, None);
-        assert_eq!(hours(Range { since: 0, until: 500 * DAY }).2, None, "there was nothing to remove");
-        let days = |range| store.grouped(range, Filter::ALL, Grouping::Day, |_| ()).expect("the figures");
-        assert_eq!(days(Range::ALL), Coverage::default(), "days are kept for good");
+        assert_eq!(hours(i64::MIN), (48, 96, None));
+        assert_eq!(hours(500 * DAY + 1800), (48, 95, None), "half of the first hour, from its rows");
+        while store.remove_before(i64::MAX, i64::MAX, 1000).expect("a step") > 0 {}
+        assert_eq!(hours(i64::MIN), (48, 96, None), "from the rollup");
+        assert_eq!(hours(500 * DAY + 1800), (48, 96, Some(500 * DAY)), "an hour that can't be divided");
     }
 
     /// A bound with a time of day was rounded to its day if retention had removed the rows, and nothing said so.
     #[test]
-    fn a_range_is_exact_or_names_the_span_that_can_not_be_divided() {
-        const HOUR: i64 = 3600;
+    fn a_range_is_exact_or_names_the_hour_that_can_not_be_divided() {
         let temporary = Temporary::new();
         let store = &temporary.store;
         for half_hour in 0..4 * 48 {
@@ -401,8 +338,7 @@ mod tests {
             let (range, mut requests) = (Range { since, until }, 0);
             let take = |row: RollupRow| requests += row.sums.requests;
             let found = store.figures(Span::Day, range, Filter::ALL, &Matching::Anything, take);
-            let undivided = found.expect("the figures").undivided;
-            (requests, undivided.map(|undivided| (undivided.span, undivided.start)))
+            (requests, found.expect("the figures"))
         };
         let ranges = [
             (at(500, 13), at(502, 7), 84),
@@ -416,19 +352,11 @@ mod tests {
             || ranges.iter().all(|(since, until, expected)| counted(*since, *until) == (*expected, None));
         assert!(all_exact(), "from the rows");
         assert_eq!(counted(at(500, 13) + 900, at(500, 15) - 900), (3, None), "parts of hours, from the rows");
-        while store.remove_before(at(503, 12), 1000).expect("a step") > 0 {}
+        while store.remove_before(at(503, 12), at(505, 0), 1000).expect("a step") > 0 {}
         assert!(all_exact(), "from the hours");
-        assert_eq!(counted(at(500, 13) + 900, at(500, 15)), (4, Some((Span::Hour, at(500, 13)))));
-        assert_eq!(counted(at(500, 13), at(500, 15) - 900), (4, Some((Span::Hour, at(500, 14)))));
+        assert_eq!(counted(at(500, 13) + 900, at(500, 15)), (4, Some(at(500, 13))));
+        assert_eq!(counted(at(500, 13), at(500, 15) - 900), (4, Some(at(500, 14))));
         assert_eq!(counted(at(503, 13) + 900, at(503, 15)), (3, None), "an hour that has its rows");
-        store.remove_old_sums(at(901, 6)).expect("a removal");
-        assert_eq!(counted(at(500, 13), at(502, 0)), (96, Some((Span::Day, at(500, 0)))), "no hours");
-        assert_eq!(
-            counted(at(501, 13), at(502, 0)),
-            (48, Some((Span::Day, at(501, 0)))),
-            "some of its hours"
-        );
-        assert_eq!(counted(at(502, 13), at(503, 0)), (22, None), "all of its hours");
         assert_eq!(counted(at(500, 0), at(503, 0)), (144, None), "whole days");
     }
 
@@ -488,8 +416,8 @@ mod tests {
     fn a_renamed_key_has_one_line_with_its_present_name() {
         let temporary = filled();
         for end in ["f", "g"] {
-            let renamed = NewRow { key_name: "second name".into(), ..row(end, "key_2", 41 * DAY) };
-            temporary.store.record(&renamed, &outcome(400, None)).expect("a row");
+            let renamed = LedgerRow { key_name: "second name".into(), ..row(end, "key_2", 41 * DAY) };
+            temporary.store.append(with_outcome(renamed, 400, None)).expect("a row");
         }
         temporary.store.tamper("UPDATE keys SET name = 'third name' WHERE id = 'key_2'");
         let mut found = Vec::new();

@@ -403,40 +403,9 @@ fn a_time_inside_an_hour_whose_rows_were_removed_is_refused() {
     assert_eq!(requests("1970-01-02T13:10Z", "1970-01-02T13:20:01Z"), 1);
     assert_eq!(requests("1970-01-02T13:20:01Z", "1970-01-02T14:00Z"), 0);
     server.query("DELETE FROM usage RETURNING 1");
-    server.query("UPDATE gateways SET kept_since = 180000 RETURNING 1");
     assert_eq!(figures(), [1, 0, 0, 1], "from the hours");
     let part = ["usage", "--since", "1970-01-02T13:10Z"];
     refused(&server, &part, 1, "the hour from 1970-01-02T13:00:00Z to 1970-01-02T14:00:00Z");
-    server.query("DELETE FROM usage_rollup WHERE span = 3600 RETURNING 1");
-    let part = ["usage", "--until", "1970-01-02T13:00Z", "--by", "status"];
-    refused(&server, &part, 1, "Begin or end with a full day.");
-}
-
-#[test]
-fn hours_that_retention_has_removed_are_named() {
-    let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime)).sqlite().start();
-    server.post(&server.key(), &chat("x")).is_completion();
-    let by_hour = |option: &str| {
-        let output = server.run(&["usage", "--by", "hour", option]);
-        assert!(output.status.success());
-        (
-            String::from_utf8_lossy(&output.stdout).into_owned(),
-            String::from_utf8_lossy(&output.stderr).into_owned(),
-        )
-    };
-    assert_eq!(by_hour("--csv").1, "");
-    // As if the request had been made more than 400 days ago, and its row removed.
-    server.query("DELETE FROM usage_rollup WHERE span = 3600 RETURNING 1");
-    server.query("UPDATE usage_rollup SET start = 86400 WHERE span = 86400 RETURNING 1");
-    server.query("DELETE FROM usage RETURNING 1");
-    server.query("UPDATE gateways SET kept_since = 180000 RETURNING 1");
-    let (csv, note) = by_hour("--csv");
-    assert_eq!(csv.lines().count(), 1, "no note among the values: {csv}");
-    assert!(note.starts_with("Hours before 1970-01-03T02:00:00Z were removed."), "{note}");
-    let json: Value = serde_json::from_str(&by_hour("--json").0).expect("JSON");
-    assert_eq!((&json["removed_before"], &json["requests"]), (&json!(180_000), &json!(0)));
-    assert!(server.stdout_of(&["usage", "--by", "day"]).contains("1 request,"), "the days are complete");
 }
 
 #[test]
@@ -514,7 +483,6 @@ fn a_head_that_was_noted_is_checked() {
     // Retention has removed the first two rows.
     server.query("UPDATE gateways SET (anchor_seq, anchor_hash) = (SELECT seq, hash FROM usage WHERE seq = 2) RETURNING 1");
     server.query("DELETE FROM usage WHERE seq <= 2 RETURNING 1");
-    server.query(&format!("UPDATE gateways SET kept_since = {} RETURNING 1", 2 * crate::ledger::seconds()));
     let (status, printed) = through(&first);
     assert!(status == "removed" && printed.contains("can't be checked: retention"), "{printed}");
     assert_eq!(through(&second).0, "in_chain", "the anchor is known");

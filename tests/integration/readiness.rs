@@ -19,7 +19,7 @@ fn fails_after(damage: impl FnOnce(&Server)) -> (Server, String) {
     // A connection that reads may have a page in its cache, until something is written.
     until("every request fails", || server.post(&key, &chat("x")).status == 503);
     until("it is not ready", || get(&server, "/readyz").0 == 503);
-    until("the log says why", || server.log().contains("not ready: the ledger can't be written"));
+    until("the log says why", || server.log().contains("the ledger can't be written: "));
     (server, key)
 }
 

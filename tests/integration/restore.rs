@@ -12,7 +12,7 @@ use rusqlite::types::Value::{Integer, Text};
 use rustix::process::Signal;
 
 use crate::support::{PATIENCE, Runtime, Server, chat, exists};
-use crate::upgrade::BACK_TO_8;
+use crate::upgrade::BACK_TO_9;
 
 const SET_PASSWORD: &str = "echo a-good-password | exec \"$@\"";
 
@@ -147,31 +147,31 @@ fn a_backup_of_an_older_schema_is_upgraded_and_its_file_is_not() {
     let other = key(&server, "stays");
     (0..3).for_each(|_| _ = server.post(&secret, &chat("x")).is_completion());
     stop(&mut server);
-    let make_8 = |path: &Path| {
+    let make_9 = |path: &Path| {
         let database = Connection::open(path).expect("a database");
-        database.execute_batch(&format!("{BACK_TO_8}; PRAGMA user_version = 8")).expect("version 8");
+        database.execute_batch(&format!("{BACK_TO_9}; PRAGMA user_version = 9")).expect("version 9");
     };
     // A session that was signed out since the backup; no password is set, which would end it too.
     server.query("INSERT INTO console_tokens VALUES (x'01', 'session', 9999999999) RETURNING 1");
     server.stdout_of(&["backup", "old.db"]);
     server.query("DELETE FROM console_tokens RETURNING 1");
     let old = server.folder.path("old.db");
-    make_8(&old);
+    make_9(&old);
     let bytes = fs::read(&old).expect("the backup");
     server.stdout_of(&["keys", "revoke", &id]);
     // The present database may be of either version.
     for _ in 0..2 {
         let message = server.stdout_of(&["restore", "old.db"]);
         assert!(
-            message.contains("Its version 8 was upgraded in the copy; old.db is as it was."),
+            message.contains("Its version 9 was upgraded in the copy; old.db is as it was."),
             "{message}"
         );
         assert!(message.contains(&format!("stay revoked:\n  {id} (revoked)")), "{message}");
         assert_eq!(fs::read(&old).expect("the backup"), bytes);
-        assert_eq!(server.query("PRAGMA user_version"), [[Integer(9)]]);
+        assert_eq!(server.query("PRAGMA user_version"), [[Integer(10)]]);
         assert!(server.query("SELECT 1 FROM console_tokens").is_empty(), "the session would be valid again");
         assert!(server.stdout_of(&["usage", "verify"]).starts_with("3 rows, nothing wrong"));
-        make_8(&server.folder.path("adriaticum.db"));
+        make_9(&server.folder.path("adriaticum.db"));
     }
     let server = server.start();
     server.post(&other.0, &chat("x")).is_completion();
@@ -271,7 +271,7 @@ fn what_can_not_be_restored_changes_nothing() {
     after("PRAGMA user_version = 99", "version 99");
     after("PRAGMA user_version = 3", "which no release had");
     let drop_all =
-        "DROP TABLE usage; DROP TABLE keys; DROP TABLE usage_rollup; DROP TABLE gateways; DROP TABLE audit;
+        "DROP TABLE usage; DROP TABLE keys; DROP TABLE usage_rollup; DROP TABLE gateways; DROP TABLE audit; DROP TABLE moved;
         DROP TABLE console_tokens; DROP TABLE console_password; PRAGMA user_version = 0";
     after(drop_all, "empty database");
     after(&format!("{drop_all}; CREATE TABLE mine (x)"), "another program");

@@ -1,4 +1,4 @@
-//! A database of version 8 is upgraded by `serve` and by no other command (`restore` and `move` upgrade their copy), and a
+//! A database of version 9 is upgraded by `serve` and by no other command (`restore` and `move` upgrade their copy), and a
 //! running service notices that its database was changed.
 
 use rusqlite::Connection;
@@ -8,16 +8,16 @@ use rustix::process::Signal;
 use crate::metrics::get;
 #[cfg(feature = "test-postgres")]
 use crate::postgres_server::PostgresServer;
-use crate::support::{Runtime, Server, chat, until};
+use crate::support::{Runtime, Server, chat};
 
-pub const BACK_TO_8: &str = include_str!("../back_to_8.sql");
+pub const BACK_TO_9: &str = include_str!("../back_to_9.sql");
 
-/// Rows as version 8 left them when it ended: some that had an outcome and no place in the chain yet, and open ones.
-const LEFT_ROWS: [&str; 2] = [
-    "INSERT INTO usage (request_id, key_id, key_name, created, status, error_code, total_tokens, duration_ms, gateway, epoch)
-     SELECT request_id || 'y', key_id, key_name, created, 502, 'inference_error', 7, 1.5, gateway, epoch FROM usage",
+/// What version 9 left when it was killed: open rows, and sums of minutes.
+const LEFT_BEHIND: [&str; 2] = [
     "INSERT INTO usage (request_id, key_id, key_name, created, gateway, epoch)
-     SELECT request_id || 'z', key_id, key_name, created, gateway, epoch FROM usage WHERE seq IS NOT NULL",
+     SELECT request_id || 'z', key_id, key_name, created, gateway, 1 FROM usage",
+    "INSERT INTO usage_rollup SELECT 60, start, key_id, key_name, status, error_code, gateway, requests, prompt_tokens,
+     completion_tokens, total_tokens, unmeasured, runtime_times, own_times FROM usage_rollup WHERE span = 3600",
 ];
 
 fn stop(server: &mut Server) {
@@ -25,10 +25,10 @@ fn stop(server: &mut Server) {
     assert!(server.wait().success());
 }
 
-fn make_version_8(server: &Server, note_version: &str) {
-    BACK_TO_8
+fn make_version_9(server: &Server, note_version: &str) {
+    BACK_TO_9
         .split(';')
-        .chain(LEFT_ROWS)
+        .chain(LEFT_BEHIND)
         .chain([note_version])
         .for_each(|statement| _ = server.query(statement));
 }
@@ -61,7 +61,7 @@ fn refuses(server: &Server, command: &[&str]) {
     let output = server.run(command);
     let message = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     assert_eq!(output.status.code(), Some(1), "{command:?}: {message}");
-    for part in ["has version 8", "needs version 9", "adriaticum serve", "backup"] {
+    for part in ["has version 9", "needs version 10", "adriaticum serve", "backup"] {
         assert!(message.contains(part), "{command:?}: {message}");
     }
 }
@@ -75,15 +75,15 @@ fn check_refusals(server: &Server) {
 
 /// That the chains verify, and that all sums equal the rows.
 fn check_ledger(server: &Server, rows: i64) {
-    until("no row is open", || server.query("SELECT 1 FROM usage WHERE seq IS NULL").is_empty());
     let message = server.stdout_of(&["usage", "verify"]);
     assert!(message.contains(&format!("{rows} rows, nothing wrong")), "{message}");
     let expected = server.query("SELECT count(*), sum(total_tokens) FROM usage").remove(0);
     assert_eq!(expected[0], Integer(rows));
-    for span in [60, 3600, 86_400] {
+    for span in [3600, 86_400] {
         let kept = format!("SELECT sum(requests), sum(total_tokens) FROM usage_rollup WHERE span = {span}");
         assert_eq!(server.query(&kept)[0], expected, "{span}");
     }
+    assert!(server.query("SELECT 1 FROM usage_rollup WHERE span = 60").is_empty());
     for command in commands(server) {
         server.stdout_of(&command.iter().map(String::as_str).collect::<Vec<_>>());
     }
@@ -96,48 +96,47 @@ fn serve_upgrades_and_any_other_command_refuses() {
     let key = server.key();
     (0..3).for_each(|_| _ = server.post(&key, &chat("x")).is_completion());
     stop(&mut server);
-    make_version_8(&server, "PRAGMA user_version = 8");
+    make_version_9(&server, "PRAGMA user_version = 9");
     check_refusals(&server);
     let path = server.folder.path("adriaticum.db").display().to_string();
     refuses(&server, &["move", "--from", &path, "--to", "postgresql://nobody@127.0.0.1:1/none"]);
     let copy = server.folder.path("copy.db");
     let message = server.stdout_of(&["backup", copy.to_str().expect("a path")]);
-    assert!(message.contains("copy.db: 9 rows, "), "{message}");
+    assert!(message.contains("copy.db: 6 rows, "), "{message}");
     let version = |path| -> i64 {
         let database = Connection::open(path).expect("the database");
         database.query_row("PRAGMA user_version", [], |row| row.get(0)).expect("its version")
     };
-    assert_eq!((version(copy.as_path()), version(path.as_ref())), (8, 8));
+    assert_eq!((version(copy.as_path()), version(path.as_ref())), (9, 9));
     for name in ["adriaticum.db-wal", "adriaticum.db-shm"] {
         assert!(!server.folder.path(name).exists(), "{name}");
     }
     let mut server = server.start();
     let log = server.log();
-    assert!(log.contains("upgrading the database from version 8 to 9"), "{log}");
-    assert!(log.contains("interrupted when the service last ended: 3 requests"), "{log}");
+    assert!(log.contains("upgrading the database to version 10"), "{log}");
     server.post(&key, &chat("x")).is_completion();
     stop(&mut server);
-    check_ledger(&server, 10);
+    check_ledger(&server, 4);
     let old = server.set("ADRIATICUM_DATABASE", copy.display());
     refuses(&old, &["usage"]);
-    check_ledger(&old.start(), 9);
+    check_ledger(&old.start(), 3);
 }
 
 #[test]
 fn a_database_of_a_build_before_the_first_release_is_refused_and_left_alone() {
     let server = Server::new(None).sqlite();
     server.key();
-    server.query("PRAGMA user_version = 7");
+    server.query("PRAGMA user_version = 8");
     for command in ["serve", "usage"] {
         let output = server.run(&[command]);
         let message = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{message}");
         assert!(
-            message.contains("version 7, which no release had") && message.contains("begin with a new"),
+            message.contains("version 8, which no release had") && message.contains("begin with a new"),
             "{message}"
         );
     }
-    assert_eq!(server.query("PRAGMA user_version"), [[Integer(7)]]);
+    assert_eq!(server.query("PRAGMA user_version"), [[Integer(8)]]);
 }
 
 /// Changes the schema's version under a running service, which has to stop.
@@ -148,14 +147,14 @@ fn stops_after(server: &mut Server, change: &str) {
     get(server, "/readyz");
     assert_eq!(server.wait().code(), Some(1));
     let log = server.log();
-    assert!(log.contains("the database now has version 10") && log.contains("this process stops"), "{log}");
+    assert!(log.contains("the database now has version 11") && log.contains("this process stops"), "{log}");
     assert!(!log.contains("serves under the name"), "{log}");
 }
 
 #[test]
 fn a_service_whose_schema_was_changed_stops() {
     let runtime = Runtime::start();
-    stops_after(&mut Server::new(Some(&runtime)).sqlite().start(), "PRAGMA user_version = 10");
+    stops_after(&mut Server::new(Some(&runtime)).sqlite().start(), "PRAGMA user_version = 11");
 }
 
 #[test]
@@ -164,9 +163,9 @@ fn on_postgres_a_service_stops_if_the_oldest_known_version_is_later_than_its_own
     let runtime = Runtime::start();
     let mut server = Server::new(Some(&runtime)).start();
     let key = server.key();
-    server.query("UPDATE schema_version SET version = 10");
+    server.query("UPDATE schema_version SET version = 11");
     server.post(&key, &chat("x")).is_completion();
-    stops_after(&mut server, "UPDATE schema_version SET oldest_known = 10");
+    stops_after(&mut server, "UPDATE schema_version SET oldest_known = 11");
 }
 
 #[test]
@@ -183,14 +182,14 @@ fn on_postgres_the_first_gateway_upgrades_and_fences_the_others() {
     }
     stop(&mut a);
     stop(&mut b);
-    make_version_8(&a, "UPDATE schema_version SET version = 8, oldest_known = 8");
+    make_version_9(&a, "UPDATE schema_version SET version = 9, oldest_known = 9");
     check_refusals(&a);
     let a = start("a");
-    assert!(a.log().contains("upgrading the database from version 8 to 9"), "{}", a.log());
+    assert!(a.log().contains("upgrading the database to version 10"), "{}", a.log());
     let epochs = "SELECT epoch FROM gateways WHERE epoch > 0 ORDER BY name";
     assert_eq!(a.query(epochs), [[Integer(3)], [Integer(2)]], "raised by the upgrade, and by the start of a");
     let b = start("b");
     assert!(!b.log().contains("upgrading"), "{}", b.log());
     b.post(&key, &chat("x")).is_completion();
-    check_ledger(&b, 10);
+    check_ledger(&b, 4);
 }

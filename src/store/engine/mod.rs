@@ -16,11 +16,10 @@ use std::time::{Duration, Instant};
 pub use database::{Database, ServeLock};
 use postgres::Postgres;
 use sqlite::Sqlite;
-pub use sqlite::SyncTurn;
 pub use statement::{BoundStatement, EachRow, SqlSession, Statement, bound};
 pub use value::{FromValue, Row, SqlValue};
 
-use super::{Result, StoreError};
+use super::{Result, StoreError, upgrades};
 
 /// Parameters of different types.
 macro_rules! values {
@@ -30,10 +29,7 @@ pub(in crate::store) use values;
 
 /// The tables and their version, for a new database. An engine fills in its types.
 const SCHEMA: &str = include_str!("../schema.sql");
-pub const SCHEMA_VERSION: i64 = 9;
-
-/// The oldest version that can be upgraded.
-const OLDEST_VERSION: i64 = 8;
+pub const SCHEMA_VERSION: i64 = 10;
 
 /// The changes that an open may make to the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,15 +55,22 @@ impl Access {
         match self {
             _ if oldest_known > SCHEMA_VERSION => Err(StoreError::Newer(found)),
             _ if found >= SCHEMA_VERSION => Ok(true),
-            _ if found < OLDEST_VERSION => Err(StoreError::Unreleased(found)),
+            _ if found < upgrades::OLDEST_VERSION => Err(StoreError::Unreleased(found)),
             Self::Serve | Self::Upgrade => Ok(false),
             Self::Create | Self::Existing => Err(StoreError::Older(found)),
         }
     }
 }
 
-/// The connections to PostgreSQL: the leaders of the two groups, strangers, two for the console, and background tasks.
+/// The connections to PostgreSQL: the leader of a group, look-ups of keys, two for the console, and background tasks.
 const CONNECTIONS: usize = 8;
+
+/// The time until a row has to be durable, with all attempts: an inference was spent on it, so it waits for a planned
+/// switchover.
+const APPEND_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The time for looking up a key, with all attempts.
+const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub fn open(database: &Database, access: Access) -> Result<Box<dyn Engine>> {
     Ok(match database {
@@ -81,8 +84,12 @@ pub trait Engine: Send + Sync {
     /// Begins a transaction, which is rolled back if it is dropped before its commit.
     fn begin(&self, mode: TransactionMode) -> Result<Box<dyn Transaction + '_>>;
 
-    /// The time that a write may take. One that waits for a lost database has cost an inference.
-    fn write_timeout(&self, waits_if_lost: bool) -> Duration;
+    /// The time that a write may take, with all its attempts.
+    fn write_timeout(&self) -> Duration;
+
+    fn append_timeout(&self) -> Duration {
+        APPEND_TIMEOUT
+    }
 
     /// The reason why every request would fail now; `None` if that is not known without a try.
     fn lost(&self) -> Option<StoreError> {
@@ -92,7 +99,7 @@ pub trait Engine: Send + Sync {
     /// Drops every connection after an outcome that stays unknown.
     fn lose(&self, _cause: &str) {}
 
-    /// The engine, for its own features: checkpoints, syncs and files.
+    /// The engine, for its own features: checkpoints and files.
     fn sqlite(&self) -> Option<&Sqlite> {
         None
     }
@@ -104,16 +111,17 @@ pub trait Engine: Send + Sync {
 
 #[derive(Clone, Copy)]
 pub enum TransactionMode {
+    /// One statement that reads, without BEGIN and COMMIT.
+    Statement,
     /// All statements see the same state.
     Read,
     /// A read whose statements may take minutes.
     Report,
     Write,
-    /// A write that waits until its deadline, for a lost database only if it says so.
-    WriteUntil {
-        deadline: Instant,
-        waits_if_lost: bool,
-    },
+    /// A write that waits until its deadline, also for a database that is lost.
+    WriteUntil(Instant),
+    /// The same for a group of rows, with a connection that nothing else can use.
+    Append(Instant),
 }
 
 pub trait Transaction: SqlSession {
@@ -132,19 +140,36 @@ impl dyn Engine + '_ {
         self.run(TransactionMode::Read, work)
     }
 
-    /// Runs `work` in a transaction of its own, again if another one got in its way; if `durable`, it is on the disk when
-    /// this returns.
-    pub fn transaction<T>(&self, durable: bool, work: impl Fn(&dyn SqlSession) -> Result<T>) -> Result<T> {
-        let deadline = Instant::now() + self.write_timeout(false);
+    /// The first row of one statement. If the connection was lost, it runs again on another one.
+    pub fn look_up<T>(
+        &self,
+        statement: &str,
+        parameters: &[SqlValue],
+        read: impl Fn(Row) -> Result<T>,
+    ) -> Result<Option<T>> {
+        let deadline = Instant::now() + LOOK_UP_TIMEOUT;
+        loop {
+            let session = self.begin(TransactionMode::Statement)?;
+            match (&*session as &dyn SqlSession).first(statement, parameters, &read) {
+                Err(_) if session.is_lost() && Instant::now() < deadline => {}
+                found => {
+                    session.commit(&[])?;
+                    return found;
+                }
+            }
+        }
+    }
+
+    /// Runs `work` in a transaction of its own, again if another one got in its way. It is durable when this returns.
+    pub fn transaction<T>(&self, work: impl Fn(&dyn SqlSession) -> Result<T>) -> Result<T> {
+        let deadline = Instant::now() + self.write_timeout();
         let value = loop {
             match self.run(TransactionMode::Write, &work) {
                 Err(StoreError::Busy) if Instant::now() < deadline => {}
                 result => break result?,
             }
         };
-        if durable {
-            self.sync()?;
-        }
+        self.checkpoint_if_due();
         Ok(value)
     }
 
@@ -160,43 +185,40 @@ impl dyn Engine + '_ {
         Ok(value)
     }
 
-    /// Runs statements in one transaction. Returns how many rows the last one changed. If the answer to the commit was lost,
-    /// they run again, so a repetition has to have the same result, or to change nothing if they were done.
-    pub fn write(&self, durable: bool, statements: &[Statement]) -> Result<usize> {
-        let deadline = Instant::now() + self.write_timeout(durable);
+    /// Runs statements in one transaction. Returns how many rows the last one changed; all of it is durable then. If the
+    /// answer to the commit was lost, they run again, so a repetition has to have the same result, or to change nothing if
+    /// they were done.
+    pub fn write(&self, statements: &[Statement]) -> Result<usize> {
+        let mode = TransactionMode::WriteUntil(Instant::now() + self.write_timeout());
         let done = statements.last().and_then(|last| last.done.as_deref());
-        let (settled, changed) =
-            self.group(deadline, durable, |session, before: Option<&Option<usize>>| {
-                if before.is_none() {
-                    return Ok((None, statements.to_vec()));
-                }
-                let mut changed = session.run(&bound(statements), &mut |_, _| Ok(()))?.pop().unwrap_or(0);
-                if let Some(done) = done.filter(|_| changed == 0) {
-                    // The commit of this write proves that the row, if it is found, is durable.
-                    session.execute(postgres::TRY_WRITE, &[])?;
-                    changed = session.rows(&done.text, &done.parameters, |_| Ok(()))?.len();
-                }
-                Ok((Some(changed), Vec::new()))
-            })?;
-        if durable {
-            self.sync()?;
-        }
+        let (settled, changed) = self.group(mode, |session, before: Option<&Option<usize>>| {
+            if before.is_none() {
+                return Ok((None, statements.to_vec()));
+            }
+            let mut changed = session.run(&bound(statements), &mut |_, _| Ok(()))?.pop().unwrap_or(0);
+            if let Some(done) = done.filter(|_| changed == 0) {
+                // The commit of this write proves that the row, if it is found, is durable.
+                session.execute(postgres::TRY_WRITE, &[])?;
+                changed = session.rows(&done.text, &done.parameters, |_| Ok(()))?.len();
+            }
+            Ok((Some(changed), Vec::new()))
+        })?;
+        self.checkpoint_if_due();
         Ok(settled.or(changed.last().copied()).unwrap_or(0))
     }
 
-    /// Runs `work`, and then the statements that it returns together with COMMIT, until the deadline. It is not synced. An
+    /// Runs `work`, and then the statements that it returns together with COMMIT, until the deadline of the mode. An
     /// answer that was lost before COMMIT was sent means that nothing was done: the server's process has to read COMMIT
-    /// first. If the answer to COMMIT was lost, `work` runs again with the value that it returned, and finds out. If
-    /// `waits_if_lost`, it waits for a database that is lost. Also returns how many rows each of the statements changed.
+    /// first. If the answer to COMMIT was lost, `work` runs again with the value that it returned, and finds out. Also
+    /// returns how many rows each of the statements changed.
     pub fn group<T>(
         &self,
-        deadline: Instant,
-        waits_if_lost: bool,
+        mode: TransactionMode,
         work: impl Fn(&dyn SqlSession, Option<&T>) -> Result<(T, Vec<Statement>)>,
     ) -> Result<(T, Vec<usize>)> {
         let mut doubt: Option<(T, StoreError)> = None;
         loop {
-            let transaction = match self.begin(TransactionMode::WriteUntil { deadline, waits_if_lost }) {
+            let transaction = match self.begin(mode) {
                 Ok(transaction) => transaction,
                 Err(error) => return Err(doubt.map_or(error, |(_, unknown)| unknown)),
             };
@@ -213,12 +235,19 @@ impl dyn Engine + '_ {
                 Err(error) => error,
             };
             let can_help = transaction.is_lost() || matches!(error, StoreError::Busy);
-            if !can_help || deadline <= Instant::now() {
+            if !can_help || mode.is_over() {
                 if let StoreError::Unknown(cause) = &error {
                     self.lose(cause);
                 }
                 return Err(doubt.map_or(error, |(_, unknown)| unknown));
             }
+        }
+    }
+
+    /// Moves the WAL into the database if it has become large. PostgreSQL has its own checkpoints.
+    pub fn checkpoint_if_due(&self) {
+        if let Some(sqlite) = self.sqlite() {
+            sqlite.checkpoint_if_due();
         }
     }
 
@@ -247,14 +276,13 @@ impl dyn Engine + '_ {
     pub fn days_hint(&self) -> &'static str {
         if self.sqlite().is_some() { "INDEXED BY rollup_days" } else { "" }
     }
+}
 
-    /// Makes every earlier commit durable.
-    pub fn sync(&self) -> Result<()> {
-        self.sync_turn().map_or(Ok(()), SyncTurn::sync)
-    }
-
-    /// Waits until no other sync runs. Returns `None` on PostgreSQL, where a commit is durable.
-    pub fn sync_turn(&self) -> Option<SyncTurn<'_>> {
-        self.sqlite().map(Sqlite::sync_turn)
+impl TransactionMode {
+    fn is_over(self) -> bool {
+        match self {
+            Self::WriteUntil(deadline) | Self::Append(deadline) => deadline <= Instant::now(),
+            _ => true,
+        }
     }
 }

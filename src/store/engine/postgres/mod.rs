@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use self::encoding::SqlError;
 use self::pool::{PgPool, Pooled};
-pub use self::session_lock::{SessionLock, Sighting};
+pub use self::session_lock::SessionLock;
 pub use self::uri::DatabaseUri;
 use super::{
     Access, BoundStatement, EachRow, Engine, Row, SqlSession, Statement, Transaction, TransactionMode, bound,
@@ -39,11 +39,8 @@ const REPORT_TIMEOUT: Duration = Duration::from_secs(600);
 /// The time that a read or a transaction waits for a connection.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The timeout of a write, with all its attempts. A read takes no longer: 2 s and 3 s.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The timeout of a write that has to be durable: an inference was spent on it, so it waits for a planned switchover.
-const DURABLE_WRITE_TIMEOUT: Duration = Duration::from_secs(20);
+/// The timeout of a write, with all its attempts: it waits for a planned switchover.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Changes nothing. Its commit proves that the server is the primary, and that all earlier commits on it are durable.
 pub(super) const TRY_WRITE: &str = "UPDATE schema_version SET version = version";
@@ -85,24 +82,25 @@ impl Postgres {
 
 impl Engine for Postgres {
     fn begin(&self, mode: TransactionMode) -> Result<Box<dyn Transaction + '_>> {
-        let (deadline, waits_if_lost) = match mode {
-            TransactionMode::WriteUntil { deadline, waits_if_lost } => (deadline, waits_if_lost),
-            _ => (Instant::now() + CONNECTION_TIMEOUT, false),
+        let deadline = match mode {
+            TransactionMode::WriteUntil(deadline) | TransactionMode::Append(deadline) => deadline,
+            _ => Instant::now() + CONNECTION_TIMEOUT,
         };
-        let pooled = self.pool.get(deadline, waits_if_lost)?;
+        let pooled = self.pool.get(deadline, mode)?;
         let (begin, time) = match mode {
-            TransactionMode::Read => (READ, STATEMENT_TIMEOUT),
-            TransactionMode::Report => (READ, REPORT_TIMEOUT),
-            TransactionMode::Write => (WRITE, STATEMENT_TIMEOUT),
-            TransactionMode::WriteUntil { .. } => {
-                (WRITE, STATEMENT_TIMEOUT.min(deadline.saturating_duration_since(Instant::now())))
+            TransactionMode::Statement => (None, STATEMENT_TIMEOUT),
+            TransactionMode::Read => (Some(READ), STATEMENT_TIMEOUT),
+            TransactionMode::Report => (Some(READ), REPORT_TIMEOUT),
+            TransactionMode::Write => (Some(WRITE), STATEMENT_TIMEOUT),
+            TransactionMode::WriteUntil(_) | TransactionMode::Append(_) => {
+                (Some(WRITE), STATEMENT_TIMEOUT.min(deadline.saturating_duration_since(Instant::now())))
             }
         };
-        Ok(Box::new(PgSession { pooled: RefCell::new(Some(pooled)), begin: Cell::new(Some(begin)), time }))
+        Ok(Box::new(PgSession { pooled: RefCell::new(Some(pooled)), begin: Cell::new(begin), time }))
     }
 
-    fn write_timeout(&self, waits_if_lost: bool) -> Duration {
-        if waits_if_lost { DURABLE_WRITE_TIMEOUT } else { WRITE_TIMEOUT }
+    fn write_timeout(&self) -> Duration {
+        WRITE_TIMEOUT
     }
 
     fn lost(&self) -> Option<StoreError> {
@@ -114,7 +112,7 @@ impl Engine for Postgres {
     }
 }
 
-/// Runs statements on a connection, in one transaction that begins with the first.
+/// Runs statements on a connection, in one transaction that begins with the first; or one statement without.
 struct PgSession {
     /// `None` if the connection can't be used any more.
     pooled: RefCell<Option<Pooled>>,
@@ -163,8 +161,9 @@ impl Drop for PgSession {
 
 impl Transaction for PgSession {
     fn commit(&self, last: &[Statement]) -> Result<Vec<usize>> {
-        if self.begin.get().is_some() && last.is_empty() {
-            // Nothing was sent, so there is nothing to commit.
+        let is_idle = || self.pooled.borrow_mut().as_mut().is_some_and(|pooled| pooled.connection().is_idle);
+        if last.is_empty() && (self.begin.get().is_some() || is_idle()) {
+            // Nothing was sent, or one statement without a transaction.
             return Ok(Vec::new());
         }
         self.send(&bound(last), Some("COMMIT"), &mut |_, _| ())

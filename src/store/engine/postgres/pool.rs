@@ -15,6 +15,7 @@ use super::tls;
 use super::uri::{DatabaseUri, SslMode};
 use super::{START_TIMEOUT, TRY_WRITE};
 use crate::mutex::lock;
+use crate::store::engine::TransactionMode;
 use crate::store::{Result, StoreError};
 use crate::timed_stream::NO_ANSWER;
 
@@ -77,21 +78,26 @@ impl PgPool {
         }))
     }
 
-    /// Waits for a connection until the deadline. For a lost database it waits only if `waits_if_lost`.
-    pub fn get(self: &Arc<Self>, deadline: Instant, waits_if_lost: bool) -> Result<Pooled> {
+    /// Waits for a connection until the deadline; also for a lost database, if the mode says so. The last connection is
+    /// for the leader of a group of rows.
+    pub fn get(self: &Arc<Self>, deadline: Instant, mode: TransactionMode) -> Result<Pooled> {
+        let is_append = matches!(mode, TransactionMode::Append(_));
+        let waits_if_lost = is_append || matches!(mode, TransactionMode::WriteUntil(_));
+        let most_in_use = if is_append { self.most } else { (self.most - 1).max(1) };
         let mut state = lock(&self.state);
         loop {
+            let has_room = state.open - state.idle.len() < most_in_use;
             if let Some(cause) = &state.lost {
                 if !waits_if_lost || deadline <= Instant::now() {
                     return Err(StoreError::Unavailable(cause.clone()));
                 }
-            } else if let Some(member) = state.idle.pop() {
+            } else if let Some(member) = has_room.then(|| state.idle.pop()).flatten() {
                 if member.connection.is_usable() {
                     return Ok(Pooled { pool: Arc::clone(self), member: Some(member) });
                 }
                 state.open -= 1;
                 continue;
-            } else if state.open < self.most && Instant::now() < deadline {
+            } else if has_room && state.open < self.most && Instant::now() < deadline {
                 state.open += 1;
                 let (first, generation) = (state.first, state.generation);
                 drop(state);
@@ -113,7 +119,7 @@ impl PgPool {
                             continue;
                         }
                         state.note_no_room(self.most, &cause);
-                        if !state.idle.is_empty() {
+                        if !state.idle.is_empty() && has_room {
                             continue;
                         }
                     }
@@ -282,6 +288,7 @@ impl Drop for Pooled {
         } else {
             state.open -= 1;
         }
-        self.pool.changed.notify_one();
+        // All: the first to wake may be one that may not take the last connection.
+        self.pool.changed.notify_all();
     }
 }

@@ -2,7 +2,7 @@
 //! programs that start at the same time.
 //!
 //! A program that is older than the database may use it, as long as it knows the version that the database names as the
-//! oldest. If a version only adds, gateways are upgraded one after the other while the rest serves. Version 9 does more.
+//! oldest. If a version only adds, gateways are upgraded one after the other while the rest serves. Version 10 does more.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use super::PgSession;
 use super::pool::Pooled;
 use super::protocol::PgConnection;
 use crate::store::engine::{Access, SCHEMA, SCHEMA_VERSION, SqlSession, Transaction};
-use crate::store::{Result, StoreError, version_9};
+use crate::store::{Result, StoreError, upgrades};
 
 /// The timeout for reading every row of a large table.
 const UPGRADE_TIMEOUT: Duration = Duration::from_secs(3600);
@@ -19,7 +19,7 @@ const UPGRADE_TIMEOUT: Duration = Duration::from_secs(3600);
 pub(super) const LOCK: i32 = 0x6164_7269;
 
 /// The oldest version that a program has to know to use the database.
-pub(super) const OLDEST_KNOWN: i64 = 9;
+pub(super) const OLDEST_KNOWN: i64 = 10;
 
 const VERSION_TABLE: &str = "CREATE TABLE schema_version (
     id           BIGINT PRIMARY KEY CHECK (id = 1),
@@ -53,20 +53,15 @@ pub(super) fn upgrade(mut pooled: Pooled) -> Result<()> {
     let (connection, deadline) = (pooled.connection(), Instant::now() + UPGRADE_TIMEOUT);
     begin(connection, deadline)?;
     // Another gateway may have done it meanwhile.
-    if let Some((found, oldest_known)) = version(connection, deadline)?
-        && Access::Serve.is_current(found, oldest_known)?
-    {
+    let (found, oldest_known) = version(connection, deadline)?.ok_or(StoreError::Missing)?;
+    if Access::Serve.is_current(found, oldest_known)? {
         return Ok(connection.run_text("ROLLBACK", deadline)?);
     }
     let statements = PgSession::begun(pooled);
     let session: &dyn SqlSession = &statements;
-    // In the order in which a gateway that still runs locks them: sealing begins with its own row.
+    // In the order in which a gateway that still runs locks them: a group begins with its own row.
     session.execute("LOCK TABLE gateways, keys, usage, usage_rollup IN ACCESS EXCLUSIVE MODE", &[])?;
-    version_9::upgrade(session, dialect)?;
-    session.execute(
-        "ALTER TABLE gateways ALTER COLUMN head_seq DROP DEFAULT, ALTER COLUMN head_hash DROP DEFAULT",
-        &[],
-    )?;
+    upgrades::run(session, found, &dialect)?;
     let note = format!("UPDATE schema_version SET version = {SCHEMA_VERSION}, oldest_known = {OLDEST_KNOWN}");
     session.execute(&note, &[])?;
     statements.commit(&[]).map(drop)
@@ -78,7 +73,6 @@ fn dialect(statements: &str) -> String {
         ("{INT}", "BIGINT"),
         ("{REAL}", "DOUBLE PRECISION"),
         ("{BLOB}", "BYTEA"),
-        ("{EMPTY}", "''"),
         ("{STRICT}", ""),
         ("{CLUSTERED}", ""),
         ("TEXT", "TEXT COLLATE \"C\""),
@@ -116,7 +110,7 @@ fn create(connection: &mut PgConnection, deadline: Instant) -> Result<()> {
     let zero = "decode(repeat('00', 32), 'hex')";
     let changes = format!(
         "{VERSION_TABLE}; INSERT INTO schema_version VALUES (1, {SCHEMA_VERSION}, {OLDEST_KNOWN}); {}
-         INSERT INTO gateways VALUES ('', 0, '', '', 0, 0, {zero}, 0, 0, {zero});",
+         INSERT INTO gateways VALUES ('', 0, '', '', 0, 0, {zero}, 0, {zero});",
         dialect(SCHEMA)
     );
     Ok(connection.run_text(&changes, deadline)?)

@@ -1,10 +1,8 @@
 //! The lock that keeps a second `serve` off the name of a gateway: an advisory lock of a session that does nothing else. The
 //! server releases it when the session ends.
 //!
-//! The session also updates the gateway's heartbeat, and looks for gateways that have stopped. Only what it sees on one
-//! unbroken connection counts: a failover frees all locks at once.
+//! The session also updates the gateway's heartbeat.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -40,24 +38,13 @@ pub struct SessionLock {
     name: String,
     connection: Option<PgConnection>,
     is_held: bool,
-    /// Other gateways that have open rows, as this connection has seen them.
-    others: HashMap<String, Sighting>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sighting {
-    pub epoch: i64,
-    pub last_seen: i64,
-    /// Its lock has been free and its row unchanged since this time.
-    pub since: Instant,
 }
 
 impl SessionLock {
     pub fn take(uri: &DatabaseUri, name: &str) -> Result<Self, LockError> {
         let pool = PgPool::new(uri, 1).map_err(LockError::Database)?;
         let connected = pool.connect_at_start().map_err(LockError::Database)?;
-        let (host, name, others) = (0, name.to_owned(), HashMap::new());
-        let mut lock = Self { pool, host, name, connection: None, is_held: false, others };
+        let mut lock = Self { pool, host: 0, name: name.to_owned(), connection: None, is_held: false };
         lock.use_connection(connected).map_err(LockError::Database)?;
         let deadline = Instant::now() + START_TIMEOUT;
         let give_up = Instant::now() + LOCK_TIMEOUT;
@@ -74,8 +61,7 @@ impl SessionLock {
     /// dead session for a while; the gateway continues to serve meanwhile. Returns false if the table has another epoch.
     pub fn renew(&mut self, epoch: i64) -> Result<bool> {
         if self.connection.is_none() {
-            // What was seen on the connection before no longer counts.
-            (self.is_held, self.others) = (false, HashMap::new());
+            self.is_held = false;
             let deadline = Instant::now() + self.pool.time_to_connect();
             self.use_connection(self.pool.connect(self.host, deadline).map_err(StoreError::Unavailable)?)?;
         }
@@ -96,46 +82,7 @@ impl SessionLock {
         }
         let beat = format!("UPDATE gateways SET last_seen = {CLOCK} WHERE name = $1 AND epoch = $2");
         let parameters = values![&self.name, epoch];
-        if self.run((&beat, &parameters), deadline, &mut |_| ())? == 0 {
-            return Ok(false);
-        }
-        self.look_at_others(deadline)?;
-        Ok(true)
-    }
-
-    /// The gateways whose lock has been free, and which have had no heartbeat, for this long.
-    pub fn silent_for(&self, time: Duration) -> impl Iterator<Item = (&String, &Sighting)> {
-        self.others.iter().filter(move |(_, sighting)| sighting.since.elapsed() >= time)
-    }
-
-    /// Looks at every other gateway that has open rows. A lock is looked up, not tried: that would keep its
-    /// gateway from taking it.
-    fn look_at_others(&mut self, deadline: Instant) -> Result<(), SqlError> {
-        let look = "SELECT name, epoch, last_seen FROM gateways WHERE name <> $1 AND epoch > 0
-            AND EXISTS (SELECT 1 FROM usage WHERE seq IS NULL AND gateway = name)";
-        let held = format!(
-            "SELECT CAST(objid AS BIGINT) FROM pg_locks WHERE locktype = 'advisory' AND granted
-             AND classid = {GATEWAY_LOCK}
-             AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-        );
-        let (mut found, mut locks) = (Vec::new(), Vec::new());
-        let parameters = values![&self.name];
-        self.run((look, &parameters), deadline, &mut |mut row| {
-            if let (Ok(name), Ok(epoch), Ok(last_seen)) = (row.next::<String>(), row.next(), row.next()) {
-                found.push((name, Sighting { epoch, last_seen, since: Instant::now() }));
-            }
-        })?;
-        self.run((&held, &[]), deadline, &mut |mut row| locks.extend(row.next::<i64>()))?;
-        found.retain(|(name, _)| !locks.contains(&i64::from(lock_number(name) as u32)));
-        for (name, now) in &mut found {
-            if let Some(before) = self.others.remove(name)
-                && (before.epoch, before.last_seen) == (now.epoch, now.last_seen)
-            {
-                *now = before;
-            }
-        }
-        self.others = found.into_iter().collect();
-        Ok(())
+        Ok(self.run((&beat, &parameters), deadline, &mut |_| ())? > 0)
     }
 
     fn use_connection(&mut self, (mut connection, host): (PgConnection, usize)) -> Result<()> {

@@ -1,99 +1,111 @@
-//! Checkpoints: moving the WAL's pages into the database.
+//! Checkpoints: moving the pages of the WAL into the database.
 //!
-//! A request never runs one. A task calls [`Sqlite::checkpoint`], which copies pages while others write. Under constant
-//! load such a checkpoint never catches up with the writers, so the WAL is not reused and grows. At 64 MiB the next
-//! write runs a checkpoint that lets the WAL start again, and the requests of that moment wait for it.
+//! SQLite's automatic checkpoints ignore a failed fsync, after which acknowledged rows can be lost, so they are off. Instead,
+//! the thread whose write has made the WAL large runs one: nothing else is written meanwhile, so all of the WAL is moved and
+//! the next write begins it again. Only a long read can hold a part of it.
 
-use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Instant;
 
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::Connection;
 
-use super::{Sqlite, connect};
-use crate::store::{LedgerState, Result};
+use super::Sqlite;
+use crate::store::{Result, WalFigures};
 use crate::when;
 
-/// The number of pages, not in the database yet, that make a checkpoint worth its two fsyncs.
-const CHECKPOINT_PAGES: i64 = 1_000;
+/// The number of pages that make a checkpoint worth its fsync.
+const CHECKPOINT_PAGES: u64 = 1_000;
 
-/// 64 MiB.
-pub(super) const RESTART_PAGES: u64 = 16_384;
-
-/// The time that a restart waits for readers of the WAL.
-const RESTART_TIMEOUT: Duration = Duration::from_millis(200);
+/// The bytes that the WAL's file keeps once it begins again: twice the pages of a checkpoint.
+const FILE_LIMIT: i64 = 8 * 1024 * 1024;
 
 /// The bytes of a page in the WAL: 4,096 and the header of its frame.
 const FRAME: u64 = 4096 + 24;
 
+pub(super) struct WalState {
+    /// The pages of the WAL after the last commit of this process.
+    pages: Arc<AtomicU64>,
+    /// The number of pages at which the next checkpoint runs.
+    due_at: AtomicU64,
+    /// The time of the last checkpoint; 0: none since the start.
+    last_checkpoint: AtomicI64,
+}
+
+impl WalState {
+    /// Counts the pages from now on, after each commit of the connection that writes.
+    pub fn watch(connection: &mut Connection) -> Result<Self> {
+        connection.pragma_update(None, "journal_size_limit", FILE_LIMIT)?;
+        let pages = Arc::new(AtomicU64::new(in_use(connection)? / FRAME));
+        let counted = Arc::clone(&pages);
+        connection.wal_hook(Some(move |_: &mut rusqlite::hooks::Wal, pages| {
+            counted.store(u64::try_from(pages).unwrap_or(0), Ordering::Relaxed);
+            Ok(())
+        }))?;
+        Ok(Self { pages, due_at: AtomicU64::new(CHECKPOINT_PAGES), last_checkpoint: AtomicI64::new(0) })
+    }
+}
+
 impl Sqlite {
-    /// Runs a checkpoint if there is enough to move.
-    pub fn checkpoint(&self) -> Result<()> {
-        let connection = connect(&self.path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-        let mut progress = run(&connection, "PRAGMA wal_checkpoint(NOOP)")?;
-        if progress.pages - progress.moved >= CHECKPOINT_PAGES {
-            progress = self.files.keep_failed_sync(run(&connection, "PRAGMA wal_checkpoint(PASSIVE)"))?;
-            self.last_checkpoint.store(when::now(), Ordering::Relaxed);
-        }
-        self.wal_pages.store(u64::try_from(progress.pages).unwrap_or(0), Ordering::Relaxed);
-        Ok(())
-    }
-
-    pub fn state(&self) -> LedgerState {
-        LedgerState {
-            wal_bytes: self.wal_pages.load(Ordering::Relaxed) * FRAME,
-            last_checkpoint: Some(self.last_checkpoint.load(Ordering::Relaxed)).filter(|&time| time != 0),
-            wal_restarts: self.wal_restarts.load(Ordering::Relaxed),
-        }
-    }
-
-    /// Moves all pages of a large WAL, so that the next write begins it again.
-    pub(super) fn restart_large_wal(&self, connection: &Connection) {
-        let pages = self.wal_pages.load(Ordering::Relaxed);
-        if pages < self.restart_at.load(Ordering::Relaxed) {
+    /// Runs a checkpoint if the WAL has become large.
+    pub fn checkpoint_if_due(&self) {
+        let (pages, due_at) = (&self.wal.pages, &self.wal.due_at);
+        // One thread of several takes it upon itself.
+        let due = due_at.load(Ordering::Relaxed);
+        if pages.load(Ordering::Relaxed) < due
+            || due_at.compare_exchange(due, u64::MAX, Ordering::Relaxed, Ordering::Relaxed).is_err()
+        {
             return;
         }
-        let restart = || {
-            connection.busy_timeout(RESTART_TIMEOUT)?;
-            run(connection, "PRAGMA wal_checkpoint(RESTART)")
+        let checkpoint = || {
+            let turn = self.take_writer(Instant::now() + self.append_timeout)?;
+            self.files.keep_failed_sync(run(turn.connection(), "PRAGMA wal_checkpoint(PASSIVE)"))
         };
-        // If a long read holds it, the next attempt comes when it has doubled, so that requests do not wait each time.
-        let mut next = pages * 2;
-        match self.files.keep_failed_sync(restart()) {
-            Ok(progress) if progress.is_blocked => {}
-            Ok(_) => {
-                next = RESTART_PAGES;
-                self.wal_pages.store(0, Ordering::Relaxed);
-                self.wal_restarts.fetch_add(1, Ordering::Relaxed);
-                self.last_checkpoint.store(when::now(), Ordering::Relaxed);
-                log::debug!("the WAL had {pages} pages and was restarted");
+        let next = match checkpoint() {
+            Ok(Progress { pages, moved }) => {
+                self.wal.last_checkpoint.store(when::now(), Ordering::Relaxed);
+                // If a long read holds a part of the WAL, the next attempt comes when that is worth it.
+                if moved < pages { pages + CHECKPOINT_PAGES } else { CHECKPOINT_PAGES }
             }
-            Err(error) => log::error!("the WAL could not be restarted: {error}"),
+            Err(error) => {
+                log::error!("the checkpoint failed: {error}");
+                pages.load(Ordering::Relaxed) + CHECKPOINT_PAGES
+            }
+        };
+        due_at.store(next, Ordering::Relaxed);
+    }
+
+    pub fn wal_figures(&self) -> WalFigures {
+        WalFigures {
+            bytes: self.wal.pages.load(Ordering::Relaxed) * FRAME,
+            last_checkpoint: Some(self.wal.last_checkpoint.load(Ordering::Relaxed)).filter(|&time| time != 0),
         }
-        self.restart_at.store(next, Ordering::Relaxed);
     }
 }
 
 /// The bytes of the WAL that are in use now.
-pub(super) fn wal_in_use(connection: &Connection) -> Result<u64> {
-    let progress = run(connection, "PRAGMA wal_checkpoint(NOOP)")?;
-    Ok(u64::try_from(progress.pages).unwrap_or(0) * FRAME)
+pub(super) fn in_use(connection: &Connection) -> Result<u64> {
+    Ok(run(connection, "PRAGMA wal_checkpoint(NOOP)")?.pages * FRAME)
 }
 
-struct CheckpointProgress {
-    is_blocked: bool,
-    pages: i64,
+struct Progress {
+    pages: u64,
     /// The pages of these that are in the database.
-    moved: i64,
+    moved: u64,
 }
 
-fn run(connection: &Connection, checkpoint: &str) -> Result<CheckpointProgress> {
+fn run(connection: &Connection, checkpoint: &str) -> Result<Progress> {
+    let number = |number: i64| u64::try_from(number).unwrap_or(0);
     Ok(connection.query_row(checkpoint, [], |row| {
-        Ok(CheckpointProgress { is_blocked: row.get(0)?, pages: row.get(1)?, moved: row.get(2)? })
+        Ok(Progress { pages: number(row.get(1)?), moved: number(row.get(2)?) })
     })?)
 }
 
 #[cfg(test)]
 mod tests {
+    use rusqlite::OpenFlags;
+
+    use super::super::connect;
     use super::*;
     use crate::store::engine::{Access, SqlSession};
     use crate::store::tests::Temporary;
@@ -103,7 +115,7 @@ mod tests {
             (0..pages)
                 .try_for_each(|_| session.execute("INSERT INTO t VALUES (zeroblob(4000))", &[]).map(drop))
         };
-        engine.as_dyn().transaction(false, fill).expect("some pages");
+        engine.as_dyn().transaction(fill).expect("some pages");
     }
 
     fn engine() -> (Temporary, Sqlite) {
@@ -111,61 +123,51 @@ mod tests {
         let engine = Sqlite::open(&temporary.folder.join("wal.db"), Access::Create).expect("a database");
         engine
             .as_dyn()
-            .transaction(false, |session| session.execute("CREATE TABLE t (x BLOB)", &[]))
+            .transaction(|session| session.execute("CREATE TABLE t (x BLOB)", &[]))
             .expect("a table");
         (temporary, engine)
     }
 
-    fn small_write(engine: &Sqlite) {
-        let insert = |session: &dyn SqlSession| session.execute("INSERT INTO t VALUES (x'01')", &[]);
-        engine.as_dyn().transaction(true, insert).expect("a write");
+    fn moved(engine: &Sqlite) -> u64 {
+        let connection = connect(&engine.path, OpenFlags::SQLITE_OPEN_READ_WRITE).expect("it");
+        run(&connection, "PRAGMA wal_checkpoint(NOOP)").expect("a look").moved
     }
 
     #[test]
     fn a_checkpoint_runs_from_a_thousand_pages_on() {
         let (temporary, engine) = engine();
-        let moved = |engine: &Sqlite| {
-            let connection = connect(&engine.path, OpenFlags::SQLITE_OPEN_READ_WRITE).expect("it");
-            run(&connection, "PRAGMA wal_checkpoint(NOOP)").expect("a look").moved
-        };
         write_pages(&engine, 500);
-        engine.checkpoint().expect("a look");
-        assert_eq!(moved(&engine), 0, "too little to move");
-        assert_eq!(engine.state().last_checkpoint, None);
-        let file = temporary.folder.join("wal.db-wal").metadata().expect("the WAL");
-        assert_eq!(engine.state().wal_bytes + 32, file.len(), "all of it but its header");
+        assert_eq!((moved(&engine), engine.wal_figures().last_checkpoint), (0, None), "too little to move");
+        let file = || temporary.folder.join("wal.db-wal").metadata().expect("the WAL").len();
+        assert_eq!(engine.wal_figures().bytes + 32, file(), "all of it but its header");
         write_pages(&engine, 600);
-        engine.checkpoint().expect("a checkpoint");
         assert!(moved(&engine) > 1000, "all is in the database");
-        assert!(engine.state().last_checkpoint.is_some_and(|time| time > when::now() - 600));
-        small_write(&engine);
-        engine.checkpoint().expect("a look");
-        assert!(engine.state().wal_bytes < 10 * 4120, "the WAL begins again: {}", engine.state().wal_bytes);
-        assert_eq!(engine.state().wal_restarts, 0);
+        assert!(engine.wal_figures().last_checkpoint.is_some_and(|time| time > when::now() - 600));
+        write_pages(&engine, 1);
+        assert!(engine.wal_figures().bytes < 10 * FRAME, "the WAL begins again");
+        for _ in 0..5 {
+            write_pages(&engine, 2000);
+        }
+        write_pages(&engine, 1);
+        assert!(file() <= FILE_LIMIT as u64 + 32, "its file is cut: {} bytes", file());
     }
 
     #[test]
-    fn a_wal_that_has_grown_too_large_is_restarted() {
+    fn a_long_read_holds_the_wal_and_is_waited_for_in_large_steps() {
         let (_temporary, engine) = engine();
         let reader = connect(&engine.path, OpenFlags::SQLITE_OPEN_READ_ONLY).expect("a reader");
-        let count = |reader: &Connection| -> i64 {
-            reader.query_row("SELECT count(*) FROM t", [], |row| row.get(0)).expect("a count")
-        };
-        reader.execute_batch("BEGIN").expect("a long read");
-        count(&reader);
-        engine.restart_at.store(50, Ordering::Relaxed);
-        write_pages(&engine, 60);
-        engine.checkpoint().expect("a look");
-        small_write(&engine);
-        assert_eq!(engine.state().wal_restarts, 0, "the long read holds the WAL");
-        assert!(engine.restart_at.load(Ordering::Relaxed) > 100, "the next attempt comes later");
+        reader.execute_batch("BEGIN; SELECT count(*) FROM t").expect("a long read");
+        write_pages(&engine, 1100);
+        let due = engine.wal.due_at.load(Ordering::Relaxed);
+        assert!((2100..2300).contains(&due), "the next attempt is not at the next write: {due}");
+        write_pages(&engine, 1);
+        assert_eq!(engine.wal.due_at.load(Ordering::Relaxed), due);
+        assert!(engine.wal_figures().bytes > 1100 * 4096, "it grows");
         reader.execute_batch("COMMIT").expect("its end");
-        engine.restart_at.store(engine.wal_pages.load(Ordering::Relaxed), Ordering::Relaxed);
-        small_write(&engine);
-        assert_eq!(engine.state().wal_restarts, 1);
-        engine.checkpoint().expect("a look");
-        assert!(engine.state().wal_bytes < 10 * 4120, "the WAL begins again: {}", engine.state().wal_bytes);
-        assert_eq!(engine.restart_at.load(Ordering::Relaxed), RESTART_PAGES);
+        write_pages(&engine, 1100);
+        write_pages(&engine, 1);
+        assert!(engine.wal_figures().bytes < 10 * FRAME, "the WAL begins again");
+        assert_eq!(engine.wal.due_at.load(Ordering::Relaxed), CHECKPOINT_PAGES);
     }
 
     #[test]

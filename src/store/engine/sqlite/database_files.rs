@@ -1,10 +1,10 @@
-//! The database's files: the fsync of the WAL, and whether the files that are open are still those that the path names.
+//! The database's files: whether those that are open are still those that the path names, and whether an fsync has failed.
 //!
 //! SQLite goes on writing into a file that was removed, and every acknowledged row in it would be gone at the next
 //! start. So every group checks the files before it writes.
 
 use std::ffi::OsString;
-use std::fs::{self, File, Metadata};
+use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -19,8 +19,7 @@ pub(super) struct Files {
     known: [(PathBuf, FileIdentity); 2],
     /// The file that this process has locked, if it serves.
     lock: Option<(PathBuf, FileIdentity)>,
-    wal: File,
-    /// The WAL's length at the last check. Only another process makes it shorter.
+    /// The WAL's length at the last check. It becomes shorter when the WAL begins again, or if another process cuts it.
     wal_length: AtomicU64,
     /// After a failed fsync the content of the disk is unknown, and a later fsync would not report it.
     failed: OnceLock<Arc<io::Error>>,
@@ -37,7 +36,6 @@ impl Files {
             return Err(StoreError::Replaced);
         }
         Ok(Self {
-            wal: File::open(&wal)?,
             known: [(path.to_owned(), opened), (wal.clone(), identity(&wal)?)],
             lock: None,
             wal_length: AtomicU64::new(0),
@@ -51,13 +49,7 @@ impl Files {
         Ok(())
     }
 
-    /// Makes every earlier commit durable.
-    pub fn sync(&self) -> Result<()> {
-        self.check_synced()?;
-        self.keep_failed_sync(self.wal.sync_data().map_err(|error| StoreError::NotSynced(Arc::new(error))))
-    }
-
-    /// Passes a result on. If an fsync failed, ours or one that SQLite made, all later writes fail with it.
+    /// Passes a result on. If an fsync failed, all later writes fail with it.
     pub fn keep_failed_sync<T>(&self, result: Result<T>) -> Result<T> {
         if let Err(StoreError::NotSynced(cause)) = &result {
             self.failed.get_or_init(|| Arc::clone(cause));
@@ -85,14 +77,6 @@ impl Files {
         }
         self.wal_length.store(wal.len(), Ordering::Relaxed);
         Ok(())
-    }
-
-    /// Forgets an earlier failure, and puts a pipe in the place of the WAL: it can't be synced.
-    #[cfg(test)]
-    pub fn make_unsyncable(&mut self) {
-        let (reader, _) = io::pipe().expect("a pipe");
-        self.wal = File::from(std::os::fd::OwnedFd::from(reader));
-        self.failed = OnceLock::new();
     }
 
     /// Returns the error of an earlier fsync that failed.

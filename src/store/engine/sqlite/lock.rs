@@ -1,4 +1,4 @@
-//! The lock that keeps a second `serve` off a database: it would mark the first one's open rows `interrupted`.
+//! The lock that keeps a second `serve` off a database: the first one could not write rows any more.
 //!
 //! It is on a file of its own, because closing any other descriptor of the database's file would drop SQLite's locks.
 //! The system releases it when the process ends, however it ends, so the file stays and is no obstacle.

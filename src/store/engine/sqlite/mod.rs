@@ -15,20 +15,20 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, params_from_iter};
 
+use self::checkpoint::WalState;
 use self::database_files::{Files, with_suffix};
 pub use self::lock::{FileLock, LockError};
 pub use self::replacement::{PresentDatabase, Replacement};
-pub use self::transaction::SyncTurn;
 use self::transaction::{WRITE_TIMEOUT, Writer};
 use super::{
-    Access, BoundStatement, EachRow, Engine, Row, SqlSession, SqlValue, Transaction, TransactionMode,
+    APPEND_TIMEOUT, Access, BoundStatement, EachRow, Engine, Row, SqlSession, SqlValue, Transaction,
+    TransactionMode,
 };
 use crate::semaphore::Semaphore;
 use crate::store::{Result, StoreError};
@@ -60,13 +60,8 @@ pub struct Sqlite {
     reading: Semaphore,
     writer: Writer,
     write_timeout: Duration,
-    /// Pages of the WAL that are in use, as the last checkpoint found.
-    wal_pages: AtomicU64,
-    /// A write restarts the WAL if it has this many pages.
-    restart_at: AtomicU64,
-    wal_restarts: AtomicU64,
-    /// The time of the last checkpoint; 0: none since the start.
-    last_checkpoint: AtomicI64,
+    append_timeout: Duration,
+    wal: WalState,
 }
 
 impl Sqlite {
@@ -87,8 +82,9 @@ impl Sqlite {
         if path.metadata().is_ok_and(|file| file.len() <= CHECK_COMPLETELY) {
             check_every_page(&connection)?;
         }
-        // In WAL mode, NORMAL leaves the fsync of a commit to us; a checkpoint syncs by itself.
-        connection.pragma_update(None, "synchronous", "NORMAL")?;
+        // COMMIT syncs the WAL.
+        connection.pragma_update(None, "synchronous", "FULL")?;
+        let wal = WalState::watch(&mut connection)?;
         Ok(Self {
             path: path.to_owned(),
             files: Files::open(path, opened)?,
@@ -96,16 +92,19 @@ impl Sqlite {
             reading: Semaphore::new(READERS),
             writer: Writer::new(connection),
             write_timeout: WRITE_TIMEOUT,
-            wal_pages: AtomicU64::new(0),
-            restart_at: AtomicU64::new(checkpoint::RESTART_PAGES),
-            wal_restarts: AtomicU64::new(0),
-            last_checkpoint: AtomicI64::new(0),
+            append_timeout: APPEND_TIMEOUT,
+            wal,
         })
     }
 
     /// Checks from now on, before every write, that the lock's file is still at its path.
     pub fn watch(&mut self, lock: &FileLock) -> Result<()> {
         self.files.watch(lock)
+    }
+
+    /// Checks that the files are still those that were opened, and that the lock's file is.
+    pub fn check_files(&self) -> Result<()> {
+        self.files.check(|| checkpoint::in_use(self.reader(false)?.connection()))
     }
 
     /// Reads every page of the database.
@@ -117,14 +116,21 @@ impl Sqlite {
 impl Engine for Sqlite {
     fn begin(&self, mode: TransactionMode) -> Result<Box<dyn Transaction + '_>> {
         Ok(match mode {
-            TransactionMode::Read | TransactionMode::Report => Box::new(self.begin_read()?),
+            TransactionMode::Statement => Box::new(self.reader(false)?),
+            TransactionMode::Read | TransactionMode::Report => Box::new(self.reader(true)?),
             TransactionMode::Write => Box::new(self.begin_write(Instant::now() + self.write_timeout)?),
-            TransactionMode::WriteUntil { deadline, .. } => Box::new(self.begin_write(deadline)?),
+            TransactionMode::WriteUntil(deadline) | TransactionMode::Append(deadline) => {
+                Box::new(self.begin_write(deadline)?)
+            }
         })
     }
 
-    fn write_timeout(&self, _: bool) -> Duration {
+    fn write_timeout(&self) -> Duration {
         self.write_timeout
+    }
+
+    fn append_timeout(&self) -> Duration {
+        self.append_timeout
     }
 
     fn sqlite(&self) -> Option<&Sqlite> {
@@ -177,7 +183,7 @@ fn connect(path: &Path, mode: OpenFlags) -> Result<Connection> {
     let connection = Connection::open_with_flags(path, flags)?;
     connection.busy_timeout(START_TIMEOUT)?;
     connection.pragma_update(None, "cache_size", -PAGE_CACHE)?;
-    // Checkpoints have a task of their own: see checkpoint.rs.
+    // SQLite would ignore a failed fsync of a checkpoint that it runs by itself: see checkpoint.rs.
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
     // Otherwise a parameter with the value 1, as the first epoch of a gateway is, has its statement planned again whenever it
@@ -238,15 +244,17 @@ mod tests {
 
     impl Sqlite {
         pub fn set_write_timeout(&mut self, timeout: Duration) {
-            self.write_timeout = timeout;
+            (self.write_timeout, self.append_timeout) = (timeout, timeout);
         }
 
         pub fn as_dyn(&self) -> &dyn Engine {
             self
         }
 
-        pub fn make_unsyncable(&mut self) {
-            self.files.make_unsyncable();
+        /// Tests write thousands of rows, and none of them cuts the power.
+        pub fn stop_syncing(&self) {
+            let turn = self.begin_write(Instant::now() + self.write_timeout).expect("its turn");
+            turn.set_unsynced();
         }
     }
 

@@ -2,7 +2,7 @@
 //! connection.
 
 use std::cell::Cell;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -29,33 +29,23 @@ pub(super) struct Writer {
     connection: Mutex<Option<Connection>>,
     /// The time when a thread took the connection.
     writing: Mutex<Option<Instant>>,
-    /// Syncs run one at a time: Linux reports a failure once for each descriptor.
-    sync_turn: Mutex<()>,
-    /// The time when a thread took that turn.
-    syncing: Mutex<Option<Instant>>,
 }
 
 impl Writer {
     pub fn new(connection: Connection) -> Self {
-        Self {
-            turn: Semaphore::new(1),
-            connection: Mutex::new(Some(connection)),
-            writing: Mutex::default(),
-            sync_turn: Mutex::default(),
-            syncing: Mutex::default(),
-        }
+        Self { turn: Semaphore::new(1), connection: Mutex::new(Some(connection)), writing: Mutex::default() }
     }
 }
 
 impl Sqlite {
-    /// Returns whether a write has had the connection, or a sync has run, for longer than one may take: the disk or the file system
-    /// hangs.
+    /// Returns whether a write has had the connection for longer than one may take: the disk or the file system hangs.
     pub fn is_stuck(&self) -> bool {
-        let began = [*lock(&self.writer.writing), *lock(&self.writer.syncing)];
-        began.into_iter().flatten().any(|began| began.elapsed() > 2 * self.write_timeout)
+        let longest = self.append_timeout + self.write_timeout;
+        lock(&self.writer.writing).is_some_and(|began| began.elapsed() > longest)
     }
 
-    pub(super) fn begin_read(&self) -> Result<SqliteTransaction<'_>> {
+    /// A connection that reads. Without a transaction, each statement sees the state of its own moment.
+    pub(super) fn reader(&self, in_transaction: bool) -> Result<SqliteTransaction<'_>> {
         let turn = self.reading.acquire(Instant::now() + READ_TIMEOUT).ok_or(StoreError::NoConnection)?;
         let idle = lock(&self.readers).pop_front();
         let connection = match idle {
@@ -66,16 +56,15 @@ impl Sqlite {
                 connection
             }
         };
-        connection.prepare_cached("BEGIN")?.execute([])?;
+        if in_transaction {
+            connection.prepare_cached("BEGIN")?.execute([])?;
+        }
         Ok(SqliteTransaction::new(self, turn, Some(connection), false))
     }
 
     /// Begins a transaction. Waits for its turn and for other processes until the deadline.
     pub(super) fn begin_write(&self, deadline: Instant) -> Result<SqliteTransaction<'_>> {
-        let turn = self.writer.turn.acquire(deadline).ok_or(StoreError::Busy)?;
-        *lock(&self.writer.writing) = Some(Instant::now());
-        let write = SqliteTransaction::new(self, turn, lock(&self.writer.connection).take(), true);
-        self.restart_large_wal(write.connection());
+        let write = self.take_writer(deadline)?;
         loop {
             match write.begin(deadline) {
                 Err(StoreError::Busy) if Instant::now() < deadline => thread::sleep(RETRY_PAUSE),
@@ -84,35 +73,16 @@ impl Sqlite {
         }
     }
 
-    /// Waits until no other sync runs.
-    pub fn sync_turn(&self) -> SyncTurn<'_> {
-        let turn = lock(&self.writer.sync_turn);
-        *lock(&self.writer.syncing) = Some(Instant::now());
-        SyncTurn { engine: self, _turn: turn }
-    }
-}
-
-/// The right to sync, until it is dropped. Every commit that was made before it was taken is durable after the sync.
-pub struct SyncTurn<'a> {
-    engine: &'a Sqlite,
-    _turn: MutexGuard<'a, ()>,
-}
-
-impl SyncTurn<'_> {
-    /// Makes every earlier commit durable. Other threads may write meanwhile.
-    pub fn sync(self) -> Result<()> {
-        self.engine.files.sync()
-    }
-}
-
-impl Drop for SyncTurn<'_> {
-    fn drop(&mut self) {
-        *lock(&self.engine.writer.syncing) = None;
+    /// The connection that writes, before its transaction begins.
+    pub(super) fn take_writer(&self, deadline: Instant) -> Result<SqliteTransaction<'_>> {
+        let turn = self.writer.turn.acquire(deadline).ok_or(StoreError::Busy)?;
+        *lock(&self.writer.writing) = Some(Instant::now());
+        Ok(SqliteTransaction::new(self, turn, lock(&self.writer.connection).take(), true))
     }
 }
 
 /// A connection, while one thread has it. Dropping it rolls back what is not committed and gives the connection back:
-/// after an error and after a panic too. A read that did not commit closes its connection instead, and the next reader opens
+/// even after an error or a panic. A read that did not commit closes its connection instead, and the next reader opens
 /// another one.
 pub(super) struct SqliteTransaction<'a> {
     engine: &'a Sqlite,
@@ -129,13 +99,13 @@ impl<'a> SqliteTransaction<'a> {
         Self { engine, connection, is_write, is_committed: Cell::new(false), _turn: turn }
     }
 
-    fn connection(&self) -> &Connection {
+    pub(super) fn connection(&self) -> &Connection {
         self.connection.as_ref().expect("a transaction should have its connection until it is dropped")
     }
 
     /// Checks that writing makes sense, and waits for other processes until the deadline.
     fn begin(&self, deadline: Instant) -> Result<()> {
-        self.engine.files.check(|| checkpoint::wal_in_use(self.connection()))?;
+        self.engine.files.check(|| checkpoint::in_use(self.connection()))?;
         self.connection().busy_timeout(deadline.saturating_duration_since(Instant::now()))?;
         self.connection().prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
         Ok(())
@@ -145,8 +115,10 @@ impl<'a> SqliteTransaction<'a> {
 impl Transaction for SqliteTransaction<'_> {
     fn commit(&self, last: &[Statement]) -> Result<Vec<usize>> {
         let changed = self.run(&bound(last), &mut |_, _| Ok(()))?;
-        let commit = || Ok(self.connection().prepare_cached("COMMIT")?.execute([])?);
-        self.engine.files.keep_failed_sync(commit())?;
+        if !self.connection().is_autocommit() {
+            let commit = || Ok(self.connection().prepare_cached("COMMIT")?.execute([])?);
+            self.engine.files.keep_failed_sync(commit())?;
+        }
         self.is_committed.set(true);
         Ok(changed)
     }
@@ -178,13 +150,18 @@ impl Drop for SqliteTransaction<'_> {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
-    use std::sync::Barrier;
 
     use rusqlite::ffi;
 
     use super::*;
     use crate::store::engine::{Access, values};
-    use crate::store::tests::Temporary;
+    use crate::store::tests::{Temporary, while_writing};
+
+    impl SqliteTransaction<'_> {
+        pub fn set_unsynced(&self) {
+            self.connection().execute_batch("ROLLBACK; PRAGMA synchronous = OFF").expect("a setting");
+        }
+    }
 
     fn engine(timeout: Duration) -> (Temporary, Sqlite) {
         let temporary = Temporary::sqlite();
@@ -193,15 +170,13 @@ mod tests {
         engine.set_write_timeout(timeout);
         engine
             .as_dyn()
-            .transaction(false, |session| session.execute("CREATE TABLE t (x INTEGER CHECK (x <> 13))", &[]))
+            .transaction(|session| session.execute("CREATE TABLE t (x INTEGER CHECK (x <> 13))", &[]))
             .expect("a table");
         (temporary, engine)
     }
 
-    fn insert(engine: &Sqlite, number: i64, durable: bool) -> Result<usize> {
-        engine
-            .as_dyn()
-            .transaction(durable, |session| session.execute("INSERT INTO t VALUES ($1)", &values![number]))
+    fn insert(engine: &Sqlite, number: i64) -> Result<usize> {
+        engine.as_dyn().transaction(|session| session.execute("INSERT INTO t VALUES ($1)", &values![number]))
     }
 
     fn numbers(engine: &Sqlite) -> Vec<i64> {
@@ -212,27 +187,14 @@ mod tests {
 
     /// Runs `meanwhile` while another thread has the connection.
     fn while_taken(engine: &Sqlite, meanwhile: impl FnOnce()) {
-        let barrier = Barrier::new(2);
-        thread::scope(|scope| {
-            let holder = scope.spawn(|| {
-                engine.as_dyn().transaction(false, |_| {
-                    barrier.wait();
-                    barrier.wait();
-                    Ok(())
-                })
-            });
-            barrier.wait();
-            meanwhile();
-            barrier.wait();
-            holder.join().expect("no panic").expect("it only waits");
-        });
+        while_writing(engine.as_dyn(), |_| Ok(()), meanwhile);
     }
 
     #[test]
     fn a_write_that_times_out_leaves_the_connection_usable() {
         let (_temporary, engine) = engine(Duration::from_millis(30));
-        while_taken(&engine, || assert!(matches!(insert(&engine, 4, true), Err(StoreError::Busy))));
-        insert(&engine, 5, true).expect("the connection was given back");
+        while_taken(&engine, || assert!(matches!(insert(&engine, 4), Err(StoreError::Busy))));
+        insert(&engine, 5).expect("the connection was given back");
         assert_eq!(numbers(&engine), [5], "what timed out was not written");
     }
 
@@ -241,7 +203,7 @@ mod tests {
         let (_temporary, engine) = engine(Duration::from_secs(600));
         thread::scope(|scope| {
             let mut waiting = None;
-            while_taken(&engine, || waiting = Some(scope.spawn(|| insert(&engine, 1, true))));
+            while_taken(&engine, || waiting = Some(scope.spawn(|| insert(&engine, 1))));
             waiting.expect("a thread").join().expect("no panic").expect("its turn");
         });
     }
@@ -255,13 +217,13 @@ mod tests {
         thread::scope(|scope| {
             for number in 0..4 {
                 let engine = &engine;
-                scope.spawn(move || assert!(matches!(insert(engine, number, true), Err(StoreError::Busy))));
+                scope.spawn(move || assert!(matches!(insert(engine, number), Err(StoreError::Busy))));
             }
         });
         assert!(began.elapsed() < Duration::from_secs(9), "{:?}", began.elapsed());
         assert!(!engine.is_stuck(), "it answers that it is locked");
         drop(other);
-        insert(&engine, 7, true).expect("the lock is gone");
+        insert(&engine, 7).expect("the lock is gone");
         assert_eq!(numbers(&engine), [7]);
     }
 
@@ -273,33 +235,21 @@ mod tests {
             panic!("on purpose");
         };
         let panicked =
-            thread::scope(|scope| scope.spawn(|| engine.as_dyn().transaction(true, write)).join().is_err());
+            thread::scope(|scope| scope.spawn(|| engine.as_dyn().transaction(write)).join().is_err());
         assert!(panicked);
         let failing = |session: &dyn SqlSession| {
             session.execute("INSERT INTO t VALUES (1)", &[])?;
             session.execute("INSERT INTO t VALUES (13)", &[])
         };
-        assert!(engine.as_dyn().transaction(true, failing).is_err());
-        insert(&engine, 2, true).expect("the connection was given back");
+        assert!(engine.as_dyn().transaction(failing).is_err());
+        insert(&engine, 2).expect("the connection was given back");
         assert_eq!(numbers(&engine), [2]);
     }
 
     #[test]
-    fn only_what_has_to_be_durable_is_synced() {
-        let (_temporary, mut engine) = engine(WRITE_TIMEOUT);
-        engine.files.make_unsyncable();
-        insert(&engine, 1, false).expect("no fsync");
-        assert!(matches!(insert(&engine, 2, true), Err(StoreError::NotSynced(_))));
-        assert!(matches!(insert(&engine, 3, false), Err(StoreError::NotSynced(_))), "until a restart");
-        assert_eq!(numbers(&engine), [1, 2], "what was committed before the fsync failed");
-    }
-
-    #[test]
-    fn a_write_or_a_sync_that_hangs_is_reported() {
+    fn a_write_that_hangs_is_reported() {
         let (_temporary, patient) = engine(Duration::from_secs(600));
-        let mut is_stuck = true;
-        while_taken(&patient, || is_stuck = patient.is_stuck());
-        assert!(!is_stuck, "it has time");
+        while_taken(&patient, || assert!(!patient.is_stuck(), "it has time"));
         let (_temporary, engine) = engine(Duration::from_millis(20));
         assert!(!engine.is_stuck());
         let until_stuck = || {
@@ -309,26 +259,31 @@ mod tests {
         };
         while_taken(&engine, until_stuck);
         assert!(!engine.is_stuck());
-        let turn = engine.sync_turn();
-        until_stuck();
-        turn.sync().expect("a sync");
-        assert!(!engine.is_stuck());
+    }
+
+    #[test]
+    fn a_commit_is_synced() {
+        let (_temporary, engine) = engine(WRITE_TIMEOUT);
+        let turn = engine.take_writer(Instant::now()).expect("its turn");
+        let synchronous: i64 =
+            turn.connection().pragma_query_value(None, "synchronous", |row| row.get(0)).expect("the setting");
+        assert_eq!(synchronous, 2, "FULL");
     }
 
     #[test]
     fn a_wal_that_another_process_empties_is_good_only_if_nothing_of_it_is_in_use() {
         let (temporary, engine) = engine(WRITE_TIMEOUT);
-        insert(&engine, 1, true).expect("a write");
+        insert(&engine, 1).expect("a write");
         let other = Connection::open(temporary.folder.join("writer.db")).expect("the database");
         let truncate = "PRAGMA wal_checkpoint(TRUNCATE)";
         let is_blocked: bool = other.query_row(truncate, [], |row| row.get(0)).expect("a checkpoint");
         assert!(!is_blocked);
-        insert(&engine, 2, true).expect("all of the WAL is in the database");
-        insert(&engine, 3, true).expect("a write");
+        insert(&engine, 2).expect("all of the WAL is in the database");
+        insert(&engine, 3).expect("a write");
         let wal = File::options().write(true).open(temporary.folder.join("writer.db-wal"));
         wal.and_then(|wal| wal.set_len(0)).expect("the WAL");
         for number in [4, 5] {
-            assert!(matches!(insert(&engine, number, true), Err(StoreError::Replaced)));
+            assert!(matches!(insert(&engine, number), Err(StoreError::Replaced)));
         }
     }
 
@@ -340,13 +295,12 @@ mod tests {
             let fails = |session: &dyn SqlSession| {
                 session.query("SELECT 1", &[], &mut |_| Err(StoreError::from(failure(code))))
             };
-            engine.as_dyn().transaction(false, fails).expect_err("it fails");
+            engine.as_dyn().transaction(fails).expect_err("it fails");
         };
         fail(ffi::SQLITE_IOERR_READ);
-        insert(&engine, 1, true).expect("another error ends nothing");
+        insert(&engine, 1).expect("another error ends nothing");
         fail(ffi::SQLITE_IOERR_FSYNC);
-        assert!(matches!(insert(&engine, 2, false), Err(StoreError::NotSynced(_))));
-        assert!(matches!(engine.sync_turn().sync(), Err(StoreError::NotSynced(_))));
+        assert!(matches!(insert(&engine, 2), Err(StoreError::NotSynced(_))));
         assert_eq!(numbers(&engine), [1]);
     }
 }

@@ -1,9 +1,9 @@
-//! Creates the tables, or brings them from version 8 to the present version, in one transaction.
+//! Creates the tables, or brings them to the present version, in one transaction.
 
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 
 use crate::store::engine::{Access, SCHEMA, SCHEMA_VERSION};
-use crate::store::{Result, StoreError, version_9};
+use crate::store::{Result, StoreError, upgrades};
 
 pub(super) fn bring_up_to_date(connection: &mut Connection, access: Access) -> Result<()> {
     // Nearly always there is nothing to do, and this query takes no lock.
@@ -14,15 +14,15 @@ pub(super) fn bring_up_to_date(connection: &mut Connection, access: Access) -> R
     if is_current(&transaction, access)? {
         return Ok(());
     }
-    let is_new = version(&transaction)? == 0;
-    if is_new {
+    let found = version(&transaction)?;
+    if found == 0 {
         create(&transaction, access)?;
     } else {
-        version_9::upgrade(&*transaction, dialect)?;
+        upgrades::run(&*transaction, found, &dialect)?;
     }
     transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
     transaction.commit()?;
-    if is_new {
+    if found == 0 {
         log::info!("created the database {}", connection.path().unwrap_or_default());
     }
     Ok(())
@@ -51,7 +51,7 @@ fn create(transaction: &Transaction, access: Access) -> Result<()> {
         return Err(StoreError::Missing);
     }
     transaction.execute_batch(&dialect(SCHEMA))?;
-    let first = "INSERT INTO gateways VALUES ('', 0, '', '', 0, 0, zeroblob(32), 0, 0, zeroblob(32))";
+    let first = "INSERT INTO gateways VALUES ('', 0, '', '', 0, 0, zeroblob(32), 0, zeroblob(32))";
     transaction.execute(first, [])?;
     Ok(())
 }
@@ -62,7 +62,6 @@ fn dialect(statements: &str) -> String {
         ("{INT}", "INTEGER"),
         ("{REAL}", "REAL"),
         ("{BLOB}", "BLOB"),
-        ("{EMPTY}", "x''"),
         ("{STRICT}", "STRICT"),
         ("{CLUSTERED}", "STRICT, WITHOUT ROWID"),
     ]
@@ -74,19 +73,19 @@ fn dialect(statements: &str) -> String {
 mod tests {
     use super::*;
 
-    const BACK_TO_8: &str = include_str!("../../../../tests/back_to_8.sql");
+    const BACK_TO_9: &str = include_str!("../../../../tests/back_to_9.sql");
 
     fn memory() -> Connection {
         Connection::open_in_memory().expect("memory should be there")
     }
 
     /// A new database of an earlier version, with a key.
-    fn version_8() -> Connection {
+    fn version_9() -> Connection {
         let mut connection = memory();
         bring_up_to_date(&mut connection, Access::Create).expect("a new database");
         let key =
             "INSERT INTO keys (id, digest, name, permissions, created) VALUES ('a', x'', 'kept', '', 0)";
-        connection.execute_batch(&format!("{BACK_TO_8}; PRAGMA user_version = 8; {key}")).expect("version 8");
+        connection.execute_batch(&format!("{BACK_TO_9}; PRAGMA user_version = 9; {key}")).expect("version 9");
         connection
     }
 
@@ -111,7 +110,7 @@ mod tests {
         let expected = shape(&fresh);
         bring_up_to_date(&mut fresh, Access::Serve).expect("a second start should change nothing");
         assert_eq!(shape(&fresh), expected);
-        let mut old = version_8();
+        let mut old = version_9();
         assert_ne!(shape(&old), expected);
         bring_up_to_date(&mut old, Access::Serve).expect("an upgrade");
         assert_eq!(shape(&old), expected);
@@ -122,25 +121,25 @@ mod tests {
 
     #[test]
     fn an_upgrade_that_fails_changes_nothing() {
-        let mut old = version_8();
-        // The last of the changes.
-        old.execute_batch("CREATE INDEX rollup_days ON keys (id)").expect("an index");
+        let mut old = version_9();
+        // One of the last changes.
+        old.execute_batch("CREATE TABLE moved (id)").expect("a table");
         let before = shape(&old);
         assert!(bring_up_to_date(&mut old, Access::Serve).is_err());
-        assert_eq!((shape(&old), version(&old).expect("a version")), (before, 8));
+        assert_eq!((shape(&old), version(&old).expect("a version")), (before, 9));
     }
 
     #[test]
     fn only_serve_upgrades_and_not_every_version() {
-        let mut old = version_8();
+        let mut old = version_9();
         let before = shape(&old);
         for access in [Access::Create, Access::Existing] {
             let error = bring_up_to_date(&mut old, access).expect_err("it is older");
-            assert!(matches!(error, StoreError::Older(8)), "{error}");
+            assert!(matches!(error, StoreError::Older(9)), "{error}");
         }
         assert_eq!(shape(&old), before);
         for (found, expected) in
-            [(7, "no release had"), (1, "no release had"), (SCHEMA_VERSION + 1, "knows versions up to")]
+            [(8, "no release had"), (1, "no release had"), (SCHEMA_VERSION + 1, "knows versions up to")]
         {
             old.pragma_update(None, "user_version", found).expect("a version");
             let error = bring_up_to_date(&mut old, Access::Serve).expect_err("it can't be used").to_string();

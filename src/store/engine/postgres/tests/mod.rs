@@ -12,11 +12,9 @@ use std::thread;
 use super::*;
 use crate::secret::SecretDigest;
 use crate::store::engine::{Database, Statement, values};
-use crate::store::ledger::tests::{outcome, row};
+use crate::store::ledger::tests::{row, with_outcome};
 use crate::store::test_server::PostgresServer;
-use crate::store::{
-    Actor, Filter, KeyName, LedgerOutcome, NewKey, NewRow, PasswordHash, Permission, Range, Store, TokenKind,
-};
+use crate::store::{Actor, Filter, KeyName, NewKey, PasswordHash, Permission, Range, Store, TokenKind};
 
 /// The modes of a proxy. A loss happens once.
 const PASS: u8 = 0;
@@ -114,7 +112,7 @@ fn engine(hosts: usize, connections: usize) -> (Vec<FaultyProxy>, Postgres) {
     let (proxies, uri) = proxies(hosts);
     let engine = Postgres::open(&uri, connections, Access::Create).expect("a new database");
     let table = "CREATE TABLE t (id BIGINT PRIMARY KEY, x BIGINT)";
-    engine.as_dyn().transaction(false, |session| session.execute(table, &[])).expect("a table");
+    engine.as_dyn().transaction(|session| session.execute(table, &[])).expect("a table");
     (proxies, engine)
 }
 
@@ -124,13 +122,13 @@ impl Postgres {
         self
     }
 
-    fn insert(&self, id: i64, durable: bool) -> Result<usize> {
+    fn insert(&self, id: i64) -> Result<usize> {
         let statement = Statement::new(
             "INSERT INTO t SELECT $1, 0 WHERE $1 <> 13 ON CONFLICT (id) DO NOTHING",
             values![id],
         )
         .settled_by("SELECT 1 FROM t WHERE id = $1", values![id]);
-        self.as_dyn().write(durable, &[statement])
+        self.as_dyn().write(&[statement])
     }
 }
 
@@ -150,20 +148,20 @@ fn a_write_whose_answer_is_lost_is_settled() {
         (6, PASS),
     ] {
         proxies[0].set(loss);
-        assert_eq!(engine.insert(id, id == 3).expect("it is settled"), 1, "{id}");
+        assert_eq!(engine.insert(id).expect("it is settled"), 1, "{id}");
         assert_eq!(count(&engine), id, "once each");
     }
     proxies[0].set(LOSE_COMMIT_ANSWER);
     let update = Statement::new("UPDATE t SET x = 1 WHERE id = $1 AND x = 0", values![4_i64])
         .settled_by("SELECT 1 FROM t WHERE id = $1 AND x = 1", values![4_i64]);
     assert_eq!(
-        engine.as_dyn().write(true, &[update]).expect("it is settled"),
+        engine.as_dyn().write(&[update]).expect("it is settled"),
         1,
         "the second attempt changed nothing"
     );
     proxies[0].set(LOSE_COMMIT_ANSWER);
-    assert_eq!(engine.insert(13, true).expect("it is settled"), 0, "it was refused, and not done");
-    assert_eq!(engine.insert(4, true).expect("a write"), 0, "without a loss a duplicate is not settled");
+    assert_eq!(engine.insert(13).expect("it is settled"), 0, "it was refused, and not done");
+    assert_eq!(engine.insert(4).expect("a write"), 0, "without a loss a duplicate is not settled");
 }
 
 /// Every write of the store that is not the same when it is repeated.
@@ -189,21 +187,17 @@ fn the_store_settles_its_writes() {
     assert!(store.add_key_as("key_1", "key_1", &key, &by).expect("it is settled"));
     let losses = [LOSE_REQUEST, LOSE_ANSWER, LOSE_COMMIT, LOSE_COMMIT_ANSWER];
     for (number, loss) in (1..).zip(losses) {
+        for (end, status) in [("a", 200), ("b", 400)] {
+            proxies[0].set(loss);
+            store.append(with_outcome(row(end, "key_1", number), status, Some(5))).expect("it is settled");
+            assert_eq!(proxies[0].mode.load(Ordering::SeqCst), PASS, "something was lost");
+        }
         proxies[0].set(loss);
-        let begun = store.begin_row(&row("a", "key_1", number)).expect("it is settled");
-        proxies[0].set(loss);
-        store.finish(&begun, &outcome(200, Some(5))).expect("it is settled");
-        proxies[0].set(loss);
-        let refused = NewRow { key_name: "x".into(), ..row("b", "key_1", number) };
-        store.record(&refused, &outcome(400, None)).expect("it is settled");
-        assert_eq!(proxies[0].mode.load(Ordering::SeqCst), PASS, "something was lost");
+        assert!(store.find_key(&SecretDigest::of("key_1"), 1).expect("it is repeated").is_some());
+        proxies[0].set(PASS);
     }
-    let begun = store.begin_row(&row("c", "key_1", 1)).expect("a row");
-    losing();
-    let abandoned = LedgerOutcome { status: None, error_code: Some("abandoned"), ..outcome(200, None) };
-    store.finish(&begun, &abandoned).expect("it is settled");
     proxies[0].set(LOSE_ANSWER);
-    assert!(matches!(store.finish(&begun, &outcome(200, None)), Err(StoreError::NoRow)), "not by this one");
+    assert!(store.append(row("a", "key_1", 1)).is_err(), "it is not taken for the row of that id");
     store.set_console_password(password.clone(), &by).expect("a password");
     losing();
     let tokens = [
@@ -218,8 +212,8 @@ fn the_store_settles_its_writes() {
     actions.sort();
     assert_eq!(actions, ["key_created", "key_revoked", "password_set", "signed_in"], "once each");
     proxies[0].set(LOSE_ANSWER);
-    assert!(matches!(store.begin_row(&row("d", "key_1", 1)), Err(StoreError::KeyRefused)));
-    assert_eq!(store.sums(Range::ALL, Filter::ALL).expect("the figures").requests, 9, "once each");
+    assert!(matches!(store.append(row("d", "key_1", 1)), Err(StoreError::KeyRevoked)));
+    assert_eq!(store.sums(Range::ALL, Filter::ALL).expect("the figures").requests, 8, "once each");
     assert_eq!(store.verify().expect("a walk").fault, None);
 }
 
@@ -228,37 +222,36 @@ fn an_unknown_outcome_is_settled_on_the_next_host() {
     let (proxies, engine) = engine(2, 4);
     assert_eq!(proxies[1].accepted.load(Ordering::SeqCst), 0, "the first host is good");
     proxies[0].set(LOSE_COMMIT_ANSWER);
-    engine.insert(1, true).expect("it is settled");
+    engine.insert(1).expect("it is settled");
     let attempts = proxies[0].accepted.load(Ordering::SeqCst);
-    engine.insert(2, true).expect("a write");
+    engine.insert(2).expect("a write");
     assert_eq!(proxies[0].accepted.load(Ordering::SeqCst), attempts, "the good host is tried first");
     assert_eq!(count(&engine), 2);
     proxies[1].set(LOSE_ANSWER);
-    let try_write =
-        || engine.as_dyn().transaction(false, |session| session.execute(TRY_WRITE, &[]).map(drop));
+    let try_write = || engine.as_dyn().transaction(|session| session.execute(TRY_WRITE, &[]).map(drop));
     assert!(matches!(try_write(), Err(StoreError::Unknown(_))));
     try_write().expect("back on the first host");
     assert!(proxies[0].accepted.load(Ordering::SeqCst) > attempts);
 }
 
 #[test]
-fn while_the_database_is_lost_requests_fail_at_once_and_outcomes_wait() {
+fn while_the_database_is_lost_look_ups_fail_at_once_and_writes_wait() {
     let (proxies, engine) = engine(1, 4);
     proxies[0].set(REFUSE);
-    assert!(engine.insert(1, false).is_err());
+    let look_up = || engine.as_dyn().look_up("SELECT 1", &[], |_| Ok(()));
+    assert!(look_up().is_err());
     let attempts = proxies[0].accepted.load(Ordering::SeqCst);
     let began = Instant::now();
     for _ in 0..1000 {
-        assert!(matches!(engine.insert(1, false), Err(StoreError::Unavailable(_))));
+        assert!(matches!(look_up(), Err(StoreError::Unavailable(_))));
         assert!(
-            engine.as_dyn().read(|_| Ok(())).is_err()
-                && engine.as_dyn().transaction(false, |_| Ok(())).is_err()
+            engine.as_dyn().read(|_| Ok(())).is_err() && engine.as_dyn().transaction(|_| Ok(())).is_err()
         );
     }
     let probes = proxies[0].accepted.load(Ordering::SeqCst) - attempts;
     assert!(probes as u128 <= began.elapsed().as_millis() / 200 + 1, "{probes} attempts for 3000 calls");
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| engine.insert(2, true));
+        let waiting = scope.spawn(|| engine.insert(2));
         while proxies[0].accepted.load(Ordering::SeqCst) < attempts + probes + 2 {
             thread::yield_now();
         }
@@ -266,7 +259,7 @@ fn while_the_database_is_lost_requests_fail_at_once_and_outcomes_wait() {
         proxies[0].set(PASS);
         waiting.join().expect("no panic").expect("the database is back");
     });
-    engine.insert(1, false).expect("the database is back");
+    engine.insert(1).expect("the database is back");
     assert_eq!(count(&engine), 2);
 }
 
@@ -300,7 +293,7 @@ fn a_start_tries_a_host_again_that_does_not_answer_and_no_other() {
 #[test]
 fn there_are_no_more_connections_than_allowed() {
     let (_proxies, engine) = engine(1, 2);
-    let get = |time| engine.pool.get(Instant::now() + time, false);
+    let get = |time| engine.pool.get(Instant::now() + time, TransactionMode::Read);
     let held = [0, 1].map(|_| get(Duration::from_secs(30)).expect("a connection"));
     assert!(matches!(get(Duration::from_millis(50)), Err(StoreError::NoConnection)));
     thread::scope(|scope| {
@@ -313,7 +306,7 @@ fn there_are_no_more_connections_than_allowed() {
         assert!(
             engine
                 .as_dyn()
-                .transaction(false, |session| session.execute("INSERT INTO t VALUES (1), (1)", &[]))
+                .transaction(|session| session.execute("INSERT INTO t VALUES (1), (1)", &[]))
                 .is_err()
         );
         assert!(
@@ -322,8 +315,7 @@ fn there_are_no_more_connections_than_allowed() {
         );
     }
     let work = |_: &dyn SqlSession| -> Result<()> { panic!("on purpose") };
-    let panicked =
-        thread::scope(|scope| scope.spawn(|| engine.as_dyn().transaction(false, work)).join().is_err());
+    let panicked = thread::scope(|scope| scope.spawn(|| engine.as_dyn().transaction(work)).join().is_err());
     assert!(panicked);
     assert_eq!(count(&engine), 0);
 }
@@ -336,7 +328,7 @@ fn a_server_with_no_room_for_another_connection_is_not_lost() {
         .read(|session| session.value("SELECT CAST(current_database() AS TEXT)", &[]))
         .expect("its name");
     PostgresServer::shared().psql(&format!("ALTER DATABASE {name} CONNECTION LIMIT 2"));
-    let get = |time| engine.pool.get(Instant::now() + time, false);
+    let get = |time| engine.pool.get(Instant::now() + time, TransactionMode::Read);
     let held = [0, 1].map(|_| get(Duration::from_secs(30)).expect("a connection"));
     let third = get(Duration::from_millis(500)).err();
     assert!(matches!(third, Some(StoreError::NoConnection)), "{third:?}");
@@ -350,7 +342,7 @@ fn a_server_with_no_room_for_another_connection_is_not_lost() {
 #[test]
 fn transactions_that_meet_wait_for_each_other() {
     let (_proxies, engine) = engine(1, 4);
-    engine.insert(1, true).expect("a row");
+    engine.insert(1).expect("a row");
     let add = |session: &dyn SqlSession| {
         let x: i64 = session.value("SELECT x FROM t WHERE id = 1 FOR UPDATE", &[])?;
         session.execute("UPDATE t SET x = $1 WHERE id = 1", &values![x + 1])
@@ -358,8 +350,7 @@ fn transactions_that_meet_wait_for_each_other() {
     thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                (0..10)
-                    .for_each(|_| assert_eq!(engine.as_dyn().transaction(false, add).expect("its turn"), 1))
+                (0..10).for_each(|_| assert_eq!(engine.as_dyn().transaction(add).expect("its turn"), 1))
             });
         }
     });
@@ -376,7 +367,7 @@ fn a_read_sees_one_state_and_a_query_within_a_query_is_an_error() {
         .read(|session| {
             let count = || session.value::<i64>("SELECT count(*) FROM t", &[]);
             assert_eq!(count()?, 0);
-            engine.insert(1, true)?;
+            engine.insert(1)?;
             assert_eq!(count()?, 0, "as at the beginning");
             let nested = session.query("SELECT 1", &[], &mut |_| count().map(drop));
             assert!(matches!(nested, Err(StoreError::Other(_))), "{nested:?}");

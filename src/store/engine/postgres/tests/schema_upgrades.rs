@@ -10,7 +10,7 @@ use crate::store::engine::{Access, SCHEMA_VERSION};
 use crate::store::test_server::PostgresServer;
 use crate::store::{Result, StoreError};
 
-const BACK_TO_8: &str = include_str!("../../../../../tests/back_to_8.sql");
+const BACK_TO_9: &str = include_str!("../../../../../tests/back_to_9.sql");
 
 fn connect(uri: &str) -> PgConnection {
     let uri = DatabaseUri::parse(uri).expect("a good URI");
@@ -33,14 +33,14 @@ fn versions(uri: &str) -> Option<(i64, i64)> {
     version(&mut connect(uri), soon()).expect("a look")
 }
 
-/// A database of version 8 with a gateway that has served.
-fn version_8() -> String {
+/// A database of version 9 with a gateway that has served.
+fn version_9() -> String {
     let uri = PostgresServer::shared().database();
     open(&uri, Access::Create).expect("a new database");
     run(
         &uri,
         &format!(
-            "{BACK_TO_8}; UPDATE schema_version SET version = 8, oldest_known = 8; UPDATE gateways SET epoch = 5"
+            "{BACK_TO_9}; UPDATE schema_version SET version = 9, oldest_known = 9; UPDATE gateways SET epoch = 5"
         ),
     );
     uri
@@ -62,7 +62,7 @@ fn shape(uri: &str) -> Vec<String> {
 
 #[test]
 fn an_upgrade_runs_once_however_many_start_at_the_same_time() {
-    let uri = version_8();
+    let uri = version_9();
     let start = || {
         thread::scope(|scope| {
             let all: Vec<_> = (0..4).map(|_| scope.spawn(|| open(&uri, Access::Serve))).collect();
@@ -80,27 +80,27 @@ fn an_upgrade_runs_once_however_many_start_at_the_same_time() {
 
 #[test]
 fn a_failing_upgrade_changes_nothing() {
-    let uri = version_8();
-    run(&uri, "CREATE INDEX rollup_days ON keys (id)");
+    let uri = version_9();
+    run(&uri, "CREATE TABLE moved (id BIGINT)");
     let before = shape(&uri);
     assert!(open(&uri, Access::Serve).is_err());
-    assert_eq!((versions(&uri), shape(&uri)), (Some((8, 8)), before));
+    assert_eq!((versions(&uri), shape(&uri)), (Some((9, 9)), before));
 }
 
 #[test]
 fn only_serve_upgrades_and_a_program_that_is_too_old_is_refused() {
-    let uri = version_8();
+    let uri = version_9();
     for access in [Access::Create, Access::Existing] {
-        assert!(matches!(open(&uri, access), Err(StoreError::Older(8))));
+        assert!(matches!(open(&uri, access), Err(StoreError::Older(9))));
     }
-    assert_eq!(versions(&uri), Some((8, 8)));
+    assert_eq!(versions(&uri), Some((9, 9)));
     open(&uri, Access::Serve).expect("an upgrade");
     run(&uri, "UPDATE schema_version SET version = version + 1");
     open(&uri, Access::Existing).expect("it knows enough");
     run(&uri, "UPDATE schema_version SET oldest_known = version");
-    assert!(matches!(open(&uri, Access::Serve), Err(StoreError::Newer(10))));
-    run(&uri, "UPDATE schema_version SET version = 7, oldest_known = 7");
-    assert!(matches!(open(&uri, Access::Serve), Err(StoreError::Unreleased(7))));
+    assert!(matches!(open(&uri, Access::Serve), Err(StoreError::Newer(11))));
+    run(&uri, "UPDATE schema_version SET version = 8, oldest_known = 8");
+    assert!(matches!(open(&uri, Access::Serve), Err(StoreError::Unreleased(8))));
 }
 
 #[test]
