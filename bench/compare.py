@@ -34,7 +34,7 @@ SHIPPED, UNSYNCED, BASELINE = "Adriaticum, as shipped", "Adriaticum, syncing off
 WRITTEN = {
     "nginx, plain proxy": "nothing",
     "HAProxy": "nothing",
-    SHIPPED: "a row before the call; its outcome before the answer, synced to disk",
+    SHIPPED: "a row before the answer, synced to disk",
     UNSYNCED: "the same, not synced",
     BASELINE: "the same",
 } | {peer.name: peer.written for peer in peers.TABLE}

@@ -31,11 +31,11 @@ VISITS = 10
 TODAY = time.strftime("%Y-%m-%d", time.gmtime())
 EVERY_YEAR = f"/usage?from={time.gmtime().tm_year - 6}-01-01&to={TODAY}"
 ONE_KEY = f"/usage?range=90d&key=key_{3:016x}"
-# Each range and each filter: they are read from different spans of the rollup and by different indexes.
+# Each range and each filter: they are read from rows or from different spans of the rollup, and by different indexes.
 PAGES = ("/keys", "/keys?sort=-tokens&q=a", f"/keys/key_{3:016x}", "/audit", "/status",
          "/usage?range=1h", "/usage?range=24h", "/usage?range=7d", "/usage?range=30d", "/usage?range=90d", "/usage?range=last-month",
          EVERY_YEAR, ONE_KEY,
-         "/usage?range=90d&outcome=ok", "/usage?range=90d&outcome=failed", "/usage?range=90d&outcome=interrupted",
+         "/usage?range=90d&outcome=ok", "/usage?range=90d&outcome=failed", "/usage?range=90d&outcome=abandoned",
          "/requests?range=90d", "/requests?range=90d&least=5000", "/requests?range=90d&least=5000&outcome=failed",
          f"/requests?range=90d&least=5000&key=key_{3:016x}", "/usage/keys?range=90d")
 AT_MOST_MS = 50

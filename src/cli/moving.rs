@@ -47,15 +47,13 @@ fn move_database(from: &Database, mut to: DatabaseUri, config: &Config) -> Resul
         to.password = config::password_in(path)
             .map_err(|error| CliError::Config(format!("{}: {error}.", path.display())))?;
     }
-    let mut store = Store::open(from, Access::Existing).map_err(|error| match error {
+    let store = Store::open(from, Access::Existing).map_err(|error| match error {
         StoreError::Missing => CliError::Failed(format!(
             "there is no database at {from}. --from takes the path of the SQLite database to be moved."
         )),
         error => failed(from)(error),
     })?;
     let _lock = ServeLock::take(from, "").map_err(failed(from))?;
-    // Closes the rows that a crash has left open.
-    store.join("", "").map_err(failed(from))?;
     let mut tenths = 0;
     let mut progress = |MoveProgress { table, copied, rows }: MoveProgress| {
         let now = if rows == 0 { 0 } else { copied * 10 / rows };

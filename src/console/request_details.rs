@@ -70,7 +70,7 @@ pub fn page(operator: &Operator, id: &str) -> PageResult {
                 dt { "Grounded" } dd { @if row.grounded { "yes, in passages that Search found" } @else { "no" } }
                 dt { "Search" } dd { (search(&row)) }
                 @if console.config.database.file().is_none() { dt { "Gateway" } dd.text { (gateway_name(&row.gateway)) } }
-                dt { "Place in the ledger" } dd { @match row.seq { Some(seq) => (grouped(seq)), None => "open" } }
+                dt { "Place in the ledger" } dd { @match row.seq { Some(seq) => (grouped(seq)), None => "none" } }
             }
             p.muted { "What was asked and answered is kept nowhere. The service’s log has a line with the same id." }
         }
@@ -106,7 +106,7 @@ fn missing(operator: &Operator, asked: &str, text: &str) -> Response {
 /// A sentence about the outcome.
 fn summary(row: &LedgerRow) -> String {
     match (row.status, row.error_code.as_deref(), row.duration_ms) {
-        (None, None, _) => "The runtime has not answered yet.".into(),
+        (None, None, _) => "Its outcome is not known.".into(),
         (None, Some("abandoned"), _) => {
             "The client closed its connection before there was an answer. Nothing was sent.".into()
         }

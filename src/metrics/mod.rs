@@ -182,7 +182,7 @@ impl Metrics {
             ("queue", "The wait for a worker.", &self.queue),
             ("runtime", "The calls to the inference runtime.", &self.runtime),
             ("search", "The wait for Search.", &self.search),
-            ("ledger", "The writes to the ledger.", &self.ledger),
+            ("ledger", "The write to the ledger.", &self.ledger),
         ] {
             let name = format!("adriaticum_{part}_duration_seconds");
             text.family("histogram", &name, help).observed("", histogram);

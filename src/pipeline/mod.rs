@@ -155,13 +155,15 @@ impl Pipeline {
         let Err(error) = timed(&mut record.ledger, || self.store.append(row)) else {
             return result;
         };
-        if let StoreError::KeyRevoked = error {
-            return Err(key::revoked(key_id.to_owned()));
-        }
-        self.metrics.ledger_errors.add(1);
-        Err(match result {
-            Ok(_) => steps::row_not_written(&error),
-            Err(failure) => {
+        Err(match (result, error) {
+            (Ok(_), StoreError::KeyRevoked) => key::revoked(key_id.to_owned()),
+            (Err(failure), StoreError::KeyRevoked) => failure,
+            (Ok(_), error) => {
+                self.metrics.ledger_errors.add(1);
+                steps::row_not_written(&error)
+            }
+            (Err(failure), error) => {
+                self.metrics.ledger_errors.add(1);
                 record.log_ledger_error(&error);
                 failure
             }

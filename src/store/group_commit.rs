@@ -58,7 +58,7 @@ impl<T, R: Clone> GroupCommit<T, R> {
             if let Some(result) = job.result.get() {
                 return result.clone();
             }
-            match self.lead() {
+            match self.lead(&job) {
                 Some(leader) => leader.write_group(&write),
                 None => self.wait(&job)?,
             }
@@ -71,10 +71,11 @@ impl<T, R: Clone> GroupCommit<T, R> {
         waiting.leading.into_iter().chain(waiting.jobs.front().map(|job| job.since)).min()
     }
 
-    /// Takes everything that waits. Returns `None` if there is a leader already, or nothing to lead.
-    fn lead(&self) -> Option<Leader<'_, T, R>> {
+    /// Takes everything that waits. Returns `None` if there is a leader already, or if the job has its result: a thread
+    /// must not fail because of a group that its own item is not part of.
+    fn lead(&self, job: &Job<T, R>) -> Option<Leader<'_, T, R>> {
         let mut waiting = self.lock();
-        if waiting.leading.is_some() {
+        if waiting.leading.is_some() || job.result.get().is_some() {
             return None;
         }
         waiting.leading = Some(waiting.jobs.front()?.since);

@@ -38,7 +38,7 @@ impl Store {
     /// chain then begins after them, so the rest still verifies. Takes the chains in turn: 0 says that none has such rows.
     pub fn remove_before(&self, time: i64, now: i64, most: i64) -> Result<usize> {
         let names = |session: &dyn SqlSession| {
-            session.rows("SELECT name FROM gateways", &[], |mut row| row.next::<String>())
+            session.rows("SELECT name FROM gateways ORDER BY name", &[], |mut row| row.next::<String>())
         };
         for name in self.engine.read(names)? {
             // Locked first: its gateway moves the chain's end in the same row all the time.

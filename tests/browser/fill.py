@@ -21,7 +21,7 @@ NAMES = ["billing service", "support chat", "Ana’s laptop", "nightly reports",
 SHARES = [30, 26, 6, 14, 18, 4, 2]
 # Of keys by their place in NAMES: hardly used, and in the middle of a month used for the most part or used up.
 BUDGETS = {0: (50_000_000, "month"), 4: (4_000_000, "month"), 5: (1_000_000, "month")}
-ERRORS = [("invalid_request", 400, 6), ("inference_error", 502, 3), ("service_unavailable", 503, 1), ("interrupted", None, 0.2)]
+ERRORS = [("invalid_request", 400, 6), ("inference_error", 502, 3), ("service_unavailable", 503, 1), ("abandoned", None, 0.2)]
 
 
 def moments(rows, now, chance):
@@ -51,18 +51,18 @@ def fill(database, rows, more_keys=0, audit_rows=0):
         keys.append((key, name))
         created = int(now - (DAYS - number) * DAY)
         connection.execute(
-            "INSERT INTO keys (id, digest, name, permissions, created, expires, last_used, revoked, hint, budget, budget_per)"
-            " VALUES (?, randomblob(32), ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO keys (id, digest, name, permissions, created, expires, revoked, hint, budget, budget_per)"
+            " VALUES (?, randomblob(32), ?, ?, ?, ?, ?, ?, ?, ?)",
             (key, name, "completions,metrics" if number == 3 else "completions", created,
              int(now + 20 * DAY) if number == 2 else int(now + 6 * DAY) if number == 4 else int(now - DAY) if number == 5 else None,
-             int(now - number * 900), int(now - 3 * DAY) if number == 6 else None,
+             int(now - 3 * DAY) if number == 6 else None,
              f"adr_{chance.getrandbits(16):04x}…{chance.getrandbits(16):04x}", *BUDGETS.get(number, (None, None))))
     for number in range(more_keys):
         connection.execute(
-            "INSERT INTO keys (id, digest, name, permissions, created, expires, last_used, concurrent, hint)"
-            " VALUES (?, randomblob(32), ?, 'completions', ?, ?, ?, ?, ?)",
+            "INSERT INTO keys (id, digest, name, permissions, created, expires, concurrent, hint)"
+            " VALUES (?, randomblob(32), ?, 'completions', ?, ?, ?, ?)",
             (f"key_{chance.getrandbits(64):016x}", f"workstation {number + 1:02}", int(now - 99 * DAY + number), int(now + 99 * DAY),
-             int(now - 98 * DAY), number % 9 or None, f"adr_{chance.getrandbits(16):04x}…{chance.getrandbits(16):04x}"))
+             number % 9 or None, f"adr_{chance.getrandbits(16):04x}…{chance.getrandbits(16):04x}"))
     for number in range(audit_rows):
         moment = now - 5 * DAY + number * 900
         key, name = chance.choice(keys)
@@ -88,13 +88,13 @@ def fill(database, rows, more_keys=0, audit_rows=0):
         if status == 200 and chance.random() > 0.004:
             prompt, completion = int(chance.lognormvariate(5.5, 0.9)), int(chance.lognormvariate(4.8, 0.8))
             tokens = (prompt, completion, prompt + completion)
-        whole = None if status is None else queue + own + (runtime or 0)
-        made.append((f"chatcmpl_{int(moment * 1000):012x}{chance.getrandbits(80):020x}", key, name, int(moment), status, code,
-                     *tokens, whole, queue if whole else None, runtime if whole else None))
+        milliseconds = int(moment * 1000)
+        made.append((f"chatcmpl_{milliseconds:012x}{chance.getrandbits(80):020x}", key, name, milliseconds // 1000, status, code,
+                     *tokens, queue + own + (runtime or 0), queue, runtime))
     connection.executemany(
         "INSERT INTO usage (request_id, key_id, key_name, created, status, error_code, prompt_tokens, completion_tokens,"
         " total_tokens, duration_ms, queue_ms, runtime_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", made)
-    seal(connection, now)
+    seal(connection)
     connection.execute("COMMIT")
     connection.close()
 

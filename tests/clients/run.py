@@ -79,9 +79,10 @@ class Script(Runtime):
 
 
 def fill_the_ledger(service):
-    """Makes every further outcome fail: the runtime is called, and then the usage cannot be recorded."""
+    """Makes every further row fail: the runtime is called once, and then the usage cannot be recorded. From then on requests
+    are refused before the call, because the service's test writes fail, too."""
     with contextlib.closing(sqlite3.connect(service.database)) as database:
-        database.execute("CREATE TRIGGER full BEFORE UPDATE ON usage BEGIN SELECT RAISE(FAIL, 'disk full'); END")
+        database.execute("CREATE TRIGGER full BEFORE INSERT ON usage BEGIN SELECT RAISE(FAIL, 'disk full'); END")
 
 
 @dataclass
@@ -105,7 +106,7 @@ class Error:
     options: dict = field(default_factory=dict)
 
 
-# No client retries, because of x-should-retry: false. A retry would cost another inference.
+# No client retries, because of x-should-retry: false.
 USAGE_NOT_KEPT = Error(503, "service_unavailable", "usage not recorded, after inference", prepare=fill_the_ledger, calls=1)
 ERRORS = [
     Error(400, "invalid_request", "max_tokens too large", options={"max_tokens": MAX_TOKENS + 1}),
@@ -214,13 +215,14 @@ def check_missing_figures(client):
 
 
 def check_num_retries(client):
-    """litellm's num_retries, unlike the default and max_retries, ignores x-should-retry."""
-    seen = hold(client, QUESTIONS[:1], USAGE_NOT_KEPT, num_retries=2)
-    expect_refusal(client, seen, USAGE_NOT_KEPT.status, USAGE_NOT_KEPT.code)
-    expect("calls of the runtime", len(seen.chats), 3)
-    seen = hold(client, QUESTIONS[:1], USAGE_NOT_KEPT, max_retries=2)
-    expect("calls of the runtime", len(seen.chats), 1)
-    return "num_retries=2 spends three inferences, max_retries=2 one"
+    """litellm's num_retries, unlike the default and max_retries, ignores x-should-retry. Its retries cost no inference: the
+    ledger is unavailable."""
+    for option, tries in (("num_retries", 3), ("max_retries", 1)):
+        seen = hold(client, QUESTIONS[:1], USAGE_NOT_KEPT, **{option: 2})
+        expect_refusal(client, seen, USAGE_NOT_KEPT.status, USAGE_NOT_KEPT.code)
+        expect(f"tries with {option}", len(seen.requests), tries)
+        expect(f"calls of the runtime with {option}", len(seen.chats), 1)
+    return "num_retries=2 tries three times, max_retries=2 once, and both spend one inference"
 
 
 def check_error(error, client):

@@ -234,6 +234,22 @@ class Cluster:
         return self.ask(leader, "/switchover", {"leader": leader, "candidate": self.name_of("sync_standby")}).decode()
 
 
+@contextlib.contextmanager
+def locked(uri, table):
+    """Keeps writers off a table, as CREATE INDEX does. Reads go on."""
+    command = ["psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-c", f"BEGIN; LOCK TABLE {table} IN SHARE MODE; SELECT pg_sleep(3600)", uri]
+    held = (f"SELECT pid FROM pg_locks WHERE relation = '{table}'::regclass AND mode = 'ShareLock' AND granted "
+            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())")
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as session:
+        try:
+            ensure(until(lambda: psql(uri, held).strip()), f"the table {table} can't be locked")
+            yield
+        finally:
+            # The end of psql alone would not end its sleep.
+            psql(uri, f"SELECT pg_terminate_backend(pid) FROM ({held}) AS holder")
+            session.kill()
+
+
 def psql(uri, sql, *options, timeout=None):
     """Runs SQL with psql and returns what it prints, without alignment."""
     command = ["psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", *options, "-c", sql, uri]

@@ -28,15 +28,17 @@ STALE_SECONDS = 15
 
 
 class NumberedRuntime(Runtime):
-    """Each prompt is a number, and its figures follow from it. A prompt with `slow` takes 20 s."""
+    """Each prompt is a number, and its figures follow from it. A prompt with `slow` takes 20 s. `times` has the moment of each
+    call."""
 
     def __init__(self):
-        self.asked, self.slow = collections.Counter(), []
+        self.asked, self.slow, self.times = collections.Counter(), [], []
         super().__init__()
 
     def answer(self, body):
         number, *is_slow = body["messages"][-1]["content"].split()
         self.asked[int(number)] += 1
+        self.times.append(time.monotonic())
         self.slow += [number] if is_slow else []
         self.calls.clear()
         time.sleep(SLOW_SECONDS if is_slow else MODEL_SECONDS)

@@ -9,6 +9,7 @@ SEPARATOR, NULL = "\x1f", "<null>"
 
 # Cases about the files, triggers and locks of SQLite.
 LEFT_OUT = ("ledger.usage_that_cannot_be_recorded", "ledger.a_locked_database_delays_the_answer",
+            "ledger.a_database_locked_for_five_seconds_costs_no_more_inferences",
             "commands.a_backup_is_a_consistent_copy_of_a_running_service",
             "commands.a_restore_keeps_revocations_and_lists_what_it_undoes")
 

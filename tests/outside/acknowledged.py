@@ -22,7 +22,6 @@ FIRST_ANSWERS_SECONDS = 60
 LEAST_ACKNOWLEDGED = 10
 
 FIGURES = ("prompt_tokens", "completion_tokens", "total_tokens")
-UNKNOWN = (None, None, None)
 
 
 class MeasuringRuntime(Runtime):
@@ -51,16 +50,21 @@ class Answer(typing.NamedTuple):
 
 
 class Answers:
-    """All answers that clients have read completely."""
+    """All answers that clients have read completely, and the number of requests that got none."""
 
     def __init__(self):
         self.read = []
+        self.unanswered = 0
         self.changed = threading.Condition()
 
     def add(self, answer):
         with self.changed:
             self.read.append(answer)
             self.changed.notify_all()
+
+    def add_unanswered(self):
+        with self.changed:
+            self.unanswered += 1
 
     def wait_for_more(self, count):
         with self.changed:
@@ -75,16 +79,18 @@ class Answers:
         return [answer for answer in self.read if answer.status == status]
 
 
-def kill_under_load(service, answers, seconds, seed):
-    """Lets clients send requests in a loop, and kills the service some seconds after their first answers."""
+def kill_under_load(service, answers, seed, meanwhile):
+    """Lets clients send requests in a loop, calls `meanwhile` after their first answers, and kills the service then."""
     killed = threading.Event()
     with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
         clients = [pool.submit(be_a_client, service, answers, killed, random.Random(f"{seed} {number}"))
                    for number in range(CLIENTS)]
         answered = answers.wait_for_more(CLIENTS)
-        time.sleep(seconds)
-        killed.set()
-        service.kill()
+        try:
+            meanwhile()
+        finally:
+            killed.set()
+            service.kill()
     for client in clients:
         client.result()
     ensure(answered, f"fewer than {CLIENTS} answers within {FIRST_ANSWERS_SECONDS} s:\n{service.last_logged()}")
@@ -100,7 +106,7 @@ def be_a_client(service, answers, killed, chance):
                 status, headers, text = send(connection, service, "nobody" if refused else "user")
             except (ConnectionError, http.client.HTTPException):
                 ensure(killed.is_set(), f"a connection broke while the service ran:\n{service.last_logged()}")
-                return
+                return answers.add_unanswered()
             ensure(status == (400 if refused else 200), f"not the answer to this request: {status} {text}")
             answers.add(parse(status, headers, json.loads(text)))
 
@@ -130,20 +136,12 @@ class Row(typing.NamedTuple):
     error_code: str | None
     figures: tuple
 
-    @property
-    def is_open(self):
-        return self.status is None and self.error_code is None
-
-    @property
-    def is_interrupted(self):
-        return self.error_code == "interrupted"
-
 
 class Findings(typing.NamedTuple):
     acknowledged: int
     lost: int
     doubled: int
-    interrupted: int
+    unanswered: int
     wrong: list
 
     def ensure_nothing_is_wrong(self, when):
@@ -152,42 +150,36 @@ class Findings(typing.NamedTuple):
     def ensure_they_prove_something(self, ends):
         least = ends * LEAST_ACKNOWLEDGED
         ensure(self.acknowledged >= least, f"only {self.acknowledged} completions were acknowledged, fewer than {least}")
-        ensure(self.interrupted, "no request was ever interrupted: the service always ended between two requests")
+        ensure(self.unanswered, "no request was ever without an answer: the service always ended between two requests")
 
     def __str__(self):
         return (f"{self.acknowledged} acknowledged completions, {self.lost} rows lost, {self.doubled} rows doubled, "
-                f"{self.interrupted} interrupted")
+                f"{self.unanswered} requests without an answer")
 
 
-def compare(service, answers, ends, refusals_stay):
-    """Compares the answers with the ledger, when no request is running and the service has ended `ends` times.
-
-    A refusal is sent before its row is synced; the caller says whether the row has to be there.
-    """
+def compare(service, answers, ends):
+    """Compares the answers with the ledger, when no request is running and the service has ended `ends` times."""
     rows, damage = read_ledger(service.database)
     by_id = {row.request_id: row for row in rows}
     completions = answers.with_status(200)
-    lost = [answer for answer in completions if not stands_completed(answer, by_id)]
+    lost, lost_refusals = (
+        [answer for answer in answers.with_status(status) if not has_its_row(answer, by_id)] for status in (200, 400))
     doubled = [name for name, count in collections.Counter(row.request_id for row in rows).items() if count > 1]
     wrong = [
         *some("a completion was acknowledged and its row is lost", lost),
+        *some("a refusal was sent and its row is lost", lost_refusals),
         *some("a request has two rows", doubled),
         *some("a row and its answer have different figures", other_figures(completions, by_id)),
-        *some("a row is still open", [row for row in rows if row.is_open]),
-        *some("an interrupted row has an outcome", [row for row in rows if row.is_interrupted and has_outcome(row)]),
+        *some("a row has no outcome", [row for row in rows if row.status is None]),
         *some("the database is damaged", damage),
         *some("usage verify fails", failed_verification(service)),
         *some("the sums of usage differ from the rows", other_sums(service, rows)),
     ]
-    if refusals_stay:
-        gone = [answer for answer in answers.with_status(400) if not stands_completed(answer, by_id)]
-        wrong += some("a refusal was sent and its row is lost", gone)
     # A client has at most one request running, so each end leaves at most one row per client without a reader.
     unread = by_id.keys() - {answer.request_id for answer in answers.read}
     if len(unread) > ends * CLIENTS:
         wrong += some("rows of requests that nobody sent", sorted(unread))
-    interrupted = sum(row.is_interrupted for row in rows)
-    return Findings(len(completions), len(lost), len(doubled), interrupted, wrong)
+    return Findings(len(completions), len(lost), len(doubled), answers.unanswered, wrong)
 
 
 def read_ledger(database):
@@ -203,7 +195,7 @@ def read_ledger(database):
     return [Row(*row[:3], figures=row[3:]) for row in found], damage
 
 
-def stands_completed(answer, by_id):
+def has_its_row(answer, by_id):
     row = by_id.get(answer.request_id)
     return row is not None and row.status == answer.status
 
@@ -213,10 +205,6 @@ def other_figures(completions, by_id):
         row = by_id.get(answer.request_id)
         if row is not None and row.status == 200 and row.figures != answer.figures:
             yield answer, row
-
-
-def has_outcome(row):
-    return row.status is not None or row.figures != UNKNOWN
 
 
 def failed_verification(service):

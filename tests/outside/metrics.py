@@ -19,7 +19,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
-from service import ROOT, HalfMeasuredRuntime, Service, ensure, free_port, until
+from service import ROOT, HalfMeasuredRuntime, Service, ensure, free_port
 
 GUIDE = ROOT / "docs" / "monitoring.md"
 ALERTS = ROOT / "docs" / "monitoring" / "alerts.yml"
@@ -144,9 +144,17 @@ def ensure_it_counts(service, key):
     half = COMPLETIONS // 2
     ensure(more == [COMPLETIONS, 1, 11 * half, half, COMPLETIONS, COMPLETIONS], f"it counted {more}")
     ensure(rows_of(service) == rows + COMPLETIONS, "a scrape left a row in the ledger")
-    # A background job writes the last use a moment later.
-    keys = lambda: json.loads(service.run("keys", "list", "--json").stdout)  # noqa: E731
-    ensure(until(lambda: all(key["last_used"] for key in keys())), f"the last use of a key was not recorded: {keys()}")
+    # The last use of a key is that of its newest row.
+    used = {tuple(key["permissions"]): key["last_used"] for key in json.loads(service.run("keys", "list", "--json").stdout)}
+    ensure(used["completions",], f"the last use of a key is not known: {used}")
+    ensure(used["metrics",] is None, f"a scrape counts as the use of a key: {used}")
+
+
+def ensure_the_ledger_is_available(text):
+    expected = {"adriaticum_ledger_available": 1, "adriaticum_ledger_errors_total": 0}
+    found = {name: sample(text, name) for name in expected}
+    ensure(found == expected, f"the state of the ledger is {found}")
+    ensure(sample(text, "adriaticum_wal_bytes") > 0, "the WAL is empty after several rows")
 
 
 def rows_of(service):
@@ -248,6 +256,7 @@ def main():
             ensure_only_a_key_with_the_permission_reads_them(service, key)
             ensure_it_counts(service, key)
             text = scrape(service, key)
+            ensure_the_ledger_is_available(text)
             ensure_the_guide_names_them_all(text)
             queries, rules = ensure_prometheus_makes_use_of_them(folder, service, key, samples(text))
             service.ensure_it_ends_well()

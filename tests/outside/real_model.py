@@ -14,7 +14,6 @@ import json
 import os
 import pathlib
 import signal
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -61,10 +60,11 @@ def ask(service, body):
         return response.status, response.read().decode()
 
 
-def under_way(service):
-    """Returns whether there is a row without an outcome."""
-    with contextlib.closing(sqlite3.connect(f"file:{service.database}?mode=ro", uri=True)) as database:
-        return database.execute("SELECT 1 FROM usage WHERE status IS NULL AND error_code IS NULL").fetchall()
+def under_way(service, metrics_key):
+    """Returns whether a worker processes a request."""
+    with contextlib.closing(service.connection()) as connection:
+        connection.request("GET", "/metrics", headers={"Host": "console.localhost", "Authorization": f"Bearer {metrics_key}"})
+        return b"\nadriaticum_workers_busy 1\n" in connection.getresponse().read()
 
 
 def ensure_completion(status, text, max_tokens=248):
@@ -152,12 +152,12 @@ def check_context(service):
 
 def check_killed(service, port, log):
     """Kills the runtime in the middle of an answer, and starts it again."""
-    outcome = {}
+    outcome, metrics_key = {}, service.create_key("watch", "--permission", "metrics")
     with runtime(port, log) as process:
         long = chat("Tell me a very long story.", max_tokens=512, temperature=2)
         asking = threading.Thread(target=lambda: outcome.update(reply=ask(service, long)))
         asking.start()
-        while not under_way(service):
+        while not under_way(service, metrics_key):
             ensure(asking.is_alive(), f"the answer came before the kill: {outcome}")
             time.sleep(0.01)
         process.kill()

@@ -1,52 +1,43 @@
 """Gives rows that a test has made with SQL their places in the chain, and adds them to the sums.
 
-The service does both when it writes the outcome of a request. Only for the new database of a service that is not running.
+The service does both when it appends a row. Only for the new database of a service that is not running. `created` has to be
+the second in the request's id, or `usage verify` fails.
 """
 
 import collections
 import hashlib
-import math
 import struct
 
 DAY = 86_400
-# The length of a span, and how long its sums are kept.
-SPANS = ((60, 7200), (3600, 400 * DAY), (DAY, math.inf))
+SPANS = (3600, DAY)
 COLUMNS = ("request_id", "key_id", "key_name", "error_code", "created", "status", "prompt_tokens", "completion_tokens",
            "total_tokens", "duration_ms", "queue_ms", "runtime_ms")
 
 Row = collections.namedtuple("Row", COLUMNS)
 
 
-class Sums:
-    def __init__(self):
-        self.counts = [0] * 5
-        self.runtime, self.own = collections.Counter(), collections.Counter()
-
-    def add(self, row):
-        tokens = [figure or 0 for figure in (row.prompt_tokens, row.completion_tokens, row.total_tokens)]
-        unmeasured = row.status == 200 and row.total_tokens is None
-        self.counts = [one + more for one, more in zip(self.counts, (1, *tokens, unmeasured))]
-        if row.runtime_ms is not None:
-            self.runtime[bucket(row.runtime_ms)] += 1
-        if row.duration_ms is not None:
-            self.own[bucket(row.duration_ms - (row.runtime_ms or 0))] += 1
-
-
-def seal(connection, now):
-    """Seals all rows in the order of their ids. Their columns about Search have to be null."""
-    seq, digest, links, sums = 0, bytes(32), [], collections.defaultdict(Sums)
+def seal(connection):
+    """Seals all rows in the order of their ids. Their columns about Search, their gateway and their cause have to be empty."""
+    seq, digest, links, sums = 0, bytes(32), [], collections.defaultdict(lambda: [0] * 5)
     for row in map(Row._make, connection.execute(f"SELECT {', '.join(COLUMNS)} FROM usage ORDER BY request_id")):
         seq += 1
         digest = hash_of(row, seq, digest)
         links.append((seq, digest, row.request_id))
-        for span, kept in SPANS:
-            if row.created >= now - kept:
-                sums[span, row.created // span * span, row.key_id, row.key_name, row.status or 0, row.error_code or ""].add(row)
+        for span in SPANS:
+            place = span, row.created // span * span, row.key_id, row.key_name, row.status or 0, row.error_code or ""
+            sums[place] = [one + more for one, more in zip(sums[place], figures_of(row))]
     connection.executemany("UPDATE usage SET seq = ?, hash = ? WHERE request_id = ?", links)
     connection.executemany(
-        "INSERT INTO usage_rollup VALUES (?, ?, ?, ?, ?, ?, '', ?, ?, ?, ?, ?, ?, ?)",
-        ((*place, *found.counts, packed(found.runtime), packed(found.own)) for place, found in sums.items()))
+        "INSERT INTO usage_rollup (span, start, key_id, key_name, status, error_code, gateway, requests, prompt_tokens,"
+        " completion_tokens, total_tokens, unmeasured) VALUES (?, ?, ?, ?, ?, ?, '', ?, ?, ?, ?, ?)",
+        ((*place, *figures) for place, figures in sums.items()))
     connection.execute("UPDATE gateways SET head_seq = ?, head_hash = ? WHERE name = ''", (seq, digest))
+
+
+def figures_of(row):
+    """What a row adds to the sums."""
+    tokens = (figure or 0 for figure in (row.prompt_tokens, row.completion_tokens, row.total_tokens))
+    return 1, *tokens, int(row.status == 200 and row.total_tokens is None)
 
 
 def hash_of(row, seq, predecessor):
@@ -63,20 +54,3 @@ def hash_of(row, seq, predecessor):
 
 def with_length(part):
     return b"\xff" * 4 if part is None else struct.pack("<I", len(part)) + part
-
-
-def bucket(milliseconds):
-    """As store/durations.rs counts it."""
-    return min(max(math.ceil(math.log(milliseconds / 0.01) / math.log(1.1)), 0), 241) if milliseconds > 0 else 0
-
-
-def packed(counts):
-    """A histogram as store/durations.rs stores it: each bucket, and its count in groups of seven bits."""
-    data = bytearray()
-    for number, count in sorted(counts.items()):
-        data.append(number)
-        while count >= 0x80:
-            data.append(count & 0x7f | 0x80)
-            count >>= 7
-        data.append(count)
-    return bytes(data)

@@ -66,8 +66,8 @@ impl<S: Service> EventLoop<S> {
         connection.send_response(Outgoing::last(&response, without_body), &self.listener.limits);
     }
 
-    /// Answers the requests that wait for a worker while the database is lost: every worker may itself be waiting for the
-    /// database, to write the outcome of a completion.
+    /// Answers the requests that wait for a worker while the ledger is unavailable: every worker may itself be waiting for
+    /// the database, to write the row of a completion.
     pub(super) fn refuse_waiting(&mut self) {
         while let Some(failure) = self.service.outage()
             && let Some(job) = self.workers.take_waiting()

@@ -9,7 +9,8 @@ import sqlite3
 import threading
 import time
 
-from harness import MAX_BODY, SILENT, Runtime, Server, chat, is_completion, is_error, padded, read_reply, request, until
+from harness import (
+    MAX_BODY, SILENT, Runtime, Server, beside, chat, is_completion, is_error, padded, read_reply, request, until)
 from shared import KEY, METRICS_KEY, RUNTIME, SERVER, bad, ok
 
 FIGURES = "prompt_tokens, completion_tokens, total_tokens"
@@ -34,7 +35,7 @@ def every_request_with_a_valid_key_has_its_row():
     for error, name, status in ((invalid, "rows", 400), (forbidden, "metrics only", 403), (failed, "rows", 502)):
         sql = f"SELECT key_id, status, error_code, {FIGURES} FROM usage WHERE request_id = ?"
         row = ids[name], status, error["code"], None, None, None
-        assert until(lambda: SERVER.rows(sql, error["request_id"]) == [row]), f"there is no row {row}"
+        assert SERVER.rows(sql, error["request_id"]) == [row], f"there is no row {row}"
     assert SERVER.rows("SELECT count(*) FROM usage WHERE key_id = ?", ids["rows"]) == [(3,)]
 
 
@@ -47,26 +48,23 @@ def what_leaves_no_row():
     bad(chat(), "not_found", host="example.com")
     bad(padded(MAX_BODY + 1), "payload_too_large")
     is_error(SERVER.raw(request(chat(), KEY, framing="Content-Length: x"), closes=True), "invalid_request")
-    # The rows of refused requests may be written late: the row of a completion comes after them.
+    # Were a row written late, the row of a completion would come after it.
     ok(chat())
     assert _count(SERVER) == before + 1, SERVER.rows("SELECT * FROM usage ORDER BY request_id DESC LIMIT 3")
 
 
-def the_row_exists_before_the_runtime_is_called():
-    runtime, gate = Runtime(), threading.Event()
-    runtime.answer = runtime.held(gate)
-    with Server(runtime) as server:
-        key, replies = server.create_key(), []
-        thread = threading.Thread(target=lambda: replies.append(server.post(chat(), key)))
-        thread.start()
-        assert until(lambda: runtime.calls)
-        sql = f"SELECT status, error_code, duration_ms, {FIGURES} FROM usage"
-        assert server.rows(sql) == [(None,) * 6], server.rows(sql)
+def the_row_is_written_once_with_its_outcome():
+    """A running request has none, and is in no sum. When its answer is sent, the row is complete."""
+    with _running_request() as (server, connection, gate):
+        assert _count(server) == 0, server.rows("SELECT * FROM usage")
+        assert json.loads(server.cli("usage", "--json").stdout)["requests"] == 0, "a running request is in a sum"
         gate.set()
-        thread.join()
-        done = is_completion(replies[0])
-        rows = server.rows("SELECT request_id, status, total_tokens, grounded FROM usage")
-        assert rows == [(done["id"], 200, 14, 0)], rows
+        done = is_completion(read_reply(connection))
+        rows = server.rows("SELECT request_id, status, error_code, total_tokens, grounded, seq FROM usage")
+        assert rows == [(done["id"], 200, None, 14, 0, 1)], rows
+        sums = server.rows("SELECT span, requests, total_tokens FROM usage_rollup ORDER BY span")
+        assert sums == [(3600, 1, 14), (86400, 1, 14)], sums
+        server.cli("usage", "verify")
 
 
 def the_row_has_the_times():
@@ -78,29 +76,40 @@ def the_row_has_the_times():
 
 
 def usage_that_cannot_be_recorded():
-    """Without its row no inference is spent; without the outcome the completion is not sent."""
+    """Without its row a completion is not sent. After that no inference is spent, until a write succeeds."""
     runtime = Runtime()
+    runtime.answer = runtime.good
     with Server(runtime) as server:
-        key = server.create_key()
-        is_completion(server.post(chat(), key), chat()["messages"][0]["content"])
+        key, metrics_key = server.create_key(), server.create_key("watch", "--permission", "metrics")
+        has_metric = functools.partial(_has_metric, server, metrics_key)
+        is_completion(server.post(chat(), key))
         with contextlib.closing(sqlite3.connect(server.database, isolation_level=None)) as database:
             database.execute("CREATE TRIGGER full BEFORE INSERT ON usage BEGIN SELECT RAISE(FAIL, 'disk full'); END")
-            calls = len(runtime.calls)
-            error = is_error(server.post(chat(), key), "service_unavailable")
-            assert len(runtime.calls) == calls, "inference was spent on a request without a row"
+            lost = server.post(chat(), key)
+            is_error(lost, "service_unavailable")
+            assert lost.headers.get("x-should-retry") == "false", lost.headers
+            assert len(runtime.calls) == 2, "the runtime was not called"
+            assert has_metric("adriaticum_ledger_available", 0) and has_metric("adriaticum_ledger_errors_total", 1)
+            for _ in range(5):
+                refused = server.post(chat(), key)
+                is_error(refused, "service_unavailable")
+                assert "x-should-retry" not in refused.headers, refused.headers
+            # An error stays what it is, unless the request is refused while it waits for a worker.
+            assert until(lambda: server.post({}, key).status == 400), "an invalid request has lost its error"
+            assert until(lambda: server.get("/readyz").status == 503)
+            assert len(runtime.calls) == 2, "inference was spent while the ledger was unavailable"
+            assert has_metric("adriaticum_ledger_errors_total", 1), "rows of refused requests were tried"
             database.execute("DROP TRIGGER full")
-            assert server.post(chat(), key).status == 200
-            database.execute("CREATE TRIGGER full BEFORE UPDATE ON usage BEGIN SELECT RAISE(FAIL, 'disk full'); END")
-            late = server.post(chat(), key)
-            is_error(late, "service_unavailable")
-            assert late.headers.get("x-should-retry") == "false", late.headers
-            database.execute("DROP TRIGGER full")
-        assert server.post(chat(), key).status == 200
-        assert server.rows("SELECT 1 FROM usage WHERE request_id = ?", error["request_id"]) == []
+        assert until(lambda: server.post(chat(), key).status == 200), "it does not end by itself"
+        assert has_metric("adriaticum_ledger_available", 1)
+        assert server.rows("SELECT status FROM usage") == [(200,)] * 2, "a request that was not recorded has a row"
+        usage = json.loads(server.cli("usage", "--json").stdout)
+        assert (usage["requests"], usage["total_tokens"]) == (2, 28), usage
+        server.cli("usage", "verify")
 
 
 def a_locked_database_delays_the_answer():
-    """While another process writes, a completion waits or is refused; it is not sent without its row."""
+    """While another process writes, a completion waits; it is not sent without its row."""
     RUNTIME.answer = RUNTIME.good
     with Server(RUNTIME) as server:
         key, replies = server.create_key(), []
@@ -108,12 +117,41 @@ def a_locked_database_delays_the_answer():
             database.execute("BEGIN IMMEDIATE")
             thread = threading.Thread(target=lambda: replies.append(server.post(chat(), key)))
             thread.start()
-            until(lambda: replies, 1)
-            assert not replies or is_error(replies[0], "service_unavailable")
+            has_come = until(lambda: replies, 1)
             database.execute("ROLLBACK")
         thread.join()
-        expected = [(200,)] if replies[0].status == 200 else []
-        assert server.rows("SELECT status FROM usage WHERE status = 200") == expected, replies
+        assert not has_come, f"an answer came before its row: {replies}"
+        is_completion(replies[0])
+        assert server.rows("SELECT status FROM usage") == [(200,)], replies
+
+
+@beside
+def a_database_locked_for_five_seconds_costs_no_more_inferences():
+    """A completion waits for its row. Once it has waited for 5 s, requests are refused before the runtime is called."""
+    runtime = Runtime()
+    runtime.answer = runtime.good
+    with Server(runtime) as server:
+        key, metrics_key, replies = server.create_key(), server.create_key("watch", "--permission", "metrics"), []
+        is_available = functools.partial(_has_metric, server, metrics_key, "adriaticum_ledger_available")
+        with contextlib.closing(sqlite3.connect(server.database, isolation_level=None)) as database:
+            database.execute("BEGIN IMMEDIATE")
+            began = time.monotonic()
+            thread = threading.Thread(target=lambda: replies.append(server.post(chat(), key)))
+            thread.start()
+            is_noticed = until(lambda: is_available(0), 19)
+            seconds = time.monotonic() - began
+            refused = [server.post(chat(), key) for _ in range(5)] if is_noticed else []
+            came_early = list(replies)
+            database.execute("ROLLBACK")
+        thread.join()
+        assert is_noticed and seconds >= 5 and not came_early, (is_noticed, seconds, came_early)
+        for reply in refused:
+            is_error(reply, "service_unavailable")
+        is_completion(replies[0])
+        assert len(runtime.calls) == 1, "inference was spent while the ledger was unavailable"
+        assert is_available(1), "the row that was written does not end it"
+        is_completion(server.post(chat(), key))
+        assert server.rows("SELECT status FROM usage") == [(200,)] * 2
 
 
 @contextlib.contextmanager
@@ -189,38 +227,54 @@ def _has_metric(server, key, name, value):
     return f"\n{name} {value}\n".encode() in server.get("/metrics", key).body
 
 
-def requests_interrupted_by_a_crash_are_marked_at_the_next_start():
+def a_request_that_runs_when_the_process_dies_leaves_no_row():
     with _running_request() as (server, _connection, gate):
-        server.keys()  # a command is not a start: it leaves the rows of running requests alone
-        assert server.rows("SELECT status, error_code FROM usage") == [(None, None)]
-        assert json.loads(server.cli("usage", "--json").stdout)["requests"] == 0, "a running request is in no sum"
         server.stop(signal.SIGKILL)
         gate.set()
+        assert _count(server) == 0, server.rows("SELECT * FROM usage")
         server.start()
-        sql = "SELECT status, error_code, total_tokens FROM usage"
-        assert until(lambda: server.rows(sql) == [(None, "interrupted", None)]), server.rows(sql)
         server.wait_until_it_listens()
+        is_completion(server.post(chat(), server.create_key()))
+        assert json.loads(server.cli("usage", "--json").stdout)["requests"] == _count(server) == 1
+        server.cli("usage", "verify")
 
 
-def an_acknowledged_completion_survives_a_crash():
-    RUNTIME.answer = RUNTIME.good
-    with Server(RUNTIME) as server:
-        done = is_completion(server.post(chat(), server.create_key()))
-        server.stop(signal.SIGKILL)
-        assert server.rows("SELECT status FROM usage WHERE request_id = ?", done["id"]) == [(200,)]
-
-
-def old_rows_are_removed_and_their_sums_stay():
-    """The service notices the change of `created` by its retention only: sums were made before."""
+def an_acknowledged_request_survives_a_crash():
     RUNTIME.answer = RUNTIME.good
     with Server(RUNTIME) as server:
         key = server.create_key()
-        for _ in range(3):
-            is_completion(server.post(chat(), key))
+        done = is_completion(server.post(chat(), key))
+        refused = is_error(server.post({}, key), "invalid_request")
+        server.stop(signal.SIGKILL)
+        for request_id, status in ((done["id"], 200), (refused["request_id"], 400)):
+            assert server.rows("SELECT status FROM usage WHERE request_id = ?", request_id) == [(status,)]
+
+
+def old_rows_are_removed_and_their_sums_stay():
+    """But not while there is no row between the cut and today: the clock may be wrong. Sums were made before the change."""
+    RUNTIME.answer = RUNTIME.good
+    with Server(RUNTIME) as server:
+        key = server.create_key()
+        ids = [is_completion(server.post(chat(), key))["id"] for _ in range(4)]
         server.stop()
-        server.change("UPDATE usage SET created = created - 10 * 86400")
+        for old in ids[:3]:
+            _make_older(server, old, 10)
         server.environment["ADRIATICUM_USAGE_RETENTION_DAYS"] = "7"
         server.start()
-        assert until(lambda: _count(server) == 0), "rows of ten days ago are still there"
-        assert "3 requests" in server.cli("usage").stdout
+        assert until(lambda: "retention removes nothing" in server.logged()), server.last_logged()
+        findings = json.loads(server.cli("check", "--json", check=False).stdout)
+        assert [finding["status"] for finding in findings if finding["part"] == "retention"] == ["warn"], findings
+        assert _count(server) == 4, "rows were removed although the days before today are empty"
+        server.stop()
+        _make_older(server, ids[3], 1)
+        server.start()
+        assert until(lambda: _count(server) == 1), "rows of ten days ago are still there"
+        assert "4 requests" in server.cli("usage").stdout
         server.wait_until_it_listens()
+
+
+def _make_older(server, request_id, days):
+    """Moves a row to an earlier day: its id has the time, too."""
+    milliseconds = int(request_id[9:21], 16) - days * 86_400_000
+    server.change(f"UPDATE usage SET request_id = 'chatcmpl_{milliseconds:012x}{request_id[21:]}', "
+                  f"created = {milliseconds // 1000} WHERE request_id = '{request_id}'")

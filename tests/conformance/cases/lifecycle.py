@@ -187,10 +187,10 @@ def a_second_serve_on_the_same_database_is_refused():
         # The pid, or in a shared database the address.
         named = f"127.0.0.1:{first.port}" if Server.postgres else str(first.process.pid)
         assert done.returncode == 1 and named in done.stderr, done
-        assert first.rows("SELECT status, error_code FROM usage") == [(None, None)], "the running request was changed"
         gate.set()
         thread.join()
-        is_completion(replies[0])
+        done = is_completion(replies[0])
+        assert first.rows("SELECT request_id, status FROM usage") == [(done["id"], 200)], "the first can't write any more"
 
 
 def a_stop_at_any_moment_of_the_start_is_clean():

@@ -6,16 +6,19 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 
 use super::Sqlite;
-use crate::store::{Result, WalFigures};
+use crate::store::{Result, StoreError, WalFigures};
 use crate::when;
 
 /// The number of pages that make a checkpoint worth its fsync.
 const CHECKPOINT_PAGES: u64 = 1_000;
+
+/// The time that a checkpoint waits for its turn: the row of this thread is durable, and its client waits.
+const TURN_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The bytes that the WAL's file keeps once it begins again: twice the pages of a checkpoint.
 const FILE_LIMIT: i64 = 8 * 1024 * 1024;
@@ -58,7 +61,7 @@ impl Sqlite {
             return;
         }
         let checkpoint = || {
-            let turn = self.take_writer(Instant::now() + self.append_timeout)?;
+            let turn = self.take_writer(Instant::now() + TURN_TIMEOUT)?;
             self.files.keep_failed_sync(run(turn.connection(), "PRAGMA wal_checkpoint(PASSIVE)"))
         };
         let next = match checkpoint() {
@@ -67,6 +70,8 @@ impl Sqlite {
                 // If a long read holds a part of the WAL, the next attempt comes when that is worth it.
                 if moved < pages { pages + CHECKPOINT_PAGES } else { CHECKPOINT_PAGES }
             }
+            // Another thread writes, and will find that it is due.
+            Err(StoreError::Busy) => CHECKPOINT_PAGES,
             Err(error) => {
                 log::error!("the checkpoint failed: {error}");
                 pages.load(Ordering::Relaxed) + CHECKPOINT_PAGES

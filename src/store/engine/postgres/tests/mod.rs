@@ -291,11 +291,16 @@ fn a_start_tries_a_host_again_that_does_not_answer_and_no_other() {
 }
 
 #[test]
-fn there_are_no_more_connections_than_allowed() {
-    let (_proxies, engine) = engine(1, 2);
+fn there_are_no_more_connections_than_allowed_and_one_is_for_rows() {
+    let (_proxies, engine) = engine(1, 3);
     let get = |time| engine.pool.get(Instant::now() + time, TransactionMode::Read);
     let held = [0, 1].map(|_| get(Duration::from_secs(30)).expect("a connection"));
     assert!(matches!(get(Duration::from_millis(50)), Err(StoreError::NoConnection)));
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let append = || engine.pool.get(deadline, TransactionMode::Append(deadline));
+    drop(append().expect("the connection that look-ups can't take"));
+    assert!(matches!(get(Duration::from_millis(50)), Err(StoreError::NoConnection)), "it is idle, and kept");
+    append().expect("it is still there");
     thread::scope(|scope| {
         let waiting = scope.spawn(|| count(&engine));
         drop(held);
