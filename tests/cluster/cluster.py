@@ -237,17 +237,15 @@ class Cluster:
 @contextlib.contextmanager
 def locked(uri, table):
     """Keeps writers off a table, as CREATE INDEX does. Reads go on."""
-    command = ["psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-c", f"BEGIN; LOCK TABLE {table} IN SHARE MODE; SELECT pg_sleep(3600)", uri]
-    held = (f"SELECT pid FROM pg_locks WHERE relation = '{table}'::regclass AND mode = 'ShareLock' AND granted "
-            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())")
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as session:
-        try:
-            ensure(until(lambda: psql(uri, held).strip()), f"the table {table} can't be locked")
-            yield
-        finally:
-            # The end of psql alone would not end its sleep.
-            psql(uri, f"SELECT pg_terminate_backend(pid) FROM ({held}) AS holder")
-            session.kill()
+    is_locked = (f"SELECT 1 FROM pg_locks WHERE relation = '{table}'::regclass AND mode = 'ShareLock' AND granted "
+                 "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())")
+    # It ends with its input, and the lock with it.
+    command = ["psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", uri]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as session:
+        session.stdin.write(f"SET lock_timeout = '30s';\nBEGIN;\nLOCK TABLE {table} IN SHARE MODE;\n")
+        session.stdin.flush()
+        ensure(until(lambda: psql(uri, is_locked)), f"the table {table} can't be locked")
+        yield
 
 
 def psql(uri, sql, *options, timeout=None):

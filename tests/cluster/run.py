@@ -5,8 +5,8 @@
 
 Needs root. Runs the attacks whose name contains one of the words, by default all. After each attack every completion that
 a client has read must be in the ledger once, with its figures; every chain must verify; no revoked key may be accepted. The
-time without completions is printed beside that of psql, which writes to the same cluster. ADRIATICUM names another binary
-than target/release/adriaticum.
+time without completions is printed beside that of psql, which writes to the same cluster; and, if rows could not be written
+for a while, how many inferences that cost. ADRIATICUM names another binary than target/release/adriaticum.
 """
 
 import argparse
@@ -19,12 +19,13 @@ import pathlib
 import sys
 import tempfile
 import time
+import typing
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "outside")]
 import ledger  # noqa: E402
 from balancer import CONSOLE, HOST, Balancer  # noqa: E402
-from cluster import CHANGE_SECONDS, Cluster, psql  # noqa: E402
+from cluster import CHANGE_SECONDS, Cluster, locked, psql  # noqa: E402
 from load import CLIENTS, SLOW_SECONDS, Clients, Noise, NumberedRuntime, Probes, Revoker, Writer, ask, longest_gap  # noqa: E402
 from service import Service, ensure, until  # noqa: E402
 
@@ -38,8 +39,13 @@ READINESS_SECONDS = 1 + 2
 NOTICED_SECONDS = 5
 # HAProxy trusts a gateway again after two checks, a second apart, and /readyz is a second old.
 CHECKS_SECONDS = 3
-# Rows of a gateway that is gone are closed after 15 s, and certainly not earlier than this.
-CLOSED_SECONDS = (10, 60)
+# The time that a row may wait, and the time after which no inference is begun while one waits.
+ROW_SECONDS = 20
+UNAVAILABLE_SECONDS = 5
+# Outages that are shorter and longer than a row waits. After the first, the standbys need another 5 s to be back.
+OUTAGES_SECONDS = (7, ROW_SECONDS + 5)
+# After a row has failed, a test write has to succeed first: a second after the last one, and its thread looks once a second.
+TEST_WRITE_SECONDS = 2
 # The slow calls of a gateway, and the pause between their beginnings: they end during the switchover and after it.
 SLOW_CALLS = 6
 SLOW_PAUSE_SECONDS = 0.8
@@ -58,6 +64,14 @@ class Gateway(Service):
         self.name = name
 
 
+class Outage(typing.NamedTuple):
+    """A time in which no row could be written. `stops_psql`: nor could psql's, which may have to wait for longer."""
+
+    began: float
+    ended: float
+    stops_psql: bool
+
+
 class Trial:
     """The cluster, its gateways, and everything that clients have seen of them. `killed` are gateways that an attack ends."""
 
@@ -68,7 +82,7 @@ class Trial:
         self.answers, self.revoked, self.faults = [], [], []
 
     def attack(self, attack):
-        began, self.killed = time.monotonic(), set()
+        began, self.killed, self.outages = time.monotonic(), set(), []
         self.cluster.wait_until_whole()
         with contextlib.ExitStack() as stack:
             self.clients = stack.enter_context(Clients([*self.gateways, self.balancer], self.key))
@@ -109,7 +123,8 @@ class Trial:
         gaps = ", ".join(f"{gateway.name} {self.gap(gateway):.1f} s" for gateway in (*self.gateways, self.balancer))
         print(f"{name}: without service: psql {yardstick:.1f} s, {gaps}; answers: {counted}; "
               f"{len(self.revoker.revoked)} keys revoked; the machine's delay {self.noise.latest:.2f} s; {seconds:.0f} s", flush=True)
-        most = yardstick * (1 + ADDED_SHARE) + ADDED_SECONDS + 2 * self.noise.latest
+        unseen = [outage.ended - outage.began + TEST_WRITE_SECONDS for outage in self.outages if not outage.stops_psql]
+        most = yardstick * (1 + ADDED_SHARE) + ADDED_SECONDS + 2 * self.noise.latest + max(unseen, default=0)
         self.expect(self.gap(self.balancer) <= most + CHECKS_SECONDS,
                     f"HAProxy was without service for {self.gap(self.balancer):.1f} s, psql for {yardstick:.1f} s")
         for gateway in self.gateways:
@@ -117,6 +132,38 @@ class Trial:
                 self.expect(self.gap(gateway) <= most, f"gateway {gateway.name} was without service for "
                             f"{self.gap(gateway):.1f} s, psql for {yardstick:.1f} s")
                 self.check_readiness(gateway)
+        for outage in self.outages:
+            self.check_outage(outage)
+
+    def wait_through_outage(self, seconds, stops_psql):
+        began = time.monotonic()
+        time.sleep(seconds)
+        self.outages.append(Outage(began, time.monotonic(), stops_psql))
+
+    def check_outage(self, outage):
+        """Completions in flight wait for their rows, and those that wait for too long are lost. No others are begun."""
+        slack = 1 + 2 * self.noise.latest
+        began, ended = outage.began, outage.ended
+        # Without those that HAProxy gave by itself.
+        answers = [answer for answer in self.clients.answers if answer.request_id and answer.began < ended and answer.ended > began]
+        waited = [answer for answer in answers if answer.status == 200 and answer.ended - answer.began > UNAVAILABLE_SECONDS]
+        unrecorded = [answer for answer in answers if answer.status == 503]
+        lost = [answer for answer in unrecorded if not answer.may_retry]
+        begun = [moment for moment in self.runtime.times if began + UNAVAILABLE_SECONDS + slack < moment < ended]
+        print(f"  no rows for {ended - began:.0f} s: {len(waited)} completions waited, {len(lost)} inferences were lost, "
+              f"{len(unrecorded) - len(lost)} requests were refused before the call", flush=True)
+        self.expect(not begun, f"{len(begun)} inferences were begun later than {UNAVAILABLE_SECONDS} s after the last row")
+        self.expect(len(unrecorded) > len(lost), "no request was refused before the call")
+        most = WORKERS * len(self.gateways)
+        self.expect(len(lost) <= most, f"{len(lost)} inferences were lost, and {most} could run")
+        slowest = max((answer.ended - answer.began for answer in lost), default=0)
+        self.expect(slowest <= ROW_SECONDS + REFUSAL_SECONDS + 2 * self.noise.latest, f"a row was given up after {slowest:.1f} s")
+        if ended - began > ROW_SECONDS + slack:
+            self.expect(lost, "no row was given up")
+        if outage.stops_psql:
+            ended = min((back for _, back in self.writer.completed() if back > ended), default=self.ended)
+        if ended - began < ROW_SECONDS - slack:
+            self.expect(waited and not lost, f"{len(waited)} completions waited, and {len(lost)} were lost before {ROW_SECONDS} s")
 
     def gap(self, gateway):
         return longest_gap(self.clients.completed(gateway.name), self.began - 1, self.ended)
@@ -158,12 +205,32 @@ def stop_the_primary_and_let_it_go_on(trial):
 
 
 def stop_patroni_alone(trial):
-    """The old primary accepts connections and reads, but no commit on it ends: two servers say that they are the primary."""
-    primary = trial.cluster.with_role("leader")
-    primary.pause("/usr/bin/patroni")
-    # psql may choose the old primary every time. It has to be served once Patroni goes on.
-    wait_for_another(trial, "leader", primary, also_psql=False)
-    primary.resume()
+    """The old primary accepts connections and reads, but no commit on it ends: two servers say that they are the primary. A
+    gateway that had nothing to write meanwhile reads from the old one."""
+    primary, here, name = trial.cluster.with_role("leader"), trial.gateways[0], "of the old primary"
+    secret = here.create_key(name)
+    identity, = (key["id"] for key in json.loads(here.run("keys", "list", "--json").stdout) if key["name"] == name)
+    with Gateway(here.folder.with_name("idle"), "idle", trial.runtime, trial.database) as idle:
+        idle.wait_until_it_answers()
+        primary.pause("/usr/bin/patroni")
+        # psql may choose the old primary every time. It has to be served once Patroni goes on.
+        wait_for_another(trial, "leader", primary, also_psql=False)
+        # The command may not know whether it was done; then it is asked again.
+        ensure(until(lambda: not here.run("keys", "revoke", identity).returncode, CHANGE_SECONDS), "keys revoke failed")
+        ask_with_a_revoked_key_and_a_good_one(trial, idle, secret)
+        primary.resume()
+        idle.ensure_it_ends_well()
+
+
+def ask_with_a_revoked_key_and_a_good_one(trial, idle, secret):
+    """Both are accepted by the old primary, and the rows are written by the new one."""
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda key: ask(idle, key), (secret, trial.key)))
+    trial.revoked.append(secret)
+    trial.answers += answers
+    statuses = [answer.status for answer in answers]
+    trial.expect(statuses == [401, 200], f"a revoked key and a good one got {statuses} at a gateway that reads the old primary")
+    trial.expect(trial.runtime.asked[answers[0].number], "the old primary was not asked for the revoked key: this proves nothing")
 
 
 def kill_the_synchronous_standby(trial):
@@ -183,12 +250,22 @@ def wait_for_another(trial, role, server, also_psql=True):
 
 def stop_both_standbys_and_let_them_go_on(trial):
     """The primary takes statements, but no commit ends. Those that were given up become durable later."""
-    standbys = [trial.cluster.with_role(role) for role in ("sync_standby", "replica")]
-    for standby in standbys:
-        standby.pause()
-    time.sleep(OBSERVED_SECONDS)
-    for standby in standbys:
-        standby.resume()
+    for seconds in OUTAGES_SECONDS:
+        trial.cluster.wait_until_whole()
+        trial.wait_for_service(time.monotonic())
+        standbys = [trial.cluster.with_role(role) for role in ("sync_standby", "replica")]
+        for standby in standbys:
+            standby.pause()
+        trial.wait_through_outage(seconds, stops_psql=True)
+        for standby in standbys:
+            standby.resume()
+
+
+def lock_the_table_of_the_rows(trial):
+    for seconds in OUTAGES_SECONDS:
+        trial.wait_for_service(time.monotonic())
+        with locked(trial.database, "usage"):
+            trial.wait_through_outage(seconds, stops_psql=False)
 
 
 def kill_a_member_of_etcd(trial):
@@ -221,28 +298,22 @@ def switch_over_during_slow_calls(trial):
 
 
 def kill_a_gateway(trial):
-    """Its open rows are closed by another gateway, or by itself if there is no other."""
-    gateway = trial.gateways[-1]
+    """The requests that it runs leave no row, and its chain goes on after its next start."""
+    gateway, before = trial.gateways[-1], len(trial.runtime.slow)
     trial.killed.add(gateway.name)
     with concurrent.futures.ThreadPoolExecutor(SLOW_CALLS) as pool:
-        before = {row.request_id for row in ledger.read(trial.database)}
         calls = [pool.submit(ask, gateway, trial.key, is_slow=True) for _ in range(SLOW_CALLS)]
-        ensure(until(lambda: sum(row.is_open for row in ledger.read(trial.database)) >= SLOW_CALLS), "no open rows")
+        ensure(until(lambda: len(trial.runtime.slow) - before == SLOW_CALLS), "not every slow call reached the model")
         gateway.kill()
-        killed = time.monotonic()
-        trial.answers += [call.result() for call in calls]
-
-    def interrupted():
-        return sum(row.error_code == "interrupted" for row in ledger.read(trial.database) if row.request_id not in before)
-
-    if len(trial.gateways) > 1:
-        ensure(until(lambda: interrupted() >= SLOW_CALLS, CLOSED_SECONDS[1]), "no gateway closed the rows of the one that was killed")
-        seconds = time.monotonic() - killed
-        print(f"  its rows were closed after {seconds:.0f} s", flush=True)
-        trial.expect(seconds >= CLOSED_SECONDS[0], f"rows of another gateway were closed after {seconds:.0f} s")
+        answers = [call.result() for call in calls]
+    trial.answers += answers
     gateway.start()
     gateway.wait_until_it_answers()
-    trial.expect(interrupted() >= SLOW_CALLS, f"{interrupted()} rows are interrupted")
+    trial.expect({answer.status for answer in answers} == {None}, f"a gateway that was killed has answered: {answers}")
+    # The figures of a completion say which one it was.
+    numbers = {answer.number for answer in answers}
+    rows = [row for row in ledger.read(trial.database) if row.figures[0] in numbers]
+    trial.expect(not rows, f"requests that ran when their gateway was killed have rows: {rows}")
 
 
 def start_a_gateway_with_a_name_that_is_taken(trial):
@@ -273,8 +344,8 @@ def revoke_a_hundred_keys(trial):
 
 
 ATTACKS = (kill_the_primary, stop_the_primary_and_let_it_go_on, stop_patroni_alone, kill_the_synchronous_standby,
-           stop_both_standbys_and_let_them_go_on, kill_a_member_of_etcd, switch_over_during_slow_calls, kill_a_gateway,
-           start_a_gateway_with_a_name_that_is_taken, revoke_a_hundred_keys)
+           stop_both_standbys_and_let_them_go_on, lock_the_table_of_the_rows, kill_a_member_of_etcd,
+           switch_over_during_slow_calls, kill_a_gateway, start_a_gateway_with_a_name_that_is_taken, revoke_a_hundred_keys)
 
 
 def main():

@@ -291,7 +291,8 @@ def cut_a_start(service, disk, manner, chance):
 
 def cut_after_heads(folder, runtime, shim, seed):
     rows = sum(cut_after_true_head(folder / f"head-{number}", runtime, shim, f"{seed} head {number}") for number in range(HEADS))
-    print(f"power cut: {HEADS} heads that usage verify printed under load, after {rows} rows, are still in their chains", flush=True)
+    print(f"power cut: {HEADS} heads that usage verify printed under load, after {rows} rows, are still in their chains",
+          flush=True)
 
 
 def cut_after_true_head(folder, runtime, shim, seed):
