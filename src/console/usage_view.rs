@@ -288,6 +288,7 @@ fn is_key_id(text: &str) -> bool {
 mod tests {
     use super::*;
     use crate::console::bar_interval::MONDAY;
+    use crate::store::tests::Temporary;
 
     /// 2026-01-15 12:02:03, a Thursday.
     const NOW: i64 = 1_768_478_523;
@@ -322,6 +323,21 @@ mod tests {
         ] {
             assert_eq!(view(query).address("/usage"), format!("/usage?{understood}"), "{query}");
         }
+    }
+
+    #[test]
+    fn the_minutes_of_too_many_rows_are_shown_by_the_hour() {
+        let temporary = Temporary::new();
+        let countable = || view("range=1h").countable(&temporary.store).expect("a look");
+        assert_eq!((countable().span, countable().starts.len()), (Span::Minute, 60));
+        temporary.store.tamper(&format!(
+            "INSERT INTO usage_rollup VALUES (3600, {}, 'key_1', '', 200, '', '', {}, 0, 0, 0, 0)",
+            NOW / HOUR * HOUR,
+            MOST_COUNTED + 1
+        ));
+        assert_eq!((countable().span, countable().starts.len()), (Span::Hour, 2));
+        let range = view("range=24h").countable(&temporary.store).expect("a look").range;
+        assert_eq!(range.until - range.since, DAY, "no other range is changed");
     }
 
     #[test]

@@ -153,8 +153,9 @@ impl dyn Engine + '_ {
             match (&*session as &dyn SqlSession).first(statement, parameters, &read) {
                 Err(_) if session.is_lost() && Instant::now() < deadline => {}
                 found => {
+                    let found = found?;
                     session.commit(&[])?;
-                    return found;
+                    return Ok(found);
                 }
             }
         }
