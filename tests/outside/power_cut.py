@@ -12,6 +12,8 @@ are ignored. Every other cut is moved like this into a checkpoint, or to the mom
 Some cuts follow a head that `usage verify` has printed while rows were written. It must still be in the chain: no process
 may see a row that is not synced.
 
+One sync fails, and nothing is written after that until a restart: the disk may have lost what it should have written.
+
 At the end, or only that with --prove-it, the syncs of the -wal file do nothing and report success. The test must detect the
 lost rows and heads.
 """
@@ -242,6 +244,7 @@ def main():
             print(f"power cut: {options.cuts} cuts, seed {options.seed}", flush=True)
             cut_and_compare(folder, runtime, shim, options.cuts, options.seed)
             cut_after_heads(folder, runtime, shim, options.seed)
+            fail_a_sync(folder / "failure", runtime, shim)
         prove_it(folder, runtime, shim, options.seed)
 
 
@@ -279,6 +282,31 @@ def cut_and_compare(folder, runtime, shim, cuts, seed):
     ensure(in_checkpoints or cuts < LEAST_CUTS_WITH_CHECKPOINT, "no cut was in a checkpoint")
     print(f"power cut: {cuts} cuts, {in_checkpoints} of them in checkpoints, {disk.missing} unsynced sectors gone, "
           f"{findings}", flush=True)
+
+
+def fail_a_sync(folder, runtime, shim):
+    """The failure stays final until a restart, although later syncs would succeed; after it the row may be there or not."""
+    service, failure = new_service(folder, runtime), folder / "failure"
+    Disk(service, shim).settle()
+    service.environment["UNSYNCED_FAIL"] = str(failure)
+    with service:
+        service.ensure_it_still_answers()
+        calls = len(runtime.calls)
+        failure.touch()
+        status, text = service.complete()
+        ensure(status == 503, f"a completion was sent whose row is not synced: {status} {text}")
+        failure.unlink()
+        for _ in range(20):
+            ensure(service.complete()[0] == 503, "something was written after a sync had failed")
+        ensure(len(runtime.calls) == calls + 1, f"{len(runtime.calls) - calls - 1} inferences were spent after that")
+        ensure("fsync failed" in service.logged(), "the log does not say why")
+        service.stop()
+        service.start()
+        service.wait_until_it_listens()
+        service.ensure_it_still_answers()
+        verified = service.run("usage", "verify")
+        ensure(verified.returncode == 0, f"the ledger does not verify: {verified.stdout}{verified.stderr}")
+    print("power cut: after a sync that failed, nothing was written until the restart", flush=True)
 
 
 def cut_a_start(service, disk, manner, chance):

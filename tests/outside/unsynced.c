@@ -6,6 +6,7 @@
  *
  * Every call is passed on. A lock is held during a call and its record, so that the log has the real order.
  * UNSYNCED_LIE names a file by its ending, such as -wal, whose syncs do nothing, are not logged, and report success.
+ * While the file UNSYNCED_FAIL exists, syncs fail.
  */
 
 #define _GNU_SOURCE
@@ -49,6 +50,7 @@ static const char *watched[FILES];
 
 static const char *database;
 static const char *lie;
+static const char *failure;
 static int log_file = -1;
 static pthread_mutex_t order = PTHREAD_MUTEX_INITIALIZER;
 
@@ -61,6 +63,7 @@ __attribute__((constructor)) static void start(void) {
     const char *log = getenv("UNSYNCED_LOG");
     database = getenv("UNSYNCED_DATABASE");
     lie = getenv("UNSYNCED_LIE");
+    failure = getenv("UNSYNCED_FAIL");
     if (!log || !database) {
         fputs("unsynced.c needs UNSYNCED_LOG and UNSYNCED_DATABASE\n", stderr);
         abort();
@@ -182,6 +185,10 @@ static int watched_sync(__typeof__(&fsync) real, int file) {
     const char *as = watched_as(file);
     if (!as) return real(file);
     if (lie && strcmp(as, lie) == 0) return 0;
+    if (failure && access(failure, F_OK) == 0) {
+        errno = EIO;
+        return -1;
+    }
     pthread_mutex_lock(&order);
     int result = real(file);
     if (result == 0) record(as == FOLDER ? SYNC_FOLDER : SYNC, as, 0, NULL, 0);
