@@ -11,6 +11,7 @@
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -21,5 +22,15 @@ int clock_gettime(clockid_t clock, struct timespec *time) {
         return (int)syscall(SYS_clock_gettime, clock, time);
     time->tv_sec = atoll(seconds);
     time->tv_nsec = 0;
+    return 0;
+}
+
+/* SQLite's clock. */
+int gettimeofday(struct timeval *restrict time, void *restrict zone) {
+    (void)zone;
+    struct timespec now;
+    if (clock_gettime(CLOCK_REALTIME, &now) != 0) return -1;
+    time->tv_sec = now.tv_sec;
+    time->tv_usec = now.tv_nsec / 1000;
     return 0;
 }

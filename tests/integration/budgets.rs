@@ -129,22 +129,28 @@ fn check_warns_of_a_budget_that_does_not_count_every_completion() {
     );
 }
 
-#[test]
-fn budgets_are_renewed_at_midnight() {
-    let runtime = Runtime::start();
-    let server = Server::new(Some(&runtime));
+/// Gives a service a clock of its own. Returns a function that sets it.
+pub fn with_clock(server: Server, time: i64) -> (Server, impl Fn(i64)) {
     let (library, now) = (server.folder.path("frozen_clock.so"), server.folder.path("now"));
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/frozen_clock.c");
     let built = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(source).status();
     assert!(built.expect("cc should run").success());
-    let set_clock = |time: i64| {
+    let server = server.set("LD_PRELOAD", library.display()).set("FROZEN_CLOCK", now.display());
+    let set_clock = move |time: i64| {
         let new = now.with_extension("new");
         symlink(time.to_string(), &new).and_then(|()| std::fs::rename(new, &now)).expect("a link");
     };
+    set_clock(time);
+    (server, set_clock)
+}
+
+#[test]
+fn budgets_are_renewed_at_midnight() {
+    let runtime = Runtime::start();
     // The last second of 2031-01-31.
     let last = 1_927_670_399;
-    set_clock(last);
-    let server = server.set("LD_PRELOAD", library.display()).set("FROZEN_CLOCK", now.display()).start();
+    let (server, set_clock) = with_clock(Server::new(Some(&runtime)), last);
+    let server = server.start();
     let day = key_with(&server, "a day", "14/day");
     let month = key_with(&server, "a month", "28/month");
     for key in [&day, &month, &month] {

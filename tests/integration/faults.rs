@@ -8,6 +8,7 @@ use rusqlite::Connection;
 use rusqlite::types::Value::Integer;
 use rustix::process::Signal;
 
+use crate::budgets::with_clock;
 use crate::console::{Browser, PASSWORD, set_password};
 use crate::metrics::{metrics_key, value};
 use crate::support::{Runtime, Server, chat, request, until};
@@ -203,6 +204,63 @@ fn retention_removes_nothing_after_a_jump_of_the_clock() {
     assert!(server.stdout_of(&["usage"]).starts_with("4 requests"), "no sum was removed");
     let audit = server.query("SELECT count(*) FROM audit WHERE created < unixepoch() - 86400 * 30");
     assert_ne!(audit, [[Integer(0)]], "the audit is not touched");
+}
+
+/// A jump of three hours removed sums of minutes, one of 401 days all hours, and no new backup could be restored then.
+#[test]
+fn a_clock_that_was_ahead_leaves_a_ledger_that_verifies_and_can_be_restored() {
+    const DAY: i64 = 86_400;
+    let runtime = Runtime::start();
+    let now = 1_900_000_000;
+    let (server, set_clock) = with_clock(Server::new(Some(&runtime)).sqlite(), now);
+    let mut server = server.set("ADRIATICUM_USAGE_RETENTION_DAYS", 30).start();
+    let key = server.key();
+    let mut requests = 0;
+    for ahead in [3 * 3600, 8 * DAY, 3650 * DAY] {
+        // Before the jump, during it, after a restart, and when the clock was corrected.
+        for (time, is_restarted) in
+            [(now, false), (now + ahead, false), (now + ahead, true), (now + 60, false)]
+        {
+            set_clock(time);
+            if is_restarted {
+                server.signal(Signal::TERM);
+                server.wait();
+                server = server.start();
+            }
+            server.post(&key, &chat("x")).is_completion();
+            requests += 1;
+            let verified = server.stdout_of(&["usage", "verify"]);
+            assert!(
+                verified.starts_with(&format!("{requests} row")) && verified.contains("nothing wrong"),
+                "{verified}"
+            );
+        }
+        let copy = format!("copy-{ahead}.db");
+        server.stdout_of(&["backup", &copy]);
+        server.signal(Signal::TERM);
+        server.wait();
+        server.stdout_of(&["restore", &copy]);
+        server = server.start();
+    }
+    let sums = "SELECT span, sum(requests) FROM usage_rollup GROUP BY span ORDER BY span";
+    assert_eq!(server.query(sums), [3600, DAY].map(|span| [Integer(span), Integer(requests)]));
+    // Retention, months later: the rows of the wrong clock do not hold back the others, and their sums stay.
+    server.signal(Signal::TERM);
+    server.wait();
+    set_clock(now + 40 * DAY);
+    server = server.start();
+    server.post(&key, &chat("x")).is_completion();
+    server.signal(Signal::TERM);
+    server.wait();
+    set_clock(now + 41 * DAY);
+    server = server.start();
+    until("the old rows are gone", || server.query("SELECT 1 FROM usage").len() == 1);
+    let verified = server.stdout_of(&["usage", "verify"]);
+    assert!(
+        verified.starts_with("1 row, nothing wrong") && verified.contains("can't be proven"),
+        "{verified}"
+    );
+    assert_eq!(server.query(sums), [3600, DAY].map(|span| [Integer(span), Integer(requests + 1)]));
 }
 
 #[test]
