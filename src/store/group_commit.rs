@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 
 use super::sync::{Mutex, MutexGuard, thread};
 
-pub struct GroupCommit<T, R>(Mutex<WaitingItems<T, R>>);
+pub struct GroupCommit<T, R>(Mutex<ItemQueue<T, R>>);
 
-struct WaitingItems<T, R> {
+struct ItemQueue<T, R> {
     /// A thread writes a group, whose oldest item has waited since this time.
     leading: Option<Instant>,
-    jobs: VecDeque<Arc<Job<T, R>>>,
+    jobs: VecDeque<Arc<WaitingItem<T, R>>>,
 }
 
-struct Job<T, R> {
+struct WaitingItem<T, R> {
     item: T,
     since: Instant,
     deadline: Instant,
@@ -37,7 +37,7 @@ pub enum NotWritten {
 
 impl<T, R> Default for GroupCommit<T, R> {
     fn default() -> Self {
-        Self(Mutex::new(WaitingItems { leading: None, jobs: VecDeque::new() }))
+        Self(Mutex::new(ItemQueue { leading: None, jobs: VecDeque::new() }))
     }
 }
 
@@ -52,7 +52,7 @@ impl<T, R: Clone> GroupCommit<T, R> {
     ) -> Result<R, NotWritten> {
         let since = Instant::now();
         let (result, thread) = (OnceLock::new(), thread::current());
-        let job = Arc::new(Job { item, since, deadline: since + timeout, result, thread });
+        let job = Arc::new(WaitingItem { item, since, deadline: since + timeout, result, thread });
         self.lock().jobs.push_back(Arc::clone(&job));
         loop {
             if let Some(result) = job.result.get() {
@@ -73,7 +73,7 @@ impl<T, R: Clone> GroupCommit<T, R> {
 
     /// Takes everything that waits. Returns `None` if there is a leader already, or if the job has its result: a thread
     /// must not fail because of a group that its own item is not part of.
-    fn lead(&self, job: &Job<T, R>) -> Option<Leader<'_, T, R>> {
+    fn lead(&self, job: &WaitingItem<T, R>) -> Option<Leader<'_, T, R>> {
         let mut waiting = self.lock();
         if waiting.leading.is_some() || job.result.get().is_some() {
             return None;
@@ -83,7 +83,7 @@ impl<T, R: Clone> GroupCommit<T, R> {
     }
 
     /// Waits to be woken. Past its deadline a job that no leader has taken leaves the queue.
-    fn wait(&self, job: &Arc<Job<T, R>>) -> Result<(), NotWritten> {
+    fn wait(&self, job: &Arc<WaitingItem<T, R>>) -> Result<(), NotWritten> {
         let left = job.deadline.saturating_duration_since(Instant::now());
         if !left.is_zero() {
             thread::park_timeout(left);
@@ -96,7 +96,7 @@ impl<T, R: Clone> GroupCommit<T, R> {
         Ok(())
     }
 
-    fn withdraw(&self, job: &Arc<Job<T, R>>) -> bool {
+    fn withdraw(&self, job: &Arc<WaitingItem<T, R>>) -> bool {
         let mut waiting = self.lock();
         let Some(place) = waiting.jobs.iter().position(|other| Arc::ptr_eq(other, job)) else {
             return false;
@@ -107,13 +107,13 @@ impl<T, R: Clone> GroupCommit<T, R> {
         true
     }
 
-    fn lock(&self) -> MutexGuard<'_, WaitingItems<T, R>> {
+    fn lock(&self) -> MutexGuard<'_, ItemQueue<T, R>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Wakes the first in the queue, after unlocking it: that thread would only wait for the lock.
-fn wake_next<T, R>(waiting: MutexGuard<'_, WaitingItems<T, R>>) {
+fn wake_next<T, R>(waiting: MutexGuard<'_, ItemQueue<T, R>>) {
     let next = waiting.jobs.front().cloned();
     drop(waiting);
     if let Some(next) = next {
@@ -125,7 +125,7 @@ fn wake_next<T, R>(waiting: MutexGuard<'_, WaitingItems<T, R>>) {
 /// next one lead.
 struct Leader<'a, T, R: Clone> {
     queue: &'a GroupCommit<T, R>,
-    group: Vec<Arc<Job<T, R>>>,
+    group: Vec<Arc<WaitingItem<T, R>>>,
 }
 
 impl<T, R: Clone> Leader<'_, T, R> {
@@ -146,7 +146,7 @@ impl<T, R: Clone> Drop for Leader<'_, T, R> {
     }
 }
 
-impl<T, R> Job<T, R> {
+impl<T, R> WaitingItem<T, R> {
     /// Wakes the thread if it had no result. The leader's own is awake.
     fn report(&self, result: Result<R, NotWritten>) {
         if self.result.set(result).is_ok() && self.thread.id() != thread::current().id() {

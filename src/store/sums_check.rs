@@ -21,7 +21,7 @@ pub struct UnprovenSums {
 }
 
 #[derive(Default)]
-pub(super) struct Comparison {
+pub(super) struct SumsCheck {
     /// The number of sums that equal those of their rows.
     pub proven: u64,
     pub unproven: Option<UnprovenSums>,
@@ -29,7 +29,7 @@ pub(super) struct Comparison {
     pub fault: Option<Fault>,
 }
 
-pub(super) fn compare(session: &dyn SqlSession) -> Result<Comparison> {
+pub(super) fn compare(session: &dyn SqlSession) -> Result<SumsCheck> {
     let chains = "SELECT name, anchor_seq, head_seq FROM gateways ORDER BY name";
     let chains: Vec<(String, i64, i64)> =
         session.rows(chains, &[], |mut row| Ok((row.next()?, row.next()?, row.next()?)))?;
@@ -52,7 +52,7 @@ pub(super) fn compare(session: &dyn SqlSession) -> Result<Comparison> {
     let fault = fault.or_else(wrong_total);
     let sums: i64 = session.value("SELECT count(*) FROM usage_rollup", &[])?;
     let unproven = missing.unproven.map_or(0, |unproven| unproven.count);
-    Ok(Comparison { proven: (sums as u64).saturating_sub(unproven), unproven: missing.unproven, fault })
+    Ok(SumsCheck { proven: (sums as u64).saturating_sub(unproven), unproven: missing.unproven, fault })
 }
 
 /// The requests that sums count and no row has any more.
