@@ -6,8 +6,13 @@ use std::time::Instant;
 use crate::mutex::lock;
 
 pub struct Semaphore {
-    free: Mutex<usize>,
+    state: Mutex<SemaphoreState>,
     freed: Condvar,
+}
+
+struct SemaphoreState {
+    free: usize,
+    waiting: usize,
 }
 
 /// Dropping it releases it.
@@ -15,23 +20,33 @@ pub struct Permit<'a>(&'a Semaphore);
 
 impl Semaphore {
     pub fn new(at_once: usize) -> Self {
-        Self { free: Mutex::new(at_once), freed: Condvar::new() }
+        let state = SemaphoreState { free: at_once, waiting: 0 };
+        Self { state: Mutex::new(state), freed: Condvar::new() }
     }
 
     /// Waits for a permit. Returns `None` if there is none before the deadline.
     pub fn acquire(&self, deadline: Instant) -> Option<Permit<'_>> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let waited = self.freed.wait_timeout_while(lock(&self.free), left, |free| *free == 0);
-        let (mut free, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        *free = free.checked_sub(1)?;
+        let mut state = lock(&self.state);
+        if state.free == 0 {
+            state.waiting += 1;
+            let left = deadline.saturating_duration_since(Instant::now());
+            let waited = self.freed.wait_timeout_while(state, left, |state| state.free == 0);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            state.waiting -= 1;
+        }
+        state.free = state.free.checked_sub(1)?;
         Some(Permit(self))
     }
 }
 
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
-        *lock(&self.0.free) += 1;
-        self.0.freed.notify_one();
+        let mut state = lock(&self.0.state);
+        state.free += 1;
+        // A notification is a system call, even if no thread waits.
+        if state.waiting > 0 {
+            self.0.freed.notify_one();
+        }
     }
 }
 
