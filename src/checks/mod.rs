@@ -190,8 +190,8 @@ fn retention(config: &Config, store: &Store) -> Option<Finding> {
 /// Explains why retention removes nothing.
 pub fn retention_held(before: i64) -> String {
     format!(
-        "retention removes nothing: the ledger has rows from before {}, and none since then until today. The service was off \
-         for that long, or the clock is wrong: if it is, set it. Retention continues on the day after the next request",
+        "retention removes nothing: the ledger has rows from before {}, but none between then and today. Either the service was \
+         off for that long, or the clock is wrong; if it is wrong, set it. Retention continues on the day after the next request",
         when::format_utc(before)
     )
 }

@@ -29,7 +29,8 @@ pub const CODES: [&str; 7] = [
     "abandoned",
 ];
 
-/// The longest ranges that have bars of minutes and of hours. Minutes are counted from rows, so only the last ones are shown.
+/// The longest ranges that have bars of minutes and of hours. Minutes are counted from rows, so only the last
+/// two hours have them.
 const MINUTES_FOR: i64 = 2 * HOUR;
 const HOURS_FOR: i64 = 8 * DAY;
 

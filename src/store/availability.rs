@@ -1,5 +1,6 @@
 //! Whether the ledger accepts rows. While it does not, requests are refused before they cost an inference.
 
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -54,10 +55,11 @@ impl Availability {
         lock(&self.0).next_test.is_some_and(|next_test| now >= next_test)
     }
 
-    /// Runs a test write and notes its result.
+    /// Runs a test write and notes its result. A panic is a failure: otherwise the ledger would stay unavailable, because no
+    /// row and no other test would be tried.
     pub fn test(&self, write: impl FnOnce() -> Result<()>) {
         lock(&self.0).testing = Some(Instant::now());
-        let result = write();
+        let result = panic::catch_unwind(AssertUnwindSafe(write)).unwrap_or(Err(StoreError::Panicked));
         let mut state = lock(&self.0);
         state.testing = None;
         match result {
@@ -150,6 +152,16 @@ mod tests {
         availability.note_group(&[Ok(())]);
         availability.note_group(&[Err(StoreError::NoRow)]);
         assert_eq!(lock(&availability.0).pause, SHORTEST_PAUSE, "a row was written meanwhile");
+    }
+
+    #[test]
+    fn a_test_that_panics_is_followed_by_another() {
+        let availability = Availability::default();
+        availability.test(|| panic!("on purpose"));
+        assert!(matches!(availability.failure(None), Some(StoreError::Panicked)));
+        assert!(availability.is_test_due(Instant::now() + SHORTEST_PAUSE));
+        availability.test(|| Ok(()));
+        assert!(availability.failure(None).is_none());
     }
 
     #[test]

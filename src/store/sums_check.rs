@@ -20,7 +20,6 @@ pub struct UnprovenSums {
     pub before: i64,
 }
 
-#[derive(Default)]
 pub(super) struct SumsCheck {
     /// The number of sums that equal those of their rows.
     pub proven: u64,
@@ -95,19 +94,20 @@ impl MissingRows {
             let of_hours = session.rows(&hours, &values![day, until, &ids[0], &ids[1]], Difference::read)?;
             let mut day_places = BTreeSet::new();
             for difference in of_hours {
+                self.add_unproven(difference.start, difference.span);
                 // The day of an hour that can't be proven can't be proven either.
-                if day_places.insert(difference.rest.clone()) {
-                    self.add_unproven(day, DAY);
-                }
+                day_places.insert(difference.rest.clone());
                 if let Some(fault) = self.add(difference) {
                     return Ok(Some(fault));
                 }
             }
             for difference in session.rows(&days, &values![day, until], Difference::read)? {
+                day_places.insert(difference.rest.clone());
                 if let Some(fault) = self.add(difference) {
                     return Ok(Some(fault));
                 }
             }
+            day_places.iter().for_each(|_| self.add_unproven(day, DAY));
             from = until;
         }
     }
@@ -124,7 +124,6 @@ impl MissingRows {
         }
         let counted = self.counted.entry(difference.gateway).or_default();
         *counted = counted.saturating_add(missing);
-        self.add_unproven(difference.start, difference.span);
         None
     }
 
