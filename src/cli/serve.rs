@@ -72,6 +72,7 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
     let urls: Vec<String> = addresses.iter().map(|address| format_address(address, scheme)).collect();
     store.join(&config.gateway, &urls.join(" "))?;
     let store = Arc::new(store);
+    let readiness = Arc::new(Readiness::new(&store));
     let notify = Notify::from_environment().map_err(failed("the socket that NOTIFY_SOCKET names"))?;
     let runtimes = Runtimes::new(&config.runtime, config.workers, config.worker_share()).map(Arc::new);
     if runtimes.is_none() {
@@ -98,7 +99,6 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
     let mut listener = Listener::new(sockets, limits).map_err(failed("the listener"))?;
     listener.acceptor = acceptor.clone();
     listener.trusted_proxies = config.trusted_proxies.clone();
-    let readiness = Arc::new(Readiness::new(&store));
     let replaced_because = Arc::new(OnceLock::new());
     let replaced = {
         let stopper = listener.stopper().map_err(failed("the listener"))?;

@@ -28,7 +28,7 @@ for name in list(os.environ):
         del os.environ[name]
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "outside"))
-from service import SILENT, Runtime, Service, ensure  # noqa: E402
+from service import SILENT, Runtime, Service, ensure, until  # noqa: E402
 
 outside_hosts = set()
 
@@ -81,6 +81,8 @@ class Script(Runtime):
 def fill_the_ledger(service):
     """Makes every further row fail: the runtime is called once, and then the usage cannot be recorded. From then on requests
     are refused before the call, because the service's test writes fail, too."""
+    # A start makes a test write before this line.
+    ensure(until(lambda: "listening on" in service.logged()), "the service does not start")
     with contextlib.closing(sqlite3.connect(service.database)) as database:
         database.execute("CREATE TRIGGER full BEFORE INSERT ON usage BEGIN SELECT RAISE(FAIL, 'disk full'); END")
 
