@@ -11,6 +11,7 @@ use crate::http::{ClientInfo, RequestHead, Response};
 use crate::listener::{
     Admission, Destination, Lane, PendingRequest, RequestIdentity, RunningCall, Service, Ticket,
 };
+use crate::network::ClientNetwork;
 use crate::pipeline::Pipeline;
 
 pub struct Dispatcher {
@@ -60,7 +61,7 @@ impl Service for Dispatcher {
         }
         match self.api.check_head(head) {
             Ok(digest) => {
-                let (credential, origin) = (Some(digest), client.peer);
+                let (credential, origin) = (Some(digest), client.peer.map(ClientNetwork::from));
                 let ticket = Ticket { credential, origin, ..Ticket::default() };
                 Admission::Read(Destination::Api(digest), ticket)
             }

@@ -49,6 +49,7 @@ pub mod error;
 mod files;
 pub mod id;
 mod mutex;
+pub mod network;
 pub mod secret;
 mod semaphore;
 mod text;

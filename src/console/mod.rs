@@ -112,10 +112,11 @@ impl Console {
 
     /// The place of a request in the queue, from its head, without a database look-up.
     pub fn ticket(&self, client: ClientInfo, head: &RequestHead) -> Ticket {
+        let ticket = self.sign_in.ticket(client, head);
         if MonitoringEndpoints::takes_key(head) {
-            return Ticket { credential: key::digest(head).ok(), ..Ticket::default() };
+            return Ticket { credential: key::digest(head).ok(), ..ticket };
         }
-        self.sign_in.ticket(client, head)
+        ticket
     }
 
     /// The lane of a request: one for each session that is signed in, and for each key that may read the metrics.

@@ -10,6 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
 use crate::http::ClientInfo;
+use crate::network::ClientNetwork;
 use crate::secret::SecretDigest;
 
 /// The number of failures before the first wait.
@@ -33,8 +34,8 @@ const REMEMBERED: usize = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SignInSource {
-    /// An address or network. `None` is a trusted proxy on a Unix socket that names no client.
-    Stranger(Option<IpAddr>),
+    /// `None` is a trusted proxy on a Unix socket that names no client.
+    Stranger(Option<ClientNetwork>),
     /// All clients on this host together. Behind a proxy that is not trusted, every client seems to be one.
     Loopback,
     /// A browser that was signed in before.
@@ -49,19 +50,8 @@ impl SignInSource {
         match browser {
             Some(digest) => Self::Browser(digest),
             None if client.is_local() && client.peer.is_none_or(is_usual) => Self::Loopback,
-            None => Self::Stranger(client.peer.map(network)),
+            None => Self::Stranger(client.peer.map(ClientNetwork::from)),
         }
-    }
-}
-
-/// Reduces an IPv6 address to its /64 network, which a host has to itself.
-fn network(address: IpAddr) -> IpAddr {
-    match address {
-        IpAddr::V6(address) => {
-            let [a, b, c, d, ..] = address.segments();
-            [a, b, c, d, 0, 0, 0, 0].into()
-        }
-        IpAddr::V4(_) => address,
     }
 }
 
@@ -140,7 +130,7 @@ mod tests {
     use super::*;
 
     fn stranger(number: u32) -> SignInSource {
-        SignInSource::Stranger(Some(IpAddr::from(number.to_be_bytes())))
+        SignInSource::Stranger(Some(IpAddr::from(number.to_be_bytes()).into()))
     }
 
     #[test]
@@ -220,14 +210,14 @@ mod tests {
     fn sources_of_sign_ins() {
         let client = |text: &str, proxied| ClientInfo { peer: text.parse().ok(), proxied, secure: false };
         let source = |text: &str| SignInSource::new(client(text, false), None);
-        assert_eq!(source("2001:db8:1:2::1"), source("2001:db8:1:2:ffff::9"), "a network of IPv6 is one");
-        assert_ne!(source("2001:db8:1:2::1"), source("2001:db8:1:3::1"));
+        assert_eq!(source("2001:db8:1:2::1"), source("2001:db8:1:3:ffff::9"), "a network of IPv6 is one");
+        assert_ne!(source("2001:db8:1:2::1"), source("2001:db8:2:2::1"));
         assert_ne!(source("10.0.0.1"), source("10.0.0.2"));
         for local in ["127.0.0.1", "::1", "unix"] {
             assert_eq!(source(local), SignInSource::Loopback, "{local}");
             assert_eq!(
                 SignInSource::new(client(local, true), None),
-                SignInSource::Stranger(local.parse().ok().map(network)),
+                SignInSource::Stranger(local.parse().ok().map(|it: IpAddr| it.into())),
                 "{local}"
             );
         }

@@ -3,15 +3,11 @@
 //!
 //! A client costs a buffer, never a thread. Every buffer, count and time has its limit in [`Limits`].
 
-mod completions;
 mod connection;
 mod event_loop;
-mod job;
-mod lane;
 mod limits;
 mod load;
 mod origins;
-mod pressure;
 mod proxies;
 mod pulse;
 mod queue;
@@ -28,11 +24,11 @@ use std::time::Instant;
 
 use mio::{Interest, Poll, Token, Waker};
 
-pub use lane::{Lane, LaneLoad, Ticket};
 pub use limits::Limits;
 pub use load::{Cause, Level, Load, Snapshot};
 pub use proxies::{Proxies, TrustedProxy};
 pub use pulse::Pulse;
+pub use queue::{Lane, LaneLoad, Ticket};
 pub use socket::{Address, ListeningSocket};
 pub use tls::{Acceptor, Certificate, TlsError};
 pub use workers::RunningCall;

@@ -2,31 +2,22 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 
 use super::proxies::Proxies;
-
-/// The bits of an IPv6 address that name its origin: many providers give each customer a /56.
-const ORIGIN_BITS: u32 = 56;
+use crate::network::ClientNetwork;
 
 /// The origin of a connection: an IPv4 address, an IPv6 /56 network, or a Unix socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Origin {
-    network: Option<IpAddr>,
+    network: Option<ClientNetwork>,
     /// A trusted proxy or a Unix socket: many clients may be behind it.
     pub is_shared: bool,
 }
 
 impl Origin {
     pub fn of(peer: Option<IpAddr>, proxies: &Proxies) -> Self {
-        let network = peer.map(|address| match address {
-            IpAddr::V4(_) => address,
-            IpAddr::V6(address) => {
-                let host_bits = u128::BITS - ORIGIN_BITS;
-                IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> host_bits << host_bits))
-            }
-        });
-        Self { network, is_shared: peer.is_none() || proxies.trusts(peer) }
+        Self { network: peer.map(ClientNetwork::from), is_shared: peer.is_none() || proxies.trusts(peer) }
     }
 }
 
@@ -41,7 +32,7 @@ pub(super) enum Resource {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Holding {
     pub connections: usize,
-    /// The connections among them that can be evicted: idle ones, unfinished requests and handshakes.
+    /// The connections among them that can be evicted: all but those whose request waits or runs.
     pub evictable: usize,
     pub evictable_bytes: usize,
 }
@@ -73,6 +64,11 @@ struct OriginEntry {
 impl Holdings {
     pub fn of(&self, origin: Origin) -> Holding {
         self.by_origin.get(&origin).map(|holding| holding.held).unwrap_or_default()
+    }
+
+    /// The bytes that all origins together could lose.
+    pub fn evictable_bytes(&self) -> usize {
+        self.by_origin.values().map(|origin| origin.held.evictable_bytes).sum()
     }
 
     /// Replaces what a connection holds.

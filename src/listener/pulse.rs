@@ -79,8 +79,7 @@ mod tests {
 
     use super::*;
     use crate::listener::Limits;
-    use crate::listener::job::Job;
-    use crate::listener::lane::Ticket;
+    use crate::listener::queue::{Job, Ticket};
 
     #[test]
     fn stuck_is_not_busy() {

@@ -1,13 +1,91 @@
 //! The queue before a group of threads: bounded, with a lane for each key, served round robin.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::job::Job;
-use super::lane::{LaneLoad, Name, REMEMBERED, Ticket};
+use super::PendingRequest;
+use crate::client::Cancellation;
+use crate::http::response::{ConnectionHeader, Pieces};
 use crate::mutex::lock;
+use crate::network::ClientNetwork;
+use crate::secret::SecretDigest;
+
+/// The lanes and addresses that are remembered without a request, so that strangers can't use up the memory.
+pub(super) const REMEMBERED: usize = 1024;
+
+/// A lane's name; `None` is the lane that all strangers share.
+pub(super) type Name = Option<Arc<str>>;
+
+/// The lane of a key, once it was looked up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lane {
+    /// A key's id.
+    pub name: String,
+    /// The limit on its concurrent requests.
+    pub limit: Option<u32>,
+}
+
+/// The place of a request in the queue, as its head decides it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ticket {
+    /// The digest of the key or session that it presents.
+    pub credential: Option<SecretDigest>,
+    /// The lane of a request whose credential is not known; `None` is the lane that all strangers share.
+    pub lane: Option<Arc<str>>,
+    /// The network of a stranger. If there are too many strangers, the one that sent most loses a request.
+    pub origin: Option<ClientNetwork>,
+    /// One of these runs at a time, whatever its lane. The others wait without a thread.
+    pub exclusive: bool,
+    /// It is a part of a response that has begun: it is never shed, and nothing is shed for it.
+    pub is_begun: bool,
+}
+
+/// The requests of one key in the queue.
+#[derive(Debug, PartialEq, Eq)]
+pub struct LaneLoad {
+    pub name: Arc<str>,
+    pub waiting: usize,
+    pub running: usize,
+    pub limit: Option<u32>,
+    /// Requests shed since the start.
+    pub shed: u64,
+    /// The age of the oldest request that waits.
+    pub longest_wait: Option<Duration>,
+}
+
+/// The work of a thread for one connection.
+pub(super) struct Job {
+    pub connection: usize,
+    pub ticket: Ticket,
+    pub work: Work,
+}
+
+pub(super) enum Work {
+    /// Answers a complete request.
+    Answer(PendingRequest),
+    /// Makes the next piece of a long response.
+    Piece(Box<dyn Pieces>, ConnectionHeader),
+}
+
+impl Job {
+    pub fn call(&self) -> Option<&PendingRequest> {
+        match &self.work {
+            Work::Answer(call) => Some(call),
+            Work::Piece(..) => None,
+        }
+    }
+
+    /// Returns true if this is the request that `cancellation` cancels.
+    pub fn is_cancelled_by(&self, cancellation: &Cancellation) -> bool {
+        self.call().is_some_and(|call| call.cancellation.is(cancellation))
+    }
+
+    /// The memory of its request.
+    pub fn bytes(&self) -> usize {
+        self.call().map_or(0, |call| call.request.held_bytes())
+    }
+}
 
 pub(super) struct FairQueue {
     room: Room,
@@ -39,20 +117,39 @@ struct QueueState {
     /// Threads that wait for a request.
     idle: usize,
     is_closed: bool,
-    /// The number of requests that each address of a stranger has sent.
-    origins: HashMap<IpAddr, u64>,
+    /// The number of requests that each stranger has sent.
+    origins: HashMap<ClientNetwork, u64>,
 }
 
 #[derive(Default)]
 struct LaneState {
     waiting: VecDeque<Job>,
     running: usize,
+    /// The memory of its requests, of those that run too.
+    bytes: usize,
     limit: Option<u32>,
     /// The limit was read while the lane had requests. Until it is, one request runs alone: the limit may have been changed.
     is_limit_read: bool,
     shed: u64,
     /// It had a request since the last call of [`FairQueue::used_lanes`].
     is_used: bool,
+}
+
+/// A lane from which a request can be shed if memory is short.
+pub(super) struct HeavyLane<'a> {
+    queue: &'a FairQueue,
+    name: Name,
+    /// The memory of its requests, and of those among them that wait.
+    pub bytes: usize,
+    pub waiting: usize,
+}
+
+impl HeavyLane<'_> {
+    /// Sheds a request, unless a thread has just taken the last one: the newest, or that of the stranger that sent most.
+    pub fn shed(&self) -> Option<Job> {
+        let mut state = lock(&self.queue.state);
+        if self.name.is_some() { state.shed_newest(&self.name) } else { state.shed_stranger() }
+    }
 }
 
 /// The reason why a thread got no request.
@@ -74,6 +171,7 @@ impl FairQueue {
         let Ticket { lane: name, origin, is_begun, .. } = job.ticket.clone();
         state.count_origin(origin.filter(|_| name.is_none()));
         let lane = state.lane(&name);
+        lane.bytes += job.bytes();
         lane.waiting.push_back(job);
         lane.is_used = true;
         state.waiting += 1;
@@ -135,12 +233,14 @@ impl FairQueue {
         self.wake(&state);
     }
 
-    /// Counts a request as finished.
-    pub fn finish(&self, ticket: &Ticket) {
+    /// Counts a request of this many bytes as finished.
+    pub fn finish(&self, ticket: &Ticket, bytes: usize) {
         let mut state = lock(&self.state);
         state.exclusive_runs &= !ticket.exclusive;
         state.running -= 1;
-        state.lane(&ticket.lane).running -= 1;
+        let lane = state.lane(&ticket.lane);
+        lane.running -= 1;
+        lane.bytes -= bytes;
         state.settle_lane(&ticket.lane);
         // This thread takes the next request, unless it pauses first.
         self.wake(&state);
@@ -155,6 +255,23 @@ impl FairQueue {
         };
         let (name, place) = state.turns.iter().find_map(find)?;
         state.remove(&name, place)
+    }
+
+    /// The memory of a lane's requests.
+    pub fn lane_bytes(&self, name: &Name) -> usize {
+        lock(&self.state).lanes.get(name).map_or(0, |lane| lane.bytes)
+    }
+
+    /// The lanes that hold more than `own` bytes and have a request that can be shed.
+    pub fn heavier_lanes(&self, own: usize) -> Vec<HeavyLane<'_>> {
+        let state = lock(&self.state);
+        let is_heavier = |name: &&Name| state.lanes[*name].bytes > own && state.can_shed(name);
+        let measure = |name: &Name| {
+            let lane = &state.lanes[name];
+            let waiting = lane.waiting.iter().map(Job::bytes).sum();
+            HeavyLane { queue: self, name: name.clone(), bytes: lane.bytes, waiting }
+        };
+        state.turns.iter().filter(is_heavier).map(measure).collect()
     }
 
     /// Ends the threads. No request may wait or come any more.
@@ -243,14 +360,18 @@ impl QueueState {
 
     /// The lane with the most waiting, of those whose newest request can be shed: of several, that of the newcomer.
     fn longest_lane(&self, newcomer: &Name) -> Option<Name> {
-        let can_be_shed =
-            |name: &&Name| self.lanes[*name].waiting.back().is_some_and(|newest| !newest.ticket.is_begun);
         let length = |name: &&Name| (self.lanes[*name].waiting.len(), *name == newcomer);
-        self.turns.iter().filter(can_be_shed).max_by_key(length).cloned()
+        self.turns.iter().filter(|name| self.can_shed(name)).max_by_key(length).cloned()
+    }
+
+    fn can_shed(&self, name: &Name) -> bool {
+        self.lanes[name].waiting.back().is_some_and(|newest| !newest.ticket.is_begun)
     }
 
     fn remove(&mut self, name: &Name, place: usize) -> Option<Job> {
-        let removed = self.lane(name).waiting.remove(place)?;
+        let lane = self.lane(name);
+        let removed = lane.waiting.remove(place)?;
+        lane.bytes -= removed.bytes();
         self.waiting -= 1;
         self.settle_lane(name);
         Some(removed)
@@ -263,10 +384,10 @@ impl QueueState {
         self.remove(name, newest)
     }
 
-    fn count_origin(&mut self, origin: Option<IpAddr>) {
+    fn count_origin(&mut self, origin: Option<ClientNetwork>) {
         let Some(origin) = origin else { return };
         if self.origins.len() >= REMEMBERED && !self.origins.contains_key(&origin) {
-            // An address that floods is soon ahead of the others again.
+            // One that floods is soon ahead of the others again.
             self.origins.clear();
         }
         *self.origins.entry(origin).or_default() += 1;
@@ -293,7 +414,23 @@ impl QueueState {
 }
 
 #[cfg(test)]
+impl Job {
+    /// A job that is known by its number.
+    pub fn numbered(connection: usize, ticket: Ticket) -> Self {
+        struct NoPieces;
+        impl Pieces for NoPieces {
+            fn next(&mut self) -> Result<Option<Vec<u8>>, crate::http::response::Broken> {
+                Ok(None)
+            }
+        }
+        let work = Work::Piece(Box::new(NoPieces), ConnectionHeader::Close);
+        Self { connection, ticket, work }
+    }
+}
+
+#[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
     use std::thread;
 
     use super::*;
@@ -358,7 +495,7 @@ mod tests {
 
         fn finish(&mut self, place: usize) -> u32 {
             let job = self.running.remove(place);
-            self.queue.finish(&job.ticket);
+            self.queue.finish(&job.ticket, job.bytes());
             number(&job)
         }
 
@@ -440,7 +577,8 @@ mod tests {
     #[test]
     fn of_strangers_the_address_that_sent_most_loses_a_request() {
         let mut pool = TestPool::of_console(1, 16);
-        let from = |number: u32| Ticket { origin: Some(number.to_be_bytes().into()), ..Ticket::default() };
+        let network = |number: u32| IpAddr::from(number.to_be_bytes()).into();
+        let from = |number: u32| Ticket { origin: Some(network(number)), ..Ticket::default() };
         (1..=20).for_each(|number| pool.push(from(1), number));
         assert_eq!(pool.shed, (6..=20).collect::<Vec<_>>(), "one is about to run, and four wait");
         pool.shed.clear();

@@ -1,21 +1,23 @@
 //! The thread that looks up strangers: requests whose key the queue does not know. It answers those without a valid key
 //! at once and moves the others to the lane of their key, so that neither waits for a worker to find out.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::completions::{Assignment, Outgoing};
-use super::job::Job;
+use super::connection::Outgoing;
 use super::load::Cause;
-use super::queue::NoJob;
-use super::workers::{RunningCall, WorkerState, contain_panic};
+use super::queue::{Job, Name, NoJob, REMEMBERED};
+use super::workers::{Assignment, RunningCall, Workers, contain_panic};
 use super::{Lane, RequestIdentity, Service};
 use crate::error::{Failure, FailureCause};
+use crate::mutex::lock;
+use crate::secret::SecretDigest;
 
 /// The interval at which the limits of the keys whose requests wait or run are read.
 const LIMITS_INTERVAL: Duration = Duration::from_secs(1);
 
-impl<S: Service> WorkerState<S> {
+impl<S: Service> Workers<S> {
     /// Looks up the keys of strangers, one at a time, and once a second the limits of those that have requests.
     pub fn look_up_strangers(&self) {
         let mut next_limits = Instant::now();
@@ -38,7 +40,7 @@ impl<S: Service> WorkerState<S> {
     /// Moves a request to the lane of its key, or answers it.
     fn look_up(&self, job: Job) {
         let mut assignment = Assignment::new(&self.completions, job.connection);
-        let _running = RunningCall { queue: &self.load.strangers, ticket: job.ticket.clone() };
+        let _running = RunningCall::new(&self.load.strangers, &job);
         let Some(call) = job.call().filter(|call| !call.cancellation.is_cancelled()) else { return };
         match self.service.identify(call) {
             RequestIdentity::Known(lane) => {
@@ -91,5 +93,48 @@ impl<S: Service> WorkerState<S> {
                 None => self.known.forget(name),
             }
         }
+    }
+}
+
+/// The digests of keys and sessions that were accepted lately, with their lanes and when they were last used.
+#[derive(Default)]
+pub(super) struct KnownLanes(Mutex<HashMap<SecretDigest, (Arc<str>, Instant)>>);
+
+impl KnownLanes {
+    pub fn find(&self, digest: &SecretDigest) -> Name {
+        let mut lanes = lock(&self.0);
+        let (name, used) = lanes.get_mut(digest)?;
+        *used = Instant::now();
+        Some(Arc::clone(name))
+    }
+
+    pub fn remember(&self, digest: SecretDigest, name: Arc<str>) {
+        let mut lanes = lock(&self.0);
+        lanes.insert(digest, (name, Instant::now()));
+        if lanes.len() > REMEMBERED {
+            let oldest = lanes.iter().min_by_key(|(_, (_, used))| *used).map(|(digest, _)| *digest);
+            oldest.and_then(|digest| lanes.remove(&digest));
+        }
+    }
+
+    pub fn forget(&self, name: &str) {
+        lock(&self.0).retain(|_, (other, _)| **other != *name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thousand_digests_are_remembered() {
+        let known = KnownLanes::default();
+        let digest = |number: usize| SecretDigest::of(&number.to_string());
+        (0..REMEMBERED).for_each(|number| known.remember(digest(number), "a".into()));
+        assert!(known.find(&digest(0)).is_some(), "this use counts");
+        known.remember(digest(REMEMBERED), "b".into());
+        assert_eq!((known.find(&digest(1)), known.find(&digest(0)).as_deref()), (None, Some("a")));
+        known.forget("a");
+        assert_eq!((known.find(&digest(0)), known.find(&digest(REMEMBERED)).as_deref()), (None, Some("b")));
     }
 }

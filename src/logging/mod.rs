@@ -73,7 +73,7 @@ pub fn print_error(message: fmt::Arguments) {
 /// Returns true if the refusal of a request without a valid key gets a line of its own. All such refusals share a small
 /// budget; those beyond it are counted by cause and by address.
 pub fn allow_stranger(cause: FailureCause, client: Option<IpAddr>) -> bool {
-    strangers().allow(cause, client, Instant::now())
+    strangers().allow(cause, client.map(Into::into), Instant::now())
 }
 
 /// Logs how many refusals had no line of their own since the last summary. The writing thread does so once a minute.

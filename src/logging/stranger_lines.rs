@@ -3,17 +3,17 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use crate::error::FailureCause;
+use crate::network::ClientNetwork;
 
 /// The lines that are allowed at once, and the time after which one more is.
 const BURST: u32 = 20;
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The most addresses that are counted at once.
-const ADDRESSES: usize = 256;
+/// The most clients that are counted at once.
+const CLIENTS: usize = 256;
 
 pub(super) struct StrangerBudget {
     /// When the whole burst is available again.
@@ -22,16 +22,16 @@ pub(super) struct StrangerBudget {
     since: Option<Instant>,
     /// The refusals without a line.
     causes: BTreeMap<FailureCause, u64>,
-    addresses: BTreeMap<Option<IpAddr>, u64>,
+    clients: BTreeMap<Option<ClientNetwork>, u64>,
 }
 
 impl StrangerBudget {
     pub const fn new() -> Self {
-        Self { full_at: None, since: None, causes: BTreeMap::new(), addresses: BTreeMap::new() }
+        Self { full_at: None, since: None, causes: BTreeMap::new(), clients: BTreeMap::new() }
     }
 
     /// Returns true if a refusal gets a line of its own. Otherwise counts it.
-    pub fn allow(&mut self, cause: FailureCause, client: Option<IpAddr>, now: Instant) -> bool {
+    pub fn allow(&mut self, cause: FailureCause, client: Option<ClientNetwork>, now: Instant) -> bool {
         let full_at = self.full_at.map_or(now, |full_at| full_at.max(now)) + INTERVAL;
         if full_at <= now + BURST * INTERVAL {
             self.full_at = Some(full_at);
@@ -39,11 +39,11 @@ impl StrangerBudget {
         }
         self.since.get_or_insert(now);
         *self.causes.entry(cause).or_default() += 1;
-        if self.addresses.len() < ADDRESSES || self.addresses.contains_key(&client) {
-            *self.addresses.entry(client).or_default() += 1;
+        if self.clients.len() < CLIENTS || self.clients.contains_key(&client) {
+            *self.clients.entry(client).or_default() += 1;
         } else {
-            // An address with more than a 256th of all refusals is never lost (Misra and Gries, 1982).
-            self.addresses.retain(|_, count| {
+            // A client with more than a 256th of all refusals is never lost (Misra and Gries, 1982).
+            self.clients.retain(|_, count| {
                 *count -= 1;
                 *count > 0
             });
@@ -58,9 +58,9 @@ impl StrangerBudget {
         causes.sort_by_key(|&(_, count)| Reverse(count));
         let total: u64 = causes.iter().map(|(_, count)| count).sum();
         let causes: Vec<_> = causes.iter().map(|(cause, count)| format!("{cause} {count}")).collect();
-        let most = std::mem::take(&mut self.addresses).into_iter().max_by_key(|&(_, count)| count);
+        let most = std::mem::take(&mut self.clients).into_iter().max_by_key(|&(_, count)| count);
         let most = match most {
-            Some((Some(address), _)) => format!(", most from {address}"),
+            Some((Some(client), _)) => format!(", most from {client}"),
             Some((None, _)) => ", most from a Unix socket".to_owned(),
             None => String::new(),
         };
@@ -74,10 +74,12 @@ impl StrangerBudget {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
 
-    fn address(last: u8) -> Option<IpAddr> {
-        Some(IpAddr::from([192, 0, 2, last]))
+    fn address(last: u8) -> Option<ClientNetwork> {
+        Some(IpAddr::from([192, 0, 2, last]).into())
     }
 
     #[test]
@@ -116,9 +118,9 @@ mod tests {
         assert!((0..BURST).all(|_| budget.allow(FailureCause::Host, None, start)));
         for number in 0..100_000_u32 {
             let client =
-                if number % 100 == 0 { address(7) } else { Some(IpAddr::from(number.to_be_bytes())) };
+                if number % 100 == 0 { address(7) } else { Some(IpAddr::from(number.to_be_bytes()).into()) };
             budget.allow(FailureCause::UnknownKey, client, start);
-            assert!(budget.addresses.len() <= ADDRESSES);
+            assert!(budget.clients.len() <= CLIENTS);
         }
         let summary = budget.sum_up(start).expect("a line");
         assert!(summary.contains(": 100000 (unknown_key 100000), most from 192.0.2.7"), "{summary}");

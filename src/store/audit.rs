@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::mem;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::slice;
 
 use serde::Serialize;
@@ -12,6 +12,7 @@ use super::engine::{Row, SqlValue, Statement, TransactionMode, bound, values};
 use super::{Key, Result, Store};
 use crate::id::audit_id;
 use crate::mutex::lock;
+use crate::network::ClientNetwork;
 use crate::when;
 
 /// The time during which failed sign-ins are summed, in seconds. A window has at most `ADDRESSES` + 1 rows, so a stranger can't fill the
@@ -228,16 +229,8 @@ impl Store {
     }
 
     /// Notes a failed sign-in, in memory: `write_failed_sign_ins` writes it.
-    /// An IPv6 /64 network counts as one address, because one host has all of it.
     pub fn note_failed_sign_in(&self, address: Option<IpAddr>, now: i64) {
-        let address = match address {
-            Some(IpAddr::V6(address)) => {
-                let [a, b, c, d, ..] = address.segments();
-                format!("{}/64", Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
-            }
-            Some(address) => address.to_string(),
-            None => "-".into(),
-        };
+        let address = address.map_or_else(|| "-".into(), |address| ClientNetwork::from(address).to_string());
         lock(&self.failed_sign_ins).add(address, 1, now);
     }
 
@@ -386,7 +379,7 @@ mod tests {
         assert_eq!(failed(), [], "the window is not over");
         store.write_failed_sign_ins(100 + WINDOW).expect("rows");
         store.write_failed_sign_ins(i64::MAX).expect("nothing is left");
-        assert_eq!(failed(), [("192.0.2.7".into(), 3), ("2001:db8:1:2::/64".into(), 2)]);
+        assert_eq!(failed(), [("192.0.2.7".into(), 3), ("2001:db8:1::/56".into(), 2)]);
         let tokens =
             [(SecretDigest::of("a"), TokenKind::Session, 9), (SecretDigest::of("b"), TokenKind::Browser, 9)];
         fail("192.0.2.8", 200);

@@ -8,14 +8,6 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::support::{Client, Runtime, Server, chat, connect_from, request, until};
 
 #[test]
-fn all_threads_share_one_arena() {
-    let server = Server::new(None).start();
-    server.threads();
-    // Every further arena of glibc's allocator reserves 64 MiB of addresses.
-    assert!(server.status("VmSize") < 256 * 1024, "{} KiB", server.status("VmSize"));
-}
-
-#[test]
 fn thousands_of_slow_clients_cost_no_thread() {
     // This process holds the other end of every connection.
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);

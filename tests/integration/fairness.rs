@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use crate::metrics::{metrics_key, value};
-use crate::support::{Client, Runtime, Script, Server, chat, completion, connect_from, request, until};
+use crate::support::{
+    Client, Runtime, Script, Server, chat, completion, connect_from, raw_request, request, until,
+};
 
 /// Holds the next calls of the runtime until the result is true.
 fn hold(runtime: &Runtime, calls: usize) -> Arc<AtomicBool> {
@@ -87,6 +89,52 @@ fn a_key_with_many_clients_sheds_none_of_another() {
     let crowd = statuses(&mut crowd);
     assert_eq!(crowd.iter().filter(|status| **status == 200).count(), 14);
     assert_eq!(crowd.iter().filter(|status| **status == 503).count(), 136);
+}
+
+/// The bytes of the largest body.
+const FULL: usize = 262_144;
+
+/// Full bodies of some keys fill the memory. A key that holds less gets through, a stranger and the key that holds most do not.
+#[test]
+fn a_key_with_full_bodies_sheds_none_of_another() {
+    let runtime = Runtime::start();
+    let server = Server::new(Some(&runtime))
+        .set("ADRIATICUM_WORKERS", 1)
+        .set("ADRIATICUM_BUFFER_LIMIT", 4 * 1024 * 1024)
+        .start();
+    let (most, much, few, watcher) = (server.key(), server.key(), server.key(), metrics_key(&server));
+    for key in [&most, &much, &few] {
+        server.post(key, &chat("first")).is_completion();
+    }
+    let shed = || value(&server, &watcher, "adriaticum_requests_shed_total{reason=\"buffer\"}");
+    // Each of them needs three times its body and some more: five have room.
+    let padded = |key: &str, size: usize, count: usize| -> Vec<Client> {
+        let text = chat("full").to_string();
+        let body = format!("{}{}}}", &text[..text.len() - 1], " ".repeat(size - text.len()));
+        let send = |_| {
+            let mut client = server.connect();
+            client.send(raw_request(key, "", &body));
+            client
+        };
+        (0..count).map(send).collect()
+    };
+    let gate = hold(&runtime, 1);
+    let mut crowd = padded(&most, FULL, 1);
+    until("the worker is busy", || runtime.count() == 4);
+    crowd.extend(padded(&most, FULL, 5));
+    until("three quarters of the memory are its share", || shed() == 3.0);
+    let mut second = padded(&much, FULL, 2);
+    until_waiting(&server, &watcher, 4);
+    // There is room for two small ones; a scrape needs as much.
+    let stranger = server.key();
+    let refused = statuses(&mut padded(&stranger, 30_000, 1));
+    assert_eq!((refused, shed()), (vec![503], 4.0), "a key that is not known displaces no other");
+    let mut clients = burst(&server, &few, "few", 3);
+    until("one more of the crowd is shed", || shed() == 5.0);
+    until_waiting(&server, &watcher, 6);
+    gate.store(true, Ordering::Release);
+    assert_eq!((statuses(&mut clients), statuses(&mut second)), (vec![200; 3], vec![200; 2]));
+    assert_eq!(statuses(&mut crowd), [200, 200, 503, 503, 503, 503]);
 }
 
 #[test]

@@ -6,12 +6,11 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Instant;
 
-use super::completions::Outgoing;
 use super::limits::Limits;
 use super::socket::InboundStream;
 use super::tls::TlsSession;
 use super::{Admission, Destination, PendingRequest, Ticket};
-use crate::http::response::{ConnectionHeader, Pieces};
+use crate::http::response::{ConnectionHeader, Pieces, Response};
 use crate::http::{ClientInfo, Malformed, Reader, RequestHead};
 
 pub(super) struct InboundConnection {
@@ -25,8 +24,10 @@ pub(super) struct InboundConnection {
     reader: Reader,
     /// The decision from the head of the request whose body is being read.
     admitted: Option<(ClientInfo, Destination, Ticket)>,
-    /// Bytes after a complete request: the beginning of the next.
+    /// Bytes after a complete request: the beginning of the next. They came with one read, so they are no more than a head.
     unread: Vec<u8>,
+    /// The responses that only a head was needed for.
+    head_responses: usize,
     /// The socket may hold bytes. Events are edge-triggered, so this has to be remembered.
     readable: bool,
     /// The client has shut its side, or the connection is broken. After a short read the end is still to be read.
@@ -42,6 +43,41 @@ enum Phase {
     Sending(Outgoing),
     /// The last response is sent; this much of what the client still sends is discarded.
     Draining { left: usize },
+}
+
+/// A response, or a piece of one, and how much of it is sent.
+pub(super) struct Outgoing {
+    pub bytes: Vec<u8>,
+    pub sent: usize,
+    /// Makes the next piece once this one is sent.
+    pub rest: Option<Box<dyn Pieces>>,
+    pub header: ConnectionHeader,
+}
+
+impl Outgoing {
+    pub fn new(bytes: Vec<u8>, header: ConnectionHeader) -> Self {
+        Self { bytes, sent: 0, rest: None, header }
+    }
+
+    /// Encodes the response to a request, and decides between keep-alive and close. If the body was not read, the beginning
+    /// of the next request is unknown.
+    pub fn of(response: Response, head: &RequestHead, is_body_read: bool, stopping: bool) -> Self {
+        let header = if stopping || !head.keep_alive || !is_body_read {
+            ConnectionHeader::Close
+        } else if head.needs_keep_alive_header {
+            ConnectionHeader::KeepAlive
+        } else {
+            ConnectionHeader::Omitted
+        };
+        let is_head = head.method() == "HEAD";
+        let bytes = response.encode(header, is_head);
+        Self { rest: response.rest.filter(|_| !is_head), ..Self::new(bytes, header) }
+    }
+
+    /// Encodes a response after which the connection closes.
+    pub fn last(response: &Response, without_body: bool) -> Self {
+        Self::new(response.encode(ConnectionHeader::Close, without_body), ConnectionHeader::Close)
+    }
 }
 
 /// The limits of one turn, before the other connections have theirs.
@@ -100,6 +136,7 @@ impl InboundConnection {
             reader: Reader::default(),
             admitted: None,
             unread: Vec::new(),
+            head_responses: 0,
             readable: false,
             read_closed: false,
         }
@@ -156,10 +193,10 @@ impl InboundConnection {
         self.tls.as_ref().is_some_and(|session| session.is_handshaking())
     }
 
-    /// Returns true if it can be evicted although it is not idle: in the middle of a request or a handshake, or after
-    /// its last response.
+    /// Returns true if it can be evicted although it is not idle: in the middle of a request, a response or a handshake, or
+    /// after its last response.
     pub fn is_unfinished(&self) -> bool {
-        self.has_partial_request() || self.is_handshaking() || matches!(self.phase, Phase::Draining { .. })
+        !matches!(self.phase, Phase::Working) && !self.is_idle()
     }
 
     /// The socket, unless what is sent on it has to be encrypted.

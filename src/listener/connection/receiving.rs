@@ -4,11 +4,14 @@ use std::io::{self, Read};
 use std::mem;
 use std::time::Instant;
 
-use super::{InboundConnection, Phase, Turn, TurnResult};
+use super::{InboundConnection, Outgoing, Phase, Turn, TurnResult};
 use crate::http::response::CONTINUE;
 use crate::http::{ClientInfo, ReadStep, Request};
-use crate::listener::completions::Outgoing;
 use crate::listener::{Admission, PendingRequest};
+
+/// The responses that only a head was needed for, after which a connection ends: a client that pipelines such requests and reads
+/// nothing would fill the system's buffers with the responses.
+const MAX_HEAD_RESPONSES: usize = 100;
 
 impl InboundConnection {
     /// Reads until a request is complete or its head was enough for a response.
@@ -39,9 +42,10 @@ impl InboundConnection {
                         if is_body_skipped {
                             self.unread = input.to_vec();
                         }
+                        self.head_responses += 1;
+                        let is_last = turn.stopping || self.head_responses >= MAX_HEAD_RESPONSES;
                         // If the body has not come whole, the beginning of the next request is unknown.
-                        let outgoing = Outgoing::of(response, &head, is_body_skipped, turn.stopping);
-                        return TurnResult::Answered(outgoing);
+                        return TurnResult::Answered(Outgoing::of(response, &head, is_body_skipped, is_last));
                     }
                 }
                 step = self.reader.push(&mut input);

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use mio::Token;
+use rustix::io::Errno;
 
 use super::eviction::send_unavailable;
 use super::{ConnectionEntry, EventLoop};
@@ -31,15 +32,13 @@ impl<S: Service> EventLoop<S> {
                         self.add_connection(stream, peer);
                         has_accepted = true;
                     }
-                    Err(error) => match error.kind() {
-                        io::ErrorKind::WouldBlock => self.accepting[index] = false,
-                        // The client gave up before it was its turn.
-                        io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted => {}
-                        // The connections that have just come take their turns first: evicted now, they would have had no
-                        // time to send anything.
-                        _ if has_accepted => return,
-                        _ => self.make_room_for_descriptor(&error),
-                    },
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.accepting[index] = false,
+                    // An error of the one connection: its client gave up before it was its turn, or a filter forbids it.
+                    Err(error) if !is_shortage(&error) => {}
+                    // The connections that have just come take their turns first: evicted now, they would have had no time
+                    // to send anything.
+                    Err(_) if has_accepted => return,
+                    Err(error) => self.make_room_for_descriptor(&error),
                 }
             }
         }
@@ -90,6 +89,38 @@ impl<S: Service> EventLoop<S> {
         };
         slot.insert(entry);
         self.account(index);
-        self.make_room_for_bytes(0);
+        self.evict_excess_bytes();
+    }
+}
+
+/// Returns true if there is no file descriptor or no memory for a connection, which another one can give back.
+fn is_shortage(error: &io::Error) -> bool {
+    let shortages = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
+    Errno::from_io_error(error).is_some_and(|errno| shortages.contains(&errno))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The errors of accept(2): an error of one connection evicts no other.
+    #[test]
+    fn only_a_shortage_evicts() {
+        let evicts = |errno: Errno| is_shortage(&errno.into());
+        assert!([Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].into_iter().all(evicts));
+        let of_one_connection = [
+            Errno::CONNABORTED,
+            Errno::INTR,
+            Errno::PERM,
+            Errno::PROTO,
+            Errno::NETDOWN,
+            Errno::NOPROTOOPT,
+            Errno::HOSTDOWN,
+            Errno::HOSTUNREACH,
+            Errno::OPNOTSUPP,
+            Errno::NETUNREACH,
+        ];
+        assert!(!of_one_connection.into_iter().any(evicts));
+        assert!(!is_shortage(&io::ErrorKind::ConnectionAborted.into()), "an error without a number");
     }
 }

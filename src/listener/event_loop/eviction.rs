@@ -2,6 +2,7 @@
 
 use std::io::{self, Read};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use super::{ConnectionEntry, EventLoop};
 use crate::error::{Failure, FailureCause};
@@ -10,6 +11,10 @@ use crate::listener::Service;
 use crate::listener::load::Cause;
 use crate::listener::origins::{Origin, Resource};
 use crate::listener::socket::InboundStream;
+
+/// The quarters of `buffer_limit` that the requests of one key may hold. The rest is left to the others, also while none of its
+/// requests can be shed, because all of them run.
+const LANE_QUARTERS: usize = 3;
 
 impl<S: Service> EventLoop<S> {
     /// Makes room for one more connection from an origin; returns false if there is none. One origin holds at most half
@@ -23,14 +28,47 @@ impl<S: Service> EventLoop<S> {
         }
     }
 
-    /// Evicts connections until `wanted` more bytes fit. Returns false if they still do not fit.
-    pub(super) fn make_room_for_bytes(&mut self, wanted: usize) -> bool {
-        while self.buffered + wanted > self.listener.limits.buffered_bytes {
-            if !self.evict_from_largest(Resource::Bytes) {
+    /// Makes room for the bytes of a complete request, whose lane holds `own` bytes with it; returns false if the request is
+    /// to be shed itself. What can be evicted goes first, if that is enough. If not, the lanes that hold more than this one lose
+    /// their newest requests, the heaviest first. Nothing is lost unless the request fits in the end.
+    pub(super) fn make_room_for_request(&mut self, bytes: usize, own: usize, is_known: bool) -> bool {
+        let limit = self.listener.limits.buffered_bytes;
+        if own > bytes && own > limit / 4 * LANE_QUARTERS {
+            return false;
+        }
+        // A stranger displaces no request of a known key.
+        let lighter = if is_known { own } else { usize::MAX };
+        let excess = |state: &Self| (state.buffered + bytes).saturating_sub(limit);
+        if excess(self) == 0 {
+            return true;
+        }
+        let waiting: usize = self.workers.heavier_lanes(lighter).map(|lane| lane.waiting).sum();
+        if excess(self) > self.holdings.evictable_bytes() + waiting {
+            return false;
+        }
+        while excess(self) > 0 {
+            if excess(self) <= self.holdings.evictable_bytes() {
+                self.evict_from_largest(Resource::Bytes);
+                continue;
+            }
+            let workers = Arc::clone(&self.workers);
+            let Some(heaviest) = workers.heavier_lanes(lighter).max_by_key(|lane| lane.bytes) else {
                 return false;
+            };
+            if let Some(job) = heaviest.shed() {
+                self.shed(&job, Cause::BuffersFull);
+                self.account(job.connection);
+                self.schedule(job.connection);
             }
         }
         true
+    }
+
+    /// Evicts connections after one of them has grown.
+    pub(super) fn evict_excess_bytes(&mut self) {
+        while self.buffered > self.listener.limits.buffered_bytes && self.evict_from_largest(Resource::Bytes)
+        {
+        }
     }
 
     /// Evicts a connection of the largest holder. Returns false if no connection can be evicted.
@@ -38,8 +76,8 @@ impl<S: Service> EventLoop<S> {
         self.holdings.largest(resource).is_some_and(|holder| self.evict(resource, holder))
     }
 
-    /// Evicts one connection of an origin: the longest idle one, else the oldest unfinished request or handshake. A complete
-    /// request is never evicted. This looks at every connection: 50 µs for 4,096 of them.
+    /// Evicts one connection of an origin: the longest idle one, else the oldest of the others. A complete request is never
+    /// evicted. This looks at every connection: 50 µs for 4,096 of them.
     fn evict(&mut self, resource: Resource, origin: Origin) -> bool {
         let is_meant = |entry: &ConnectionEntry| {
             entry.origin == origin

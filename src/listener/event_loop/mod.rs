@@ -5,7 +5,6 @@ mod eviction;
 mod requests;
 mod turns;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{io, mem};
@@ -13,14 +12,17 @@ use std::{io, mem};
 use mio::event::Event;
 use mio::{Events, Token};
 use slab::Slab;
+use threadpool::ThreadPool;
 
+use self::turns::TurnQueue;
 use super::connection::InboundConnection;
+use super::load::PressureLog;
 use super::origins::{Holding, Holdings, Origin};
-use super::pressure::PressureLog;
 use super::workers::Workers;
 use super::{Listener, Service};
 use crate::client::Cancellation;
 use crate::error::{Failure, FailureCause};
+use crate::http::MAX_HEAD;
 use crate::text::count;
 
 pub(super) const WAKE: Token = Token(usize::MAX);
@@ -34,18 +36,18 @@ pub(super) struct EventLoop<S> {
     accepting: Vec<bool>,
     /// Accepting pauses until then, because there was no file descriptor for a connection.
     accept_after: Instant,
-    workers: Workers<S>,
+    workers: Arc<Workers<S>>,
+    threads: Vec<ThreadPool>,
     service: Arc<S>,
     connections: Slab<ConnectionEntry>,
-    /// The connections that have something to do, each once, in the order of their turns.
-    ready: VecDeque<usize>,
+    /// The connections that have something to do, each once.
+    ready: TurnQueue,
     /// The connections that wait for the next step of their TLS handshake. One step is taken per round, after the ready
     /// connections, because it costs milliseconds with an RSA key.
-    handshakes: VecDeque<usize>,
-    /// The origin of the last handshake step.
-    last_handshake: Option<Origin>,
+    handshakes: TurnQueue,
     /// The connections and bytes that each origin holds.
     holdings: Holdings,
+    /// For the bytes of one read. What follows a request in it is kept, so it has no more bytes than a head.
     scratch: Vec<u8>,
     /// The memory of all connections and their requests together.
     buffered: usize,
@@ -70,18 +72,19 @@ struct ConnectionEntry {
 impl<S: Service> EventLoop<S> {
     pub fn new(listener: Listener, service: Arc<S>) -> Self {
         let now = Instant::now();
+        let (workers, threads) = Workers::start(&listener, Arc::clone(&service));
         Self {
             accepting: vec![false; listener.sockets.len()],
             accept_after: now,
-            workers: Workers::start(&listener, Arc::clone(&service)),
+            workers,
+            threads,
             listener,
             service,
             connections: Slab::new(),
-            ready: VecDeque::new(),
-            handshakes: VecDeque::new(),
-            last_handshake: None,
+            ready: TurnQueue::default(),
+            handshakes: TurnQueue::default(),
             holdings: Holdings::default(),
-            scratch: vec![0; turns::TURN],
+            scratch: vec![0; MAX_HEAD],
             buffered: 0,
             next_sweep: now,
             pressure_log: PressureLog::default(),
@@ -94,7 +97,8 @@ impl<S: Service> EventLoop<S> {
         while !(self.stopping && self.connections.is_empty()) {
             self.round(&mut events)?;
         }
-        self.workers.join();
+        self.workers.close();
+        self.threads.iter().for_each(ThreadPool::join);
         self.pressure_log.finish(&self.listener.load, Instant::now());
         Ok(())
     }
@@ -203,7 +207,7 @@ impl<S: Service> EventLoop<S> {
             return;
         }
         self.stopping = true;
-        self.workers.completions().close_after_responses();
+        self.workers.completions.close_after_responses();
         self.listener.sockets.clear();
         self.accepting.clear();
         let limits = &mut self.listener.limits;

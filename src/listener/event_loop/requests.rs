@@ -1,16 +1,19 @@
 //! Requests: given to the workers, answered, refused, or abandoned by clients that go away.
 
+use std::sync::Arc;
+
 use super::{ConnectionEntry, EventLoop};
 use crate::error::{Failure, FailureCause};
 use crate::http::response::ConnectionHeader;
-use crate::listener::completions::Outgoing;
+use crate::listener::connection::Outgoing;
 use crate::listener::load::Cause;
+use crate::listener::queue::{Job, Work};
 use crate::listener::{Destination, PendingRequest, Service, Ticket};
 
 impl<S: Service> EventLoop<S> {
     /// Sends the responses that the workers have finished.
     pub(super) fn send_completed(&mut self) {
-        for (index, mut outgoing) in self.workers.completions().take() {
+        for (index, mut outgoing) in self.workers.completions.take() {
             if let Some(entry) = self.connections.get_mut(index) {
                 if entry.call.take().is_some_and(|(call, _)| call.is_cancelled()) {
                     self.close(index);
@@ -34,25 +37,36 @@ impl<S: Service> EventLoop<S> {
         if self.connections[index].connection.read_closed {
             return self.drop_abandoned(index);
         }
-        let bytes = call.request.held_bytes();
-        if !self.make_room_for_bytes(bytes) {
-            self.listener.load.count(Cause::BuffersFull);
-            return self.refuse(index, Some(&call), Failure::shed(FailureCause::BuffersFull));
-        }
         let full = match call.destination {
             Destination::Api(_) => Cause::QueueFull,
             Destination::Console => Cause::ConsoleFull,
         };
-        self.connections[index].call = Some((call.cancellation.clone(), bytes));
+        let workers = Arc::clone(&self.workers);
+        let (queue, ticket) = workers.place(call.destination, ticket);
+        let cancellation = call.cancellation.clone();
+        let job = Job { connection: index, ticket, work: Work::Answer(call) };
+        let bytes = job.bytes();
+        let own = queue.lane_bytes(&job.ticket.lane) + bytes;
+        if !self.make_room_for_request(bytes, own, job.ticket.lane.is_some()) {
+            return self.shed(&job, Cause::BuffersFull);
+        }
+        self.connections[index].call = Some((cancellation, bytes));
         self.account(index);
-        if let Some(job) = self.workers.answer(index, call, ticket) {
-            self.listener.load.count(full);
-            self.refuse(job.connection, job.call(), Failure::shed(FailureCause::QueueFull));
+        if let Some(job) = queue.push(job) {
+            self.shed(&job, full);
             if job.connection != index {
                 self.account(job.connection);
                 self.schedule(job.connection);
             }
         }
+    }
+
+    /// Answers a complete request for which there is no room.
+    pub(super) fn shed(&mut self, job: &Job, cause: Cause) {
+        self.listener.load.count(cause);
+        let cause =
+            if cause == Cause::BuffersFull { FailureCause::BuffersFull } else { FailureCause::QueueFull };
+        self.refuse(job.connection, job.call(), Failure::shed(cause));
     }
 
     /// Answers a broken or shed request without a worker, and closes the connection.

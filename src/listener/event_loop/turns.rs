@@ -1,5 +1,6 @@
 //! Turns: each connection with something to do gets one, then the others do.
 
+use std::collections::{HashMap, VecDeque};
 use std::mem;
 use std::time::{Duration, Instant};
 
@@ -7,35 +8,60 @@ use super::EventLoop;
 use crate::error::{Failure, FailureCause};
 use crate::http::{ClientInfo, RequestHead};
 use crate::listener::connection::{Turn, TurnResult};
+use crate::listener::origins::Origin;
 use crate::listener::{Listener, Service};
 
 /// The bytes that a connection may read before the others have their turn.
-pub(super) const TURN: usize = 64 * 1024;
+const TURN: usize = 64 * 1024;
 
 /// The time limit for the turns of one round. Then the loop sends responses, accepts connections and checks deadlines.
 const ROUND: Duration = Duration::from_millis(10);
+
+/// Connections that wait for a turn. The origins have theirs in turn, so that many connections of one delay another by one turn.
+#[derive(Default)]
+pub(super) struct TurnQueue {
+    by_origin: HashMap<Origin, VecDeque<usize>>,
+    /// The origins with a connection here, in the order of their turns.
+    turns: VecDeque<Origin>,
+}
+
+impl TurnQueue {
+    pub fn push(&mut self, origin: Origin, index: usize) {
+        let line = self.by_origin.entry(origin).or_default();
+        if line.is_empty() {
+            self.turns.push_back(origin);
+        }
+        line.push_back(index);
+    }
+
+    pub fn pop(&mut self) -> Option<usize> {
+        let origin = self.turns.pop_front()?;
+        let line = self.by_origin.get_mut(&origin)?;
+        let next = line.pop_front();
+        if line.is_empty() {
+            self.by_origin.remove(&origin);
+        } else {
+            self.turns.push_back(origin);
+        }
+        next
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.turns.is_empty()
+    }
+}
 
 impl<S: Service> EventLoop<S> {
     /// Gives each ready connection its turn, until the round is over.
     pub(super) fn take_turns(&mut self) {
         let began = Instant::now();
-        while let Some(index) = self.ready.pop_front() {
+        while let Some(index) = self.ready.pop() {
             self.take_turn(index, false);
             if began.elapsed() > ROUND {
                 break;
             }
         }
-        self.advance_one_handshake();
-    }
-
-    /// Limits TLS handshakes: one step of one handshake per round. Another origin than the last one's comes first, so that a
-    /// flood of handshakes from one origin does not delay the others.
-    fn advance_one_handshake(&mut self) {
-        let origin = |&index: &usize| self.connections.get(index).map(|entry| entry.origin);
-        let place =
-            self.handshakes.iter().position(|index| origin(index) != self.last_handshake).unwrap_or(0);
-        if let Some(index) = self.handshakes.remove(place) {
-            self.last_handshake = origin(&index);
+        if let Some(index) = self.handshakes.pop() {
             self.take_turn(index, true);
         }
     }
@@ -50,8 +76,9 @@ impl<S: Service> EventLoop<S> {
 
     /// Schedules a turn for a connection, after those of the others, if it has none yet.
     pub(super) fn schedule(&mut self, index: usize) {
-        if !mem::replace(&mut self.connections[index].is_scheduled, true) {
-            self.ready.push_back(index);
+        let entry = &mut self.connections[index];
+        if !mem::replace(&mut entry.is_scheduled, true) {
+            self.ready.push(entry.origin, index);
         }
     }
 
@@ -79,11 +106,11 @@ impl<S: Service> EventLoop<S> {
                         _ => None,
                     };
                     if let Some(line) = line.filter(|_| !mem::replace(&mut entry.is_scheduled, true)) {
-                        line.push_back(index);
+                        line.push(entry.origin, index);
                     }
                     self.account(index);
                     // The evicted connection may be this one.
-                    self.make_room_for_bytes(0);
+                    self.evict_excess_bytes();
                     return;
                 }
                 TurnResult::Gone => return self.close(index),
