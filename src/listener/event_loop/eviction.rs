@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::{ConnectionEntry, EventLoop};
 use crate::error::{Failure, FailureCause};
+use crate::http::MAX_HEAD;
 use crate::http::response::ConnectionHeader;
 use crate::listener::Service;
 use crate::listener::load::Cause;
@@ -47,8 +48,7 @@ impl<S: Service> EventLoop<S> {
             return false;
         }
         while excess(self) > 0 {
-            if excess(self) <= self.holdings.evictable_bytes() {
-                self.evict_from_largest(Resource::Bytes);
+            if excess(self) <= self.holdings.evictable_bytes() && self.evict_from_largest(Resource::Bytes) {
                 continue;
             }
             let workers = Arc::clone(&self.workers);
@@ -57,8 +57,6 @@ impl<S: Service> EventLoop<S> {
             };
             if let Some(job) = heaviest.shed() {
                 self.shed(&job, Cause::BuffersFull);
-                self.account(job.connection);
-                self.schedule(job.connection);
             }
         }
         true
@@ -102,24 +100,20 @@ impl<S: Service> EventLoop<S> {
     }
 
     fn evict_unfinished(&mut self, index: usize, resource: Resource) {
-        let connection = &mut self.connections[index].connection;
+        let ConnectionEntry { connection, held_bytes, .. } = &self.connections[index];
         if !connection.has_partial_request() {
             return self.close(index);
         }
-        match resource {
-            // Its bytes are free at once, and it may still read its response.
-            Resource::Bytes => {
-                self.refuse(index, None, Failure::shed(FailureCause::BuffersFull));
-                self.account(index);
-                self.schedule(index);
-            }
-            Resource::Connections => {
-                if let Some(stream) = connection.plain_stream() {
-                    send_unavailable(&*self.service, stream, connection.peer, &mut self.scratch);
-                }
-                self.close(index);
-            }
+        // A large body is free at once, and its client may still read the response. A small one holds less than that.
+        if resource == Resource::Bytes && *held_bytes > MAX_HEAD {
+            self.refuse(index, None, Failure::shed(FailureCause::BuffersFull));
+            self.account(index);
+            return self.schedule(index);
         }
+        if let Some(stream) = connection.plain_stream() {
+            send_unavailable(&*self.service, stream, connection.peer, &mut self.scratch);
+        }
+        self.close(index);
     }
 }
 

@@ -54,10 +54,6 @@ impl<S: Service> EventLoop<S> {
         self.account(index);
         if let Some(job) = queue.push(job) {
             self.shed(&job, full);
-            if job.connection != index {
-                self.account(job.connection);
-                self.schedule(job.connection);
-            }
         }
     }
 
@@ -67,6 +63,8 @@ impl<S: Service> EventLoop<S> {
         let cause =
             if cause == Cause::BuffersFull { FailureCause::BuffersFull } else { FailureCause::QueueFull };
         self.refuse(job.connection, job.call(), Failure::shed(cause));
+        self.account(job.connection);
+        self.schedule(job.connection);
     }
 
     /// Answers a broken or shed request without a worker, and closes the connection.
