@@ -180,16 +180,14 @@ impl Runtimes {
         response_format: Option<&serde_json::Value>,
         spent: &mut Spent,
     ) -> CallResult {
-        let body = serde_json::to_vec(&CompletionRequest {
-            model: &self.model,
-            messages: &chat.messages,
-            temperature: chat.temperature,
-            max_tokens: chat.max_tokens,
-            stream: false,
-            response_format,
-        })
-        .expect("a chat should have its JSON");
+        let body = self.body(chat, response_format);
         spent.add(self.timeout, |deadline, cancellation| self.ask_in_order(&body, deadline, cancellation))
+    }
+
+    /// Runs a completion on the first runtime, for a check: it is not noted in the runtime's state.
+    pub fn check(&self, chat: &Chat) -> Result<Generated, RuntimeError> {
+        let deadline = Instant::now() + self.timeout;
+        self.ask(&self.members[0], &self.body(chat, None), deadline, &Cancellation::default())
     }
 
     /// Returns the status of each runtime, in the order of the configuration.
@@ -206,6 +204,18 @@ impl Runtimes {
                 member.recover(failures);
             }
         }
+    }
+
+    fn body(&self, chat: &Chat, response_format: Option<&serde_json::Value>) -> Vec<u8> {
+        serde_json::to_vec(&CompletionRequest {
+            model: &self.model,
+            messages: &chat.messages,
+            temperature: chat.temperature,
+            max_tokens: chat.max_tokens,
+            stream: false,
+            response_format,
+        })
+        .expect("a chat should have its JSON")
     }
 
     fn ask_in_order(&self, body: &[u8], deadline: Instant, cancellation: &Cancellation) -> CallResult {
