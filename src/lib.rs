@@ -9,7 +9,7 @@
 //! - `pipeline` takes a request through the steps of `api`, in the order of error precedence.
 //! - `search` finds the passages that ground an answer, `runtime` calls the inference runtime, both through
 //!   `client`; `store` keeps the keys and the ledger.
-//! - `background` makes test writes, removes old rows and keeps the heartbeat of a gateway.
+//! - `background` makes test writes, probes failed runtimes, removes old rows and keeps the heartbeat of a gateway.
 //! - `metrics` counts requests and their outcomes.
 //! - `supervisor` reports to systemd (readiness, reloads, stops, the watchdog) and reloads the configuration.
 //!

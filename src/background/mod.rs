@@ -1,5 +1,5 @@
-//! Background tasks, each on its own thread: readiness, retention and the gateway's heartbeat. If one fails, requests
-//! continue, and the next round tries again.
+//! Background tasks, each on its own thread: readiness, retention, the gateway's heartbeat and probes of failed runtimes. If
+//! one fails, requests continue, and the next round tries again.
 
 mod readiness;
 mod task;
@@ -11,11 +11,15 @@ use std::time::{Duration, Instant};
 pub use self::readiness::Readiness;
 use self::task::{StopSignal, Task, TaskStep};
 use crate::checks;
+use crate::runtime::Runtimes;
 use crate::store::{RetentionState, ServeLock, SessionLock, Store, StoreError};
 use crate::text::count;
 
 /// The pause between two rounds of the readiness task, and between two heartbeats of a gateway.
 const INTERVAL: Duration = Duration::from_secs(1);
+
+/// The pause between two probes of a failed runtime.
+const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The pause between two searches for old rows.
 const RETENTION_INTERVAL: Duration = Duration::from_secs(3600);
@@ -36,12 +40,14 @@ impl Background {
     pub fn start(
         store: &Arc<Store>,
         readiness: &Arc<Readiness>,
+        runtimes: Option<&Arc<Runtimes>>,
         retention_days: Option<u32>,
         lock: ServeLock,
         replaced: impl Fn(&StoreError) + Send + Sync + 'static,
     ) -> Self {
         let replaced = Arc::new(replaced);
         let mut tasks = vec![readiness::watch(Arc::clone(readiness), Arc::clone(&replaced))];
+        tasks.extend(runtimes.map(|runtimes| probes(Arc::clone(runtimes))));
         tasks.extend(retention_days.map(|days| retention(Arc::clone(store), days)));
         match lock {
             ServeLock::Session(lock) => tasks.push(presence(Arc::clone(store), *lock, replaced)),
@@ -49,6 +55,18 @@ impl Background {
         }
         Self(tasks, None)
     }
+}
+
+/// Probes failed runtimes. A stop does not wait for one that hangs.
+fn probes(runtimes: Arc<Runtimes>) -> Task {
+    let task = Task::start("probes", move |stop| {
+        let probe = TaskStep::new("probing failed runtimes", || {
+            runtimes.probe_failed();
+            Ok(())
+        });
+        stop.repeat(PROBE_INTERVAL, [probe]);
+    });
+    task.detached()
 }
 
 /// Updates the gateway's heartbeat.

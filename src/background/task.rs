@@ -11,21 +11,33 @@ use crate::store::StoreError;
 /// The pause after a round that panicked.
 const PANIC_PAUSE: Duration = Duration::from_secs(5);
 
-/// A thread that stops when the value is dropped. `None` only while it is dropped.
-pub(super) struct Task(Option<(Sender<()>, JoinHandle<()>)>);
+/// A thread that stops when the value is dropped.
+pub(super) struct Task {
+    /// `None` only while it is dropped.
+    stop: Option<Sender<()>>,
+    /// `None` if a drop does not wait for the thread.
+    thread: Option<JoinHandle<()>>,
+}
 
 impl Task {
     pub fn start(name: &str, run: impl FnOnce(&StopSignal) + Send + 'static) -> Self {
         let (stop, stopped) = mpsc::channel();
         let thread = thread::Builder::new().name(name.into()).spawn(move || run(&StopSignal(stopped)));
-        Self(Some((stop, thread.expect("a thread should start"))))
+        Self { stop: Some(stop), thread: Some(thread.expect("a thread should start")) }
+    }
+
+    /// Makes a drop not wait for the thread: for one that waits for other hosts and leaves nothing unfinished.
+    pub fn detached(self) -> Self {
+        let mut task = self;
+        task.thread = None;
+        task
     }
 }
 
 impl Drop for Task {
     fn drop(&mut self) {
-        if let Some((stop, thread)) = self.0.take() {
-            drop(stop);
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
@@ -134,5 +146,19 @@ mod tests {
         });
         assert_eq!(rounds.recv(), Ok(()));
         drop(task);
+    }
+
+    #[test]
+    fn a_drop_does_not_wait_for_a_detached_task() {
+        let (release, held) = mpsc::channel::<()>();
+        let (sender, ended) = mpsc::channel();
+        let task = Task::start("test", move |stop| {
+            let _ = held.recv();
+            sender.send(stop.wait(Duration::MAX)).expect("the test listens");
+        });
+        // It would never return if it waited.
+        drop(task.detached());
+        drop(release);
+        assert_eq!(ended.recv(), Ok(true), "it stops when it is no longer held");
     }
 }

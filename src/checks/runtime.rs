@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::{Finding, Verdict};
 use crate::config::{Config, RuntimeConfig};
 use crate::listener::Address;
-use crate::runtime::{Chat, ChatMessage, Role, Runtimes, Spent, probe};
+use crate::runtime::{Chat, ChatMessage, Role, Runtimes, probe};
 
 /// The ports that runtimes listen on by default.
 const DEFAULT_PORTS: [(&str, u16); 4] =
@@ -47,7 +47,7 @@ fn try_runtime(url: &str, config: &Config) -> Option<Finding> {
         max_tokens: 1,
     };
     let asked = Instant::now();
-    Some(match runtime.complete(&chat, None, &mut Spent::default()) {
+    Some(match runtime.check(&chat) {
         Ok(generated) => {
             let mut message = format!("{url}: answers in {} ms", asked.elapsed().as_millis());
             if let Some(context) = about.context {
@@ -60,7 +60,7 @@ fn try_runtime(url: &str, config: &Config) -> Option<Finding> {
                 }
             }
         }
-        Err((_, error)) => {
+        Err(error) => {
             let mut message = format!("{url}: {error}. ");
             if about.models.is_empty() && url.starts_with("https://") {
                 message += "Is it running, is this its base address (runtime.url), and is its certificate signed by a CA \

@@ -110,7 +110,8 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
             }
         }
     };
-    let background = Background::start(&store, &readiness, config.retention_days, lock, replaced);
+    let background =
+        Background::start(&store, &readiness, runtimes.as_ref(), config.retention_days, lock, replaced);
     let metrics = Arc::new(Metrics::default());
     let supervisor = Supervisor::start(Watched {
         notify,

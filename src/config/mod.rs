@@ -308,7 +308,7 @@ mod tests {
             ("ADRIATICUM_TRUSTED_PROXIES", "unix, 10.0.0.0/8"),
             ("ADRIATICUM_TLS_CERT", "a"),
             ("ADRIATICUM_TLS_KEY", "b"),
-            ("ADRIATICUM_RUNTIME_URL", "http://a/v1/,http://b:1/v1"),
+            ("ADRIATICUM_RUNTIME_URL", "http://a/v1/,http://b:1/v1,http://a/v1"),
             ("ADRIATICUM_RUNTIME_TIMEOUT", "9"),
         ])
         .expect("the environment should be good");

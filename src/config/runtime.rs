@@ -1,5 +1,6 @@
 //! The settings of the runtime.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -37,7 +38,7 @@ pub(super) fn read(settings: &mut Settings) -> RuntimeConfig {
     let accepted = "base addresses ending in /v1, such as http://127.0.0.1:8081/v1 or https://10.0.0.7/v1";
     // Every call adds the rest of its path to `/v1`.
     let address = |url: &str| base_address(url).filter(|url| url.ends_with("/v1"));
-    let config = RuntimeConfig {
+    let mut config = RuntimeConfig {
         urls: settings.value("runtime.url", Vec::new(), |written| written.parse_each(accepted, address)),
         model: settings.value("runtime.model", MODEL.into(), |written| match written.text()? {
             "" => Ok(MODEL.into()),
@@ -47,6 +48,9 @@ pub(super) fn read(settings: &mut Settings) -> RuntimeConfig {
         ca: settings.value("runtime.ca", None, ca),
         timeout: Duration::from_secs(settings.number("runtime.timeout", 1..=86_400, 120)),
     };
+    // A request is sent to each at most once, and each has one series in the metrics.
+    let mut known = HashSet::new();
+    config.urls.retain(|url| known.insert(url.clone()));
     // `Debug` leaves out the key and the content of the file.
     settings.note("runtime.api_key", &config.api_key.as_ref().map(Secret::expose));
     settings.note("runtime.ca", &config.ca.as_ref().map(|ca| &ca.roots));

@@ -42,11 +42,10 @@ impl MonitoringEndpoints {
 
     /// True if something is wrong that the process knows without a check.
     pub fn has_trouble(&self, now: i64) -> bool {
-        let is_failing = |runtimes: &Arc<Runtimes>| {
-            runtimes.status().iter().any(|runtime| runtime.is_unreachable || runtime.is_failing)
-        };
+        let has_failed =
+            |runtimes: &Arc<Runtimes>| runtimes.status().iter().any(|runtime| runtime.failed_since.is_some());
         let expires = self.acceptor.as_ref().and_then(|acceptor| acceptor.expires());
-        self.runtimes.as_ref().is_none_or(is_failing)
+        self.runtimes.as_ref().is_none_or(has_failed)
             || !self.readiness.accepts_writes()
             || expires.is_some_and(|expires| is_expiring(expires, now))
     }
@@ -73,7 +72,8 @@ impl MonitoringEndpoints {
                     is_available: self.store.outage().is_none(),
                     wal_bytes: self.store.wal_figures().bytes,
                 };
-                let text = self.metrics.render(&self.load.snapshot(), ledger, &keys);
+                let runtimes = self.runtimes.as_ref().map_or_else(Vec::new, |all| all.status());
+                let text = self.metrics.render(&self.load.snapshot(), ledger, &runtimes, &keys);
                 Response::new(200, METRICS_TEXT, text.into_bytes())
             }
             Err(failure) => {

@@ -69,7 +69,7 @@ fn parts(console: &Console, found: Option<&CheckRun>) -> Vec<PartState> {
     for finding in found.iter().flat_map(|run| &run.findings) {
         let place = runtimes.iter().position(|runtime| Some(&runtime.url) == finding.runtime.as_ref());
         parts.push(match place {
-            Some(place) => runtime(&runtimes.remove(place), found.map(|found| (finding, found.time))),
+            Some(place) => runtime(&runtimes.remove(place), Some(finding)),
             None => PartState {
                 name: html! { (finding.part) },
                 is_runtime: false,
@@ -84,27 +84,23 @@ fn parts(console: &Console, found: Option<&CheckRun>) -> Vec<PartState> {
     parts
 }
 
-/// The state of a runtime: a failed call counts unless a later check succeeded.
-fn runtime(status: &RuntimeStatus, checked: Option<(&Finding, i64)>) -> PartState {
-    let address = status.url.split("//").nth(1).unwrap_or(&status.url).split('/').next().unwrap_or_default();
-    let failed_since = |time: i64| status.last_error.as_ref().is_some_and(|(failed, _)| *failed >= time);
-    let is_failing = status.is_failing || status.is_unreachable;
-    let verdict = match checked {
-        Some((_, time)) if is_failing && failed_since(time) => Some(Verdict::Fail),
-        Some((finding, _)) => Some(finding.status),
-        None if is_failing => Some(Verdict::Fail),
-        None => status.median.map(|_| Verdict::Ok),
+/// The state of a runtime: one that requests avoid has failed, whatever a check says.
+fn runtime(status: &RuntimeStatus, finding: Option<&Finding>) -> PartState {
+    let verdict = match (status.failed_since, finding) {
+        (Some(_), _) => Some(Verdict::Fail),
+        (None, Some(finding)) => Some(finding.status),
+        (None, None) => status.median.map(|_| Verdict::Ok),
     };
     PartState {
         name: html! { "runtime" },
         is_runtime: true,
         verdict,
         details: html! {
-            @if status.is_unreachable && verdict == Some(Verdict::Fail) { "Runtime " (address) " is unreachable. " }
-            span.text { @match checked { Some((finding, _)) => (finding.message), None => (status.url) } }
+            span.text { @match finding { Some(finding) => (finding.message), None => (status.url) } }
             br;
             span.muted {
-                (grouped(status.in_progress as i64)) " in progress"
+                (grouped(status.running as i64)) " in progress"
+                @if let Some(time) = status.failed_since { ", failed since " (format::second(time)) }
                 @if let Some(time) = status.median { ", p50 " (format::exact_duration(when::milliseconds(time))) " of the last 100 answers" }
                 @if let Some((time, error)) = &status.last_error { ", last error " (format::second(*time)) ": " span.text { (error) } }
             }

@@ -1,5 +1,5 @@
 //! Prometheus's text format: families of samples, each with its help and type. No name, text or label
-//! comes from outside, so nothing is escaped.
+//! comes from outside, and the address of a runtime has no character that has to be escaped, so nothing is.
 
 use std::fmt::Display;
 

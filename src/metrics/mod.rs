@@ -13,6 +13,7 @@ use self::exposition::MetricsText;
 use self::histogram::Histogram;
 use crate::error::ApiError;
 use crate::listener::{Cause, Snapshot};
+use crate::runtime::RuntimeStatus;
 use crate::store::{Key, KeyBudget, Searched, Tokens};
 
 /// The reasons for asking Search, in the ledger's terms.
@@ -130,12 +131,19 @@ impl Metrics {
     }
 
     /// Writes all metrics in Prometheus's text format, version 0.0.4, with the budgets of these keys.
-    pub fn render(&self, load: &Snapshot, ledger: LedgerGauges, keys: &[Key]) -> String {
+    pub fn render(
+        &self,
+        load: &Snapshot,
+        ledger: LedgerGauges,
+        runtimes: &[RuntimeStatus],
+        keys: &[Key],
+    ) -> String {
         let mut text = MetricsText::default();
         self.counts(&mut text);
         self.times(&mut text);
         gauges(&mut text, load, ledger);
         shed(&mut text, load);
+        write_runtimes(&mut text, runtimes);
         budgets(&mut text, keys);
         text.family("gauge", "adriaticum_build_info", "The version that runs; the value is always 1.")
             .with(concat!("version=\"", env!("ADRIATICUM_VERSION"), "\""), 1);
@@ -230,6 +238,20 @@ fn shed(text: &mut MetricsText, load: &Snapshot) {
         .with("phase=\"running\"", load.of(Cause::AbandonedRunning));
 }
 
+fn write_runtimes(text: &mut MetricsText, runtimes: &[RuntimeStatus]) {
+    let mut write = |kind: &str, name: &str, help: &str, value: fn(&RuntimeStatus) -> u64| {
+        let family = text.family(kind, &format!("adriaticum_runtime_{name}"), help);
+        for runtime in runtimes {
+            family.with(&format!("runtime=\"{}\"", runtime.url), value(runtime));
+        }
+    };
+    let help = "1 if the runtime is well; 0: its last call failed, so others are called first.";
+    write("gauge", "up", help, |runtime| runtime.failed_since.is_none().into());
+    write("gauge", "running", "Calls that the runtime processes.", |runtime| runtime.running as u64);
+    let help = "Calls of the runtime that failed, also if another runtime then took the request.";
+    write("counter", "failures_total", help, |runtime| runtime.failures);
+}
+
 /// Writes two gauges for each key, which an alert compares.
 fn budgets(text: &mut MetricsText, keys: &[Key]) {
     let mut budgets: Vec<(&str, KeyBudget)> =
@@ -288,7 +310,10 @@ mod tests {
         metrics.ledger_errors.add(1);
         metrics.head_refused.add(6);
         metrics.unrecorded.add(1);
-        let text = metrics.render(&load(), LEDGER, &[]);
+        let runtime = |url: &str| RuntimeStatus { url: url.into(), ..RuntimeStatus::default() };
+        let failed =
+            RuntimeStatus { failed_since: Some(1), running: 2, failures: 3, ..runtime("http://b/v1") };
+        let text = metrics.render(&load(), LEDGER, &[runtime("http://a/v1"), failed], &[]);
         for line in [
             "adriaticum_requests_total{status=\"200\",code=\"ok\"} 2",
             "adriaticum_requests_total{status=\"502\",code=\"inference_error\"} 1",
@@ -321,6 +346,11 @@ mod tests {
             "adriaticum_requests_abandoned_total{phase=\"waiting\"} 7",
             "adriaticum_requests_abandoned_total{phase=\"running\"} 8",
             "adriaticum_refusals_unrecorded_total 1",
+            "adriaticum_runtime_up{runtime=\"http://a/v1\"} 1",
+            "adriaticum_runtime_up{runtime=\"http://b/v1\"} 0",
+            "adriaticum_runtime_running{runtime=\"http://b/v1\"} 2",
+            "adriaticum_runtime_failures_total{runtime=\"http://a/v1\"} 0",
+            "adriaticum_runtime_failures_total{runtime=\"http://b/v1\"} 3",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
         }
@@ -350,7 +380,7 @@ mod tests {
     /// The rules of the format that concern more than one line.
     #[test]
     fn a_family_is_announced_once_and_before_its_samples() {
-        let text = Metrics::default().render(&load(), LEDGER, &[]);
+        let text = Metrics::default().render(&load(), LEDGER, &[], &[]);
         assert!(text.ends_with('\n'));
         let mut families: Vec<&str> = Vec::new();
         for line in text.lines() {

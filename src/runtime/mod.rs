@@ -1,22 +1,20 @@
 //! The inference runtime: its requests and answers, and the choice between several.
 //!
-//! A request is sent once. If a connection can't be made, the next runtime is tried; once a byte was sent, an inference
-//! may have been spent, and there is no second try.
+//! A request is run once. If a connection can't be made, or a runtime answers 503 or 429, nothing was run, and the next runtime
+//! is tried. After any other failure an inference may have been spent, and there is no second try.
 
-mod history;
+mod entry;
 mod probe;
 mod wire;
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use ureq::http::Uri;
 
-use history::History;
-pub use history::RuntimeStatus;
+use entry::RuntimeEntry;
+pub use entry::RuntimeStatus;
 pub use probe::{RuntimeInfo, probe};
 use wire::CompletionRequest;
 pub use wire::{context_exceeded, read_answer};
@@ -24,16 +22,12 @@ pub use wire::{context_exceeded, read_answer};
 use crate::client::{Call, CallError, Cancellation, HttpClient};
 use crate::config::RuntimeConfig;
 use crate::error::FailureCause;
-use crate::mutex::lock;
 use crate::store::Tokens;
 
 /// The bounds of the limit on the size of an answer, apart from a repeated prompt. Every worker may hold an answer, so
 /// the limit is a worker's share of `buffer_limit`. The least is enough for an honest answer: a completion has at most
 /// 512 tokens, and the longest tokens of common vocabularies have some 128 characters.
 const ANSWER_LIMITS: (usize, usize) = (128 * 1024, 4 * 1024 * 1024);
-
-/// The time for which a runtime that could not be reached is asked last.
-const BACKOFF: Duration = Duration::from_secs(5);
 
 /// A conversation that is to be continued.
 #[derive(Debug)]
@@ -117,13 +111,14 @@ pub enum RuntimeError {
 }
 
 impl RuntimeError {
+    /// Returns true if another runtime may be tried: nothing was sent, or the runtime is loading, stopping or busy.
+    fn is_refusal(&self) -> bool {
+        matches!(self, Self::Call(CallError::Unreachable(_)) | Self::Status(429 | 503))
+    }
+
     /// Returns true if no inference can have been spent: nothing was sent, or it was refused.
     fn cost_nothing(&self) -> bool {
-        match self {
-            Self::Call(CallError::Unreachable(_)) | Self::ContextExceeded(_) => true,
-            Self::Status(status) => (400..500).contains(status),
-            Self::Call(_) | Self::NotJson | Self::NoText => false,
-        }
+        self.is_refusal() || matches!(self, Self::ContextExceeded(_) | Self::Status(400..500))
     }
 
     pub fn cause(&self) -> FailureCause {
@@ -161,17 +156,6 @@ pub struct Runtimes {
     answer_limit: u64,
 }
 
-struct RuntimeEntry {
-    url: String,
-    /// The URL of its completions, parsed once.
-    uri: Uri,
-    /// Each call under way holds a clone.
-    under_way: Arc<()>,
-    /// Before then it is asked last, because a connection could not be made.
-    backoff_until: Mutex<Instant>,
-    history: History,
-}
-
 impl Runtimes {
     /// Returns `None` if no runtime is configured.
     pub fn new(config: &RuntimeConfig, workers: usize, worker_share: usize) -> Option<Self> {
@@ -188,15 +172,42 @@ impl Runtimes {
         })
     }
 
-    /// Runs a completion on the runtime with the fewest calls under way that can be reached, within what is left of
-    /// the request's time, and adds its cost to `spent`. `response_format` is OpenAI's: the form of the text.
+    /// Runs a completion on the well runtime with the fewest running calls that takes it, within what is left of the
+    /// request's time, and adds its cost to `spent`. `response_format` is OpenAI's: the form of the text.
     pub fn complete(
         &self,
         chat: &Chat,
         response_format: Option<&serde_json::Value>,
         spent: &mut Spent,
     ) -> CallResult {
-        let body = serde_json::to_vec(&CompletionRequest {
+        let body = self.body(chat, response_format);
+        spent.add(self.timeout, |deadline, cancellation| self.ask_in_order(&body, deadline, cancellation))
+    }
+
+    /// Runs a completion on the first runtime, for a check: it is not noted in the runtime's state.
+    pub fn check(&self, chat: &Chat) -> Result<Generated, RuntimeError> {
+        let deadline = Instant::now() + self.timeout;
+        self.ask(&self.members[0], &self.body(chat, None), deadline, &Cancellation::default())
+    }
+
+    /// Returns the status of each runtime, in the order of the configuration.
+    pub fn status(&self) -> Vec<RuntimeStatus> {
+        self.members.iter().map(RuntimeEntry::status).collect()
+    }
+
+    /// Probes the failed runtimes, one after the other: one that hangs delays the others by the time of a probe.
+    pub fn probe_failed(&self) {
+        for member in &self.members {
+            if let Some(failures) = member.probe_due()
+                && probe::is_ready(&self.client, self.authorization.as_deref(), &member.url)
+            {
+                member.recover(failures);
+            }
+        }
+    }
+
+    fn body(&self, chat: &Chat, response_format: Option<&serde_json::Value>) -> Vec<u8> {
+        serde_json::to_vec(&CompletionRequest {
             model: &self.model,
             messages: &chat.messages,
             temperature: chat.temperature,
@@ -204,44 +215,34 @@ impl Runtimes {
             stream: false,
             response_format,
         })
-        .expect("a chat should have its JSON");
-        spent.add(self.timeout, |deadline, cancellation| self.ask_in_order(&body, deadline, cancellation))
-    }
-
-    /// Returns the status of each runtime, in the order of the configuration.
-    pub fn status(&self) -> Vec<RuntimeStatus> {
-        let now = Instant::now();
-        let status = |member: &RuntimeEntry| RuntimeStatus {
-            url: member.url.clone(),
-            in_progress: member.calls(),
-            is_unreachable: *lock(&member.backoff_until) > now,
-            ..member.history.status()
-        };
-        self.members.iter().map(status).collect()
+        .expect("a chat should have its JSON")
     }
 
     fn ask_in_order(&self, body: &[u8], deadline: Instant, cancellation: &Cancellation) -> CallResult {
-        let mut failure = None;
+        let mut refusal = None;
         for member in self.in_order() {
-            let asked = Instant::now();
+            let sent = Instant::now();
+            // A runtime without time for an answer would only be noted as failed.
+            if refusal.is_some() && sent >= deadline {
+                break;
+            }
             let result = self.ask(member, body, deadline, cancellation);
-            member.history.note(asked.elapsed(), &result);
+            member.note(sent, &result);
             match result {
-                Err(error @ RuntimeError::Call(CallError::Unreachable(_))) => {
-                    *lock(&member.backoff_until) = Instant::now() + BACKOFF;
-                    failure = Some((member.url.clone(), error));
+                Err(error) if error.is_refusal() => {
+                    refusal.get_or_insert_with(|| (member.url.clone(), error));
                 }
                 result => return result.map_err(|error| (member.url.clone(), error)),
             }
         }
-        Err(failure.expect("there should be at least one runtime"))
+        // That of the runtime that was most likely to work is news; the others may have failed long ago, and the log says so.
+        Err(refusal.expect("there should be at least one runtime"))
     }
 
-    /// Reachable runtimes first, and among these the one with the fewest calls first.
+    /// Well runtimes first, and among these the one with the fewest running calls first; of equals, the one configured first.
     fn in_order(&self) -> Vec<&RuntimeEntry> {
-        let now = Instant::now();
         let mut members: Vec<&RuntimeEntry> = self.members.iter().collect();
-        members.sort_by_cached_key(|member| (*lock(&member.backoff_until) > now, member.calls()));
+        members.sort_by_cached_key(|member| member.rank());
         members
     }
 
@@ -252,7 +253,7 @@ impl Runtimes {
         deadline: Instant,
         cancellation: &Cancellation,
     ) -> Result<Generated, RuntimeError> {
-        let _under_way = Arc::clone(&member.under_way);
+        let _running = member.begin_call();
         let answer = self.client.call(&Call {
             uri: &member.uri,
             authorization: self.authorization.as_deref(),
@@ -268,25 +269,6 @@ impl Runtimes {
             status @ 400..500 => Err(context_exceeded(answer.body()).unwrap_or(RuntimeError::Status(status))),
             status => Err(RuntimeError::Status(status)),
         }
-    }
-}
-
-impl RuntimeEntry {
-    fn new(url: &str) -> Self {
-        Self {
-            url: url.to_owned(),
-            uri: format!("{url}/chat/completions")
-                .parse()
-                .expect("the configuration has checked the address"),
-            under_way: Arc::default(),
-            backoff_until: Mutex::new(Instant::now()),
-            history: History::default(),
-        }
-    }
-
-    /// The number of calls under way.
-    fn calls(&self) -> usize {
-        Arc::strong_count(&self.under_way) - 1
     }
 }
 
@@ -311,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_busy_that_can_be_reached_comes_first() {
+    fn the_least_busy_well_runtime_comes_first() {
         let config = RuntimeConfig {
             urls: ["http://a/v1", "http://b/v1", "http://c/v1"].map(String::from).into(),
             model: "m".into(),
@@ -320,13 +302,41 @@ mod tests {
             ca: None,
         };
         let runtimes = Runtimes::new(&config, 1, 0).expect("there are three");
-        let order = || -> Vec<&str> { runtimes.in_order().iter().map(|m| &m.url[7..8]).collect() };
-        assert_eq!(order(), ["a", "b", "c"]);
-        let first = Arc::clone(&runtimes.members[0].under_way);
-        assert_eq!(order(), ["b", "c", "a"]);
-        *lock(&runtimes.members[1].backoff_until) += Duration::from_secs(999);
-        assert_eq!(order(), ["c", "a", "b"]);
+        let order = || -> String { runtimes.in_order().iter().map(|member| &member.url[7..8]).collect() };
+        let fail =
+            |number: usize| runtimes.members[number].note(Instant::now(), &Err(RuntimeError::Status(500)));
+        assert_eq!(order(), "abc");
+        let first = runtimes.members[0].begin_call();
+        assert_eq!(order(), "bca");
+        fail(1);
+        assert_eq!(order(), "cab");
         drop(first);
-        assert_eq!(order(), ["a", "c", "b"]);
+        assert_eq!(order(), "acb");
+        fail(0);
+        let _second = runtimes.members[0].begin_call();
+        assert_eq!(order(), "cba", "the least busy of the failed ones comes first, too");
+        fail(2);
+        assert_eq!(order(), "bca");
+        runtimes.members[0].recover(1);
+        assert_eq!(order(), "abc");
+    }
+
+    #[test]
+    fn refusals_cost_nothing() {
+        let unreachable = || RuntimeError::Call(CallError::Unreachable(std::io::ErrorKind::Other.into()));
+        for (error, is_refusal, cost_nothing) in [
+            (unreachable(), true, true),
+            (RuntimeError::Status(503), true, true),
+            (RuntimeError::Status(429), true, true),
+            (RuntimeError::Status(400), false, true),
+            (RuntimeError::ContextExceeded(None), false, true),
+            (RuntimeError::Status(500), false, false),
+            (RuntimeError::Status(502), false, false),
+            (RuntimeError::Call(CallError::TimedOut), false, false),
+            (RuntimeError::Call(CallError::Broken(String::new())), false, false),
+            (RuntimeError::NotJson, false, false),
+        ] {
+            assert_eq!((error.is_refusal(), error.cost_nothing()), (is_refusal, cost_nothing), "{error:?}");
+        }
     }
 }

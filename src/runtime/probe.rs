@@ -1,14 +1,18 @@
-//! Asks a runtime for its models and context size, without spending an inference.
+//! Asks a runtime for its models and context size, or whether it is ready, without spending an inference.
 
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use ureq::http::Response;
 
 use crate::client::{Call, Cancellation, HttpClient};
 use crate::config::RuntimeConfig;
 
 /// The largest answer that is read: a list of models, or a description of one.
 const MAX_ANSWER: u64 = 1024 * 1024;
+
+/// The time in which a failed runtime has to answer that it is ready.
+const READY_TIME: Duration = Duration::from_secs(2);
 
 /// The models of a runtime and its context size.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -23,26 +27,48 @@ pub struct RuntimeInfo {
 pub fn probe(url: &str, config: &RuntimeConfig, time: Duration) -> Option<RuntimeInfo> {
     let client = HttpClient::new(1, config.ca.clone());
     let authorization = config.api_key.as_ref().map(|key| format!("Bearer {}", key.expose()));
-    let get = |address: String| -> Option<Value> {
-        let call = Call {
-            uri: &address.parse().ok()?,
-            authorization: authorization.as_deref(),
-            body: None,
-            deadline: Instant::now() + time,
-            limit: MAX_ANSWER,
-            cancellation: &Cancellation::default(),
-        };
-        let answer = client.call(&call).ok()?;
+    let read = |address: String| -> Option<Value> {
+        let answer = get(&client, authorization.as_deref(), &address, Instant::now() + time)?;
         (answer.status() == 200).then(|| serde_json::from_slice(answer.body()).ok())?
     };
-    let mut about = read_models(&get(format!("{url}/models"))?)?;
+    let mut about = read_models(&read(format!("{url}/models"))?)?;
     if about.context.is_none() {
         // llama.cpp reports the context size that it was started with, not the model's, at an address outside the API.
-        let root = url.strip_suffix("/v1").unwrap_or(url);
-        about.context = get(format!("{root}/props"))
+        about.context = read(format!("{}/props", root(url)))
             .and_then(|props| props["default_generation_settings"]["n_ctx"].as_u64());
     }
     Some(about)
+}
+
+/// Asks a runtime that has failed whether it can run completions again. llama.cpp lists its models while it still loads them;
+/// its `/health`, outside the API, is 503 then. A runtime that has neither address is ready if it says so.
+pub(super) fn is_ready(client: &HttpClient, authorization: Option<&str>, url: &str) -> bool {
+    let deadline = Instant::now() + READY_TIME;
+    let status = |address: String| Some(get(client, authorization, &address, deadline)?.status().as_u16());
+    matches!(status(format!("{url}/models")), Some(200 | 404))
+        && status(format!("{}/health", root(url))).is_some_and(|health| health != 503)
+}
+
+fn get(
+    client: &HttpClient,
+    authorization: Option<&str>,
+    address: &str,
+    deadline: Instant,
+) -> Option<Response<Vec<u8>>> {
+    let call = Call {
+        uri: &address.parse().ok()?,
+        authorization,
+        body: None,
+        deadline,
+        limit: MAX_ANSWER,
+        cancellation: &Cancellation::default(),
+    };
+    client.call(&call).ok()
+}
+
+/// The address of the server outside the API.
+fn root(url: &str) -> &str {
+    url.strip_suffix("/v1").unwrap_or(url)
 }
 
 /// The list that every OpenAI-compatible runtime has; vLLM includes the context size.

@@ -829,7 +829,8 @@ fn check_reports_what_a_runtime_says_of_itself() {
     let runtime = Runtime::start();
     let server = Server::new(Some(&runtime));
     server.key();
-    runtime.next(Script::Answer(200, json!({"data": [{"id": "other.gguf"}]})));
+    let list = |models: serde_json::Value| *runtime.probes.models.lock().expect("the list") = (200, models);
+    list(json!({"data": [{"id": "other.gguf"}]}));
     runtime.next(Script::Answer(200, json!({"default_generation_settings": {"n_ctx": 8192}})));
     runtime.next(Script::Answer(200, json!({"choices": [{"message": {"content": "x"}}]})));
     let (pairs, messages) = findings(&server, 0);
@@ -838,7 +839,7 @@ fn check_reports_what_a_runtime_says_of_itself() {
         messages.contains("context of 8192 tokens") && messages.contains("reports no usage"),
         "{messages}"
     );
-    runtime.next(Script::Answer(200, json!({"data": [{"id": "other.gguf", "max_model_len": 4096}]})));
+    list(json!({"data": [{"id": "other.gguf", "max_model_len": 4096}]}));
     runtime.next(Script::Answer(404, json!({"error": {"message": "no such model"}})));
     let (_, messages) = findings(&server, 1);
     assert!(messages.contains("It knows other.gguf: set runtime.model"), "{messages}");

@@ -739,6 +739,7 @@ fn a_part_of_the_runtimes_is_degraded() {
         rows[0].contains(&format!("127.0.0.1:{closed}")) && rows[0].contains(">fails<"),
         "what fails is first"
     );
+    assert!(!server.log().contains(" has failed: "), "a check is no call of the service: {}", server.log());
 }
 
 #[test]

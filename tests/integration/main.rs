@@ -35,6 +35,7 @@ mod readiness;
 mod restore;
 mod runtime;
 mod search;
+mod several_runtimes;
 mod sign_in;
 mod supervisor;
 mod tls;

@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -108,6 +108,15 @@ pub struct Call {
     pub from: Option<SocketAddr>,
 }
 
+/// What the scripted runtime answers to probes. They are no calls, and follow no script.
+pub struct Probes {
+    /// The list of its models; the status 0 is no answer.
+    pub models: Mutex<(u16, Value)>,
+    /// The status of `/health`.
+    pub health: AtomicU16,
+    pub count: AtomicU64,
+}
+
 /// A scripted runtime: it follows the script, and at its end returns good completions.
 pub struct Runtime {
     address: SocketAddr,
@@ -115,6 +124,7 @@ pub struct Runtime {
     pub script: Arc<Mutex<VecDeque<Script>>>,
     /// How many calls were ended by the caller.
     pub ended: Arc<AtomicU64>,
+    pub probes: Arc<Probes>,
     is_over: Arc<AtomicBool>,
     accepting: Option<JoinHandle<()>>,
 }
@@ -127,12 +137,18 @@ impl Runtime {
             calls: Arc::default(),
             script: Arc::default(),
             ended: Arc::default(),
+            // No probe finds it well, so that a failure lasts as long as a test needs it.
+            probes: Arc::new(Probes {
+                models: Mutex::new((503, json!({}))),
+                health: AtomicU16::new(404),
+                count: AtomicU64::new(0),
+            }),
             is_over: Arc::default(),
             accepting: None,
         };
         let (calls, script, ended) =
             (Arc::clone(&runtime.calls), Arc::clone(&runtime.script), Arc::clone(&runtime.ended));
-        let is_over = Arc::clone(&runtime.is_over);
+        let (probes, is_over) = (Arc::clone(&runtime.probes), Arc::clone(&runtime.is_over));
         runtime.accepting = Some(thread::spawn(move || {
             let mut streams = Vec::new();
             for stream in listener.incoming().map_while(Result::ok) {
@@ -141,9 +157,10 @@ impl Runtime {
                 }
                 streams.push(stream.try_clone().expect("a second handle"));
                 let (calls, script, ended) = (Arc::clone(&calls), Arc::clone(&script), Arc::clone(&ended));
+                let probes = Arc::clone(&probes);
                 thread::spawn(move || {
                     let mut client = Client::of(stream);
-                    while serve_call(&mut client, &calls, &script, &ended).is_some() {}
+                    while serve_call(&mut client, &calls, &script, &ended, &probes).is_some() {}
                     let _ = client.stream.shutdown(Shutdown::Both);
                 });
             }
@@ -158,6 +175,11 @@ impl Runtime {
 
     pub fn next(&self, script: Script) {
         self.script.lock().expect("the script").push_back(script);
+    }
+
+    /// Lets probes find it well, as a runtime without `/health`.
+    pub fn is_ready(&self) {
+        self.probes.models.lock().expect("the list").0 = 200;
     }
 
     pub fn count(&self) -> usize {
@@ -182,8 +204,22 @@ fn serve_call(
     calls: &Mutex<Vec<Call>>,
     script: &Mutex<VecDeque<Script>>,
     ended: &AtomicU64,
+    probes: &Probes,
 ) -> Option<()> {
     let (head, body) = client.request()?;
+    let probed = match head.split(' ').nth(1) {
+        Some("/v1/models") => Some(probes.models.lock().expect("the list").clone()),
+        Some("/health") => Some((probes.health.load(Ordering::Acquire), json!({}))),
+        _ => None,
+    };
+    if let Some((status, answer)) = probed {
+        probes.count.fetch_add(1, Ordering::AcqRel);
+        if status == 0 {
+            client.ends();
+            return None;
+        }
+        return client.answer(status, "", &answer.to_string());
+    }
     let next = script.lock().expect("the script").pop_front();
     calls.lock().expect("the calls").push(Call {
         url: head.split(' ').nth(1).unwrap_or_default().to_owned(),
@@ -211,10 +247,7 @@ fn serve_call(
             return None;
         }
     };
-    let length = text.len();
-    let answer = format!("HTTP/1.1 {status} X\r\n{location}Content-Length: {length}\r\n\r\n{text}");
-    // The service may have given up on it.
-    client.stream.write_all(answer.as_bytes()).ok()
+    client.answer(status, &location, &text)
 }
 
 /// The binary with an environment of its own.
@@ -515,6 +548,13 @@ impl Client<TcpStream> {
 }
 
 impl<S: Read + Write> Client<S> {
+    /// Answers a request, as a server does. `None` if the caller has given up on it.
+    fn answer(&mut self, status: u16, headers: &str, text: &str) -> Option<()> {
+        let length = text.len();
+        let answer = format!("HTTP/1.1 {status} X\r\n{headers}Content-Length: {length}\r\n\r\n{text}");
+        self.stream.write_all(answer.as_bytes()).ok()
+    }
+
     pub fn of(stream: S) -> Self {
         Self { stream, rest: Vec::new() }
     }

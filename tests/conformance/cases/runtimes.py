@@ -39,6 +39,21 @@ def an_unreachable_runtime_is_skipped():
         is_completion(server.post(chat(), server.create_key()))
 
 
+def a_runtime_that_refuses_is_skipped_and_tried_once():
+    """503 and 429 say that nothing was run."""
+    for status in (503, 429):
+        first, second = Runtime(), Runtime()
+        first.answer = lambda body, status=status: (status, {"error": {"message": "Loading model"}})
+        second.answer = second.good
+        with Server(runtime_url=f"{first.url},{second.url}") as server:
+            key = server.create_key()
+            is_completion(server.post(chat(), key))
+            assert (len(first.calls), len(second.calls)) == (1, 1), (first.calls, second.calls)
+            second.answer = first.answer
+            is_error(server.post(chat(), key), "inference_error")
+            assert (len(first.calls), len(second.calls)) == (2, 2), (first.calls, second.calls)
+
+
 def the_least_busy_runtime_is_used():
     first, second, gate = Runtime(), Runtime(), threading.Event()
     first.answer, second.answer = first.held(gate), second.held(gate)
