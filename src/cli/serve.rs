@@ -66,7 +66,7 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
     })?;
     let sockets = sockets(&config)?;
     let mut store = open_with(&config, Access::Serve)?;
-    store.watch(&lock)?;
+    store.check_lock(&lock)?;
     let addresses: Vec<Address> = sockets.iter().map(|socket| socket.address.clone()).collect();
     let scheme = if acceptor.is_some() { "https" } else { "http" };
     let urls: Vec<String> = addresses.iter().map(|address| format_address(address, scheme)).collect();
