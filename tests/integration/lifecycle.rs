@@ -1,8 +1,9 @@
 //! Start and stop: sockets, signals and leftover files.
 
+use std::fs::File;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
 use std::process::Command;
@@ -10,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use rustix::io::FdFlags;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -385,6 +387,38 @@ fn a_copy_made_of_hard_links_starts() {
     assert!(database.metadata().expect("the copy").nlink() > 1);
     let second = Server::new(Some(&runtime)).set("ADRIATICUM_DATABASE", database.display()).start();
     second.post(&key, &chat("x")).is_completion();
+}
+
+/// A core file would have prompts and keys in it.
+#[test]
+fn a_crash_leaves_no_core_file() {
+    let server = Server::new(None).start_with(&["bash", "-c", "ulimit -Sc unlimited; exec \"$@\"", "bash"]);
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", server.pid())).expect("it runs");
+    let core = limits.lines().find(|line| line.starts_with("Max core file size")).expect("a line");
+    let values: Vec<&str> = core.split_whitespace().skip(4).take(2).collect();
+    assert_eq!(values, ["0", "0"], "{core}");
+}
+
+/// A SIGHUP ended a service that had just been started.
+#[test]
+fn a_reload_that_is_requested_during_the_start_follows_it() {
+    let server = Server::new(None);
+    let config = server.folder.path("pipe.toml");
+    mknodat(CWD, &config, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a pipe");
+    let mut server = server.set("ADRIATICUM_CONFIG", config.display()).spawn(&[]);
+    // The first configuration is empty and comes after the signal. The reload finds a file in the place of the pipe.
+    let mut pipe = None;
+    until("it reads its configuration", || {
+        let flags = OFlags::NONBLOCK.bits() as i32;
+        pipe = File::options().write(true).custom_flags(flags).open(&config).ok();
+        pipe.is_some()
+    });
+    server.signal(Signal::HUP);
+    std::fs::remove_file(&config).expect("it should go");
+    std::fs::write(&config, "log_level = 'debug'").expect("a file");
+    drop(pipe);
+    server.await_address();
+    until("it has reloaded", || server.log().contains("configuration reloaded: log_level = debug"));
 }
 
 #[test]
