@@ -60,14 +60,16 @@ pub fn resolve(path: &Path) -> io::Result<PathBuf> {
     Ok(real)
 }
 
-/// Reads a certificate, a key or a password. Refuses a pipe or a device: reading it could take forever.
+/// Opens a file for reading. Refuses a pipe or a device: reading it could take forever.
+pub fn open(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is not a regular file")) }
+}
+
+/// Reads a certificate, a key or a password.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let mut file = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is not a regular file"));
-    }
     let mut content = Vec::new();
-    file.read_to_end(&mut content)?;
+    open(path)?.read_to_end(&mut content)?;
     Ok(content)
 }
 

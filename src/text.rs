@@ -47,6 +47,25 @@ pub fn shortened(text: &str, most: usize) -> String {
     if text.chars().nth(most).is_some() { line + "…" } else { line }
 }
 
+/// Control characters, and those that show as nothing or turn the text around them.
+pub fn is_unprintable(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
+/// Escapes what a terminal would execute or not show, in a text that another program sent: `\u{1b}`.
+pub fn escaped(text: &str) -> String {
+    text.chars().fold(String::with_capacity(text.len()), |mut escaped, c| {
+        if is_unprintable(c) {
+            escaped.extend(c.escape_unicode())
+        } else {
+            escaped.push(c)
+        }
+        escaped
+    })
+}
+
 /// True if a value that an operator wrote may contain a password or a key, so that no message repeats it: user information or a
 /// query of an address, whole or mistyped, or `password=`.
 pub fn may_hold_a_secret(text: &str) -> bool {
@@ -122,6 +141,13 @@ mod tests {
             assert_eq!(nearest(word, ["listen", "workers", "queue", "runtime.model"]), meant, "{word}");
         }
         assert_eq!((shortened("a\nbé", 4), shortened("a\nbé", 3)), ("a bé".into(), "a b…".into()));
+    }
+
+    #[test]
+    fn nothing_in_an_escaped_text_acts_on_a_terminal() {
+        let escapes = "a\u{1b}]0;x\u{7}\u{9b}31m\r\nž\u{202e}b";
+        assert_eq!(escaped(escapes), r"a\u{1b}]0;x\u{7}\u{9b}31m\u{d}\u{a}ž\u{202e}b");
+        assert_eq!(escaped("plain: ü → \"x\""), "plain: ü → \"x\"");
     }
 
     #[test]

@@ -31,9 +31,9 @@ const REMOVAL_BATCH: i64 = 1000;
 /// The pause after the removal of a batch of rows, as a multiple of the time of that removal: requests come first.
 const REMOVAL_PAUSE: u32 = 4;
 
-/// All tasks. Dropping it stops them, waits until failed sign-ins are written, and releases the lock last.
+/// All tasks. Dropping it stops them, and waits until failed sign-ins are written.
 #[expect(dead_code, reason = "they are stopped when they are dropped")]
-pub struct Background(Vec<Task>, Option<ServeLock>);
+pub struct Background(Vec<Task>);
 
 impl Background {
     /// Starts the tasks. They call `replaced` if another process serves in the place of this one, which can't write then.
@@ -49,11 +49,10 @@ impl Background {
         let mut tasks = vec![readiness::watch(Arc::clone(readiness), Arc::clone(&replaced))];
         tasks.extend(runtimes.map(|runtimes| probes(Arc::clone(runtimes))));
         tasks.extend(retention_days.map(|days| retention(Arc::clone(store), days)));
-        match lock {
-            ServeLock::Session(lock) => tasks.push(presence(Arc::clone(store), *lock, replaced)),
-            ServeLock::File(_) => return Self(tasks, Some(lock)),
+        if let ServeLock::Session(lock) = lock {
+            tasks.push(presence(Arc::clone(store), *lock, replaced));
         }
-        Self(tasks, None)
+        Self(tasks)
     }
 }
 

@@ -20,7 +20,7 @@ use crate::client::Cancellation;
 use crate::config::{Config, GroundingMode, SearchBackend};
 use crate::search::{self, Index};
 use crate::store::{Access, CLOCK_SLACK as DATABASE_CLOCK_SLACK, RetentionState, Store, StoreError};
-use crate::text::{count, grouped};
+use crate::text::{count, escaped, grouped};
 use crate::when;
 
 /// The query that tests whether Search answers.
@@ -119,6 +119,8 @@ fn parts(config: &Config, store: Option<&Store>, database: Finding) -> Vec<Findi
     findings.push(search(config));
     findings.extend(unused_index(config));
     findings.extend(runtime::check(config));
+    // A runtime and Search choose a part of their messages, which a terminal shows.
+    findings.iter_mut().for_each(|finding| finding.message = escaped(&finding.message));
     findings
 }
 

@@ -92,6 +92,7 @@ const DENIED: &str = "Permission denied (os error 13)";
 
 /// Exit codes: 0 success, 1 failure, 2 wrong usage of the command line or of a setting.
 pub fn main() -> ExitCode {
+    process_limits::forbid_core_files();
     let _flush = logging::FlushAtEnd;
     let mut group = String::new();
     let (code, message) = match run(&mut group) {

@@ -1,4 +1,4 @@
-//! The limits of the process: whether its file descriptors and threads are enough for the configuration.
+//! The limits of the process: no core files, and whether its file descriptors and threads are enough for the configuration.
 
 use std::sync::Mutex;
 use std::thread;
@@ -20,6 +20,13 @@ const FEWEST_CONNECTIONS: usize = 16;
 /// The threads besides the workers: one for key look-ups, two of the console and one for its checks, the supervisor, the log,
 /// the background tasks; and some to spare, for name resolution and for a database that is lost.
 const OWN_THREADS: usize = 16;
+
+/// A core file would keep prompts and keys, and outside systemd nothing else prevents it.
+pub(super) fn forbid_core_files() {
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    // A limit can always be lowered.
+    let _ = setrlimit(Resource::Core, none);
+}
 
 /// Lowers `wanted` to the connections that the limit on file descriptors allows, besides those of the workers: a flood of
 /// clients must not keep a worker from opening its files.

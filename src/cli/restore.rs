@@ -16,11 +16,12 @@ Replaces the SQLite database with a backup. Stop the service first.
 
 Usage: adriaticum restore FILE
 
-The backup is copied, checked, verified and, if its version is older, upgraded; the file itself is not changed. Then
-the command lists what the present database has and the backup does not: keys created, revoked or changed since, and
-rows. Keys revoked since stay revoked and the console keeps its present password, but keys created since are gone, other
-changes are undone, and all console sessions end. The present database is kept beside the new one; the last lines say
-how to go back. If the command fails or is interrupted before that, the present database is still in place.
+A backup is one file, made with adriaticum backup: one with a -wal or -journal beside it is refused. It is copied,
+checked, verified and, if its version is older, upgraded; the file itself is not changed. Then the command lists what
+the present database has and the backup does not: keys created, revoked or changed since, and rows. Keys revoked since
+stay revoked and the console keeps its present password, but keys created since are gone, other changes are undone, and
+all console sessions end. The present database is kept beside the new one; the last lines say how to go back. If the
+command fails or is interrupted before that, the present database is still in place.
 ";
 
 pub(super) fn run(mut args: Args) -> Result<(), CliError> {
@@ -36,7 +37,7 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
     let name = config.database_name();
     let restored = store::restore(path, Path::new(&file), &actor()).map_err(|error| {
         let of: &dyn Display = match error {
-            RestoreError::Backup(_) | RestoreError::Faulty(_) => &backup,
+            RestoreError::Backup(_) | RestoreError::Incomplete(_) | RestoreError::Faulty(_) => &backup,
             RestoreError::Locked(_) | RestoreError::Present(_) => &name,
         };
         CliError::Failed(format!("{of}: {error}. Nothing was restored."))

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::{flag, low_level::pipe};
 
 use super::process_limits::{connections_that_fit, ensure_threads};
@@ -40,8 +40,9 @@ Usage: adriaticum serve
 const LEDGER_TIME: Duration = Duration::from_secs(30);
 
 pub(super) fn run(mut args: Args) -> Result<(), CliError> {
+    let StartSignals { starting, reload_requested } =
+        StartSignals::handle().map_err(failed("the signals"))?;
     let [] = args.words([])?;
-    let starting = exit_on_signals().map_err(failed("the signals"))?;
     let config = Arc::new(args.config()?);
     ensure_threads(config.workers)?;
     logging::start(config.log_level).map_err(failed("the log"))?;
@@ -66,7 +67,7 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
     })?;
     let sockets = sockets(&config)?;
     let mut store = open_with(&config, Access::Serve)?;
-    store.watch(&lock)?;
+    store.check_lock(&lock)?;
     let addresses: Vec<Address> = sockets.iter().map(|socket| socket.address.clone()).collect();
     let scheme = if acceptor.is_some() { "https" } else { "http" };
     let urls: Vec<String> = addresses.iter().map(|address| format_address(address, scheme)).collect();
@@ -128,7 +129,6 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
             move || reload(&args, &running, acceptor.as_deref(), &store)
         }),
     })
-    .and_then(|supervisor| supervisor.handle_signals().map(|()| supervisor))
     .map_err(failed("the supervisor"))?;
     let monitoring = MonitoringEndpoints {
         store: Arc::clone(&store),
@@ -149,9 +149,12 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
         metrics,
         refusals: Refusals::default(),
     };
-    stop_on_signals(&listener).map_err(failed("the signals"))?;
+    supervisor.handle_signals().and_then(|()| stop_on_signals(&listener)).map_err(failed("the signals"))?;
     starting.store(false, Ordering::Release);
     supervisor.ready();
+    if reload_requested.load(Ordering::Acquire) {
+        supervisor.reload();
+    }
     let dispatcher = Dispatcher { console, console_is_local: config.console_is_local, api };
     listener.run(Arc::new(dispatcher)).map_err(failed("the listener"))?;
     drop((background, supervisor));
@@ -170,14 +173,24 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Until the returned flag is cleared, a signal ends the process at once: no request was accepted yet, and a start may take
-/// minutes. These handlers come before all others, so that none of those can swallow a signal.
-fn exit_on_signals() -> io::Result<Arc<AtomicBool>> {
-    let starting = Arc::new(AtomicBool::new(true));
-    for signal in [SIGTERM, SIGINT] {
-        flag::register_conditional_shutdown(signal, 0, Arc::clone(&starting))?;
+/// The signals of a start, which may take minutes. These handlers come before all others, so that none of those can swallow
+/// a signal.
+struct StartSignals {
+    /// Until it is cleared, SIGTERM and SIGINT end the process at once: no request was accepted yet.
+    starting: Arc<AtomicBool>,
+    /// SIGHUP, which without a handler would end the process.
+    reload_requested: Arc<AtomicBool>,
+}
+
+impl StartSignals {
+    fn handle() -> io::Result<Self> {
+        let signals = Self { starting: Arc::new(AtomicBool::new(true)), reload_requested: Arc::default() };
+        flag::register(SIGHUP, Arc::clone(&signals.reload_requested))?;
+        for signal in [SIGTERM, SIGINT] {
+            flag::register_conditional_shutdown(signal, 0, Arc::clone(&signals.starting))?;
+        }
+        Ok(signals)
     }
-    Ok(starting)
 }
 
 /// The first signal stops the listener, the second ends the process.

@@ -34,8 +34,6 @@ pub enum StoreError {
     VersionChanged(i64),
     /// The file that is open is not the one that the path names any more.
     Replaced,
-    /// The file whose lock keeps a second `serve` off the database was removed or replaced.
-    LockReplaced(PathBuf),
     /// The database is empty, but its WAL is not.
     LostContent {
         wal: PathBuf,
@@ -106,12 +104,6 @@ impl fmt::Display for StoreError {
                 "the database's file, or its -wal, was removed, replaced or truncated under the running service: put \
                  it back or restore a backup, then restart",
             ),
-            Self::LockReplaced(path) => write!(
-                f,
-                "the lock file {} was removed or replaced under the running service, so another process may serve the \
-                 same database",
-                path.display()
-            ),
             Self::LostContent { wal, bytes } => write!(
                 f,
                 "it has lost its content: its file is empty or missing, but {} beside it has {bytes} bytes. Restore a \
@@ -137,7 +129,7 @@ impl fmt::Display for StoreError {
 impl StoreError {
     /// Returns whether another process may serve in the place of this one, or a later version, so that this one has to stop.
     pub fn is_replaced(&self) -> bool {
-        matches!(self, Self::Fenced | Self::LockReplaced(_) | Self::VersionChanged(_))
+        matches!(self, Self::Fenced | Self::VersionChanged(_))
     }
 
     /// Returns whether every row would fail with it, so that none of a group need be tried alone. If the outcome is

@@ -111,10 +111,10 @@ impl Store {
         self.try_request()
     }
 
-    /// Fails every write from now on if the lock's file is removed or replaced: another process could take the lock then.
-    pub fn watch(&mut self, lock: &ServeLock) -> Result<()> {
-        match (self.engine.sqlite_mut(), lock) {
-            (Some(sqlite), ServeLock::File(lock)) => sqlite.watch(lock),
+    /// Fails if the database was replaced after the lock was taken: another process could lock it too.
+    pub fn check_lock(&self, lock: &ServeLock) -> Result<()> {
+        match (self.engine.sqlite(), lock) {
+            (Some(sqlite), ServeLock::File(lock)) => sqlite.check_lock(lock),
             _ => Ok(()),
         }
     }

@@ -82,6 +82,8 @@ pub enum RestoreError {
     Locked(LockError),
     /// The backup can't be used.
     Backup(StoreError),
+    /// This WAL or journal lies beside the backup, which may lack what is in there.
+    Incomplete(PathBuf),
     /// Its ledger does not verify.
     Faulty(Fault),
     /// The present database can't be replaced.
@@ -97,6 +99,12 @@ impl fmt::Display for RestoreError {
             }
             Self::Backup(StoreError::Missing) => f.write_str("it is an empty database. Use another backup"),
             Self::Backup(error) | Self::Present(error) => error.fmt(f),
+            Self::Incomplete(log) => write!(
+                f,
+                "{} lies beside it, so the file may not be complete, and restore reads no other file. Make a backup with \
+                 adriaticum backup FILE; or if you know that the file is complete, remove the other one",
+                log.display()
+            ),
             Self::Faulty(fault) => write!(f, "its ledger does not verify: {fault}. Use another backup"),
         }
     }

@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::engine::Row;
 use super::{Budget, DAY, KeyBudget, Result};
 use crate::secret::SecretDigest;
+use crate::text::is_unprintable;
 use crate::when;
 
 /// A key as it is stored. The secret is not in it: reading the database does not allow using the keys.
@@ -132,18 +133,11 @@ impl KeyName {
 
     pub fn parse(text: &str) -> Option<Self> {
         let length = text.chars().count();
+        // One key's name must not look like another's.
         let is_name =
             (1..=64).contains(&length) && !text.chars().any(is_unprintable) && !text.trim().is_empty();
         is_name.then(|| Self(text.to_owned()))
     }
-}
-
-/// Control characters, and those that show as nothing or turn the text around them: with these, one key's
-/// name could be made to look like another's.
-fn is_unprintable(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
 /// The properties of a new key besides its id and its secret.

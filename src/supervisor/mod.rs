@@ -76,6 +76,11 @@ impl Supervisor {
         self.request(&self.requested.ready);
     }
 
+    /// Reloads, as SIGHUP does.
+    pub fn reload(&self) {
+        self.request(&self.requested.reload);
+    }
+
     fn request(&self, what: &AtomicBool) {
         what.store(true, Ordering::Release);
         let _ = (&self.waker).write_all(b"a");

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use crate::console::{Browser, PASSWORD, set_password};
 use crate::support::{Runtime, Script, Server, chat, head_seq, until};
 
 #[track_caller]
@@ -843,6 +844,36 @@ fn check_reports_what_a_runtime_says_of_itself() {
     runtime.next(Script::Answer(404, json!({"error": {"message": "no such model"}})));
     let (_, messages) = findings(&server, 1);
     assert!(messages.contains("It knows other.gguf: set runtime.model"), "{messages}");
+}
+
+/// With this, a runtime set the title of the terminal, and could have written lines of its own.
+#[test]
+fn check_prints_nothing_that_a_terminal_executes() {
+    let escape = "\u{1b}]0;x\u{7}\nok    runtime \u{9b}31m";
+    let (runtime, search) = (Runtime::start(), Runtime::start());
+    let server = Server::new(Some(&runtime))
+        .set("ADRIATICUM_SEARCH_URL", search.url())
+        .set("ADRIATICUM_SEARCH_GROUNDING", "always");
+    server.key();
+    let script = || {
+        search.next(Script::Answer(200, json!({"results": [], "unresponsive_engines": [[escape, escape]]})));
+        runtime.next(Script::Answer(200, json!({"data": [{"id": escape, "max_model_len": 4096}]})));
+        runtime.next(Script::Answer(404, json!({"error": {"message": escape}})));
+    };
+    let is_harmless = |text: &str| text.chars().all(|c| c == '\n' || !c.is_control());
+    script();
+    let output = server.run(&["check"]);
+    let printed = String::from_utf8(output.stdout).expect("text");
+    assert!(is_harmless(&printed) && printed.contains(r"It knows \u{1b}]0;x\u{7}\u{a}ok"), "{printed:?}");
+    assert!(!printed.lines().any(|line| line.starts_with("ok    runtime")), "{printed}");
+    script();
+    let server = server.start();
+    assert!(set_password(&server, PASSWORD).status.success());
+    let mut browser = Browser::signed_in(&server);
+    until("the checks are through", || browser.get("/status").text().contains("Checked at"));
+    let page = browser.get("/status").text();
+    let (_, table) = page.split_once("It knows ").expect("the model's name");
+    assert!(is_harmless(table) && table.starts_with(r"\u{1b}]0;x\u{7}\u{a}ok"), "{table:?}");
 }
 
 /// With PostgreSQL the current folder is anybody's.

@@ -1,18 +1,23 @@
 //! Start and stop: sockets, signals and leftover files.
 
+use std::fs::File;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use rustix::io::FdFlags;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::support::{Client, PATIENCE, Runtime, Script, Server, chat, completion, exists, request, until};
+use crate::support::{
+    Client, Folder, PATIENCE, Runtime, Script, Server, chat, completion, exists, request, until,
+};
 
 #[test]
 fn a_unix_socket() {
@@ -324,17 +329,96 @@ fn stops(server: &mut Server, mut probe: Client, printed: &str) {
     assert!(last.starts_with("adriaticum: the database ") && last.contains(printed), "{last}");
 }
 
+/// Each of two services had a WAL of its own for one file, and half of the acknowledged rows were lost.
 #[test]
-fn a_service_whose_lock_file_was_removed_stops_when_another_one_starts() {
+fn a_second_service_on_another_name_of_the_file_is_refused() {
     let runtime = Runtime::start();
     let mut first = Server::new(Some(&runtime)).sqlite().start();
-    let (key, probe) = (first.key(), first.connect());
+    let key = first.key();
     first.post(&key, &chat("x")).is_completion();
-    let (database, lock) = (first.folder.path("adriaticum.db"), first.folder.path("adriaticum.db.lock"));
-    std::fs::remove_file(&lock).expect("it is there");
+    let (folder, copy) = (first.folder.path(""), Folder::new());
+    let (database, link) = (folder.join("adriaticum.db"), folder.join("link.db"));
+    std::fs::hard_link(&database, &link).expect("a hard link");
+    let linked = copy.path("linked");
+    let run = Command::new("cp").arg("-al").args([&folder, &linked]).status();
+    assert!(run.expect("cp should run").success());
+    let at = |path: &Path| Server::new(Some(&runtime)).set("ADRIATICUM_DATABASE", path.display());
+    let refuse = |path: &Path, holder: &str| {
+        let mut refused = at(path).spawn(&[]);
+        assert_eq!(refused.wait().code(), Some(1));
+        let printed = refused.log();
+        let message =
+            format!("{}: another adriaticum serve uses it (pid {holder}): stop that", path.display());
+        assert!(printed.contains(&message) && printed.contains("ADRIATICUM_DATABASE"), "{printed}");
+    };
+    refuse(&link, "unknown");
+    refuse(&linked.join("adriaticum.db"), &first.pid().to_string());
+    // Without its lock file, the file itself is still locked.
+    std::fs::remove_file(folder.join("adriaticum.db.lock")).expect("it is there");
+    refuse(&database, "unknown");
+    first.stdout_of(&["backup", "copy.db"]);
+    let output = at(&link).run(&["restore", &folder.join("copy.db").display().to_string()]);
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && printed.contains("(pid unknown)"), "{printed}");
+    first.post(&key, &chat("x")).is_completion();
+    first.signal(Signal::TERM);
+    assert!(first.wait().success());
+
+    let mut next = at(&link).start();
+    next.post(&key, &chat("x")).is_completion();
+    refuse(&database, "unknown");
+    next.signal(Signal::TERM);
+    assert!(next.wait().success());
+    assert!(next.stdout_of(&["usage", "verify"]).starts_with("3 rows, nothing wrong"));
+}
+
+#[test]
+fn a_copy_made_of_hard_links_starts() {
+    let runtime = Runtime::start();
+    let mut first = Server::new(Some(&runtime)).sqlite().start();
+    let key = first.key();
+    first.post(&key, &chat("x")).is_completion();
+    first.signal(Signal::TERM);
+    assert!(first.wait().success());
+    let copy = Folder::new();
+    let run = Command::new("cp").arg("-al").args([first.folder.path(""), copy.path("linked")]).status();
+    assert!(run.expect("cp should run").success());
+    let database = copy.path("linked/adriaticum.db");
+    assert!(database.metadata().expect("the copy").nlink() > 1);
     let second = Server::new(Some(&runtime)).set("ADRIATICUM_DATABASE", database.display()).start();
-    stops(&mut first, probe, "was removed or replaced under the running service");
     second.post(&key, &chat("x")).is_completion();
+}
+
+/// A core file would have prompts and keys in it.
+#[test]
+fn a_crash_leaves_no_core_file() {
+    let server = Server::new(None).start_with(&["bash", "-c", "ulimit -Sc unlimited; exec \"$@\"", "bash"]);
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", server.pid())).expect("it runs");
+    let core = limits.lines().find(|line| line.starts_with("Max core file size")).expect("a line");
+    let values: Vec<&str> = core.split_whitespace().skip(4).take(2).collect();
+    assert_eq!(values, ["0", "0"], "{core}");
+}
+
+/// A SIGHUP ended a service that had just been started.
+#[test]
+fn a_reload_that_is_requested_during_the_start_follows_it() {
+    let server = Server::new(None);
+    let config = server.folder.path("pipe.toml");
+    mknodat(CWD, &config, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a pipe");
+    let mut server = server.set("ADRIATICUM_CONFIG", config.display()).spawn(&[]);
+    // The first configuration is empty and comes after the signal. The reload finds a file in the place of the pipe.
+    let mut pipe = None;
+    until("it reads its configuration", || {
+        let flags = OFlags::NONBLOCK.bits() as i32;
+        pipe = File::options().write(true).custom_flags(flags).open(&config).ok();
+        pipe.is_some()
+    });
+    server.signal(Signal::HUP);
+    std::fs::remove_file(&config).expect("it should go");
+    std::fs::write(&config, "log_level = 'debug'").expect("a file");
+    drop(pipe);
+    server.await_address();
+    until("it has reloaded", || server.log().contains("configuration reloaded: log_level = debug"));
 }
 
 #[test]

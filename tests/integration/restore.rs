@@ -1,9 +1,10 @@
 //! `restore`: the drill of docs/deploy.md, what it keeps, and what it refuses.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use rusqlite::Connection;
 use rusqlite::types::Value::{Integer, Text};
 use rustix::process::Signal;
 
-use crate::support::{PATIENCE, Runtime, Server, chat, exists};
+use crate::support::{Folder, PATIENCE, Runtime, Server, chat, exists};
 use crate::upgrade::BACK_TO_9;
 
 const SET_PASSWORD: &str = "echo a-good-password | exec \"$@\"";
@@ -294,6 +295,78 @@ fn what_can_not_be_restored_changes_nothing() {
     server.stdout_of(&["restore", "copy.db"]);
     let shared = server.set("ADRIATICUM_DATABASE", "postgresql://a@127.0.0.1:1/a");
     refused(&shared, "copy.db", "pg_restore");
+}
+
+/// A server that is stopped, its backup `copy.db`, and the bytes of a WAL that replaces every page of it: the key has
+/// another name.
+fn with_planted_wal() -> (Server, Vec<u8>) {
+    let server = Server::new(None).sqlite();
+    key(&server, "genuine");
+    server.stdout_of(&["backup", "copy.db"]);
+    let (copy, forged) = (server.folder.path("copy.db"), server.folder.path("forged.db"));
+    fs::copy(&copy, &forged).expect("a copy");
+    let database = Connection::open(&forged).expect("a database");
+    let forge = "PRAGMA journal_mode = WAL; UPDATE keys SET name = 'planted'; VACUUM";
+    database.execute_batch(forge).expect("a WAL with every page");
+    let wal = fs::read(server.folder.path("forged.db-wal")).expect("the WAL");
+    // The attack works: SQLite itself applies it.
+    let victim = Folder::new();
+    fs::copy(&copy, victim.path("copy.db")).expect("a copy");
+    fs::write(victim.path("copy.db-wal"), &wal).expect("a planted file");
+    let victim = Connection::open(victim.path("copy.db")).expect("a database");
+    let name: String = victim.query_row("SELECT name FROM keys", [], |row| row.get(0)).expect("a key");
+    assert_eq!(name, "planted");
+    (server, wal)
+}
+
+/// In a folder that others may write to, such as /tmp, a local user replaced every page of a backup like this.
+#[test]
+fn a_backup_with_a_wal_or_a_journal_beside_it_is_refused() {
+    let (server, wal) = with_planted_wal();
+    let present = fs::read(server.folder.path("adriaticum.db")).expect("the database");
+    symlink("copy.db", server.folder.path("link.db")).expect("a link");
+    for (name, content) in [("copy.db-wal", &wal[..]), ("copy.db-journal", b"anything"), ("copy.db-wal", b"")]
+    {
+        let planted = server.folder.path(name);
+        fs::write(&planted, content).expect("a planted file");
+        let real = fs::canonicalize(&planted).expect("it is there");
+        for backup in ["copy.db", "link.db"] {
+            refused(&server, backup, &format!("{backup}: {} lies beside it", real.display()));
+            refused(&server, backup, "Make a backup with adriaticum backup FILE; or if you know");
+        }
+        assert_eq!(fs::read(&planted).expect("it is still there"), content);
+        fs::remove_file(&planted).expect("it should go");
+        symlink("/nowhere", &planted).expect("a link that leads nowhere");
+        refused(&server, "copy.db", "lies beside it");
+        fs::remove_file(&planted).expect("it should go");
+    }
+    assert_eq!(fs::read(server.folder.path("adriaticum.db")).expect("the database"), present);
+    assert!(server.stdout_of(&["restore", "copy.db"]).contains("verified"));
+    assert_eq!(server.query("SELECT name FROM keys"), [[Text("genuine".into())]]);
+}
+
+/// It comes and goes all the time, so that a check may miss it.
+#[test]
+fn a_wal_that_is_planted_after_the_check_has_no_effect() {
+    let (server, wal) = with_planted_wal();
+    let [planted, aside] = ["copy.db-wal", "aside"].map(|name| server.folder.path(name));
+    fs::write(&aside, wal).expect("a file");
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                fs::rename(&aside, &planted).and_then(|()| fs::rename(&planted, &aside)).expect("a rename");
+            }
+        });
+        let (mut names, end) = (Vec::new(), Instant::now() + PATIENCE);
+        while names.len() < 5 && Instant::now() < end {
+            if server.run(&["restore", "copy.db"]).status.success() {
+                names.extend(server.query("SELECT name FROM keys").concat());
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!(names, vec![Text("genuine".into()); 5]);
+    });
 }
 
 /// Killed at any moment, it leaves the present database in place, or the new one.

@@ -361,7 +361,7 @@ impl Server {
     }
 
     #[track_caller]
-    fn await_address(&mut self) {
+    pub fn await_address(&mut self) {
         until("it listens", || {
             let ended = self.process.as_mut().and_then(|child| child.try_wait().ok()).flatten();
             assert!(ended.is_none(), "it ended at start: {}", self.log());

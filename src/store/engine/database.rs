@@ -64,7 +64,7 @@ impl fmt::Display for Database {
     }
 }
 
-/// Keeps a second `serve` off a file, or off the name of a gateway. Held until the value is dropped.
+/// Keeps a second `serve` off a file, or off the name of a gateway.
 pub enum ServeLock {
     File(FileLock),
     Session(Box<SessionLock>),

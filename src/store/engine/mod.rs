@@ -104,6 +104,7 @@ pub trait Engine: Send + Sync {
         None
     }
 
+    #[cfg(test)]
     fn sqlite_mut(&mut self) -> Option<&mut Sqlite> {
         None
     }

@@ -17,8 +17,6 @@ use crate::store::{Result, StoreError};
 pub(super) struct Files {
     /// The database and its WAL.
     known: [(PathBuf, FileIdentity); 2],
-    /// The file that this process has locked, if it serves.
-    lock: Option<(PathBuf, FileIdentity)>,
     /// The WAL's length at the last check. It becomes shorter when the WAL begins again, or if another process cuts it.
     wal_length: AtomicU64,
     /// After a failed fsync the content of the disk is unknown, and a later fsync would not report it.
@@ -37,16 +35,15 @@ impl Files {
         }
         Ok(Self {
             known: [(path.to_owned(), opened), (wal.clone(), identity(&wal)?)],
-            lock: None,
             wal_length: AtomicU64::new(0),
             failed: OnceLock::new(),
         })
     }
 
-    /// Adds the file that a lock is on to those that are checked.
-    pub fn watch(&mut self, lock: &FileLock) -> Result<()> {
-        self.lock = Some((lock.path.clone(), identity_of(&lock.file.metadata()?)));
-        Ok(())
+    /// Checks that a lock, which was taken before, is on the database that was opened then.
+    pub fn check_lock(&self, lock: &FileLock) -> Result<()> {
+        let [(_, opened), _] = self.known;
+        if identity_of(&lock.database.metadata()?) == opened { Ok(()) } else { Err(StoreError::Replaced) }
     }
 
     /// Passes a result on. If an fsync failed, all later writes fail with it.
@@ -67,9 +64,6 @@ impl Files {
         let [Some(_), Some(wal)] = self.known.each_ref().map(find) else {
             return Err(StoreError::Replaced);
         };
-        if let Some(lock) = self.lock.as_ref().filter(|lock| find(lock).is_none()) {
-            return Err(StoreError::LockReplaced(lock.0.clone()));
-        }
         // A TRUNCATE checkpoint of another process leaves nothing in use. The connection that writes would not notice any other
         // truncation, as long as it has its pages in its cache.
         if wal.len() < self.wal_length.load(Ordering::Relaxed) && wal.len() < wal_in_use()? {

@@ -1,10 +1,15 @@
-//! The lock that keeps a second `serve` off a database: the first one could not write rows any more.
+//! The lock that keeps a second `serve`, and a `restore` or a `move`, off a database that is served.
 //!
-//! It is on a file of its own, because closing any other descriptor of the database's file would drop SQLite's locks.
-//! The system releases it when the process ends, however it ends, so the file stays and is no obstacle.
+//! SQLite names the WAL after the path and keeps the pages in the inode, so both are locked. Two processes that use one
+//! file by two names, which are hard links, would each have a WAL and overwrite each other's pages: only the inode tells.
+//! Two that use one name for two files, because the first one's was moved away, would share a WAL: only the name tells. The
+//! lock on the name is on a file beside the database, which has the pid for the message.
+//!
+//! The system releases both when the process ends, however it ends, so the lock file stays and is no obstacle.
 
 use std::fs::{File, TryLockError};
 use std::io::{self, Read, Write};
+use std::mem::ManuallyDrop;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::{fmt, process};
@@ -13,16 +18,16 @@ use super::database_files::with_suffix;
 use crate::files;
 use crate::store::StoreError;
 
-/// Held until the value is dropped.
+/// Held until the process ends, even if the value is dropped.
 #[derive(Debug)]
 pub struct FileLock {
-    pub(super) file: File,
-    pub(super) path: PathBuf,
+    pub(super) database: ManuallyDrop<File>,
 }
 
 #[derive(Debug)]
 pub enum LockError {
-    /// Another process holds it. Its pid is unknown for the moment before it has written it.
+    /// Another process holds it. Its pid is unknown for the moment before it has written it, and if it uses another name of
+    /// the file.
     Taken(Option<u32>),
     /// Another process serves under the name of this gateway. Its address is unknown if it has just started.
     NameTaken {
@@ -59,33 +64,49 @@ impl fmt::Display for LockError {
 }
 
 impl FileLock {
-    /// Does not wait: the holder may serve for years.
+    /// Creates an empty database if there is none. Does not wait: the holder may serve for years.
     pub fn take(database: &Path) -> Result<Self, LockError> {
         // Beside the database's own file, whichever link leads to it. A database that is yet to be created has no link.
         let real = files::resolve(database).unwrap_or_else(|_| database.to_owned());
         let path = with_suffix(&real, ".lock");
-        let failed = |error| LockError::Io(path.clone(), error);
-        files::create(&path).map_err(failed)?;
-        let mut file = File::options()
-            .read(true)
-            .write(true)
-            .custom_flags(files::NO_FOLLOW)
-            .open(&path)
-            .map_err(failed)?;
-        match file.try_lock() {
-            Ok(()) => {
-                // On a full disk this fails. The lock holds without it.
-                let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", process::id()));
-                Ok(Self { file, path })
-            }
-            Err(TryLockError::WouldBlock) => {
-                let mut holder = String::new();
-                let _ = file.read_to_string(&mut holder);
-                Err(LockError::Taken(holder.trim().parse().ok()))
-            }
-            Err(TryLockError::Error(error)) => Err(failed(error)),
+        let of_name = |error| LockError::Io(path.clone(), error);
+        files::create(&path).map_err(of_name)?;
+        let mut options = File::options();
+        options.read(true).custom_flags(files::NO_FOLLOW);
+        let mut name = options.clone().write(true).open(&path).map(keep_open).map_err(of_name)?;
+        if !try_lock(&name).map_err(of_name)? {
+            let mut holder = String::new();
+            let _ = name.read_to_string(&mut holder);
+            return Err(LockError::Taken(holder.trim().parse().ok()));
         }
+        // On a full disk this fails. The lock holds without it.
+        let _ = name.set_len(0).and_then(|()| writeln!(name, "{}", process::id()));
+        let of_database = |error: io::Error| LockError::Database(error.into());
+        // Only then: `create` closes a descriptor of a file that is there, and `move` has the database open.
+        if !real.exists() {
+            files::create(&real).map_err(of_database)?;
+        }
+        let database = options.open(&real).map(keep_open).map_err(of_database)?;
+        if !try_lock(&database).map_err(of_database)? {
+            return Err(LockError::Taken(None));
+        }
+        Ok(Self { database })
     }
+}
+
+/// Locks a file. Returns false if another process has locked it.
+fn try_lock(file: &File) -> io::Result<bool> {
+    match file.try_lock() {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+/// Keeps a descriptor open until the process ends. Closing one of a database would drop the locks that SQLite has on it,
+/// because POSIX locks belong to the process and not to a descriptor.
+pub(super) fn keep_open(file: File) -> ManuallyDrop<File> {
+    ManuallyDrop::new(file)
 }
 
 #[cfg(test)]
@@ -94,23 +115,57 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, symlink};
 
     use super::*;
+    use crate::store::engine::{ServeLock, SqlSession};
     use crate::store::tests::Temporary;
 
     #[test]
     fn one_at_a_time_by_whichever_path() {
         let temporary = Temporary::sqlite();
-        let (path, link) = (temporary.folder.join("test.db"), temporary.folder.join("link.db"));
+        let [path, link, name] = ["test.db", "link.db", "name.db"].map(|file| temporary.folder.join(file));
         symlink("test.db", &link).expect("a link");
+        fs::hard_link(&path, &name).expect("a second name");
         // A crash left this behind.
         fs::write(temporary.folder.join("test.db.lock"), "4194304\nmore than a pid").expect("a file");
-        let first = FileLock::take(&path).expect("it is free");
-        for path in [&path, &link] {
+        let _lock = FileLock::take(&path).expect("it is free");
+        for (path, pid) in [(&path, Some(process::id())), (&link, Some(process::id())), (&name, None)] {
             let error = FileLock::take(path).expect_err("it is held");
-            assert!(matches!(error, LockError::Taken(Some(pid)) if pid == process::id()), "{error}");
+            assert!(matches!(error, LockError::Taken(found) if found == pid), "{error}");
         }
-        drop(first);
-        FileLock::take(&link).expect("it was released");
         assert!(!temporary.folder.join("link.db.lock").exists());
+        // Another file of the same name would have the same WAL.
+        fs::rename(&path, temporary.folder.join("old.db")).expect("another place");
+        assert!(matches!(FileLock::take(&path), Err(LockError::Taken(Some(_)))));
+    }
+
+    /// SQLite's own locks, which are gone when the process closes any descriptor of the file.
+    #[test]
+    fn a_lock_that_is_dropped_or_refused_leaves_those_of_sqlite() {
+        let temporary = Temporary::sqlite();
+        let path = temporary.folder.join("test.db");
+        let read = |session: &dyn SqlSession| {
+            let locks = || fs::read_to_string("/proc/locks").expect("the locks of this host");
+            let inode = format!(":{} ", path.metadata().expect("a file").ino());
+            let posix = |line: &&str| line.contains("POSIX") && line.contains(&inode);
+            let count = || locks().lines().filter(posix).count();
+            session.value::<i64>("SELECT count(*) FROM keys", &[])?;
+            let before = count();
+            FileLock::take(&path).expect("it is free");
+            FileLock::take(&path).expect_err("it is held until the process ends");
+            assert!(before > 0 && count() == before);
+            Ok(())
+        };
+        temporary.store.engine.read(read).expect("a read");
+    }
+
+    #[test]
+    fn a_lock_on_another_file_than_the_one_that_is_open_is_found() {
+        let temporary = Temporary::sqlite();
+        let [own, other] = ["test.db", "other.db"].map(|file| {
+            let lock = FileLock::take(&temporary.folder.join(file)).expect("it is free");
+            temporary.store.check_lock(&ServeLock::File(lock))
+        });
+        own.expect("it is the same");
+        assert!(matches!(other, Err(StoreError::Replaced)));
     }
 
     #[test]
@@ -118,9 +173,10 @@ mod tests {
         let temporary = Temporary::sqlite();
         let path = temporary.folder.join("new.db");
         let _lock = FileLock::take(&path).expect("it is free");
-        assert!(!path.exists(), "the database is not touched");
-        let mode = temporary.folder.join("new.db.lock").metadata().expect("a file").mode();
-        assert_eq!(mode & 0o007, 0, "others may not lock it");
+        for file in ["new.db", "new.db.lock"] {
+            let mode = temporary.folder.join(file).metadata().expect("a file").mode();
+            assert_eq!(mode & 0o007, 0, "others may not lock {file}");
+        }
         let error = FileLock::take(Path::new("/dev/null/x.db")).expect_err("there is no such folder");
         assert!(error.to_string().starts_with("/dev/null/x.db.lock: "), "{error}");
     }

@@ -97,12 +97,12 @@ impl Sqlite {
         })
     }
 
-    /// Checks from now on, before every write, that the lock's file is still at its path.
-    pub fn watch(&mut self, lock: &FileLock) -> Result<()> {
-        self.files.watch(lock)
+    /// Checks that a lock is on the file that was opened.
+    pub fn check_lock(&self, lock: &FileLock) -> Result<()> {
+        self.files.check_lock(lock)
     }
 
-    /// Checks that the files are still those that were opened, and that the lock's file is.
+    /// Checks that the files are still those that were opened.
     pub fn check_files(&self) -> Result<()> {
         self.files.check(|| checkpoint::in_use(self.reader(false)?.connection()))
     }
@@ -137,6 +137,7 @@ impl Engine for Sqlite {
         Some(self)
     }
 
+    #[cfg(test)]
     fn sqlite_mut(&mut self) -> Option<&mut Sqlite> {
         Some(self)
     }

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use rusqlite::{Connection, OpenFlags};
 
 use super::database_files::with_suffix;
+use super::lock::keep_open;
 use super::{check_every_page, connect, is_missing, switch_journal, upgrades};
 use crate::files::{self, NO_FOLLOW};
 use crate::store::engine::SqlSession;
@@ -30,14 +31,13 @@ pub struct Replacement {
 }
 
 impl Replacement {
-    /// Copies a backup, which is only read, and checks all of the copy.
+    /// Copies a backup, which is only read, and checks all of the copy. Nothing beside the backup is ever applied to it:
+    /// in a folder that others may write to, they could replace every page with a WAL of theirs.
     pub fn prepare(database: &Path, backup: &Path) -> Result<Self, RestoreError> {
         let of_backup = |error: io::Error| RestoreError::Backup(error.into());
         let of_target = |error: io::Error| RestoreError::Present(error.into());
-        let file = fs::metadata(backup).map_err(of_backup)?;
-        if !file.is_file() {
-            return Err(of_backup(io::Error::other("it is not a regular file")));
-        }
+        let content = files::open(backup).map_err(of_backup)?;
+        let file = content.metadata().map_err(of_backup)?;
         let database = match files::resolve(database) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => database.to_owned(),
             resolved => resolved.map_err(of_target)?,
@@ -45,16 +45,16 @@ impl Replacement {
         if fs::metadata(&database).is_ok_and(|other| (other.dev(), other.ino()) == (file.dev(), file.ino())) {
             return Err(of_backup(io::Error::other("it is the database itself")));
         }
-        File::open(backup).map_err(of_backup)?;
+        // The links are resolved, as SQLite does it.
+        let backup = fs::canonicalize(backup).map_err(of_backup)?;
+        let beside = LOGS.map(|log| with_suffix(&backup, log));
+        if let Some(log) = beside.into_iter().find(|log| fs::symlink_metadata(log).is_ok()) {
+            return Err(RestoreError::Incomplete(log));
+        }
         let mut replacement = Self { copy: with_suffix(&database, ".restoring"), database, version: 0 };
         // An interrupted restore may have left a copy.
         replacement.remove_copy().map_err(of_target)?;
-        copy(backup, &replacement.copy).map_err(of_target)?;
-        for log in LOGS.map(|log| with_suffix(backup, log)).into_iter().zip(LOGS) {
-            if log.0.exists() {
-                copy(&log.0, &with_suffix(&replacement.copy, log.1)).map_err(of_target)?;
-            }
-        }
+        copy(&content, &replacement.copy).map_err(of_target)?;
         replacement.version = replacement.check().map_err(RestoreError::Backup)?;
         Ok(replacement)
     }
@@ -158,16 +158,16 @@ impl PresentDatabase {
 }
 
 /// Copies a file to a new one, which only the service's own user and group may read.
-fn copy(from: &Path, to: &Path) -> io::Result<()> {
+fn copy(mut from: &File, to: &Path) -> io::Result<()> {
     files::create(to)?;
     let mut copy = OpenOptions::new().write(true).custom_flags(NO_FOLLOW).open(to)?;
-    io::copy(&mut File::open(from)?, &mut copy).map(drop)
+    io::copy(&mut from, &mut copy).map(drop)
 }
 
 /// Keeps a file under a second name, or as a copy if the file system has no hard links.
 fn keep(from: &Path, to: &Path) -> io::Result<()> {
     fs::hard_link(from, to).or_else(|_| {
-        copy(from, to)?;
+        copy(&keep_open(File::open(from)?), to)?;
         File::open(to)?.sync_all()
     })
 }
