@@ -30,7 +30,7 @@ use crate::store::Tokens;
 /// The bounds of the limit on the size of an answer, apart from a repeated prompt. Every worker may hold an answer, so
 /// the limit is a worker's share of `buffer_limit`. The least is enough for an honest answer: a completion has at most
 /// 512 tokens, and the longest tokens of common vocabularies have some 128 characters.
-const ANSWER_LIMITS: (usize, usize) = (128 * 1024, 4 * 1024 * 1024);
+const ANSWER_LIMITS: (usize, usize) = (128 * 1024, 1024 * 1024);
 
 /// The time for which a runtime that could not be reached is asked last.
 const BACKOFF: Duration = Duration::from_secs(5);
