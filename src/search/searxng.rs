@@ -117,7 +117,7 @@ fn query(words: &str) -> String {
         if !word.is_empty() {
             plain.extend([if plain.is_empty() { "" } else { " " }, word]);
         }
-        // A prompt may have a hundred thousand words, of which the query has no room for.
+        // A prompt may have a hundred thousand words. These are as many characters as the query has, at least.
         if plain.len() > 4 * MAX_QUERY {
             break;
         }
