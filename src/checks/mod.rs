@@ -259,7 +259,7 @@ fn search(config: &Config) -> Finding {
         _ => config.search.index.display().to_string(),
     };
     let asked = Instant::now();
-    match search.find(TRIAL_QUERY, &Cancellation::default()) {
+    match search.find(TRIAL_QUERY, "", &Cancellation::default()) {
         Ok(found) => {
             let time = asked.elapsed().as_millis();
             let message = match found.len() {

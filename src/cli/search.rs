@@ -183,7 +183,7 @@ pub(super) fn query(mut args: Args) -> Result<(), CliError> {
     if words.is_empty() {
         return Err(CliError::Usage("the WORDS to look for are missing.".into()));
     }
-    let found = Index::new(&args.config()?.search).find(&words.join(" "), &Cancellation::default())?;
+    let found = Index::new(&args.config()?.search).find(&words.join(" "), "", &Cancellation::default())?;
     if args.flag("json") {
         return print_json(&found);
     }

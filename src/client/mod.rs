@@ -8,8 +8,9 @@ mod connector;
 mod outbound;
 pub mod roots;
 
+use std::fmt;
+use std::io::{self, Read};
 use std::time::{Duration, Instant};
-use std::{fmt, io};
 
 use rustls::RootCertStore;
 use ureq::http::{Response, Uri, header};
@@ -129,8 +130,11 @@ impl HttpClient {
         if body.content_length() > Some(call.limit) {
             return Err(CallError::TooLarge);
         }
+        // A buffer that grows is copied, and leaves unused memory behind.
+        let mut content = Vec::with_capacity(body.content_length().unwrap_or_default() as usize);
         // `ureq` refuses a body of exactly the limit.
-        let content = body.with_config().limit(call.limit + 1).read_to_vec()?;
+        let mut reader = body.with_config().limit(call.limit + 1).reader();
+        reader.read_to_end(&mut content).map_err(Error::from)?;
         Ok(Response::from_parts(head, content))
     }
 }

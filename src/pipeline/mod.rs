@@ -131,7 +131,7 @@ impl Pipeline {
         }
         let mut quoted = match &self.grounding {
             Some(grounding) => {
-                grounding.ground(runtimes, &mut chat, &mut record.spent, &mut record.searched)?
+                grounding.ground(&key.id, runtimes, &mut chat, &mut record.spent, &mut record.searched)?
             }
             None => None,
         };

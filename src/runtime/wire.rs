@@ -1,6 +1,9 @@
 //! The wire format of a runtime: OpenAI's chat completions.
 
-use serde::{Deserialize, Serialize};
+use std::fmt;
+
+use serde::de::{IgnoredAny, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
 use super::{ChatMessage, Generated, RuntimeError};
@@ -28,14 +31,19 @@ pub(super) struct CompletionRequest<'a> {
 }
 
 /// The members of an answer that are used. A raw member is read by itself: if it can't be used, the answer still can.
-/// That holds for a number with more digits than any type has too.
+/// That holds for a number with more digits than any type has too. Nothing else is built: an answer takes its own size and
+/// that of its text, whatever is in it.
 #[derive(Deserialize)]
 struct CompletionAnswer<'a> {
     #[serde(borrow, default)]
-    choices: Vec<AnswerChoice<'a>>,
+    choices: FirstChoice<'a>,
     #[serde(borrow, default)]
     usage: Option<&'a RawValue>,
 }
+
+/// The first element of a list of choices; the others are skipped.
+#[derive(Default)]
+struct FirstChoice<'a>(Option<AnswerChoice<'a>>);
 
 #[derive(Deserialize)]
 struct AnswerChoice<'a> {
@@ -61,14 +69,47 @@ struct AnswerUsage<'a> {
     total_tokens: Option<&'a RawValue>,
 }
 
+/// The members of a refusal that are used: in its member `error`, or in the refusal itself.
+#[derive(Deserialize)]
+struct RefusalAnswer<'a> {
+    #[serde(borrow, default)]
+    error: Option<&'a RawValue>,
+    #[serde(borrow, default, rename = "type")]
+    kind: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    code: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    message: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    n_prompt_tokens: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    n_ctx: Option<&'a RawValue>,
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for FirstChoice<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(Self::default())
+    }
+}
+
+impl<'de: 'a, 'a> Visitor<'de> for FirstChoice<'a> {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a list of choices")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self, A::Error> {
+        let first = list.next_element()?;
+        while list.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Self(first))
+    }
+}
+
 pub fn read_answer(bytes: &[u8]) -> Result<Generated, RuntimeError> {
     let answer: CompletionAnswer = serde_json::from_slice(bytes).map_err(|_| RuntimeError::NotJson)?;
-    let choice = answer.choices.into_iter().next().ok_or(RuntimeError::NoText)?;
+    let choice = answer.choices.0.ok_or(RuntimeError::NoText)?;
     let content = choice.message.content.ok_or(RuntimeError::NoText)?;
-    let is_reason =
-        |reason: &String| reason.len() <= MAX_REASON && reason.bytes().all(|b| matches!(b, b' '..=b'~'));
-    let finish_reason =
-        choice.finish_reason.and_then(|raw| serde_json::from_str(raw.get()).ok()).filter(is_reason);
     let usage: AnswerUsage =
         answer.usage.and_then(|raw| serde_json::from_str(raw.get()).ok()).unwrap_or_default();
     let tokens = Tokens {
@@ -76,7 +117,15 @@ pub fn read_answer(bytes: &[u8]) -> Result<Generated, RuntimeError> {
         completion_tokens: figure(usage.completion_tokens),
         total_tokens: figure(usage.total_tokens),
     };
-    Ok(Generated { content, finish_reason, tokens })
+    Ok(Generated { content, finish_reason: finish_reason(choice.finish_reason), tokens })
+}
+
+/// A finish reason; `None` if it is not one that is passed on.
+fn finish_reason(raw: Option<&RawValue>) -> Option<String> {
+    // Each character has at most six as an escape.
+    let raw = raw.filter(|raw| raw.get().len() <= 6 * MAX_REASON + 2)?;
+    let reason: String = serde_json::from_str(raw.get()).ok()?;
+    (reason.len() <= MAX_REASON && reason.bytes().all(|b| matches!(b, b' '..=b'~'))).then_some(reason)
 }
 
 /// A token figure; `None` if it is not a plausible one.
@@ -87,13 +136,18 @@ fn figure(raw: Option<&RawValue>) -> Option<i64> {
 /// Recognizes a refusal because the prompt is too long: by the error type of llama.cpp, the code of OpenAI, or the message of
 /// runtimes that have no code for it, such as vLLM, which does not always wrap its errors either.
 pub fn context_exceeded(bytes: &[u8]) -> Option<RuntimeError> {
-    let answer: serde_json::Value = serde_json::from_slice(bytes).ok()?;
-    let error = answer.get("error").unwrap_or(&answer);
-    let is = |member: &str, word: &str| error.get(member).and_then(|value| value.as_str()) == Some(word);
-    let is_exceeded = is("type", "exceed_context_size_error")
-        || is("code", "context_length_exceeded")
-        || error["message"].as_str().is_some_and(|text| PHRASES.iter().any(|phrase| text.contains(phrase)));
-    let figures = error["n_prompt_tokens"].as_u64().zip(error["n_ctx"].as_u64());
+    let answer: RefusalAnswer = serde_json::from_slice(bytes).ok()?;
+    let refusal = match answer.error {
+        Some(error) => serde_json::from_str(error.get()).ok()?,
+        None => answer,
+    };
+    // No JSON writer escapes a character of these words, so they are compared as written.
+    let is = |member: Option<&RawValue>, word: &str| member.is_some_and(|raw| raw.get() == word);
+    let is_exceeded = is(refusal.kind, r#""exceed_context_size_error""#)
+        || is(refusal.code, r#""context_length_exceeded""#)
+        || refusal.message.is_some_and(|raw| PHRASES.iter().any(|phrase| raw.get().contains(phrase)));
+    let number = |member: Option<&RawValue>| member?.get().parse().ok();
+    let figures = number(refusal.n_prompt_tokens).zip(number(refusal.n_ctx));
     is_exceeded.then_some(RuntimeError::ContextExceeded(figures))
 }
 
@@ -114,6 +168,9 @@ mod tests {
             (r#"{"choices":[{"message":{"content":"x"}},{"message":{}}],"usage":null}"#, "x", None, None),
             (r#"{"choices":[{"message":{"content":"x"}}],"usage":7}"#, "x", None, None),
             (r#"{"choices":[{"message":{"content":"x"},"finish_reason":7}]}"#, "x", None, None),
+            // Of several choices only the first is read.
+            (r#"{"choices":[{"message":{"content":"x"}},{"message":7},[[]],0]}"#, "x", None, None),
+            (r#"{"choices":[{"message":{"content":"\u0000\n\u00e9"}}]}"#, "\0\n\u{e9}", None, None),
         ] {
             let found = read_answer(answer.as_bytes()).expect(answer);
             let read = (found.content.as_str(), found.finish_reason.as_deref(), found.tokens.total_tokens);
@@ -132,6 +189,9 @@ mod tests {
         for reason in ["stop", "tool calls", "~", &long] {
             assert_eq!(read(reason).as_deref(), Some(reason));
         }
+        let escaped = format!(r#""{}""#, r"\u0041".repeat(MAX_REASON));
+        let raw = RawValue::from_string(escaped).expect("JSON");
+        assert_eq!(finish_reason(Some(&raw)), Some("A".repeat(MAX_REASON)));
         for reason in ["st\u{f6}p", "a\nb", "\u{0}", "\u{7f}", &(long.clone() + "x")] {
             assert_eq!(read(reason), None, "{reason:?}");
         }
@@ -175,6 +235,11 @@ mod tests {
             ("[]", "no_text"),
             ("{}", "no_text"),
             (r#"{"choices":[]}"#, "no_text"),
+            (r#"{"choices":null}"#, "not_json"),
+            (r#"{"choices":[{},{"message":{"content":"x"}}]}"#, "no_text"),
+            (r#"{"choices":[[],[]]}"#, "no_text"),
+            (r#"{"choices":[{"message":{"content":"x"}},}"#, "not_json"),
+            ("[0,0]", "not_json"),
             (r#"{"choices":[{}]}"#, "no_text"),
             (r#"{"choices":[{"message":{}}]}"#, "no_text"),
             (r#"{"choices":[{"message":{"content":null}}]}"#, "no_text"),
@@ -194,13 +259,22 @@ mod tests {
                 r#"{"object":"error","message":"This model's maximum context length is 4 tokens.","code":400}"#,
                 None,
             ),
+            (r#"{"code":"context_length_exceeded","n_ctx":[[]],"n_prompt_tokens":9,"x":[0,0]}"#, None),
         ] {
             match context_exceeded(refusal.as_bytes()) {
                 Some(RuntimeError::ContextExceeded(found)) => assert_eq!(found, figures),
                 other => panic!("{refusal}: {other:?}"),
             }
         }
-        for refusal in ["", "[]", "7", r#"{"error":"x"}"#, r#"{"error":{"message":"bad grammar"}}"#] {
+        for refusal in [
+            "",
+            "[]",
+            "[0,0]",
+            "7",
+            r#"{"error":"x"}"#,
+            r#"{"error":"x","code":"context_length_exceeded"}"#,
+            r#"{"error":{"message":"bad grammar"}}"#,
+        ] {
             assert!(context_exceeded(refusal.as_bytes()).is_none(), "{refusal}");
         }
     }

@@ -64,9 +64,9 @@ pub struct Document {
 
 impl Search for Index {
     /// Ignores cancellation: a query is short.
-    fn find(&self, words: &str, _: &Cancellation) -> Result<Vec<Passage>, SearchError> {
+    fn find(&self, words: &str, key: &str, _: &Cancellation) -> Result<Vec<Passage>, SearchError> {
         let deadline = Instant::now() + self.timeout;
-        let _permit = self.running.acquire(deadline).ok_or_else(late)?;
+        let _permit = self.running.acquire_in_turn(key, deadline).ok_or_else(late)?;
         let connection = self.open(deadline)?;
         ranking::best(&connection, &query::words(words), self.results).map_err(|error| self.failure(&error))
     }

@@ -26,8 +26,8 @@ const MAX_QUERY: usize = 256;
 
 pub trait Search: Send + Sync {
     /// Returns the passages that fit the words, the best first. The words come from a person or a model: nothing in them
-    /// is syntax.
-    fn find(&self, words: &str, cancellation: &Cancellation) -> Result<Vec<Passage>, SearchError>;
+    /// is syntax. Queries that wait are served round robin by `key`, the id of the request's key, or empty without one.
+    fn find(&self, words: &str, key: &str, cancellation: &Cancellation) -> Result<Vec<Passage>, SearchError>;
 }
 
 /// A piece of a text that others wrote. It may contain anything.
@@ -39,7 +39,8 @@ pub struct Passage {
     pub text: String,
 }
 
-/// The reason why Search is unavailable, for the operator. It contains nothing of the query.
+/// The reason why Search is unavailable, for the operator. It contains nothing of the query, nor of an answer, which may repeat
+/// the query.
 #[derive(Debug, PartialEq, Eq)]
 pub struct SearchError {
     pub cause: FailureCause,

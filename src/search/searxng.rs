@@ -3,10 +3,11 @@
 //! The status of a response does not always reveal a failure: an instance may send a page if JSON is not enabled, and an
 //! empty list if its engines failed.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
-use serde::Deserialize;
-use serde_json::Value;
+use serde::de::{IgnoredAny, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use super::{MAX_QUERY, Passage, Search, SearchError, cleaning, html};
@@ -22,9 +23,26 @@ const ANSWER_LIMITS: (usize, usize) = (256 * 1024, 1024 * 1024);
 /// The characters of a result that are read, with markup: more than a prompt has room for.
 const MAX_RESULT: usize = 16 * 1024;
 
-/// The part of an instance's report on its engines that is logged.
-const MAX_ENGINES: usize = 8;
-const MAX_REASON: usize = 60;
+/// The beginnings of the reasons that SearXNG and searx give for an engine that did not respond, in English, and the words
+/// that are printed for them. Any other reason is printed as `OTHER_REASON`: an instance may repeat the query in it.
+const REASONS: [(&str, &str); 15] = [
+    ("timeout", "timeout"),
+    ("HTTP timeout", "timeout"),
+    ("CAPTCHA", "CAPTCHA"),
+    ("access denied", "access denied"),
+    ("blocked", "access denied"),
+    ("too many requests", "too many requests"),
+    ("HTTP connection error", "network error"),
+    ("HTTP protocol error", "network error"),
+    ("network error", "network error"),
+    ("proxy error", "network error"),
+    ("SSL error", "SSL error"),
+    ("HTTP error", "engine error"),
+    ("server API error", "engine error"),
+    ("parsing error", "unreadable answer"),
+    ("unexpected crash", "crash"),
+];
+const OTHER_REASON: &str = "other";
 
 pub struct SearXng {
     client: HttpClient,
@@ -76,7 +94,12 @@ impl SearXng {
 }
 
 impl Search for SearXng {
-    fn find(&self, words: &str, cancellation: &Cancellation) -> Result<Vec<Passage>, SearchError> {
+    fn find(
+        &self,
+        words: &str,
+        _key: &str,
+        cancellation: &Cancellation,
+    ) -> Result<Vec<Passage>, SearchError> {
         let query = query(words);
         if query.is_empty() {
             return Ok(Vec::new());
@@ -88,77 +111,165 @@ impl Search for SearXng {
 
 /// Makes a query without commands of the words: `!!` or `:de` at the beginning of a word loses its mark.
 fn query(words: &str) -> String {
-    let plain: Vec<String> = cleaning::one_line(words)
-        .split(' ')
-        .map(|word| word.trim_start_matches(['!', '?', ':', '<']).to_owned())
-        .filter(|word| !word.is_empty())
-        .collect();
-    cleaning::cut(&plain.join(" "), MAX_QUERY).to_owned()
+    let mut plain = String::new();
+    for word in cleaning::clean(words).split_whitespace() {
+        let word = word.trim_start_matches(['!', '?', ':', '<']);
+        if !word.is_empty() {
+            plain.extend([if plain.is_empty() { "" } else { " " }, word]);
+        }
+        // A prompt may have a hundred thousand words. These are as many characters as the query has, at least.
+        if plain.len() > 4 * MAX_QUERY {
+            break;
+        }
+    }
+    cleaning::cut(&plain, MAX_QUERY).to_owned()
 }
 
-/// The members of an answer that are used. The results are parsed one by one: as values they take several times the memory.
+/// The members of an answer that are used.
 #[derive(Deserialize)]
 struct SearxngAnswer<'a> {
     #[serde(borrow)]
-    results: Vec<&'a RawValue>,
+    results: &'a RawValue,
     #[serde(default)]
-    unresponsive_engines: Vec<Value>,
+    unresponsive_engines: UnresponsiveEngines,
 }
+
+/// Reads the results one by one, up to the number of passages that is used, and skips the rest: as values a list of results
+/// takes many times its size.
+#[derive(Default)]
+struct ResultReader {
+    most: usize,
+    passages: Vec<Passage>,
+    is_empty: bool,
+    has_unreadable: bool,
+}
+
+/// The members of a result that are used.
+#[derive(Deserialize)]
+struct SearxngResult<'a> {
+    #[serde(borrow, default)]
+    title: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    url: Option<&'a RawValue>,
+    #[serde(default)]
+    content: Option<String>,
+}
+
+/// The number of engines that did not respond, by the word for their reason. Their names come from outside, and are not kept.
+#[derive(Default)]
+struct UnresponsiveEngines(Vec<(&'static str, usize)>);
 
 fn read_answer(bytes: &[u8], most: usize) -> Result<Vec<Passage>, SearchError> {
     // A result with broken text does not affect the others.
     let text = String::from_utf8_lossy(bytes);
-    let answer: SearxngAnswer = serde_json::from_str(&text).map_err(|_| {
+    let read = || -> serde_json::Result<(ResultReader, UnresponsiveEngines)> {
+        let answer: SearxngAnswer = serde_json::from_str(&text)?;
+        let reader = ResultReader { most, is_empty: true, ..ResultReader::default() };
+        let results = serde_json::Deserializer::from_str(answer.results.get()).deserialize_seq(reader)?;
+        Ok((results, answer.unresponsive_engines))
+    };
+    let (results, engines) = read().map_err(|_| {
         SearchError::new(
             FailureCause::NotJson,
             "its answer is not JSON of the expected form. Is this the address of a SearXNG instance, and is JSON in its \
              search.formats?",
         )
     })?;
-    if answer.results.is_empty() && !answer.unresponsive_engines.is_empty() {
-        let engines: Vec<String> = answer.unresponsive_engines.iter().take(MAX_ENGINES).map(engine).collect();
-        let engines = engines.join(", ");
+    if results.is_empty && !engines.0.is_empty() {
         return Err(SearchError::new(
             FailureCause::Engines,
             format!("it found nothing, and engines did not respond: {engines}"),
         ));
     }
-    let mut passages = Vec::new();
-    let mut has_unreadable = false;
-    for result in answer.results {
-        if passages.len() == most {
-            break;
-        }
-        match serde_json::from_str::<Value>(result.get()) {
-            Ok(result) if has_form(&result) => passages.extend(read_result(&result)),
-            _ => has_unreadable = true,
-        }
-    }
-    if passages.is_empty() && has_unreadable {
+    if results.passages.is_empty() && results.has_unreadable {
         return Err(SearchError::new(FailureCause::NotJson, "none of its results can be read"));
     }
-    Ok(passages)
+    Ok(results.passages)
 }
 
-/// Returns true for an object whose content, if any, is a text.
-fn has_form(result: &Value) -> bool {
-    result.is_object() && matches!(result["content"], Value::Null | Value::String(_))
+impl<'de> Visitor<'de> for ResultReader {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a list of results")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<Self, A::Error> {
+        while self.passages.len() < self.most
+            && let Some(raw) = list.next_element::<&RawValue>()?
+        {
+            self.is_empty = false;
+            match read_result(raw) {
+                Some(result) => self.passages.extend(passage(&result)),
+                None => self.has_unreadable = true,
+            }
+        }
+        while list.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(self)
+    }
 }
 
-/// Formats an engine that did not respond, and the reason that the instance gives: `["name", "timeout"]`.
-fn engine(reported: &Value) -> String {
-    let part = |index: usize| {
-        cleaning::cut(&cleaning::one_line(reported[index].as_str().unwrap_or("?")), MAX_REASON).to_owned()
-    };
-    format!("{} ({})", part(0), part(1))
+/// Returns `None` unless it is an object whose content, if any, is a text.
+fn read_result(raw: &RawValue) -> Option<SearxngResult<'_>> {
+    // A list could be read into the structure too.
+    raw.get().starts_with('{').then(|| serde_json::from_str(raw.get()).ok())?
 }
 
 /// Returns `None` if the result has no text.
-fn read_result(result: &Value) -> Option<Passage> {
-    let plain =
-        |member: &str| html::plain(cleaning::cut(result[member].as_str().unwrap_or_default(), MAX_RESULT));
-    let text = plain("content");
-    (!text.trim().is_empty()).then(|| Passage { title: plain("title"), source: plain("url"), text })
+fn passage(result: &SearxngResult) -> Option<Passage> {
+    let plain = |text: &str| html::plain(cleaning::cut(text, MAX_RESULT));
+    let member = |raw: Option<&RawValue>| {
+        let text: Option<String> = raw.and_then(|raw| serde_json::from_str(raw.get()).ok());
+        plain(&text.unwrap_or_default())
+    };
+    let text = plain(result.content.as_deref()?);
+    (!text.trim().is_empty()).then(|| Passage {
+        title: member(result.title),
+        source: member(result.url),
+        text,
+    })
+}
+
+impl<'de> Deserialize<'de> for UnresponsiveEngines {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(Self::default())
+    }
+}
+
+impl<'de> Visitor<'de> for UnresponsiveEngines {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a list of engines")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<Self, A::Error> {
+        while let Some(engine) = list.next_element::<&RawValue>()? {
+            let reason = reason(engine);
+            match self.0.iter_mut().find(|(known, _)| *known == reason) {
+                Some((_, count)) => *count += 1,
+                None => self.0.push((reason, 1)),
+            }
+        }
+        Ok(self)
+    }
+}
+
+impl fmt::Display for UnresponsiveEngines {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counts: Vec<String> = self.0.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
+        f.write_str(&counts.join(", "))
+    }
+}
+
+/// The word for the reason of an engine: `["name", "timeout"]`, or `["name", "Suspended: timeout"]`.
+fn reason(engine: &RawValue) -> &'static str {
+    let Ok((_, reason)) = serde_json::from_str::<(IgnoredAny, &RawValue)>(engine.get()) else {
+        return OTHER_REASON;
+    };
+    let reason = reason.get().trim_start_matches('"');
+    let reason = reason.strip_prefix("Suspended: ").unwrap_or(reason);
+    REASONS.iter().find(|(begin, _)| reason.starts_with(begin)).map_or(OTHER_REASON, |(_, word)| word)
 }
 
 #[cfg(test)]
@@ -207,9 +318,14 @@ mod tests {
             assert_eq!(read_answer(answer.as_bytes(), 2), Ok(found), "{answer}");
         }
         // None of these can be read by itself, and each is skipped.
-        for result in
-            [r#"{"content": "\ud800"}"#, r#"{"score": 1e999}"#, "7", "null", r#"{"content": ["x"]}"#]
-        {
+        for result in [
+            r#"{"content": "\ud800"}"#,
+            "7",
+            "null",
+            r#"{"content": ["x"]}"#,
+            "[]",
+            r#"["title", "url", "content"]"#,
+        ] {
             let answer = |rest: &str| format!(r#"{{"results": [{result}{rest}]}}"#);
             let found = read_answer(answer(r#", {"content": "good"}"#).as_bytes(), 2);
             assert_eq!(found, Ok(vec![passage("", "", "good")]), "{result}");
@@ -232,9 +348,47 @@ mod tests {
         ] {
             assert!(read_answer(answer.as_bytes(), 2).is_err(), "{answer}");
         }
-        let answer =
-            r#"{"results": [], "unresponsive_engines": [["bing", "Suspended:\n CAPTCHA"], ["ddg"], 7]}"#;
-        let error = read_answer(answer.as_bytes(), 2).expect_err("no engine responded").to_string();
-        assert!(error.ends_with("did not respond: bing (Suspended: CAPTCHA), ddg (?), ? (?)"), "{error}");
+    }
+
+    #[test]
+    fn only_what_is_used_of_an_answer_has_to_be_readable() {
+        let answer = r#"{"results": [{"content": "a", "title": 7, "url": [[]], "score": 1e999},
+                         {"content": "b"}, {"content": 7}, 7, []], "answers": [1e999]}"#;
+        let found = read_answer(answer.as_bytes(), 2).expect("two results");
+        let texts: Vec<_> = found.iter().map(|passage| (&*passage.title, &*passage.text)).collect();
+        assert_eq!(texts, [("", "a"), ("", "b")]);
+        let cut = answer.replace("7, []]", "7, [}");
+        assert!(read_answer(cut.as_bytes(), 2).is_err(), "the rest is JSON, even if it is not used");
+    }
+
+    #[test]
+    fn engines_are_counted_by_reasons_of_our_own() {
+        let details = |engines: &str| {
+            let answer = format!(r#"{{"results": [], "unresponsive_engines": {engines}}}"#);
+            read_answer(answer.as_bytes(), 2).expect_err("no engine responded").to_string()
+        };
+        for (engines, counts) in [
+            (
+                r#"[["a", "timeout"], ["b", "access denied"], ["c", "HTTP timeout"]]"#,
+                "2 timeout, 1 access denied",
+            ),
+            (r#"[["a", "Suspended: CAPTCHA"], ["b", "CAPTCHA required"]]"#, "2 CAPTCHA"),
+            (
+                r#"[["a", "Suspended: too many requests"], ["b", "parsing error"]]"#,
+                "1 too many requests, 1 unreadable answer",
+            ),
+            (
+                r#"[["a", "SSL error: certificate validation has failed"], ["b", "unexpected crash"]]"#,
+                "1 SSL error, 1 crash",
+            ),
+            (
+                r#"[["xyzzy", "xyzzy"], ["b", "Suspended: xyzzy"], ["ddg"], 7, {"a": "timeout"}, ["a", 7, "x"]]"#,
+                "6 other",
+            ),
+        ] {
+            let expected = format!("it found nothing, and engines did not respond: {counts}");
+            assert_eq!(details(engines), expected, "{engines}");
+        }
+        assert!(details("null").contains("not JSON of the expected form"));
     }
 }

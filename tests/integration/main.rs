@@ -20,6 +20,7 @@ mod fairness;
 mod faults;
 #[cfg(feature = "test-postgres")]
 mod gateways;
+mod hostile_answers;
 mod key_pages;
 mod ledger;
 mod lifecycle;

@@ -11,7 +11,8 @@ use std::thread;
 use rusqlite::types::Value as Cell;
 use serde_json::{Value, json};
 
-use crate::support::{Reply, Runtime, Script, Server, chat, completion};
+use crate::metrics::{metrics_key, value};
+use crate::support::{PATIENCE, Reply, Runtime, Script, Server, chat, completion, request, until};
 
 const QUESTION: &str = "How high is the Velna lighthouse?";
 
@@ -165,6 +166,28 @@ fn every_failure_of_search_is_an_honest_503() {
     assert!(!server.log().contains("Velna") && !server.log().contains("Not for you"), "{}", server.log());
     search.next(results(&["It is 47 metres high."]));
     server.post(&key, &chat(QUESTION)).is_completion();
+}
+
+/// It wrote the prompt into the log.
+#[test]
+fn an_instance_that_repeats_the_query_gets_it_neither_logged_nor_stored() {
+    let (runtime, search) = (Runtime::start(), Runtime::start());
+    let server =
+        grounded(&runtime, &search, "always").set("ADRIATICUM_API_HOSTS", "api.test,localhost").start();
+    let repeating = |query: &str| {
+        let engines = json!([[query, query], [query, format!("Suspended: {query}")], [query], query]);
+        Script::Answer(200, json!({"query": query, "results": [], "unresponsive_engines": engines}))
+    };
+    search.next(repeating(QUESTION));
+    is_search_unavailable(&server.post(&server.key(), &chat(QUESTION)));
+    assert!(server.log().contains("engines did not respond: 4 other"), "{}", server.log());
+    assert!(!server.log().contains("Velna"), "{}", server.log());
+    let rows = format!("{:?}", server.query("SELECT * FROM usage"));
+    assert!(rows.contains("engines") && !rows.contains("Velna"), "{rows}");
+    search.next(repeating("xyzzy"));
+    let output = server.run(&["check"]);
+    let printed = format!("{output:?}");
+    assert!(printed.contains("did not respond: 4 other") && !printed.contains("xyzzy"), "{printed}");
 }
 
 #[test]
@@ -692,6 +715,37 @@ fn a_damaged_or_missing_index_is_unavailable_until_it_is_back() {
     server.post(&key, &chat(QUESTION)).is_completion();
 }
 
+/// One key's queries delayed those of another until all of them had run.
+#[test]
+fn queries_of_the_index_are_served_in_turn_by_key() {
+    let runtime = Runtime::start();
+    let server = indexed(&runtime)
+        .set("ADRIATICUM_WORKERS", 20)
+        .set("ADRIATICUM_SEARCH_TIMEOUT", PATIENCE.as_secs())
+        .start();
+    let (one, other, watcher) = (server.key(), server.key(), metrics_key(&server));
+    let folder = folder_of(&server, &[("a.md", b"# Velna lighthouse\n\nIt is 47 metres high.")]);
+    server.stdout_of(&["search", "add", &folder]);
+    // The two queries that run wait for this lock, and the others for these two.
+    let index = rusqlite::Connection::open(server.folder.path("adriaticum-search.db")).expect("the index");
+    index.execute_batch("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE; COMMIT").expect("a lock");
+    let mut clients = Vec::new();
+    for (key, words, count) in [(&one, "one", 16), (&other, "other", 17)] {
+        while clients.len() < count {
+            let mut client = server.connect();
+            client.send(request(key, &chat(words)));
+            clients.push(client);
+        }
+        until("they run", || value(&server, &watcher, "adriaticum_workers_busy") == count as f64);
+    }
+    drop(index);
+    for client in &mut clients {
+        client.reply().is_completion();
+    }
+    let place = (0..17).position(|call| contents(&runtime, call)[1] == "other").expect("its call");
+    assert!(place < 8, "the other key's query was number {}", place + 1);
+}
+
 #[test]
 fn what_can_not_be_added_is_reported() {
     let runtime = Runtime::start();
@@ -758,7 +812,7 @@ fn check_asks_search() {
     search.next(Script::Answer(200, json!({"results": [], "unresponsive_engines": suspended})));
     let output = server.run(&["check"]);
     let printed = String::from_utf8_lossy(&output.stdout);
-    assert!(printed.contains("did not respond: bing (Suspended: CAPTCHA), qwant (timeout)"), "{printed}");
+    assert!(printed.contains("did not respond: 1 CAPTCHA, 1 timeout"), "{printed}");
     search.next(Script::Text(403, "<html>".into()));
     let output = server.run(&["check"]);
     let printed = String::from_utf8_lossy(&output.stdout);

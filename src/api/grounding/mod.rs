@@ -38,6 +38,7 @@ impl Grounding {
     /// for the ledger, after a failure too.
     pub fn ground(
         &self,
+        key_id: &str,
         runtimes: &Runtimes,
         chat: &mut Chat,
         spent: &mut Spent,
@@ -47,7 +48,7 @@ impl Grounding {
             return Ok(None);
         };
         let asked = Instant::now();
-        let found = self.search.find(&words, &spent.cancellation);
+        let found = self.search.find(&words, key_id, &spent.cancellation);
         *searched = Some(Searched {
             reason,
             results: found.as_ref().ok().map(|passages| passages.len() as i64),
