@@ -857,9 +857,10 @@ fn check_prints_nothing_that_a_terminal_executes() {
     server.key();
     let script = || {
         search.next(Script::Answer(200, json!({"results": [], "unresponsive_engines": [[escape, escape]]})));
-        runtime.next(Script::Answer(200, json!({"data": [{"id": escape, "max_model_len": 4096}]})));
         runtime.next(Script::Answer(404, json!({"error": {"message": escape}})));
     };
+    let models = json!({"data": [{"id": escape, "max_model_len": 4096}]});
+    *runtime.probes.models.lock().expect("the list") = (200, models);
     let is_harmless = |text: &str| text.chars().all(|c| c == '\n' || !c.is_control());
     script();
     let output = server.run(&["check"]);

@@ -29,8 +29,8 @@ fn refusals_of_strangers_have_few_lines_and_a_summary() {
     thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
-                let mut client = server.connect();
                 for (request, status) in [(&unknown, 401), (&without, 401), (&elsewhere, 404)].repeat(4) {
+                    let mut client = server.connect();
                     client.send(request.repeat(30));
                     (0..30).for_each(|_| assert_eq!(client.reply().status, status));
                 }
@@ -88,11 +88,12 @@ fn a_standard_error_that_is_not_read_blocks_nothing() {
     until("it listens", || UnixStream::connect(&socket).is_ok());
     fill(&pipe);
     // Each has a line at the level `debug`, all together more than the buffer takes.
-    let mut client = connect(&socket);
     for _ in 0..25 {
+        let mut client = connect(&socket);
         client.send("GET / HTTP/1.1\r\nHost: api.test\r\n\r\n".repeat(100));
         (0..100).for_each(|_| _ = client.reply().is_error(404, "not_found"));
     }
+    let mut client = connect(&socket);
     client.send(request(&key, &chat("x")));
     client.reply().is_completion();
     for path in ["/healthz", "/readyz"] {
