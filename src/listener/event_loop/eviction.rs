@@ -74,18 +74,21 @@ impl<S: Service> EventLoop<S> {
         self.holdings.largest(resource).is_some_and(|holder| self.evict(resource, holder))
     }
 
-    /// Evicts one connection of an origin: the longest idle one, else the oldest of the others. A complete request is never
-    /// evicted. This looks at every connection: 50 µs for 4,096 of them.
+    /// Evicts one connection of an origin: the longest idle one, else the oldest of the others; if bytes are short, those that
+    /// hold few come last. A complete request is never evicted. This looks at every connection: 50 µs for 4,096 of them.
     fn evict(&mut self, resource: Resource, origin: Origin) -> bool {
         let is_meant = |entry: &ConnectionEntry| {
             entry.origin == origin
                 && entry.held.evictable > 0
                 && (resource == Resource::Connections || entry.held_bytes > 0)
         };
-        // The connection that has been idle longest has the earliest deadline.
+        let rank = |entry: &ConnectionEntry| {
+            let is_small = resource == Resource::Bytes && entry.held_bytes <= MAX_HEAD;
+            // The connection that has been idle longest has the earliest deadline.
+            (entry.connection.is_unfinished(), is_small, entry.connection.deadline)
+        };
         let candidates = self.connections.iter().filter(|(_, entry)| is_meant(entry));
-        let first =
-            candidates.min_by_key(|(_, entry)| (entry.connection.is_unfinished(), entry.connection.deadline));
+        let first = candidates.min_by_key(|(_, entry)| rank(entry));
         let Some((index, entry)) = first else {
             return false;
         };
