@@ -20,6 +20,8 @@ import sys
 
 COMPLETIONS = "/v1/chat/completions"
 BODY = 262_144
+# Its head decides that the answer is 404.
+REFUSED = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 def unknown_key():
@@ -91,18 +93,68 @@ async def unfinished_bodies(port, with_key):
     await hold(port, [payload(BODY - 1) for _ in range(300)] + [payload(BODY >> n) for n in range(1, 11)], 0.2)
 
 
-async def requests(port, connections, key=None, method="POST", path=COMPLETIONS, host="localhost", body="{}",
-                   address="127.0.0.1"):
-    """Sends requests as fast as they are answered. The key "unknown" is another one in each request."""
-    def request():
-        secret = unknown_key() if key == "unknown" else key
-        return head(secret, f"Content-Length: {len(body)}", method, path, host) + body.encode()
+async def simultaneous_hellos(port, hello, connections, sources):
+    """Begins all handshakes at once."""
+    await hold(port, [bytes.fromhex(hello)] * connections, 1, sources)
+
+
+async def pipelined_404s(port, groups, reads):
+    """Pipelines requests that get 404, and reads the answers twice a second or never. Opens again what is closed.
+
+    A group is an address, a number of connections, and how many requests each sends at once.
+    """
+    async def one(address, number):
+        while True:
+            with contextlib.suppress(OSError), socket.socket() as connection:
+                if not reads:
+                    # The kernel takes some 80 answers. With the long segments of the loopback interface it would take 2 MiB.
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1400)
+                connection.setblocking(False)
+                connection.bind((address, 0))
+                await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
+                sent = connection.send(REFUSED * number)
+                is_open = True
+                while is_open:
+                    await asyncio.sleep(0.5)
+                    with contextlib.suppress(BlockingIOError):
+                        is_open = not reads or connection.recv(1 << 20)
+                        # Without reading, only another request shows that the service has closed the connection.
+                        more = REFUSED * (number if reads else 1)
+                        sent += connection.send(more[sent % len(REFUSED):])
+            await asyncio.sleep(0.2)
+
+    tasks = []
+    for address, connections, number in groups:
+        for _ in range(connections):
+            tasks.append(asyncio.create_task(one(address, number)))
+            # A connection is blocked before the next one comes.
+            await asyncio.sleep(0 if reads else 0.001)
+    in_place()
+    await asyncio.gather(*tasks)
+
+
+async def requests(port, connections, key=None, method="POST", path=COMPLETIONS, host="localhost", body="{}", sizes=(0,),
+                   address="127.0.0.1", pause=0):
+    """Sends requests as fast as they are answered. The key "unknown" is another one in each request.
+
+    White space makes the connections' bodies as long as `sizes`, in turn. A connection that ends is opened again after a pause.
+    """
+    def sender(size):
+        padded = body.ljust(size).encode()
+
+        def request():
+            secret = unknown_key() if key == "unknown" else key
+            return head(secret, f"Content-Length: {len(padded)}", method, path, host) + padded
+
+        return request
 
     in_place()
-    await asyncio.gather(*(repeat(port, address, request) for _ in range(connections)))
+    senders = map(sender, itertools.islice(itertools.cycle(sizes), connections))
+    await asyncio.gather(*(repeat(port, address, request, pause) for request in senders))
 
 
-async def repeat(port, address, request):
+async def repeat(port, address, request, pause=0):
     """Sends what `request` returns on one connection, as fast as it is answered. Opens the connection again if it ends."""
     while True:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
@@ -114,6 +166,7 @@ async def repeat(port, address, request):
                     answer = (await reader.readuntil(b"\r\n\r\n")).lower()
                     length = answer.partition(b"content-length: ")[2].partition(b"\r\n")[0]
                     await reader.readexactly(int(length or 0))
+        await asyncio.sleep(pause)
 
 
 async def wrong_passwords(port, addresses):

@@ -3,7 +3,8 @@
     python3 tests/outside/attacks.py [--seconds N] [PART...]
 
 Runs the attacks whose name contains one of the PARTs, by default all, N seconds each, each against a service of its own
-at its default settings. The attackers (attackers.py) come from 127.0.0.1 or 127.0.0.3, the honest clients from 127.0.0.2.
+at its default settings (except SETTINGS). The attackers (attackers.py) come from 127.0.0.1, 127.0.0.3 or others, the honest
+clients from 127.0.0.2.
 Prints what the honest clients saw, and fails if one of the bounds below was exceeded in any attack.
 """
 
@@ -20,6 +21,7 @@ import subprocess
 import tempfile
 import time
 
+from attackers import BODY
 from service import ensure
 from tls import NAME, hello_of
 from trial import CONNECTIONS, SUCCESS, WORKERS, Browser, Client, Tally, Trial, chat
@@ -35,6 +37,11 @@ LINES_BURST, LINES_PER_SECOND, LOG_BYTES_PER_HOUR = 20, 1, 2_000_000
 # Sign-ins of each kind while strangers keep the console busy, and the statuses of a good one.
 SIGN_INS = 30
 GOOD_SIGN_IN = (200, 303, 200)
+# Among pipelined requests, a completion waits for two rounds of the listener's loop, 10 ms each. Turns of 4,000 connections
+# take 100 ms.
+PIPELINED_SECONDS = 0.06
+# The longest health probe, handshake included, while other addresses' handshakes wait.
+HANDSHAKE_SECONDS = 2
 
 
 async def chunk_extensions(trial):
@@ -101,6 +108,28 @@ async def silent_connections(trial):
     trial.expect(kept.success >= SUCCESS, f"connections that were idle for {IDLE_SECONDS} s: {kept}")
 
 
+async def unread_answers(trial):
+    """One address fills the buffers with requests and reads no answer. Some of its connections send less, for what room is
+    left."""
+    groups = [("127.0.0.1", 1500, 600), ("127.0.0.1", 500, 150)]
+    await trial.compare("pipelined_404s", groups=groups, reads=False)
+
+
+async def unread_answers_everywhere(trial):
+    """Two addresses hold all connections this way, and a third one takes what becomes free."""
+    half = CONNECTIONS // 2
+    groups = [("127.0.0.1", half, 200), ("127.0.0.3", half, 200), ("127.0.0.4", 16, 200)]
+    await trial.compare("pipelined_404s", groups=groups, reads=False)
+
+
+async def pipelined_404s(trial):
+    """4,000 connections of two addresses pipeline requests and read the answers."""
+    groups = [("127.0.0.1", 2000, 500), ("127.0.0.3", 2000, 500)]
+    await trial.compare("pipelined_404s", {"content": "honest 0"}, groups=groups, reads=True)
+    trial.expect(trial.attacked.median <= PIPELINED_SECONDS,
+                 f"median {trial.attacked.median * 1000:.0f} ms, at most {PIPELINED_SECONDS * 1000:.0f} ms are allowed")
+
+
 async def requests_without_a_key(trial):
     await trial.compare("requests", {"clients": 24, "pause": 0.05}, connections=100)
 
@@ -121,19 +150,20 @@ async def log_lines_of_unknown_keys(trial):
     trial.note = f"{len(lines)} log lines, {size / 1e6:.1f} MB per hour"
 
 
+def set_password(trial, password):
+    done = trial.service.run("console", "password", input=f"{password}\n")
+    ensure(done.returncode == 0, f"console password failed: {done.stderr}")
+    return password
+
+
 async def expect_sign_ins(trial, attacker, **options):
     """The operator signs in from a known browser, also after a change of the password, and from new ones on this host."""
-    def set_password(password):
-        done = trial.service.run("console", "password", input=f"{password}\n")
-        ensure(done.returncode == 0, f"console password failed: {done.stderr}")
-        return password
-
     async def sign_in(label, password, browser=None, address="127.0.0.1"):
         for _ in range(SIGN_INS):
             statuses = await asyncio.to_thread((browser or Browser(trial.service.port, address)).sign_in, password)
             outcomes[label, statuses] += 1
 
-    outcomes, password = collections.Counter(), set_password("correct horse battery staple")
+    outcomes, password = collections.Counter(), set_password(trial, "correct horse battery staple")
     # Not from the loopback address that local clients have: its token alone makes it known.
     own, elsewhere = Browser(trial.service.port, "127.0.0.2"), "127.0.0.4"
     first = own.sign_in(password)
@@ -141,7 +171,7 @@ async def expect_sign_ins(trial, attacker, **options):
     async with trial.attack(attacker, **options) as in_place:
         await in_place()
         await sign_in("known browser", password, own)
-        password = await asyncio.to_thread(set_password, "another password than before")
+        password = await asyncio.to_thread(set_password, trial, "another password than before")
         await sign_in("after a change of the password", password, own)
         await sign_in("new browser on this host", password)
         await sign_in("new browser elsewhere", password, address=elsewhere)
@@ -162,8 +192,26 @@ async def sign_in_connections(trial):
                           address="127.0.0.3")
 
 
-async def sign_in_pages(trial):
-    """Strangers ask for the sign-in page. Prometheus, with a key that it used before, still gets its figures."""
+async def metrics_without_a_key(trial, **options):
+    """40 connections of one address ask for the metrics. The operator signs in from new browsers elsewhere all the time."""
+    password, outcomes = set_password(trial, "correct horse battery staple"), collections.Counter()
+    comparing = asyncio.create_task(trial.compare(
+        "requests", connections=40, method="GET", path="/metrics", host="console.localhost", body="", address="127.0.0.3",
+        **options))
+    while not comparing.done():
+        outcomes[await asyncio.to_thread(Browser(trial.service.port, "127.0.0.4").sign_in, password)] += 1
+    await comparing
+    trial.expect(set(outcomes) == {GOOD_SIGN_IN}, f"sign-ins: {dict(outcomes)}")
+    trial.note = f"{outcomes.total()} sign-ins"
+
+
+async def metrics_with_unknown_keys(trial):
+    await metrics_without_a_key(trial, key="unknown")
+
+
+@contextlib.asynccontextmanager
+async def scraping(trial):
+    """Prometheus, with a key that it used before, gets its figures all the time."""
     key, metrics = trial.service.create_key("prometheus", "--permission", "metrics"), Tally()
 
     async def scrape():
@@ -172,15 +220,32 @@ async def sign_in_pages(trial):
             await client.ask(metrics, key, path="/metrics", host="console.localhost")
             await asyncio.sleep(0.1)
 
-    scraping = asyncio.create_task(scrape())
-    await trial.compare("requests", connections=40, method="GET", path="/sign-in", host="console.localhost", body="")
-    scraping.cancel()
+    task = asyncio.create_task(scrape())
+    try:
+        yield
+    finally:
+        task.cancel()
     trial.expect(metrics.success == 1, f"/metrics: {metrics}")
+
+
+async def sign_in_pages(trial):
+    """Strangers ask for the sign-in page. Prometheus still gets its figures."""
+    async with scraping(trial):
+        await trial.compare("requests", connections=40, method="GET", path="/sign-in", host="console.localhost", body="")
 
 
 async def replayed_hellos(trial):
     """Handshakes that are begun with a key of 4,096 bits. Health probes need handshakes of their own."""
     await trial.compare("hellos", hello=hello_of(trial.client_context).hex(), rate=50)
+
+
+async def hellos_of_two_addresses(trial):
+    """Two addresses begin 2,000 handshakes at once, 14 s of work. A third one does not wait for them."""
+    await trial.compare("simultaneous_hellos", hello=hello_of(trial.client_context).hex(), connections=2000,
+                        sources=["127.0.0.1", "127.0.0.3"])
+    slowest = max(trial.health.seconds, default=0)
+    trial.expect(slowest <= HANDSHAKE_SECONDS, f"a health probe took {slowest:.1f} s, at most {HANDSHAKE_SECONDS} are allowed")
+    trial.note = f"the slowest health probe took {slowest * 1000:.0f} ms"
 
 
 async def invalid_requests_of_one_key(trial):
@@ -204,6 +269,21 @@ async def greedy_key(trial):
     bound = 2 * trial.quiet.median + seconds
     trial.expect(trial.attacked.median <= bound,
                  f"median {trial.attacked.median * 1000:.0f} ms, at most {bound * 1000:.0f} ms are allowed")
+
+
+async def full_bodies_of_one_key(trial, connections=80):
+    """One key's clients fill the buffers with complete requests, most of them as long as allowed.
+
+    Shorter ones fill the rest. A client that gets 503 waits: the unfinished bodies of immediate retries could be evicted.
+    """
+    honest = {"pause": 0.2, "content": "honest 0.25"}
+    async with scraping(trial):
+        await trial.compare("requests", honest, connections=connections, key=trial.other_key, body=chat("full 0.5").decode(),
+                            sizes=(BODY, BODY, 60_000, 20_000), pause=0.1)
+
+
+async def full_bodies_of_one_key_at_64_workers(trial):
+    await full_bodies_of_one_key(trial, connections=200)
 
 
 async def equal_shares(trial):
@@ -271,11 +351,18 @@ async def no_http(trial):
 
 ATTACKS = [
     chunk_extensions, chunk_extensions_over_tls, unfinished_bodies_without_a_key, unfinished_bodies_with_unknown_keys,
-    one_byte_each, one_byte_each_over_tls, silent_connections, greedy_key, equal_shares, limited_key, abandoned_requests,
+    one_byte_each, one_byte_each_over_tls, silent_connections, unread_answers, unread_answers_everywhere, pipelined_404s,
+    greedy_key, full_bodies_of_one_key, full_bodies_of_one_key_at_64_workers, equal_shares, limited_key, abandoned_requests,
     requests_without_a_key, requests_with_unknown_keys, log_lines_of_unknown_keys, sign_in_pages, sign_in_connections,
-    wrong_passwords, replayed_hellos, invalid_requests_of_one_key, no_http,
+    metrics_without_a_key, metrics_with_unknown_keys, wrong_passwords, replayed_hellos, hellos_of_two_addresses,
+    invalid_requests_of_one_key, no_http,
 ]
-OVER_TLS = {chunk_extensions_over_tls, one_byte_each_over_tls, replayed_hellos}
+OVER_TLS = {chunk_extensions_over_tls, one_byte_each_over_tls, replayed_hellos, hellos_of_two_addresses}
+SETTINGS = {
+    unread_answers: {"buffer_limit": 16 << 20},
+    full_bodies_of_one_key: {"buffer_limit": 16 << 20},
+    full_bodies_of_one_key_at_64_workers: {"workers": 64, "queue": 128},
+}
 
 
 def make_certificate(folder):
@@ -292,6 +379,7 @@ async def run(attacks, seconds, certificate):
     faults = []
     for attack in attacks:
         trial = Trial(attack.__name__, seconds, certificate if attack in OVER_TLS else None)
+        trial.settings |= SETTINGS.get(attack, {})
         try:
             async with trial:
                 await attack(trial)
