@@ -1,4 +1,4 @@
-"""Clients with full bodies while the service may use 32 MiB of memory or less, and with short ones in 16 MiB (as root).
+"""16 workers with full bodies in 32 MiB of memory and with short ones in 16 MiB, and 64 workers in at most 64 (as root).
 
     python3 tests/outside/small_memory.py [--seconds N]
 
@@ -139,10 +139,10 @@ def main():
         ("full bodies", 32, 32, FULL, {}),
         ("full bodies", 32, 80, FULL, {}),
         ("short bodies", 16, 32, SHORT, {}),
-        # The service's settings of the allocator leave the most room here: see main.rs.
-        ("long answers", 28, 80, SHORT, {"workers": 64, "runtime": LongRuntime}),
-        ("long answers of Search", 32, 80, SHORT, {"workers": 64, "runtime": SearchingRuntime}),
-        ("a large index", 32, 80, SHORT, {"workers": 64, "runtime": SlowRuntime, "service": Indexed} | INDEX),
+        ("full bodies", 64, 192, FULL, {"workers": 64, "queue": 128}),
+        ("long answers", 40, 80, SHORT, {"workers": 64, "runtime": LongRuntime}),
+        ("long answers of Search", 40, 80, SHORT, {"workers": 64, "runtime": SearchingRuntime}),
+        ("a large index", 64, 80, SHORT, {"workers": 64, "runtime": SlowRuntime, "service": Indexed} | INDEX),
     ):
         tally, peak, its_faults = asyncio.run(load(mebibytes, clients, bodies, seconds, **options))
         print(f"{clients} clients with {name} in {mebibytes} MiB: {tally}; at most {peak:.1f} MiB were used", flush=True)
