@@ -50,8 +50,8 @@ impl ClientInfo {
 const ANSWER_BYTES: usize = 32 * 1024;
 
 impl Request {
-    /// The memory that it needs until it is answered. The JSON for the runtime takes at most twice the bytes of the body: the
-    /// same text, in a buffer that doubles.
+    /// The memory that it needs until it is answered. The texts of the body and the JSON for the runtime take as many bytes again,
+    /// each.
     pub fn held_bytes(&self) -> usize {
         self.head.held_bytes() + 3 * self.body.as_ref().map_or(0, Vec::capacity) + ANSWER_BYTES
     }

@@ -208,15 +208,15 @@ impl Runtimes {
     }
 
     fn body(&self, chat: &Chat, response_format: Option<&serde_json::Value>) -> Vec<u8> {
-        serde_json::to_vec(&CompletionRequest {
+        let request = CompletionRequest {
             model: &self.model,
             messages: &chat.messages,
             temperature: chat.temperature,
             max_tokens: chat.max_tokens,
             stream: false,
             response_format,
-        })
-        .expect("a chat should have its JSON")
+        };
+        request.to_json()
     }
 
     fn ask_in_order(&self, body: &[u8], deadline: Instant, cancellation: &Cancellation) -> CallResult {

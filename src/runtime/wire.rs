@@ -1,6 +1,7 @@
 //! The wire format of a runtime: OpenAI's chat completions.
 
 use std::fmt;
+use std::io::{self, Write};
 
 use serde::de::{IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -28,6 +29,32 @@ pub(super) struct CompletionRequest<'a> {
     pub stream: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub response_format: Option<&'a serde_json::Value>,
+}
+
+impl CompletionRequest<'_> {
+    /// The JSON of the request. Its size is counted first: a buffer that grows as it is written takes up to three times as much,
+    /// and a body may have 256 KiB in every worker.
+    pub fn to_json(&self) -> Vec<u8> {
+        let mut size = ByteCount(0);
+        serde_json::to_writer(&mut size, self).expect("a chat should have its JSON");
+        let mut json = Vec::with_capacity(size.0);
+        serde_json::to_writer(&mut json, self).expect("a chat should have its JSON");
+        json
+    }
+}
+
+/// Counts the bytes that are written.
+struct ByteCount(usize);
+
+impl Write for ByteCount {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// The members of an answer that are used. A raw member is read by itself: if it can't be used, the answer still can.
@@ -153,7 +180,31 @@ pub fn context_exceeded(bytes: &[u8]) -> Option<RuntimeError> {
 
 #[cfg(test)]
 mod tests {
+    use std::borrow::Cow;
+
     use super::*;
+    use crate::runtime::Role;
+
+    #[test]
+    fn the_json_of_a_request_has_no_spare_room() {
+        let contents = ["\u{1}\n\"é".repeat(10_000), "x".repeat(7)];
+        let message = |content| ChatMessage { role: Role::User, content: Cow::Borrowed(content) };
+        let messages: Vec<ChatMessage> = contents.iter().map(|content| message(content.as_str())).collect();
+        let messages = messages.as_slice();
+        let request = CompletionRequest {
+            model: "m",
+            messages,
+            temperature: 0.5,
+            max_tokens: 9,
+            stream: false,
+            response_format: None,
+        };
+        let json = request.to_json();
+        assert_eq!(
+            (json.len(), json.capacity()),
+            (serde_json::to_vec(&request).expect("JSON").len(), json.len())
+        );
+    }
 
     #[test]
     fn answers_that_are_completions() {
