@@ -1,7 +1,7 @@
 //! The listener alone, with limits small enough for a test to reach.
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -430,6 +430,24 @@ fn the_handshakes_of_addresses_take_turns() {
     };
     let before = flood.iter().filter(is_answered).count();
     assert!(before < 50, "{before} were answered before the other's");
+}
+
+/// A handshake whose client has gone costs nothing more.
+#[test]
+fn a_client_that_leaves_its_handshake_is_closed_at_once() {
+    let (running, connect) = serve_tls(Limits::default());
+    let strangers: Vec<TcpStream> = (0..20).map(|_| running.hold_from(3).stream).collect();
+    let [_growing, _idle, mut broken] = hold_the_loop(&running, connect, "");
+    for stranger in &strangers {
+        (&*stranger).write_all(&tls::client_hello()).expect("the system takes it");
+        stranger.shutdown(Shutdown::Write).expect("it can be shut down");
+    }
+    running.echo.hold_loop.store(false, Ordering::Release);
+    assert_eq!(broken.reply().status, 400);
+    for mut stranger in strangers {
+        let received = stranger.read_to_end(&mut Vec::new()).unwrap_or_default();
+        assert_eq!(received, 0, "the server's part of the handshake");
+    }
 }
 
 /// A stop reads what has arrived on every connection. What it reads on the first may evict the second.

@@ -240,8 +240,8 @@ async def replayed_hellos(trial):
 
 
 async def hellos_of_two_addresses(trial):
-    """Two addresses begin 1,500 handshakes at once, many seconds of work. A third one does not wait for them."""
-    await trial.compare("simultaneous_hellos", hello=hello_of(trial.client_context).hex(), connections=1500,
+    """Two addresses begin 2,000 handshakes at once, 14 s of work. A third one does not wait for them, nor for the rest when they go."""
+    await trial.compare("simultaneous_hellos", hello=hello_of(trial.client_context).hex(), connections=2000,
                         sources=["127.0.0.1", "127.0.0.3"])
     slowest = max(trial.health.seconds, default=0)
     trial.expect(slowest <= HANDSHAKE_SECONDS, f"a health probe took {slowest:.1f} s, at most {HANDSHAKE_SECONDS} are allowed")

@@ -193,6 +193,11 @@ impl InboundConnection {
         self.tls.as_ref().is_some_and(|session| session.is_handshaking())
     }
 
+    /// Returns true if the client has gone before its session was established: the next step of the handshake would be for nothing.
+    pub fn has_left_handshake(&self) -> bool {
+        self.read_closed && self.tls.as_ref().is_some_and(|session| !session.is_established())
+    }
+
     /// Returns true if it can be evicted although it is not idle: in the middle of a request, a response or a handshake, or
     /// after its last response.
     pub fn is_unfinished(&self) -> bool {

@@ -157,6 +157,9 @@ impl<S: Service> EventLoop<S> {
         if event.is_readable() || event.is_read_closed() || event.is_error() {
             entry.connection.note_readable(event.is_read_closed() || event.is_error());
         }
+        if entry.connection.has_left_handshake() {
+            return self.close(index);
+        }
         if !self.abandon_if_gone(index) {
             self.schedule(index);
         }
