@@ -34,7 +34,7 @@ pub enum Cause {
     BuffersFull,
     /// A new connection was closed: no other could be evicted.
     Rejected,
-    /// A connection was evicted with an unfinished request or handshake, or after its last response.
+    /// A connection was evicted with an unfinished request, response or handshake, or after its last response.
     UnfinishedEvicted,
     /// An idle connection was evicted.
     IdleEvicted,
