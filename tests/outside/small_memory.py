@@ -140,8 +140,8 @@ def main():
         ("full bodies", 32, 80, FULL, {}),
         ("short bodies", 16, 32, SHORT, {}),
         ("full bodies", 64, 192, FULL, {"workers": 64, "queue": 128}),
-        ("long answers", 40, 80, SHORT, {"workers": 64, "runtime": LongRuntime}),
-        ("long answers of Search", 40, 80, SHORT, {"workers": 64, "runtime": SearchingRuntime}),
+        ("long answers", 28, 80, SHORT, {"workers": 64, "runtime": LongRuntime}),
+        ("long answers of Search", 32, 80, SHORT, {"workers": 64, "runtime": SearchingRuntime}),
         ("a large index", 64, 80, SHORT, {"workers": 64, "runtime": SlowRuntime, "service": Indexed} | INDEX),
     ):
         tally, peak, its_faults = asyncio.run(load(mebibytes, clients, bodies, seconds, **options))

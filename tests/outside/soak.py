@@ -34,7 +34,7 @@ RATE = float(os.environ.get("SOAK_RATE", "100"))
 SAMPLE_SECONDS = 1
 # Caches fill and the allocator's arenas grow to their size in this time.
 WARM_UP_MINUTES = min(5, MINUTES / 4)
-MOST_MIB = 22
+MOST_MIB = 20
 # Of the smallest memory of each minute, in the second half.
 MOST_GROWTH_MIB = 0.5
 # A checkpoint comes with 4 MiB, and the file keeps at most 8 once it begins again. A page of the console can hold it for a

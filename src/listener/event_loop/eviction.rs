@@ -31,7 +31,7 @@ impl<S: Service> EventLoop<S> {
 
     /// Makes room for the bytes of a complete request, whose lane holds `own` bytes with it; returns false if the request is
     /// to be shed itself. What can be evicted goes first, if that is enough. If not, the lanes that hold more than this one lose
-    /// their newest requests, the heaviest first. Nothing is lost unless the request fits in the end.
+    /// their newest requests, the heaviest first. Nothing is evicted unless that is enough.
     pub(super) fn make_room_for_request(&mut self, bytes: usize, own: usize, is_known: bool) -> bool {
         let limit = self.listener.limits.buffered_bytes;
         if own > bytes && own > limit / 4 * LANE_QUARTERS {

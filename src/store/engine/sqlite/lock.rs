@@ -1,9 +1,9 @@
 //! The lock that keeps a second `serve`, and a `restore` or a `move`, off a database that is served.
 //!
 //! SQLite names the WAL after the path and keeps the pages in the inode, so both are locked. Two processes that use one
-//! file by two names, which are hard links, would each have a WAL and overwrite each other's pages: only the inode tells.
-//! Two that use one name for two files, because the first one's was moved away, would share a WAL: only the name tells. The
-//! lock on the name is on a file beside the database, which has the pid for the message.
+//! file by two names, which are hard links, would each have a WAL and overwrite each other's pages: the lock on the inode
+//! prevents it. Two that use one name for two files, because the first one's was moved away, would share a WAL: the lock on
+//! the name prevents it. That lock is on a file beside the database, which has the pid for the message.
 //!
 //! The system releases both when the process ends, however it ends, so the lock file stays and is no obstacle.
 
