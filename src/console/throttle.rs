@@ -25,9 +25,9 @@ const FORGOTTEN: Duration = Duration::from_secs(900);
 const BUDGET: f64 = 60.0;
 const REFILL_PER_SECOND: f64 = 0.5;
 
-/// The part of the budget that an address leaves to those that failed less often, for each of its failures up to three. Guessers
-/// with dozens of addresses soon use up their own share, and the rest is left for the operator at a new address.
-const LEFT_TO_OTHERS: f64 = 15.0;
+/// The part of the budget that an address leaves to those that failed less often, by its failures. Forty guessers can make their
+/// first attempts at any time, also when others have used up their share, and some are still left for the operator at a new address.
+const LEFT_TO_OTHERS: [f64; 4] = [0.0, 45.0, 48.0, 51.0];
 
 /// The most sources that are remembered, so that strangers can't use up the memory.
 const REMEMBERED: usize = 1024;
@@ -92,8 +92,8 @@ impl SignInThrottle {
             }
         }
         if matches!(source, SignInSource::Stranger(_)) {
-            let needed =
-                1.0 + LEFT_TO_OTHERS * f64::from(failures.map_or(0, |failures| failures.count.min(3)));
+            let count = failures.map_or(0, |failures| failures.count as usize);
+            let needed = 1.0 + LEFT_TO_OTHERS[count.min(LEFT_TO_OTHERS.len() - 1)];
             let passed = now.duration_since(self.filled).as_secs_f64();
             self.budget = (self.budget + passed * REFILL_PER_SECOND).min(BUDGET);
             self.filled = now;
@@ -204,6 +204,18 @@ mod tests {
         }
         assert_eq!(refused, 0);
         assert!((400..=60 + 450).contains(&guesses), "{guesses}: the limit is the same");
+    }
+
+    #[test]
+    fn guessers_that_come_later_leave_an_attempt_for_the_operator() {
+        let now = Instant::now();
+        let mut throttle = SignInThrottle::new(now);
+        for number in (0..20).cycle().take(400).chain((20..40).cycle().take(400)) {
+            if throttle.try_now(stranger(number), now).is_ok() {
+                throttle.failed(stranger(number), now);
+            }
+        }
+        throttle.try_now(stranger(1000), now).expect("the operator has not failed yet");
     }
 
     #[test]
