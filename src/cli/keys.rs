@@ -2,8 +2,7 @@
 
 use super::audit::actor;
 use super::{Args, CliError, open_store, open_with, print, print_json, text_table};
-use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
-use crate::secret::secret_hex;
+use crate::secret::new_secret;
 use crate::store::{
     Access, Budget, CONCURRENT_TAKES, Key, KeyBudget, KeyChange, KeyChanged, KeyName, KeyState, NewKey,
     Permission, Store, parse_concurrent,
@@ -89,7 +88,7 @@ pub(super) fn create(mut args: Args) -> Result<(), CliError> {
     }
     let config = args.config()?;
     let store = open_with(&config, Access::Create)?;
-    let secret = SECRET_PREFIX.to_owned() + &secret_hex::<{ SECRET_DIGITS / 2 }>();
+    let secret = new_secret();
     let key = NewKey {
         name: &name,
         permissions: &terms.permissions,

@@ -51,6 +51,7 @@ pub use error::{Result, StoreError};
 pub use gateways::{CLOCK_SLACK, Gateway};
 use group_commit::GroupCommit;
 pub use grouping::Grouping;
+pub use keys::SecretUse;
 pub use ledger_row::{COLUMNS as LEDGER_COLUMNS, LedgerRow, Searched, Tokens};
 pub use listing::{Listing, Matching, RowFilter, SEARCHED_ROWS};
 pub use moving::MoveProgress;
