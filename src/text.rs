@@ -91,6 +91,16 @@ pub fn has_password(text: &str) -> bool {
     text.to_ascii_lowercase().split("password").skip(1).any(|rest| rest.trim_start().starts_with('='))
 }
 
+/// Quotes a word for a command line that a message shows.
+pub fn shell_word(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
 /// Returns the members of a row that the columns name, as cells; null is an empty one.
 pub fn cells<'a>(row: &impl Serialize, columns: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     let row = serde_json::to_value(row).expect("a row should have its JSON");

@@ -146,7 +146,7 @@ pub(super) fn rename(mut args: Args) -> Result<(), CliError> {
     let [id, name] = args.words(["the key's ID", "its new NAME"])?;
     let name = key_name(&name)?;
     let config = args.config()?;
-    change(&open_store(&config)?, &id, &[KeyChange::Name(name)])?;
+    change(&open_with(&config, Access::Existing)?, &id, &[KeyChange::Name(name)])?;
     eprintln!("Renamed {id} in {}.", config.database_name());
     Ok(())
 }
@@ -154,7 +154,7 @@ pub(super) fn rename(mut args: Args) -> Result<(), CliError> {
 pub(super) fn revoke(mut args: Args) -> Result<(), CliError> {
     let [id] = args.words(["the key's ID"])?;
     let config = args.config()?;
-    let (store, database) = (open_store(&config)?, config.database_name());
+    let (store, database) = (open_with(&config, Access::Existing)?, config.database_name());
     if let Some(since) = find(&store, &id)?.revoked {
         eprintln!("{id} in {database} is revoked already, since {}.", when::format_minute(Some(since)));
         return Ok(());
@@ -193,7 +193,7 @@ pub(super) fn set(mut args: Args) -> Result<(), CliError> {
         return Err(CliError::Usage(options.into()));
     }
     let config = args.config()?;
-    let store = open_store(&config)?;
+    let store = open_with(&config, Access::Existing)?;
     if let Some(since) = find(&store, &id)?.revoked {
         let since = when::format_minute(Some(since));
         return Err(CliError::Failed(format!(

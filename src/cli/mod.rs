@@ -27,7 +27,7 @@ use crate::checks;
 use crate::config::{Config, ConfigError};
 use crate::logging;
 use crate::store::{Access, Store, StoreError};
-use crate::text::{may_hold_a_secret, nearest};
+use crate::text::{may_hold_a_secret, nearest, shell_word};
 
 /// The words of a command and its arguments, a summary, the help of its group, and the function that runs it.
 type Command = (&'static str, &'static str, &'static str, fn(Args) -> Result<(), CliError>);
@@ -112,11 +112,9 @@ fn as_root() -> Option<String> {
     if rustix::process::geteuid().is_root() {
         return None;
     }
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
     let word = |word: OsString| match word.to_string_lossy() {
         text if may_hold_a_secret(&text) => "'…'".into(),
-        text if !text.is_empty() && text.chars().all(plain) => text.into_owned(),
-        text => format!("'{}'", text.replace('\'', r"'\''")),
+        text => shell_word(&text),
     };
     let line: Vec<String> = env::args_os().map(word).collect();
     // sudo removes variables that are not named.
@@ -167,12 +165,16 @@ fn no_command(group: &str, word: &str) -> CliError {
 }
 
 fn open_store(config: &Config) -> Result<Store, CliError> {
-    open_with(config, Access::Existing)
+    open_with(config, Access::Read)
 }
 
 fn open_with(config: &Config, access: Access) -> Result<Store, CliError> {
-    Store::open(&config.database, access)
-        .map_err(|error| CliError::Failed(checks::store_failed(config, &error)))
+    Store::open(&config.database, access).map_err(|error| {
+        let message = checks::store_failed(config, &error);
+        // The setting names an old database, and a supervisor need not try again.
+        let is_setting = matches!(error, StoreError::Moved { .. });
+        if is_setting { CliError::Config(message) } else { CliError::Failed(message) }
+    })
 }
 
 fn failed<E: Display>(part: impl Display) -> impl Fn(E) -> CliError {

@@ -317,10 +317,7 @@ mod tests {
         key.expires = Some(now + 12 * 3600);
         assert!(key.in_words(now).contains(", until 2024-10-04 13:00 UTC (12 hours), "));
         key.expires = Some(now);
-        assert_eq!(
-            key.in_words(now),
-            "No request with it is accepted: it expired at 2024-10-04 01:00 UTC."
-        );
+        assert_eq!(key.in_words(now), "No request with it is accepted: it expired at 2024-10-04 01:00 UTC.");
         key.revoked = Some(now - 60);
         assert_eq!(
             key.in_words(now),
