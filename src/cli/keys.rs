@@ -1,11 +1,13 @@
 //! `keys`: creates, lists, changes and revokes API keys.
 
+use super::args::missing;
 use super::audit::actor;
+use super::console::read_secret;
 use super::{Args, CliError, open_store, open_with, print, print_json, text_table};
-use crate::secret::new_secret;
+use crate::secret::{contains_secret, new_secret};
 use crate::store::{
     Access, Budget, CONCURRENT_TAKES, Key, KeyBudget, KeyChange, KeyChanged, KeyName, KeyState, NewKey,
-    Permission, Store, parse_concurrent,
+    Permission, SecretUse, Store, parse_concurrent,
 };
 use crate::text::grouped;
 use crate::when::{self, When};
@@ -15,13 +17,15 @@ Creates, lists, changes and revokes API keys. A change takes effect with the nex
 
 Usage: adriaticum keys create NAME [--permission P]... [--expires WHEN] [--concurrent N] [--budget TOKENS/PERIOD]
        adriaticum keys list [--state STATE] [--json]
-       adriaticum keys rename ID NAME
-       adriaticum keys revoke ID
-       adriaticum keys set ID [--permission P]... [--expires WHEN|never] [--concurrent N|none]
+       adriaticum keys rename KEY NAME
+       adriaticum keys revoke [KEY|SECRET]
+       adriaticum keys set KEY [--permission P]... [--expires WHEN|never] [--concurrent N|none]
                               [--budget TOKENS/PERIOD|none]
 
 create prints only the secret on standard output. The secret is not stored and can't be printed again.
 set changes only what its options name. The permissions given replace those that the key has.
+KEY is a key's id or its name, if no other key has that name. revoke also accepts the secret, which it reads from
+standard input if it is - or not given.
 
 Options:
   --permission P   completions (the default) or metrics; repeat the option to give both
@@ -100,6 +104,8 @@ pub(super) fn create(mut args: Args) -> Result<(), CliError> {
     let id = store.add_key(&secret, &key, &actor())?;
     print(&(secret + "\n"))?;
     eprintln!("Created {id} in {}. The secret above is not stored: save it now.", config.database_name());
+    print_terms(&store, &id);
+    warn_of_namesakes(&store, &id);
     Ok(())
 }
 
@@ -143,76 +149,117 @@ fn row(key: &Key, now: i64) -> Vec<String> {
 }
 
 pub(super) fn rename(mut args: Args) -> Result<(), CliError> {
-    let [id, name] = args.words(["the key's ID", "its new NAME"])?;
+    let [text, name] = args.words(["KEY", "the new NAME"])?;
     let name = key_name(&name)?;
     let config = args.config()?;
-    change(&open_with(&config, Access::Existing)?, &id, &[KeyChange::Name(name)])?;
+    let store = open_with(&config, Access::Existing)?;
+    let id = find(&store, &text, SecretUse::Refused)?.id;
+    change(&store, &id, &[KeyChange::Name(name)])?;
     eprintln!("Renamed {id} in {}.", config.database_name());
+    warn_of_namesakes(&store, &id);
     Ok(())
 }
 
 pub(super) fn revoke(mut args: Args) -> Result<(), CliError> {
-    let [id] = args.words(["the key's ID"])?;
+    let text = match args.all_words()?.as_slice() {
+        [] => None,
+        [text] => Some(text.clone()),
+        _ => return Err(CliError::Usage("one argument is too many.".into())),
+    };
+    // Standard input keeps a secret out of the list of processes and the history of the shell.
+    let text = match text.filter(|text| text != "-") {
+        Some(text) => text,
+        None => read_secret("The key's secret, id or name: ")?.trim().to_owned(),
+    };
+    if text.is_empty() {
+        return Err(missing("KEY or SECRET"));
+    }
     let config = args.config()?;
     let (store, database) = (open_with(&config, Access::Existing)?, config.database_name());
-    if let Some(since) = find(&store, &id)?.revoked {
-        eprintln!("{id} in {database} is revoked already, since {}.", when::format_minute(Some(since)));
+    let Key { id, name, revoked, .. } = find(&store, &text, SecretUse::Accepted)?;
+    if let Some(since) = revoked {
+        eprintln!(
+            "{id} ({name}) in {database} is revoked already, since {}.",
+            when::format_minute(Some(since))
+        );
         return Ok(());
     }
     store.revoke_key(&id, when::now(), &actor())?;
-    eprintln!("Revoked {id} in {database}.");
+    eprintln!("Revoked {id} ({name}) in {database}.");
     Ok(())
 }
 
 pub(super) fn set(mut args: Args) -> Result<(), CliError> {
-    let [id] = args.words(["the key's ID"])?;
+    let [text] = args.words(["KEY"])?;
     let terms = KeyOptions::read(&args, when::now())?;
-    let mut changes = Vec::new();
-    let mut changed = Vec::new();
-    if !terms.permissions.is_empty() {
-        changed.push(format!("permissions {}", Permission::join(&terms.permissions)));
-        changes.push(KeyChange::Permissions(terms.permissions));
-    }
-    if let Some(expires) = terms.expires {
-        changed.push(format!(
-            "expires {}",
-            expires.map_or("never".into(), |time| when::format_minute(Some(time)))
-        ));
-        changes.push(KeyChange::Expires(expires));
-    }
-    if let Some(concurrent) = terms.concurrent {
-        changed.push(format!("concurrent {}", concurrent.map_or("none".into(), |number| number.to_string())));
-        changes.push(KeyChange::Concurrent(concurrent));
-    }
-    if let Some(budget) = terms.budget {
-        changed.push(format!("budget {}", budget.map_or("none".into(), |budget| budget.to_string())));
-        changes.push(KeyChange::Budget(budget));
-    }
+    let permissions = Some(terms.permissions).filter(|permissions| !permissions.is_empty());
+    let changes: Vec<KeyChange> = [
+        permissions.map(KeyChange::Permissions),
+        terms.expires.map(KeyChange::Expires),
+        terms.concurrent.map(KeyChange::Concurrent),
+        terms.budget.map(KeyChange::Budget),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
     if changes.is_empty() {
         let options = "--permission, --expires, --concurrent or --budget is missing.";
         return Err(CliError::Usage(options.into()));
     }
     let config = args.config()?;
     let store = open_with(&config, Access::Existing)?;
-    if let Some(since) = find(&store, &id)?.revoked {
+    let Key { id, revoked, .. } = find(&store, &text, SecretUse::Refused)?;
+    if let Some(since) = revoked {
         let since = when::format_minute(Some(since));
         return Err(CliError::Failed(format!(
             "{id} is revoked since {since}, for good. Create another key: adriaticum keys create NAME"
         )));
     }
     change(&store, &id, &changes)?;
-    eprintln!("Changed {id} in {}: {}.", config.database_name(), changed.join(", "));
+    eprintln!("Changed {id} in {}.", config.database_name());
+    print_terms(&store, &id);
     Ok(())
 }
 
-fn find(store: &Store, id: &str) -> Result<Key, CliError> {
-    store.key(id)?.ok_or_else(|| no_such_key(id))
+/// Finds the one key that a text means.
+pub(super) fn find(store: &Store, text: &str, secret: SecretUse) -> Result<Key, CliError> {
+    let mut keys = store.resolve_key(text, secret)?;
+    if keys.len() > 1 {
+        let hint = |key: &Key| format!("{} ({})", key.id, key.hint.as_deref().unwrap_or("secret unknown"));
+        let ids: Vec<String> = keys.iter().map(hint).collect();
+        let count = ids.len();
+        return Err(CliError::Failed(format!(
+            "{count} keys have that name. Use the id: {}.",
+            ids.join(", ")
+        )));
+    }
+    keys.pop().ok_or_else(|| no_such_key(text, secret))
 }
 
 fn change(store: &Store, id: &str, changes: &[KeyChange]) -> Result<(), CliError> {
     match store.change_key(id, None, changes, &actor())? {
         KeyChanged::Done => Ok(()),
-        KeyChanged::NoSuchKey | KeyChanged::Meanwhile(_) => Err(no_such_key(id)),
+        KeyChanged::NoSuchKey | KeyChanged::Meanwhile(_) => Err(no_such_key(id, SecretUse::Refused)),
+    }
+}
+
+/// Prints what a key may do. The command has done its work, so it does not fail if the key can't be read again.
+fn print_terms(store: &Store, id: &str) {
+    if let Ok(Some(key)) = store.key(id) {
+        eprintln!("{}", key.in_words(when::now()));
+    }
+}
+
+/// Warns if the name of a new or renamed key means other keys too.
+fn warn_of_namesakes(store: &Store, id: &str) {
+    let Ok(Some(key)) = store.key(id) else {
+        return;
+    };
+    let mut others = store.resolve_key(&key.name, SecretUse::Refused).unwrap_or_default();
+    others.retain(|other| other.id != id && other.revoked.is_none());
+    if !others.is_empty() {
+        let ids: Vec<String> = others.into_iter().map(|other| other.id).collect();
+        eprintln!("Warning: this is also the name of {}. Commands need the id then.", ids.join(", "));
     }
 }
 
@@ -220,6 +267,14 @@ fn key_name(text: &str) -> Result<KeyName, CliError> {
     KeyName::parse(text).ok_or_else(|| CliError::Usage(format!("a key's name has {}.", KeyName::TAKES)))
 }
 
-pub(super) fn no_such_key(id: &str) -> CliError {
-    CliError::Failed(format!("there is no key {id:?}. List the keys: adriaticum keys list"))
+/// A text that may be a secret, whole or in part, is not repeated.
+pub(super) fn no_such_key(text: &str, secret: SecretUse) -> CliError {
+    let message = match secret {
+        SecretUse::Accepted => "there is no key with that id, secret or name.".into(),
+        SecretUse::Refused if contains_secret(text) => {
+            "there is no key with that id or name; only keys revoke takes a secret.".into()
+        }
+        SecretUse::Refused => format!("there is no key {text:?}."),
+    };
+    CliError::Failed(format!("{message} List the keys: adriaticum keys list"))
 }

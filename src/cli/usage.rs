@@ -1,7 +1,7 @@
 //! `usage`: sums of the ledger, and single requests.
 
 use super::{Args, CliError, open_store, print, print_json, text_table};
-use crate::store::{Filter, Grouping, Matching, Range, Span, Store, Sums, UsageRow};
+use crate::store::{Filter, Grouping, Matching, Range, SecretUse, Span, Store, Sums, UsageRow};
 use crate::text::{cells, count, csv_line, grouped};
 use crate::when::{self, When};
 
@@ -99,7 +99,7 @@ fn check_names(store: &Store, Filter { key_id, gateway }: Filter) -> Result<(), 
     if let Some(id) = key_id
         && !store.list_keys()?.iter().any(|key| key.id == id)
     {
-        return Err(super::keys::no_such_key(id));
+        return Err(super::keys::no_such_key(id, SecretUse::Refused));
     }
     match gateway.filter(|name| !name.is_empty()) {
         Some(name) if !store.gateways()?.iter().any(|gateway| gateway.name == name) => Err(CliError::Failed(
