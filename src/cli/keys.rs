@@ -1,9 +1,12 @@
 //! `keys`: creates, lists, changes and revokes API keys.
 
-use super::args::missing;
+use clap::ArgGroup;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+
 use super::audit::actor;
 use super::console::read_secret;
-use super::{Args, CliError, open_store, open_with, print, print_json, text_table};
+use super::{CliError, open_store, open_with, print, print_json, text_table, wrong_when};
+use crate::config::Config;
 use crate::secret::{contains_secret, new_secret};
 use crate::store::{
     Access, Budget, CONCURRENT_TAKES, Key, KeyBudget, KeyChange, KeyChanged, KeyName, KeyState, NewKey,
@@ -12,94 +15,153 @@ use crate::store::{
 use crate::text::grouped;
 use crate::when::{self, When};
 
-pub(super) const HELP: &str = "\
-Creates, lists, changes and revokes API keys. A change takes effect with the next request.
-
-Usage: adriaticum keys create NAME [--permission P]... [--expires WHEN] [--concurrent N] [--budget TOKENS/PERIOD]
-       adriaticum keys list [--state STATE] [--json]
-       adriaticum keys rename KEY NAME
-       adriaticum keys revoke [KEY|SECRET]
-       adriaticum keys set KEY [--permission P]... [--expires WHEN|never] [--concurrent N|none]
-                              [--budget TOKENS/PERIOD|none]
-
-create prints only the secret on standard output. The secret is not stored and can't be printed again.
-set changes only what its options name. The permissions given replace those that the key has.
-KEY is a key's id or its name, if no other key has that name. revoke also accepts the secret, which it reads from
-standard input if it is - or not given.
-
-Options:
-  --permission P   completions (the default) or metrics; repeat the option to give both
-  --expires WHEN   When the key expires: 12h, 90d, a date (YYYY-MM-DD, UTC), or never
-  --concurrent N   How many of the key's requests a gateway processes at once, 1 to 10000; the others wait.
-                   Default: any number
-  --budget TOKENS/PERIOD
-                   How many tokens the key may use in a calendar day or month, UTC, over all gateways: 50000/day or
-                   1000000/month. Then it gets 403 until the next one begins. Default: none
-  --state STATE    List only keys that are active, expiring (within ten days), expired or revoked
-  --json           Print JSON
-";
-
-/// The options that create and set share. `None` is an option that was not given, `Some(None)` the word `never` or `none`.
-struct KeyOptions {
-    permissions: Vec<Permission>,
-    expires: Option<Option<i64>>,
-    concurrent: Option<Option<u32>>,
-    budget: Option<Option<Budget>>,
+/// Create, list, change and revoke API keys
+///
+/// A change takes effect with the next request.
+#[derive(clap::Subcommand)]
+pub(super) enum Command {
+    /// Create an API key and print its secret, once
+    ///
+    /// Only the secret is printed on standard output. It is not stored and can't be printed again.
+    Create {
+        /// The new key's name
+        #[arg(value_parser = parse_name)]
+        name: KeyName,
+        #[command(flatten)]
+        terms: Terms,
+    },
+    /// List the keys
+    List {
+        /// Only keys in this state; those that expire within ten days are expiring
+        #[arg(long, value_parser = key_state())]
+        state: Option<KeyState>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Rename a key
+    Rename {
+        /// The key's id, or its name if no other key has it
+        key: String,
+        /// Its new name
+        #[arg(value_parser = parse_name)]
+        name: KeyName,
+    },
+    /// Revoke a key permanently
+    ///
+    /// Standard input keeps a leaked secret out of the list of processes and the history of the shell: without an argument, or
+    /// with -, its first line is read, or asked for on a terminal.
+    Revoke {
+        /// The key's id, its secret, or its name if no other key has it
+        #[arg(value_name = "KEY|SECRET")]
+        key: Option<String>,
+    },
+    /// Change a key's permissions, expiry, concurrency or budget
+    ///
+    /// Only what the options name is changed. A revoked key can't be changed.
+    #[command(override_usage = "adriaticum keys set [OPTIONS] <KEY>")]
+    #[command(group = ArgGroup::new("changes").args(TERMS).required(true).multiple(true))]
+    Set {
+        /// The key's id, or its name if no other key has it
+        key: String,
+        #[command(flatten)]
+        terms: Terms,
+    },
 }
 
-impl KeyOptions {
-    fn read(args: &Args, now: i64) -> Result<Self, CliError> {
-        let mut permissions = Vec::new();
-        for permission in args.values("permission", "completions or metrics", Permission::parse)? {
-            if !permissions.contains(&permission) {
-                permissions.push(permission);
-            }
+/// `keys set` needs one of them.
+const TERMS: [&str; 4] = ["permissions", "expires", "concurrent", "budget"];
+
+/// The options that create and set share.
+#[derive(clap::Args)]
+pub(super) struct Terms {
+    /// What the key may do; repeat the option to give both permissions
+    ///
+    /// A new key may run completions unless told otherwise. With set, the permissions given replace those that the key has.
+    #[arg(long = "permission", value_name = "PERMISSION", value_parser = permission())]
+    permissions: Vec<Permission>,
+    /// When the key expires: 12h, 90d, a date (YYYY-MM-DD, UTC), or never
+    #[arg(long, value_name = "WHEN", value_parser = parse_expiry)]
+    expires: Option<OrNone<i64>>,
+    /// How many of the key's requests a gateway processes at once, 1 to 10000; the others wait. none, the default: any number
+    #[arg(long, value_name = "N", value_parser = or_none(CONCURRENT_TAKES, parse_concurrent))]
+    concurrent: Option<OrNone<u32>>,
+    /// How many tokens the key may use in a calendar day or month, UTC, over all gateways: 50000/day, 1000000/month, or none, the
+    /// default
+    ///
+    /// A key that has used its budget gets 403 until the next one begins; requests that run at that moment are completed. Completions
+    /// for which the runtime reports no total do not count.
+    #[arg(long, value_name = "TOKENS/PERIOD", value_parser = or_none(Budget::TAKES, Budget::parse))]
+    budget: Option<OrNone<Budget>>,
+}
+
+/// A value, or the word `none` or `never`.
+#[derive(Clone, Copy)]
+struct OrNone<T>(Option<T>);
+
+fn or_none<T>(
+    takes: &'static str,
+    parse: impl Fn(&str) -> Option<T> + Clone,
+) -> impl Fn(&str) -> Result<OrNone<T>, String> + Clone {
+    move |text| match text {
+        "none" => Ok(OrNone(None)),
+        text => {
+            parse(text).map(|value| OrNone(Some(value))).ok_or_else(|| format!("expected {takes}, or none"))
         }
-        let expires =
-            or_none(args, "expires", "never", When::TAKES, |text| Some(When::parse(text)?.ahead(now)))?;
-        if expires.flatten().is_some_and(|expires| expires <= now) {
-            return Err(CliError::Usage("--expires is in the past.".into()));
-        }
-        Ok(Self {
-            permissions,
-            expires,
-            concurrent: or_none(args, "concurrent", "none", CONCURRENT_TAKES, parse_concurrent)?,
-            budget: or_none(args, "budget", "none", Budget::TAKES, Budget::parse)?,
-        })
     }
 }
 
-/// Returns `Some(None)` if the value of an option is the word `none`.
-fn or_none<T>(
-    args: &Args,
-    option: &str,
-    none: &str,
-    takes: &str,
-    parse: impl Fn(&str) -> Option<T>,
-) -> Result<Option<Option<T>>, CliError> {
-    args.value(option, &format!("{takes}, or {none}"), |text| {
-        if text == none { Some(None) } else { parse(text).map(Some) }
-    })
+fn parse_expiry(text: &str) -> Result<OrNone<i64>, String> {
+    if text == "never" {
+        return Ok(OrNone(None));
+    }
+    let now = when::now();
+    match When::parse(text).ok_or_else(|| wrong_when(text, ", or never"))?.ahead(now) {
+        expires if expires <= now => Err("it is in the past".into()),
+        expires => Ok(OrNone(Some(expires))),
+    }
 }
 
-pub(super) fn create(mut args: Args) -> Result<(), CliError> {
+fn permission() -> impl TypedValueParser<Value = Permission> {
+    PossibleValuesParser::new(["completions", "metrics"])
+        .map(|word| Permission::parse(&word).expect("it is one of the possible values"))
+}
+
+fn key_state() -> impl TypedValueParser<Value = KeyState> {
+    PossibleValuesParser::new(["active", "expiring", "expired", "revoked"])
+        .map(|word| KeyState::parse(&word).expect("it is one of the possible values"))
+}
+
+fn parse_name(text: &str) -> Result<KeyName, String> {
+    KeyName::parse(text).ok_or_else(|| format!("a key's name has {}", KeyName::TAKES))
+}
+
+impl Command {
+    pub fn run(self, config: &Config) -> Result<(), CliError> {
+        match self {
+            Self::Create { name, terms } => create(&name, terms, config),
+            Self::List { state, json } => list(state, json, config),
+            Self::Rename { key, name } => rename(&key, name, config),
+            Self::Revoke { key } => revoke(key, config),
+            Self::Set { key, terms } => set(&key, terms, config),
+        }
+    }
+}
+
+fn create(name: &KeyName, mut terms: Terms, config: &Config) -> Result<(), CliError> {
     let now = when::now();
-    let [name] = args.words(["the new key's NAME"])?;
-    let mut terms = KeyOptions::read(&args, now)?;
-    let name = key_name(&name)?;
     if terms.permissions.is_empty() {
         terms.permissions.push(Permission::Completions);
     }
-    let config = args.config()?;
-    let store = open_with(&config, Access::Create)?;
+    let store = open_with(config, Access::Create)?;
     let secret = new_secret();
     let key = NewKey {
-        name: &name,
-        permissions: &terms.permissions,
+        name,
+        permissions: &unique(terms.permissions),
         created: now,
-        expires: terms.expires.flatten(),
-        concurrent: terms.concurrent.flatten(),
-        budget: terms.budget.flatten(),
+        expires: terms.expires.and_then(|OrNone(expires)| expires),
+        concurrent: terms.concurrent.and_then(|OrNone(concurrent)| concurrent),
+        budget: terms.budget.and_then(|OrNone(budget)| budget),
     };
     let id = store.add_key(&secret, &key, &actor())?;
     print(&(secret + "\n"))?;
@@ -109,13 +171,11 @@ pub(super) fn create(mut args: Args) -> Result<(), CliError> {
     Ok(())
 }
 
-pub(super) fn list(mut args: Args) -> Result<(), CliError> {
-    let [] = args.words([])?;
-    let state = args.value("state", "active, expiring, expired or revoked", KeyState::parse)?;
-    let mut keys = open_store(&args.config()?)?.list_keys()?;
+fn list(state: Option<KeyState>, json: bool, config: &Config) -> Result<(), CliError> {
+    let mut keys = open_store(config)?.list_keys()?;
     let (is_empty, now) = (keys.is_empty(), when::now());
     keys.retain(|key| state.is_none_or(|state| key.state(now) == state));
-    if args.flag("json") {
+    if json {
         return print_json(&keys);
     }
     match state {
@@ -148,34 +208,24 @@ fn row(key: &Key, now: i64) -> Vec<String> {
     ]
 }
 
-pub(super) fn rename(mut args: Args) -> Result<(), CliError> {
-    let [text, name] = args.words(["KEY", "the new NAME"])?;
-    let name = key_name(&name)?;
-    let config = args.config()?;
-    let store = open_with(&config, Access::Existing)?;
-    let id = find(&store, &text, SecretUse::Refused)?.id;
+fn rename(text: &str, name: KeyName, config: &Config) -> Result<(), CliError> {
+    let store = open_with(config, Access::Existing)?;
+    let id = find(&store, text, SecretUse::Refused)?.id;
     change(&store, &id, &[KeyChange::Name(name)])?;
     eprintln!("Renamed {id} in {}.", config.database_name());
     warn_of_namesakes(&store, &id);
     Ok(())
 }
 
-pub(super) fn revoke(mut args: Args) -> Result<(), CliError> {
-    let text = match args.all_words()?.as_slice() {
-        [] => None,
-        [text] => Some(text.clone()),
-        _ => return Err(CliError::Usage("one argument is too many.".into())),
-    };
-    // Standard input keeps a secret out of the list of processes and the history of the shell.
+fn revoke(text: Option<String>, config: &Config) -> Result<(), CliError> {
     let text = match text.filter(|text| text != "-") {
         Some(text) => text,
         None => read_secret("The key's secret, id or name: ")?.trim().to_owned(),
     };
     if text.is_empty() {
-        return Err(missing("KEY or SECRET"));
+        return Err(CliError::Usage("KEY or SECRET is missing.".into()));
     }
-    let config = args.config()?;
-    let (store, database) = (open_with(&config, Access::Existing)?, config.database_name());
+    let (store, database) = (open_with(config, Access::Existing)?, config.database_name());
     let Key { id, name, revoked, .. } = find(&store, &text, SecretUse::Accepted)?;
     if let Some(since) = revoked {
         eprintln!(
@@ -189,26 +239,19 @@ pub(super) fn revoke(mut args: Args) -> Result<(), CliError> {
     Ok(())
 }
 
-pub(super) fn set(mut args: Args) -> Result<(), CliError> {
-    let [text] = args.words(["KEY"])?;
-    let terms = KeyOptions::read(&args, when::now())?;
-    let permissions = Some(terms.permissions).filter(|permissions| !permissions.is_empty());
+fn set(text: &str, terms: Terms, config: &Config) -> Result<(), CliError> {
+    let permissions = Some(unique(terms.permissions)).filter(|permissions| !permissions.is_empty());
     let changes: Vec<KeyChange> = [
         permissions.map(KeyChange::Permissions),
-        terms.expires.map(KeyChange::Expires),
-        terms.concurrent.map(KeyChange::Concurrent),
-        terms.budget.map(KeyChange::Budget),
+        terms.expires.map(|OrNone(expires)| KeyChange::Expires(expires)),
+        terms.concurrent.map(|OrNone(concurrent)| KeyChange::Concurrent(concurrent)),
+        terms.budget.map(|OrNone(budget)| KeyChange::Budget(budget)),
     ]
     .into_iter()
     .flatten()
     .collect();
-    if changes.is_empty() {
-        let options = "--permission, --expires, --concurrent or --budget is missing.";
-        return Err(CliError::Usage(options.into()));
-    }
-    let config = args.config()?;
-    let store = open_with(&config, Access::Existing)?;
-    let Key { id, revoked, .. } = find(&store, &text, SecretUse::Refused)?;
+    let store = open_with(config, Access::Existing)?;
+    let Key { id, revoked, .. } = find(&store, text, SecretUse::Refused)?;
     if let Some(since) = revoked {
         let since = when::format_minute(Some(since));
         return Err(CliError::Failed(format!(
@@ -263,12 +306,19 @@ fn warn_of_namesakes(store: &Store, id: &str) {
     }
 }
 
-fn key_name(text: &str) -> Result<KeyName, CliError> {
-    KeyName::parse(text).ok_or_else(|| CliError::Usage(format!("a key's name has {}.", KeyName::TAKES)))
+/// Each permission once.
+fn unique(mut permissions: Vec<Permission>) -> Vec<Permission> {
+    let mut seen = Vec::new();
+    permissions.retain(|permission| {
+        let is_new = !seen.contains(permission);
+        seen.push(*permission);
+        is_new
+    });
+    permissions
 }
 
 /// A text that may be a secret, whole or in part, is not repeated.
-pub(super) fn no_such_key(text: &str, secret: SecretUse) -> CliError {
+fn no_such_key(text: &str, secret: SecretUse) -> CliError {
     let message = match secret {
         SecretUse::Accepted => "there is no key with that id, secret or name.".into(),
         SecretUse::Refused if contains_secret(text) => {
