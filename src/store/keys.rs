@@ -304,15 +304,15 @@ mod tests {
         let mut twins = [first.clone(), second.clone()];
         twins.sort();
         for secret in [SecretUse::Accepted, SecretUse::Refused] {
-            assert_eq!(found(&first, secret), [first.clone()], "the id comes first");
+            assert_eq!(found(&first, secret), [first.as_str()], "the id comes first");
             assert_eq!(found("twin", secret), twins, "several of one name");
             assert_eq!(found("Twin", secret), [""; 0], "a name is exact");
         }
-        assert_eq!(found("adr_1", SecretUse::Accepted), [first.clone()], "the secret comes before the name");
+        assert_eq!(found("adr_1", SecretUse::Accepted), [first.as_str()], "the secret comes before the name");
         assert_eq!(found("adr_1", SecretUse::Refused), [by_secret]);
         assert_eq!(found("adr_2", SecretUse::Refused), [""; 0]);
         store.revoke_key(&first, 7, &by()).expect("a change");
-        assert_eq!(found("twin", SecretUse::Refused), [second.clone()], "the one that is not revoked");
+        assert_eq!(found("twin", SecretUse::Refused), [second.as_str()], "the one that is not revoked");
         store.revoke_key(&second, 7, &by()).expect("a change");
         assert_eq!(found("twin", SecretUse::Refused), twins);
         assert_eq!(found("adr_2", SecretUse::Accepted), [second], "also a revoked one");
