@@ -5,14 +5,15 @@ use std::io::{self, Write};
 
 use super::{CliError, failed, print};
 use crate::config::{self, Config};
-use crate::store::{Access, Database, DatabaseUri, MoveProgress, ServeLock, Store, StoreError};
+use crate::store::{Access, Database, DatabaseUri, MoveProgress, MoveResult, ServeLock, Store, StoreError};
 use crate::text::{count, grouped};
 
-/// Copy a SQLite database to PostgreSQL, and verify the copy
+/// Copy a SQLite database to PostgreSQL, verify the copy, and mark the source as moved
 ///
 /// Stop the service first. Keys, ledger, sums, chain, password and sessions are copied in one transaction: if the move is
-/// interrupted, the new database is still empty, and the move can be repeated. The old database stays as it is. Then set database
-/// in the configuration to the new one, and start the service.
+/// interrupted, the new database is still empty, and the move can be repeated. The old database stays as it is, with a mark: it
+/// can be read, but serve and every command that changes something refuse it and name the new one. Then set database in the
+/// configuration to the new one, and start the service.
 #[derive(clap::Args)]
 pub(super) struct Options {
     /// The path of the SQLite database
@@ -63,15 +64,21 @@ fn move_database(from: &Database, mut to: DatabaseUri, config: &Config) -> Resul
         }
         tenths = now;
     };
-    let found = store.move_to(&to, &mut progress).map_err(failed(&to))?;
+    let MoveResult { found, marked } = store.move_to(&to, &mut progress).map_err(failed(&to))?;
     let keys = count(store.list_keys()?.len() as i64, "key");
     let rows = count(found.rows as i64, "row");
     print(&format!("{keys} and {rows} moved from {from} to {to} and verified.\n"))?;
     if let Some(fault) = found.fault {
         note(format_args!("The ledger had a fault before, and so has its copy: {fault}."));
     }
+    marked.map_err(|error| {
+        CliError::Failed(format!(
+            "{from} could not be marked as moved: {error}. Do not start the service with it: rename it or take it away."
+        ))
+    })?;
     note(format_args!(
-        "Next: set database to the new one and start the service. Keep the old one as a backup."
+        "Next: set database to the new one and start the service. Keep the old one as a backup: it can be read, and serve \
+         refuses it."
     ));
     Ok(())
 }

@@ -2,9 +2,9 @@
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
-use super::{CliError, open_store, parse_when, print, print_json, text_table, verify};
+use super::{CliError, keys, open_store, parse_when, print, print_json, text_table, verify};
 use crate::config::Config;
-use crate::store::{Filter, Grouping, Matching, Range, Span, Store, Sums, UsageRow};
+use crate::store::{Filter, Grouping, Matching, Range, SecretUse, Span, Store, Sums, UsageRow};
 use crate::text::{cells, count, csv_line, grouped};
 use crate::when::{self, When};
 
@@ -34,8 +34,8 @@ struct Report {
     /// Print one line for each hour, day, month (UTC), key (with its present name), status or gateway
     #[arg(long, value_name = "GROUP", value_parser = grouping())]
     by: Option<Grouping>,
-    /// Only requests of this key
-    #[arg(long, value_name = "ID")]
+    /// Only requests of this key: its id, or its name if no other key has it
+    #[arg(long)]
     key: Option<String>,
     /// Only requests of this gateway, in a shared database
     #[arg(long, value_name = "NAME")]
@@ -94,8 +94,11 @@ fn report(options: &Report, config: &Config) -> Result<(), CliError> {
     let ago = |when: Option<When>, otherwise: i64| when.map_or(otherwise, |when| when.ago(now));
     let range = Range { since: ago(since, i64::MIN), until: ago(until, i64::MAX) };
     let store = open_store(config)?;
-    let filter = Filter { key_id: options.key.as_deref(), gateway: options.gateway.as_deref() };
-    check_names(&store, filter)?;
+    let find = |text: &str| keys::find(&store, text, SecretUse::Refused);
+    let key = options.key.as_deref().map(find).transpose()?;
+    let filter =
+        Filter { key_id: key.as_ref().map(|key| key.id.as_str()), gateway: options.gateway.as_deref() };
+    check_gateway(&store, filter.gateway)?;
     let (mut sums, mut rows) = (Sums::default(), Vec::new());
     let undivided_hour = match by {
         None => store.figures(Span::Day, range, filter, &Matching::Anything, |row| sums.add(&row.sums))?,
@@ -141,12 +144,7 @@ fn too_fine(hour: i64) -> CliError {
 }
 
 /// Refuses a misspelt name, which would have no requests. The chain of a moved ledger has an empty name.
-fn check_names(store: &Store, Filter { key_id, gateway }: Filter) -> Result<(), CliError> {
-    if let Some(id) = key_id
-        && !store.list_keys()?.iter().any(|key| key.id == id)
-    {
-        return Err(super::keys::no_such_key(id));
-    }
+fn check_gateway(store: &Store, gateway: Option<&str>) -> Result<(), CliError> {
     match gateway.filter(|name| !name.is_empty()) {
         Some(name) if !store.gateways()?.iter().any(|gateway| gateway.name == name) => Err(CliError::Failed(
             format!("there is no gateway {name:?}. List the gateways: adriaticum usage --by gateway"),

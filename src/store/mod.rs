@@ -51,9 +51,10 @@ pub use error::{Result, StoreError};
 pub use gateways::{CLOCK_SLACK, Gateway};
 use group_commit::GroupCommit;
 pub use grouping::Grouping;
+pub use keys::SecretUse;
 pub use ledger_row::{COLUMNS as LEDGER_COLUMNS, LedgerRow, Searched, Tokens};
 pub use listing::{Listing, Matching, RowFilter, SEARCHED_ROWS};
-pub use moving::MoveProgress;
+pub use moving::{MoveProgress, MoveResult};
 pub use restore::{Comparison, KeyDifferences, LedgerExtent, Restoration, RestoreError, restore};
 pub use retention::RetentionState;
 pub use rollup::Span;
@@ -102,6 +103,9 @@ impl Store {
             failed_sign_ins: Mutex::default(),
         };
         store.look_for_damage()?;
+        if !matches!(access, Access::Read | Access::Upgrade) {
+            store.refuse_if_moved(database)?;
+        }
         Ok(store)
     }
 
