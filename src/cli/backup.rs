@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::{Args, CliError, print};
 use crate::checks;
+use crate::progress::Progress;
 use crate::store::StoreError;
 use crate::text::{count, grouped};
 
@@ -37,7 +38,7 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
             error => format!("{file}: {error}."),
         })
     };
-    let rows = config.database.backup(path).map_err(failed)?;
+    let rows = config.database.backup(path, &Progress::on_stderr()).map_err(failed)?;
     let bytes = path.metadata().map_err(|error| failed(error.into()))?.len();
     print(&format!("{file}: {}, {} bytes\n", count(rows, "row"), grouped(bytes as i64)))
 }

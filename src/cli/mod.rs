@@ -26,6 +26,7 @@ use self::args::{Args, missing, quoted};
 use crate::checks;
 use crate::config::{Config, ConfigError};
 use crate::logging;
+use crate::progress::Progress;
 use crate::store::{Access, Store, StoreError};
 use crate::text::{may_hold_a_secret, nearest};
 
@@ -171,12 +172,17 @@ fn open_store(config: &Config) -> Result<Store, CliError> {
 }
 
 fn open_with(config: &Config, access: Access) -> Result<Store, CliError> {
-    Store::open(&config.database, access)
+    Store::open_with(&config.database, access, &Progress::in_log())
         .map_err(|error| CliError::Failed(checks::store_failed(config, &error)))
 }
 
 fn failed<E: Display>(part: impl Display) -> impl Fn(E) -> CliError {
     move |error| CliError::Failed(format!("{part}: {error}."))
+}
+
+/// Prints a line to standard error. If it is closed, the work still continues.
+fn note(text: fmt::Arguments) {
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
 /// Prints to standard output. A reader that stops early, such as `head`, is not an error.

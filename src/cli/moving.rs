@@ -1,12 +1,10 @@
 //! `move`: copies a SQLite database to PostgreSQL.
 
-use std::fmt;
-use std::io::{self, Write};
-
-use super::{Args, CliError, failed, missing, print};
+use super::{Args, CliError, failed, missing, note, print};
 use crate::config::{self, Config};
-use crate::store::{Access, Database, DatabaseUri, MoveProgress, ServeLock, Store, StoreError};
-use crate::text::{count, grouped};
+use crate::progress::Progress;
+use crate::store::{Access, Database, DatabaseUri, ServeLock, Store, StoreError};
+use crate::text::count;
 
 pub(super) const HELP: &str = "\
 Copies everything from a SQLite database to an empty PostgreSQL database, and verifies the copy.
@@ -54,17 +52,7 @@ fn move_database(from: &Database, mut to: DatabaseUri, config: &Config) -> Resul
         error => failed(from)(error),
     })?;
     let _lock = ServeLock::take(from, "").map_err(failed(from))?;
-    let mut tenths = 0;
-    let mut progress = |MoveProgress { table, copied, rows }: MoveProgress| {
-        let now = if rows == 0 { 0 } else { copied * 10 / rows };
-        if copied == 0 {
-            note(format_args!("{table}: {}", count(rows, "row")));
-        } else if now > tenths && now < 10 {
-            note(format_args!("{table}: {} of {}", grouped(copied), count(rows, "row")));
-        }
-        tenths = now;
-    };
-    let found = store.move_to(&to, &mut progress).map_err(failed(&to))?;
+    let found = store.move_to(&to, &Progress::on_stderr()).map_err(failed(&to))?;
     let keys = count(store.list_keys()?.len() as i64, "key");
     let rows = count(found.rows as i64, "row");
     print(&format!("{keys} and {rows} moved from {from} to {to} and verified.\n"))?;
@@ -75,9 +63,4 @@ fn move_database(from: &Database, mut to: DatabaseUri, config: &Config) -> Resul
         "Next: set database to the new one and start the service. Keep the old one as a backup."
     ));
     Ok(())
-}
-
-/// Writes to standard error. If it is closed, the move still continues.
-fn note(text: fmt::Arguments) {
-    let _ = writeln!(io::stderr(), "{text}");
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::audit::actor;
 use super::{Args, CliError, print};
+use crate::progress::Progress;
 use crate::store::{
     self, Comparison, Database, Key, KeyDifferences, LedgerExtent, Restoration, RestoreError, StoreError,
 };
@@ -35,13 +36,14 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
         )));
     };
     let name = config.database_name();
-    let restored = store::restore(path, Path::new(&file), &actor()).map_err(|error| {
-        let of: &dyn Display = match error {
-            RestoreError::Backup(_) | RestoreError::Incomplete(_) | RestoreError::Faulty(_) => &backup,
-            RestoreError::Locked(_) | RestoreError::Present(_) => &name,
-        };
-        CliError::Failed(format!("{of}: {error}. Nothing was restored."))
-    })?;
+    let restored =
+        store::restore(path, Path::new(&file), &actor(), &Progress::on_stderr()).map_err(|error| {
+            let of: &dyn Display = match error {
+                RestoreError::Backup(_) | RestoreError::Incomplete(_) | RestoreError::Faulty(_) => &backup,
+                RestoreError::Locked(_) | RestoreError::Present(_) => &name,
+            };
+            CliError::Failed(format!("{of}: {error}. Nothing was restored."))
+        })?;
     print(&report(&restored, backup, &name))?;
     match restored.unsynced {
         None => Ok(()),

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Args, CliError, open_store, print, print_json};
+use crate::progress::Progress;
 use crate::store::{ChainHead, Fault, HeadStatus, Verification};
 use crate::text::count;
 use crate::when;
@@ -11,7 +12,7 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
     let [] = args.words([])?;
     let through = args.value("through", "[GATEWAY:]SEQ:HASH, as usage verify prints it", ChainHead::parse)?;
     let store = open_store(&args.config()?)?;
-    let found = store.verify()?;
+    let found = store.verify_with(&Progress::on_stderr())?;
     let find = |head| store.find_head(&head).map(|status| (status, head));
     let through = through.map(find).transpose()?;
     let failure = failure(&found, through.as_ref());
