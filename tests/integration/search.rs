@@ -862,3 +862,16 @@ fn a_terminal_has_one_line_of_progress() {
     assert!(states.split('\r').any(is_state), "{states:?}");
     assert!(!end.contains("adding: "), "{end:?}");
 }
+
+#[test]
+fn a_closed_standard_error_does_not_stop_the_work() {
+    let server = Server::new(None);
+    fs::create_dir(server.folder.path("docs")).expect("a folder");
+    fs::write(server.folder.path("docs/a.pdf"), "%PDF").expect("a file");
+    fs::write(server.folder.path("docs/b.txt"), "The Velna lighthouse is 47 m high.").expect("a file");
+    let (closed, writer) = std::io::pipe().expect("a pipe");
+    drop(closed);
+    let added = server.command(&["search", "add", "docs"]).stderr(writer).output().expect("it should start");
+    assert!(added.status.success(), "{:?}", added.status);
+    assert!(server.stdout_of(&["search", "list"]).contains("b.txt"));
+}
