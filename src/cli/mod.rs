@@ -29,6 +29,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use crate::checks;
 use crate::config::{Config, ConfigError};
 use crate::logging;
+use crate::progress::Progress;
 use crate::store::{Access, Store, StoreError};
 use crate::text::{may_hold_a_secret, shell_word};
 use crate::when::{self, When};
@@ -220,7 +221,7 @@ fn open_store(config: &Config) -> Result<Store, CliError> {
 }
 
 fn open_with(config: &Config, access: Access) -> Result<Store, CliError> {
-    Store::open(&config.database, access).map_err(|error| {
+    Store::open_with(&config.database, access, &Progress::in_log()).map_err(|error| {
         let message = checks::store_failed(config, &error);
         // The setting names an old database, and a supervisor need not try again.
         let is_setting = matches!(error, StoreError::Moved { .. });
@@ -230,6 +231,11 @@ fn open_with(config: &Config, access: Access) -> Result<Store, CliError> {
 
 fn failed<E: Display>(part: impl Display) -> impl Fn(E) -> CliError {
     move |error| CliError::Failed(format!("{part}: {error}."))
+}
+
+/// Prints a line to standard error. If it is closed, the work still continues.
+fn note(text: fmt::Arguments) {
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
 /// Prints to standard output. A reader that stops early, such as `head`, is not an error.

@@ -1,12 +1,10 @@
 //! `move`: copies a SQLite database to PostgreSQL.
 
-use std::fmt;
-use std::io::{self, Write};
-
-use super::{CliError, failed, print};
+use super::{CliError, failed, note, print};
 use crate::config::{self, Config};
-use crate::store::{Access, Database, DatabaseUri, MoveProgress, MoveResult, ServeLock, Store, StoreError};
-use crate::text::{count, grouped};
+use crate::progress::Progress;
+use crate::store::{Access, Database, DatabaseUri, MoveResult, ServeLock, Store, StoreError};
+use crate::text::count;
 
 /// Copy a SQLite database to PostgreSQL, verify the copy, and mark the source as moved
 ///
@@ -54,17 +52,7 @@ fn move_database(from: &Database, mut to: DatabaseUri, config: &Config) -> Resul
         error => failed(from)(error),
     })?;
     let _lock = ServeLock::take(from, "").map_err(failed(from))?;
-    let mut tenths = 0;
-    let mut progress = |MoveProgress { table, copied, rows }: MoveProgress| {
-        let now = if rows == 0 { 0 } else { copied * 10 / rows };
-        if copied == 0 {
-            note(format_args!("{table}: {}", count(rows, "row")));
-        } else if now > tenths && now < 10 {
-            note(format_args!("{table}: {} of {}", grouped(copied), count(rows, "row")));
-        }
-        tenths = now;
-    };
-    let MoveResult { found, marked } = store.move_to(&to, &mut progress).map_err(failed(&to))?;
+    let MoveResult { found, marked } = store.move_to(&to, &Progress::on_stderr()).map_err(failed(&to))?;
     let keys = count(store.list_keys()?.len() as i64, "key");
     let rows = count(found.rows as i64, "row");
     print(&format!("{keys} and {rows} moved from {from} to {to} and verified.\n"))?;
@@ -81,9 +69,4 @@ fn move_database(from: &Database, mut to: DatabaseUri, config: &Config) -> Resul
          refuses it."
     ));
     Ok(())
-}
-
-/// Writes to standard error. If it is closed, the move still continues.
-fn note(text: fmt::Arguments) {
-    let _ = writeln!(io::stderr(), "{text}");
 }

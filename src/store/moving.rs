@@ -11,6 +11,7 @@ use sha2::{Digest, Sha256};
 use super::engine::postgres::Postgres;
 use super::engine::{Row, SqlSession, SqlValue, TransactionMode, values};
 use super::{Database, DatabaseUri, Result, Store, StoreError, Verification, chain};
+use crate::progress::Progress;
 
 /// The number of values that one statement sends. PostgreSQL's limit is 65,535.
 const VALUES_AT_ONCE: usize = 8_000;
@@ -20,13 +21,6 @@ const TABLES: &str = "SELECT name,
     (SELECT group_concat(name, ', ' ORDER BY cid) FROM pragma_table_info(tables.name)),
     (SELECT group_concat(name, ', ' ORDER BY pk) FROM pragma_table_info(tables.name) WHERE pk > 0)
     FROM sqlite_schema AS tables WHERE type = 'table' AND name NOT LIKE 'sqlite%' ORDER BY name";
-
-/// The progress of a copy: the table, its rows copied, and all of its rows.
-pub struct MoveProgress<'a> {
-    pub table: &'a str,
-    pub copied: i64,
-    pub rows: i64,
-}
 
 /// The result of a move that has filled and verified the target.
 pub struct MoveResult {
@@ -52,11 +46,7 @@ impl Store {
 
     /// Copies every table to an empty database, verifies the copy (each value, the chains and the sums), and marks this
     /// database as moved. Nothing can be written here meanwhile.
-    pub fn move_to(
-        &self,
-        target: &DatabaseUri,
-        progress: &mut dyn FnMut(MoveProgress),
-    ) -> Result<MoveResult> {
+    pub fn move_to(&self, target: &DatabaseUri, progress: &Progress) -> Result<MoveResult> {
         if self.engine.sqlite().is_none() {
             return Err(StoreError::Other("only a SQLite database can be moved".into()));
         }
@@ -66,7 +56,7 @@ impl Store {
                 for table in source.rows(TABLES, &[], Table::read)? {
                     copy(source, target, &table, progress)?;
                 }
-                let (before, after) = (chain::verify(source)?, chain::verify(target)?);
+                let (before, after) = (chain::verify(source, progress)?, chain::verify(target, progress)?);
                 if before != after {
                     return Err(StoreError::Other(format!(
                         "the copy does not verify as its source does: {after:?} instead of {before:?}"
@@ -87,19 +77,17 @@ impl Store {
     }
 }
 
-fn copy(
-    source: &dyn SqlSession,
-    target: &dyn SqlSession,
-    table: &Table,
-    progress: &mut dyn FnMut(MoveProgress),
-) -> Result<()> {
+fn copy(source: &dyn SqlSession, target: &dyn SqlSession, table: &Table, progress: &Progress) -> Result<()> {
     // A new database has a row for the first chain.
     target.execute(&format!("DELETE FROM {}", table.name), &[])?;
     let rows: i64 = source.value(&format!("SELECT count(*) FROM {}", table.name), &[])?;
     let mut copied = 0;
     let mut batch: Vec<SqlValue> = Vec::new();
     let mut written = Sha256::new();
-    progress(MoveProgress { table: &table.name, copied, rows });
+    let [copying, comparing] =
+        ["copying", "comparing"].map(|verb| format!("{verb} the table {}", table.name));
+    let show = |work: &str, done: i64| progress.at(work, done as u64, rows as u64, "rows");
+    show(&copying, 0);
     source.query(&table.select(), &[], &mut |row| {
         let values = row.values();
         add(&mut written, &values);
@@ -108,12 +96,14 @@ fn copy(
         if copied == rows || batch.len() >= VALUES_AT_ONCE {
             target.execute(&table.insert(batch.len() / table.width()), &batch)?;
             batch.clear();
-            progress(MoveProgress { table: &table.name, copied, rows });
+            show(&copying, copied);
         }
         Ok(())
     })?;
-    let mut found = Sha256::new();
+    let (mut found, mut compared) = (Sha256::new(), 0);
     let mut check = |row: Row| {
+        show(&comparing, compared);
+        compared += 1;
         add(&mut found, &row.values());
         Ok(())
     };
