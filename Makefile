@@ -6,7 +6,7 @@ FUZZ_SECONDS ?= 120
 .DEFAULT_GOAL := help
 .PHONY: help build run test test-all lint postgres tls openapi attacks crashes full-disk search prometheus clients console model \
 	test-install test-cluster test-crash test-arm64 soak bench bench-years bench-model bench-memory bench-database bench-tools \
-	bench-docs bench-scale bench-console sizes install uninstall deb cross sbom static image fuzz mutants requirements clean \
+	bench-docs bench-scale bench-console sizes install uninstall generated deb cross sbom static image fuzz mutants requirements clean \
 	downloads test-builds FORCE
 # On two cores, tests that run beside a build or another test would time out or measure each other.
 .NOTPARALLEL:
@@ -166,11 +166,11 @@ bench-tools:
 bench-console: need-bench build ## Measure what the console costs the API, and its pages with ten million rows
 	$(PYTHON) bench/console.py
 
-install: build ## Install below PREFIX (/usr/local) and SYSCONFDIR (/etc); DESTDIR is for packages
+install: build generated ## Install below PREFIX (/usr/local) and SYSCONFDIR (/etc); DESTDIR is for packages
 	install -D -m 755 target/release/adriaticum $(DESTDIR)$(PREFIX)/bin/adriaticum
 	@# An existing configuration is kept.
 	test -e $(DESTDIR)$(SYSCONFDIR)/adriaticum/adriaticum.toml || \
-		install -D -m 644 packaging/adriaticum.toml $(DESTDIR)$(SYSCONFDIR)/adriaticum/adriaticum.toml
+		install -D -m 644 target/generated/adriaticum.toml $(DESTDIR)$(SYSCONFDIR)/adriaticum/adriaticum.toml
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	sed 's:/usr/bin/adriaticum:$(PREFIX)/bin/adriaticum:' systemd/adriaticum.service \
 		> $(DESTDIR)$(PREFIX)/lib/systemd/system/adriaticum.service
@@ -178,7 +178,7 @@ install: build ## Install below PREFIX (/usr/local) and SYSCONFDIR (/etc); DESTD
 	install -D -m 644 systemd/adriaticum.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/adriaticum.conf
 	install -D -m 644 systemd/adriaticum.tmpfiles $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/adriaticum.conf
 	install -D -m 644 packaging/adriaticum.1 $(DESTDIR)$(PREFIX)/share/man/man1/adriaticum.1
-	install -D -m 644 packaging/adriaticum.toml.5 $(DESTDIR)$(PREFIX)/share/man/man5/adriaticum.toml.5
+	install -D -m 644 target/generated/adriaticum.toml.5 $(DESTDIR)$(PREFIX)/share/man/man5/adriaticum.toml.5
 	install -D -m 644 packaging/adriaticum.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/adriaticum
 	install -D -m 644 packaging/adriaticum.zsh $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_adriaticum
 	install -D -m 644 packaging/adriaticum.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/adriaticum.fish
@@ -195,10 +195,15 @@ uninstall: ## Remove what make install installed; the configuration and the data
 		share/man/man5/adriaticum.toml.5 share/bash-completion/completions/adriaticum \
 		share/zsh/site-functions/_adriaticum share/fish/vendor_completions.d/adriaticum.fish
 
+# The sample configuration and its manual page, from the table of settings in src/config/reference.rs.
+generated:
+	$(BUILD) --example generate
+	target/release/examples/generate target/generated
+
 # As with Debian's own tools, DEBFULLNAME and DEBEMAIL name the maintainer.
 deb: export MAINTAINER := $(or $(DEBFULLNAME),The Adriaticum authors) <$(or $(DEBEMAIL),authors@adriaticum.invalid)>
 deb: PACKAGES := target/debian/$(if $(filter $(HOST_ARCH),$(ARCH)),,$(ARCH)/)
-deb: need-deb $(if $(filter $(HOST_ARCH),$(ARCH)),build,cross) sbom ## Build the Debian package, target/debian/adriaticum_*.deb; ARCH=arm64: target/debian/arm64/
+deb: need-deb $(if $(filter $(HOST_ARCH),$(ARCH)),build,cross) generated sbom ## Build the Debian package, target/debian/adriaticum_*.deb; ARCH=arm64: target/debian/arm64/
 	$(PYTHON) packaging/changelog.py > target/changelog
 	@# Packages of earlier commits have other names, and the pattern for apt would match all of them.
 	rm -f $(PACKAGES)adriaticum_*.deb
