@@ -34,9 +34,9 @@ pub enum Accepted {
     Number(RangeInclusive<u64>, &'static str),
     OneOf(&'static [&'static str]),
     Text(&'static str),
-    /// Several texts: an array in the file, separated by commas in a variable.
+    /// Several texts: an array in the file. In a variable they are separated by commas,
     List(&'static str),
-    /// Several texts: an array in the file, one per line in a variable.
+    /// or by the ends of lines.
     Lines(&'static str),
 }
 
@@ -293,6 +293,7 @@ fn roff(text: &str) -> String {
 }
 
 const MANUAL_START: &str = r#".TH ADRIATICUM.TOML 5 "" "Adriaticum" "File Formats"
+.ad l
 .SH NAME
 adriaticum.toml \- the configuration of adriaticum
 .SH DESCRIPTION
@@ -369,7 +370,7 @@ mod tests {
         assert_eq!(roff("a `b`"), "a \\fBb\\fR");
         assert_eq!(roff(".a"), "\\&.a");
         let page = manual_page();
-        let known = [".TH ", ".SH ", ".PP", ".TP", ".nf", ".fi"];
+        let known = [".TH ", ".SH ", ".PP", ".TP", ".nf", ".fi", ".ad l"];
         let is_good = |line: &&str| {
             !line.starts_with('.') || known.iter().any(|macro_name| line.starts_with(macro_name))
         };
