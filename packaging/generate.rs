@@ -1,14 +1,26 @@
-//! Writes the files that are made from the program's own definitions to a folder: `generate FOLDER`.
+//! Writes the files of the package that come from the program's own definitions into a folder: manual pages,
+//! completions and the sample configuration.
 
 use std::path::PathBuf;
 use std::{env, fs, io};
 
+use adriaticum::cli::definition;
 use adriaticum::config::reference;
+use clap_complete::Shell;
 
 fn main() -> io::Result<()> {
     let folder = PathBuf::from(env::args_os().nth(1).expect("the folder should be named"));
-    let files =
-        [("adriaticum.toml", reference::sample_file()), ("adriaticum.toml.5", reference::manual_page())];
-    fs::create_dir_all(&folder)?;
-    files.into_iter().try_for_each(|(name, content)| fs::write(folder.join(name), content))
+    // Pages of commands that are gone would stay.
+    fs::remove_dir_all(&folder).or_else(|error| match error.kind() {
+        io::ErrorKind::NotFound => Ok(()),
+        _ => Err(error),
+    })?;
+    fs::create_dir_all(folder.join("man1"))?;
+    // Without pages for `help`.
+    clap_mangen::generate_to(definition().disable_help_subcommand(true), folder.join("man1"))?;
+    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+        clap_complete::generate_to(shell, &mut definition(), "adriaticum", &folder)?;
+    }
+    fs::write(folder.join("adriaticum.toml"), reference::sample_file())?;
+    fs::write(folder.join("adriaticum.toml.5"), reference::manual_page())
 }
