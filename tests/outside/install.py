@@ -283,7 +283,7 @@ def same_files(package):
     """make install and make deb have separate lists, which must be the same except for the package's own files."""
     folder = MACHINE / "installed"
     shutil.rmtree(folder, ignore_errors=True)
-    command = ["make", "-s", "-o", "build", "install", f"DESTDIR={folder}", "PREFIX=/usr"]
+    command = ["make", "-s", "-o", "build", "-o", "generated", "install", f"DESTDIR={folder}", "PREFIX=/usr"]
     subprocess.run(command, cwd=ROOT, check=True)
     by_make = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     listed = subprocess.run(["dpkg-deb", "--fsys-tarfile", package], capture_output=True, check=True).stdout
