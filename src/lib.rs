@@ -54,4 +54,5 @@ pub mod secret;
 mod semaphore;
 mod text;
 mod timed_stream;
+mod users;
 mod when;
