@@ -66,6 +66,15 @@ pub fn escaped(text: &str) -> String {
     })
 }
 
+/// Quotes a word of a command for the shell, if it needs that.
+pub fn shell_word(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
 /// True if a value that an operator wrote may contain a password or a key, so that no message repeats it: user information or a
 /// query of an address, whole or mistyped, or `password=`.
 pub fn may_hold_a_secret(text: &str) -> bool {

@@ -27,7 +27,7 @@ use crate::checks;
 use crate::config::{Config, ConfigError};
 use crate::logging;
 use crate::store::{Access, Store, StoreError};
-use crate::text::{may_hold_a_secret, nearest};
+use crate::text::{may_hold_a_secret, nearest, shell_word};
 
 /// The words of a command and its arguments, a summary, the help of its group, and the function that runs it.
 type Command = (&'static str, &'static str, &'static str, fn(Args) -> Result<(), CliError>);
@@ -101,22 +101,18 @@ pub fn main() -> ExitCode {
         Err(CliError::Config(message)) => (2, message),
         Err(CliError::Usage(message)) => (2, format!("{message}\nTry adriaticum {group}--help.")),
     };
-    let as_root = if message.contains(DENIED) && group != "serve " { as_root() } else { None };
-    let as_root = as_root.map(|command| format!("\nAs root: {command}")).unwrap_or_default();
+    let is_root = rustix::process::geteuid().is_root();
+    let needs_root = message.contains(DENIED) && group != "serve " && !is_root;
+    let as_root = if needs_root { format!("\nAs root: {}", with_sudo("")) } else { String::new() };
     logging::print_error(format_args!("adriaticum: {message}{as_root}"));
     ExitCode::from(code)
 }
 
-/// Returns the command line with sudo, for a user who was denied something.
-fn as_root() -> Option<String> {
-    if rustix::process::geteuid().is_root() {
-        return None;
-    }
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
+/// Returns this command line with sudo and its options.
+fn with_sudo(options: &str) -> String {
     let word = |word: OsString| match word.to_string_lossy() {
         text if may_hold_a_secret(&text) => "'…'".into(),
-        text if !text.is_empty() && text.chars().all(plain) => text.into_owned(),
-        text => format!("'{}'", text.replace('\'', r"'\''")),
+        text => shell_word(&text),
     };
     let line: Vec<String> = env::args_os().map(word).collect();
     // sudo removes variables that are not named.
@@ -126,7 +122,7 @@ fn as_root() -> Option<String> {
         .collect();
     let keep =
         if variables.is_empty() { String::new() } else { format!("--preserve-env={} ", variables.join(",")) };
-    Some(format!("sudo {keep}{}", line.join(" ")))
+    format!("sudo {options}{keep}{}", line.join(" "))
 }
 
 /// Sets `group` to the first word of the command, with a space, as soon as it is known: for the advice after a wrong usage.

@@ -14,7 +14,7 @@ use log::LevelFilter;
 
 pub use database::password_in;
 use raw_setting::{Problem, RawSetting};
-pub use runtime::{KEY_FILE, RuntimeConfig};
+pub use runtime::RuntimeConfig;
 pub use search::{GroundingMode, SearchBackend, SearchConfig};
 pub use settings::{ConfigError, Digests};
 use settings::{Environment, Settings};

@@ -21,7 +21,7 @@ const MAX_ADDRESS: usize = 2_000;
 const MODEL: &str = "adriaticum";
 
 /// The file with the key for the runtime, among the service's secrets.
-pub const KEY_FILE: &str = "runtime-key";
+const KEY_FILE: &str = "runtime-key";
 
 #[derive(Clone, Debug)]
 pub struct RuntimeConfig {
