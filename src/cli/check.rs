@@ -1,26 +1,25 @@
 //! `check`: prints the results of the checks, with an exit code for scripts.
 
-use super::{Args, CliError, DENIED, print, print_json, with_sudo};
+use super::{CliError, DENIED, print, print_json, with_sudo};
 use crate::checks::{self, Finding, Verdict};
+use crate::config::{Config, ConfigError};
 use crate::text::count;
 
-pub(super) const HELP: &str = "\
-Tests every part that a completion needs: configuration, hosts, clock, database, Search, runtime. Names what fails
-and how to fix it. Warns about secrets in files that every user can read, about an address that other hosts can
-reach, about keys that have expired or expire within ten days, about budgets that miss completions, and about an index
-of documents that nothing uses. It leaves no row in the ledger. Names files that the owner of the folder of a SQLite
-database can't use, and the command that corrects them.
+/// Test every part that a completion needs
+///
+/// It names what fails and how to fix it: configuration, hosts, clock, database, Search, runtime. It warns about secrets in files
+/// that every user can read, about an address that other hosts can reach, about keys that have expired or expire within ten days,
+/// about budgets that miss completions, about retention that removes nothing, and about an index of documents that nothing uses. It
+/// leaves no row in the ledger. It also names files that the service's user, the owner of the folder of a SQLite database, can't read
+/// and write, with the command that corrects them. Run by root, it prints the command line that tests as that user.
+#[derive(clap::Args)]
+pub(super) struct Options {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
 
-Usage: adriaticum check [--json]
-
-Options:
-  --json   Print JSON
-";
-
-pub(super) fn run(mut args: Args) -> Result<(), CliError> {
-    let [] = args.words([])?;
-    let json = args.flag("json");
-    let config = args.config();
+pub(super) fn run(&Options { json }: &Options, config: Result<Config, ConfigError>) -> Result<(), CliError> {
     if json && let Err(error) = &config {
         print_json(&[Finding::fail("configuration", error.to_string())])?;
     }

@@ -267,12 +267,17 @@ def same_files(package):
 
 
 def completions():
-    """Checks the completions of zsh and fish; the integration tests check those of bash."""
-    subprocess.run(["zsh", "-n", "packaging/adriaticum.zsh"], cwd=ROOT, check=True)
-    script = "source packaging/adriaticum.fish; complete -C 'adriaticum --config x keys '"
-    offered = subprocess.run(["fish", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    words = [line.split("\t")[0] for line in offered.splitlines()]
-    ensure(words == ["create", "list", "rename", "revoke", "set"], f"fish completes keys with {words}")
+    """Checks that each shell takes its completions, and what they offer."""
+    generated = ROOT / "target" / "generated"
+    commands = {"create", "help", "list", "rename", "revoke", "set"}
+    subprocess.run(["zsh", "-n", generated / "_adriaticum"], check=True)
+    bash = "source adriaticum.bash; COMP_WORDS=(adriaticum keys ''); COMP_CWORD=2; _adriaticum adriaticum '' keys; " \
+           "printf '%s\\n' \"${COMPREPLY[@]}\""
+    fish = "source adriaticum.fish; complete -C 'adriaticum --config x keys '"
+    for shell, script in [("bash", bash), ("fish", fish)]:
+        offered = subprocess.run([shell, "-c", script], cwd=generated, capture_output=True, text=True, check=True).stdout
+        words = {line.split("\t")[0] for line in offered.splitlines() if not line.startswith("-")}
+        ensure(words == commands, f"{shell} completes keys with {words}")
 
 
 def tree():
