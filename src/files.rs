@@ -3,6 +3,7 @@
 //! The folder belongs to the service's user, who could put a link there that leads root to any file, at any time. So root
 //! follows no link in a folder that another user may write to.
 
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
@@ -89,6 +90,13 @@ pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, St
 
 pub fn folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// The path of a file beside another one, such as a database's WAL.
+pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut path = OsString::from(path);
+    path.push(suffix);
+    path.into()
 }
 
 #[cfg(test)]

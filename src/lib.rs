@@ -55,4 +55,5 @@ pub mod secret;
 mod semaphore;
 mod text;
 mod timed_stream;
+mod users;
 mod when;

@@ -68,6 +68,15 @@ pub fn escaped(text: &str) -> String {
     })
 }
 
+/// Quotes a word of a command for the shell, if it needs that.
+pub fn shell_word(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
 /// True if a value that an operator wrote may contain a password or a key, so that no message repeats it: user information or a
 /// query of an address, whole or mistyped, `password=`, or an API key.
 pub fn may_hold_a_secret(text: &str) -> bool {
@@ -89,16 +98,6 @@ pub fn may_hold_a_secret(text: &str) -> bool {
 /// True if a text has a password in the form of libpq: `host=a password=b`, also with spaces.
 pub fn has_password(text: &str) -> bool {
     text.to_ascii_lowercase().split("password").skip(1).any(|rest| rest.trim_start().starts_with('='))
-}
-
-/// Quotes a word for a command line that a message shows.
-pub fn shell_word(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
-    }
 }
 
 /// Returns the members of a row that the columns name, as cells; null is an empty one.

@@ -2,12 +2,12 @@
 
 #![no_main]
 
-use adriaticum::runtime::{context_exceeded, read_answer};
+use adriaticum::runtime::{read_answer, read_refusal};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
 fuzz_target!(|bytes: &[u8]| {
-    let _ = context_exceeded(bytes);
+    let _ = read_refusal(404, bytes);
     let Ok(generated) = read_answer(bytes) else {
         return;
     };

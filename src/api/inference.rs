@@ -38,14 +38,16 @@ impl From<(String, RuntimeError)> for Failure {
             RuntimeError::Call(CallError::Unreachable(_)) => {
                 "The inference service can't be reached. Try again later."
             }
-            RuntimeError::Call(CallError::TimedOut) => {
+            RuntimeError::Call(CallError::TimedOut(_)) => {
                 "The inference service did not answer in time. Try again later, or ask for fewer tokens."
             }
             RuntimeError::Call(CallError::Cancelled) => "The client has gone.",
             RuntimeError::Call(CallError::Broken(_)) => {
                 "The connection to the inference service broke off. Try again."
             }
-            RuntimeError::Status(_) => "The inference service reported an error. Try again later.",
+            RuntimeError::Status(_) | RuntimeError::UnknownModel(_) => {
+                "The inference service reported an error. Try again later."
+            }
             RuntimeError::Call(CallError::TooLarge) | RuntimeError::NotJson | RuntimeError::NoText => {
                 "The inference service gave no usable answer. Try again later."
             }
@@ -53,7 +55,7 @@ impl From<(String, RuntimeError)> for Failure {
         Self {
             details: Some(format!("runtime {url}: {error}")),
             // A client that retries by itself would make three inferences of one slow call.
-            no_retry: matches!(error, RuntimeError::Call(CallError::TimedOut)),
+            no_retry: matches!(error, RuntimeError::Call(CallError::TimedOut(_))),
             ..Self::new(ApiError::InferenceError, error.cause(), message)
         }
     }

@@ -55,8 +55,8 @@ pub fn check_budget(budget: Option<KeyBudget>, created: i64) -> Result<(), Failu
         return Ok(());
     };
     let message = format!(
-        "This API key has used its budget: {} of {} tokens per {}. It is renewed at {}. Use another key until then, or ask for a \
-         larger budget.",
+        "This API key has used its budget: {} of {} tokens per {}. It is renewed at {}. If you need more \
+         before then, ask the operator of this service to raise it.",
         grouped(used),
         grouped(tokens),
         per.as_str(),
@@ -110,6 +110,7 @@ mod tests {
         ] {
             let failure = check_budget(budget(text, used), created).expect_err("it is used up");
             assert!(failure.message.contains(part), "{}", failure.message);
+            assert!(!failure.message.contains("another key"), "{}", failure.message);
             assert_eq!(
                 (failure.error.status(), failure.cause, failure.no_retry),
                 (403, FailureCause::Budget, true)

@@ -61,7 +61,7 @@ fn probes(runtimes: Arc<Runtimes>) -> Task {
     let task = Task::start("probes", move |stop| {
         let probe = TaskStep::new("probing failed runtimes", || {
             runtimes.probe_failed();
-            Ok(())
+            Ok(true)
         });
         stop.repeat(PROBE_INTERVAL, [probe]);
     });
@@ -78,9 +78,9 @@ fn presence(
         let keep = TaskStep::new("presence", || match store.keep_presence(&mut lock) {
             Err(error) if error.is_replaced() => {
                 replaced(&error);
-                Ok(())
+                Ok(false)
             }
-            result => result,
+            result => result.map(|()| true),
         });
         stop.repeat(INTERVAL, [keep]);
     })
@@ -101,14 +101,14 @@ fn retention(store: Arc<Store>, days: u32) -> Task {
                 }
             }
             let RetentionState::Due { before } = state else {
-                return Ok(());
+                return Ok(false);
             };
             let removed = remove_all(stop, || store.remove_before(before, now, REMOVAL_BATCH))?;
             if removed > 0 {
                 let (rows, days) = (count(removed as i64, "row"), count(days.into(), "day"));
                 log::info!("removed {rows} older than {days} from the ledger");
             }
-            Ok(())
+            Ok(removed > 0)
         });
         stop.repeat(RETENTION_INTERVAL, [remove]);
     })

@@ -51,7 +51,7 @@ pub(super) fn watch(
                 looked = Instant::now();
             }
             store.outage().filter(StoreError::is_replaced).inspect(|error| replaced(error));
-            Ok(())
+            Ok(true)
         });
         let sign_ins = TaskStep::new("writing failed sign-ins", || store.write_failed_sign_ins(when::now()));
         stop.repeat(INTERVAL, [look, sign_ins]);

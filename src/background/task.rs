@@ -67,30 +67,31 @@ impl StopSignal {
 pub(super) struct TaskStep<'a> {
     /// The name in the log.
     name: &'static str,
-    work: Box<dyn FnMut() -> Result<(), StoreError> + 'a>,
+    /// Returns false if there was nothing to do.
+    work: Box<dyn FnMut() -> Result<bool, StoreError> + 'a>,
     /// The failures since the last success, and whether one was logged.
     failures: u32,
     is_logged: bool,
 }
 
 impl<'a> TaskStep<'a> {
-    pub fn new(name: &'static str, work: impl FnMut() -> Result<(), StoreError> + 'a) -> Self {
+    pub fn new(name: &'static str, work: impl FnMut() -> Result<bool, StoreError> + 'a) -> Self {
         Self { name, work: Box::new(work), failures: 0, is_logged: false }
     }
 
-    /// Logs the first of several failures, and the recovery. The engine already logs that the database is unavailable; one
+    /// Logs the first of several failures, and the next success; a round without work is none. The engine already logs that the database is unavailable; one
     /// lost connection is not worth a line. Returns false after a panic.
     fn run(&mut self) -> bool {
         let name = self.name;
         let result = panic::catch_unwind(AssertUnwindSafe(&mut self.work));
         match &result {
-            Ok(Ok(())) => {
+            Ok(Ok(false)) | Ok(Err(StoreError::Unavailable(_))) => {}
+            Ok(Ok(true)) => {
                 self.failures = 0;
                 if mem::take(&mut self.is_logged) {
                     log::info!("{name} works again");
                 }
             }
-            Ok(Err(StoreError::Unavailable(_))) => {}
             Ok(Err(error)) => {
                 self.failures += 1;
                 let is_new = self.failures > 1 || !matches!(error, StoreError::Unknown(_));
@@ -120,7 +121,7 @@ mod tests {
                 number += 1;
                 sender.send(number).expect("the test listens");
                 assert_ne!(number, 2, "on purpose");
-                Ok(())
+                Ok(true)
             });
             stop.repeat(Duration::ZERO, [step]);
         });
@@ -139,13 +140,24 @@ mod tests {
                 TaskStep::new("failing", || Err(StoreError::NoRow)),
                 TaskStep::new("working", || {
                     sender.send(()).expect("the test listens");
-                    Ok(())
+                    Ok(true)
                 }),
             ];
             stop.repeat(Duration::ZERO, steps);
         });
         assert_eq!(rounds.recv(), Ok(()));
         drop(task);
+    }
+
+    #[test]
+    fn a_round_without_work_is_no_success() {
+        let mut results = [Err(StoreError::NoRow), Ok(false), Ok(true)].into_iter();
+        let mut step = TaskStep::new("test", || results.next().expect("a result"));
+        let is_logged = [(); 3].map(|()| {
+            assert!(step.run());
+            step.is_logged
+        });
+        assert_eq!(is_logged, [true, true, false]);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::store::{BudgetPeriod, Filter, Key, KeyState, Matching, Span, Store, S
 use crate::text::count;
 use crate::when;
 
-/// The most keys that a finding names.
+/// The most keys or models that a finding names.
 const MAX_NAMED: usize = 5;
 
 pub fn check(store: &Store) -> Result<Vec<Finding>, StoreError> {
@@ -48,7 +48,8 @@ pub fn check(store: &Store) -> Result<Vec<Finding>, StoreError> {
     Ok(findings)
 }
 
-fn named<T>(keys: &[T], name: impl Fn(&T) -> String) -> String {
+/// Joins the first names of a list.
+pub(super) fn named<T>(keys: &[T], name: impl Fn(&T) -> String) -> String {
     let mut names: Vec<String> = keys.iter().take(MAX_NAMED).map(name).collect();
     if keys.len() > MAX_NAMED {
         names.push(format!("{} more", keys.len() - MAX_NAMED));

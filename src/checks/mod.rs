@@ -3,6 +3,7 @@
 mod addresses;
 mod certificate;
 mod keys;
+mod owners;
 mod runtime;
 
 use std::fmt::Display;
@@ -15,12 +16,13 @@ use serde::Serialize;
 
 pub use self::addresses::{is_local, reachable};
 pub use self::certificate::{is_expiring, read_certificate, read_unexpired};
+pub use self::owners::user_for_sudo;
 
 use crate::client::Cancellation;
 use crate::config::{Config, GroundingMode, SearchBackend};
 use crate::search::{self, Index};
 use crate::store::{Access, CLOCK_SLACK as DATABASE_CLOCK_SLACK, RetentionState, Store, StoreError};
-use crate::text::{count, escaped, grouped};
+use crate::text::{count, escaped, grouped, shell_word};
 use crate::when;
 
 /// The query that tests whether Search answers.
@@ -112,6 +114,7 @@ fn parts(config: &Config, store: Option<&Store>, database: Finding) -> Vec<Findi
         .extend(addresses::reachable_address(config, store).map(|message| Finding::warn("listen", message)));
     findings.extend(config.tls.as_ref().map(certificate::check));
     findings.extend(exposed_secrets(config));
+    findings.extend(owners::check(config));
     findings.extend([clock(store), database]);
     findings.extend(store.and_then(|store| retention(config, store)));
     // If the keys can't be read, the finding about the database says so.
@@ -146,7 +149,7 @@ fn exposed_secrets(config: &Config) -> Option<Finding> {
     let (configuration, others): (Vec<&Path>, Vec<&Path>) = files.filter(is_readable).partition(is_config);
     let mut message = Vec::new();
     if !others.is_empty() {
-        let names: Vec<String> = others.iter().map(|path| path.display().to_string()).collect();
+        let names: Vec<String> = others.iter().map(|path| shell_word(&path.to_string_lossy())).collect();
         let names = names.join(" ");
         message.push(format!("every user of this host can read {names}. Run: chmod o-rwx {names}"));
     }

@@ -4,10 +4,12 @@ use std::borrow::Cow;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use super::keys::named;
 use super::{Finding, Verdict};
 use crate::config::{Config, RuntimeConfig};
 use crate::listener::Address;
-use crate::runtime::{Chat, ChatMessage, Role, Runtimes, probe};
+use crate::runtime::{Chat, ChatMessage, Role, RuntimeError, Runtimes, probe};
+use crate::text::{escaped, shortened};
 
 /// The ports that runtimes listen on by default.
 const DEFAULT_PORTS: [(&str, u16); 4] =
@@ -15,6 +17,9 @@ const DEFAULT_PORTS: [(&str, u16); 4] =
 
 /// The timeout for a runtime's lists of its models and properties.
 const PROBE_TIME: Duration = Duration::from_secs(2);
+
+/// The most characters of a model's name in a finding.
+const MAX_NAME: usize = 128;
 
 pub fn check(config: &Config) -> Vec<Finding> {
     let mut findings: Vec<Finding> = config
@@ -61,16 +66,9 @@ fn try_runtime(url: &str, config: &Config) -> Option<Finding> {
             }
         }
         Err(error) => {
-            let mut message = format!("{url}: {error}. ");
-            if about.models.is_empty() && url.starts_with("https://") {
-                message += "Is it running, is this its base address (runtime.url), and is its certificate signed by a CA \
-                         of runtime.ca, or without that setting, of the system?";
-            } else if about.models.is_empty() {
-                message += "Is it running, and is this its base address? The setting is runtime.url";
-            } else if !about.models.contains(&config.runtime.model) {
-                message += &format!("It knows {}: set runtime.model", about.models.join(", "));
-            } else {
-                message += "It lists its models, so its own log should say why it returns no completion";
+            let mut message = format!("{url}: {}", error.diagnosis());
+            if matches!(error, RuntimeError::UnknownModel(_)) && !about.models.is_empty() {
+                message += &format!(": {}", named(&about.models, |name| shortened(&escaped(name), MAX_NAME)));
             }
             Finding::fail("runtime", message)
         }
@@ -89,7 +87,7 @@ fn local_runtimes(config: &Config) -> Vec<Finding> {
         }
         if let Some(about) = probe(&url, &without_key, PROBE_TIME) {
             let model = match about.models.first() {
-                Some(model) => format!(" and runtime.model = \"{model}\""),
+                Some(model) => format!(" and runtime.model = \"{}\"", shortened(&escaped(model), MAX_NAME)),
                 None => String::new(),
             };
             let message = format!(

@@ -1,12 +1,13 @@
 //! `audit`: who changed what.
 
-use std::{env, fs};
+use std::env;
 
 use rustix::process::geteuid;
 
 use super::{CliError, open_store, parse_when, print, print_json, text_table};
 use crate::config::Config;
 use crate::store::{Actor, AuditRow, KeyName};
+use crate::users::user_name;
 use crate::when::{self, When};
 
 /// Show who changed what: keys, password, settings, sign-ins
@@ -51,31 +52,7 @@ fn line(row: &AuditRow) -> Vec<String> {
 
 /// Returns the user who runs this command, and with sudo also the user before: anyone could set `SUDO_USER` alone.
 pub(super) fn actor() -> Actor {
-    let user = user_name(geteuid().as_raw(), &fs::read_to_string("/etc/passwd").unwrap_or_default());
+    let user = user_name(geteuid().as_raw());
     let before = env::var("SUDO_USER").ok().filter(|name| *name != user && KeyName::parse(name).is_some());
     Actor::command(before.map_or(user.clone(), |before| format!("{before} as {user}")))
-}
-
-/// Looks up a user's name in the text of /etc/passwd. Returns the number if it is not there.
-fn user_name(uid: u32, passwd: &str) -> String {
-    let uid = uid.to_string();
-    let name = |line: &str| {
-        let mut fields = line.split(':');
-        let name = fields.next()?;
-        (fields.nth(1)? == uid).then(|| name.to_owned())
-    };
-    passwd.lines().find_map(name).unwrap_or(format!("user {uid}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn users_have_names() {
-        let passwd = "root:x:0:0:root:/root:/bin/bash\n# a comment\n\nana:x:1000:1000::/home/ana:/bin/sh\n";
-        for (uid, name) in [(0, "root"), (1000, "ana"), (7, "user 7")] {
-            assert_eq!(user_name(uid, passwd), name);
-        }
-    }
 }

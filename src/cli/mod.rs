@@ -118,8 +118,9 @@ pub fn main() -> ExitCode {
         Err(CliError::Config(message)) => (2, message),
         Err(CliError::Usage(message)) => (2, format!("{message}\n\n{TRY_HELP}")),
     };
-    let as_root = if message.contains(DENIED) && !is_service { as_root() } else { None };
-    let as_root = as_root.map(|command| format!("\nAs root: {command}")).unwrap_or_default();
+    let is_root = rustix::process::geteuid().is_root();
+    let needs_root = message.contains(DENIED) && !is_service && !is_root;
+    let as_root = if needs_root { format!("\nAs root: {}", with_sudo("")) } else { String::new() };
     logging::print_error(format_args!("adriaticum: {message}{as_root}"));
     ExitCode::from(code)
 }
@@ -196,11 +197,8 @@ fn wrong_when(text: &str, or: &str) -> String {
     }
 }
 
-/// Returns the command line with sudo, for a user who was denied something.
-fn as_root() -> Option<String> {
-    if rustix::process::geteuid().is_root() {
-        return None;
-    }
+/// Returns this command line with sudo and its options.
+fn with_sudo(options: &str) -> String {
     let word = |word: OsString| match word.to_string_lossy() {
         text if may_hold_a_secret(&text) => "'…'".into(),
         text => shell_word(&text),
@@ -213,7 +211,7 @@ fn as_root() -> Option<String> {
         .collect();
     let keep =
         if variables.is_empty() { String::new() } else { format!("--preserve-env={} ", variables.join(",")) };
-    Some(format!("sudo {keep}{}", line.join(" ")))
+    format!("sudo {options}{keep}{}", line.join(" "))
 }
 
 fn open_store(config: &Config) -> Result<Store, CliError> {

@@ -8,7 +8,8 @@ use super::{CliError, print};
 use crate::config::Config;
 use crate::progress::Progress;
 use crate::store::{
-    self, Comparison, Database, Key, KeyDifferences, LedgerExtent, Restoration, RestoreError, StoreError,
+    self, Comparison, Database, Key, KeyDifferences, KeyState, LedgerExtent, Restoration, RestoreError,
+    StoreError,
 };
 use crate::text::{count, may_hold_a_secret};
 use crate::when;
@@ -123,7 +124,11 @@ fn key_lines(keys: &KeyDifferences) -> Vec<String> {
         format!("{}: {}{wider}", named(now), now.differences(then).join(", "))
     };
     let again = |key: &Key| {
-        let state = if key.revoked.is_some() { "revoked" } else { "it works again" };
+        let state = match key.state(when::now()) {
+            KeyState::Revoked => "revoked",
+            KeyState::Expired => "expired",
+            KeyState::Active | KeyState::Expiring => "it works again",
+        };
         format!("{}: {state}", named(key))
     };
     let lists: [(&str, Vec<String>); 4] = [
@@ -155,5 +160,22 @@ fn cause(error: &StoreError) -> String {
         StoreError::Damaged(cause) => format!("it is damaged ({cause})"),
         StoreError::LostContent { .. } => "its file has lost its content".into(),
         error => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_valid_key_works_again() {
+        let key =
+            |name: &str, expires, revoked| Key { name: name.into(), expires, revoked, ..Key::example() };
+        let lines = key_lines(&KeyDifferences {
+            only_in_backup: vec![key("a", None, None), key("b", Some(9), None), key("c", Some(9), Some(8))],
+            ..KeyDifferences::default()
+        });
+        let ends: Vec<&str> = lines[1..].iter().filter_map(|line| Some(line.split_once(": ")?.1)).collect();
+        assert_eq!(ends, ["it works again", "expired", "revoked"]);
     }
 }

@@ -50,7 +50,8 @@ pub struct Call<'a> {
 pub enum CallError {
     /// Nothing was sent, so the call can be made to another server.
     Unreachable(io::Error),
-    TimedOut,
+    /// There was no complete answer in this time.
+    TimedOut(Duration),
     /// Another thread has cancelled it.
     Cancelled,
     /// The answer is larger than the call's limit.
@@ -66,7 +67,7 @@ impl CallError {
                 FailureCause::Refused
             }
             Self::Unreachable(_) => FailureCause::Unreachable,
-            Self::TimedOut => FailureCause::Timeout,
+            Self::TimedOut(_) => FailureCause::Timeout,
             Self::Cancelled => FailureCause::Cancelled,
             Self::TooLarge => FailureCause::AnswerTooLarge,
             Self::Broken(_) => FailureCause::Broken,
@@ -78,7 +79,7 @@ impl fmt::Display for CallError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unreachable(error) => write!(f, "no connection: {error}"),
-            Self::TimedOut => f.write_str("no complete answer in time"),
+            Self::TimedOut(time) => write!(f, "no complete answer in {:.1} s", time.as_secs_f64()),
             Self::Cancelled => f.write_str("the client has gone"),
             Self::TooLarge => f.write_str("its answer is too large for a worker's share of buffer_limit"),
             Self::Broken(how) => write!(f, "the call broke off: {how}"),
@@ -114,11 +115,20 @@ impl HttpClient {
             return Err(CallError::Cancelled);
         }
         let _call = cancellation::begin_call(call.cancellation.clone());
-        self.make(call)
-            .map_err(|error| if call.cancellation.is_cancelled() { CallError::Cancelled } else { error })
+        let began = Instant::now();
+        self.make(call).map_err(|error| match error {
+            _ if call.cancellation.is_cancelled() => CallError::Cancelled,
+            Error::Timeout(_) => CallError::TimedOut(began.elapsed()),
+            Error::BodyExceedsLimit(_) => CallError::TooLarge,
+            Error::Io(error) if !cancellation::has_sent() => CallError::Unreachable(error),
+            Error::Io(error) => CallError::Broken(error.to_string()),
+            Error::LargeResponseHeader(..) => CallError::Broken("the head of its answer is too large".into()),
+            // The others may repeat what the server wrote.
+            _ => CallError::Broken("its answer is not valid HTTP".into()),
+        })
     }
 
-    fn make(&self, call: &Call) -> Result<Response<Vec<u8>>, CallError> {
+    fn make(&self, call: &Call) -> Result<Response<Vec<u8>>, Error> {
         let answer = match call.body {
             Some(body) => {
                 let request = self.agent.post(call.uri).header(header::CONTENT_TYPE, "application/json");
@@ -128,13 +138,13 @@ impl HttpClient {
         };
         let (head, mut body) = answer.into_parts();
         if body.content_length() > Some(call.limit) {
-            return Err(CallError::TooLarge);
+            return Err(Error::BodyExceedsLimit(call.limit));
         }
         // A buffer that grows is copied, and leaves unused memory behind.
         let mut content = Vec::with_capacity(body.content_length().unwrap_or_default() as usize);
         // `ureq` refuses a body of exactly the limit.
         let mut reader = body.with_config().limit(call.limit + 1).reader();
-        reader.read_to_end(&mut content).map_err(Error::from)?;
+        reader.read_to_end(&mut content)?;
         Ok(Response::from_parts(head, content))
     }
 }
@@ -145,19 +155,5 @@ fn prepare<B>(request: ureq::RequestBuilder<B>, call: &Call) -> ureq::RequestBui
     match call.authorization {
         Some(value) => request.header(header::AUTHORIZATION, value),
         None => request,
-    }
-}
-
-impl From<Error> for CallError {
-    fn from(error: Error) -> Self {
-        match error {
-            Error::Timeout(_) => Self::TimedOut,
-            Error::BodyExceedsLimit(_) => Self::TooLarge,
-            Error::Io(error) if !cancellation::has_sent() => Self::Unreachable(error),
-            Error::Io(error) => Self::Broken(error.to_string()),
-            Error::LargeResponseHeader(..) => Self::Broken("the head of its answer is too large".into()),
-            // The others may repeat what the server wrote.
-            _ => Self::Broken("its answer is not valid HTTP".into()),
-        }
     }
 }

@@ -16,7 +16,7 @@ use regex_lite::Regex;
 
 pub use database::password_in;
 use raw_setting::{Problem, RawSetting};
-pub use runtime::{KEY_FILE, RuntimeConfig};
+pub use runtime::RuntimeConfig;
 pub use search::{GroundingMode, SearchBackend, SearchConfig};
 pub use settings::ConfigError;
 use settings::{Environment, Settings};

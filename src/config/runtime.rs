@@ -18,7 +18,7 @@ use crate::secret::Secret;
 const MAX_ADDRESS: usize = 2_000;
 
 /// The file with the key for the runtime, among the service's secrets.
-pub const KEY_FILE: &str = "runtime-key";
+const KEY_FILE: &str = "runtime-key";
 
 #[derive(Clone, Debug)]
 pub struct RuntimeConfig {

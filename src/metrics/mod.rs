@@ -254,15 +254,16 @@ fn write_runtimes(text: &mut MetricsText, runtimes: &[RuntimeStatus]) {
 
 /// Writes two gauges for each key, which an alert compares.
 fn budgets(text: &mut MetricsText, keys: &[Key]) {
-    let mut budgets: Vec<(&str, KeyBudget)> =
-        keys.iter().filter_map(|key| Some((key.id.as_str(), key.budget?))).collect();
+    let mut budgets: Vec<(&Key, KeyBudget)> =
+        keys.iter().filter_map(|key| Some((key, key.budget?))).collect();
     budgets.sort_by_key(|(_, budget)| Reverse(budget.percent()));
     budgets.truncate(MOST_BUDGETS);
     let mut write = |name: &str, help: &str, value: fn(KeyBudget) -> i64| {
         let family = text.family("gauge", name, help);
         for (key, budget) in &budgets {
-            let per = budget.budget.per.as_str();
-            family.with(&format!("key=\"{key}\",per=\"{per}\""), value(*budget));
+            let (per, name) =
+                (budget.budget.per.as_str(), key.name.replace('\\', r"\\").replace('"', r#"\""#));
+            family.with(&format!("key=\"{}\",name=\"{name}\",per=\"{per}\"", key.id), value(*budget));
         }
     };
     let help = "The tokens that a key may use in a calendar day or month, UTC.";
@@ -364,6 +365,7 @@ mod tests {
         let mut text = MetricsText::default();
         let key = |number: i64| Key {
             id: format!("key_{number}"),
+            name: r#"a "b\"#.into(),
             budget: Some(KeyBudget {
                 budget: Budget { tokens: 1000, per: BudgetPeriod::Month },
                 used: 10 * number,
@@ -372,8 +374,14 @@ mod tests {
         };
         budgets(&mut text, &(0..=MOST_BUDGETS as i64).map(key).chain([Key::example()]).collect::<Vec<_>>());
         let line = |line: &str| text.text.lines().any(|found| found == line);
-        assert!(line("adriaticum_key_budget_tokens{key=\"key_100\",per=\"month\"} 1000"), "{}", text.text);
-        assert!(line("adriaticum_key_budget_used_tokens{key=\"key_1\",per=\"month\"} 10"));
+        assert!(
+            line("adriaticum_key_budget_tokens{key=\"key_100\",name=\"a \\\"b\\\\\",per=\"month\"} 1000"),
+            "{}",
+            text.text
+        );
+        assert!(line(
+            "adriaticum_key_budget_used_tokens{key=\"key_1\",name=\"a \\\"b\\\\\",per=\"month\"} 10"
+        ));
         assert!(!text.text.contains("\"key_0\"") && !text.text.contains("example"), "{}", text.text);
     }
 

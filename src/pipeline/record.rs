@@ -1,5 +1,6 @@
 //! The record of a request while it goes through the steps, for its row, its log line and its metrics.
 
+use std::cell::OnceCell;
 use std::net::IpAddr;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -16,6 +17,8 @@ use crate::when::milliseconds;
 pub(super) struct Record {
     pub id: RequestId,
     pub received: Instant,
+    /// The time from its receipt to its outcome, before the row is written: one figure for the row and the log.
+    total: OnceCell<Duration>,
     pub queue: Duration,
     pub client: Option<IpAddr>,
     /// The id and the name of its valid key.
@@ -42,6 +45,7 @@ impl Record {
         Self {
             id: RequestId::at(SystemTime::now() - queue),
             received,
+            total: OnceCell::new(),
             queue,
             client,
             key: None,
@@ -80,7 +84,7 @@ impl Record {
             status: status.map(i64::from),
             error_code: error_code.map(String::from),
             tokens: self.spent.tokens.unwrap_or_default(),
-            duration_ms: Some(milliseconds(self.received.elapsed())),
+            duration_ms: Some(milliseconds(*self.total.get_or_init(|| self.received.elapsed()))),
             queue_ms: Some(milliseconds(self.queue)),
             runtime_ms: self.spent.time.map(milliseconds),
             grounded: status == Some(200) && found.is_some_and(|found| found > 0),
@@ -128,7 +132,7 @@ impl Record {
             target: logging::REQUEST,
             level,
             "id={id} client={} status={} error={} cause={} key={} total_ms={} queue_ms={} runtime_ms={} \
-             prompt_tokens={} completion_tokens={} total_tokens={}{}",
+             ledger_ms={} prompt_tokens={} completion_tokens={} total_tokens={}{}",
             or_dash(self.client),
             or_dash(row.status),
             or_dash(row.error_code),
@@ -137,6 +141,7 @@ impl Record {
             or_dash(row.duration_ms),
             or_dash(row.queue_ms),
             or_dash(row.runtime_ms),
+            or_dash(self.ledger.map(milliseconds)),
             or_dash(row.tokens.prompt_tokens),
             or_dash(row.tokens.completion_tokens),
             or_dash(row.tokens.total_tokens),

@@ -1,6 +1,7 @@
 //! A configured runtime: whether it is well or has failed, its running calls, and its last answers.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use crate::when;
 const KEPT: usize = 100;
 
 /// The least time between two logged failures of a runtime. If it fails again sooner, it was not back: a probe succeeds, but
-/// calls fail. So it is not probed before this time is over either, and spoils at most one request a minute.
+/// calls fail. So it is not probed before this time is over either, and fails at most one request a minute.
 const FAILURE_INTERVAL: Duration = Duration::from_secs(60);
 
 pub(super) struct RuntimeEntry {
@@ -33,9 +34,12 @@ struct RuntimeState {
     failed_since: Option<Instant>,
     failures: u64,
     last_error: Option<(i64, String)>,
+    /// It has failed, and is probed.
+    is_probed: bool,
+    /// When probes last began.
+    last_outage: Option<Instant>,
     /// The log's last line about this runtime says that it has failed.
     is_logged: bool,
-    last_logged: Option<Instant>,
     answer_times: VecDeque<Duration>,
 }
 
@@ -92,30 +96,34 @@ impl RuntimeEntry {
                 state.answer_times.truncate(KEPT - 1);
                 state.answer_times.push_front(sent.elapsed());
                 state.failed_since.take_if(|since| sent >= *since);
+                // A probe that succeeds does not prove that calls do.
+                if state.failed_since.is_none() && mem::take(&mut state.is_logged) {
+                    log::info!("runtime {} is back", self.url);
+                }
             }
             Err(RuntimeError::Call(CallError::Cancelled) | RuntimeError::ContextExceeded(_)) => {}
             Err(error) => {
                 state.failures += 1;
-                state.last_error = Some((when::now(), error.to_string()));
+                state.last_error = Some((when::now(), error.diagnosis()));
                 state.failed_since.get_or_insert_with(Instant::now);
             }
         }
-        state.log_change(&self.url);
+        state.note_outage(&self.url);
     }
 
     /// Returns the number of failures so far if the runtime has failed and a probe is due.
     pub fn probe_due(&self) -> Option<u64> {
         let mut state = lock(&self.state);
-        state.log_change(&self.url);
-        state.is_logged.then_some(state.failures)
+        state.note_outage(&self.url);
+        state.is_probed.then_some(state.failures)
     }
 
-    /// Notes that a probe succeeded, which counts unless a call has failed since `failures` was read.
+    /// Notes that a probe succeeded, so that calls are tried again, unless one has failed since `failures` was read.
     pub fn recover(&self, failures: u64) {
         let mut state = lock(&self.state);
         if state.failures == failures {
             state.failed_since = None;
-            state.log_change(&self.url);
+            state.note_outage(&self.url);
         }
     }
 
@@ -135,20 +143,22 @@ impl RuntimeEntry {
 }
 
 impl RuntimeState {
-    /// Logs that the runtime has failed or is back, once each.
-    fn log_change(&mut self, url: &str) {
+    /// Begins or ends the probes, and logs that the runtime has failed, once until a call succeeds.
+    fn note_outage(&mut self, url: &str) {
         let is_failed = self.failed_since.is_some();
-        let is_too_soon = || self.last_logged.is_some_and(|last| last.elapsed() < FAILURE_INTERVAL);
-        if is_failed == self.is_logged || (is_failed && is_too_soon()) {
+        let is_too_soon = || self.last_outage.is_some_and(|last| last.elapsed() < FAILURE_INTERVAL);
+        if is_failed == self.is_probed || (is_failed && is_too_soon()) {
             return;
         }
-        self.is_logged = is_failed;
+        self.is_probed = is_failed;
         if is_failed {
-            self.last_logged = Some(Instant::now());
-            let error = self.last_error.as_ref().map_or("", |(_, error)| error);
-            log::warn!("runtime {url} has failed: {error}. Until it is back, it is called after all others");
-        } else {
-            log::info!("runtime {url} is back");
+            self.last_outage = Some(Instant::now());
+            if !mem::replace(&mut self.is_logged, true) {
+                let error = self.last_error.as_ref().map_or("", |(_, error)| error);
+                log::warn!(
+                    "runtime {url} has failed: {error}. Until it is back, it is called after all others"
+                );
+            }
         }
     }
 }
@@ -180,7 +190,7 @@ mod tests {
         }
         let status = entry.status();
         assert!(is_failed(&entry) && status.failures == 1 && status.median.is_some(), "{status:?}");
-        assert_eq!(status.last_error.expect("an error").1, "it answered with HTTP status 500");
+        assert_eq!(status.last_error.expect("an error").1, "it answered with HTTP status 500. Read its log");
         entry.note(Instant::now(), &answer());
         assert!(!is_failed(&entry) && entry.status().last_error.is_some(), "the error stays to be seen");
     }
@@ -218,11 +228,15 @@ mod tests {
         fail();
         assert!(logged());
         entry.recover(1);
+        assert!(!is_failed(&entry) && logged(), "only a call that succeeds proves that it is back");
+        fail();
+        assert_eq!((entry.probe_due(), logged(), is_failed(&entry)), (None, true, true));
+        lock(&entry.state).last_outage = Instant::now().checked_sub(FAILURE_INTERVAL);
+        assert_eq!((entry.probe_due(), logged()), (Some(2), true));
+        entry.note(Instant::now(), &answer());
         assert!(!logged());
         fail();
-        assert_eq!((entry.probe_due(), logged(), is_failed(&entry)), (None, false, true));
-        lock(&entry.state).last_logged = Instant::now().checked_sub(FAILURE_INTERVAL);
-        assert_eq!((entry.probe_due(), logged()), (Some(2), true));
+        assert_eq!((entry.probe_due(), logged()), (None, false), "once a minute at most");
     }
 
     #[test]

@@ -8,8 +8,8 @@ mod probe;
 mod wire;
 
 use std::borrow::Cow;
-use std::fmt;
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 
 use serde::Serialize;
 
@@ -17,7 +17,7 @@ use entry::RuntimeEntry;
 pub use entry::RuntimeStatus;
 pub use probe::{RuntimeInfo, probe};
 use wire::CompletionRequest;
-pub use wire::{context_exceeded, read_answer};
+pub use wire::{read_answer, read_refusal};
 
 use crate::client::{Call, CallError, Cancellation, HttpClient};
 use crate::config::RuntimeConfig;
@@ -103,6 +103,8 @@ pub enum RuntimeError {
     /// There is no answer, or not a whole one.
     Call(CallError),
     Status(u16),
+    /// It answered with this status that it does not have the model.
+    UnknownModel(u16),
     /// It answered 200, and not with JSON of the expected form.
     NotJson,
     /// It answered 200, and without a choice or without text.
@@ -119,17 +121,45 @@ impl RuntimeError {
 
     /// Returns true if no inference can have been spent: nothing was sent, or it was refused.
     fn cost_nothing(&self) -> bool {
-        self.is_refusal() || matches!(self, Self::ContextExceeded(_) | Self::Status(400..500))
+        self.is_refusal()
+            || matches!(self, Self::ContextExceeded(_) | Self::UnknownModel(_) | Self::Status(400..500))
     }
 
     pub fn cause(&self) -> FailureCause {
         match self {
             Self::Call(error) => error.cause(),
-            Self::Status(status) => FailureCause::Status(*status),
+            Self::Status(status) | Self::UnknownModel(status) => FailureCause::Status(*status),
             Self::NotJson => FailureCause::NotJson,
             Self::NoText => FailureCause::NoText,
             Self::ContextExceeded(_) => FailureCause::Context,
         }
+    }
+
+    /// The message for the operator, the same in `check`, on the status page and in the log: the error and what to look at.
+    pub fn diagnosis(&self) -> String {
+        let advice = match self {
+            // The connector's own errors are those of TLS.
+            Self::Call(CallError::Unreachable(error)) if error.kind() == io::ErrorKind::Other => {
+                "Check that it serves HTTPS, with a certificate of a CA in runtime.ca, or without that setting, of the system"
+            }
+            Self::Call(CallError::Unreachable(_)) => {
+                "Check that it runs, and that runtime.url is its address"
+            }
+            Self::Call(CallError::TimedOut(_)) => {
+                "If it hangs, read its log; if it needs more time, raise runtime.timeout"
+            }
+            Self::Call(CallError::TooLarge) => "Raise buffer_limit, or configure fewer workers",
+            Self::Status(401 | 403) => "It refuses the key: check runtime.api_key",
+            Self::Status(300..=399 | 404) | Self::NotJson | Self::NoText => {
+                "Check runtime.url: it is the base address of an OpenAI-compatible API and ends in /v1"
+            }
+            Self::Status(503) => "It is loading its model, or is busy: wait, or read its log",
+            Self::Status(429) => "It is busy: wait, or configure fewer workers",
+            Self::UnknownModel(_) => "Set runtime.model to a model that it has",
+            Self::ContextExceeded(_) => "Start it with a larger context",
+            Self::Status(_) | Self::Call(CallError::Cancelled | CallError::Broken(_)) => "Read its log",
+        };
+        format!("{self}. {advice}")
     }
 }
 
@@ -138,6 +168,7 @@ impl fmt::Display for RuntimeError {
         match self {
             Self::Call(error) => error.fmt(f),
             Self::Status(status) => write!(f, "it answered with HTTP status {status}"),
+            Self::UnknownModel(status) => write!(f, "it does not have the model (HTTP status {status})"),
             Self::NotJson => {
                 f.write_str("its answer is not a completion: it is not JSON of the expected form")
             }
@@ -267,7 +298,7 @@ impl Runtimes {
         let answer = answer.map_err(RuntimeError::Call)?;
         match answer.status().as_u16() {
             200 => read_answer(answer.body()),
-            status @ 400..500 => Err(context_exceeded(answer.body()).unwrap_or(RuntimeError::Status(status))),
+            status @ 400..500 => Err(read_refusal(status, answer.body())),
             status => Err(RuntimeError::Status(status)),
         }
     }
@@ -286,7 +317,7 @@ mod tests {
             let outcome = spent.add(timeout, |deadline, _| {
                 let left = deadline.saturating_duration_since(Instant::now());
                 assert!(left >= Duration::from_secs(least) && left <= Duration::from_secs(most), "{left:?}");
-                Err((String::new(), RuntimeError::Call(CallError::TimedOut)))
+                Err((String::new(), RuntimeError::Call(CallError::TimedOut(timeout))))
             });
             assert!(outcome.is_err());
             assert!(spent.time >= used.map(Duration::from_secs).or(Some(Duration::ZERO)));
@@ -333,11 +364,33 @@ mod tests {
             (RuntimeError::ContextExceeded(None), false, true),
             (RuntimeError::Status(500), false, false),
             (RuntimeError::Status(502), false, false),
-            (RuntimeError::Call(CallError::TimedOut), false, false),
+            (RuntimeError::Call(CallError::TimedOut(Duration::ZERO)), false, false),
+            (RuntimeError::UnknownModel(404), false, true),
             (RuntimeError::Call(CallError::Broken(String::new())), false, false),
             (RuntimeError::NotJson, false, false),
         ] {
             assert_eq!((error.is_refusal(), error.cost_nothing()), (is_refusal, cost_nothing), "{error:?}");
+        }
+    }
+    #[test]
+    fn a_diagnosis_names_the_setting() {
+        let unreachable = |kind: io::ErrorKind| RuntimeError::Call(CallError::Unreachable(kind.into()));
+        let late = || RuntimeError::Call(CallError::TimedOut(Duration::from_secs(120)));
+        for (error, parts) in [
+            (RuntimeError::Status(401), ["HTTP status 401", "runtime.api_key"]),
+            (RuntimeError::Status(403), ["HTTP status 403", "runtime.api_key"]),
+            (RuntimeError::Status(404), ["HTTP status 404", "runtime.url"]),
+            (RuntimeError::Status(308), ["HTTP status 308", "runtime.url"]),
+            (RuntimeError::Status(503), ["HTTP status 503", "loading its model"]),
+            (RuntimeError::Status(500), ["HTTP status 500", "Read its log"]),
+            (RuntimeError::UnknownModel(404), ["does not have the model", "Set runtime.model"]),
+            (RuntimeError::NotJson, ["not a completion", "runtime.url"]),
+            (late(), ["no complete answer in 120.0 s", "runtime.timeout"]),
+            (unreachable(io::ErrorKind::ConnectionRefused), ["no connection", "runtime.url"]),
+            (unreachable(io::ErrorKind::Other), ["no connection", "runtime.ca"]),
+        ] {
+            let diagnosis = error.diagnosis();
+            assert!(parts.iter().all(|part| diagnosis.contains(part)), "{diagnosis}");
         }
     }
 }

@@ -160,9 +160,15 @@ fn figure(raw: Option<&RawValue>) -> Option<i64> {
     raw?.get().parse().ok().filter(|&figure: &u32| figure <= MAX_FIGURE).map(i64::from)
 }
 
+/// Reads an answer with a status of 4xx.
+pub fn read_refusal(status: u16, bytes: &[u8]) -> RuntimeError {
+    recognized_refusal(status, bytes).unwrap_or(RuntimeError::Status(status))
+}
+
 /// Recognizes a refusal because the prompt is too long: by the error type of llama.cpp, the code of OpenAI, or the message of
-/// runtimes that have no code for it, such as vLLM, which does not always wrap its errors either.
-pub fn context_exceeded(bytes: &[u8]) -> Option<RuntimeError> {
+/// runtimes that have no code for it, such as vLLM, which does not always wrap its errors either. An unknown model has a code of
+/// OpenAI and LM Studio, and only a message of Ollama (404), vLLM (404) and llama.cpp (400).
+fn recognized_refusal(status: u16, bytes: &[u8]) -> Option<RuntimeError> {
     let answer: RefusalAnswer = serde_json::from_slice(bytes).ok()?;
     let refusal = match answer.error {
         Some(error) => serde_json::from_str(error.get()).ok()?,
@@ -175,7 +181,24 @@ pub fn context_exceeded(bytes: &[u8]) -> Option<RuntimeError> {
         || refusal.message.is_some_and(|raw| PHRASES.iter().any(|phrase| raw.get().contains(phrase)));
     let number = |member: Option<&RawValue>| member?.get().parse().ok();
     let figures = number(refusal.n_prompt_tokens).zip(number(refusal.n_ctx));
-    is_exceeded.then_some(RuntimeError::ContextExceeded(figures))
+    let is_unknown_model = || {
+        is(refusal.code, r#""model_not_found""#)
+            || refusal.message.is_some_and(|raw| names_no_model(raw.get()))
+    };
+    match status {
+        _ if is_exceeded => Some(RuntimeError::ContextExceeded(figures)),
+        400 | 404 if is_unknown_model() => Some(RuntimeError::UnknownModel(status)),
+        _ => None,
+    }
+}
+
+/// True for `"model 'x' not found"` and `"The model x does not exist."`. Only the beginning of a message is the runtime's own: the
+/// rest may repeat the prompt.
+fn names_no_model(message: &str) -> bool {
+    let message = message.to_ascii_lowercase();
+    let text = message.trim_start_matches('"');
+    let is_about_model = text.strip_prefix("the ").unwrap_or(text).starts_with("model ");
+    is_about_model && (text.contains("not found") || text.contains("does not exist"))
 }
 
 #[cfg(test)]
@@ -312,8 +335,8 @@ mod tests {
             ),
             (r#"{"code":"context_length_exceeded","n_ctx":[[]],"n_prompt_tokens":9,"x":[0,0]}"#, None),
         ] {
-            match context_exceeded(refusal.as_bytes()) {
-                Some(RuntimeError::ContextExceeded(found)) => assert_eq!(found, figures),
+            match read_refusal(400, refusal.as_bytes()) {
+                RuntimeError::ContextExceeded(found) => assert_eq!(found, figures),
                 other => panic!("{refusal}: {other:?}"),
             }
         }
@@ -326,7 +349,45 @@ mod tests {
             r#"{"error":"x","code":"context_length_exceeded"}"#,
             r#"{"error":{"message":"bad grammar"}}"#,
         ] {
-            assert!(context_exceeded(refusal.as_bytes()).is_none(), "{refusal}");
+            let error = read_refusal(400, refusal.as_bytes());
+            assert!(matches!(error, RuntimeError::Status(400)), "{refusal}: {error:?}");
+        }
+    }
+
+    /// As Ollama, vLLM (old and new), llama.cpp's router and LM Studio answer; and 404 of llama.cpp and vLLM for a wrong path.
+    #[test]
+    fn refusals_for_the_model() {
+        for (status, refusal, is_unknown_model) in [
+            (
+                404,
+                r#"{"error":{"message":"model \"x\" not found, try pulling it first","type":"api_error"}}"#,
+                true,
+            ),
+            (
+                404,
+                r#"{"object":"error","message":"The model `x` does not exist.","type":"NotFoundError"}"#,
+                true,
+            ),
+            (
+                404,
+                r#"{"error":{"message":"The model `x` does not exist.","param":"model","code":404}}"#,
+                true,
+            ),
+            (
+                400,
+                r#"{"error":{"code":400,"message":"model not found","type":"invalid_request_error"}}"#,
+                true,
+            ),
+            (404, r#"{"error":{"message":"Invalid model identifier","code":"model_not_found"}}"#, true),
+            (404, r#"{"error":{"code":404,"message":"File Not Found","type":"not_found_error"}}"#, false),
+            (404, r#"{"detail":"Not Found"}"#, false),
+            (404, "404 page not found", false),
+            (401, r#"{"error":{"message":"model not found"}}"#, false),
+            (400, r#"{"error":{"message":"bad prompt: the model does not exist"}}"#, false),
+        ] {
+            let error = read_refusal(status, refusal.as_bytes());
+            assert_eq!(matches!(error, RuntimeError::UnknownModel(_)), is_unknown_model, "{refusal}");
+            assert_eq!(error.cause().to_string(), format!("status_{status}"));
         }
     }
 }

@@ -234,12 +234,12 @@ impl Store {
         lock(&self.failed_sign_ins).add(address, 1, now);
     }
 
-    /// Writes the failed sign-ins of a window that is over. At a stop, `now` is the end of time.
-    pub fn write_failed_sign_ins(&self, now: i64) -> Result<()> {
+    /// Writes the failed sign-ins of a window that is over. At a stop, `now` is the end of time. Returns false if there are none.
+    pub fn write_failed_sign_ins(&self, now: i64) -> Result<bool> {
         if !lock(&self.failed_sign_ins).is_due(now) {
-            return Ok(());
+            return Ok(false);
         }
-        self.with_failed_sign_ins(|statements| self.engine.write(&statements).map(drop))
+        self.with_failed_sign_ins(|statements| self.engine.write(&statements).map(|_| true))
     }
 
     /// Runs `write` with statements that insert the failed sign-ins of this window. If it fails, they are kept.

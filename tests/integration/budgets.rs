@@ -92,7 +92,7 @@ fn a_used_budget_is_explained_and_can_be_changed() {
     let id = listed[0]["id"].as_str().expect("an id");
     let watcher = metrics_key(&server);
     for (name, expected) in [("tokens", 15.0), ("used_tokens", 28.0)] {
-        let series = format!("adriaticum_key_budget_{name}{{key=\"{id}\",per=\"day\"}}");
+        let series = format!("adriaticum_key_budget_{name}{{key=\"{id}\",name=\"x\",per=\"day\"}}");
         assert_eq!(value(&server, &watcher, &series), expected);
     }
     for (budget, is_enough) in [("28/month", false), ("29/month", true), ("1/day", false), ("none", true)] {

@@ -129,7 +129,7 @@ fn a_failure_has_its_class_and_a_second_line_has_the_details() {
     let key = server.key();
     let error = json!({"error": {"code": "context_length_exceeded"}});
     for (script, status, cause, details) in [
-        (Script::Silent, 502, "timeout", "no complete answer in time"),
+        (Script::Silent, 502, "timeout", "no complete answer in 1."),
         (Script::Text(500, "x".into()), 502, "status_500", "HTTP status 500"),
         (Script::Text(404, "x".into()), 502, "status_404", "HTTP status 404"),
         (Script::Text(200, "x".into()), 502, "not_json", "not JSON of the expected form"),

@@ -438,6 +438,12 @@ fn one_requests_story() {
     let json: Value =
         serde_json::from_str(&server.stdout_of(&["usage", "show", id, "--json"])).expect("JSON");
     assert_eq!((&json["status"], &json["total_tokens"], &json["seq"]), (&json!(200), &json!(14), &json!(1)));
+    // The log line is written after the answer is sent.
+    let total = format!(" total_ms={} ", json["duration_ms"]);
+    until("its line", || server.log().contains(&format!("id={id} ")));
+    let log = server.log();
+    let line = log.lines().find(|line| line.contains(&format!("id={id} "))).expect("its line");
+    assert!(line.contains(&total) && !line.contains("ledger_ms=- "), "{total} in {line}");
     refused(&server, &["usage", "show", "chatcmpl_0"], 1, "no row");
 }
 
@@ -854,9 +860,28 @@ fn check_reports_what_a_runtime_says_of_itself() {
         "{messages}"
     );
     list(json!({"data": [{"id": "other.gguf", "max_model_len": 4096}]}));
-    runtime.next(Script::Answer(404, json!({"error": {"message": "no such model"}})));
+    let unknown_model = json!({"error": {"message": "model 'adriaticum' not found"}});
+    for (status, answer, advice) in [
+        (404, unknown_model, "Set runtime.model to a model that it has: other.gguf"),
+        (404, json!({"detail": "Not Found"}), "Check runtime.url"),
+        (401, json!({}), "check runtime.api_key"),
+        (403, json!({}), "check runtime.api_key"),
+        (503, json!({"error": {"message": "Loading model"}}), "It is loading its model"),
+        (500, json!({}), "Read its log"),
+    ] {
+        runtime.next(Script::Answer(status, answer));
+        let (_, messages) = findings(&server, 1);
+        let message = messages.lines().find(|line| line.contains(&runtime.url())).expect("the runtime");
+        assert!(message.contains(&format!("HTTP status {status}")) && message.contains(advice), "{message}");
+        assert_eq!(message.contains("runtime.model"), advice.contains("runtime.model"), "{message}");
+    }
+    runtime.next(Script::Silent);
+    let server = server.set("ADRIATICUM_RUNTIME_TIMEOUT", 1);
     let (_, messages) = findings(&server, 1);
-    assert!(messages.contains("It knows other.gguf: set runtime.model"), "{messages}");
+    assert!(
+        messages.contains("no complete answer in 1.0 s") && messages.contains("runtime.timeout"),
+        "{messages}"
+    );
 }
 
 /// With this, a runtime set the title of the terminal, and could have written lines of its own.
@@ -870,7 +895,7 @@ fn check_prints_nothing_that_a_terminal_executes() {
     server.key();
     let script = || {
         search.next(Script::Answer(200, json!({"results": [], "unresponsive_engines": [[escape, escape]]})));
-        runtime.next(Script::Answer(404, json!({"error": {"message": escape}})));
+        runtime.next(Script::Answer(404, json!({"error": {"message": format!("model not found {escape}")}})));
     };
     let models = json!({"data": [{"id": escape, "max_model_len": 4096}]});
     *runtime.probes.models.lock().expect("the list") = (200, models);
@@ -878,7 +903,7 @@ fn check_prints_nothing_that_a_terminal_executes() {
     script();
     let output = server.run(&["check"]);
     let printed = String::from_utf8(output.stdout).expect("text");
-    assert!(is_harmless(&printed) && printed.contains(r"It knows \u{1b}]0;x\u{7}\u{a}ok"), "{printed:?}");
+    assert!(is_harmless(&printed) && printed.contains(r"that it has: \u{1b}]0;x\u{7}\u{a}ok"), "{printed:?}");
     assert!(!printed.lines().any(|line| line.starts_with("ok    runtime")), "{printed}");
     script();
     let server = server.start();
@@ -886,23 +911,44 @@ fn check_prints_nothing_that_a_terminal_executes() {
     let mut browser = Browser::signed_in(&server);
     until("the checks are through", || browser.get("/status").text().contains("Checked at"));
     let page = browser.get("/status").text();
-    let (_, table) = page.split_once("It knows ").expect("the model's name");
+    let (_, table) = page.split_once("that it has: ").expect("the model's name");
     assert!(is_harmless(table) && table.starts_with(r"\u{1b}]0;x\u{7}\u{a}ok"), "{table:?}");
 }
 
-/// With PostgreSQL the current folder is anybody's.
+/// Root can open every file. With PostgreSQL the current folder is anybody's.
 #[test]
-fn check_by_root_takes_the_owner_of_a_database_file_for_the_user_of_the_service() {
+fn check_by_root_names_files_that_the_owner_of_the_folder_cannot_use() {
     let server = Server::new(None).sqlite();
     server.key();
-    if std::os::unix::fs::chown(server.folder.path(""), Some(12_345), None).is_err() {
+    let database = server.folder.path("adriaticum.db");
+    assert!(database.exists());
+    let give = |path: &std::path::Path, uid| std::os::unix::fs::chown(path, Some(uid), Some(uid));
+    if give(&server.folder.path(""), 1).is_err() {
         return; // not root
     }
-    let printed = |server: &Server| String::from_utf8_lossy(&server.run(&["check"]).stderr).into_owned();
-    let as_owner = "Checking as user 12345";
-    assert!(printed(&server).contains(as_owner), "{}", printed(&server));
+    give(&database, 0).expect("root may");
+    let check = |server: &Server| {
+        let output = server.run(&["check"]);
+        [output.stdout, output.stderr].map(|text| String::from_utf8(text).expect("text"))
+    };
+    let [printed, noted] = check(&server);
+    let path = database.display();
+    let finding = format!(
+        "FAIL  files          {path} belongs to root:root with mode 0640, so daemon, the user of the service, can't read and \
+         write it. Run: chown daemon:daemon {path}\n"
+    );
+    assert!(printed.contains(&finding), "{printed}");
+    assert!(noted.contains("As the service's user: sudo -u daemon --preserve-env="), "{noted}");
+    assert!(noted.lines().any(|line| line.ends_with("adriaticum check")), "{noted}");
+    assert!(!printed.contains("/proc/") && !noted.contains("/proc/"), "{printed}{noted}");
+    give(&database, 1).expect("root may");
+    let [printed, _] = check(&server);
+    assert!(!printed.contains("  files  "), "{printed}");
+    give(&server.folder.path(""), 12_345).expect("root may");
+    assert!(check(&server)[1].contains("sudo -u '#12345' "));
     let server = server.set("ADRIATICUM_DATABASE", "postgresql://nobody@127.0.0.1:1/none");
-    assert!(!printed(&server).contains(as_owner), "{}", printed(&server));
+    let [printed, noted] = check(&server);
+    assert!(!printed.contains("  files  ") && !noted.contains("sudo"), "{printed}{noted}");
 }
 
 #[test]

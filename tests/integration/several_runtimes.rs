@@ -154,12 +154,16 @@ fn a_failed_runtime_is_back_when_it_is_ready() {
     loading.script.lock().expect("the script").clear();
     loading.probes.health.store(200, Ordering::Release);
     until("a probe finds it well", || figure("up") == 1.0);
+    let back = format!("[INFO] runtime {} is back", loading.url());
+    assert!(!server.log().contains(&back), "no call has succeeded: {}", server.log());
     server.post(&key, &chat("x")).is_completion();
     assert_eq!((loading.count(), good.count()), (2, 2));
     let probes = loading.probes.count.load(Ordering::Acquire);
     let log = server.log();
-    let failed = format!("[WARN] runtime {} has failed: it answered with HTTP status 503", loading.url());
-    let back = format!("[INFO] runtime {} is back", loading.url());
+    let failed = format!(
+        "[WARN] runtime {} has failed: it answered with HTTP status 503. It is loading its model",
+        loading.url()
+    );
     for line in [failed, back] {
         assert_eq!(log.matches(&line).count(), 1, "{line}\n{log}");
     }
@@ -221,7 +225,10 @@ fn the_status_page_shows_a_failed_runtime() {
     // The check got a completion of it, but requests avoid it until a probe finds it well.
     let text = browser.get("/status").text();
     assert!(text.contains("degraded: 1 of 2 runtimes"), "{text}");
-    assert!(text.contains("0 in progress, failed since ") && text.contains("HTTP status 503"), "{text}");
+    assert!(
+        text.contains("0 in progress, failed since ") && text.contains("HTTP status 503. It is loading"),
+        "{text}"
+    );
     failing.is_ready();
     until("a probe finds it well", || !browser.get("/keys").text().contains("(something is wrong)"));
     let text = browser.get("/status").text();

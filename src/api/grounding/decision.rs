@@ -62,7 +62,7 @@ pub fn ask(runtimes: &Runtimes, chat: &Chat, spent: &mut Spent) -> Result<Search
     match runtimes.complete(&question, Some(&RESPONSE_FORMAT), spent) {
         Ok(generated) => Ok(read_decision(&generated.content)),
         // The request's time for the runtime is used up, or the client has gone.
-        Err(failure @ (_, RuntimeError::Call(CallError::TimedOut | CallError::Cancelled))) => {
+        Err(failure @ (_, RuntimeError::Call(CallError::TimedOut(_) | CallError::Cancelled))) => {
             Err(failure.into())
         }
         Err(_) => Ok(SearchDecision::OwnWords),

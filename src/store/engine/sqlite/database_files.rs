@@ -3,7 +3,6 @@
 //! SQLite goes on writing into a file that was removed, and every acknowledged row in it would be gone at the next
 //! start. So every group checks the files before it writes.
 
-use std::ffi::OsString;
 use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -12,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::FileLock;
+use crate::files::with_suffix;
 use crate::store::{Result, StoreError};
 
 pub(super) struct Files {
@@ -85,11 +85,4 @@ pub(super) fn identity(path: &Path) -> io::Result<FileIdentity> {
 
 fn identity_of(file: &Metadata) -> FileIdentity {
     (file.dev(), file.ino())
-}
-
-/// The path of a file beside a database, such as its WAL.
-pub(super) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut path = OsString::from(path);
-    path.push(suffix);
-    path.into()
 }

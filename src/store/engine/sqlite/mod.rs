@@ -22,7 +22,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, params_from_iter};
 
 use self::checkpoint::WalState;
-use self::database_files::{Files, with_suffix};
+use self::database_files::Files;
 pub use self::lock::{FileLock, LockError};
 pub use self::replacement::{PresentDatabase, Replacement};
 use self::transaction::{WRITE_TIMEOUT, Writer};
@@ -30,6 +30,7 @@ use super::{
     APPEND_TIMEOUT, Access, BoundStatement, EachRow, Engine, Row, SqlSession, SqlValue, Transaction,
     TransactionMode,
 };
+use crate::files::with_suffix;
 use crate::progress::Progress;
 use crate::semaphore::Semaphore;
 use crate::store::{Result, StoreError};

@@ -10,10 +10,9 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, OpenFlags};
 
-use super::database_files::with_suffix;
 use super::lock::keep_open;
 use super::{MEBIBYTE, check_every_page, connect, is_missing, show_time, switch_journal, upgrades};
-use crate::files::{self, NO_FOLLOW};
+use crate::files::{self, NO_FOLLOW, with_suffix};
 use crate::progress::Progress;
 use crate::store::engine::SqlSession;
 use crate::store::{RestoreError, Result, StoreError};
