@@ -131,7 +131,9 @@ fn a_hundred_thousand_rows_are_the_same_afterwards() {
     let mut moving =
         server.command(&["move", "--from", &path(&server), "--to", &uri]).spawn().expect("it should start");
     let target = Server::new(None).set("ADRIATICUM_DATABASE", &uri);
-    let copying = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'INSERT INTO usage (%'";
+    // Other tests move to other databases of the same server.
+    let copying = "SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND query LIKE 'INSERT INTO usage (%'";
     until("rows are copied", || target.query(copying) == [[Integer(1)]]);
     let pid = Pid::from_raw(moving.id() as i32).expect("a pid");
     kill_process(pid, Signal::STOP).expect("it should be running");
