@@ -6,7 +6,7 @@ use rustix::process::geteuid;
 
 use super::{Args, CliError, open_store, print, print_json, text_table};
 use crate::store::{Actor, AuditRow, KeyName};
-use crate::when::{self, When};
+use crate::when::{self, Range, When};
 
 pub(super) const HELP: &str = "\
 Prints who changed what, the oldest first: keys created, changed and revoked, passwords set, sign-ins, failed sign-ins
@@ -23,7 +23,8 @@ Options:
 pub(super) fn run(mut args: Args) -> Result<(), CliError> {
     let [] = args.words([])?;
     let since = args.value("since", When::TAKES, When::parse)?;
-    let since = since.map_or(i64::MIN, |since| since.ago(when::now()));
+    let now = when::now();
+    let Range { since, .. } = Range::between(since, None, now).checked(now).map_err(CliError::Usage)?;
     let mut rows = Vec::new();
     open_store(&args.config()?)?.audit(since, |row| rows.push(row))?;
     if args.flag("json") {

@@ -53,7 +53,7 @@ impl KeyOptions {
             }
         }
         let expires =
-            or_none(args, "expires", "never", When::TAKES, |text| Some(When::parse(text)?.ahead(now)))?;
+            or_none(args, "expires", "never", When::TAKES, |text| Some(When::parse(text)?.expiry(now)))?;
         if expires.flatten().is_some_and(|expires| expires <= now) {
             return Err(CliError::Usage("--expires is in the past.".into()));
         }

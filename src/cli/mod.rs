@@ -32,7 +32,7 @@ use crate::text::{may_hold_a_secret, nearest};
 /// The words of a command and its arguments, a summary, the help of its group, and the function that runs it.
 type Command = (&'static str, &'static str, &'static str, fn(Args) -> Result<(), CliError>);
 
-const COMMANDS: [Command; 19] = [
+const COMMANDS: [Command; 20] = [
     ("serve", "Run the service until SIGTERM or SIGINT", serve::HELP, serve::run),
     ("keys create NAME", "Create an API key and print its secret, once", keys::HELP, keys::create),
     ("keys list", "List the keys", keys::HELP, keys::list),
@@ -40,6 +40,7 @@ const COMMANDS: [Command; 19] = [
     ("keys revoke ID", "Revoke a key permanently", keys::HELP, keys::revoke),
     ("keys set ID", "Change a key's permissions, expiry, concurrency or budget", keys::HELP, keys::set),
     ("usage", "Show the requests and tokens of the ledger", usage::HELP, usage::run),
+    ("usage list", "List single requests, the newest first", usage::HELP, usage::list),
     ("usage show ID", "Show one request", usage::HELP, usage::show),
     ("usage verify", "Find rows and sums that were changed, deleted or inserted", usage::HELP, verify::run),
     ("search add PATH...", "Add files and folders to the document index", search::HELP, search::add),
@@ -200,7 +201,10 @@ impl From<ConfigError> for CliError {
 
 impl From<StoreError> for CliError {
     fn from(error: StoreError) -> Self {
-        failed("the database")(error)
+        match error {
+            StoreError::RowsRemoved(_) => Self::Failed(format!("{error}.")),
+            error => failed("the database")(error),
+        }
     }
 }
 

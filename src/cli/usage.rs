@@ -1,122 +1,258 @@
 //! `usage`: sums of the ledger, and single requests.
 
+use std::iter;
+
+use serde::Serialize;
+
 use super::{Args, CliError, open_store, print, print_json, text_table};
-use crate::store::{Filter, Grouping, Matching, Range, Span, Store, Sums, UsageRow};
+use crate::store::{
+    Filter, Grouping, LedgerRow, Matching, Range, RollupRow, RowFilter, Span, Store, StoreError, Sums,
+};
 use crate::text::{cells, count, csv_line, grouped};
 use crate::when::{self, When};
 
 pub(super) const HELP: &str = "\
 Prints how many requests there were and how many tokens the runtime measured for them.
 
-Usage: adriaticum usage [--since WHEN] [--until WHEN] [--by GROUP] [--key ID] [--gateway NAME]
+Usage: adriaticum usage [--since WHEN] [--until WHEN] [--month MONTH] [--by GROUPS] [--key KEY] [--gateway NAME]
                         [--json|--csv]
+       adriaticum usage list [--since WHEN] [--until WHEN] [--month MONTH] [--key KEY] [--gateway NAME] [--limit N]
+                             [--json|--csv]
        adriaticum usage show REQUEST_ID [--json]
        adriaticum usage verify [--through HEAD] [--json]
 
-show prints everything known about one request. verify reads the whole ledger and names the first row that was
-changed, deleted or inserted, and the first sum that does not match its rows. If retention has removed rows, it says
-which sums can't be proven any more. It also prints the head of each gateway's chain: keep it in another place, and check
-it later with --through.
+list prints single requests, the newest first. show prints everything known about one request. verify reads the whole
+ledger and names the first row that was changed, deleted or inserted, and the first sum that does not match its rows. If
+retention has removed rows, it says which sums can't be proven any more. It also prints the head of each gateway's chain:
+keep it in another place, and check it later with --through.
 
 Options:
-  --since WHEN   Only requests since then: 90m, 24h, 30d, a date (2026-11-16), a time (2026-11-16T13:00Z), or a time
-                 of today (13:00). All are in UTC. Days are calendar days, as on the console: 30d is today and the
-                 29 days before it
-  --until WHEN   Only requests before then
-  --by GROUP     Print one line for each hour, day, month (UTC), key (with its present name), status or gateway
-  --key ID       Only requests of this key
+  --since WHEN   Only requests since then: 90m, 24h, 30d, a date (2026-11-16), a time (2026-11-16T13:00Z, or with an
+                 offset: 2026-11-16T14:00+01:00), or a time of today (13:00). Without an offset it is UTC. Days are
+                 calendar days, as on the console: 30d is today and the 29 days before it
+  --until WHEN   Only requests before that time. A date includes the whole day
+  --month MONTH  Only requests of a calendar month, UTC: 2026-10, or last for the one before this month
+  --by GROUPS    Print one line for each hour, day, month (UTC), key (with its present name), status or gateway, or for
+                 each pair of two of them: key,month
+  --key KEY      Only requests of this key: its ID, or its name if no other key has it
   --gateway NAME
                  Only requests of this gateway, in a shared database
+  --limit N      Print at most so many requests, up to 100000; by default 100
   --through HEAD
                  Check also that this head, [GATEWAY:]SEQ:HASH as verify printed it earlier, is still part of its chain
   --json         Print JSON
   --csv          Print comma-separated values
 ";
 
+/// The number of requests that are listed, and the most: they are all in memory.
+const DEFAULT_LIMIT: usize = 100;
+const MOST_LISTED: usize = 100_000;
+
+/// The requests that a command is about.
+struct Selection {
+    store: Store,
+    range: Range,
+    key_id: Option<String>,
+    gateway: Option<String>,
+}
+
+impl Selection {
+    fn read(args: &Args) -> Result<Self, CliError> {
+        if args.flag("json") && args.flag("csv") {
+            return Err(CliError::Usage("--json and --csv can't be used together.".into()));
+        }
+        let now = when::now();
+        let since = args.value("since", When::TAKES, When::parse)?;
+        let until = args.value("until", When::TAKES, When::parse)?;
+        let month = args.value("month", Range::MONTH_TAKES, |text| Range::parse_month(text, now))?;
+        if month.is_some() && (since.is_some() || until.is_some()) {
+            return Err(CliError::Usage("--month can't be used with --since or --until.".into()));
+        }
+        let range =
+            month.unwrap_or(Range::between(since, until, now)).checked(now).map_err(CliError::Usage)?;
+        let store = open_store(&args.config()?)?;
+        let key_id = args.text("key").map(|text| find_key(&store, text)).transpose()?;
+        let gateway = args.text("gateway").map(|name| find_gateway(&store, name)).transpose()?;
+        let range = store.bounded(range, now)?;
+        Ok(Self { store, range, key_id, gateway })
+    }
+
+    fn filter(&self) -> Filter<'_> {
+        Filter { key_id: self.key_id.as_deref(), gateway: self.gateway.as_deref() }
+    }
+
+    /// The first line of a text.
+    fn period(&self) -> String {
+        match self.range.bounds() {
+            [first, last] if first == last => format!("{first} (UTC)\n"),
+            [first, last] if first.ends_with('Z') => format!("{first} to {last}\n"),
+            [first, last] => format!("{first} to {last} (UTC)\n"),
+        }
+    }
+}
+
 pub(super) fn run(mut args: Args) -> Result<(), CliError> {
     let [] = args.words([])?;
-    let (json, csv) = (args.flag("json"), args.flag("csv"));
-    let since = args.value("since", When::TAKES, When::parse)?;
-    let until = args.value("until", When::TAKES, When::parse)?;
-    let by = args.value("by", "hour, day, month, key, status or gateway", |word| {
-        Grouping::ALL.into_iter().find(|(name, _)| *name == word).map(|(_, by)| by)
-    })?;
-    if json && csv {
-        return Err(CliError::Usage("--json and --csv can't be used together.".into()));
+    let takes = "hour, day, month, key, status or gateway, or two of them with a comma between them";
+    let by = args.value("by", takes, Grouping::parse_list)?.unwrap_or_default();
+    let selection = Selection::read(&args)?;
+    let Range { since, until } = selection.range;
+    let mut rows = selection.store.grouped(selection.range, selection.filter(), &by)?;
+    let mut sums = Sums::default();
+    rows.iter().for_each(|row| sums.add(&row.sums));
+    if by.is_empty() {
+        rows.clear();
     }
-    let now = when::now();
-    let ago = |when: Option<When>, otherwise: i64| when.map_or(otherwise, |when| when.ago(now));
-    let range = Range { since: ago(since, i64::MIN), until: ago(until, i64::MAX) };
-    let store = open_store(&args.config()?)?;
-    let filter = Filter { key_id: args.text("key"), gateway: args.text("gateway") };
-    check_names(&store, filter)?;
-    let (mut sums, mut rows) = (Sums::default(), Vec::new());
-    let undivided_hour = match by {
-        None => store.figures(Span::Day, range, filter, &Matching::Anything, |row| sums.add(&row.sums))?,
-        Some(by) => store.grouped(range, filter, by, |row| {
-            sums.add(&row.sums);
-            rows.push(row);
-        })?,
-    };
-    if let Some(hour) = undivided_hour {
-        return Err(too_fine(hour));
+    if args.flag("json") {
+        let report = Report { since, until, sums: &sums };
+        let report = serde_json::to_string(&report).expect("a report should have its JSON");
+        let report = report.trim_end_matches('}');
+        return print(&format!("{report},\n\"rows\":{}}}\n", json_lines(&rows)));
     }
-    if json {
-        return print(&as_json(&rows, &sums));
-    }
-    let columns = columns(by);
+    let labels: Vec<&str> = by.iter().flat_map(|by| by.labels()).copied().collect();
+    let columns: Vec<&str> = labels.iter().copied().chain(FIGURES).collect();
     let mut lines: Vec<Vec<String>> = vec![columns.iter().map(ToString::to_string).collect()];
     lines.extend(rows.iter().map(|row| cells(row, columns.iter().copied())));
-    if csv {
+    if args.flag("csv") {
         // Without groups, one line with the sums.
-        lines.extend(by.is_none().then(|| cells(&sums, columns.iter().copied())));
-        print(&lines.iter().map(|cells| csv_line(cells)).collect::<String>())?;
-    } else {
-        if let Some(by) = by {
-            for figure in lines.iter_mut().skip(1).flat_map(|cells| &mut cells[by.labels().len()..]) {
-                *figure = figure.parse().map_or_else(|_| figure.clone(), grouped);
-            }
-            print(&text_table::lay_out(&lines))?;
+        lines.extend(by.is_empty().then(|| cells(&sums, columns.iter().copied())));
+        let periods = iter::once(["since".into(), "until".into()])
+            .chain(iter::repeat([since.to_string(), until.to_string()]));
+        let line = |(period, cells): ([String; 2], &Vec<String>)| csv_line(&[&period[..], cells].concat());
+        return print(&periods.zip(&lines).map(line).collect::<String>());
+    }
+    print(&selection.period())?;
+    if !by.is_empty() {
+        for figure in lines.iter_mut().skip(1).flat_map(|cells| &mut cells[labels.len()..]) {
+            *figure = figure.parse().map_or_else(|_| figure.clone(), grouped);
         }
-        print(&summary(&sums))?;
+        print(&text_table::lay_out(&lines))?;
+    }
+    print(&summary(&sums))
+}
+
+const FIGURES: [&str; 6] =
+    ["requests", "errors", "prompt_tokens", "completion_tokens", "total_tokens", "unmeasured"];
+
+/// The members of a report before its rows.
+#[derive(Serialize)]
+struct Report<'a> {
+    since: i64,
+    until: i64,
+    #[serde(flatten)]
+    sums: &'a Sums,
+}
+
+pub(super) fn list(mut args: Args) -> Result<(), CliError> {
+    let [] = args.words([])?;
+    let limit = args.value("limit", "a number from 1 to 100000", |text| {
+        text.parse().ok().filter(|limit| (1..=MOST_LISTED).contains(limit))
+    })?;
+    let selection = Selection::read(&args)?;
+    let (rows, is_more) = newest_rows(&selection, limit.unwrap_or(DEFAULT_LIMIT))?;
+    if args.flag("json") {
+        print(&(json_lines(&rows) + "\n"))?;
+    } else if args.flag("csv") {
+        print(&(LedgerRow::csv_heading() + &rows.iter().map(LedgerRow::csv_line).collect::<String>()))?;
+    } else {
+        let heading = "time,request,key,outcome,tokens in,tokens out,total,ms,gateway";
+        print(&(selection.period() + &text_table::with_heading(heading, rows.iter().map(list_line))))?;
+    }
+    if is_more {
+        eprintln!(
+            "There are more than these {}: use --limit, or a shorter range.",
+            count(rows.len() as i64, "request")
+        );
+    } else {
+        tell_removed(&selection, rows.len() as i64)?;
     }
     Ok(())
 }
 
-/// Refuses a range that begins or ends inside an hour whose rows were removed: its figures would be wrong.
-fn too_fine(hour: i64) -> CliError {
-    let time = |time| when::iso(time).unwrap_or_default();
-    CliError::Failed(format!(
-        "the rows of the hour from {} to {} were removed (usage.retention_days), so --since and --until can't be inside it. \
-         Begin or end with a full hour.",
-        time(hour),
-        time(hour + Span::Hour.seconds())
-    ))
+/// The newest rows, and whether there are more.
+fn newest_rows(selection: &Selection, limit: usize) -> Result<(Vec<LedgerRow>, bool), CliError> {
+    let filter = RowFilter {
+        range: selection.range,
+        key_id: selection.key_id.clone(),
+        gateway: selection.gateway.clone(),
+        matching: Matching::Anything,
+        cause: None,
+        least_ms: None,
+        most_ms: None,
+    };
+    let (mut rows, mut before) = (Vec::new(), None);
+    // One more than the limit shows that there are more. A search for a gateway ends after some rows, found or not.
+    while rows.len() <= limit {
+        let listing = selection.store.newest(&filter, before.as_deref(), limit + 1 - rows.len())?;
+        rows.extend(listing.rows);
+        before = listing.next;
+        if before.is_none() {
+            break;
+        }
+    }
+    let is_more = rows.len() > limit;
+    rows.truncate(limit);
+    Ok((rows, is_more))
+}
+
+fn list_line(row: &LedgerRow) -> Vec<String> {
+    let number = |number: Option<i64>| number.map_or("-".into(), grouped);
+    let outcome = [row.status.map(|status| status.to_string()), row.error_code.clone(), row.cause.clone()];
+    vec![
+        when::iso(row.created).unwrap_or_default(),
+        row.request_id.clone(),
+        row.key_name.clone(),
+        outcome.into_iter().flatten().collect::<Vec<_>>().join(" "),
+        number(row.tokens.prompt_tokens),
+        number(row.tokens.completion_tokens),
+        number(row.tokens.total_tokens),
+        row.duration_ms.map_or("-".into(), |time| format!("{time:.0}")),
+        if row.gateway.is_empty() { "-".into() } else { row.gateway.clone() },
+    ]
+}
+
+/// Says on standard error if retention has removed rows of a list.
+fn tell_removed(selection: &Selection, listed: i64) -> Result<(), CliError> {
+    let mut requests = 0;
+    let take = |row: RollupRow| requests += row.sums.requests;
+    match selection.store.figures(Span::Day, selection.range, selection.filter(), &Matching::Anything, take) {
+        Ok(()) if requests <= listed => return Ok(()),
+        Ok(()) => eprint!("{} of this range", count(requests - listed, "other request")),
+        Err(StoreError::RowsRemoved(_)) => eprint!("Some requests of this range"),
+        Err(error) => return Err(error.into()),
+    }
+    eprintln!(" have no row any more (usage.retention_days): adriaticum usage has their sums.");
+    Ok(())
+}
+
+fn find_key(store: &Store, text: &str) -> Result<String, CliError> {
+    let keys = store.list_keys()?;
+    if let Some(key) = keys.iter().find(|key| key.id == text) {
+        return Ok(key.id.clone());
+    }
+    match keys.iter().filter(|key| key.name == text).collect::<Vec<_>>().as_slice() {
+        [key] => Ok(key.id.clone()),
+        [] => Err(super::keys::no_such_key(text)),
+        _ => {
+            Err(CliError::Failed(format!("several keys are named {text:?}. Use an ID: adriaticum keys list")))
+        }
+    }
 }
 
 /// Refuses a misspelt name, which would have no requests. The chain of a moved ledger has an empty name.
-fn check_names(store: &Store, Filter { key_id, gateway }: Filter) -> Result<(), CliError> {
-    if let Some(id) = key_id
-        && !store.list_keys()?.iter().any(|key| key.id == id)
-    {
-        return Err(super::keys::no_such_key(id));
-    }
-    match gateway.filter(|name| !name.is_empty()) {
-        Some(name) if !store.gateways()?.iter().any(|gateway| gateway.name == name) => Err(CliError::Failed(
-            format!("there is no gateway {name:?}. List the gateways: adriaticum usage --by gateway"),
-        )),
-        _ => Ok(()),
+fn find_gateway(store: &Store, name: &str) -> Result<String, CliError> {
+    match name.is_empty() || store.gateways()?.iter().any(|gateway| gateway.name == name) {
+        true => Ok(name.into()),
+        false => Err(CliError::Failed(format!(
+            "there is no gateway {name:?}. List the gateways: adriaticum usage --by gateway"
+        ))),
     }
 }
 
-/// Formats an object with one row per line and the members of the sums.
-fn as_json(rows: &[UsageRow], sums: &Sums) -> String {
-    let rows: Vec<String> = rows
-        .iter()
-        .map(|row| format!("\n  {}", serde_json::to_string(row).expect("a row should have its JSON")))
-        .collect();
-    let sums = serde_json::to_string(sums).expect("sums should have their JSON");
-    format!("{{\"rows\": [{}],\n{}\n", rows.join(","), sums.trim_start_matches('{'))
+/// Formats an array with one row per line.
+fn json_lines(rows: &[impl Serialize]) -> String {
+    let row = |row| format!("\n  {}", serde_json::to_string(row).expect("a row should have its JSON"));
+    format!("[{}]", rows.iter().map(row).collect::<Vec<_>>().join(","))
 }
 
 pub(super) fn show(mut args: Args) -> Result<(), CliError> {
@@ -189,12 +325,6 @@ fn summary(sums: &Sums) -> String {
         count(sums.errors, "error"),
         count(sums.unmeasured, "request")
     )
-}
-
-/// The columns of a report: the labels of a group, and the figures.
-fn columns(by: Option<Grouping>) -> Vec<&'static str> {
-    let figures = ["requests", "errors", "prompt_tokens", "completion_tokens", "total_tokens", "unmeasured"];
-    by.map_or(&[][..], Grouping::labels).iter().copied().chain(figures).collect()
 }
 
 #[cfg(test)]
