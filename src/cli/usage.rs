@@ -2,53 +2,122 @@
 
 use std::iter;
 
+use clap::ArgAction;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::Serialize;
 
-use super::{Args, CliError, open_store, print, print_json, text_table};
+use super::{CliError, expecting, open_store, parse_when, print, print_json, text_table, verify};
+use crate::config::Config;
 use crate::store::{
     Filter, Grouping, LedgerRow, Matching, Range, RollupRow, RowFilter, Span, Store, StoreError, Sums,
 };
 use crate::text::{cells, count, csv_line, grouped};
 use crate::when::{self, When};
 
-pub(super) const HELP: &str = "\
-Prints how many requests there were and how many tokens the runtime measured for them.
+/// Show the requests and tokens of the ledger
+///
+/// The tokens are those that the runtime measured.
+#[derive(clap::Args)]
+pub(super) struct Options {
+    #[command(flatten)]
+    requests: Option<Requests>,
+    /// Print one line for each hour, day, month (UTC), key (with its present name), status or gateway, or for each pair of two of
+    /// them: key,month
+    #[arg(long, value_name = "GROUP[,GROUP]", value_parser = grouping(), value_delimiter = ',', action = ArgAction::Set)]
+    by: Vec<Grouping>,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
 
-Usage: adriaticum usage [--since WHEN] [--until WHEN] [--month MONTH] [--by GROUPS] [--key KEY] [--gateway NAME]
-                        [--json|--csv]
-       adriaticum usage list [--since WHEN] [--until WHEN] [--month MONTH] [--key KEY] [--gateway NAME] [--limit N]
-                             [--json|--csv]
-       adriaticum usage show REQUEST_ID [--json]
-       adriaticum usage verify [--through HEAD] [--json]
+/// The requests that a report or a list is about, and its format. `Some` if one of them is given.
+#[derive(clap::Args, Default)]
+struct Requests {
+    /// Only requests since then: 90m, 24h, 30d, a date (2026-11-16), a time (2026-11-16T13:00Z, 2026-11-16T14:00+01:00), or a time
+    /// of today (13:00)
+    ///
+    /// A time without an offset is in UTC. Days are calendar days in UTC, as on the console: 30d is today and the 29 days before it. A
+    /// time inside an hour whose rows retention has removed is refused, because only its total is kept.
+    #[arg(long, value_name = "WHEN", value_parser = parse_when)]
+    since: Option<When>,
+    /// Only requests before that time; a date includes the whole day
+    #[arg(long, value_name = "WHEN", value_parser = parse_when)]
+    until: Option<When>,
+    /// Only requests of a calendar month, UTC: 2026-10, or last for the one before this month
+    #[arg(long, conflicts_with_all = ["since", "until"],
+        value_parser = expecting(Range::MONTH_TAKES, |text| Range::parse_month(text, when::now())))]
+    month: Option<Range>,
+    /// Only requests of this key: its id, or its name if no other key has it
+    #[arg(long)]
+    key: Option<String>,
+    /// Only requests of this gateway, in a shared database
+    #[arg(long, value_name = "NAME")]
+    gateway: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Print comma-separated values, each in quotes
+    ///
+    /// A text that a spreadsheet would read as a formula gets an apostrophe in front.
+    #[arg(long, conflicts_with = "json")]
+    csv: bool,
+}
 
-list prints single requests, the newest first. show prints everything known about one request. verify reads the whole
-ledger and names the first row that was changed, deleted or inserted, and the first sum that does not match its rows. If
-retention has removed rows, it says which sums can't be proven any more. It also prints the head of each gateway's chain:
-keep it in another place, and check it later with --through.
+#[derive(clap::Subcommand)]
+enum Command {
+    /// List single requests, the newest first
+    List {
+        #[command(flatten)]
+        requests: Requests,
+        /// Print at most so many, up to 100000
+        #[arg(long, value_name = "N", default_value = "100", value_parser = expecting(LIMIT_TAKES, parse_limit))]
+        limit: usize,
+    },
+    /// Show one request
+    Show {
+        /// The id of its answer or error
+        request_id: String,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Find rows and sums that were changed, deleted or inserted
+    ///
+    /// verify reads the whole ledger and names the first row that was changed, deleted or inserted, and the first sum that does not
+    /// match its rows. If retention has removed rows, it says which sums can't be proven any more. It also prints the head of each
+    /// gateway's chain: keep it in another place, and check it later with --through.
+    Verify(verify::Options),
+}
 
-Options:
-  --since WHEN   Only requests since then: 90m, 24h, 30d, a date (2026-11-16), a time (2026-11-16T13:00Z, or with an
-                 offset: 2026-11-16T14:00+01:00), or a time of today (13:00). Without an offset it is UTC. Days are
-                 calendar days, as on the console: 30d is today and the 29 days before it
-  --until WHEN   Only requests before that time. A date includes the whole day
-  --month MONTH  Only requests of a calendar month, UTC: 2026-10, or last for the one before this month
-  --by GROUPS    Print one line for each hour, day, month (UTC), key (with its present name), status or gateway, or for
-                 each pair of two of them: key,month
-  --key KEY      Only requests of this key: its ID, or its name if no other key has it
-  --gateway NAME
-                 Only requests of this gateway, in a shared database
-  --limit N      Print at most so many requests, up to 100000; by default 100
-  --through HEAD
-                 Check also that this head, [GATEWAY:]SEQ:HASH as verify printed it earlier, is still part of its chain
-  --json         Print JSON
-  --csv          Print comma-separated values
-";
+impl Options {
+    pub fn run(self, config: &Config) -> Result<(), CliError> {
+        let Self { requests, by, command } = self;
+        match command {
+            None => report(requests.unwrap_or_default(), &by, config),
+            Some(_) if requests.is_some() || !by.is_empty() => Err(CliError::Usage(
+                "options before list, show or verify are those of the report. Put them after it.".into(),
+            )),
+            Some(Command::List { requests, limit }) => list(requests, limit, config),
+            Some(Command::Show { request_id, json }) => show(&request_id, json, config),
+            Some(Command::Verify(options)) => verify::run(options, config),
+        }
+    }
+}
 
-/// The number of requests that are listed, and the most: they are all in memory.
-const DEFAULT_LIMIT: usize = 100;
-const MOST_LISTED: usize = 100_000;
+fn grouping() -> impl TypedValueParser<Value = Grouping> {
+    PossibleValuesParser::new(Grouping::ALL.map(|(name, _)| name)).map(|word| {
+        let known = Grouping::ALL.into_iter().find(|(name, _)| *name == word);
+        known.map(|(_, by)| by).expect("it is one of the possible values")
+    })
+}
 
-/// The requests that a command is about.
+/// All of them are in memory.
+const LIMIT_TAKES: &str = "a number from 1 to 100000";
+
+fn parse_limit(text: &str) -> Option<usize> {
+    text.parse().ok().filter(|limit| (1..=100_000).contains(limit))
+}
+
+/// The database and its rows that are asked for.
 struct Selection {
     store: Store,
     range: Range,
@@ -57,22 +126,14 @@ struct Selection {
 }
 
 impl Selection {
-    fn read(args: &Args) -> Result<Self, CliError> {
-        if args.flag("json") && args.flag("csv") {
-            return Err(CliError::Usage("--json and --csv can't be used together.".into()));
-        }
+    fn open(requests: &Requests, config: &Config) -> Result<Self, CliError> {
+        let &Requests { since, until, month, .. } = requests;
         let now = when::now();
-        let since = args.value("since", When::TAKES, When::parse)?;
-        let until = args.value("until", When::TAKES, When::parse)?;
-        let month = args.value("month", Range::MONTH_TAKES, |text| Range::parse_month(text, now))?;
-        if month.is_some() && (since.is_some() || until.is_some()) {
-            return Err(CliError::Usage("--month can't be used with --since or --until.".into()));
-        }
         let range =
             month.unwrap_or(Range::between(since, until, now)).checked(now).map_err(CliError::Usage)?;
-        let store = open_store(&args.config()?)?;
-        let key_id = args.text("key").map(|text| find_key(&store, text)).transpose()?;
-        let gateway = args.text("gateway").map(|name| find_gateway(&store, name)).transpose()?;
+        let store = open_store(config)?;
+        let key_id = requests.key.as_ref().map(|text| find_key(&store, text)).transpose()?;
+        let gateway = requests.gateway.as_ref().map(|name| find_gateway(&store, name)).transpose()?;
         let range = store.bounded(range, now)?;
         Ok(Self { store, range, key_id, gateway })
     }
@@ -91,19 +152,20 @@ impl Selection {
     }
 }
 
-pub(super) fn run(mut args: Args) -> Result<(), CliError> {
-    let [] = args.words([])?;
-    let takes = "hour, day, month, key, status or gateway, or two of them with a comma between them";
-    let by = args.value("by", takes, Grouping::parse_list)?.unwrap_or_default();
-    let selection = Selection::read(&args)?;
+fn report(options: Requests, by: &[Grouping], config: &Config) -> Result<(), CliError> {
+    if !Grouping::fit_together(by) {
+        let message = "--by takes one group, or two that differ, of which one may be hour, day or month.";
+        return Err(CliError::Usage(message.into()));
+    }
+    let selection = Selection::open(&options, config)?;
     let Range { since, until } = selection.range;
-    let mut rows = selection.store.grouped(selection.range, selection.filter(), &by)?;
+    let mut rows = selection.store.grouped(selection.range, selection.filter(), by)?;
     let mut sums = Sums::default();
     rows.iter().for_each(|row| sums.add(&row.sums));
     if by.is_empty() {
         rows.clear();
     }
-    if args.flag("json") {
+    if options.json {
         let report = Report { since, until, sums: &sums };
         let report = serde_json::to_string(&report).expect("a report should have its JSON");
         let report = report.trim_end_matches('}');
@@ -113,7 +175,7 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
     let columns: Vec<&str> = labels.iter().copied().chain(FIGURES).collect();
     let mut lines: Vec<Vec<String>> = vec![columns.iter().map(ToString::to_string).collect()];
     lines.extend(rows.iter().map(|row| cells(row, columns.iter().copied())));
-    if args.flag("csv") {
+    if options.csv {
         // Without groups, one line with the sums.
         lines.extend(by.is_empty().then(|| cells(&sums, columns.iter().copied())));
         let periods = iter::once(["since".into(), "until".into()])
@@ -143,16 +205,12 @@ struct Report<'a> {
     sums: &'a Sums,
 }
 
-pub(super) fn list(mut args: Args) -> Result<(), CliError> {
-    let [] = args.words([])?;
-    let limit = args.value("limit", "a number from 1 to 100000", |text| {
-        text.parse().ok().filter(|limit| (1..=MOST_LISTED).contains(limit))
-    })?;
-    let selection = Selection::read(&args)?;
-    let (rows, is_more) = newest_rows(&selection, limit.unwrap_or(DEFAULT_LIMIT))?;
-    if args.flag("json") {
+fn list(options: Requests, limit: usize, config: &Config) -> Result<(), CliError> {
+    let selection = Selection::open(&options, config)?;
+    let (rows, is_more) = newest_rows(&selection, limit)?;
+    if options.json {
         print(&(json_lines(&rows) + "\n"))?;
-    } else if args.flag("csv") {
+    } else if options.csv {
         print(&(LedgerRow::csv_heading() + &rows.iter().map(LedgerRow::csv_line).collect::<String>()))?;
     } else {
         let heading = "time,request,key,outcome,tokens in,tokens out,total,ms,gateway";
@@ -255,14 +313,13 @@ fn json_lines(rows: &[impl Serialize]) -> String {
     format!("[{}]", rows.iter().map(row).collect::<Vec<_>>().join(","))
 }
 
-pub(super) fn show(mut args: Args) -> Result<(), CliError> {
-    let [id] = args.words(["the REQUEST_ID"])?;
-    let row = open_store(&args.config()?)?.find_row(&id)?.ok_or_else(|| {
+fn show(id: &str, json: bool, config: &Config) -> Result<(), CliError> {
+    let row = open_store(config)?.find_row(id)?.ok_or_else(|| {
         CliError::Failed(format!(
             "there is no row for {id:?}. A request without a valid key has none, and retention removes old rows."
         ))
     })?;
-    if args.flag("json") {
+    if json {
         return print_json(&row);
     }
     let outcome = match (row.status, &row.error_code) {

@@ -38,15 +38,13 @@ impl Grouping {
         }
     }
 
-    /// Parses one grouping, or two that differ with a comma between them. Two of time are none: a day has its month.
-    pub fn parse_list(text: &str) -> Option<Vec<Self>> {
-        let parse = |word: &str| Self::ALL.into_iter().find(|(name, _)| *name == word).map(|(_, by)| by);
-        let list: Vec<Self> = text.split(',').map(parse).collect::<Option<_>>()?;
+    /// Returns false for more than two groupings, for the same one twice, and for two of time: a day has its month.
+    pub fn fit_together(list: &[Self]) -> bool {
         let is_time = |by: Self| matches!(by, Self::Hour | Self::Day | Self::Month);
-        match list[..] {
-            [_] => Some(list),
-            [one, other] if one != other && !(is_time(one) && is_time(other)) => Some(list),
-            _ => None,
+        match *list {
+            [] | [_] => true,
+            [one, other] => one != other && !(is_time(one) && is_time(other)),
+            _ => false,
         }
     }
 
