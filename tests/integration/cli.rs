@@ -36,7 +36,7 @@ fn keys_from_their_making_to_their_end() {
         "--permission",
         "metrics",
         "--expires",
-        "2100-01-01",
+        "2099-12-31",
     ]);
     let secret = String::from_utf8(made.stdout).expect("text");
     assert_eq!(secret.trim_end().len(), 52);

@@ -218,8 +218,10 @@ fn a_key_works_on_the_whole_day_on_which_it_expires() {
     };
     server.stdout_of(&["keys", "create", "command", "--expires", today]);
     let mut browser = Browser::signed_in(&server);
-    browser.get("/keys/new");
-    let terms = [("name", "form"), ("permission", "completions"), ("expires", "date"), ("date", today)];
+    let page = browser.get("/keys/new").text();
+    let once = &page.split("name=\"once\" value=\"").nth(1).expect("a field")[..32];
+    let date = [("expires", "date"), ("date", today)];
+    let terms = [&[("name", "form"), ("permission", "completions"), ("once", once)][..], &date].concat();
     assert_eq!(browser.post("/keys", &terms).status, 200);
     let keys: Vec<Value> =
         serde_json::from_str(&server.stdout_of(&["keys", "list", "--json"])).expect("JSON");
