@@ -170,7 +170,7 @@ install: build generated ## Install below PREFIX (/usr/local) and SYSCONFDIR (/e
 	install -D -m 755 target/release/adriaticum $(DESTDIR)$(PREFIX)/bin/adriaticum
 	@# An existing configuration is kept.
 	test -e $(DESTDIR)$(SYSCONFDIR)/adriaticum/adriaticum.toml || \
-		install -D -m 644 packaging/adriaticum.toml $(DESTDIR)$(SYSCONFDIR)/adriaticum/adriaticum.toml
+		install -D -m 644 target/generated/adriaticum.toml $(DESTDIR)$(SYSCONFDIR)/adriaticum/adriaticum.toml
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	sed 's:/usr/bin/adriaticum:$(PREFIX)/bin/adriaticum:' systemd/adriaticum.service \
 		> $(DESTDIR)$(PREFIX)/lib/systemd/system/adriaticum.service
@@ -178,7 +178,7 @@ install: build generated ## Install below PREFIX (/usr/local) and SYSCONFDIR (/e
 	install -D -m 644 systemd/adriaticum.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/adriaticum.conf
 	install -D -m 644 systemd/adriaticum.tmpfiles $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/adriaticum.conf
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/man/man1 target/generated/man1/*
-	install -D -m 644 packaging/adriaticum.toml.5 $(DESTDIR)$(PREFIX)/share/man/man5/adriaticum.toml.5
+	install -D -m 644 target/generated/adriaticum.toml.5 $(DESTDIR)$(PREFIX)/share/man/man5/adriaticum.toml.5
 	install -D -m 644 target/generated/adriaticum.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/adriaticum
 	install -D -m 644 target/generated/_adriaticum $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_adriaticum
 	install -D -m 644 target/generated/adriaticum.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/adriaticum.fish
@@ -205,7 +205,7 @@ deb: need-deb $(if $(filter $(HOST_ARCH),$(ARCH)),build,cross) generated sbom ##
 	cargo deb --locked --no-build --no-strip --maintainer "$$MAINTAINER" --deb-version "$$(packaging/version)-1" \
 		--output $(PACKAGES) $(if $(filter $(HOST_ARCH),$(ARCH)),,--target $(MACHINE)-unknown-linux-gnu)
 
-# Manual pages and completions, from the program's own definitions.
+# Manual pages, completions and the sample configuration, from the program's own definitions.
 generated:
 	cargo run --locked --example generate target/generated
 

@@ -50,6 +50,7 @@ mod files;
 pub mod id;
 mod mutex;
 pub mod network;
+pub mod progress;
 pub mod secret;
 mod semaphore;
 mod text;

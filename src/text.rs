@@ -5,6 +5,8 @@ use serde::Serialize;
 use serde_json::Value;
 use strsim::osa_distance;
 
+use crate::secret::contains_secret;
+
 /// The characters that are escaped in a query: all but the unreserved characters of RFC 3986 and the colon of times.
 const RESERVED: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b':');
@@ -67,7 +69,7 @@ pub fn escaped(text: &str) -> String {
 }
 
 /// True if a value that an operator wrote may contain a password or a key, so that no message repeats it: user information or a
-/// query of an address, whole or mistyped, or `password=`.
+/// query of an address, whole or mistyped, `password=`, or an API key.
 pub fn may_hold_a_secret(text: &str) -> bool {
     let has_user = text.contains('@') || text.contains("%40");
     let has_query = text.split_once('?').is_some_and(|(_, query)| query.contains('='));
@@ -77,12 +79,26 @@ pub fn may_hold_a_secret(text: &str) -> bool {
         let (_, port) = authority.split_once(':').unwrap_or_default();
         address.contains(['?', '#']) || !port.bytes().all(|b| b.is_ascii_digit())
     };
-    has_user || has_query || has_password(text) || text.split("://").skip(1).any(is_odd)
+    has_user
+        || has_query
+        || has_password(text)
+        || contains_secret(text)
+        || text.split("://").skip(1).any(is_odd)
 }
 
 /// True if a text has a password in the form of libpq: `host=a password=b`, also with spaces.
 pub fn has_password(text: &str) -> bool {
     text.to_ascii_lowercase().split("password").skip(1).any(|rest| rest.trim_start().starts_with('='))
+}
+
+/// Quotes a word for a command line that a message shows.
+pub fn shell_word(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
 }
 
 /// Returns the members of a row that the columns name, as cells; null is an empty one.
@@ -163,6 +179,7 @@ mod tests {
             "a/v1?key=sesame",
             "u:sesame@a",
             "host=a Password = sesame",
+            "adr_0123456789abcdef",
         ] {
             assert!(may_hold_a_secret(secret), "{secret}");
         }

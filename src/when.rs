@@ -203,6 +203,14 @@ pub fn format_utc(time: i64) -> String {
     minute(time).map_or("-".into(), |minute| minute + " UTC")
 }
 
+/// The same for the end of a time: midnight belongs to the day that it ends, `2026-11-16 24:00 UTC`.
+pub fn format_end(time: i64) -> String {
+    match minute(time - 1) {
+        Some(minute) if time.rem_euclid(DAY) == 0 => format!("{} 24:00 UTC", &minute[..10]),
+        _ => format_utc(time),
+    }
+}
+
 fn minute(time: i64) -> Option<String> {
     OffsetDateTime::from_unix_timestamp(time).ok()?.format(MINUTE).ok()
 }
@@ -357,6 +365,8 @@ mod tests {
         assert_eq!(format_minute(Some(978_307_260)), "2001-01-01 00:01Z");
         assert_eq!(format_minute(None), "-");
         assert_eq!(format_utc(978_307_260), "2001-01-01 00:01 UTC");
+        assert_eq!(format_end(978_307_260), "2001-01-01 00:01 UTC");
+        assert_eq!(format_end(978_307_200), "2000-12-31 24:00 UTC");
         assert_eq!((format_minute(Some(i64::MAX)), format_utc(i64::MAX)), ("-".into(), "-".into()));
         assert_eq!(iso(978_307_261).as_deref(), Some("2001-01-01T00:01:01Z"));
         assert_eq!(iso(i64::MAX), None);

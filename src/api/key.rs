@@ -3,13 +3,9 @@
 use crate::error::{ApiError, Failure, FailureCause};
 use crate::http::RequestHead;
 use crate::id::has_shape;
-use crate::secret::SecretDigest;
+use crate::secret::{SECRET_DIGITS, SECRET_PREFIX, SecretDigest};
 use crate::store::{Key, KeyState, Store};
 use crate::when;
-
-/// The prefix of a secret, and the number of hexadecimal digits after it.
-pub const SECRET_PREFIX: &str = "adr_";
-pub const SECRET_DIGITS: usize = 48;
 
 /// Looks up a valid key, as the last commit of any process left it. The budget is that of a request that was created at this
 /// time.

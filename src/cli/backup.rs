@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use super::{CliError, print};
 use crate::checks;
 use crate::config::Config;
+use crate::progress::Progress;
 use crate::store::StoreError;
 use crate::text::{count, grouped};
 
@@ -40,7 +41,7 @@ pub(super) fn run(Options { file: path }: &Options, config: &Config) -> Result<(
             error => format!("{file}: {error}."),
         })
     };
-    let rows = config.database.backup(path).map_err(failed)?;
+    let rows = config.database.backup(path, &Progress::on_stderr()).map_err(failed)?;
     let bytes = path.metadata().map_err(|error| failed(error.into()))?.len();
     print(&format!("{file}: {}, {} bytes\n", count(rows, "row"), grouped(bytes as i64)))
 }

@@ -22,16 +22,20 @@ pub(super) enum Command {
 
 pub(super) fn set_password(config: &Config) -> Result<(), CliError> {
     let store = open_with(config, Access::Create)?;
-    let asked = io::stdin().is_terminal();
-    let text = if asked { ask("New password for the console: ")? } else { read_line()? };
+    let text = read_secret("New password for the console: ")?;
     password::check(&text).map_err(|message| CliError::Failed(message.into()))?;
-    if asked && ask("Repeat it: ")? != text {
+    if io::stdin().is_terminal() && ask("Repeat it: ")? != text {
         return Err(CliError::Failed("the two passwords differ. Nothing was changed.".into()));
     }
     store.set_console_password(password::hash(&text), &actor())?;
     let database = config.database_name();
     eprintln!("The password is set in {database}. All console sessions have ended: sign in again.");
     Ok(())
+}
+
+/// Asks on the terminal; reads the first line of standard input if that is none.
+pub(super) fn read_secret(question: &str) -> Result<String, CliError> {
+    if io::stdin().is_terminal() { ask(question) } else { read_line() }
 }
 
 /// Asks on the terminal, without echo.

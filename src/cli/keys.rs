@@ -4,13 +4,13 @@ use clap::ArgGroup;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use super::audit::actor;
+use super::console::read_secret;
 use super::{CliError, open_store, open_with, print, print_json, text_table, wrong_when};
-use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
 use crate::config::Config;
-use crate::secret::secret_hex;
+use crate::secret::{contains_secret, new_secret};
 use crate::store::{
     Access, Budget, CONCURRENT_TAKES, Key, KeyBudget, KeyChange, KeyChanged, KeyName, KeyState, NewKey,
-    Permission, Store, parse_concurrent,
+    Permission, SecretUse, Store, parse_concurrent,
 };
 use crate::text::grouped;
 use crate::when::{self, When};
@@ -41,25 +41,29 @@ pub(super) enum Command {
     },
     /// Rename a key
     Rename {
-        /// The key's id
-        id: String,
+        /// The key's id, or its name if no other key has it
+        key: String,
         /// Its new name
         #[arg(value_parser = parse_name)]
         name: KeyName,
     },
     /// Revoke a key permanently
+    ///
+    /// Standard input keeps a leaked secret out of the list of processes and the history of the shell: without an argument, or
+    /// with -, its first line is read, or asked for on a terminal.
     Revoke {
-        /// The key's id
-        id: String,
+        /// The key's id, its secret, or its name if no other key has it
+        #[arg(value_name = "KEY|SECRET")]
+        key: Option<String>,
     },
     /// Change a key's permissions, expiry, concurrency or budget
     ///
     /// Only what the options name is changed. A revoked key can't be changed.
-    #[command(override_usage = "adriaticum keys set [OPTIONS] <ID>")]
+    #[command(override_usage = "adriaticum keys set [OPTIONS] <KEY>")]
     #[command(group = ArgGroup::new("changes").args(TERMS).required(true).multiple(true))]
     Set {
-        /// The key's id
-        id: String,
+        /// The key's id, or its name if no other key has it
+        key: String,
         #[command(flatten)]
         terms: Terms,
     },
@@ -137,9 +141,9 @@ impl Command {
         match self {
             Self::Create { name, terms } => create(&name, terms, config),
             Self::List { state, json } => list(state, json, config),
-            Self::Rename { id, name } => rename(&id, name, config),
-            Self::Revoke { id } => revoke(&id, config),
-            Self::Set { id, terms } => set(&id, terms, config),
+            Self::Rename { key, name } => rename(&key, name, config),
+            Self::Revoke { key } => revoke(key, config),
+            Self::Set { key, terms } => set(&key, terms, config),
         }
     }
 }
@@ -150,7 +154,7 @@ fn create(name: &KeyName, mut terms: Terms, config: &Config) -> Result<(), CliEr
         terms.permissions.push(Permission::Completions);
     }
     let store = open_with(config, Access::Create)?;
-    let secret = SECRET_PREFIX.to_owned() + &secret_hex::<{ SECRET_DIGITS / 2 }>();
+    let secret = new_secret();
     let key = NewKey {
         name,
         permissions: &unique(terms.permissions),
@@ -162,6 +166,8 @@ fn create(name: &KeyName, mut terms: Terms, config: &Config) -> Result<(), CliEr
     let id = store.add_key(&secret, &key, &actor())?;
     print(&(secret + "\n"))?;
     eprintln!("Created {id} in {}. The secret above is not stored: save it now.", config.database_name());
+    print_terms(&store, &id);
+    warn_of_namesakes(&store, &id);
     Ok(())
 }
 
@@ -202,66 +208,101 @@ fn row(key: &Key, now: i64) -> Vec<String> {
     ]
 }
 
-fn rename(id: &str, name: KeyName, config: &Config) -> Result<(), CliError> {
-    change(&open_store(config)?, id, &[KeyChange::Name(name)])?;
+fn rename(text: &str, name: KeyName, config: &Config) -> Result<(), CliError> {
+    let store = open_with(config, Access::Existing)?;
+    let id = find(&store, text, SecretUse::Refused)?.id;
+    change(&store, &id, &[KeyChange::Name(name)])?;
     eprintln!("Renamed {id} in {}.", config.database_name());
+    warn_of_namesakes(&store, &id);
     Ok(())
 }
 
-fn revoke(id: &str, config: &Config) -> Result<(), CliError> {
-    let (store, database) = (open_store(config)?, config.database_name());
-    if let Some(since) = find(&store, id)?.revoked {
-        eprintln!("{id} in {database} is revoked already, since {}.", when::format_minute(Some(since)));
+fn revoke(text: Option<String>, config: &Config) -> Result<(), CliError> {
+    let text = match text.filter(|text| text != "-") {
+        Some(text) => text,
+        None => read_secret("The key's secret, id or name: ")?.trim().to_owned(),
+    };
+    if text.is_empty() {
+        return Err(CliError::Usage("KEY or SECRET is missing.".into()));
+    }
+    let (store, database) = (open_with(config, Access::Existing)?, config.database_name());
+    let Key { id, name, revoked, .. } = find(&store, &text, SecretUse::Accepted)?;
+    if let Some(since) = revoked {
+        eprintln!(
+            "{id} ({name}) in {database} is revoked already, since {}.",
+            when::format_minute(Some(since))
+        );
         return Ok(());
     }
-    store.revoke_key(id, when::now(), &actor())?;
-    eprintln!("Revoked {id} in {database}.");
+    store.revoke_key(&id, when::now(), &actor())?;
+    eprintln!("Revoked {id} ({name}) in {database}.");
     Ok(())
 }
 
-fn set(id: &str, terms: Terms, config: &Config) -> Result<(), CliError> {
-    let mut changes = Vec::new();
-    let mut changed = Vec::new();
-    if !terms.permissions.is_empty() {
-        let permissions = unique(terms.permissions);
-        changed.push(format!("permissions {}", Permission::join(&permissions)));
-        changes.push(KeyChange::Permissions(permissions));
-    }
-    if let Some(OrNone(expires)) = terms.expires {
-        changed.push(format!(
-            "expires {}",
-            expires.map_or("never".into(), |time| when::format_minute(Some(time)))
-        ));
-        changes.push(KeyChange::Expires(expires));
-    }
-    if let Some(OrNone(concurrent)) = terms.concurrent {
-        changed.push(format!("concurrent {}", concurrent.map_or("none".into(), |number| number.to_string())));
-        changes.push(KeyChange::Concurrent(concurrent));
-    }
-    if let Some(OrNone(budget)) = terms.budget {
-        changed.push(format!("budget {}", budget.map_or("none".into(), |budget| budget.to_string())));
-        changes.push(KeyChange::Budget(budget));
-    }
-    let store = open_store(config)?;
-    if let Some(since) = find(&store, id)?.revoked {
+fn set(text: &str, terms: Terms, config: &Config) -> Result<(), CliError> {
+    let permissions = Some(unique(terms.permissions)).filter(|permissions| !permissions.is_empty());
+    let changes: Vec<KeyChange> = [
+        permissions.map(KeyChange::Permissions),
+        terms.expires.map(|OrNone(expires)| KeyChange::Expires(expires)),
+        terms.concurrent.map(|OrNone(concurrent)| KeyChange::Concurrent(concurrent)),
+        terms.budget.map(|OrNone(budget)| KeyChange::Budget(budget)),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    let store = open_with(config, Access::Existing)?;
+    let Key { id, revoked, .. } = find(&store, text, SecretUse::Refused)?;
+    if let Some(since) = revoked {
         let since = when::format_minute(Some(since));
         return Err(CliError::Failed(format!(
             "{id} is revoked since {since}, for good. Create another key: adriaticum keys create NAME"
         )));
     }
-    change(&store, id, &changes)?;
-    eprintln!("Changed {id} in {}: {}.", config.database_name(), changed.join(", "));
+    change(&store, &id, &changes)?;
+    eprintln!("Changed {id} in {}.", config.database_name());
+    print_terms(&store, &id);
     Ok(())
 }
 
-fn find(store: &Store, id: &str) -> Result<Key, CliError> {
-    store.key(id)?.ok_or_else(|| no_such_key(id))
+/// Finds the one key that a text means.
+pub(super) fn find(store: &Store, text: &str, secret: SecretUse) -> Result<Key, CliError> {
+    let mut keys = store.resolve_key(text, secret)?;
+    if keys.len() > 1 {
+        let hint = |key: &Key| format!("{} ({})", key.id, key.hint.as_deref().unwrap_or("secret unknown"));
+        let ids: Vec<String> = keys.iter().map(hint).collect();
+        let count = ids.len();
+        return Err(CliError::Failed(format!(
+            "{count} keys have that name. Use the id: {}.",
+            ids.join(", ")
+        )));
+    }
+    keys.pop().ok_or_else(|| no_such_key(text, secret))
 }
 
 fn change(store: &Store, id: &str, changes: &[KeyChange]) -> Result<(), CliError> {
     match store.change_key(id, None, changes, &actor())? {
         KeyChanged::Done => Ok(()),
-        KeyChanged::NoSuchKey | KeyChanged::Meanwhile(_) => Err(no_such_key(id)),
+        KeyChanged::NoSuchKey | KeyChanged::Meanwhile(_) => Err(no_such_key(id, SecretUse::Refused)),
+    }
+}
+
+/// Prints what a key may do. The command has done its work, so it does not fail if the key can't be read again.
+fn print_terms(store: &Store, id: &str) {
+    if let Ok(Some(key)) = store.key(id) {
+        eprintln!("{}", key.in_words(when::now()));
+    }
+}
+
+/// Warns if the name of a new or renamed key means other keys too.
+fn warn_of_namesakes(store: &Store, id: &str) {
+    let Ok(Some(key)) = store.key(id) else {
+        return;
+    };
+    let mut others = store.resolve_key(&key.name, SecretUse::Refused).unwrap_or_default();
+    others.retain(|other| other.id != id && other.revoked.is_none());
+    if !others.is_empty() {
+        let ids: Vec<String> = others.into_iter().map(|other| other.id).collect();
+        eprintln!("Warning: this is also the name of {}. Commands need the id then.", ids.join(", "));
     }
 }
 
@@ -276,6 +317,14 @@ fn unique(mut permissions: Vec<Permission>) -> Vec<Permission> {
     permissions
 }
 
-pub(super) fn no_such_key(id: &str) -> CliError {
-    CliError::Failed(format!("there is no key {id:?}. List the keys: adriaticum keys list"))
+/// A text that may be a secret, whole or in part, is not repeated.
+fn no_such_key(text: &str, secret: SecretUse) -> CliError {
+    let message = match secret {
+        SecretUse::Accepted => "there is no key with that id, secret or name.".into(),
+        SecretUse::Refused if contains_secret(text) => {
+            "there is no key with that id or name; only keys revoke takes a secret.".into()
+        }
+        SecretUse::Refused => format!("there is no key {text:?}."),
+    };
+    CliError::Failed(format!("{message} List the keys: adriaticum keys list"))
 }

@@ -29,8 +29,9 @@ use clap::{CommandFactory, Parser, Subcommand};
 use crate::checks;
 use crate::config::{Config, ConfigError};
 use crate::logging;
+use crate::progress::Progress;
 use crate::store::{Access, Store, StoreError};
-use crate::text::may_hold_a_secret;
+use crate::text::{may_hold_a_secret, shell_word};
 use crate::when::{self, When};
 
 /// A chat completions API in front of an inference runtime
@@ -200,11 +201,9 @@ fn as_root() -> Option<String> {
     if rustix::process::geteuid().is_root() {
         return None;
     }
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
     let word = |word: OsString| match word.to_string_lossy() {
         text if may_hold_a_secret(&text) => "'…'".into(),
-        text if !text.is_empty() && text.chars().all(plain) => text.into_owned(),
-        text => format!("'{}'", text.replace('\'', r"'\''")),
+        text => shell_word(&text),
     };
     let line: Vec<String> = env::args_os().map(word).collect();
     // sudo removes variables that are not named.
@@ -218,16 +217,25 @@ fn as_root() -> Option<String> {
 }
 
 fn open_store(config: &Config) -> Result<Store, CliError> {
-    open_with(config, Access::Existing)
+    open_with(config, Access::Read)
 }
 
 fn open_with(config: &Config, access: Access) -> Result<Store, CliError> {
-    Store::open(&config.database, access)
-        .map_err(|error| CliError::Failed(checks::store_failed(config, &error)))
+    Store::open_with(&config.database, access, &Progress::in_log()).map_err(|error| {
+        let message = checks::store_failed(config, &error);
+        // The setting names an old database, and a supervisor need not try again.
+        let is_setting = matches!(error, StoreError::Moved { .. });
+        if is_setting { CliError::Config(message) } else { CliError::Failed(message) }
+    })
 }
 
 fn failed<E: Display>(part: impl Display) -> impl Fn(E) -> CliError {
     move |error| CliError::Failed(format!("{part}: {error}."))
+}
+
+/// Prints a line to standard error. If it is closed, the work still continues.
+fn note(text: fmt::Arguments) {
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
 /// Prints to standard output. A reader that stops early, such as `head`, is not an error.

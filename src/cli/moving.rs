@@ -1,18 +1,17 @@
 //! `move`: copies a SQLite database to PostgreSQL.
 
-use std::fmt;
-use std::io::{self, Write};
-
-use super::{CliError, failed, print};
+use super::{CliError, failed, note, print};
 use crate::config::{self, Config};
-use crate::store::{Access, Database, DatabaseUri, MoveProgress, ServeLock, Store, StoreError};
-use crate::text::{count, grouped};
+use crate::progress::Progress;
+use crate::store::{Access, Database, DatabaseUri, MoveResult, ServeLock, Store, StoreError};
+use crate::text::count;
 
-/// Copy a SQLite database to PostgreSQL, and verify the copy
+/// Copy a SQLite database to PostgreSQL, verify the copy, and mark the source as moved
 ///
 /// Stop the service first. Keys, ledger, sums, chain, password and sessions are copied in one transaction: if the move is
-/// interrupted, the new database is still empty, and the move can be repeated. The old database stays as it is. Then set database
-/// in the configuration to the new one, and start the service.
+/// interrupted, the new database is still empty, and the move can be repeated. The old database stays as it is, with a mark: it
+/// can be read, but serve and every command that changes something refuse it and name the new one. Then set database in the
+/// configuration to the new one, and start the service.
 #[derive(clap::Args)]
 pub(super) struct Options {
     /// The path of the SQLite database
@@ -53,30 +52,21 @@ fn move_database(from: &Database, mut to: DatabaseUri, config: &Config) -> Resul
         error => failed(from)(error),
     })?;
     let _lock = ServeLock::take(from, "").map_err(failed(from))?;
-    let mut tenths = 0;
-    let mut progress = |MoveProgress { table, copied, rows }: MoveProgress| {
-        let now = if rows == 0 { 0 } else { copied * 10 / rows };
-        if copied == 0 {
-            note(format_args!("{table}: {}", count(rows, "row")));
-        } else if now > tenths && now < 10 {
-            note(format_args!("{table}: {} of {}", grouped(copied), count(rows, "row")));
-        }
-        tenths = now;
-    };
-    let found = store.move_to(&to, &mut progress).map_err(failed(&to))?;
+    let MoveResult { found, marked } = store.move_to(&to, &Progress::on_stderr()).map_err(failed(&to))?;
     let keys = count(store.list_keys()?.len() as i64, "key");
     let rows = count(found.rows as i64, "row");
     print(&format!("{keys} and {rows} moved from {from} to {to} and verified.\n"))?;
     if let Some(fault) = found.fault {
         note(format_args!("The ledger had a fault before, and so has its copy: {fault}."));
     }
+    marked.map_err(|error| {
+        CliError::Failed(format!(
+            "{from} could not be marked as moved: {error}. Do not start the service with it: rename it or take it away."
+        ))
+    })?;
     note(format_args!(
-        "Next: set database to the new one and start the service. Keep the old one as a backup."
+        "Next: set database to the new one and start the service. Keep the old one as a backup: it can be read, and serve \
+         refuses it."
     ));
     Ok(())
-}
-
-/// Writes to standard error. If it is closed, the move still continues.
-fn note(text: fmt::Arguments) {
-    let _ = writeln!(io::stderr(), "{text}");
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use super::audit::actor;
 use super::{CliError, print};
 use crate::config::Config;
+use crate::progress::Progress;
 use crate::store::{
     self, Comparison, Database, Key, KeyDifferences, LedgerExtent, Restoration, RestoreError, StoreError,
 };
@@ -40,7 +41,7 @@ pub(super) fn run(Options { file }: &Options, config: &Config) -> Result<(), Cli
         )));
     };
     let name = config.database_name();
-    let restored = store::restore(path, file, &actor()).map_err(|error| {
+    let restored = store::restore(path, file, &actor(), &Progress::on_stderr()).map_err(|error| {
         let of: &dyn Display = match error {
             RestoreError::Backup(_) | RestoreError::Incomplete(_) | RestoreError::Faulty(_) => &backup,
             RestoreError::Locked(_) | RestoreError::Present(_) => &name,

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use super::{CliError, failed, print, print_json, text_table};
+use super::{CliError, failed, note, print, print_json, text_table};
 use crate::client::Cancellation;
 use crate::config::Config;
+use crate::progress::Progress;
 use crate::search::documents::{self, Candidate};
 use crate::search::{Added, Document, Index, Passage, Search, SearchError};
 use crate::text::count as count_of;
@@ -66,18 +67,19 @@ const SUMMARY: [&str; 5] = ["added", "replaced", "unchanged", "skipped", "hidden
 type Tally = HashMap<&'static str, usize>;
 
 fn add(index: &Index, paths: &[PathBuf], config: &Config) -> Result<(), CliError> {
+    let progress = Progress::on_stderr();
     let mut tally = Tally::default();
     let mut failed = Vec::new();
     for path in paths {
-        if let Err(reason) = add_path(index, path, &mut tally)? {
+        if let Err(reason) = add_path(index, path, &mut tally, &progress)? {
             failed.push(format!("\n  {}: {reason}.", path.display()));
         }
     }
     let summary = SUMMARY.map(|word| format!("{} {word}", tally.get(word).unwrap_or(&0)));
-    eprintln!("{}.", summary.join(", "));
+    note(format_args!("{}.", summary.join(", ")));
     print_index_path(index);
     if let Some(unused) = config.search.how_to_use_index() {
-        eprintln!("No completion uses the index. {unused} Then restart the service.");
+        note(format_args!("No completion uses the index. {unused} Then restart the service."));
     }
     if failed.is_empty() {
         return Ok(());
@@ -92,22 +94,28 @@ fn add(index: &Index, paths: &[PathBuf], config: &Config) -> Result<(), CliError
 /// Prints the whole path of the index: a relative one depends on the folder of the command.
 fn print_index_path(index: &Index) {
     let path = std::path::absolute(&index.path).unwrap_or_else(|_| index.path.clone());
-    eprintln!("Index: {}", path.display());
+    note(format_args!("Index: {}", path.display()));
 }
 
 /// Adds the files at a path. An inner error is about this path alone.
-fn add_path(index: &Index, path: &Path, tally: &mut Tally) -> Result<Result<(), String>, CliError> {
+fn add_path(
+    index: &Index,
+    path: &Path,
+    tally: &mut Tally,
+    progress: &Progress,
+) -> Result<Result<(), String>, CliError> {
     let mut skipped = 0;
     let mut skip = |path: &Path, reason: &str| {
         skipped += 1;
-        eprintln!("skipped: {}: {reason}.", path.display());
+        progress.aside(|| note(format_args!("skipped: {}: {reason}.", path.display())));
     };
     let (files, hidden) = match documents::candidates(path, &mut skip) {
         Ok(found) => found,
         Err(error) => return Ok(Err(error.to_string())),
     };
     let is_alone = path.is_file();
-    for file in &files {
+    for (number, file) in files.iter().enumerate() {
+        progress.at("adding", number as u64, files.len() as u64, "files");
         let text = match documents::read(&file.path) {
             Ok(text) => text,
             // A file that the operator names should be added; a folder may contain other things.
@@ -124,8 +132,9 @@ fn add_path(index: &Index, path: &Path, tally: &mut Tally) -> Result<Result<(), 
         };
         *tally.entry(word).or_default() += 1;
         let passages = count_of(text.pieces.len() as i64, "passage");
-        print(&format!("{word}: {} ({passages})\n", file.path.display()))?;
+        progress.aside(|| print(&format!("{word}: {} ({passages})\n", file.path.display())))?;
     }
+    progress.at("adding", files.len() as u64, files.len() as u64, "files");
     *tally.entry("skipped").or_default() += skipped;
     *tally.entry("hidden").or_default() += hidden;
     report_missing_files(index, path, &files)?;
@@ -144,10 +153,10 @@ fn report_missing_files(index: &Index, folder: &Path, files: &[Candidate]) -> Re
     for document in index.list()? {
         let path = Path::new(&document.path);
         if path.starts_with(&folder) && !files.iter().any(|file| file.path == path) && !path.exists() {
-            eprintln!(
+            note(format_args!(
                 "still in the index, but the file no longer exists: {}. To remove it: adriaticum search remove {}",
                 document.path, document.id
-            );
+            ));
         }
     }
     Ok(())

@@ -6,10 +6,11 @@ use clap::ArgAction;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::Serialize;
 
-use super::{CliError, expecting, open_store, parse_when, print, print_json, text_table, verify};
+use super::{CliError, expecting, keys, open_store, parse_when, print, print_json, text_table, verify};
 use crate::config::Config;
 use crate::store::{
-    Filter, Grouping, LedgerRow, Matching, Range, RollupRow, RowFilter, Span, Store, StoreError, Sums,
+    Filter, Grouping, LedgerRow, Matching, Range, RollupRow, RowFilter, SecretUse, Span, Store, StoreError,
+    Sums,
 };
 use crate::text::{cells, count, csv_line, grouped};
 use crate::when::{self, When};
@@ -132,10 +133,11 @@ impl Selection {
         let range =
             month.unwrap_or(Range::between(since, until, now)).checked(now).map_err(CliError::Usage)?;
         let store = open_store(config)?;
-        let key_id = requests.key.as_ref().map(|text| find_key(&store, text)).transpose()?;
+        let key =
+            requests.key.as_ref().map(|text| keys::find(&store, text, SecretUse::Refused)).transpose()?;
         let gateway = requests.gateway.as_ref().map(|name| find_gateway(&store, name)).transpose()?;
         let range = store.bounded(range, now)?;
-        Ok(Self { store, range, key_id, gateway })
+        Ok(Self { store, range, key_id: key.map(|key| key.id), gateway })
     }
 
     fn filter(&self) -> Filter<'_> {
@@ -281,20 +283,6 @@ fn tell_removed(selection: &Selection, listed: i64) -> Result<(), CliError> {
     }
     eprintln!(" have no row any more (usage.retention_days): adriaticum usage has their sums.");
     Ok(())
-}
-
-fn find_key(store: &Store, text: &str) -> Result<String, CliError> {
-    let keys = store.list_keys()?;
-    if let Some(key) = keys.iter().find(|key| key.id == text) {
-        return Ok(key.id.clone());
-    }
-    match keys.iter().filter(|key| key.name == text).collect::<Vec<_>>().as_slice() {
-        [key] => Ok(key.id.clone()),
-        [] => Err(super::keys::no_such_key(text)),
-        _ => {
-            Err(CliError::Failed(format!("several keys are named {text:?}. Use an ID: adriaticum keys list")))
-        }
-    }
 }
 
 /// Refuses a misspelt name, which would have no requests. The chain of a moved ledger has an empty name.

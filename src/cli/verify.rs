@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::{CliError, expecting, open_store, print, print_json};
 use crate::config::Config;
+use crate::progress::Progress;
 use crate::store::{ChainHead, Fault, HeadStatus, Verification};
 use crate::text::count;
 use crate::when;
@@ -23,7 +24,7 @@ pub(super) struct Options {
 
 pub(super) fn run(Options { through, json }: Options, config: &Config) -> Result<(), CliError> {
     let store = open_store(config)?;
-    let found = store.verify()?;
+    let found = store.verify_with(&Progress::on_stderr())?;
     let find = |head| store.find_head(&head).map(|status| (status, head));
     let through = through.map(find).transpose()?;
     let failure = failure(&found, through.as_ref());

@@ -12,14 +12,12 @@ use crate::secret::Secret;
 use crate::store::Database;
 
 pub(super) fn read(settings: &mut Settings) -> (Database, Option<PathBuf>) {
-    let mut database = Database::Sqlite("adriaticum.db".into());
-    if let Some(written) = settings.take("database") {
-        database = settings.accept(parse(&written)).flatten().unwrap_or(database);
-        if password(&database).is_some() {
-            settings.secret_files.extend(written.file().map(PathBuf::from));
-        }
+    let (mut database, in_file) =
+        settings.value("database", |written| Ok((parse(written)?, written.file().map(PathBuf::from))));
+    let needs_password = !has_password(&database);
+    if !needs_password {
+        settings.secret_files.extend(in_file);
     }
-    let needs_password = password(&database).is_none();
     let file = settings.take_file("database_password_file", "database-password", needs_password);
     let file = file.and_then(|written| settings.accept(read_password(&written, &mut database)));
     settings.secret_files.extend(file.clone());
@@ -27,27 +25,20 @@ pub(super) fn read(settings: &mut Settings) -> (Database, Option<PathBuf>) {
         // Only PostgreSQL needs one.
         settings.unread_files.clear();
     }
-    // `Debug` leaves out the password.
-    settings.note("database", &(&database, password(&database)));
     (database, file)
 }
 
-/// Returns `None` for an empty text.
-fn parse(written: &RawSetting) -> Result<Option<Database>, Problem> {
-    match written.text()? {
-        "" => Ok(None),
-        text => Database::parse(text).map(Some).map_err(|accepted| written.refuse(&accepted)),
-    }
+fn parse(written: &RawSetting) -> Result<Database, Problem> {
+    Database::parse(written.text_or_default()?).map_err(|accepted| written.refuse_for(&accepted))
 }
 
 /// Reads the password from its file, and returns the file's path.
 fn read_password(written: &RawSetting, database: &mut Database) -> Result<PathBuf, Problem> {
     let path = PathBuf::from(written.text()?);
-    let password =
-        password_in(&path).map_err(|error| written.refuse(&format!("a file that can be read ({error})")))?;
+    let password = password_in(&path).map_err(|error| written.refuse_because(error))?;
     if let (Database::Postgres(uri), Some(password)) = (database, password) {
         if uri.password.is_some() {
-            return Err(written.refuse("no file, because the URI of database has a password too"));
+            return Err(written.refuse_for("no file, because the URI of database has a password too"));
         }
         uri.password = Some(password);
     }
@@ -61,11 +52,8 @@ pub fn password_in(path: &Path) -> io::Result<Option<Secret>> {
     Ok((!text.is_empty()).then(|| Secret::new(text)))
 }
 
-fn password(database: &Database) -> Option<&str> {
-    match database {
-        Database::Postgres(uri) => uri.password.as_ref().map(Secret::expose),
-        Database::Sqlite(_) => None,
-    }
+fn has_password(database: &Database) -> bool {
+    matches!(database, Database::Postgres(uri) if uri.password.is_some())
 }
 
 pub(super) fn host_name() -> String {
@@ -74,10 +62,9 @@ pub(super) fn host_name() -> String {
 
 /// Reads the name of this gateway, by default the host's; empty if no other gateway can share the database.
 pub(super) fn read_gateway(settings: &mut Settings, database: &Database) -> String {
-    let takes = "a name of 1 to 64 printable characters without spaces, colons and commas";
     let host = host_name();
-    let name = settings.value("gateway", String::new(), |written| {
-        written.parse(takes, |text| (text.is_empty() || is_gateway_name(text)).then(|| text.to_owned()))
+    let name = settings.value("gateway", |written| {
+        written.parse(|text| (text.is_empty() || is_gateway_name(text)).then(|| text.to_owned()))
     });
     match database {
         Database::Sqlite(_) => String::new(),

@@ -1,15 +1,15 @@
 //! A setting as it is in the file or in a variable, and the message if it is wrong.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::settings::SECTIONS;
-use crate::text::{may_hold_a_secret, shortened};
+use super::reference::{self, Accepted, SETTINGS, Setting};
+use crate::text::{may_hold_a_secret, nearest, shortened};
 
 /// A message about a wrong setting: its place, its value, and the values that are accepted.
 #[derive(Debug, PartialEq, Eq)]
@@ -27,12 +27,9 @@ const MAX_REPEATED: usize = 60;
 
 /// An unchecked value, and its place.
 pub struct RawSetting {
-    /// The name of the setting, or of its variable.
-    name: String,
-    is_secret: bool,
+    setting: &'static Setting,
     value: SettingValue,
-    /// The file and the line in it; `None` for a variable.
-    place: Option<(PathBuf, usize)>,
+    place: Place,
     /// The text in the file or the variable.
     found: String,
 }
@@ -45,77 +42,111 @@ enum SettingValue {
     Other,
 }
 
+enum Place {
+    Line(PathBuf, usize),
+    Variable,
+    /// It is not set: the value is the default, or the path of a file in its usual place.
+    Default,
+}
+
 impl RawSetting {
-    pub(super) fn in_variable(name: &str, variable: String, text: String) -> Self {
-        let (is_secret, found) = (SECRET.contains(&name), format!("{text:?}"));
-        Self { name: variable, is_secret, value: SettingValue::Text(text), place: None, found }
+    pub(super) fn in_variable(setting: &'static Setting, text: String) -> Self {
+        let found = format!("{text:?}");
+        Self { setting, value: SettingValue::Text(text), place: Place::Variable, found }
+    }
+
+    pub(super) fn by_default(setting: &'static Setting, text: &str) -> Self {
+        Self { place: Place::Default, ..Self::in_variable(setting, text.into()) }
+    }
+
+    pub fn is_default(&self) -> bool {
+        matches!(self.place, Place::Default)
     }
 
     /// Names the values that the setting accepts. Repeats the one that was found, unless it may hold a secret.
-    pub fn refuse(&self, accepted: &str) -> Problem {
-        let (name, found) = (&self.name, shortened(&self.found, MAX_REPEATED));
-        let setting = match self.place {
-            _ if self.is_secret || may_hold_a_secret(&self.found) => name.clone(),
-            Some(_) => format!("{name} = {found}"),
-            None => format!("{name}={found}"),
-        };
-        self.problem(&format!("{setting}: expected {accepted}."))
+    pub fn refuse(&self) -> Problem {
+        self.refuse_for(&self.setting.accepted())
     }
 
-    pub(super) fn problem(&self, text: &str) -> Problem {
+    /// Adds the reason, such as the error of a file.
+    pub fn refuse_because(&self, reason: impl fmt::Display) -> Problem {
+        self.refuse_for(&format!("{} ({reason})", self.setting.accepted()))
+    }
+
+    /// Names the values that are accepted together with other settings.
+    pub fn refuse_for(&self, accepted: &str) -> Problem {
+        let (name, equals) = match self.place {
+            Place::Variable => (self.setting.variable(), "="),
+            _ => (self.setting.name.into(), " = "),
+        };
+        let setting = if SECRET.contains(&self.setting.name) || may_hold_a_secret(&self.found) {
+            name
+        } else {
+            format!("{name}{equals}{}", shortened(&self.found, MAX_REPEATED))
+        };
+        let text = format!("{setting}: expected {accepted}.");
         match &self.place {
-            Some((path, line)) => problem_in(path, *line, text),
-            None => Problem { line: usize::MAX, text: text.to_owned() },
+            Place::Line(path, line) => problem_in(path, *line, &text),
+            _ => Problem { line: usize::MAX, text },
         }
     }
 
     /// Returns `None` for a variable.
     pub fn file(&self) -> Option<&Path> {
-        self.place.as_ref().map(|(path, _)| path.as_path())
-    }
-
-    pub fn number(&self) -> Option<u64> {
-        match &self.value {
-            SettingValue::Number(number) => Some(*number),
-            SettingValue::Text(text) if self.file().is_none() => text.parse().ok(),
+        match &self.place {
+            Place::Line(path, _) => Some(path),
             _ => None,
         }
+    }
+
+    pub fn number(&self) -> Result<u64, Problem> {
+        let number = match &self.value {
+            SettingValue::Number(number) => Some(*number),
+            SettingValue::Text(text) if self.file().is_none() => text.parse().ok(),
+            SettingValue::Text(_) => return Err(self.refuse_because("without quotation marks")),
+            _ => None,
+        };
+        let is_accepted = |number: &u64| matches!(&self.setting.accepted, Accepted::Number(range, _) if range.contains(number));
+        number.filter(is_accepted).ok_or_else(|| self.refuse())
     }
 
     pub fn text(&self) -> Result<&str, Problem> {
         match &self.value {
             SettingValue::Text(text) => Ok(text),
-            _ => Err(self.refuse("a text in quotation marks")),
+            _ => Err(self.refuse_for(&format!("a text in quotation marks: {}", self.setting.accepted()))),
         }
     }
 
-    pub fn word<T: Copy>(&self, words: &[(&str, T)]) -> Result<T, Problem> {
-        let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
-        let expected = format!("one of {}", known.join(", "));
-        self.parse(&expected, |text| words.iter().find(|(word, _)| *word == text).map(|(_, value)| *value))
+    pub fn text_or_default(&self) -> Result<&str, Problem> {
+        self.text().map(|text| if text.is_empty() { self.setting.default_text() } else { text })
     }
 
-    pub fn parse<T>(&self, accepted: &str, read: impl FnOnce(&str) -> Option<T>) -> Result<T, Problem> {
-        read(self.text()?).ok_or_else(|| self.refuse(accepted))
+    pub fn parse<T>(&self, read: impl FnOnce(&str) -> Option<T>) -> Result<T, Problem> {
+        let text = self.text()?;
+        let is_known = !matches!(self.setting.accepted, Accepted::OneOf(words) if !words.contains(&text));
+        is_known.then(|| read(text)).flatten().ok_or_else(|| self.refuse())
     }
 
-    pub fn parse_each<T>(&self, accepted: &str, read: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, Problem> {
-        let values: Option<Vec<T>> = self.texts(',')?.iter().map(|text| read(text)).collect();
-        values.ok_or_else(|| self.refuse(accepted))
+    pub fn parse_each<T>(&self, read: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, Problem> {
+        let values: Option<Vec<T>> = self.texts()?.into_iter().map(read).collect();
+        values.ok_or_else(|| self.refuse())
     }
 
-    /// Returns several texts: an array or a single text in the file, separated by `separator` in the environment.
-    pub fn texts(&self, separator: char) -> Result<Vec<String>, Problem> {
+    /// Returns several texts: an array or a single text in the file, separated in a variable.
+    pub fn texts(&self) -> Result<Vec<&str>, Problem> {
+        let separator = if let Accepted::Lines(_) = self.setting.accepted { '\n' } else { ',' };
         let texts: Vec<&str> = match &self.value {
             SettingValue::Text(text) if self.file().is_none() => text.split(separator).collect(),
             SettingValue::Text(text) => vec![text],
             SettingValue::Texts(texts) => texts.iter().map(String::as_str).collect(),
             SettingValue::Number(_) | SettingValue::Other => {
-                return Err(self.refuse("a text in quotation marks, or an array of them"));
+                let accepted = self.setting.accepted();
+                return Err(
+                    self.refuse_for(&format!("a text in quotation marks, or an array of them: {accepted}"))
+                );
             }
         };
-        let trimmed = texts.into_iter().map(str::trim).filter(|text| !text.is_empty());
-        Ok(trimmed.map(str::to_owned).collect())
+        Ok(texts.into_iter().map(str::trim).filter(|text| !text.is_empty()).collect())
     }
 }
 
@@ -123,8 +154,11 @@ fn problem_in(path: &Path, line: usize, text: &str) -> Problem {
     Problem { line, text: format!("{}:{line}: {text}", path.display()) }
 }
 
-/// Reads the settings of a file by their names, those of a table as `table.name`.
-pub(super) fn read_file(path: &Path) -> Result<BTreeMap<String, RawSetting>, Vec<Problem>> {
+/// The settings of a file by their names.
+pub(super) type FileSettings = BTreeMap<&'static str, RawSetting>;
+
+/// Reads the settings of a file, and the problems with names that are unknown. Fails if the file is not TOML.
+pub(super) fn read_file(path: &Path) -> Result<(FileSettings, Vec<Problem>), Vec<Problem>> {
     let text = fs::read_to_string(path).map_err(|error| {
         vec![Problem { line: 0, text: format!("{}: it can't be read: {error}.", path.display()) }]
     })?;
@@ -136,68 +170,39 @@ pub(super) fn read_file(path: &Path) -> Result<BTreeMap<String, RawSetting>, Vec
             let span = error.span().unwrap_or_default();
             let line = line_at(span.start);
             let message = match error.message() {
-                "duplicate key" => duplicate(&text, &span, line),
-                message => format!("it is not valid TOML: {message}."),
+                "duplicate key" => format!("duplicate key: {}", shortened(&text[span], MAX_REPEATED)),
+                message => message.into(),
             };
-            problem_in(path, line, &message)
+            problem_in(path, line, &format!("it is not valid TOML: {message}."))
         };
         return Err(errors.iter().map(problem).collect());
     }
-    let mut settings = BTreeMap::new();
-    let mut add = |name: String, key: &Spanned<_>, value: &Spanned<DeValue>| {
-        let written = RawSetting {
-            name: name.clone(),
-            is_secret: SECRET.contains(&name.as_str()),
-            value: value_of(value.get_ref()),
-            place: Some((path.to_owned(), line_at(key.span().start))),
-            found: text[value.span()].to_owned(),
-        };
-        settings.insert(name, written);
+    let (mut settings, mut problems) = (FileSettings::new(), Vec::new());
+    let mut add = |name: &str, key: &Spanned<_>, value: &Spanned<DeValue>| {
+        let line = line_at(key.span().start);
+        if let Some(setting) = reference::find(name) {
+            let (place, found) = (Place::Line(path.to_owned(), line), text[value.span()].to_owned());
+            settings
+                .insert(setting.name, RawSetting { setting, value: value_of(value.get_ref()), place, found });
+        } else if reference::is_table(name) {
+            problems.push(problem_in(path, line, &format!("{name}: expected a table: [{name}].")));
+        } else {
+            let shown = shortened(name, MAX_REPEATED);
+            let message = format!("{shown}: there is no such setting. {}", advice(name));
+            problems.push(problem_in(path, line, &message));
+        }
     };
     for (key, value) in table.get_ref() {
-        let name = key.get_ref();
         match value.get_ref() {
-            DeValue::Table(members) if SECTIONS.contains(&name.as_ref()) => {
+            DeValue::Table(members) if reference::is_table(key.get_ref()) => {
                 for (member, value) in members {
-                    add(format!("{name}.{}", member.get_ref()), member, value);
+                    add(&format!("{}.{}", key.get_ref(), member.get_ref()), member, value);
                 }
             }
-            _ => add(name.to_string(), key, value),
+            _ => add(key.get_ref(), key, value),
         }
     }
-    Ok(settings)
-}
-
-/// Names the table or the setting in a line that is there twice, and the line where it is first.
-fn duplicate(text: &str, span: &Range<usize>, line: usize) -> String {
-    let mut table = String::new();
-    // The name in each line, with a dot at its end: `runtime.` is also in the line of `runtime.url.`.
-    let mut names = text.lines().map(|line| {
-        let plain = line.replace([' ', '\t', '"', '\''], "");
-        match plain.strip_prefix('[') {
-            Some(name) => {
-                table = name.trim_start_matches('[').split(']').next().unwrap_or_default().to_owned() + ".";
-                table.clone()
-            }
-            None => format!("{table}{}.", plain.split('=').next().unwrap_or_default()),
-        }
-    });
-    let before: Vec<String> = names.by_ref().take(line - 1).collect();
-    let name = names.next().unwrap_or_default();
-    let Some(first) = before.iter().position(|other| other.starts_with(&name)) else {
-        // In an inline table, for example.
-        return format!(
-            "it is not valid TOML: duplicate key {}.",
-            shortened(&text[span.clone()], MAX_REPEATED)
-        );
-    };
-    let is_table = text.lines().nth(line - 1).is_some_and(|line| line.trim_start().starts_with('['));
-    let name = shortened(name.trim_end_matches('.'), MAX_REPEATED);
-    let (name, advice) = match is_table {
-        true => (format!("[{name}]"), "Put the settings of both under one heading."),
-        false => (name, "Remove one of them."),
-    };
-    format!("{name} is a duplicate: it is already in line {}. {advice}", first + 1)
+    Ok((settings, problems))
 }
 
 fn value_of(value: &DeValue) -> SettingValue {
@@ -211,4 +216,17 @@ fn value_of(value: &DeValue) -> SettingValue {
         _ => None,
     };
     found.unwrap_or(SettingValue::Other)
+}
+
+/// Suggests the setting that an unknown name probably means: a similar name in the same table, or the same in another.
+fn advice(name: &str) -> String {
+    let (table, last) = name.split_at(name.rfind('.').map_or(0, |dot| dot + 1));
+    let in_table = SETTINGS.iter().filter_map(|known| known.name.strip_prefix(table));
+    let in_table = in_table.chain(reference::tables().filter(|_| table.is_empty()));
+    let elsewhere = || SETTINGS.iter().find(|known| known.name.rsplit('.').next() == Some(last));
+    let meant = nearest(last, in_table).map(|meant| format!("{table}{meant}"));
+    match meant.or_else(|| elsewhere().map(|known| known.name.into())) {
+        Some(meant) => format!("Did you mean {meant}?"),
+        None => "man adriaticum.toml lists all settings.".into(),
+    }
 }

@@ -17,9 +17,6 @@ use crate::secret::Secret;
 /// A path and a query are added to an address, and the head of a call has to fit into the client's buffer.
 const MAX_ADDRESS: usize = 2_000;
 
-/// The default of `runtime.model`.
-const MODEL: &str = "adriaticum";
-
 /// The file with the key for the runtime, among the service's secrets.
 pub const KEY_FILE: &str = "runtime-key";
 
@@ -35,25 +32,18 @@ pub struct RuntimeConfig {
 }
 
 pub(super) fn read(settings: &mut Settings) -> RuntimeConfig {
-    let accepted = "base addresses ending in /v1, such as http://127.0.0.1:8081/v1 or https://10.0.0.7/v1";
     // Every call adds the rest of its path to `/v1`.
     let address = |url: &str| base_address(url).filter(|url| url.ends_with("/v1"));
     let mut config = RuntimeConfig {
-        urls: settings.value("runtime.url", Vec::new(), |written| written.parse_each(accepted, address)),
-        model: settings.value("runtime.model", MODEL.into(), |written| match written.text()? {
-            "" => Ok(MODEL.into()),
-            name => Ok(name.into()),
-        }),
+        urls: settings.value("runtime.url", |written| written.parse_each(address)),
+        model: settings.value("runtime.model", |written| written.text_or_default().map(String::from)),
         api_key: api_key(settings),
-        ca: settings.value("runtime.ca", None, ca),
-        timeout: Duration::from_secs(settings.number("runtime.timeout", 1..=86_400, 120)),
+        ca: settings.value("runtime.ca", ca),
+        timeout: Duration::from_secs(settings.value("runtime.timeout", RawSetting::number)),
     };
     // A request is sent to each at most once, and each has one series in the metrics.
     let mut known = HashSet::new();
     config.urls.retain(|url| known.insert(url.clone()));
-    // `Debug` leaves out the key and the content of the file.
-    settings.note("runtime.api_key", &config.api_key.as_ref().map(Secret::expose));
-    settings.note("runtime.ca", &config.ca.as_ref().map(|ca| &ca.roots));
     config
 }
 
@@ -61,9 +51,7 @@ pub(super) fn read(settings: &mut Settings) -> RuntimeConfig {
 fn ca(written: &RawSetting) -> Result<Option<RootCertStore>, Problem> {
     match written.text()? {
         "" => Ok(None),
-        path => roots::read(Path::new(path))
-            .map(Some)
-            .map_err(|error| written.refuse(&format!("a PEM file with the certificate of a CA ({error})"))),
+        path => roots::read(Path::new(path)).map(Some).map_err(|error| written.refuse_because(error)),
     }
 }
 
@@ -90,7 +78,7 @@ fn api_key(settings: &mut Settings) -> Option<Secret> {
     if let Some(file) = file {
         settings.secret_files.extend(file.text().map(PathBuf::from));
         if key.is_some() && in_file.is_some() {
-            settings.problems.push(file.refuse("no file, because runtime.api_key is set too"));
+            settings.problems.push(file.refuse_for("no file, because runtime.api_key is set too"));
         }
     }
     // The packaged service always has a file, which is empty if the runtime needs no key.
@@ -98,8 +86,7 @@ fn api_key(settings: &mut Settings) -> Option<Secret> {
 }
 
 fn read_key_file(file: &RawSetting) -> Result<String, Problem> {
-    files::read_text(Path::new(file.text()?))
-        .map_err(|error| file.refuse(&format!("a file that can be read ({error})")))
+    files::read_text(Path::new(file.text()?)).map_err(|error| file.refuse_because(error))
 }
 
 /// Returns a key without the white space around it; `None` if nothing is left.
@@ -107,7 +94,7 @@ fn secret(written: &RawSetting, text: Result<String, Problem>) -> Result<Option<
     let text = text?;
     let text = text.trim();
     if !text.bytes().all(|b| b.is_ascii_graphic()) {
-        return Err(written.refuse("a key of printable characters without white space"));
+        return Err(written.refuse());
     }
     Ok((!text.is_empty()).then(|| Secret::new(text)))
 }

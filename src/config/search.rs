@@ -50,35 +50,26 @@ pub enum GroundingMode {
     Auto,
 }
 
-const GROUNDING_MODES: [(&str, GroundingMode); 4] = [
-    ("off", GroundingMode::Off),
-    ("always", GroundingMode::Always),
-    ("match", GroundingMode::Match),
-    ("auto", GroundingMode::Auto),
-];
-
 pub(super) fn read(settings: &mut Settings, database: &Database) -> SearchConfig {
-    let backend = settings.value("search.url", None, backend);
-    let patterns = settings.value("search.match", Vec::new(), patterns);
+    let backend = settings.value("search.url", backend);
+    let patterns = settings.value("search.match", patterns);
     let has_backend = backend.is_some() || settings.wrong.contains(&"search.url");
     let has_patterns = !patterns.is_empty() || settings.wrong.contains(&"search.match");
-    let grounding = settings.value("search.grounding", GroundingMode::Off, |written| {
-        grounding(written, has_backend, has_patterns)
-    });
+    let grounding =
+        settings.value("search.grounding", |written| grounding(written, has_backend, has_patterns));
     SearchConfig {
         backend,
         // Each gateway has an index of its own.
         index: beside(database.file().unwrap_or(Path::new("adriaticum.db"))),
         grounding,
         patterns,
-        timeout: Duration::from_secs(settings.number("search.timeout", 1..=600, 5)),
-        results: settings.number("search.results", 1..=20, 4) as usize,
+        timeout: Duration::from_secs(settings.value("search.timeout", RawSetting::number)),
+        results: settings.value("search.results", RawSetting::number) as usize,
     }
 }
 
 fn backend(written: &RawSetting) -> Result<Option<SearchBackend>, Problem> {
-    let accepted = "index: or the address of a SearXNG instance, such as http://127.0.0.1:8888";
-    written.parse(accepted, |text| match text {
+    written.parse(|text| match text {
         "" => Some(None),
         "index:" => Some(Some(SearchBackend::Index)),
         url => base_address(url).map(|url| Some(SearchBackend::SearXng(url))),
@@ -87,25 +78,29 @@ fn backend(written: &RawSetting) -> Result<Option<SearchBackend>, Problem> {
 
 /// Refuses a mode without the settings that it needs: a service that could not ask Search would refuse every request.
 fn grounding(written: &RawSetting, has_backend: bool, has_patterns: bool) -> Result<GroundingMode, Problem> {
-    let mode = written.word(&GROUNDING_MODES)?;
+    let mode = written.parse(|word| match word {
+        "off" => Some(GroundingMode::Off),
+        "always" => Some(GroundingMode::Always),
+        "match" => Some(GroundingMode::Match),
+        "auto" => Some(GroundingMode::Auto),
+        _ => None,
+    })?;
     if mode != GroundingMode::Off && !has_backend {
-        return Err(written.refuse(
+        return Err(written.refuse_for(
             "off, because search.url is not set: set it to the address of a SearXNG instance, or to index:",
         ));
     }
     if mode == GroundingMode::Match && !has_patterns {
-        return Err(written.refuse("regular expressions in search.match for this mode"));
+        return Err(written.refuse_for("regular expressions in search.match for this mode"));
     }
     Ok(mode)
 }
 
 fn patterns(written: &RawSetting) -> Result<Vec<Regex>, Problem> {
-    let pattern = |(number, text): (usize, &String)| {
-        Regex::new(text).map_err(|error| {
-            written.refuse(&format!("regular expressions; number {number} is wrong: {error}"))
-        })
+    let pattern = |(number, text): (usize, &str)| {
+        Regex::new(text).map_err(|error| written.refuse_because(format!("number {number}: {error}")))
     };
-    (1..).zip(&written.texts('\n')?).map(pattern).collect()
+    (1..).zip(written.texts()?).map(pattern).collect()
 }
 
 /// Returns the path of the index: beside the database, with `-search` after its name.

@@ -131,10 +131,10 @@ impl KeyForm {
             p.help #name-help { "What uses it, so that you recognize it: “billing service”, “Ana’s laptop”." }
             fieldset aria-invalid=[invalid("permission")] {
                 legend { "Permissions" }
-                @for (permission, text) in [(Permission::Completions, "run completions"), (Permission::Metrics, "read the metrics of this host, for monitoring")] {
+                @for permission in Permission::ALL {
                     label.choice {
                         input type="checkbox" name="permission" value=(permission.as_str()) checked[self.permissions.contains(&permission)];
-                        span { strong { (permission.as_str()) } " – " (text) }
+                        span { strong { (permission.as_str()) } " – " (permission.in_words()) }
                     }
                 }
             }

@@ -7,10 +7,9 @@ use super::key_list::{KeyListView, budget_badge, expiry_badge, recent_sums};
 use super::layout::{self, copy_box, form_token};
 use super::page_request::Operator;
 use super::{PageError, PageResult, format};
-use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
 use crate::checks::is_local;
 use crate::http::{Request, Response};
-use crate::secret::{SecretDigest, secret_hex};
+use crate::secret::{SecretDigest, new_secret, secret_hex};
 use crate::store::{
     Budget, Filter, Key, KeyBudget, KeyChange, KeyChanged, KeyState, NewKey, Permission, Sums,
 };
@@ -53,7 +52,7 @@ pub fn create(operator: &Operator) -> PageResult {
         Ok(terms) => terms,
         Err(wrong) => return Ok(form(operator, &wanted, Some(&wrong))),
     };
-    let secret = SECRET_PREFIX.to_owned() + &secret_hex::<{ SECRET_DIGITS / 2 }>();
+    let secret = new_secret();
     let id = id_for(request.form.get("once")).ok_or(PageError::Stale)?;
     let permissions = &wanted.permissions;
     let key = NewKey { name: &name, permissions, created: request.now, expires, concurrent, budget };

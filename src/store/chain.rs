@@ -14,6 +14,7 @@ use super::ledger_row::{COLUMNS, LedgerRow, Tokens, read_row};
 use super::sums_check::{self, UnprovenSums};
 use super::{Result, Store};
 use crate::id::RequestId;
+use crate::progress::Progress;
 use crate::{text, when};
 
 /// A row's place in the chain.
@@ -189,8 +190,8 @@ impl fmt::Display for Fault {
 
 impl Store {
     /// Walks every chain, then compares all sums with their rows, on one state of the database.
-    pub fn verify(&self) -> Result<Verification> {
-        self.engine.run(TransactionMode::Report, verify)
+    pub fn verify_with(&self, progress: &Progress) -> Result<Verification> {
+        self.engine.run(TransactionMode::Report, |session| verify(session, progress))
     }
 
     /// Returns whether a head that was noted earlier is part of its chain, which `verify` has to find sound too.
@@ -208,17 +209,17 @@ impl Store {
     }
 }
 
-pub(super) fn verify(session: &dyn SqlSession) -> Result<Verification> {
-    let mut verification = walk(session)?;
+pub(super) fn verify(session: &dyn SqlSession, progress: &Progress) -> Result<Verification> {
+    let mut verification = walk(session, progress)?;
     if verification.fault.is_none() {
-        let found = sums_check::compare(session)?;
+        let found = sums_check::compare(session, progress)?;
         (verification.sums, verification.unproven) = (found.proven, found.unproven);
         verification.fault = found.fault;
     }
     Ok(verification)
 }
 
-fn walk(session: &dyn SqlSession) -> Result<Verification> {
+fn walk(session: &dyn SqlSession, progress: &Progress) -> Result<Verification> {
     let ends = "SELECT name, anchor_seq, anchor_hash, head_seq, head_hash FROM gateways ORDER BY name";
     // How far each chain was walked, and its end.
     let mut chains: BTreeMap<String, (ChainLink, ChainLink)> = session
@@ -228,6 +229,8 @@ fn walk(session: &dyn SqlSession) -> Result<Verification> {
         })?
         .into_iter()
         .collect();
+    let rows_of = |(anchor, end): &(ChainLink, ChainLink)| end.seq.saturating_sub(anchor.seq).max(0) as u64;
+    let all_rows = chains.values().map(rows_of).fold(0, u64::saturating_add);
     let (mut rows, mut fault) = (0, None);
     // Where they are in the order of the chain depends on the engine.
     let unplaced = "SELECT request_id FROM usage WHERE gateway = $1 AND seq IS NULL LIMIT 1";
@@ -240,6 +243,7 @@ fn walk(session: &dyn SqlSession) -> Result<Verification> {
         if fault.is_some() {
             return Ok(());
         }
+        progress.at("verifying the rows", rows, all_rows, "rows");
         let stored: Option<Vec<u8>> = columns.next()?;
         let row = read_row(columns)?;
         let Some((last, _)) = chains.get_mut(&row.gateway) else {
@@ -321,6 +325,18 @@ mod tests {
         ] {
             assert_eq!(ChainHead::parse(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn the_progress_of_a_verification_counts_rows_and_then_days() {
+        let (progress, lines) = Progress::recorded();
+        ten_rows().store.verify_with(&progress).expect("a walk");
+        let lines: Vec<String> = (lines.lock().expect("no panic").iter())
+            .map(|line| line.split(',').next().unwrap_or_default().into())
+            .collect();
+        let rows = (0..10).map(|row| format!("verifying the rows: {row} of 10 rows"));
+        let days = (0..5).map(|day| format!("verifying the sums: {day} of 5 days"));
+        assert_eq!(lines, rows.chain(days).collect::<Vec<_>>());
     }
 
     #[test]

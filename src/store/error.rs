@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::engine::SCHEMA_VERSION;
 use crate::error::FailureCause;
+use crate::text::shell_word;
 use crate::when;
 
 /// As `io::Result` is for `io::Error`.
@@ -35,6 +36,11 @@ pub enum StoreError {
     VersionChanged(i64),
     /// The file that is open is not the one that the path names any more.
     Replaced,
+    /// Everything was moved to another database, so a change of this one would be lost.
+    Moved {
+        source: PathBuf,
+        target: String,
+    },
     /// The database is empty, but its WAL is not.
     LostContent {
         wal: PathBuf,
@@ -106,6 +112,12 @@ impl fmt::Display for StoreError {
             Self::Replaced => f.write_str(
                 "the database's file, or its -wal, was removed, replaced or truncated under the running service: put \
                  it back or restore a backup, then restart",
+            ),
+            Self::Moved { source, target } => write!(
+                f,
+                "everything in it was moved to {target}: use that one. Only if you have given up the new one, take the mark \
+                 back with: sqlite3 {} 'DELETE FROM moved'",
+                shell_word(&source.to_string_lossy())
             ),
             Self::LostContent { wal, bytes } => write!(
                 f,

@@ -12,6 +12,14 @@ use crate::when;
 
 const BY_ID: &str = "WHERE id = $3";
 pub(super) const BY_DIGEST: &str = "WHERE digest = $3";
+const BY_NAME: &str = "WHERE name = $3 ORDER BY created, id";
+
+/// Whether the text that names a key may be its secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SecretUse {
+    Accepted,
+    Refused,
+}
 
 impl Store {
     /// Stores a new key, and returns its id.
@@ -95,6 +103,24 @@ impl Store {
 
     pub fn key(&self, id: &str) -> Result<Option<Key>> {
         self.engine.look_up(&self.select(BY_ID), &with_budget(when::now(), id.into()), read_key)
+    }
+
+    /// Returns the keys that a text means, if more than one then because of their name: first by the id, then by the secret
+    /// if that is accepted, then by the name. Revoked keys are among them only if all of that name are.
+    pub fn resolve_key(&self, text: &str, secret: SecretUse) -> Result<Vec<Key>> {
+        let by_digest = (secret == SecretUse::Accepted).then(|| (BY_DIGEST, SecretDigest::of(text).0.into()));
+        let ways = [Some((BY_ID, text.into())), by_digest, Some((BY_NAME, text.into()))];
+        for (condition, wanted) in ways.into_iter().flatten() {
+            let (statement, parameters) = (self.select(condition), with_budget(when::now(), wanted));
+            let found = self.engine.read(|session| session.rows(&statement, &parameters, read_key))?;
+            let (active, revoked): (Vec<Key>, Vec<Key>) =
+                found.into_iter().partition(|key| key.revoked.is_none());
+            let keys = if active.is_empty() { revoked } else { active };
+            if !keys.is_empty() {
+                return Ok(keys);
+            }
+        }
+        Ok(Vec::new())
     }
 
     /// Makes all of these changes, or none. If a version is given, only if the key still has that version.
@@ -256,6 +282,40 @@ mod tests {
             &by(),
         );
         assert!(matches!(stale, Ok(KeyChanged::Meanwhile(_))), "the budget is part of the version");
+    }
+
+    #[test]
+    fn a_key_is_found_by_its_id_its_secret_and_its_name() {
+        let temporary = Temporary::new();
+        let store = &temporary.store;
+        let add = |secret: &str, text: &str| {
+            store.add_key(secret, &new(&name(text), &[], None), &by()).expect("a new key")
+        };
+        let found = |text: &str, secret| {
+            let keys = store.resolve_key(text, secret).expect("a look-up");
+            keys.into_iter().map(|key| key.id).collect::<Vec<String>>()
+        };
+        let (first, second) = (add("adr_1", "twin"), add("adr_2", "twin"));
+        // A name that was given before names had to differ from ids, and one that is the secret of another key.
+        let (by_id, by_secret) = (add("adr_3", "x"), add("adr_4", "y"));
+        store.tamper(&format!(
+            "UPDATE keys SET name = '{first}' WHERE id = '{by_id}'; UPDATE keys SET name = 'adr_1' WHERE id = '{by_secret}'"
+        ));
+        let mut twins = [first.clone(), second.clone()];
+        twins.sort();
+        for secret in [SecretUse::Accepted, SecretUse::Refused] {
+            assert_eq!(found(&first, secret), [first.as_str()], "the id comes first");
+            assert_eq!(found("twin", secret), twins, "several of one name");
+            assert_eq!(found("Twin", secret), [""; 0], "a name is exact");
+        }
+        assert_eq!(found("adr_1", SecretUse::Accepted), [first.as_str()], "the secret comes before the name");
+        assert_eq!(found("adr_1", SecretUse::Refused), [by_secret]);
+        assert_eq!(found("adr_2", SecretUse::Refused), [""; 0]);
+        store.revoke_key(&first, 7, &by()).expect("a change");
+        assert_eq!(found("twin", SecretUse::Refused), [second.as_str()], "the one that is not revoked");
+        store.revoke_key(&second, 7, &by()).expect("a change");
+        assert_eq!(found("twin", SecretUse::Refused), twins);
+        assert_eq!(found("adr_2", SecretUse::Accepted), [second], "also a revoked one");
     }
 
     #[test]

@@ -368,7 +368,7 @@ pub(super) mod tests {
         );
         let gaps = "SELECT coalesce(max(seq), 0) - count(seq) FROM usage";
         let found: (i64, i64) = (session.value(&differing, &[])?, session.value(gaps, &[])?);
-        let fault = chain::verify(session)?.fault;
+        let fault = chain::verify(session, &crate::progress::Progress::none())?.fault;
         if found == (0, 0) && fault.is_none() {
             return Ok(());
         }

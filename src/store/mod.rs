@@ -51,9 +51,10 @@ pub use error::{Result, StoreError};
 pub use gateways::{CLOCK_SLACK, Gateway};
 use group_commit::GroupCommit;
 pub use grouping::Grouping;
+pub use keys::SecretUse;
 pub use ledger_row::{LedgerRow, Searched, Tokens};
 pub use listing::{Listing, Matching, RowFilter, SEARCHED_ROWS};
-pub use moving::MoveProgress;
+pub use moving::MoveResult;
 pub use restore::{Comparison, KeyDifferences, LedgerExtent, Restoration, RestoreError, restore};
 pub use retention::RetentionState;
 pub use rollup::Span;
@@ -64,6 +65,7 @@ pub use stored_key::{
 pub use sums::{Filter, RollupRow, Sums, UsageRow};
 pub use sums_check::UnprovenSums;
 
+use crate::progress::Progress;
 pub use crate::when::Range;
 
 /// A day, in seconds.
@@ -93,7 +95,12 @@ pub struct WalFigures {
 impl Store {
     /// Opens the database; creates or upgrades it if `access` allows that.
     pub fn open(database: &Database, access: Access) -> Result<Self> {
-        let engine = engine::open(database, access)?;
+        Self::open_with(database, access, &Progress::none())
+    }
+
+    /// The same, with the progress of an upgrade.
+    pub fn open_with(database: &Database, access: Access, progress: &Progress) -> Result<Self> {
+        let engine = engine::open(database, access, progress)?;
         let store = Self {
             look_up: keys::select(&*engine, "NULL", keys::BY_DIGEST),
             engine,
@@ -104,6 +111,9 @@ impl Store {
             failed_sign_ins: Mutex::default(),
         };
         store.look_for_damage()?;
+        if !matches!(access, Access::Read | Access::Upgrade) {
+            store.refuse_if_moved(database)?;
+        }
         Ok(store)
     }
 
@@ -260,6 +270,11 @@ pub(crate) mod tests {
                 statements.split(';').try_for_each(|statement| session.execute(statement, &[]).map(drop))
             };
             self.engine.transaction(run).expect("the statements should be good");
+        }
+
+        /// Verifies without a display.
+        pub fn verify(&self) -> Result<Verification> {
+            self.verify_with(&Progress::none())
         }
 
         pub fn sums(&self, range: Range, filter: Filter) -> Result<Sums> {

@@ -2,12 +2,16 @@
 //!
 //! Creating the tables, filling them and verifying them is one transaction there: whatever ends it early leaves an empty
 //! database, so a move is repeated from its beginning, and no program can use half a copy.
+//!
+//! The source is marked as soon as the target is committed, in the transaction that has kept others from changing it. If the
+//! process ends between the two commits, both databases can be used: neither can know about the other's commit.
 
 use sha2::{Digest, Sha256};
 
 use super::engine::postgres::Postgres;
-use super::engine::{Row, SqlSession, SqlValue, TransactionMode};
-use super::{DatabaseUri, Result, Store, StoreError, Verification, chain};
+use super::engine::{Row, SqlSession, SqlValue, TransactionMode, values};
+use super::{Database, DatabaseUri, Result, Store, StoreError, Verification, chain};
+use crate::progress::Progress;
 
 /// The number of values that one statement sends. PostgreSQL's limit is 65,535.
 const VALUES_AT_ONCE: usize = 8_000;
@@ -18,30 +22,41 @@ const TABLES: &str = "SELECT name,
     (SELECT group_concat(name, ', ' ORDER BY pk) FROM pragma_table_info(tables.name) WHERE pk > 0)
     FROM sqlite_schema AS tables WHERE type = 'table' AND name NOT LIKE 'sqlite%' ORDER BY name";
 
-/// The progress of a copy: the table, its rows copied, and all of its rows.
-pub struct MoveProgress<'a> {
-    pub table: &'a str,
-    pub copied: i64,
-    pub rows: i64,
+/// The result of a move that has filled and verified the target.
+pub struct MoveResult {
+    pub found: Verification,
+    /// Whether the source is marked, or why it can still be used by mistake.
+    pub marked: Result<()>,
 }
 
 impl Store {
-    /// Copies every table to an empty database and verifies the copy: each value, the chains and the sums. Nothing can
-    /// be written here meanwhile.
-    pub fn move_to(
-        &self,
-        target: &DatabaseUri,
-        progress: &mut dyn FnMut(MoveProgress),
-    ) -> Result<Verification> {
+    /// Fails if everything was moved to another database: a change here would be lost.
+    pub(super) fn refuse_if_moved(&self, database: &Database) -> Result<()> {
+        let Database::Sqlite(path) = database else {
+            return Ok(());
+        };
+        match self.engine.look_up("SELECT target FROM moved", &[], |mut row| row.next())? {
+            Some(target) => {
+                let source = path.canonicalize().unwrap_or_else(|_| path.clone());
+                Err(StoreError::Moved { source, target })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Copies every table to an empty database, verifies the copy (each value, the chains and the sums), and marks this
+    /// database as moved. Nothing can be written here meanwhile.
+    pub fn move_to(&self, target: &DatabaseUri, progress: &Progress) -> Result<MoveResult> {
         if self.engine.sqlite().is_none() {
             return Err(StoreError::Other("only a SQLite database can be moved".into()));
         }
-        self.engine.run(TransactionMode::Write, |source| {
-            Postgres::create_with(target, |target| {
+        let mut verified = None;
+        let marked = self.engine.run(TransactionMode::Write, |source| {
+            verified = Some(Postgres::create_with(target, |target| {
                 for table in source.rows(TABLES, &[], Table::read)? {
                     copy(source, target, &table, progress)?;
                 }
-                let (before, after) = (chain::verify(source)?, chain::verify(target)?);
+                let (before, after) = (chain::verify(source, progress)?, chain::verify(target, progress)?);
                 if before != after {
                     return Err(StoreError::Other(format!(
                         "the copy does not verify as its source does: {after:?} instead of {before:?}"
@@ -51,24 +66,28 @@ impl Store {
                 let retire = "UPDATE gateways SET epoch = 0, version = '', address = '', last_seen = 0";
                 target.execute(retire, &[])?;
                 Ok(after)
-            })
-        })
+            })?);
+            let mark = "INSERT INTO moved (id, target) VALUES (1, $1)";
+            source.execute(mark, &values![target.to_string()]).map(drop)
+        });
+        match verified {
+            Some(found) => Ok(MoveResult { found, marked }),
+            None => Err(marked.err().unwrap_or(StoreError::NoRow)),
+        }
     }
 }
 
-fn copy(
-    source: &dyn SqlSession,
-    target: &dyn SqlSession,
-    table: &Table,
-    progress: &mut dyn FnMut(MoveProgress),
-) -> Result<()> {
+fn copy(source: &dyn SqlSession, target: &dyn SqlSession, table: &Table, progress: &Progress) -> Result<()> {
     // A new database has a row for the first chain.
     target.execute(&format!("DELETE FROM {}", table.name), &[])?;
     let rows: i64 = source.value(&format!("SELECT count(*) FROM {}", table.name), &[])?;
     let mut copied = 0;
     let mut batch: Vec<SqlValue> = Vec::new();
     let mut written = Sha256::new();
-    progress(MoveProgress { table: &table.name, copied, rows });
+    let [copying, comparing] =
+        ["copying", "comparing"].map(|verb| format!("{verb} the table {}", table.name));
+    let show = |work: &str, done: i64| progress.at(work, done as u64, rows as u64, "rows");
+    show(&copying, 0);
     source.query(&table.select(), &[], &mut |row| {
         let values = row.values();
         add(&mut written, &values);
@@ -77,12 +96,14 @@ fn copy(
         if copied == rows || batch.len() >= VALUES_AT_ONCE {
             target.execute(&table.insert(batch.len() / table.width()), &batch)?;
             batch.clear();
-            progress(MoveProgress { table: &table.name, copied, rows });
+            show(&copying, copied);
         }
         Ok(())
     })?;
-    let mut found = Sha256::new();
+    let (mut found, mut compared) = (Sha256::new(), 0);
     let mut check = |row: Row| {
+        show(&comparing, compared);
+        compared += 1;
         add(&mut found, &row.values());
         Ok(())
     };

@@ -14,6 +14,7 @@ use super::engine::{Access, Database, SCHEMA_VERSION, SqlSession, Statement, val
 use super::sessions::{PasswordHash, TokenKind, read_password};
 use super::stored_key::read_key;
 use super::{Actor, Fault, Key, Result, Store, StoreError};
+use crate::progress::Progress;
 use crate::text::count;
 use crate::when;
 
@@ -111,18 +112,23 @@ impl fmt::Display for RestoreError {
 }
 
 /// Replaces a SQLite database with a backup. The caller sees to it that it is SQLite.
-pub fn restore(database: &Path, backup: &Path, by: &Actor) -> Result<Restoration, RestoreError> {
+pub fn restore(
+    database: &Path,
+    backup: &Path,
+    by: &Actor,
+    progress: &Progress,
+) -> Result<Restoration, RestoreError> {
     let _lock = FileLock::take(database).map_err(RestoreError::Locked)?;
-    let replacement = Replacement::prepare(database, backup)?;
+    let replacement = Replacement::prepare(database, backup, progress)?;
     let copy = Database::Sqlite(replacement.copy.clone());
-    let store = Store::open(&copy, Access::Upgrade).map_err(RestoreError::Backup)?;
-    if let Some(fault) = store.verify().map_err(RestoreError::Backup)?.fault {
+    let store = Store::open_with(&copy, Access::Upgrade, progress).map_err(RestoreError::Backup)?;
+    if let Some(fault) = store.verify_with(progress).map_err(RestoreError::Backup)?.fault {
         return Err(RestoreError::Faulty(fault));
     }
     let read = |session: &dyn SqlSession| Ok((read_extent(session)?, read_keys(session)?));
     let (restored, keys) = store.engine.read(read).map_err(RestoreError::Backup)?;
     // From here on it can't be changed by others.
-    let present = match PresentDatabase::lock(&replacement.database) {
+    let present = match PresentDatabase::lock(&replacement.database, progress) {
         Err(
             error @ (StoreError::Busy | StoreError::ReadOnly | StoreError::CannotOpen | StoreError::Io(_)),
         ) => {
@@ -215,4 +221,37 @@ fn compare(present: Vec<Key>, restored: &[Key]) -> KeyDifferences {
     found.only_in_backup =
         restored.iter().filter(|key| restored_by_id.contains_key(key.id.as_str())).cloned().collect();
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mutex::lock;
+    use crate::store::ledger::tests::write;
+    use crate::store::tests::Temporary;
+
+    #[test]
+    fn the_progress_of_a_backup_and_of_a_restore() {
+        let temporary = Temporary::sqlite();
+        write(&temporary.store, "x", "key_1", 0, 200, Some(1));
+        temporary.store.tamper(
+            "WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 20000)
+             INSERT INTO keys (id, digest, name, permissions, created)
+             SELECT 'more_' || n, randomblob(32), hex(randomblob(400)), 'completions', 0 FROM numbers",
+        );
+        let [present, copy] = ["present.db", "copy.db"].map(|name| temporary.folder.join(name));
+        let (progress, lines) = Progress::recorded();
+        temporary.database.backup(&copy, &progress).expect("a backup");
+        let mut states: Vec<String> = std::mem::take(&mut lock(&lines));
+        states.iter_mut().for_each(|line| line.truncate(line.find('%').unwrap_or(0)));
+        states.dedup();
+        assert!(states.len() > 3 && states.iter().all(|line| line.starts_with("copying: ")), "{states:?}");
+        std::fs::copy(&copy, &present).expect("a present database");
+        restore(&present, &copy, &Actor::command("test".into()), &progress).expect("a restore");
+        let mut works: Vec<String> =
+            lock(&lines).iter().map(|line| line.split(':').next().unwrap_or_default().to_owned()).collect();
+        works.dedup();
+        let expected = ["copying", "checking the copy", "verifying the rows", "verifying the sums"];
+        assert_eq!(works, [&expected[..], &["checking the present database"]].concat());
+    }
 }

@@ -4,8 +4,9 @@ use serde::Serialize;
 
 use super::engine::Row;
 use super::{Budget, DAY, KeyBudget, Result};
-use crate::secret::SecretDigest;
-use crate::text::is_unprintable;
+use crate::id::has_shape;
+use crate::secret::{SecretDigest, contains_secret};
+use crate::text::{count, grouped, is_unprintable};
 use crate::when;
 
 /// A key as it is stored. The secret is not in it: reading the database does not allow using the keys.
@@ -58,6 +59,34 @@ impl Key {
             (None, Some(expires)) if expires <= now + EXPIRING => KeyState::Expiring,
             (None, _) => KeyState::Active,
         }
+    }
+
+    /// Says in a sentence what it may do.
+    pub fn in_words(&self, now: i64) -> String {
+        let state = match (self.revoked, self.expires) {
+            (Some(revoked), _) => Some(("was revoked", revoked)),
+            (None, Some(expires)) if expires <= now => Some(("expired", expires)),
+            (None, _) => None,
+        };
+        if let Some((state, since)) = state {
+            return format!("No request with it is accepted: it {state} at {}.", when::format_utc(since));
+        }
+        let permissions: Vec<&str> =
+            self.permissions.iter().map(|permission| permission.in_words()).collect();
+        let mut words = vec![format!("It may {}", permissions.join(" and "))];
+        if let Some(expires) = self.expires {
+            let left = match expires - now {
+                left if left < 2 * DAY => count((left + 1800) / 3600, "hour"),
+                left => count((left + DAY / 2) / DAY, "day"),
+            };
+            words.push(format!("until {} ({left})", when::format_end(expires)));
+        }
+        words.extend(self.concurrent.map(|number| format!("at most {} at a time", grouped(number.into()))));
+        words.extend(
+            self.budget()
+                .map(|Budget { tokens, per }| format!("{} per {}", count(tokens, "token"), per.as_str())),
+        );
+        words.join(", ") + "."
     }
 
     /// Returns whether requests with it are accepted, if it has the permission.
@@ -118,6 +147,14 @@ impl Permission {
         }
     }
 
+    /// Says what a key with it may do.
+    pub fn in_words(self) -> &'static str {
+        match self {
+            Self::Completions => "run completions",
+            Self::Metrics => "read the metrics",
+        }
+    }
+
     /// The words, comma separated.
     pub fn join(permissions: &[Self]) -> String {
         permissions.iter().map(|permission| permission.as_str()).collect::<Vec<_>>().join(",")
@@ -129,14 +166,15 @@ impl Permission {
 pub struct KeyName(pub(super) String);
 
 impl KeyName {
-    pub const TAKES: &str = "1 to 64 printable characters";
+    pub const TAKES: &str = "1 to 64 printable characters, and not the form of a key's id or secret";
 
     pub fn parse(text: &str) -> Option<Self> {
         let length = text.chars().count();
-        // One key's name must not look like another's.
+        // One key's name must not look like another's, or like its id.
         let is_name =
             (1..=64).contains(&length) && !text.chars().any(is_unprintable) && !text.trim().is_empty();
-        is_name.then(|| Self(text.to_owned()))
+        let is_id = has_shape(&text.trim().to_ascii_lowercase(), "key_", 16);
+        (is_name && !is_id && !contains_secret(text)).then(|| Self(text.to_owned()))
     }
 }
 
@@ -252,6 +290,39 @@ mod tests {
         for text in ["", " ", "a\nb", "a\u{0}", "\u{202e}abc", "a\u{200b}", &"x".repeat(65)] {
             assert!(KeyName::parse(text).is_none(), "{text:?}");
         }
+        for text in
+            ["key_0123456789abcdef", " KEY_0123456789ABCDEF", "adr_0123456789", "was Adr_0123456789ab"]
+        {
+            assert!(KeyName::parse(text).is_none(), "{text:?}");
+        }
+        for text in ["key_1", "key_0123456789abcdef0", "key_of_Ana", "adr_ic", "ana@example.org"] {
+            assert!(KeyName::parse(text).is_some(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_a_key_may_do_in_words() {
+        let now = 20_000 * DAY + 3600;
+        let mut key = Key::example();
+        assert_eq!(key.in_words(now), "It may run completions.");
+        key.permissions = Permission::ALL.into();
+        key.expires = Some(20_046 * DAY);
+        key.concurrent = Some(4);
+        key.budget = Budget::parse("500000/day").map(|budget| KeyBudget { budget, used: 7 });
+        assert_eq!(
+            key.in_words(now),
+            "It may run completions and read the metrics, until 2024-11-18 24:00 UTC (46 days), at most 4 at a time, \
+             500,000 tokens per day."
+        );
+        key.expires = Some(now + 12 * 3600);
+        assert!(key.in_words(now).contains(", until 2024-10-04 13:00 UTC (12 hours), "));
+        key.expires = Some(now);
+        assert_eq!(key.in_words(now), "No request with it is accepted: it expired at 2024-10-04 01:00 UTC.");
+        key.revoked = Some(now - 60);
+        assert_eq!(
+            key.in_words(now),
+            "No request with it is accepted: it was revoked at 2024-10-04 00:59 UTC."
+        );
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::engine::{Row, SqlSession, values};
 use super::rollup::{FIGURES, PLACE, Span, figures_of_rows};
 use super::{DAY, Result};
 use crate::id::RequestId;
+use crate::progress::Progress;
 
 /// Sums whose rows were removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +29,7 @@ pub(super) struct SumsCheck {
     pub fault: Option<Fault>,
 }
 
-pub(super) fn compare(session: &dyn SqlSession) -> Result<SumsCheck> {
+pub(super) fn compare(session: &dyn SqlSession, progress: &Progress) -> Result<SumsCheck> {
     let chains = "SELECT name, anchor_seq, head_seq FROM gateways ORDER BY name";
     let chains: Vec<(String, i64, i64)> =
         session.rows(chains, &[], |mut row| Ok((row.next()?, row.next()?, row.next()?)))?;
@@ -38,7 +39,7 @@ pub(super) fn compare(session: &dyn SqlSession) -> Result<SumsCheck> {
         unproven: None,
     };
     let fault = match missing.compare_other_spans(session)? {
-        None => missing.compare_days(session)?,
+        None => missing.compare_days(session, progress)?,
         fault => fault,
     };
     let wrong_total = || {
@@ -74,12 +75,15 @@ impl MissingRows {
     }
 
     /// Compares every day that has rows or sums.
-    fn compare_days(&mut self, session: &dyn SqlSession) -> Result<Option<Fault>> {
+    fn compare_days(&mut self, session: &dyn SqlSession, progress: &Progress) -> Result<Option<Fault>> {
         let first_row = "SELECT min(request_id) FROM usage WHERE request_id >= $1";
         let first_sum = "SELECT min(start) FROM usage_rollup WHERE span = $1 AND start >= $2";
         let [hours, days] = [hours_and_rows(), days_and_hours()];
-        let mut from = i64::MIN;
+        let (mut from, mut done) = (i64::MIN, 0);
+        let all_days = "SELECT count(DISTINCT start) FROM usage_rollup WHERE span = 86400";
+        let all_days: i64 = session.value(all_days, &[])?;
         loop {
+            progress.at("verifying the sums", done, all_days as u64, "days");
             let row: Option<String> = session.value(first_row, &values![RequestId::from(from)])?;
             let mut next = row.and_then(|id| RequestId::time_of(&id));
             for span in [Span::Hour, Span::Day] {
@@ -108,7 +112,7 @@ impl MissingRows {
                 }
             }
             day_places.iter().for_each(|_| self.add_unproven(day, DAY));
-            from = until;
+            (from, done) = (until, done + 1);
         }
     }
 
@@ -240,7 +244,7 @@ mod tests {
         let found = std::cell::Cell::new(None);
         let undone = store.engine.transaction(|session| {
             assert!(session.execute(statement, &[])? > 0, "{statement}");
-            found.set(chain::verify(session)?.fault);
+            found.set(chain::verify(session, &Progress::none())?.fault);
             Err::<(), _>(StoreError::Panicked)
         });
         assert!(matches!(undone, Err(StoreError::Panicked)), "{statement}: {undone:?}");

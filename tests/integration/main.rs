@@ -21,6 +21,7 @@ mod faults;
 #[cfg(feature = "test-postgres")]
 mod gateways;
 mod hostile_answers;
+mod key_names;
 mod key_pages;
 mod ledger;
 mod lifecycle;

@@ -1,7 +1,7 @@
 //! `move`: a ledger goes from SQLite to PostgreSQL.
 
-use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::os::unix::fs::symlink;
+use std::process::Command;
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::console::{Browser, PASSWORD, set_password};
 use crate::postgres_server::PostgresServer;
-use crate::support::{Runtime, Server, chat};
+use crate::support::{BINARY, Runtime, Server, chat, until};
 
 const ROWS: i64 = 100_000;
 const WRITERS: i64 = 8;
@@ -128,13 +128,11 @@ fn a_hundred_thousand_rows_are_the_same_afterwards() {
     assert!(server.wait().success());
 
     // A kill in the middle leaves nothing, so that the move can be repeated.
-    let mut moving = server
-        .command(&["move", "--from", &path(&server), "--to", &uri])
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("it should start");
-    let mut lines = BufReader::new(moving.stderr.take().expect("its progress")).lines().map_while(Result::ok);
-    assert!(lines.any(|line| line.starts_with("usage: ") && line.ends_with(" of 100,000 rows")));
+    let mut moving =
+        server.command(&["move", "--from", &path(&server), "--to", &uri]).spawn().expect("it should start");
+    let target = Server::new(None).set("ADRIATICUM_DATABASE", &uri);
+    let copying = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'INSERT INTO usage (%'";
+    until("rows are copied", || target.query(copying) == [[Integer(1)]]);
     let pid = Pid::from_raw(moving.id() as i32).expect("a pid");
     kill_process(pid, Signal::STOP).expect("it should be running");
     assert_eq!(tables(&uri), [[Integer(0)]], "half a copy is never visible");
@@ -143,14 +141,17 @@ fn a_hundred_thousand_rows_are_the_same_afterwards() {
     assert!(String::from_utf8_lossy(&changed.stderr).contains("locked by another process"));
     moving.kill().expect("it should be running");
     moving.wait().expect("its end");
-    drop(lines);
     let (code, printed) = moved(&server, &path(&server), &uri);
     assert_eq!(code, Some(0), "{printed}");
     assert!(
         printed.contains("3 keys and 100,000 rows moved from ") && printed.contains(" to postgresql://"),
         "{printed}"
     );
-    let (code, printed) = moved(&server, &path(&server), &uri);
+    let (code, printed) = moved(&server, &path(&server), &PostgresServer::shared().database());
+    assert!(code == Some(1) && printed.contains("everything in it was moved to "), "{printed}");
+    let other = Server::new(None).sqlite();
+    other.key();
+    let (code, printed) = moved(&other, &path(&other), &uri);
     assert!(code == Some(1) && printed.contains("it has a ledger already"), "{printed}");
 
     let server = server.set("ADRIATICUM_DATABASE", &uri);
@@ -189,6 +190,130 @@ fn the_keys_and_the_chain_work_afterwards() {
         printed.starts_with("2 rows, nothing wrong.") && printed.contains("is part of the chain"),
         "{printed}"
     );
+}
+
+/// A host restarted weeks after the move, and its old service with it: it answered clients and wrote a second ledger.
+#[test]
+fn the_forgotten_old_service_is_refused() {
+    let runtime = Runtime::start();
+    let mut server = Server::new(Some(&runtime)).sqlite().start();
+    let key = server.key();
+    server.post(&key, &chat("x")).is_completion();
+    server.signal(Signal::TERM);
+    assert!(server.wait().success());
+    let uri = PostgresServer::shared().database();
+    let (code, printed) = moved(&server, &path(&server), &uri);
+    assert_eq!(code, Some(0), "{printed}");
+    let (_, place) = uri.split_once(":secret@").expect("a password");
+    let target = format!("postgresql://adriaticum@{}", place.split('?').next().expect("a part"));
+    let undo = format!("sqlite3 {} 'DELETE FROM moved'", path(&server));
+    let refused = |arguments: &[&str], code: i32| {
+        let output = server.run(arguments);
+        let printed = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {printed}");
+        let names_both = printed.contains(&format!("was moved to {target}: ")) && printed.contains(&undo);
+        assert!(names_both && !printed.contains("secret"), "{arguments:?}: {printed}");
+    };
+    // As a wrong setting, so that systemd does not restart it every second.
+    refused(&["serve"], 2);
+    refused(&["check"], 1);
+    refused(&["keys", "create", "lost"], 2);
+    refused(&["keys", "rename", "test", "lost"], 2);
+    refused(&["keys", "set", "test", "--expires", "1h"], 2);
+    refused(&["keys", "revoke", "test"], 2);
+    refused(&["console", "password"], 2);
+    refused(&["move", "--from", &path(&server), "--to", &PostgresServer::shared().database()], 1);
+    for reading in
+        [&["keys", "list"][..], &["usage"], &["usage", "verify"], &["audit"], &["backup", "copy.db"]]
+    {
+        server.stdout_of(reading);
+    }
+    let copy =
+        Server::new(None).set("ADRIATICUM_DATABASE", server.folder.path("copy.db").display().to_string());
+    let output = copy.run(&["serve"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains(&target), "a backup has the mark");
+
+    let at_target = Server::new(Some(&runtime)).set("ADRIATICUM_DATABASE", &uri).start();
+    assert_eq!(at_target.query("SELECT count(*) FROM moved"), [[Integer(0)]], "the mark is not copied");
+    at_target.post(&key, &chat("x")).is_completion();
+
+    let undone = Command::new("sh").args(["-c", &undo]).status().expect("a shell");
+    assert!(undone.success(), "{undo}");
+    server.start().post(&key, &chat("x")).is_completion();
+}
+
+/// Neither database can know about the other's commit, so after a crash between both the operator decides.
+#[test]
+fn a_crash_before_the_mark_leaves_both_usable() {
+    let server = Server::new(None).sqlite();
+    server.key();
+    let source = rusqlite::Connection::open(path(&server)).expect("the database");
+    let hang = "CREATE TRIGGER hang BEFORE INSERT ON moved BEGIN SELECT count(*) FROM
+        (WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n) SELECT n FROM n); END";
+    source.execute_batch(hang).expect("a trigger");
+    let uri = PostgresServer::shared().database();
+    let mut moving =
+        server.command(&["move", "--from", &path(&server), "--to", &uri]).spawn().expect("it should start");
+    until("the target is committed", || tables(&uri) != [[Integer(0)]]);
+    moving.kill().expect("it should be running");
+    moving.wait().expect("its end");
+    source.execute_batch("DROP TRIGGER hang").expect("no trigger");
+    let target = Server::new(None).set("ADRIATICUM_DATABASE", &uri);
+    assert_eq!(server.stdout_of(&["keys", "list"]), target.stdout_of(&["keys", "list"]));
+    drop((server.start(), target.start()));
+}
+
+#[test]
+fn a_source_that_can_not_be_marked_is_named() {
+    let server = Server::new(None).sqlite();
+    server.key();
+    let source = rusqlite::Connection::open(path(&server)).expect("the database");
+    let fail = "CREATE TRIGGER fail BEFORE INSERT ON moved BEGIN SELECT RAISE(ABORT, 'no mark'); END";
+    source.execute_batch(fail).expect("a trigger");
+    let uri = PostgresServer::shared().database();
+    let (code, printed) = moved(&server, &path(&server), &uri);
+    assert_eq!(code, Some(1), "{printed}");
+    for part in
+        ["1 key and 0 rows moved", "could not be marked as moved: no mark.", "Do not start the service"]
+    {
+        assert!(printed.contains(part), "{part}: {printed}");
+    }
+}
+
+/// A dump knows nothing of revocations that came after it. The documentation has the commands that repeat them.
+#[test]
+fn revocations_are_repeated_after_a_dump_is_restored() {
+    let runtime = Runtime::start();
+    let uri = PostgresServer::shared().database();
+    let mut server = Server::new(Some(&runtime)).set("ADRIATICUM_DATABASE", &uri).start();
+    let key = |name: &str| server.stdout_of(&["keys", "create", name]).trim().to_owned();
+    let (leaked, good) = (key("leaked"), key("good"));
+    // The commands find the program by its name.
+    symlink(BINARY, server.folder.path("adriaticum")).expect("a link");
+    let programs = format!("{}:{}", server.folder.path("").display(), std::env::var("PATH").expect("a path"));
+    let shell = |server: &Server, command: &str| {
+        let output =
+            server.prefixed(&["bash", "-c", command], &[]).env("PATH", &programs).output().expect("bash");
+        assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    shell(&server, &format!("pg_dump -Fc -f dump '{uri}'"));
+    server.stdout_of(&["keys", "revoke", "leaked"]);
+    server.post(&leaked, &chat("x")).is_error(401, "invalid_api_key");
+    let documented = include_str!("../../docs/cluster.md");
+    let documented = documented.split("revives the keys").nth(1).expect("the section");
+    let mut commands =
+        documented.split("```").nth(1).expect("the commands").lines().filter(|line| !line.is_empty());
+    let (save, repeat) = (commands.next().expect("a command"), commands.next().expect("a command"));
+    assert_eq!(commands.next(), None);
+    shell(&server, save);
+    server.signal(Signal::TERM);
+    assert!(server.wait().success());
+    shell(&server, &format!("pg_restore --clean -d '{uri}' dump"));
+    let server = server.start();
+    server.post(&leaked, &chat("x")).is_completion();
+    shell(&server, repeat);
+    server.post(&leaked, &chat("x")).is_error(401, "invalid_api_key");
+    server.post(&good, &chat("x")).is_completion();
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! Grounding: a scripted Search with every failure seen in real ones, the embedded index, and what the
 //! model, the client and the ledger get of each.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::os::unix::fs::{MetadataExt, chown, symlink};
 use std::path::Path;
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use rusqlite::types::Value as Cell;
+use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 use serde_json::{Value, json};
 
 use crate::metrics::{metrics_key, value};
@@ -827,4 +829,49 @@ fn a_mode_without_search_ends_the_start() {
     let printed = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{printed}");
     assert!(printed.contains("ADRIATICUM_SEARCH_GROUNDING") && printed.contains("search.url"), "{printed}");
+}
+
+#[test]
+fn a_terminal_has_one_line_of_progress() {
+    let server = Server::new(None);
+    let folder = server.folder.path("many");
+    fs::create_dir(&folder).expect("a folder");
+    for number in 0..600 {
+        fs::write(folder.join(format!("{number}.txt")), "The Velna lighthouse is 47 m high.")
+            .expect("a file");
+    }
+    let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
+    unlockpt(&terminal).expect("a terminal");
+    let its_side = ioctl_tiocgptpeer(&terminal, OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("its side");
+    let added = File::create(server.folder.path("added")).expect("a file");
+    let mut adding = server
+        .command(&["search", "add", "many"])
+        .stdout(added)
+        .stderr(its_side)
+        .spawn()
+        .expect("it should start");
+    let mut shown = Vec::new();
+    // Fails when the other side is closed.
+    let _ = File::from(terminal).read_to_end(&mut shown);
+    assert!(adding.wait().expect("its end").success());
+    let shown = String::from_utf8(shown).expect("text");
+    let added = fs::read_to_string(server.folder.path("added")).expect("the output");
+    assert_eq!(added.lines().filter(|line| line.starts_with("added: ")).count(), 600);
+    let (states, end) = shown.split_once("\r\x1b[K600 added, 0 replaced").expect("a free line at the end");
+    let is_state = |line: &str| line.starts_with("adding: ") && line.ends_with(" left\x1b[K");
+    assert!(states.split('\r').any(is_state), "{states:?}");
+    assert!(!end.contains("adding: "), "{end:?}");
+}
+
+#[test]
+fn a_closed_standard_error_does_not_stop_the_work() {
+    let server = Server::new(None);
+    fs::create_dir(server.folder.path("docs")).expect("a folder");
+    fs::write(server.folder.path("docs/a.pdf"), "%PDF").expect("a file");
+    fs::write(server.folder.path("docs/b.txt"), "The Velna lighthouse is 47 m high.").expect("a file");
+    let (closed, writer) = std::io::pipe().expect("a pipe");
+    drop(closed);
+    let added = server.command(&["search", "add", "docs"]).stderr(writer).output().expect("it should start");
+    assert!(added.status.success(), "{:?}", added.status);
+    assert!(server.stdout_of(&["search", "list"]).contains("b.txt"));
 }

@@ -86,7 +86,7 @@ fn systemd_is_notified_of_the_start_the_reload_and_the_stop() {
     manager.waits_for("RELOADING=1");
     assert_eq!(manager.hears(), "READY=1");
     assert!(server.log().contains("[INFO] configuration reloaded: log_level = info\n"), "{}", server.log());
-    assert!(server.log().contains("restart: usage.retention_days, workers\n"), "{}", server.log());
+    assert!(server.log().contains("restart: workers, usage.retention_days\n"), "{}", server.log());
 
     fs::write(&config, "log_level = 'error'\nworkers = 0\n").expect("a file");
     server.signal(Signal::HUP);

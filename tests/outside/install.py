@@ -1,5 +1,5 @@
 """Boots a Debian with systemd, and installs, uses, breaks, restarts, upgrades, removes and purges the package there, as an
-operator would.
+operator would. Then boots a new one, and installs the static binary with the commands of docs/deploy.md.
 
     python3 tests/outside/install.py
 
@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import pathlib
+import platform
 import re
 import shutil
 import signal
@@ -26,6 +27,7 @@ from service import ROOT, Runtime, ensure, free_port
 
 MACHINE = ROOT / "target" / "machine"
 PACKAGES = ROOT / "target" / "debian"
+STATIC = ROOT / "target" / "static" / ("arm64" if platform.machine() == "aarch64" else "amd64") / "adriaticum"
 RELEASE = "bookworm"
 
 BOOT_SECONDS = 60
@@ -46,12 +48,14 @@ def main():
     completions()
     base = tree()
     later = repacked(package, "99.0.0")
-    with SlowRuntime() as runtime, Machine(base) as machine:
-        for step in STEPS:
-            began_step = time.monotonic()
-            result = step(machine, runtime, package, later)
-            seconds = time.monotonic() - began_step
-            print(f"install: {step.__name__.replace('_', ' ')}: {result} ({seconds:.1f} s)", flush=True)
+    with SlowRuntime() as runtime:
+        for steps in (STEPS, [static_binary]):
+            with Machine(base) as machine:
+                for step in steps:
+                    began_step = time.monotonic()
+                    result = step(machine, runtime, package, later)
+                    seconds = time.monotonic() - began_step
+                    print(f"install: {step.__name__.replace('_', ' ')}: {result} ({seconds:.1f} s)", flush=True)
     print(f"install: all steps in {time.monotonic() - began:.0f} s")
 
 
@@ -59,12 +63,7 @@ def main():
 
 
 def install(machine, runtime, package, later):
-    machine.port = free_port()
-    # An operator's drop-in for another port, before the package is installed.
-    machine.write(
-        "/etc/systemd/system/adriaticum.socket.d/port.conf",
-        f"[Socket]\nListenStream=\nListenStream=127.0.0.1:{machine.port}\n",
-    )
+    machine.choose_port()
     # The default of half a minute would be long for a test.
     machine.write("/etc/systemd/system/adriaticum.service.d/watchdog.conf", "[Service]\nWatchdogSec=2s\n")
     machine.install(package)
@@ -219,6 +218,44 @@ def purge(machine, *_):
     return "nothing is left"
 
 
+def static_binary(machine, runtime, *_):
+    """Runs the commands of docs/deploy.md as they are, except for the editor, on a tree that never had the package."""
+    machine.choose_port()
+    for path in (STATIC, *(ROOT / "systemd").glob("adriaticum.*")):
+        shutil.copy(path, machine.root / "root")
+    machine.run("sh", "-euc", "cd /root\n" + commands("On other systems", "sh"))
+    for unit in ("adriaticum.socket", "adriaticum.service"):
+        ensure(machine.show(unit, "ActiveState") == "active", f"{unit} is not active:\n{machine.status()}")
+        ensure(machine.run("systemctl", "is-enabled", unit).strip() == "enabled", f"{unit} is not enabled")
+    machine.run("systemd-analyze", "verify", "--man=no", "adriaticum.service", "adriaticum.socket")
+    state = machine.run("stat", "-c", "%U:%G %a", "/var/lib/adriaticum", "/etc/adriaticum/adriaticum.toml").split("\n")
+    ensure(state[:2] == ["adriaticum:adriaticum 750", "root:adriaticum 640"], f"owners and modes are {state}")
+
+    editor, *others = commands("Deployment", "", "The next steps:").splitlines()
+    ensure(editor.startswith("editor /etc/adriaticum/adriaticum.toml "), f"the first next step is {editor}")
+    settings = machine.read("/etc/adriaticum/adriaticum.toml")
+    machine.write("/etc/adriaticum/adriaticum.toml", f'{settings}[runtime]\nurl = "{runtime.url}"\n')
+    printed = {command.split("#")[0].strip(): machine.run("sh", "-euc", command) for command in others}
+    machine.key = printed['adriaticum keys create "my application"'].strip()
+    ensure(machine.complete() == 200, f"no completion:\n{machine.journal()}")
+    ensure("/var/lib/adriaticum/adriaticum.db" in printed["adriaticum check"], f"check names no database: {printed}")
+    owners = set(machine.run("stat", "-c", "%U", *machine.databases()).split())
+    ensure(owners == {"adriaticum"}, f"the database belongs to {owners}")
+
+    # Without the setting, a command uses another database than the service, and says so.
+    elsewhere = machine.try_run("sh", "-euc", "cd /tmp; touch empty.toml; adriaticum --config empty.toml keys create other")
+    ensure(" in /tmp/adriaticum.db." in elsewhere.stderr, f"keys create does not name its database: {elsewhere.stderr}")
+    return "the commands of docs/deploy.md work, completions served"
+
+
+def commands(section, language, after=""):
+    """Returns the first code block in a section of docs/deploy.md, after some text."""
+    document = (ROOT / "docs" / "deploy.md").read_text()
+    found = re.search(rf"^#+ {section}\n(?:(?!\n## ).)*?{after}.*?\n```{language}\n(.*?)```\n", document, re.MULTILINE | re.DOTALL)
+    ensure(found, f"docs/deploy.md has no commands in {section}")
+    return found[1]
+
+
 STEPS = (
     install,
     broken_setting,
@@ -246,7 +283,7 @@ def same_files(package):
     """make install and make deb have separate lists, which must be the same except for the package's own files."""
     folder = MACHINE / "installed"
     shutil.rmtree(folder, ignore_errors=True)
-    command = ["make", "-s", "-o", "build", "install", f"DESTDIR={folder}", "PREFIX=/usr"]
+    command = ["make", "-s", "-o", "build", "-o", "generated", "install", f"DESTDIR={folder}", "PREFIX=/usr"]
     subprocess.run(command, cwd=ROOT, check=True)
     by_make = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     listed = subprocess.run(["dpkg-deb", "--fsys-tarfile", package], capture_output=True, check=True).stdout
@@ -267,12 +304,17 @@ def same_files(package):
 
 
 def completions():
-    """Checks the completions of zsh and fish; the integration tests check those of bash."""
-    subprocess.run(["zsh", "-n", "packaging/adriaticum.zsh"], cwd=ROOT, check=True)
-    script = "source packaging/adriaticum.fish; complete -C 'adriaticum --config x keys '"
-    offered = subprocess.run(["fish", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    words = [line.split("\t")[0] for line in offered.splitlines()]
-    ensure(words == ["create", "list", "rename", "revoke", "set"], f"fish completes keys with {words}")
+    """Checks that each shell takes its completions, and what they offer."""
+    generated = ROOT / "target" / "generated"
+    commands = {"create", "help", "list", "rename", "revoke", "set"}
+    subprocess.run(["zsh", "-n", generated / "_adriaticum"], check=True)
+    bash = "source adriaticum.bash; COMP_WORDS=(adriaticum keys ''); COMP_CWORD=2; _adriaticum adriaticum '' keys; " \
+           "printf '%s\\n' \"${COMPREPLY[@]}\""
+    fish = "source adriaticum.fish; complete -C 'adriaticum --config x keys '"
+    for shell, script in [("bash", bash), ("fish", fish)]:
+        offered = subprocess.run([shell, "-c", script], cwd=generated, capture_output=True, text=True, check=True).stdout
+        words = {line.split("\t")[0] for line in offered.splitlines() if not line.startswith("-")}
+        ensure(words == commands, f"{shell} completes keys with {words}")
 
 
 def tree():
@@ -404,6 +446,14 @@ class Machine:
     def install(self, package):
         shutil.copy(package, self.root / "root" / package.name)
         self.run("apt-get", "-y", "-qq", "-o", "Dpkg::Use-Pty=0", "install", f"/root/{package.name}")
+
+    def choose_port(self):
+        """Writes an operator's drop-in for another port, before anything is installed."""
+        self.port = free_port()
+        self.write(
+            "/etc/systemd/system/adriaticum.socket.d/port.conf",
+            f"[Socket]\nListenStream=\nListenStream=127.0.0.1:{self.port}\n",
+        )
 
     def path(self, inside):
         return self.root / inside.removeprefix("/")

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::postgres::{DatabaseUri, SessionLock};
 use super::sqlite::{self, FileLock, LockError};
+use crate::progress::Progress;
 use crate::store::{Result, StoreError};
 use crate::text::has_password;
 
@@ -38,9 +39,9 @@ impl Database {
 
     /// Makes a consistent copy of this moment, while others write, of whichever version it is. Returns how many rows of the
     /// ledger it has.
-    pub fn backup(&self, to: &Path) -> Result<i64> {
+    pub fn backup(&self, to: &Path, progress: &Progress) -> Result<i64> {
         match self {
-            Self::Sqlite(path) => sqlite::backup(path, to),
+            Self::Sqlite(path) => sqlite::backup(path, to, progress),
             Self::Postgres(_) => Err(StoreError::Other("only a SQLite database can be copied".into())),
         }
     }

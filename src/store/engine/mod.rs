@@ -20,6 +20,7 @@ pub use statement::{BoundStatement, EachRow, SqlSession, Statement, bound};
 pub use value::{FromValue, Row, SqlValue};
 
 use super::{Result, StoreError, upgrades};
+use crate::progress::Progress;
 
 /// Parameters of different types.
 macro_rules! values {
@@ -42,6 +43,8 @@ pub enum Access {
     Upgrade,
     /// Neither.
     Existing,
+    /// Nothing at all: also for a file that can't be written.
+    Read,
 }
 
 impl Access {
@@ -57,7 +60,7 @@ impl Access {
             _ if found >= SCHEMA_VERSION => Ok(true),
             _ if found < upgrades::OLDEST_VERSION => Err(StoreError::Unreleased(found)),
             Self::Serve | Self::Upgrade => Ok(false),
-            Self::Create | Self::Existing => Err(StoreError::Older(found)),
+            Self::Create | Self::Existing | Self::Read => Err(StoreError::Older(found)),
         }
     }
 }
@@ -72,9 +75,9 @@ const APPEND_TIMEOUT: Duration = Duration::from_secs(20);
 /// The time for looking up a key, with all attempts.
 const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(5);
 
-pub fn open(database: &Database, access: Access) -> Result<Box<dyn Engine>> {
+pub fn open(database: &Database, access: Access, progress: &Progress) -> Result<Box<dyn Engine>> {
     Ok(match database {
-        Database::Sqlite(path) => Box::new(Sqlite::open(path, access)?),
+        Database::Sqlite(path) => Box::new(Sqlite::open(path, access, progress)?),
         Database::Postgres(uri) => Box::new(Postgres::open(uri, CONNECTIONS, access)?),
     })
 }

@@ -125,7 +125,12 @@ mod tests {
 
     fn engine() -> (Temporary, Sqlite) {
         let temporary = Temporary::sqlite();
-        let engine = Sqlite::open(&temporary.folder.join("wal.db"), Access::Create).expect("a database");
+        let engine = Sqlite::open(
+            &temporary.folder.join("wal.db"),
+            Access::Create,
+            &crate::progress::Progress::none(),
+        )
+        .expect("a database");
         engine
             .as_dyn()
             .transaction(|session| session.execute("CREATE TABLE t (x BLOB)", &[]))

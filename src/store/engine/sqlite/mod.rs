@@ -30,6 +30,7 @@ use super::{
     APPEND_TIMEOUT, Access, BoundStatement, EachRow, Engine, Row, SqlSession, SqlValue, Transaction,
     TransactionMode,
 };
+use crate::progress::Progress;
 use crate::semaphore::Semaphore;
 use crate::store::{Result, StoreError};
 
@@ -48,6 +49,9 @@ const READERS: usize = 4;
 /// The number of prepared statements that a connection keeps: more than there are on a request's path.
 const STATEMENTS: usize = 64;
 
+/// The unit in which the progress of a copy is shown.
+const MEBIBYTE: u64 = 1_048_576;
+
 /// Up to this many bytes a database is checked completely at every start, which takes a few milliseconds.
 const CHECK_COMPLETELY: u64 = 2_097_152;
 
@@ -65,7 +69,7 @@ pub struct Sqlite {
 }
 
 impl Sqlite {
-    pub fn open(path: &Path, access: Access) -> Result<Self> {
+    pub fn open(path: &Path, access: Access, progress: &Progress) -> Result<Self> {
         if is_missing(path)? && !access.may_create() {
             return Err(StoreError::Missing);
         }
@@ -78,7 +82,7 @@ impl Sqlite {
             connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
         }
         switch_journal(&connection, "WAL")?;
-        upgrades::bring_up_to_date(&mut connection, access)?;
+        upgrades::bring_up_to_date(&mut connection, access, progress)?;
         if path.metadata().is_ok_and(|file| file.len() <= CHECK_COMPLETELY) {
             check_every_page(&connection)?;
         }
@@ -144,17 +148,26 @@ impl Engine for Sqlite {
 }
 
 /// Makes a consistent copy of this moment, while others write. Returns how many rows of the ledger it has.
-pub fn backup(path: &Path, to: &Path) -> Result<i64> {
+pub fn backup(path: &Path, to: &Path, progress: &Progress) -> Result<i64> {
     if is_missing(path)? {
         return Err(StoreError::Missing);
     }
     // It only reads, but the last connection to close moves the WAL into the database, and a read-only one can't.
-    let connection = connect(&crate::files::resolve(path)?, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+    let mut connection = connect(&crate::files::resolve(path)?, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     // Not by SQLite, which would say "table already exists" for a file that is there.
     OpenOptions::new().write(true).create_new(true).mode(0o640).open(to)?;
-    let copy = || {
+    let mut copy = || {
         // The connection's NOFOLLOW holds for the copy too.
         let to = crate::files::resolve(to)?;
+        let size = "SELECT (page_count - freelist_count) * page_size
+            FROM pragma_page_count, pragma_freelist_count, pragma_page_size";
+        let size = connection.query_row(size, [], |row| row.get::<_, i64>(0))?.max(0) as u64;
+        let (copied, progress) = (to.clone(), progress.clone());
+        progress.at("copying", 0, size / MEBIBYTE, "MiB");
+        while_running(&mut connection, move |_| {
+            let done = copied.metadata().map_or(0, |file| file.len());
+            progress.at("copying", done / MEBIBYTE, size / MEBIBYTE, "MiB");
+        })?;
         connection.execute("VACUUM INTO ?", [to.to_string_lossy()])?;
         let copy = connect(&to, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
         Ok(copy.query_row("SELECT count(*) FROM usage", [], |row| row.get(0))?)
@@ -203,6 +216,26 @@ fn switch_journal(connection: &Connection, journal: &str) -> Result<()> {
             result => return result,
         }
     }
+}
+
+/// Calls `each` every few milliseconds while a statement of the connection runs, with the number of steps of all of them so
+/// far.
+fn while_running(connection: &mut Connection, mut each: impl FnMut(u64) + Send + 'static) -> Result<()> {
+    const STEPS: u32 = 5_000;
+    let mut steps = 0;
+    let each = move || {
+        steps += u64::from(STEPS);
+        each(steps);
+        false
+    };
+    Ok(connection.progress_handler(STEPS as i32, Some(each))?)
+}
+
+/// Shows the time while a statement of the connection runs.
+fn show_time(connection: &mut Connection, work: &'static str, progress: &Progress) -> Result<()> {
+    let progress = progress.clone();
+    progress.at(work, 0, 0, "");
+    while_running(connection, move |_| progress.at(work, 0, 0, ""))
 }
 
 fn check_every_page(connection: &Connection) -> Result<()> {
@@ -294,8 +327,8 @@ mod tests {
     #[test]
     fn few_connections_read_at_once_stay_open_and_take_turns() {
         let temporary = Temporary::sqlite();
-        let engine =
-            Sqlite::open(&temporary.folder.join("reads.db"), Access::Create).expect("a new database");
+        let engine = Sqlite::open(&temporary.folder.join("reads.db"), Access::Create, &Progress::none())
+            .expect("a new database");
         let (reading, all) = (AtomicUsize::new(0), Barrier::new(READERS + 1));
         thread::scope(|scope| {
             for _ in 0..READERS {
@@ -335,8 +368,8 @@ mod tests {
     #[test]
     fn a_wait_for_one_of_our_own_readers_is_not_reported_as_another_process() {
         let temporary = Temporary::sqlite();
-        let engine =
-            Sqlite::open(&temporary.folder.join("reads.db"), Access::Create).expect("a new database");
+        let engine = Sqlite::open(&temporary.folder.join("reads.db"), Access::Create, &Progress::none())
+            .expect("a new database");
         let now = Instant::now();
         let _all: Vec<_> = (0..READERS).map(|_| engine.reading.acquire(now).expect("a free one")).collect();
         let error = engine.as_dyn().read(|_| Ok(())).expect_err("all are in use").to_string();
@@ -368,7 +401,7 @@ mod tests {
         let other = Connection::open(&path).expect("a connection");
         other.execute_batch("BEGIN IMMEDIATE").expect("a lock");
         thread::scope(|scope| {
-            let opening = scope.spawn(|| Sqlite::open(&path, Access::Create).map(drop));
+            let opening = scope.spawn(|| Sqlite::open(&path, Access::Create, &Progress::none()).map(drop));
             // Enough for a start that does not wait to fail.
             thread::sleep(Duration::from_millis(300));
             other.execute_batch("COMMIT").expect("the lock is released");

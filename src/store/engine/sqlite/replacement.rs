@@ -4,7 +4,7 @@
 //! synced before it is renamed, and a WAL of the old one is gone by then: SQLite would apply it to the new one.
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
@@ -12,8 +12,9 @@ use rusqlite::{Connection, OpenFlags};
 
 use super::database_files::with_suffix;
 use super::lock::keep_open;
-use super::{check_every_page, connect, is_missing, switch_journal, upgrades};
+use super::{MEBIBYTE, check_every_page, connect, is_missing, show_time, switch_journal, upgrades};
 use crate::files::{self, NO_FOLLOW};
+use crate::progress::Progress;
 use crate::store::engine::SqlSession;
 use crate::store::{RestoreError, Result, StoreError};
 use crate::when;
@@ -33,7 +34,7 @@ pub struct Replacement {
 impl Replacement {
     /// Copies a backup, which is only read, and checks all of the copy. Nothing beside the backup is ever applied to it:
     /// in a folder that others may write to, they could replace every page with a WAL of theirs.
-    pub fn prepare(database: &Path, backup: &Path) -> Result<Self, RestoreError> {
+    pub fn prepare(database: &Path, backup: &Path, progress: &Progress) -> Result<Self, RestoreError> {
         let of_backup = |error: io::Error| RestoreError::Backup(error.into());
         let of_target = |error: io::Error| RestoreError::Present(error.into());
         let content = files::open(backup).map_err(of_backup)?;
@@ -54,17 +55,18 @@ impl Replacement {
         let mut replacement = Self { copy: with_suffix(&database, ".restoring"), database, version: 0 };
         // An interrupted restore may have left a copy.
         replacement.remove_copy().map_err(of_target)?;
-        copy(&content, &replacement.copy).map_err(of_target)?;
-        replacement.version = replacement.check().map_err(RestoreError::Backup)?;
+        copy(&content, &replacement.copy, progress).map_err(of_target)?;
+        replacement.version = replacement.check(progress).map_err(RestoreError::Backup)?;
         Ok(replacement)
     }
 
     /// Reads every page and every index. Returns the version.
-    fn check(&self) -> Result<i64> {
+    fn check(&self, progress: &Progress) -> Result<i64> {
         if is_missing(&self.copy)? {
             return Err(StoreError::Missing);
         }
-        let connection = connect(&self.copy, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+        let mut connection = connect(&self.copy, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+        show_time(&mut connection, "checking the copy", progress)?;
         let verdict: String = connection.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
         if verdict == "ok" { Ok(upgrades::version(&connection)?) } else { Err(StoreError::Damaged(verdict)) }
     }
@@ -136,11 +138,12 @@ pub struct PresentDatabase {
 impl PresentDatabase {
     /// Moves the WAL into the database, which fails while another process has it open. A damaged one is only read, and not
     /// locked: SQLite might delete its WAL.
-    pub fn lock(path: &Path) -> Result<Self> {
+    pub fn lock(path: &Path, progress: &Progress) -> Result<Self> {
         if is_missing(path)? {
             return Err(StoreError::Missing);
         }
-        let connection = connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+        let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+        show_time(&mut connection, "checking the present database", progress)?;
         match check_every_page(&connection) {
             Err(damage @ StoreError::Damaged(_)) => return Ok(Self { connection, damage: Some(damage) }),
             checked => checked?,
@@ -158,16 +161,23 @@ impl PresentDatabase {
 }
 
 /// Copies a file to a new one, which only the service's own user and group may read.
-fn copy(mut from: &File, to: &Path) -> io::Result<()> {
+fn copy(from: &File, to: &Path, progress: &Progress) -> io::Result<()> {
     files::create(to)?;
     let mut copy = OpenOptions::new().write(true).custom_flags(NO_FOLLOW).open(to)?;
-    io::copy(&mut from, &mut copy).map(drop)
+    let total = from.metadata()?.len() / MEBIBYTE;
+    for done in 0.. {
+        progress.at("copying", done, total, "MiB");
+        if io::copy(&mut from.take(MEBIBYTE), &mut copy)? < MEBIBYTE {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// Keeps a file under a second name, or as a copy if the file system has no hard links.
 fn keep(from: &Path, to: &Path) -> io::Result<()> {
     fs::hard_link(from, to).or_else(|_| {
-        copy(&keep_open(File::open(from)?), to)?;
+        copy(&keep_open(File::open(from)?), to, &Progress::none())?;
         File::open(to)?.sync_all()
     })
 }

@@ -165,8 +165,12 @@ mod tests {
 
     fn engine(timeout: Duration) -> (Temporary, Sqlite) {
         let temporary = Temporary::sqlite();
-        let mut engine =
-            Sqlite::open(&temporary.folder.join("writer.db"), Access::Create).expect("a database");
+        let mut engine = Sqlite::open(
+            &temporary.folder.join("writer.db"),
+            Access::Create,
+            &crate::progress::Progress::none(),
+        )
+        .expect("a database");
         engine.set_write_timeout(timeout);
         engine
             .as_dyn()
