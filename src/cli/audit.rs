@@ -8,7 +8,7 @@ use super::{CliError, open_store, parse_when, print, print_json, text_table};
 use crate::config::Config;
 use crate::store::{Actor, AuditRow, KeyName};
 use crate::users::user_name;
-use crate::when::{self, When};
+use crate::when::{self, Range, When};
 
 /// Show who changed what: keys, password, settings, sign-ins
 ///
@@ -26,7 +26,9 @@ pub(super) struct Options {
 }
 
 pub(super) fn run(options: &Options, config: &Config) -> Result<(), CliError> {
-    let since = options.since.map_or(i64::MIN, |since| since.ago(when::now()));
+    let now = when::now();
+    let Range { since, .. } =
+        Range::between(options.since, None, now).checked(now).map_err(CliError::Usage)?;
     let mut rows = Vec::new();
     open_store(config)?.audit(since, |row| rows.push(row))?;
     if options.json {

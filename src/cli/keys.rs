@@ -80,7 +80,7 @@ pub(super) struct Terms {
     /// A new key may run completions unless told otherwise. With set, the permissions given replace those that the key has.
     #[arg(long = "permission", value_name = "PERMISSION", value_parser = permission())]
     permissions: Vec<Permission>,
-    /// When the key expires: 12h, 90d, a date (YYYY-MM-DD, UTC), or never
+    /// When the key expires: 12h, 90d, a date (YYYY-MM-DD, UTC), at the end of that day, or never
     #[arg(long, value_name = "WHEN", value_parser = parse_expiry)]
     expires: Option<OrNone<i64>>,
     /// How many of the key's requests a gateway processes at once, 1 to 10000; the others wait. none, the default: any number
@@ -116,7 +116,7 @@ fn parse_expiry(text: &str) -> Result<OrNone<i64>, String> {
         return Ok(OrNone(None));
     }
     let now = when::now();
-    match When::parse(text).ok_or_else(|| wrong_when(text, ", or never"))?.ahead(now) {
+    match When::parse(text).ok_or_else(|| wrong_when(text, ", or never"))?.expiry(now) {
         expires if expires <= now => Err("it is in the past".into()),
         expires => Ok(OrNone(Some(expires))),
     }

@@ -257,7 +257,10 @@ impl From<ConfigError> for CliError {
 
 impl From<StoreError> for CliError {
     fn from(error: StoreError) -> Self {
-        failed("the database")(error)
+        match error {
+            StoreError::RowsRemoved(_) => Self::Failed(format!("{error}.")),
+            error => failed("the database")(error),
+        }
     }
 }
 

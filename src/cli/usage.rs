@@ -1,10 +1,17 @@
 //! `usage`: sums of the ledger, and single requests.
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use std::iter;
 
-use super::{CliError, keys, open_store, parse_when, print, print_json, text_table, verify};
+use clap::ArgAction;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use serde::Serialize;
+
+use super::{CliError, expecting, keys, open_store, parse_when, print, print_json, text_table, verify};
 use crate::config::Config;
-use crate::store::{Filter, Grouping, Matching, Range, SecretUse, Span, Store, Sums, UsageRow};
+use crate::store::{
+    Filter, Grouping, LedgerRow, Matching, Range, RollupRow, RowFilter, SecretUse, Span, Store, StoreError,
+    Sums,
+};
 use crate::text::{cells, count, csv_line, grouped};
 use crate::when::{self, When};
 
@@ -14,26 +21,32 @@ use crate::when::{self, When};
 #[derive(clap::Args)]
 pub(super) struct Options {
     #[command(flatten)]
-    report: Option<Report>,
+    requests: Option<Requests>,
+    /// Print one line for each hour, day, month (UTC), key (with its present name), status or gateway, or for each pair of two of
+    /// them: key,month
+    #[arg(long, value_name = "GROUP[,GROUP]", value_parser = grouping(), value_delimiter = ',', action = ArgAction::Set)]
+    by: Vec<Grouping>,
     #[command(subcommand)]
     command: Option<Command>,
 }
 
-/// `Some` if one of them is given.
+/// The requests that a report or a list is about, and its format. `Some` if one of them is given.
 #[derive(clap::Args, Default)]
-struct Report {
-    /// Only requests since then: 90m, 24h, 30d, a date (2026-11-16), a time (2026-11-16T13:00Z), or a time of today (13:00)
+struct Requests {
+    /// Only requests since then: 90m, 24h, 30d, a date (2026-11-16), a time (2026-11-16T13:00Z, 2026-11-16T14:00+01:00), or a time
+    /// of today (13:00)
     ///
-    /// All are in UTC. Days are calendar days, as on the console: 30d is today and the 29 days before it. A time inside an hour whose
-    /// rows retention has removed is refused, because only its total is kept.
+    /// A time without an offset is in UTC. Days are calendar days in UTC, as on the console: 30d is today and the 29 days before it. A
+    /// time inside an hour whose rows retention has removed is refused, because only its total is kept.
     #[arg(long, value_name = "WHEN", value_parser = parse_when)]
     since: Option<When>,
-    /// Only requests before then
+    /// Only requests before that time; a date includes the whole day
     #[arg(long, value_name = "WHEN", value_parser = parse_when)]
     until: Option<When>,
-    /// Print one line for each hour, day, month (UTC), key (with its present name), status or gateway
-    #[arg(long, value_name = "GROUP", value_parser = grouping())]
-    by: Option<Grouping>,
+    /// Only requests of a calendar month, UTC: 2026-10, or last for the one before this month
+    #[arg(long, conflicts_with_all = ["since", "until"],
+        value_parser = expecting(Range::MONTH_TAKES, |text| Range::parse_month(text, when::now())))]
+    month: Option<Range>,
     /// Only requests of this key: its id, or its name if no other key has it
     #[arg(long)]
     key: Option<String>,
@@ -52,6 +65,14 @@ struct Report {
 
 #[derive(clap::Subcommand)]
 enum Command {
+    /// List single requests, the newest first
+    List {
+        #[command(flatten)]
+        requests: Requests,
+        /// Print at most so many, up to 100000
+        #[arg(long, value_name = "N", default_value = "100", value_parser = expecting(LIMIT_TAKES, parse_limit))]
+        limit: usize,
+    },
     /// Show one request
     Show {
         /// The id of its answer or error
@@ -70,13 +91,15 @@ enum Command {
 
 impl Options {
     pub fn run(self, config: &Config) -> Result<(), CliError> {
-        match (self.command, self.report) {
-            (None, options) => report(&options.unwrap_or_default(), config),
-            (Some(_), Some(_)) => Err(CliError::Usage(
-                "options before show or verify are those of the report. Put them after it.".into(),
+        let Self { requests, by, command } = self;
+        match command {
+            None => report(requests.unwrap_or_default(), &by, config),
+            Some(_) if requests.is_some() || !by.is_empty() => Err(CliError::Usage(
+                "options before list, show or verify are those of the report. Put them after it.".into(),
             )),
-            (Some(Command::Show { request_id, json }), None) => show(&request_id, json, config),
-            (Some(Command::Verify(options)), None) => verify::run(options, config),
+            Some(Command::List { requests, limit }) => list(requests, limit, config),
+            Some(Command::Show { request_id, json }) => show(&request_id, json, config),
+            Some(Command::Verify(options)) => verify::run(options, config),
         }
     }
 }
@@ -88,79 +111,194 @@ fn grouping() -> impl TypedValueParser<Value = Grouping> {
     })
 }
 
-fn report(options: &Report, config: &Config) -> Result<(), CliError> {
-    let &Report { since, until, by, json, csv, .. } = options;
-    let now = when::now();
-    let ago = |when: Option<When>, otherwise: i64| when.map_or(otherwise, |when| when.ago(now));
-    let range = Range { since: ago(since, i64::MIN), until: ago(until, i64::MAX) };
-    let store = open_store(config)?;
-    let find = |text: &str| keys::find(&store, text, SecretUse::Refused);
-    let key = options.key.as_deref().map(find).transpose()?;
-    let filter =
-        Filter { key_id: key.as_ref().map(|key| key.id.as_str()), gateway: options.gateway.as_deref() };
-    check_gateway(&store, filter.gateway)?;
-    let (mut sums, mut rows) = (Sums::default(), Vec::new());
-    let undivided_hour = match by {
-        None => store.figures(Span::Day, range, filter, &Matching::Anything, |row| sums.add(&row.sums))?,
-        Some(by) => store.grouped(range, filter, by, |row| {
-            sums.add(&row.sums);
-            rows.push(row);
-        })?,
-    };
-    if let Some(hour) = undivided_hour {
-        return Err(too_fine(hour));
+/// All of them are in memory.
+const LIMIT_TAKES: &str = "a number from 1 to 100000";
+
+fn parse_limit(text: &str) -> Option<usize> {
+    text.parse().ok().filter(|limit| (1..=100_000).contains(limit))
+}
+
+/// The database and its rows that are asked for.
+struct Selection {
+    store: Store,
+    range: Range,
+    key_id: Option<String>,
+    gateway: Option<String>,
+}
+
+impl Selection {
+    fn open(requests: &Requests, config: &Config) -> Result<Self, CliError> {
+        let &Requests { since, until, month, .. } = requests;
+        let now = when::now();
+        let range =
+            month.unwrap_or(Range::between(since, until, now)).checked(now).map_err(CliError::Usage)?;
+        let store = open_store(config)?;
+        let key =
+            requests.key.as_ref().map(|text| keys::find(&store, text, SecretUse::Refused)).transpose()?;
+        let gateway = requests.gateway.as_ref().map(|name| find_gateway(&store, name)).transpose()?;
+        let range = store.bounded(range, now)?;
+        Ok(Self { store, range, key_id: key.map(|key| key.id), gateway })
     }
-    if json {
-        return print(&as_json(&rows, &sums));
+
+    fn filter(&self) -> Filter<'_> {
+        Filter { key_id: self.key_id.as_deref(), gateway: self.gateway.as_deref() }
     }
-    let columns = columns(by);
+
+    /// The first line of a text.
+    fn period(&self) -> String {
+        match self.range.bounds() {
+            [first, last] if first == last => format!("{first} (UTC)\n"),
+            [first, last] if first.ends_with('Z') => format!("{first} to {last}\n"),
+            [first, last] => format!("{first} to {last} (UTC)\n"),
+        }
+    }
+}
+
+fn report(options: Requests, by: &[Grouping], config: &Config) -> Result<(), CliError> {
+    if !Grouping::fit_together(by) {
+        let message = "--by takes one group, or two that differ, of which one may be hour, day or month.";
+        return Err(CliError::Usage(message.into()));
+    }
+    let selection = Selection::open(&options, config)?;
+    let Range { since, until } = selection.range;
+    let mut rows = selection.store.grouped(selection.range, selection.filter(), by)?;
+    let mut sums = Sums::default();
+    rows.iter().for_each(|row| sums.add(&row.sums));
+    if by.is_empty() {
+        rows.clear();
+    }
+    if options.json {
+        let report = Report { since, until, sums: &sums };
+        let report = serde_json::to_string(&report).expect("a report should have its JSON");
+        let report = report.trim_end_matches('}');
+        return print(&format!("{report},\n\"rows\":{}}}\n", json_lines(&rows)));
+    }
+    let labels: Vec<&str> = by.iter().flat_map(|by| by.labels()).copied().collect();
+    let columns: Vec<&str> = labels.iter().copied().chain(FIGURES).collect();
     let mut lines: Vec<Vec<String>> = vec![columns.iter().map(ToString::to_string).collect()];
     lines.extend(rows.iter().map(|row| cells(row, columns.iter().copied())));
-    if csv {
+    if options.csv {
         // Without groups, one line with the sums.
-        lines.extend(by.is_none().then(|| cells(&sums, columns.iter().copied())));
-        print(&lines.iter().map(|cells| csv_line(cells)).collect::<String>())?;
-    } else {
-        if let Some(by) = by {
-            for figure in lines.iter_mut().skip(1).flat_map(|cells| &mut cells[by.labels().len()..]) {
-                *figure = figure.parse().map_or_else(|_| figure.clone(), grouped);
-            }
-            print(&text_table::lay_out(&lines))?;
+        lines.extend(by.is_empty().then(|| cells(&sums, columns.iter().copied())));
+        let periods = iter::once(["since".into(), "until".into()])
+            .chain(iter::repeat([since.to_string(), until.to_string()]));
+        let line = |(period, cells): ([String; 2], &Vec<String>)| csv_line(&[&period[..], cells].concat());
+        return print(&periods.zip(&lines).map(line).collect::<String>());
+    }
+    print(&selection.period())?;
+    if !by.is_empty() {
+        for figure in lines.iter_mut().skip(1).flat_map(|cells| &mut cells[labels.len()..]) {
+            *figure = figure.parse().map_or_else(|_| figure.clone(), grouped);
         }
-        print(&summary(&sums))?;
+        print(&text_table::lay_out(&lines))?;
+    }
+    print(&summary(&sums))
+}
+
+const FIGURES: [&str; 6] =
+    ["requests", "errors", "prompt_tokens", "completion_tokens", "total_tokens", "unmeasured"];
+
+/// The members of a report before its rows.
+#[derive(Serialize)]
+struct Report<'a> {
+    since: i64,
+    until: i64,
+    #[serde(flatten)]
+    sums: &'a Sums,
+}
+
+fn list(options: Requests, limit: usize, config: &Config) -> Result<(), CliError> {
+    let selection = Selection::open(&options, config)?;
+    let (rows, is_more) = newest_rows(&selection, limit)?;
+    if options.json {
+        print(&(json_lines(&rows) + "\n"))?;
+    } else if options.csv {
+        print(&(LedgerRow::csv_heading() + &rows.iter().map(LedgerRow::csv_line).collect::<String>()))?;
+    } else {
+        let heading = "time,request,key,outcome,tokens in,tokens out,total,ms,gateway";
+        print(&(selection.period() + &text_table::with_heading(heading, rows.iter().map(list_line))))?;
+    }
+    if is_more {
+        eprintln!(
+            "There are more than these {}: use --limit, or a shorter range.",
+            count(rows.len() as i64, "request")
+        );
+    } else {
+        tell_removed(&selection, rows.len() as i64)?;
     }
     Ok(())
 }
 
-/// Refuses a range that begins or ends inside an hour whose rows were removed: its figures would be wrong.
-fn too_fine(hour: i64) -> CliError {
-    let time = |time| when::iso(time).unwrap_or_default();
-    CliError::Failed(format!(
-        "the rows of the hour from {} to {} were removed (usage.retention_days), so --since and --until can't be inside it. \
-         Begin or end with a full hour.",
-        time(hour),
-        time(hour + Span::Hour.seconds())
-    ))
+/// The newest rows, and whether there are more.
+fn newest_rows(selection: &Selection, limit: usize) -> Result<(Vec<LedgerRow>, bool), CliError> {
+    let filter = RowFilter {
+        range: selection.range,
+        key_id: selection.key_id.clone(),
+        gateway: selection.gateway.clone(),
+        matching: Matching::Anything,
+        cause: None,
+        least_ms: None,
+        most_ms: None,
+    };
+    let (mut rows, mut before) = (Vec::new(), None);
+    // One more than the limit shows that there are more. A search for a gateway ends after some rows, found or not.
+    while rows.len() <= limit {
+        let listing = selection.store.newest(&filter, before.as_deref(), limit + 1 - rows.len())?;
+        rows.extend(listing.rows);
+        before = listing.next;
+        if before.is_none() {
+            break;
+        }
+    }
+    let is_more = rows.len() > limit;
+    rows.truncate(limit);
+    Ok((rows, is_more))
+}
+
+fn list_line(row: &LedgerRow) -> Vec<String> {
+    let number = |number: Option<i64>| number.map_or("-".into(), grouped);
+    let outcome = [row.status.map(|status| status.to_string()), row.error_code.clone(), row.cause.clone()];
+    vec![
+        when::iso(row.created).unwrap_or_default(),
+        row.request_id.clone(),
+        row.key_name.clone(),
+        outcome.into_iter().flatten().collect::<Vec<_>>().join(" "),
+        number(row.tokens.prompt_tokens),
+        number(row.tokens.completion_tokens),
+        number(row.tokens.total_tokens),
+        row.duration_ms.map_or("-".into(), |time| format!("{time:.0}")),
+        if row.gateway.is_empty() { "-".into() } else { row.gateway.clone() },
+    ]
+}
+
+/// Says on standard error if retention has removed rows of a list.
+fn tell_removed(selection: &Selection, listed: i64) -> Result<(), CliError> {
+    let mut requests = 0;
+    let take = |row: RollupRow| requests += row.sums.requests;
+    match selection.store.figures(Span::Day, selection.range, selection.filter(), &Matching::Anything, take) {
+        Ok(()) if requests <= listed => return Ok(()),
+        Ok(()) => eprint!("{} of this range", count(requests - listed, "other request")),
+        Err(StoreError::RowsRemoved(_)) => eprint!("Some requests of this range"),
+        Err(error) => return Err(error.into()),
+    }
+    eprintln!(" have no row any more (usage.retention_days): adriaticum usage has their sums.");
+    Ok(())
 }
 
 /// Refuses a misspelt name, which would have no requests. The chain of a moved ledger has an empty name.
-fn check_gateway(store: &Store, gateway: Option<&str>) -> Result<(), CliError> {
-    match gateway.filter(|name| !name.is_empty()) {
-        Some(name) if !store.gateways()?.iter().any(|gateway| gateway.name == name) => Err(CliError::Failed(
-            format!("there is no gateway {name:?}. List the gateways: adriaticum usage --by gateway"),
-        )),
-        _ => Ok(()),
+fn find_gateway(store: &Store, name: &str) -> Result<String, CliError> {
+    match name.is_empty() || store.gateways()?.iter().any(|gateway| gateway.name == name) {
+        true => Ok(name.into()),
+        false => Err(CliError::Failed(format!(
+            "there is no gateway {name:?}. List the gateways: adriaticum usage --by gateway"
+        ))),
     }
 }
 
-/// Formats an object with one row per line and the members of the sums.
-fn as_json(rows: &[UsageRow], sums: &Sums) -> String {
-    let rows: Vec<String> = rows
-        .iter()
-        .map(|row| format!("\n  {}", serde_json::to_string(row).expect("a row should have its JSON")))
-        .collect();
-    let sums = serde_json::to_string(sums).expect("sums should have their JSON");
-    format!("{{\"rows\": [{}],\n{}\n", rows.join(","), sums.trim_start_matches('{'))
+/// Formats an array with one row per line.
+fn json_lines(rows: &[impl Serialize]) -> String {
+    let row = |row| format!("\n  {}", serde_json::to_string(row).expect("a row should have its JSON"));
+    format!("[{}]", rows.iter().map(row).collect::<Vec<_>>().join(","))
 }
 
 fn show(id: &str, json: bool, config: &Config) -> Result<(), CliError> {
@@ -232,12 +370,6 @@ fn summary(sums: &Sums) -> String {
         count(sums.errors, "error"),
         count(sums.unmeasured, "request")
     )
-}
-
-/// The columns of a report: the labels of a group, and the figures.
-fn columns(by: Option<Grouping>) -> Vec<&'static str> {
-    let figures = ["requests", "errors", "prompt_tokens", "completion_tokens", "total_tokens", "unmeasured"];
-    by.map_or(&[][..], Grouping::labels).iter().copied().chain(figures).collect()
 }
 
 #[cfg(test)]

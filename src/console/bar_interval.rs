@@ -62,7 +62,7 @@ impl BarInterval {
         match self {
             Self::Seconds(seconds) => after(0, seconds),
             Self::Week => after(MONDAY, 7 * DAY),
-            Self::Month => when::month(time).map_or(i64::MAX, |(_, next)| next),
+            Self::Month => when::month(time).map_or(i64::MAX, |month| month.until),
             Self::Year => next_year().unwrap_or(i64::MAX),
         }
     }

@@ -9,6 +9,7 @@ use super::layout::{copy_box, operator_page, plain_page};
 use super::page_request::Operator;
 use crate::http::Response;
 use crate::logging;
+use crate::store::StoreError;
 
 /// A page that requests an address again, now from within this site.
 pub fn reload_from_here(address: &str) -> Response {
@@ -37,6 +38,7 @@ pub fn no_password(command: &str) -> Response {
 
 /// The page of an error. A signed-in operator keeps the navigation.
 pub fn error(operator: Option<&Operator>, peer: Option<IpAddr>, error: &PageError) -> Response {
+    let reason;
     let (status, title, text, retry_after) = match error {
         PageError::NotFound => (404, "Page not found", "Check the address.", None),
         PageError::Method => (405, "Not possible here", "Nothing was changed.", None),
@@ -61,6 +63,10 @@ pub fn error(operator: Option<&Operator>, peer: Option<IpAddr>, error: &PageErro
         PageError::Panic => {
             let text = "The service’s log has the reason. Completions are not affected.";
             (503, "Something went wrong", text, Some(5))
+        }
+        PageError::Store(error @ StoreError::RowsRemoved(_)) => {
+            reason = format!("{error}.");
+            (400, "These figures are not kept", reason.as_str(), None)
         }
         PageError::Store(error) => {
             // Without the database no session can be verified, so anyone can cause this line.

@@ -9,14 +9,23 @@ use super::usage_view::UsageView;
 use super::{PageError, PageResult, layout};
 use crate::http::Response;
 use crate::http::response::{Broken, Pieces};
-use crate::store::{LEDGER_COLUMNS, Range, RowFilter, Span, Store, StoreError, Sums};
+use crate::store::{LedgerRow, Range, RowFilter, Span, Store, StoreError, Sums};
 use crate::text::{cells, csv_line};
 use crate::when;
 
 const ROWS_PER_PIECE: usize = 500;
 
-const TOTALS_COLUMNS: &str =
-    "day, key_id, key_name, requests, errors, prompt_tokens, completion_tokens, total_tokens, unmeasured";
+const TOTALS_COLUMNS: [&str; 9] = [
+    "day",
+    "key_id",
+    "key_name",
+    "requests",
+    "errors",
+    "prompt_tokens",
+    "completion_tokens",
+    "total_tokens",
+    "unmeasured",
+];
 
 /// The most exports in progress: each holds a piece in memory.
 const MAX_EXPORTS: usize = 4;
@@ -36,25 +45,14 @@ impl<F: FnMut() -> NextPiece + Send> Pieces for Download<F> {
     }
 }
 
-fn columns(list: &'static str) -> impl Iterator<Item = &'static str> {
-    list.split(',').map(str::trim)
-}
-
-/// A line of the CSV: the columns of the ledger and, beside the Unix time, a time that a spreadsheet understands.
-fn csv_line_with_time(mut cells: Vec<String>, time: String) -> String {
-    let created = columns(LEDGER_COLUMNS).position(|name| name == "created").expect("a row has its time");
-    cells.insert(created + 1, time);
-    csv_line(&cells)
-}
-
 /// A spreadsheet reads a CSV file as UTF-8 if it begins with this.
 const BYTE_ORDER_MARK: &str = "\u{feff}";
 
 pub fn rows(operator: &Operator, is_json: bool) -> PageResult {
-    let names = columns(LEDGER_COLUMNS).map(String::from).collect();
-    let heading = csv_line_with_time(names, "created_utc".into());
-    let (extension, opening) =
-        if is_json { ("json", "[".into()) } else { ("csv", BYTE_ORDER_MARK.to_owned() + &heading) };
+    let (extension, opening) = match is_json {
+        true => ("json", "[".into()),
+        false => ("csv", BYTE_ORDER_MARK.to_owned() + &LedgerRow::csv_heading()),
+    };
     let view = UsageView::read(&operator.request.query, operator.request.now);
     let pieces = row_pieces(Arc::clone(&operator.console.store), view.row_filter(), is_json);
     start(operator, &view, &format!("usage.{extension}"), opening, pieces)
@@ -78,8 +76,7 @@ fn row_pieces(store: Arc<Store>, filter: RowFilter, is_json: bool) -> impl FnMut
                 piece += &format!("{separator}\n{row}");
                 separator = ",";
             } else {
-                let time = when::iso(row.created).unwrap_or_default();
-                piece += &csv_line_with_time(cells(row, columns(LEDGER_COLUMNS)), time);
+                piece += &row.csv_line();
             }
         }
         is_done = listing.next.is_none();
@@ -97,8 +94,9 @@ pub fn totals(operator: &Operator) -> PageResult {
     let Operator { console, request, .. } = *operator;
     let keys = console.store.list_keys()?;
     let view = UsageView::read(&request.query, request.now).with_key(&keys);
-    let heading = BYTE_ORDER_MARK.to_owned()
-        + &csv_line(&columns(TOTALS_COLUMNS).map(String::from).collect::<Vec<_>>());
+    // Before the first piece: a download that has begun can't be refused.
+    console.store.check_rows_of(view.range)?;
+    let heading = BYTE_ORDER_MARK.to_owned() + &csv_line(&TOTALS_COLUMNS.map(String::from));
     let names = keys.into_iter().map(|key| (key.id, key.name)).collect();
     let (store, asked) = (Arc::clone(&console.store), view.clone());
     let mut next = view.range.since;
@@ -131,7 +129,7 @@ fn day_lines(
     let line = |(id, sums): (String, Sums)| {
         let name = names.get(&id).cloned().unwrap_or_default();
         let named = [date.clone(), id, name];
-        csv_line(&[&named[..], &cells(&sums, columns(TOTALS_COLUMNS).skip(named.len()))].concat())
+        csv_line(&[&named[..], &cells(&sums, TOTALS_COLUMNS.into_iter().skip(named.len()))].concat())
     };
     Ok(by_key.into_iter().map(line).collect())
 }

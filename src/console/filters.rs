@@ -23,7 +23,8 @@ pub fn filters(view: &UsageView, address: &str, keys: &[Key], gateways: &[Gatewa
             form.times method="get" action=(address) {
                 (hidden_fields(view.fields(), &["range", "from", "to"]))
                 @for (name, text, value) in [("from", "From", &from), ("to", "to", &to)] {
-                    label for=(name) { (text) } input id=(name) type="datetime-local" name=(name) value=(value) required;
+                    label for=(name) { (text) } input id=(name) type="datetime-local" name=(name) value=(value)
+                        step=[(value.len() > "2026-11-16T13:00".len()).then_some(1)] required;
                 }
                 button type="submit" { "Show" }
             }

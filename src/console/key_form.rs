@@ -98,7 +98,7 @@ impl KeyForm {
             "date" => Some(date()?),
             term => Some(When::parse(term).ok_or_else(|| ("expires", "Choose when it expires.".to_owned()))?),
         };
-        let chosen = chosen.map(|when| when.ahead(self.loaded));
+        let chosen = chosen.map(|when| when.expiry(self.loaded));
         if chosen.is_some_and(|expires| expires <= now) {
             return Err(("date", "The date lies in the past.".into()));
         }

@@ -71,10 +71,10 @@ impl UsageView {
     pub fn read(query: &Form, now: i64) -> Self {
         let next = |width: i64| (now.div_euclid(width) + 1) * width;
         let back = |until: i64, time: i64| Range { since: until - time, until };
-        let month_start = |time: i64| when::month(time).map_or(0, |(start, _)| start);
+        let month_start = |time: i64| when::month(time).map_or(0, |month| month.since);
         let this_month = month_start(now);
         let named = CHOICES.iter().map(|(word, _)| *word).find(|word| *word == query.get("range"));
-        let times = times(query);
+        let times = times(query, now);
         let choice = named.unwrap_or(if times.is_some() { "times" } else { "24h" });
         let range = match (choice, times, When::parse(choice)) {
             ("times", Some(range), _) => range,
@@ -179,16 +179,13 @@ impl UsageView {
 
     /// The start and the end of the range, as a field of a form has them.
     pub fn times(&self) -> [String; 2] {
-        [self.range.since, self.range.until].map(|time| when::iso(time).unwrap_or_default()[..16].to_owned())
+        let time = |time| when::iso(time).unwrap_or_default().replace(":00Z", "").replace('Z', "");
+        [self.range.since, self.range.until].map(time)
     }
 
     /// The same for an address or a file's name: whole days as dates, the last one included.
     pub fn dates(&self) -> [String; 2] {
-        let Range { since, until } = self.range;
-        if since % DAY != 0 || until % DAY != 0 {
-            return self.times();
-        }
-        [since, until - 1].map(|time| when::iso(time).unwrap_or_default()[..10].to_owned())
+        self.range.bounds().map(|bound| bound.replace('Z', ""))
     }
 
     /// The names and values in an address or a form, the range first. Empty values are left out there.
@@ -260,19 +257,16 @@ fn bars(range: Range, span: Span) -> (Range, BarInterval, Vec<i64>) {
     (covered, step, starts)
 }
 
-/// Reads two dates or times in any order, or one date that stands for both. A last day is included, a last minute is not.
-fn times(query: &Form) -> Option<Range> {
-    let minute = |time: i64| time.div_euclid(60) * 60;
-    let time = |name| match When::parse(query.get(name)) {
-        Some(When::Date(date)) => Some((date, DAY)),
-        Some(When::Time(time)) => Some((minute(time), 0)),
-        _ => None,
-    };
+/// Reads two dates or times in any order, or one that stands for both: a day or a minute.
+fn times(query: &Form, now: i64) -> Option<Range> {
+    let time =
+        |name| When::parse(query.get(name)).filter(|when| matches!(when, When::Date(_) | When::Time(_)));
     let (from, to) = (time("from"), time("to"));
     let (from, to) = (from.or(to)?, to.or(from)?);
-    let ((since, _), (last, included)) = (from.min(to), from.max(to));
-    let range = Range { since, until: (last + included).max(since + 60) };
-    (range.until - range.since <= LONGEST && range.since >= 0).then_some(range)
+    let (from, to) = if to.begin(now) < from.begin(now) { (to, from) } else { (from, to) };
+    let Range { since, until } = Range::between(Some(from), Some(to), now);
+    let until = if until > since { until } else { since + 60 };
+    (until - since <= LONGEST && since >= 0).then_some(Range { since, until })
 }
 
 fn is_cause(text: &str) -> bool {

@@ -55,7 +55,7 @@ impl BudgetPeriod {
         let day = time.div_euclid(DAY).saturating_mul(DAY);
         match self {
             Self::Day => Range { since: day, until: day.saturating_add(DAY) },
-            Self::Month => when::month(time).map_or(Range::ALL, |(since, until)| Range { since, until }),
+            Self::Month => when::month(time).unwrap_or(Range::ALL),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Divides the range of a usage report into parts, each of which is read from the rollup or from the rows.
 
 use super::engine::{SqlSession, values};
-use super::{Range, Result, Span};
+use super::{Range, Result, Span, StoreError};
 use crate::id::RequestId;
 
 /// Divides a range into parts, in the order of time, and finds where the figures of each can be read.
@@ -9,12 +9,11 @@ pub(super) struct Division<'a> {
     pub session: &'a dyn SqlSession,
     /// The rollup's spans to read, or `None` for the rows; then the first second, and the one after the last.
     pub parts: Vec<(Option<Span>, i64, i64)>,
-    /// The start of an hour that the range cuts, and that counts completely because its rows were removed.
-    pub undivided_hour: Option<i64>,
 }
 
 impl Division<'_> {
-    /// Whole spans are in the rollup. The rest of a day is divided into hours, and the rest of an hour is counted.
+    /// Whole spans are in the rollup. The rest of a day is divided into hours, and the rest of an hour is counted. Fails if
+    /// retention has removed the rows of that hour.
     pub fn divide(&mut self, Range { since, until }: Range, span: Span) -> Result<()> {
         if span == Span::Minute {
             self.add(None, since, until);
@@ -40,12 +39,10 @@ impl Division<'_> {
         }
         let start = span.start(from);
         let end = start.saturating_add(span.seconds());
-        if self.has_rows(start, end)? {
-            self.add(None, from, to);
-        } else {
-            self.add(Some(span), start, end);
-            self.undivided_hour = Some(start);
+        if !self.has_rows(start, end)? {
+            return Err(StoreError::RowsRemoved(start));
         }
+        self.add(None, from, to);
         Ok(())
     }
 

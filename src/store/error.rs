@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::engine::SCHEMA_VERSION;
 use crate::error::FailureCause;
 use crate::text::shell_word;
+use crate::when;
 
 /// As `io::Result` is for `io::Error`.
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;
@@ -51,6 +52,8 @@ pub enum StoreError {
     Panicked,
     /// The row that should be read is not there.
     NoRow,
+    /// A range cuts the hour that begins at this time, and retention has removed its rows: the figures would be wrong.
+    RowsRemoved(i64),
     /// The key was revoked before the request arrived, or does not exist.
     KeyRevoked,
     /// A write to the ledger has waited for long, and has not failed yet.
@@ -128,6 +131,14 @@ impl fmt::Display for StoreError {
             Self::Io(error) => write!(f, "{error}"),
             Self::Panicked => f.write_str("a write panicked"),
             Self::NoRow => f.write_str("the row is not there"),
+            Self::RowsRemoved(hour) => {
+                let [from, to] = [*hour, hour + 3600].map(|time| when::iso(time).unwrap_or_default());
+                write!(
+                    f,
+                    "the rows of the hour from {from} to {to} were removed (usage.retention_days), so a range can't begin or \
+                     end inside it: begin or end with a full hour"
+                )
+            }
             Self::KeyRevoked => f.write_str("the key was revoked"),
             Self::Stalled => f.write_str("a write to the ledger has waited for more than 5 seconds"),
             Self::Fenced => f.write_str("another process serves under the name of this gateway"),

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
     use crate::store::ledger::tests::{row, write};
     use crate::store::tests::Temporary;
-    use crate::store::{Filter, Grouping, Range, UsageRow};
+    use crate::store::{Filter, Grouping, Range};
 
     #[test]
     fn a_process_that_was_replaced_can_not_write() {
@@ -126,9 +126,9 @@ mod tests {
         assert_eq!((found.rows, found.fault), (11, None));
         let heads: Vec<_> = found.heads.iter().map(|head| (head.gateway.as_str(), head.seq)).collect();
         assert_eq!(heads, [("", 1), ("a", 5), ("b", 5)]);
-        let mut groups = Vec::new();
-        let take = |row: UsageRow| groups.push((row.labels["gateway"].to_string(), row.sums.requests));
-        one.grouped(Range::ALL, Filter::ALL, Grouping::Gateway, take).expect("the figures");
+        let rows = one.grouped(Range::ALL, Filter::ALL, &[Grouping::Gateway]).expect("the figures");
+        let groups: Vec<_> =
+            rows.iter().map(|row| (row.labels["gateway"].to_string(), row.sums.requests)).collect();
         assert_eq!(groups, [("\"\"".into(), 1), ("\"a\"".into(), 5), ("\"b\"".into(), 5)]);
         let filter = Filter { gateway: Some("b"), ..Filter::ALL };
         assert_eq!(one.sums(Range::ALL, filter).expect("the figures").errors, 5);

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::{DAY, RollupRow, date};
 
@@ -38,7 +38,17 @@ impl Grouping {
         }
     }
 
-    pub(super) fn group(self, row: RollupRow) -> Group {
+    /// Returns false for more than two groupings, for the same one twice, and for two of time: a day has its month.
+    pub fn fit_together(list: &[Self]) -> bool {
+        let is_time = |by: Self| matches!(by, Self::Hour | Self::Day | Self::Month);
+        match *list {
+            [] | [_] => true,
+            [one, other] => one != other && !(is_time(one) && is_time(other)),
+            _ => false,
+        }
+    }
+
+    pub(super) fn group(self, row: &RollupRow) -> Group {
         let day = || date(row.start.div_euclid(DAY));
         match self {
             Self::Hour => {
@@ -47,9 +57,9 @@ impl Grouping {
             }
             Self::Day => (None, Some(day())),
             Self::Month => (None, day().rsplit_once('-').map(|(month, _)| month.into())),
-            Self::Key => (None, Some(row.key_id)),
-            Self::Status => (row.status, row.error_code),
-            Self::Gateway => (None, Some(row.gateway)),
+            Self::Key => (None, Some(row.key_id.clone())),
+            Self::Status => (row.status, row.error_code.clone()),
+            Self::Gateway => (None, Some(row.gateway.clone())),
         }
     }
 
@@ -58,7 +68,7 @@ impl Grouping {
         self,
         (status, text): Group,
         key_names: &HashMap<String, String>,
-    ) -> Map<String, Value> {
+    ) -> impl Iterator<Item = (String, Value)> {
         let values: [Value; 2] = match self {
             Self::Status => [status.into(), text.into()],
             _ => {
@@ -66,7 +76,7 @@ impl Grouping {
                 [text.into(), name.into()]
             }
         };
-        self.labels().iter().map(ToString::to_string).zip(values).collect()
+        self.labels().iter().map(ToString::to_string).zip(values)
     }
 }
 

@@ -5,6 +5,8 @@ use serde::Serialize;
 use super::Result;
 use super::chain::ChainLink;
 use super::engine::{Row, SqlValue, values};
+use crate::text::{cells, csv_line};
+use crate::when;
 
 #[derive(Clone, Debug)]
 pub struct Searched {
@@ -59,6 +61,28 @@ pub struct LedgerRow {
     pub gateway: String,
     /// The reason why it was refused or failed, as one word.
     pub cause: Option<String>,
+}
+
+impl LedgerRow {
+    /// The first line of a CSV file of rows.
+    pub fn csv_heading() -> String {
+        csv_line_with_time(columns().map(String::from).collect(), "created_utc".into())
+    }
+
+    pub fn csv_line(&self) -> String {
+        csv_line_with_time(cells(self, columns()), when::iso(self.created).unwrap_or_default())
+    }
+}
+
+fn columns() -> impl Iterator<Item = &'static str> {
+    COLUMNS.split(',').map(str::trim)
+}
+
+/// A line of the CSV: the columns of the ledger and, beside the Unix time, a time that a spreadsheet understands.
+fn csv_line_with_time(mut cells: Vec<String>, time: String) -> String {
+    let created = columns().position(|name| name == "created").expect("a row has its time");
+    cells.insert(created + 1, time);
+    csv_line(&cells)
 }
 
 pub const COLUMNS: &str = "request_id, key_id, key_name, created, status, error_code, prompt_tokens,

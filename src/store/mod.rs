@@ -52,7 +52,7 @@ pub use gateways::{CLOCK_SLACK, Gateway};
 use group_commit::GroupCommit;
 pub use grouping::Grouping;
 pub use keys::SecretUse;
-pub use ledger_row::{COLUMNS as LEDGER_COLUMNS, LedgerRow, Searched, Tokens};
+pub use ledger_row::{LedgerRow, Searched, Tokens};
 pub use listing::{Listing, Matching, RowFilter, SEARCHED_ROWS};
 pub use moving::MoveResult;
 pub use restore::{Comparison, KeyDifferences, LedgerExtent, Restoration, RestoreError, restore};
@@ -62,10 +62,11 @@ pub use sessions::{PasswordHash, TokenKind};
 pub use stored_key::{
     CONCURRENT_TAKES, Key, KeyChange, KeyChanged, KeyName, KeyState, NewKey, Permission, parse_concurrent,
 };
-pub use sums::{Filter, Range, RollupRow, Sums, UsageRow};
+pub use sums::{Filter, RollupRow, Sums, UsageRow};
 pub use sums_check::UnprovenSums;
 
 use crate::progress::Progress;
+pub use crate::when::Range;
 
 /// A day, in seconds.
 const DAY: i64 = 86_400;

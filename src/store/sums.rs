@@ -2,7 +2,6 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
-use std::mem;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -10,19 +9,8 @@ use serde_json::{Map, Value};
 use super::division::Division;
 use super::engine::{Row, SqlValue, values};
 use super::grouping::{Group, Grouping};
-use super::{Matching, Result, Span, Store};
+use super::{Matching, Range, Result, Span, Store};
 use crate::id::RequestId;
-
-/// A range of time: from the first second to before the second.
-#[derive(Clone, Copy, Debug)]
-pub struct Range {
-    pub since: i64,
-    pub until: i64,
-}
-
-impl Range {
-    pub const ALL: Self = Self { since: i64::MIN, until: i64::MAX };
-}
 
 /// Selects the requests that are counted; `None` for all.
 #[derive(Clone, Copy, Debug)]
@@ -105,49 +93,64 @@ impl RollupRow {
 }
 
 impl Store {
-    /// Calls `take` with one group after the other. Groups of time are taken as soon as they are complete, so that the memory
-    /// does not grow with their number. Returns what [`figures`](Self::figures) returns.
-    pub fn grouped(
-        &self,
-        range: Range,
-        filter: Filter,
-        by: Grouping,
-        mut take: impl FnMut(UsageRow),
-    ) -> Result<Option<i64>> {
-        let (span, is_time) = match by {
-            Grouping::Hour => (Span::Hour, true),
-            Grouping::Day | Grouping::Month => (Span::Day, true),
-            Grouping::Key | Grouping::Status | Grouping::Gateway => (Span::Day, false),
-        };
+    /// The sums of a range by one or more groupings, or in one row. Groups are in the order of the groupings; keys with the most
+    /// requests come first.
+    pub fn grouped(&self, range: Range, filter: Filter, by: &[Grouping]) -> Result<Vec<UsageRow>> {
         let mut names = HashMap::new();
-        if by == Grouping::Key {
+        if by.contains(&Grouping::Key) {
             names.extend(self.list_keys()?.into_iter().map(|key| (key.id, key.name)));
         }
-        let mut take_all = |groups: BTreeMap<Group, Sums>| {
-            let mut groups: Vec<_> = groups.into_iter().collect();
-            if by == Grouping::Key {
-                groups.sort_by_key(|(_, sums)| Reverse(sums.requests));
-            }
-            for (group, sums) in groups {
-                take(UsageRow { labels: by.named(group, &names), sums });
-            }
-        };
-        let mut groups = BTreeMap::<Group, Sums>::new();
-        let undivided_hour = self.figures(span, range, filter, &Matching::Anything, |mut row| {
-            let sums = mem::take(&mut row.sums);
-            let group = by.group(row);
-            if is_time && !groups.contains_key(&group) {
-                take_all(mem::take(&mut groups));
-            }
-            groups.entry(group).or_default().add(&sums);
+        let mut groups = BTreeMap::<Vec<Group>, Sums>::new();
+        let span = if by.contains(&Grouping::Hour) { Span::Hour } else { Span::Day };
+        self.figures(span, range, filter, &Matching::Anything, |row| {
+            let group = by.iter().map(|by| by.group(&row)).collect();
+            groups.entry(group).or_default().add(&row.sums);
         })?;
-        take_all(groups);
-        Ok(undivided_hour)
+        // The requests of a key within the groups before it.
+        let mut requests = HashMap::<Vec<Group>, i64>::new();
+        if let Some(place) = by.iter().position(|by| *by == Grouping::Key) {
+            for (group, sums) in &groups {
+                *requests.entry(group[..=place].to_vec()).or_default() += sums.requests;
+            }
+        }
+        let mut groups: Vec<_> = groups.into_iter().collect();
+        groups.sort_by_cached_key(|(group, _)| {
+            let order =
+                |place: usize| (Reverse(requests.get(&group[..=place]).copied()), group[place].clone());
+            (0..group.len()).map(order).collect::<Vec<_>>()
+        });
+        let named = |(group, sums): (Vec<Group>, Sums)| {
+            let labels = by.iter().zip(group).flat_map(|(by, group)| by.named(group, &names)).collect();
+            UsageRow { labels, sums }
+        };
+        Ok(groups.into_iter().map(named).collect())
+    }
+
+    /// Replaces open bounds, so that the same range can be asked for again: the start of the first day that has sums, and the
+    /// second after now, or after the newest row if its clock was ahead.
+    pub fn bounded(&self, range: Range, now: i64) -> Result<Range> {
+        let Range { mut since, mut until } = range;
+        self.engine.read(|session| {
+            if until == i64::MAX {
+                let newest: Option<String> = session.value("SELECT max(request_id) FROM usage", &[])?;
+                until = newest.as_deref().and_then(RequestId::time_of).unwrap_or(now).max(now) + 1;
+            }
+            if since == i64::MIN {
+                let first = "SELECT min(start) FROM usage_rollup WHERE span = 86400";
+                let first: Option<i64> = session.value(first, &[])?;
+                since = first.unwrap_or(Span::Day.start(now)).min(Span::Day.start(until - 1));
+            }
+            Ok(Range { since, until })
+        })
+    }
+
+    /// Fails if retention has removed the rows of an hour that a range cuts.
+    pub fn check_rows_of(&self, range: Range) -> Result<()> {
+        self.engine.read(|session| Division { session, parts: Vec::new() }.divide(range, Span::Day))
     }
 
     /// Calls `take` with the sums of a range, by span and in the order of time. If the range begins and ends with a span, all
-    /// are read from the rollup. Returns the start of an hour that the range cuts and that counts completely, because
-    /// retention has removed its rows.
+    /// are read from the rollup. Fails if retention has removed the rows of an hour that the range cuts.
     pub fn figures(
         &self,
         span: Span,
@@ -155,16 +158,16 @@ impl Store {
         filter: Filter,
         matching: &Matching,
         mut take: impl FnMut(RollupRow),
-    ) -> Result<Option<i64>> {
+    ) -> Result<()> {
         if range.until <= range.since {
-            return Ok(None);
+            return Ok(());
         }
         let mut parameters = values![0_i64, 0_i64, filter.key_id, filter.gateway].to_vec();
         if let Matching::Code(code) = matching {
             parameters.push(code.into());
         }
         self.engine.read(|session| {
-            let mut division = Division { session, parts: Vec::new(), undivided_hour: None };
+            let mut division = Division { session, parts: Vec::new() };
             division.divide(range, span)?;
             for (source, from, to) in division.parts {
                 let [spans, rows] = statements(source.unwrap_or(span), matching);
@@ -177,7 +180,7 @@ impl Store {
                 session
                     .query(&statement, &parameters, &mut |row| RollupRow::read(row, span).map(&mut take))?;
             }
-            Ok(division.undivided_hour)
+            Ok(())
         })
     }
 }
@@ -216,17 +219,22 @@ mod tests {
     use super::*;
     use crate::store::ledger::tests::{row, with_outcome, write};
     use crate::store::tests::Temporary;
-    use crate::store::{DAY, LedgerRow};
+    use crate::store::{DAY, LedgerRow, StoreError};
 
     const HOUR: i64 = 3600;
 
     fn groups(store: &Store, range: Range, by: Grouping) -> Vec<(String, i64)> {
-        let mut found = Vec::new();
         let label = |row: &UsageRow| row.labels[by.labels()[0]].to_string().trim_matches('"').to_owned();
-        store
-            .grouped(range, Filter::ALL, by, |row| found.push((label(&row), row.sums.requests)))
-            .expect("the figures");
-        found
+        let rows = store.grouped(range, Filter::ALL, &[by]).expect("the figures");
+        rows.iter().map(|row| (label(row), row.sums.requests)).collect()
+    }
+
+    /// The hour that a range may not cut.
+    fn removed_hour<T>(result: Result<T>) -> std::result::Result<T, i64> {
+        result.map_err(|error| match error {
+            StoreError::RowsRemoved(hour) => hour,
+            error => panic!("{error}"),
+        })
     }
 
     fn filled() -> Temporary {
@@ -312,17 +320,14 @@ mod tests {
             write(store, "y", "key_2", 500 * DAY + hour * HOUR + 1800, 200, Some(1));
         }
         let hours = |since| {
-            let (mut hours, mut requests) = (0, 0);
-            let take = |row: UsageRow| (hours, requests) = (hours + 1, requests + row.sums.requests);
-            let range = Range { since, until: i64::MAX };
-            let undivided = store.grouped(range, Filter::ALL, Grouping::Hour, take).expect("the figures");
-            (hours, requests, undivided)
+            let rows = store.grouped(Range { since, until: i64::MAX }, Filter::ALL, &[Grouping::Hour]);
+            removed_hour(rows.map(|rows| (rows.len(), rows.iter().map(|row| row.sums.requests).sum::<i64>())))
         };
-        assert_eq!(hours(i64::MIN), (48, 96, None));
-        assert_eq!(hours(500 * DAY + 1800), (48, 95, None), "half of the first hour, from its rows");
+        assert_eq!(hours(i64::MIN), Ok((48, 96)));
+        assert_eq!(hours(500 * DAY + 1800), Ok((48, 95)), "half of the first hour, from its rows");
         while store.remove_before(i64::MAX, i64::MAX, 1000).expect("a step") > 0 {}
-        assert_eq!(hours(i64::MIN), (48, 96, None), "from the rollup");
-        assert_eq!(hours(500 * DAY + 1800), (48, 96, Some(500 * DAY)), "an hour that can't be divided");
+        assert_eq!(hours(i64::MIN), Ok((48, 96)), "from the rollup");
+        assert_eq!(hours(500 * DAY + 1800), Err(500 * DAY), "an hour that can't be divided");
     }
 
     /// A bound with a time of day was rounded to its day if retention had removed the rows, and nothing said so.
@@ -335,10 +340,11 @@ mod tests {
         }
         let at = |day: i64, hour: i64| day * DAY + hour * HOUR;
         let counted = |since, until| {
-            let (range, mut requests) = (Range { since, until }, 0);
-            let take = |row: RollupRow| requests += row.sums.requests;
-            let found = store.figures(Span::Day, range, Filter::ALL, &Matching::Anything, take);
-            (requests, found.expect("the figures"))
+            let range = Range { since, until };
+            let checked = removed_hour(store.check_rows_of(range)).err();
+            let counted = removed_hour(store.sums(range, Filter::ALL).map(|sums| sums.requests));
+            assert_eq!(counted.err(), checked, "{range:?}");
+            counted
         };
         let ranges = [
             (at(500, 13), at(502, 7), 84),
@@ -349,15 +355,15 @@ mod tests {
             (i64::MIN, at(502, 7), 110),
         ];
         let all_exact =
-            || ranges.iter().all(|(since, until, expected)| counted(*since, *until) == (*expected, None));
+            || ranges.iter().all(|(since, until, expected)| counted(*since, *until) == Ok(*expected));
         assert!(all_exact(), "from the rows");
-        assert_eq!(counted(at(500, 13) + 900, at(500, 15) - 900), (3, None), "parts of hours, from the rows");
+        assert_eq!(counted(at(500, 13) + 900, at(500, 15) - 900), Ok(3), "parts of hours, from the rows");
         while store.remove_before(at(503, 12), at(505, 0), 1000).expect("a step") > 0 {}
         assert!(all_exact(), "from the hours");
-        assert_eq!(counted(at(500, 13) + 900, at(500, 15)), (4, Some(at(500, 13))));
-        assert_eq!(counted(at(500, 13), at(500, 15) - 900), (4, Some(at(500, 14))));
-        assert_eq!(counted(at(503, 13) + 900, at(503, 15)), (3, None), "an hour that has its rows");
-        assert_eq!(counted(at(500, 0), at(503, 0)), (144, None), "whole days");
+        assert_eq!(counted(at(500, 13) + 900, at(500, 15)), Err(at(500, 13)));
+        assert_eq!(counted(at(500, 13), at(500, 15) - 900), Err(at(500, 14)));
+        assert_eq!(counted(at(503, 13) + 900, at(503, 15)), Ok(3), "an hour that has its rows");
+        assert_eq!(counted(at(500, 0), at(503, 0)), Ok(144), "whole days");
     }
 
     #[test]
@@ -413,6 +419,53 @@ mod tests {
     }
 
     #[test]
+    fn two_groupings_are_in_the_order_in_which_they_are_named() {
+        let temporary = filled();
+        let by = |by: [Grouping; 2]| -> Vec<String> {
+            let rows = temporary.store.grouped(Range::ALL, Filter::ALL, &by).expect("the figures");
+            let label = |row: &UsageRow, by: Grouping| row.labels[by.labels()[0]].as_str().map(str::to_owned);
+            rows.iter()
+                .map(|row| {
+                    let [one, other] = by.map(|by| label(row, by).expect("a text"));
+                    format!("{one} {other} {}", row.sums.requests)
+                })
+                .collect()
+        };
+        assert_eq!(
+            by([Grouping::Key, Grouping::Month]),
+            ["key_1 1970-01 2", "key_1 1970-02 2", "key_2 1970-01 1"]
+        );
+        assert_eq!(
+            by([Grouping::Month, Grouping::Key]),
+            ["1970-01 key_1 2", "1970-01 key_2 1", "1970-02 key_1 2"]
+        );
+        write(&temporary.store, "g", "key_2", 41 * DAY, 200, None);
+        (0..2).for_each(|n| write(&temporary.store, "h", "key_2", 42 * DAY + n, 200, None));
+        assert_eq!(
+            by([Grouping::Month, Grouping::Key])[2..],
+            ["1970-02 key_2 3", "1970-02 key_1 2"],
+            "the keys with most requests first"
+        );
+    }
+
+    /// The figures of an open range can be asked for again by its bounds.
+    #[test]
+    fn an_open_range_has_bounds() {
+        let temporary = Temporary::new();
+        let bounded = |since, until| {
+            let range = temporary.store.bounded(Range { since, until }, 50 * DAY + 7).expect("the bounds");
+            (range.since, range.until)
+        };
+        assert_eq!(bounded(i64::MIN, i64::MAX), (50 * DAY, 50 * DAY + 8), "an empty ledger");
+        write(&temporary.store, "a", "key_1", 40 * DAY + 3, 200, Some(5));
+        assert_eq!(bounded(i64::MIN, i64::MAX), (40 * DAY, 50 * DAY + 8));
+        assert_eq!(bounded(i64::MIN, 30 * DAY + 5), (30 * DAY, 30 * DAY + 5), "before the first row");
+        assert_eq!(bounded(7, 9), (7, 9));
+        write(&temporary.store, "b", "key_1", 50 * DAY + 100, 200, Some(5));
+        assert_eq!(bounded(i64::MIN, i64::MAX), (40 * DAY, 50 * DAY + 101), "a clock that is ahead");
+    }
+
+    #[test]
     fn a_renamed_key_has_one_line_with_its_present_name() {
         let temporary = filled();
         for end in ["f", "g"] {
@@ -420,9 +473,9 @@ mod tests {
             temporary.store.append(with_outcome(renamed, 400, None)).expect("a row");
         }
         temporary.store.tamper("UPDATE keys SET name = 'third name' WHERE id = 'key_2'");
-        let mut found = Vec::new();
-        let take = |row: UsageRow| found.push((row.labels["name"].to_string(), row.sums.requests));
-        temporary.store.grouped(Range::ALL, Filter::ALL, Grouping::Key, take).expect("the figures");
+        let rows = temporary.store.grouped(Range::ALL, Filter::ALL, &[Grouping::Key]).expect("the figures");
+        let found: Vec<_> =
+            rows.iter().map(|row| (row.labels["name"].to_string(), row.sums.requests)).collect();
         assert_eq!(found, [("\"name of key_1\"".into(), 4), ("\"third name\"".into(), 3)]);
     }
 }

@@ -107,7 +107,7 @@ fn a_running_request_is_cancelled() {
     );
     // They count as requests and as errors.
     assert!(
-        server.stdout_of(&["usage"]).starts_with("12 requests, 4 errors"),
+        server.stdout_of(&["usage"]).contains("\n12 requests, 4 errors"),
         "{}",
         server.stdout_of(&["usage"])
     );
@@ -167,7 +167,7 @@ fn an_outcome_that_is_recorded_stays() {
     drop(client);
     assert_eq!(status(), Some(Value::Integer(200)));
     assert!(
-        server.stdout_of(&["usage"]).starts_with("1 request, 0 errors"),
+        server.stdout_of(&["usage"]).contains("\n1 request, 0 errors"),
         "{}",
         server.stdout_of(&["usage"])
     );

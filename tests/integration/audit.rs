@@ -65,7 +65,6 @@ fn every_way_to_change_something_leaves_a_row() {
     }
     let table = server.stdout_of(&["audit", "--since", "1h"]);
     assert!(table.lines().count() == audit(&server).len() + 1 && table.contains("key revoked"), "{table}");
-    assert_eq!(server.stdout_of(&["audit", "--since", "2100-01-01", "--json"]).trim(), "[]");
     for printed in [page, table, server.stdout_of(&["audit", "--json"])] {
         assert!(!printed.contains(&secret) && !printed.contains("horse"), "a secret: {printed}");
     }

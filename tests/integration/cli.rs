@@ -36,7 +36,7 @@ fn keys_from_their_making_to_their_end() {
         "--permission",
         "metrics",
         "--expires",
-        "2100-01-01",
+        "2099-12-31",
     ]);
     let secret = String::from_utf8(made.stdout).expect("text");
     assert_eq!(secret.trim_end().len(), 52);
@@ -136,7 +136,7 @@ fn keys_set_changes_what_its_options_name() {
     assert_eq!(key()["concurrent"], 3);
     assert!(server.stdout_of(&["keys", "list"]).lines().any(|line| line.contains(" 3 ")));
     let printed =
-        changed(&server, &["keys", "set", &id, "--expires", "2100-01-01", "--permission", "metrics"]);
+        changed(&server, &["keys", "set", &id, "--expires", "2099-12-31", "--permission", "metrics"]);
     assert!(printed.starts_with(&format!("Changed {id} in ")), "{printed}");
     assert!(printed.contains(".\nIt may read the metrics, until "), "{printed}");
     assert_eq!((&key()["expires"], &key()["concurrent"]), (&json!(4_102_444_800_i64), &json!(3)));
@@ -258,7 +258,10 @@ fn wrong_use_is_reported() {
         (&["keys", "set", "x", "--expires", "soon"], "or never"),
         (&["usage", "--since", "2027-02-30"], "there is no such date"),
         (&["usage", "--since", "2027-02-30T13:00Z"], "there is no such date"),
-        (&["usage", "--since", "1d", "show", "x"], "options before show or verify are those of the report"),
+        (
+            &["usage", "--since", "1d", "show", "x"],
+            "options before list, show or verify are those of the report",
+        ),
         (&["usage", "--json", "verify"], "Put them after it."),
         (&["usage", "--until", "25:00"], "or HH:MM today"),
         (&["usage", "--by", "week"], "[possible values: hour, day, month, key, status, gateway]"),
@@ -266,6 +269,24 @@ fn wrong_use_is_reported() {
         (&["usage", "--json", "--csv"], "'--json' cannot be used with '--csv'"),
         (&["usage", "nonsense"], "unrecognized subcommand 'nonsense'"),
         (&["usage", "show"], "<REQUEST_ID>"),
+        (&["usage", "--by", "day,day"], "or two that differ"),
+        (&["usage", "--by", "month,day"], "or two that differ"),
+        (&["usage", "--by", "key,day,status"], "or two that differ"),
+        (
+            &["usage", "--since", "2026-01-02", "--until", "2026-01-01"],
+            "begins at 2026-01-02T00:00:00Z and ends at",
+        ),
+        (&["usage", "--since", "2026-01-02", "--until", "2026-01-02T00:00Z"], "it has to end later"),
+        (&["usage", "--since", "2100-01-01"], "begins at 2100-01-01T00:00:00Z, in the future: it is 20"),
+        (&["usage", "list", "--since", "2100-01-01", "--until", "2100-01-02"], "in the future"),
+        (&["audit", "--since", "2100-01-01"], "in the future"),
+        (&["usage", "--month", "2100-01"], "in the future"),
+        (&["usage", "--month", "2026-13"], "a month as YYYY-MM, or last"),
+        (&["usage", "--month", "last", "--since", "1d"], "cannot be used with"),
+        (&["usage", "--since", "2026-01-02T13:00+25:00"], "an offset such as +01:00"),
+        (&["usage", "--since", "2026-01-02T13:00 CET"], "an offset such as +01:00"),
+        (&["usage", "list", "--limit", "0"], "a number from 1"),
+        (&["usage", "list", "--by", "day"], "--by"),
         (&["usage", "verify", "--through", "3:0f"], "[GATEWAY:]SEQ:HASH"),
         (&["audit", "--since", "yesterday"], "expected a number followed by s, m, h or d"),
         (&["search", "add"], "<PATH>..."),
@@ -336,26 +357,29 @@ fn usage_in_its_forms() {
     let key = server.key();
     server.post(&key, &chat("x")).is_completion();
     let printed = server.stdout_of(&["usage"]);
-    assert_eq!(printed, "1 request, 0 errors, 14 tokens (11 in, 3 out), 0 requests unmeasured\n");
+    let (period, sums) = printed.split_once('\n').expect("the period");
+    assert!(period.starts_with("20") && period.contains("T00:00Z to 20"), "{printed}");
+    assert_eq!(sums, "1 request, 0 errors, 14 tokens (11 in, 3 out), 0 requests unmeasured\n");
     for (by, label) in [("hour", ":00Z"), ("day", "-"), ("month", "-"), ("key", "test"), ("status", "200")] {
         let table = server.stdout_of(&["usage", "--by", by]);
-        assert!(table.lines().count() == 3 && table.contains(label), "{table}");
-        assert!(table.starts_with(by), "{table}");
+        assert!(table.lines().count() == 4 && table.contains(label), "{table}");
+        assert!(table.lines().nth(1).is_some_and(|heading| heading.starts_with(by)), "{table}");
     }
     let csv = server.stdout_of(&["usage", "--by", "key", "--csv"]);
     let lines: Vec<&str> = csv.lines().collect();
     assert_eq!(
         lines[0],
-        "\"key_id\",\"name\",\"requests\",\"errors\",\"prompt_tokens\",\"completion_tokens\",\"total_tokens\",\"unmeasured\""
+        "\"since\",\"until\",\"key_id\",\"name\",\"requests\",\"errors\",\"prompt_tokens\",\"completion_tokens\",\"total_tokens\",\"unmeasured\""
     );
     assert!(lines[1].ends_with(r#"","test","1","0","11","3","14","0""#), "{csv}");
     let json: Value =
         serde_json::from_str(&server.stdout_of(&["usage", "--by", "day", "--json"])).expect("JSON");
     assert_eq!(json["rows"][0]["requests"], 1);
     assert!(json["rows"][0]["day"].as_str().is_some_and(|day| day.len() == 10));
-    let json: Value =
-        serde_json::from_str(&server.stdout_of(&["usage", "--since", "2100-01-01", "--json"])).expect("JSON");
-    assert_eq!(json["requests"], 0);
+    assert!(
+        json["since"].as_i64().is_some_and(|since| since % 86_400 == 0) && json["until"].is_i64(),
+        "{json}"
+    );
     let json: Value =
         serde_json::from_str(&server.stdout_of(&["usage", "--until", "1h", "--json"])).expect("JSON");
     assert_eq!((&json["requests"], &json["rows"]), (&json!(0), &json!([])));
@@ -375,7 +399,8 @@ fn usage_of_one_key() {
     let groups: Value =
         serde_json::from_str(&server.stdout_of(&["usage", "--by", "key", "--json"])).expect("JSON");
     let id = groups["rows"][0]["key_id"].as_str().expect("an id");
-    assert!(server.stdout_of(&["usage", "--key", id]).starts_with("2 requests, 0 errors"), "{groups}");
+    assert!(server.stdout_of(&["usage", "--key", id]).contains("\n2 requests, 0 errors"), "{groups}");
+    refused(&server, &["usage", "--key", "test"], 1, "2 keys have that name");
     server.stdout_of(&["keys", "rename", id, "renamed"]);
     server.post(&keys[1], &chat("x")).is_completion();
     let one_key = server.stdout_of(&["usage", "--key", id, "--by", "key", "--csv"]);
@@ -386,7 +411,8 @@ fn usage_of_one_key() {
         serde_json::from_str(&server.stdout_of(&["usage", "--by", "gateway", "--json"])).expect("JSON");
     assert_eq!(groups["rows"].as_array().map(Vec::len), Some(1), "{groups}");
     let gateway = groups["rows"][0]["gateway"].as_str().expect("a name");
-    assert!(server.stdout_of(&["usage", "--gateway", gateway]).starts_with("4 requests"));
+    assert!(server.stdout_of(&["usage", "--gateway", gateway]).contains("\n4 requests"));
+    assert!(server.stdout_of(&["usage", "--key", "test"]).contains("\n1 request,"), "by its name");
 }
 
 /// The figures of a part of an hour would be those of the whole hour.
@@ -408,7 +434,7 @@ fn a_time_inside_an_hour_whose_rows_were_removed_is_refused() {
     let figures = || {
         [
             requests("1970-01-02T13:00Z", "1970-01-02T14:00Z"),
-            requests("1970-01-02T14:00Z", "1970-01-03"),
+            requests("1970-01-02T14:00Z", "1970-01-02"),
             requests("1970-01-02", "1970-01-02 13:00Z"),
             requests("1970-01-01T00:30Z", "00:00"),
         ]
@@ -532,7 +558,7 @@ fn a_backup_is_made_while_the_service_goes_on() {
     server.stdout_of(&["backup", "link/other.db"]);
     server.post(&key, &chat("x")).is_completion();
     let restored = server.set("ADRIATICUM_DATABASE", &path);
-    assert!(restored.stdout_of(&["usage"]).starts_with("1 request,"));
+    assert!(restored.stdout_of(&["usage"]).contains("\n1 request,"));
     assert!(restored.stdout_of(&["usage", "verify"]).contains(", nothing wrong"));
     assert!(restored.stdout_of(&["keys", "list"]).contains("test"));
 }

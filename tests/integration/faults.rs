@@ -201,7 +201,7 @@ fn retention_removes_nothing_after_a_jump_of_the_clock() {
     age(&server, 1, "seq = 4");
     let server = server.start();
     until("the old rows are gone", || server.query("SELECT 1 FROM usage").len() == 1);
-    assert!(server.stdout_of(&["usage"]).starts_with("4 requests"), "no sum was removed");
+    assert!(server.stdout_of(&["usage"]).contains("\n4 requests"), "no sum was removed");
     let audit = server.query("SELECT count(*) FROM audit WHERE created < unixepoch() - 86400 * 30");
     assert_ne!(audit, [[Integer(0)]], "the audit is not touched");
 }
@@ -276,7 +276,7 @@ fn old_rows_are_removed_while_it_serves() {
     let server = server.set("ADRIATICUM_USAGE_RETENTION_DAYS", 7).start();
     until("the old rows are gone", || server.query("SELECT 1 FROM usage").len() == 2);
     server.post(&key, &chat("x")).is_completion();
-    assert!(server.stdout_of(&["usage"]).starts_with("6 requests"), "what they add up to stays");
+    assert!(server.stdout_of(&["usage"]).contains("\n6 requests"), "what they add up to stays");
     until("it is printed", || server.log().contains("removed 3 rows older than 7 days"));
 }
 

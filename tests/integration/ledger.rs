@@ -147,11 +147,11 @@ fn a_running_request_has_no_row_and_is_in_no_sum() {
     let mut client = server.connect();
     client.send(request(&key, &chat("x")));
     until("it is running", || runtime.count() == 1);
-    assert!(server.stdout_of(&["usage"]).starts_with("0 requests, 0 errors"));
+    assert!(server.stdout_of(&["usage"]).contains("\n0 requests, 0 errors"));
     assert!(server.query("SELECT 1 FROM usage").is_empty(), "it is written once, with its outcome");
     gate.store(true, Ordering::Release);
     client.reply().is_completion();
-    assert!(server.stdout_of(&["usage"]).starts_with("1 request, 0 errors"));
+    assert!(server.stdout_of(&["usage"]).contains("\n1 request, 0 errors"));
 }
 
 #[test]

@@ -33,6 +33,7 @@ mod moving;
 mod packaging;
 #[cfg(feature = "test-postgres")]
 mod postgres;
+mod ranges;
 mod readiness;
 mod restore;
 mod runtime;

@@ -184,7 +184,7 @@ fn the_keys_and_the_chain_work_afterwards() {
     let chain = "SELECT name = '', epoch, anchor_seq FROM gateways";
     assert_eq!(query.query(chain), [[Integer(1), Integer(0), Integer(0)]], "no gateway has this name");
     let server = server.set("ADRIATICUM_DATABASE", format!("{user}@{rest}")).start();
-    assert!(server.stdout_of(&["usage"]).starts_with("1 request, 0 errors"));
+    assert!(server.stdout_of(&["usage"]).contains("\n1 request, 0 errors"));
     server.post(&key, &chat("x")).is_completion();
     let (_, head) = head.trim_end().rsplit_once(' ').expect("a head");
     let printed = server.stdout_of(&["usage", "verify", "--through", head]);

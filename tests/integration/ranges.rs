@@ -1,0 +1,233 @@
+//! The same range has the same figures wherever it is asked for: `usage`, its exports, the console's, and the rows themselves.
+
+use std::fmt::Write as _;
+
+use rusqlite::Connection;
+use serde_json::Value;
+
+use crate::console::{Browser, PASSWORD, set_password, with_console};
+use crate::support::{Runtime, Server, until};
+
+/// A row about every twenty minutes, from November 2023 to February 2025, and rows at the bounds of the ranges.
+const LEDGER: &str = "
+    WITH RECURSIVE number(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM number WHERE i < 35000),
+    time(created) AS (
+        SELECT unixepoch('2023-11-01') + i * 1200 + i * 7919 % 1200 FROM number
+        UNION ALL SELECT unixepoch(value) FROM json_each('[
+            \"2024-02-29 23:59:59\", \"2024-03-01 00:00:00\", \"2024-10-14 23:59:59\", \"2024-10-15 00:00:00\",
+            \"2024-10-15 12:29:59\", \"2024-10-15 12:30:00\", \"2024-11-30 23:59:59\", \"2024-12-01 00:00:00\",
+            \"2024-12-05 13:29:59\", \"2024-12-05 13:30:00\", \"2024-12-05 13:30:07\", \"2024-12-05 13:30:08\",
+            \"2024-12-05 14:14:59\", \"2024-12-05 14:15:00\", \"2024-12-31 23:59:59\", \"2025-01-01 00:00:00\"]')
+    ),
+    request(seq, second) AS (SELECT row_number() OVER (ORDER BY created), created FROM time)
+    INSERT INTO usage (request_id, key_id, key_name, created, status, error_code, prompt_tokens, completion_tokens,
+        total_tokens, duration_ms, seq, hash)
+    SELECT printf('chatcmpl_%012x%020x', second * 1000 + seq % 1000, seq), keys.id, keys.name, second,
+        iif(seq % 11 = 0, 502, 200), iif(seq % 11 = 0, 'inference_error', NULL),
+        iif(seq % 11 * (seq % 13) = 0, NULL, seq % 50), iif(seq % 11 * (seq % 13) = 0, NULL, seq % 7),
+        iif(seq % 11 * (seq % 13) = 0, NULL, seq % 50 + seq % 7), 1, seq, zeroblob(32)
+    FROM request JOIN keys ON (seq % 2 = 0) = (keys.name = 'even')";
+
+const SUMS: &str = "
+    INSERT INTO usage_rollup SELECT span, created / span * span, key_id, key_name, status, coalesce(error_code, ''), gateway,
+        count(*), coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0), coalesce(sum(total_tokens), 0),
+        count(*) FILTER (WHERE status = 200 AND total_tokens IS NULL)
+    FROM usage, (SELECT 3600 AS span UNION SELECT 86400) GROUP BY 1, 2, 3, 4, 5, 6, 7";
+
+/// Retention has removed what is before this date.
+const CUT: &str = "2024-10-15";
+
+/// The arguments of the command, and the same bounds for SQL: since then, and before then.
+const RANGES: [(&str, &str, &str); 22] = [
+    ("--since 2024-12-01 --until 2024-12-01", "2024-12-01", "2024-12-02"),
+    ("--since 2024-11-01 --until 2024-11-30", "2024-11-01", "2024-12-01"),
+    ("--month 2024-11", "2024-11-01", "2024-12-01"),
+    ("--since 2024-02-29 --until 2024-02-29", "2024-02-29", "2024-03-01"),
+    ("--month 2024-02", "2024-02-01", "2024-03-01"),
+    ("--since 2024-12-31 --until 2025-01-01", "2024-12-31", "2025-01-02"),
+    ("--since 2024-12-05T13:00Z --until 2024-12-05T14:00Z", "2024-12-05 13:00", "2024-12-05 14:00"),
+    ("--since 2024-03-05T13:00Z --until 2024-03-05T17:00Z", "2024-03-05 13:00", "2024-03-05 17:00"),
+    ("--since 2024-12-05T13:30Z --until 2024-12-05T14:15Z", "2024-12-05 13:30", "2024-12-05 14:15"),
+    ("--since 2024-12-05T14:30+01:00 --until 2024-12-05T09:15-05:00", "2024-12-05 13:30", "2024-12-05 14:15"),
+    (
+        "--since 2024-12-05T13:30:07Z --until 2024-12-05T13:30:08Z",
+        "2024-12-05 13:30:07",
+        "2024-12-05 13:30:08",
+    ),
+    ("--since 2024-12-31T23:59:59Z --until 2025-01-01T00:00Z", "2024-12-31 23:59:59", "2025-01-01"),
+    ("--since 2024-10-31T23:00Z --until 2024-11-01T01:00Z", "2024-10-31 23:00", "2024-11-01 01:00"),
+    ("--since 2024-10-15 --until 2024-10-15", "2024-10-15", "2024-10-16"),
+    ("--since 2024-10-14 --until 2024-10-14", "2024-10-14", "2024-10-15"),
+    ("--since 2024-10-14T12:00Z --until 2024-10-15T12:30Z", "2024-10-14 12:00", "2024-10-15 12:30"),
+    ("--since 2024-10-14 --until 2024-10-15T00:00:01Z", "2024-10-14", "2024-10-15 00:00:01"),
+    ("--since 2023-11-01 --until 2023-12-31", "2023-11-01", "2024-01-01"),
+    ("--until 2024-01-31", "2023-11-01", "2024-02-01"),
+    ("--since 2024-12-05T13:30Z", "2024-12-05 13:30", "2070-01-01"),
+    ("", "2023-11-01", "2070-01-01"),
+    ("--since 2020-01-01 --until 2022-12-31", "2020-01-01", "2023-01-01"),
+];
+
+/// Ranges that cut an hour without rows, and that hour.
+const REFUSED: [(&str, &str, &str); 3] = [
+    ("2024-03-05T13:30Z", "2024-03-05T14:15Z", "2024-03-05T13:00:00Z"),
+    ("2024-10-14T23:59:59Z", "2024-10-15", "2024-10-14T23:00:00Z"),
+    ("2024-10-01", "2024-10-14T23:30Z", "2024-10-14T23:00:00Z"),
+];
+
+/// A server whose ledger was filled and cut by retention, and a copy of the database from before that.
+fn old_ledger(runtime: &Runtime) -> (Server, Connection) {
+    let server = Server::new(Some(runtime)).sqlite();
+    server.stdout_of(&["keys", "create", "even"]);
+    server.stdout_of(&["keys", "create", "odd"]);
+    assert!(set_password(&server, PASSWORD).status.success());
+    server.query(&format!("{LEDGER} RETURNING 1"));
+    server.query(&format!("{SUMS} RETURNING 1"));
+    let copy = server.folder.path("before.db");
+    server.query(&format!("VACUUM INTO '{}'", copy.display()));
+    let kept = Connection::open(copy).expect("the copy should open");
+    let number = |sql: &str| kept.query_row(sql, [], |row| row.get::<_, i64>(0)).expect("a number");
+    let days = number(&format!("SELECT (unixepoch('now') - unixepoch('{CUT}')) / 86400"));
+    let left = number(&format!("SELECT count(*) FROM usage WHERE created >= unixepoch('{CUT}')"));
+    let server = server.set("ADRIATICUM_USAGE_RETENTION_DAYS", days).start();
+    let rows = || server.query("SELECT count(*) FROM usage");
+    until("retention has removed the rows", || rows() == [[rusqlite::types::Value::Integer(left)]]);
+    (server, kept)
+}
+
+/// The sum of a column, found by its name, of a CSV file without commas in its cells.
+fn column(csv: &str, name: &str) -> i64 {
+    let mut lines = csv.trim_start_matches('\u{feff}').lines().map(|line| line.split(','));
+    let is_named = |cell: &str| cell.trim_matches('"') == name;
+    let place = lines.next().and_then(|mut heading| heading.position(is_named)).expect("the column");
+    lines.map(|mut line| line.nth(place).unwrap_or_default().trim_matches('"').parse().unwrap_or(0)).sum()
+}
+
+/// Requests and total tokens, as a CSV file has them by day or by request.
+fn of_totals(csv: &str) -> [i64; 2] {
+    ["requests", "total_tokens"].map(|name| column(csv, name))
+}
+
+fn of_rows(csv: &str) -> [i64; 2] {
+    [csv.matches("chatcmpl_").count() as i64, column(csv, "total_tokens")]
+}
+
+#[test]
+fn a_range_has_the_same_figures_everywhere() {
+    let runtime = Runtime::start();
+    let (server, kept) = old_ledger(&runtime);
+    let mut browser = Browser::signed_in(&server);
+    let (mut table, mut all_equal) = (String::new(), true);
+    for (arguments, from, to) in RANGES {
+        let count = format!(
+            "SELECT count(*), coalesce(sum(total_tokens), 0), unixepoch('{from}'), unixepoch('{to}'), '{from}' >= '{CUT}'
+             FROM usage WHERE created >= unixepoch('{from}') AND created < unixepoch('{to}')"
+        );
+        let read = |row: &rusqlite::Row| (0..5).map(|i| row.get(i)).collect::<rusqlite::Result<Vec<i64>>>();
+        let counted = kept.query_row(&count, [], read).expect("the rows");
+        let (counted, since, until, has_rows) = (&counted[..2], counted[2], counted[3], counted[4] == 1);
+        let words: Vec<&str> = arguments.split_whitespace().collect();
+        let run = |command: &[&str]| server.stdout_of(&[command, &words].concat());
+        let json: Value = serde_json::from_str(&run(&["usage", "--json"])).expect("JSON");
+        let is_open = to == "2070-01-01";
+        all_equal &= json["since"] == since && (is_open || json["until"] == until);
+        // The console understands the same texts. Open bounds, and months, it has as times.
+        let query = match words[..] {
+            ["--since", since, "--until", until] => format!("from={since}&to={until}").replace('+', "%2B"),
+            _ => format!("from={}&to={}", with_time(from), with_time(to)),
+        };
+        let mut figures = vec![
+            ("usage --json", ["requests", "total_tokens"].map(|name| json[name].as_i64().expect("a number"))),
+            ("usage --csv", of_totals(&run(&["usage", "--csv"]))),
+            ("--by key,day", of_totals(&run(&["usage", "--by", "key,day", "--csv"]))),
+            ("totals.csv", of_totals(&browser.get(&format!("/usage/totals.csv?{query}")).text())),
+        ];
+        if has_rows {
+            let listed = run(&["usage", "list", "--limit", "100000", "--csv"]);
+            let exported = browser.get(&format!("/requests/export.csv?{query}")).text();
+            figures.extend([("usage list", of_rows(&listed)), ("export.csv", of_rows(&exported))]);
+        }
+        let _ = write!(table, "{arguments:<66} counted {counted:?}");
+        for (name, found) in figures {
+            let _ = write!(table, " | {name} {found:?}");
+            all_equal &= found[..] == *counted;
+        }
+        table.push('\n');
+    }
+    println!("{table}");
+    assert!(all_equal, "the figures of a range differ:\n{table}");
+    for (since, until, hour) in REFUSED {
+        let output = server.run(&["usage", "--since", since, "--until", until]);
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            output.status.code() == Some(1) && message.contains(&format!("the hour from {hour}")),
+            "{message}"
+        );
+        let page = browser.get(&format!("/usage/totals.csv?from={since}&to={until}"));
+        assert!(
+            page.status == 400 && page.text().contains(&format!("the hour from {hour}")),
+            "{}",
+            page.text()
+        );
+    }
+}
+
+fn with_time(bound: &str) -> String {
+    let bound = bound.replace(' ', "T");
+    if bound.contains('T') { bound } else { bound + "T00:00" }
+}
+
+#[test]
+fn a_list_has_the_newest_requests_and_says_what_it_leaves_out() {
+    let runtime = Runtime::start();
+    let (server, _) = old_ledger(&runtime);
+    let list = |arguments: &str| {
+        let words: Vec<&str> = ["usage", "list"].into_iter().chain(arguments.split_whitespace()).collect();
+        let output = server.run(&words);
+        assert!(output.status.success(), "{arguments}");
+        [output.stdout, output.stderr].map(|text| String::from_utf8(text).expect("text"))
+    };
+    let [text, message] = list("");
+    assert_eq!(text.lines().count(), 102, "the period, the heading and a hundred requests");
+    assert!(message.contains("There are more than these 100 requests"), "{message}");
+    let [text, message] = list("--since 2024-12-31T23:59:59Z --until 2025-01-01T00:00:01Z");
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], "2024-12-31T23:59:59Z to 2025-01-01T00:00:01Z");
+    assert!(lines[2].starts_with("2025-01-01T00:00:00Z  chatcmpl_"), "the newest first: {text}");
+    assert!(lines[3].starts_with("2024-12-31T23:59:59Z  chatcmpl_") && lines.len() == 4, "{text}");
+    assert_eq!(message, "");
+    let [json, message] = list("--month 2024-12 --key even --limit 3 --json");
+    let rows: Vec<Value> = serde_json::from_str(&json).expect("JSON");
+    assert!(rows.len() == 3 && rows.iter().all(|row| row["key_name"] == "even"), "{json}");
+    assert!(rows.is_sorted_by_key(|row| std::cmp::Reverse(row["request_id"].to_string())), "{json}");
+    assert!(!message.is_empty());
+    let [csv, message] = list("--since 2024-10-14 --until 2024-10-15 --csv");
+    assert!(csv.starts_with("\"request_id\",") && csv.contains("\"created_utc\""), "{csv}");
+    assert!(message.contains("other requests of this range have no row any more"), "{message}");
+    let [_, message] = list("--since 2024-10-14T12:34Z --until 2024-10-15");
+    assert!(message.starts_with("Some requests of this range have no row"), "{message}");
+}
+
+/// The console and the command meant different days by it.
+#[test]
+fn a_key_works_on_the_whole_day_on_which_it_expires() {
+    let server = with_console(None);
+    let today = server.query("SELECT CAST(CURRENT_DATE AS TEXT)");
+    let [[rusqlite::types::Value::Text(today)]] = &today.iter().map(|row| &row[..]).collect::<Vec<_>>()[..]
+    else {
+        panic!("a date: {today:?}")
+    };
+    server.stdout_of(&["keys", "create", "command", "--expires", today]);
+    let mut browser = Browser::signed_in(&server);
+    let page = browser.get("/keys/new").text();
+    let once = &page.split("name=\"once\" value=\"").nth(1).expect("a field")[..32];
+    let date = [("expires", "date"), ("date", today)];
+    let terms = [&[("name", "form"), ("permission", "completions"), ("once", once)][..], &date].concat();
+    assert_eq!(browser.post("/keys", &terms).status, 200);
+    let keys: Vec<Value> =
+        serde_json::from_str(&server.stdout_of(&["keys", "list", "--json"])).expect("JSON");
+    assert_eq!(keys.len(), 2);
+    for key in keys {
+        let (created, expires) = (key["created"].as_i64(), key["expires"].as_i64());
+        assert_eq!(created.map(|created| (created / 86_400 + 1) * 86_400), expires, "{key}");
+    }
+}
