@@ -14,7 +14,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 pub use self::addresses::{is_local, reachable};
-pub use self::certificate::{is_expiring, read_certificate, read_unexpired};
+pub use self::certificate::{certificate_warning, read_certificate};
 
 use crate::client::Cancellation;
 use crate::config::{Config, GroundingMode, SearchBackend};

@@ -13,7 +13,7 @@ use super::sockets::{format_address, sockets};
 use super::{Args, CliError, failed, open_with};
 use crate::api::grounding::Grounding;
 use crate::api::refusals::Refusals;
-use crate::background::{Background, Readiness};
+use crate::background::{self, Background, Readiness};
 use crate::checks;
 use crate::config::{Config, GroundingMode, RuntimeConfig, SearchConfig, TlsFiles};
 use crate::console::{Console, MonitoringEndpoints};
@@ -111,8 +111,15 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
             }
         }
     };
-    let background =
-        Background::start(&store, &readiness, runtimes.as_ref(), config.retention_days, lock, replaced);
+    let background = Background::start(
+        &store,
+        &readiness,
+        runtimes.as_ref(),
+        acceptor.as_ref(),
+        config.retention_days,
+        lock,
+        replaced,
+    );
     let metrics = Arc::new(Metrics::default());
     let supervisor = Supervisor::start(Watched {
         notify,
@@ -233,7 +240,7 @@ fn status(metrics: &Metrics, Snapshot { workers, queue, .. }: &Snapshot) -> Stri
 fn reload(args: &Args, running: &Config, acceptor: Option<&Acceptor>, store: &Store) {
     let read = args.config().and_then(|config| {
         let tls = config.tls.as_ref().zip(acceptor);
-        let certificate = tls.map(|(files, acceptor)| Ok((checks::read_unexpired(files)?, acceptor)));
+        let certificate = tls.map(|(files, acceptor)| Ok((checks::read_certificate(files)?, acceptor)));
         Ok((certificate.transpose().map_err(CliError::Config)?, config))
     });
     let (certificate, config) = match read {
@@ -254,6 +261,7 @@ fn reload(args: &Args, running: &Config, acceptor: Option<&Acceptor>, store: &St
     log::set_max_level(level.max(config.log_level));
     let applied = if applied.is_empty() { "nothing changed".into() } else { applied.join(", ") };
     log::info!("configuration reloaded: {applied}");
+    acceptor.inspect(|acceptor| background::warn_about_certificate(acceptor));
     log::set_max_level(config.log_level);
     let differences = running.differences(&config);
     let mut details = applied;
