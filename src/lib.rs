@@ -52,6 +52,7 @@ mod mutex;
 pub mod network;
 pub mod secret;
 mod semaphore;
+mod still_file;
 mod text;
 mod timed_stream;
 mod when;

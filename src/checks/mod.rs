@@ -74,7 +74,7 @@ impl Finding {
 
 /// Runs every check, also of the whole database.
 pub fn check_all(config: &Config) -> Vec<Finding> {
-    let store = Store::open(&config.database, Access::Existing);
+    let store = Store::open(&config.database, Access::Read);
     let found = match &store {
         Ok(store) => database(config, store.check()),
         Err(error) => Finding::fail("database", store_failed(config, error)),

@@ -4,7 +4,7 @@ use std::{env, fs};
 
 use rustix::process::geteuid;
 
-use super::{Args, CliError, open_store, print, print_json, text_table};
+use super::{Args, CliError, open_to_read, print, print_json, text_table};
 use crate::store::{Actor, AuditRow, KeyName};
 use crate::when::{self, When};
 
@@ -25,7 +25,7 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
     let since = args.value("since", When::TAKES, When::parse)?;
     let since = since.map_or(i64::MIN, |since| since.ago(when::now()));
     let mut rows = Vec::new();
-    open_store(&args.config()?)?.audit(since, |row| rows.push(row))?;
+    open_to_read(&args.config()?)?.audit(since, |row| rows.push(row))?;
     if args.flag("json") {
         return print_json(&rows);
     }

@@ -1,7 +1,7 @@
 //! `keys`: creates, lists, changes and revokes API keys.
 
 use super::audit::actor;
-use super::{Args, CliError, open_store, open_with, print, print_json, text_table};
+use super::{Args, CliError, open_store, open_to_read, open_with, print, print_json, text_table};
 use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
 use crate::secret::secret_hex;
 use crate::store::{
@@ -107,7 +107,7 @@ pub(super) fn create(mut args: Args) -> Result<(), CliError> {
 pub(super) fn list(mut args: Args) -> Result<(), CliError> {
     let [] = args.words([])?;
     let state = args.value("state", "active, expiring, expired or revoked", KeyState::parse)?;
-    let mut keys = open_store(&args.config()?)?.list_keys()?;
+    let mut keys = open_to_read(&args.config()?)?.list_keys()?;
     let (is_empty, now) = (keys.is_empty(), when::now());
     keys.retain(|key| state.is_none_or(|state| key.state(now) == state));
     if args.flag("json") {

@@ -170,6 +170,11 @@ fn open_store(config: &Config) -> Result<Store, CliError> {
     open_with(config, Access::Existing)
 }
 
+/// For a command that only reads: the file or its folder may be read-only.
+fn open_to_read(config: &Config) -> Result<Store, CliError> {
+    open_with(config, Access::Read)
+}
+
 fn open_with(config: &Config, access: Access) -> Result<Store, CliError> {
     Store::open(&config.database, access)
         .map_err(|error| CliError::Failed(checks::store_failed(config, &error)))

@@ -1,6 +1,6 @@
 //! `usage`: sums of the ledger, and single requests.
 
-use super::{Args, CliError, open_store, print, print_json, text_table};
+use super::{Args, CliError, open_to_read, print, print_json, text_table};
 use crate::store::{Filter, Grouping, Matching, Range, Span, Store, Sums, UsageRow};
 use crate::text::{cells, count, csv_line, grouped};
 use crate::when::{self, When};
@@ -47,7 +47,7 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
     let now = when::now();
     let ago = |when: Option<When>, otherwise: i64| when.map_or(otherwise, |when| when.ago(now));
     let range = Range { since: ago(since, i64::MIN), until: ago(until, i64::MAX) };
-    let store = open_store(&args.config()?)?;
+    let store = open_to_read(&args.config()?)?;
     let filter = Filter { key_id: args.text("key"), gateway: args.text("gateway") };
     check_names(&store, filter)?;
     let (mut sums, mut rows) = (Sums::default(), Vec::new());
@@ -121,7 +121,7 @@ fn as_json(rows: &[UsageRow], sums: &Sums) -> String {
 
 pub(super) fn show(mut args: Args) -> Result<(), CliError> {
     let [id] = args.words(["the REQUEST_ID"])?;
-    let row = open_store(&args.config()?)?.find_row(&id)?.ok_or_else(|| {
+    let row = open_to_read(&args.config()?)?.find_row(&id)?.ok_or_else(|| {
         CliError::Failed(format!(
             "there is no row for {id:?}. A request without a valid key has none, and retention removes old rows."
         ))

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Args, CliError, open_store, print, print_json};
+use super::{Args, CliError, open_to_read, print, print_json};
 use crate::store::{ChainHead, Fault, HeadStatus, Verification};
 use crate::text::count;
 use crate::when;
@@ -10,7 +10,7 @@ use crate::when;
 pub(super) fn run(mut args: Args) -> Result<(), CliError> {
     let [] = args.words([])?;
     let through = args.value("through", "[GATEWAY:]SEQ:HASH, as usage verify prints it", ChainHead::parse)?;
-    let store = open_store(&args.config()?)?;
+    let store = open_to_read(&args.config()?)?;
     let found = store.verify()?;
     let find = |head| store.find_head(&head).map(|status| (status, head));
     let through = through.map(find).transpose()?;

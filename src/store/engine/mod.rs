@@ -42,6 +42,8 @@ pub enum Access {
     Upgrade,
     /// Neither.
     Existing,
+    /// Nothing at all: also for a file that can't be written.
+    Read,
 }
 
 impl Access {
@@ -57,7 +59,7 @@ impl Access {
             _ if found >= SCHEMA_VERSION => Ok(true),
             _ if found < upgrades::OLDEST_VERSION => Err(StoreError::Unreleased(found)),
             Self::Serve | Self::Upgrade => Ok(false),
-            Self::Create | Self::Existing => Err(StoreError::Older(found)),
+            Self::Create | Self::Existing | Self::Read => Err(StoreError::Older(found)),
         }
     }
 }

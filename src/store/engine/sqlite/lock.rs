@@ -14,8 +14,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::{fmt, process};
 
-use super::database_files::with_suffix;
 use crate::files;
+use crate::still_file::with_suffix;
 use crate::store::StoreError;
 
 /// Held until the process ends, even if the value is dropped.

@@ -22,7 +22,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, params_from_iter};
 
 use self::checkpoint::WalState;
-use self::database_files::{Files, with_suffix};
+use self::database_files::Files;
 pub use self::lock::{FileLock, LockError};
 pub use self::replacement::{PresentDatabase, Replacement};
 use self::transaction::{WRITE_TIMEOUT, Writer};
@@ -31,6 +31,7 @@ use super::{
     TransactionMode,
 };
 use crate::semaphore::Semaphore;
+use crate::still_file::{StillFile, with_suffix};
 use crate::store::{Result, StoreError};
 
 /// The time that a new connection waits for other processes.
@@ -54,6 +55,8 @@ const CHECK_COMPLETELY: u64 = 2_097_152;
 pub struct Sqlite {
     path: PathBuf,
     files: Files,
+    /// Set if SQLite reads it without locks.
+    still: Option<StillFile>,
     /// Idle connections. They are dropped before the one that writes, because the last connection to close moves the WAL
     /// into the database, and a read-only one can't.
     readers: Mutex<VecDeque<Connection>>,
@@ -69,15 +72,18 @@ impl Sqlite {
         if is_missing(path)? && !access.may_create() {
             return Err(StoreError::Missing);
         }
-        crate::files::create(path)?;
-        let path = &crate::files::resolve(path)?;
+        let path = &match access {
+            Access::Read => readable(path)?,
+            _ => crate::files::create(path).and_then(|_| crate::files::resolve(path))?,
+        };
         let opened = database_files::identity(path)?;
-        let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-        if path.metadata().is_ok_and(|file| file.len() == 0) {
-            // Retention can then give space back to the file system.
-            connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
+        let (mut connection, still) = match access {
+            Access::Read => connect_to_read(path)?,
+            _ => (connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?, None),
+        };
+        if access != Access::Read {
+            prepare_to_write(path, &connection)?;
         }
-        switch_journal(&connection, "WAL")?;
         upgrades::bring_up_to_date(&mut connection, access)?;
         if path.metadata().is_ok_and(|file| file.len() <= CHECK_COMPLETELY) {
             check_every_page(&connection)?;
@@ -87,7 +93,8 @@ impl Sqlite {
         let wal = WalState::watch(&mut connection)?;
         Ok(Self {
             path: path.to_owned(),
-            files: Files::open(path, opened)?,
+            files: Files::open(path, opened, access)?,
+            still,
             readers: Mutex::default(),
             reading: Semaphore::new(READERS),
             writer: Writer::new(connection),
@@ -109,7 +116,20 @@ impl Sqlite {
 
     /// Reads every page of the database.
     pub fn check(&self) -> Result<()> {
-        check_every_page(&connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY)?)
+        check_every_page(&self.new_reader()?)
+    }
+
+    fn new_reader(&self) -> Result<Connection> {
+        match &self.still {
+            Some(still) => connect_without_locks(still),
+            None => connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY),
+        }
+    }
+
+    /// Passes a result of a read on, unless another process wrote to the file, which SQLite would not notice.
+    fn check_still<T>(&self, result: Result<T>) -> Result<T> {
+        self.still.as_ref().map_or(Ok(()), StillFile::check)?;
+        result
     }
 }
 
@@ -148,14 +168,14 @@ pub fn backup(path: &Path, to: &Path) -> Result<i64> {
     if is_missing(path)? {
         return Err(StoreError::Missing);
     }
-    // It only reads, but the last connection to close moves the WAL into the database, and a read-only one can't.
-    let connection = connect(&crate::files::resolve(path)?, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+    let (connection, still) = connect_to_read(&readable(path)?)?;
     // Not by SQLite, which would say "table already exists" for a file that is there.
     OpenOptions::new().write(true).create_new(true).mode(0o640).open(to)?;
     let copy = || {
         // The connection's NOFOLLOW holds for the copy too.
         let to = crate::files::resolve(to)?;
         connection.execute("VACUUM INTO ?", [to.to_string_lossy()])?;
+        still.as_ref().map_or(Ok(()), StillFile::check)?;
         let copy = connect(&to, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
         Ok(copy.query_row("SELECT count(*) FROM usage", [], |row| row.get(0))?)
     };
@@ -181,7 +201,26 @@ fn connect(path: &Path, mode: OpenFlags) -> Result<Connection> {
     // One thread at a time uses a connection, so SQLite's own locks around it are not needed.
     // The path has no links. NOFOLLOW is for one that is put there meanwhile.
     let flags = mode | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
-    let connection = Connection::open_with_flags(path, flags)?;
+    set_up(Connection::open_with_flags(path, flags)?)
+}
+
+/// The flag to write is for the end: the last connection to close moves the WAL into the database and deletes it, which a
+/// read-only one can't. If the file can't be written, SQLite opens it to read.
+fn connect_to_read(path: &Path) -> Result<(Connection, Option<StillFile>)> {
+    match connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE) {
+        Err(StoreError::CannotOpen | StoreError::ReadOnly) => {
+            let still = StillFile::new(path)?;
+            Ok((connect_without_locks(&still)?, Some(still)))
+        }
+        connection => Ok((connection?, None)),
+    }
+}
+
+fn connect_without_locks(still: &StillFile) -> Result<Connection> {
+    set_up(still.connect(OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW)?)
+}
+
+fn set_up(connection: Connection) -> Result<Connection> {
     connection.busy_timeout(START_TIMEOUT)?;
     connection.pragma_update(None, "cache_size", -PAGE_CACHE)?;
     // SQLite would ignore a failed fsync of a checkpoint that it runs by itself: see checkpoint.rs.
@@ -191,6 +230,20 @@ fn connect(path: &Path, mode: OpenFlags) -> Result<Connection> {
     // is bound.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     Ok(connection)
+}
+
+/// Returns the path of a file that can be read, without links. SQLite would not say why it can't.
+fn readable(path: &Path) -> Result<PathBuf> {
+    crate::files::open(path)?;
+    Ok(crate::files::resolve(path)?)
+}
+
+fn prepare_to_write(path: &Path, connection: &Connection) -> Result<()> {
+    if path.metadata().is_ok_and(|file| file.len() == 0) {
+        // Retention can then give space back to the file system.
+        connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
+    }
+    switch_journal(connection, "WAL")
 }
 
 /// Switches to another kind of journal. SQLite's own timeout does not cover this: it fails at once if another process is

@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, OpenFlags};
 
-use super::database_files::with_suffix;
 use super::lock::keep_open;
 use super::{check_every_page, connect, is_missing, switch_journal, upgrades};
 use crate::files::{self, NO_FOLLOW};
+use crate::still_file::with_suffix;
 use crate::store::engine::SqlSession;
 use crate::store::{RestoreError, Result, StoreError};
 use crate::when;

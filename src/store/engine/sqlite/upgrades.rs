@@ -10,7 +10,12 @@ pub(super) fn bring_up_to_date(connection: &mut Connection, access: Access) -> R
     if is_current(connection, access)? {
         return Ok(());
     }
-    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let behavior = match access {
+        // It fails below.
+        Access::Read => TransactionBehavior::Deferred,
+        _ => TransactionBehavior::Immediate,
+    };
+    let transaction = connection.transaction_with_behavior(behavior)?;
     if is_current(&transaction, access)? {
         return Ok(());
     }

@@ -1,0 +1,74 @@
+//! Reads a SQLite file beside which nothing can be created: on a read-only file system, or in a folder of another user.
+//!
+//! SQLite reads a database in WAL mode only with its `-wal` and `-shm`, and creates them if they are missing. If they can't be
+//! created and no `-wal` has content, all of the database is in its file: with `immutable`, SQLite reads that without locks.
+//! Another process may still write to it, which owns the folder or has it mounted elsewhere. So every read ends with a check
+//! that the file is as it was.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt::Write;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rusqlite::{Connection, OpenFlags};
+
+/// A database that nothing has written to since this was made.
+pub struct StillFile {
+    path: PathBuf,
+    state: FileState,
+}
+
+/// The inode, the bytes, and the time of the last change in seconds and nanoseconds.
+type FileState = (u64, u64, i64, i64);
+
+impl StillFile {
+    /// Fails if a part of the content is not in the file itself. The path has no links.
+    pub fn new(path: &Path) -> io::Result<Self> {
+        let still = Self { path: path.to_owned(), state: state(path)? };
+        match still.log() {
+            None => Ok(still),
+            Some(log) => Err(io::Error::other(format!(
+                "{} has changes that are not in the database yet, and they can't be read where nothing can be created. Copy both \
+                 files to a folder that you may write to, and name the copy (ADRIATICUM_DATABASE)",
+                log.display()
+            ))),
+        }
+    }
+
+    pub fn connect(&self, flags: OpenFlags) -> rusqlite::Result<Connection> {
+        let mut uri = String::from("file:");
+        for byte in self.path.as_os_str().as_bytes() {
+            write!(uri, "%{byte:02x}").expect("a String takes it");
+        }
+        let flags = flags | OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI;
+        Connection::open_with_flags(uri + "?immutable=1", flags)
+    }
+
+    /// Fails if another process may have written to it: what was read since may be wrong.
+    pub fn check(&self) -> io::Result<()> {
+        match self.log() {
+            None if state(&self.path).is_ok_and(|state| state == self.state) => Ok(()),
+            _ => Err(io::Error::other("another process changed it while it was read: try again")),
+        }
+    }
+
+    /// A file with content beside the database that is a part of it.
+    fn log(&self) -> Option<PathBuf> {
+        let mut logs = ["-wal", "-journal"].map(|suffix| with_suffix(&self.path, suffix)).into_iter();
+        logs.find(|log| fs::metadata(log).is_ok_and(|file| file.len() > 0))
+    }
+}
+
+fn state(path: &Path) -> io::Result<FileState> {
+    fs::metadata(path).map(|file| (file.ino(), file.len(), file.mtime(), file.mtime_nsec()))
+}
+
+/// The path of a file beside a database, such as its WAL.
+pub fn with_suffix(path: &Path, suffix: impl AsRef<OsStr>) -> PathBuf {
+    let mut path = OsString::from(path);
+    path.push(suffix);
+    path.into()
+}
