@@ -176,8 +176,19 @@ fn open_to_read(config: &Config) -> Result<Store, CliError> {
 }
 
 fn open_with(config: &Config, access: Access) -> Result<Store, CliError> {
-    Store::open(&config.database, access)
-        .map_err(|error| CliError::Failed(checks::store_failed(config, &error)))
+    let store = Store::open(&config.database, access)
+        .map_err(|error| CliError::Failed(checks::store_failed(config, &error)))?;
+    if store.is_new() {
+        let name = config.database_name();
+        match access {
+            Access::Serve => log::warn!(
+                "{name} is a new, empty database: no key works yet. If it should not be, correct database \
+                 (ADRIATICUM_DATABASE); else create a key: adriaticum keys create NAME"
+            ),
+            _ => eprintln!("Created the database {name}."),
+        }
+    }
+    Ok(store)
 }
 
 fn failed<E: Display>(part: impl Display) -> impl Fn(E) -> CliError {

@@ -105,6 +105,11 @@ impl Store {
         Ok(store)
     }
 
+    /// Returns whether this open created the database.
+    pub fn is_new(&self) -> bool {
+        self.engine.is_new()
+    }
+
     /// Checks every page of the database, and that a request would succeed.
     pub fn check(&self) -> Result<()> {
         self.engine.sqlite().map_or(Ok(()), Sqlite::check)?;

@@ -54,6 +54,7 @@ const CHECK_COMPLETELY: u64 = 2_097_152;
 
 pub struct Sqlite {
     path: PathBuf,
+    is_new: bool,
     files: Files,
     /// Set if SQLite reads it without locks.
     still: Option<StillFile>,
@@ -84,7 +85,7 @@ impl Sqlite {
         if access != Access::Read {
             prepare_to_write(path, &connection)?;
         }
-        upgrades::bring_up_to_date(&mut connection, access)?;
+        let is_new = upgrades::bring_up_to_date(&mut connection, access)?;
         if path.metadata().is_ok_and(|file| file.len() <= CHECK_COMPLETELY) {
             check_every_page(&connection)?;
         }
@@ -93,6 +94,7 @@ impl Sqlite {
         let wal = WalState::watch(&mut connection)?;
         Ok(Self {
             path: path.to_owned(),
+            is_new,
             files: Files::open(path, opened, access)?,
             still,
             readers: Mutex::default(),
@@ -143,6 +145,10 @@ impl Engine for Sqlite {
                 Box::new(self.begin_write(deadline)?)
             }
         })
+    }
+
+    fn is_new(&self) -> bool {
+        self.is_new
     }
 
     fn write_timeout(&self) -> Duration {

@@ -5,10 +5,11 @@ use rusqlite::{Connection, Transaction, TransactionBehavior};
 use crate::store::engine::{Access, SCHEMA, SCHEMA_VERSION};
 use crate::store::{Result, StoreError, upgrades};
 
-pub(super) fn bring_up_to_date(connection: &mut Connection, access: Access) -> Result<()> {
+/// Returns whether it created the tables.
+pub(super) fn bring_up_to_date(connection: &mut Connection, access: Access) -> Result<bool> {
     // Nearly always there is nothing to do, and this query takes no lock.
     if is_current(connection, access)? {
-        return Ok(());
+        return Ok(false);
     }
     let behavior = match access {
         // It fails below.
@@ -17,7 +18,7 @@ pub(super) fn bring_up_to_date(connection: &mut Connection, access: Access) -> R
     };
     let transaction = connection.transaction_with_behavior(behavior)?;
     if is_current(&transaction, access)? {
-        return Ok(());
+        return Ok(false);
     }
     let found = version(&transaction)?;
     if found == 0 {
@@ -27,10 +28,7 @@ pub(super) fn bring_up_to_date(connection: &mut Connection, access: Access) -> R
     }
     transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
     transaction.commit()?;
-    if found == 0 {
-        log::info!("created the database {}", connection.path().unwrap_or_default());
-    }
-    Ok(())
+    Ok(found == 0)
 }
 
 /// Returns whether the database has the present version. If not, and it may not be upgraded, that is an error.
