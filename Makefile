@@ -7,7 +7,7 @@ FUZZ_SECONDS ?= 120
 .PHONY: help build run test test-all lint postgres tls openapi attacks crashes full-disk search prometheus clients console model \
 	test-install test-cluster test-crash test-arm64 soak bench bench-years bench-model bench-memory bench-database bench-tools \
 	bench-docs bench-scale bench-console sizes install uninstall deb cross sbom static image fuzz mutants requirements clean \
-	downloads test-builds FORCE
+	downloads test-builds generated FORCE
 # On two cores, tests that run beside a build or another test would time out or measure each other.
 .NOTPARALLEL:
 
@@ -161,12 +161,12 @@ bench-years: need-bench build bench-tools ## Measure a ledger of ten million row
 	$(PYTHON) bench/years.py
 
 bench-tools:
-	$(BUILD) --examples
+	$(BUILD) --example ledger
 
 bench-console: need-bench build ## Measure what the console costs the API, and its pages with ten million rows
 	$(PYTHON) bench/console.py
 
-install: build ## Install below PREFIX (/usr/local) and SYSCONFDIR (/etc); DESTDIR is for packages
+install: build generated ## Install below PREFIX (/usr/local) and SYSCONFDIR (/etc); DESTDIR is for packages
 	install -D -m 755 target/release/adriaticum $(DESTDIR)$(PREFIX)/bin/adriaticum
 	@# An existing configuration is kept.
 	test -e $(DESTDIR)$(SYSCONFDIR)/adriaticum/adriaticum.toml || \
@@ -177,11 +177,11 @@ install: build ## Install below PREFIX (/usr/local) and SYSCONFDIR (/etc); DESTD
 	install -m 644 systemd/adriaticum.socket systemd/adriaticum-runtime.service $(DESTDIR)$(PREFIX)/lib/systemd/system
 	install -D -m 644 systemd/adriaticum.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/adriaticum.conf
 	install -D -m 644 systemd/adriaticum.tmpfiles $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/adriaticum.conf
-	install -D -m 644 packaging/adriaticum.1 $(DESTDIR)$(PREFIX)/share/man/man1/adriaticum.1
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/man/man1 target/generated/man1/*
 	install -D -m 644 packaging/adriaticum.toml.5 $(DESTDIR)$(PREFIX)/share/man/man5/adriaticum.toml.5
-	install -D -m 644 packaging/adriaticum.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/adriaticum
-	install -D -m 644 packaging/adriaticum.zsh $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_adriaticum
-	install -D -m 644 packaging/adriaticum.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/adriaticum.fish
+	install -D -m 644 target/generated/adriaticum.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/adriaticum
+	install -D -m 644 target/generated/_adriaticum $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_adriaticum
+	install -D -m 644 target/generated/adriaticum.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/adriaticum.fish
 	@test -n "$(DESTDIR)" || printf '%s\n' 'Installed. To start it:' \
 		'  systemd-sysusers && systemd-tmpfiles --create adriaticum.conf && systemctl daemon-reload' \
 		'  systemctl enable --now adriaticum.socket adriaticum.service'
@@ -191,19 +191,23 @@ uninstall: ## Remove what make install installed; the configuration and the data
 		adriaticum.service adriaticum-runtime.service
 	cd $(DESTDIR)$(PREFIX) && rm -f bin/adriaticum lib/systemd/system/adriaticum.service \
 		lib/systemd/system/adriaticum.socket lib/systemd/system/adriaticum-runtime.service \
-		lib/sysusers.d/adriaticum.conf lib/tmpfiles.d/adriaticum.conf share/man/man1/adriaticum.1 \
+		lib/sysusers.d/adriaticum.conf lib/tmpfiles.d/adriaticum.conf share/man/man1/adriaticum*.1 \
 		share/man/man5/adriaticum.toml.5 share/bash-completion/completions/adriaticum \
 		share/zsh/site-functions/_adriaticum share/fish/vendor_completions.d/adriaticum.fish
 
 # As with Debian's own tools, DEBFULLNAME and DEBEMAIL name the maintainer.
 deb: export MAINTAINER := $(or $(DEBFULLNAME),The Adriaticum authors) <$(or $(DEBEMAIL),authors@adriaticum.invalid)>
 deb: PACKAGES := target/debian/$(if $(filter $(HOST_ARCH),$(ARCH)),,$(ARCH)/)
-deb: need-deb $(if $(filter $(HOST_ARCH),$(ARCH)),build,cross) sbom ## Build the Debian package, target/debian/adriaticum_*.deb; ARCH=arm64: target/debian/arm64/
+deb: need-deb $(if $(filter $(HOST_ARCH),$(ARCH)),build,cross) generated sbom ## Build the Debian package, target/debian/adriaticum_*.deb; ARCH=arm64: target/debian/arm64/
 	$(PYTHON) packaging/changelog.py > target/changelog
 	@# Packages of earlier commits have other names, and the pattern for apt would match all of them.
 	rm -f $(PACKAGES)adriaticum_*.deb
 	cargo deb --locked --no-build --no-strip --maintainer "$$MAINTAINER" --deb-version "$$(packaging/version)-1" \
 		--output $(PACKAGES) $(if $(filter $(HOST_ARCH),$(ARCH)),,--target $(MACHINE)-unknown-linux-gnu)
+
+# Manual pages and completions, from the program's own definitions.
+generated:
+	cargo run --locked --example generate target/generated
 
 cross:
 	$(CROSS) gnu build --release --locked

@@ -4,29 +4,31 @@ use std::{env, fs};
 
 use rustix::process::geteuid;
 
-use super::{Args, CliError, open_to_read, print, print_json, text_table};
+use super::{CliError, open_to_read, parse_when, print, print_json, text_table};
+use crate::config::Config;
 use crate::store::{Actor, AuditRow, KeyName};
 use crate::when::{self, When};
 
-pub(super) const HELP: &str = "\
-Prints who changed what, the oldest first: keys created, changed and revoked, passwords set, sign-ins, failed sign-ins
-summed by address, settings reloaded and backups restored.
+/// Show who changed what: keys, password, settings, sign-ins
+///
+/// The oldest change is first: keys created, changed and revoked, passwords set, sign-ins to the console, settings reloaded and
+/// backups restored, with the address of the browser or the user of the system. If sudo ran the command, the user is SUDO_USER "as"
+/// the user that it ran as. Failed sign-ins are summed by address, and written with the next sign-in or after 15 minutes.
+#[derive(clap::Args)]
+pub(super) struct Options {
+    /// Only changes since then: 24h, 7d, a date, a time, or a time of today, as for usage
+    #[arg(long, value_name = "WHEN", value_parser = parse_when)]
+    since: Option<When>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
 
-Usage: adriaticum audit [--since WHEN] [--json]
-
-Options:
-  --since WHEN   Only changes since then: 24h, 7d, a date (2026-11-16), a time (2026-11-16T13:00Z), or a
-                 time of today (13:00), in UTC
-  --json         Print JSON
-";
-
-pub(super) fn run(mut args: Args) -> Result<(), CliError> {
-    let [] = args.words([])?;
-    let since = args.value("since", When::TAKES, When::parse)?;
-    let since = since.map_or(i64::MIN, |since| since.ago(when::now()));
+pub(super) fn run(options: &Options, config: &Config) -> Result<(), CliError> {
+    let since = options.since.map_or(i64::MIN, |since| since.ago(when::now()));
     let mut rows = Vec::new();
-    open_to_read(&args.config()?)?.audit(since, |row| rows.push(row))?;
-    if args.flag("json") {
+    open_to_read(config)?.audit(since, |row| rows.push(row))?;
+    if options.json {
         return print_json(&rows);
     }
     print(&text_table::with_heading("time,action,via,by,key,details", rows.iter().map(line)))

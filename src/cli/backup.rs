@@ -1,23 +1,26 @@
 //! `backup`: a consistent copy of the database while the service runs.
 
 use std::io::ErrorKind::{AlreadyExists, IsADirectory, NotADirectory, NotFound};
-use std::path::Path;
+use std::path::PathBuf;
 
-use super::{Args, CliError, print};
+use super::{CliError, print};
 use crate::checks;
+use crate::config::Config;
 use crate::store::StoreError;
 use crate::text::{count, grouped};
 
-pub(super) const HELP: &str = "\
-Makes a consistent copy of the database, with keys and ledger, while the service uses it. The copy has the version of
-the database, also if that is older than this program. To restore it, stop the service and run adriaticum restore.
+/// Make a consistent copy of the database while it is used
+///
+/// The copy has the keys and the ledger, and the version of the database, also if that is older than this program. The command
+/// prints its path, the number of its rows and its size. To restore it, stop the service and run adriaticum restore.
+#[derive(clap::Args)]
+pub(super) struct Options {
+    /// A new file, in a folder that exists
+    file: PathBuf,
+}
 
-Usage: adriaticum backup FILE
-";
-
-pub(super) fn run(mut args: Args) -> Result<(), CliError> {
-    let [file] = args.words(["the new FILE"])?;
-    let (path, config) = (Path::new(&file), args.config()?);
+pub(super) fn run(Options { file: path }: &Options, config: &Config) -> Result<(), CliError> {
+    let file = path.display();
     if config.database.file().is_none() {
         return Err(CliError::Failed(format!(
             "the database {} is PostgreSQL: use pg_dump, or the backups of the cluster.",
@@ -27,7 +30,7 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
     let failed = |error: StoreError| {
         CliError::Failed(match &error {
             StoreError::Missing | StoreError::LostContent { .. } | StoreError::Damaged(_) => {
-                checks::store_failed(&config, &error)
+                checks::store_failed(config, &error)
             }
             StoreError::Io(cause)
                 if matches!(cause.kind(), AlreadyExists | NotFound | NotADirectory | IsADirectory) =>

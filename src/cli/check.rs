@@ -5,29 +5,26 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::process::{self, Command};
 
-use super::{Args, CliError, DENIED, print, print_json};
+use super::{CliError, DENIED, print, print_json};
 use crate::checks::{self, Finding, Verdict};
-use crate::config::{Config, KEY_FILE};
+use crate::config::{Config, ConfigError, KEY_FILE};
 use crate::files;
 use crate::text::count;
 
-pub(super) const HELP: &str = "\
-Tests every part that a completion needs: configuration, hosts, clock, database, Search, runtime. Names what fails
-and how to fix it. Warns about secrets in files that every user can read, about an address that other hosts can
-reach, about keys that have expired or expire within ten days, about budgets that miss completions, and about an index
-of documents that nothing uses. It leaves no row in the ledger. Run by root, it tests as the user who owns the folder
-of a SQLite database.
+/// Test every part that a completion needs
+///
+/// It names what fails and how to fix it: configuration, hosts, clock, database, Search, runtime. It warns about secrets in files
+/// that every user can read, about an address that other hosts can reach, about keys that have expired or expire within ten days,
+/// about budgets that miss completions, about retention that removes nothing, and about an index of documents that nothing uses. It
+/// leaves no row in the ledger. Run by root, it tests as the user who owns the folder of a SQLite database.
+#[derive(clap::Args)]
+pub(super) struct Options {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
 
-Usage: adriaticum check [--json]
-
-Options:
-  --json   Print JSON
-";
-
-pub(super) fn run(mut args: Args) -> Result<(), CliError> {
-    let [] = args.words([])?;
-    let json = args.flag("json");
-    let config = args.config();
+pub(super) fn run(&Options { json }: &Options, config: Result<Config, ConfigError>) -> Result<(), CliError> {
     if json && let Err(error) = &config {
         print_json(&[Finding::fail("configuration", error.to_string())])?;
     }

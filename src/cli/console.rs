@@ -5,23 +5,23 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
 use super::audit::actor;
-use super::{Args, CliError, failed, open_with};
+use super::{CliError, failed, open_with};
+use crate::config::Config;
 use crate::console::password;
 use crate::store::Access;
 
-pub(super) const HELP: &str = "\
-Sets the password of the console, and ends all of its sessions.
+/// Set the console's password
+#[derive(clap::Subcommand)]
+pub(super) enum Command {
+    /// Set the console's password, and end all of its sessions
+    ///
+    /// The password is asked for twice on the terminal, without an echo. If standard input is not a terminal, its first line is
+    /// the password. It has at least 12 characters.
+    Password,
+}
 
-Usage: adriaticum console password
-
-The password is asked for twice on the terminal, without an echo. If standard input is not a terminal, its first line is
-the password. It has at least 12 characters.
-";
-
-pub(super) fn set_password(mut args: Args) -> Result<(), CliError> {
-    let [] = args.words([])?;
-    let config = args.config()?;
-    let store = open_with(&config, Access::Create)?;
+pub(super) fn set_password(config: &Config) -> Result<(), CliError> {
+    let store = open_with(config, Access::Create)?;
     let asked = io::stdin().is_terminal();
     let text = if asked { ask("New password for the console: ")? } else { read_line()? };
     password::check(&text).map_err(|message| CliError::Failed(message.into()))?;

@@ -1,8 +1,12 @@
 //! `keys`: creates, lists, changes and revokes API keys.
 
+use clap::ArgGroup;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+
 use super::audit::actor;
-use super::{Args, CliError, open_store, open_to_read, open_with, print, print_json, text_table};
+use super::{CliError, open_store, open_to_read, open_with, print, print_json, text_table, wrong_when};
 use crate::api::key::{SECRET_DIGITS, SECRET_PREFIX};
+use crate::config::Config;
 use crate::secret::secret_hex;
 use crate::store::{
     Access, Budget, CONCURRENT_TAKES, Key, KeyBudget, KeyChange, KeyChanged, KeyName, KeyState, NewKey,
@@ -11,92 +15,149 @@ use crate::store::{
 use crate::text::grouped;
 use crate::when::{self, When};
 
-pub(super) const HELP: &str = "\
-Creates, lists, changes and revokes API keys. A change takes effect with the next request.
-
-Usage: adriaticum keys create NAME [--permission P]... [--expires WHEN] [--concurrent N] [--budget TOKENS/PERIOD]
-       adriaticum keys list [--state STATE] [--json]
-       adriaticum keys rename ID NAME
-       adriaticum keys revoke ID
-       adriaticum keys set ID [--permission P]... [--expires WHEN|never] [--concurrent N|none]
-                              [--budget TOKENS/PERIOD|none]
-
-create prints only the secret on standard output. The secret is not stored and can't be printed again.
-set changes only what its options name. The permissions given replace those that the key has.
-
-Options:
-  --permission P   completions (the default) or metrics; repeat the option to give both
-  --expires WHEN   When the key expires: 12h, 90d, a date (YYYY-MM-DD, UTC), or never
-  --concurrent N   How many of the key's requests a gateway processes at once, 1 to 10000; the others wait.
-                   Default: any number
-  --budget TOKENS/PERIOD
-                   How many tokens the key may use in a calendar day or month, UTC, over all gateways: 50000/day or
-                   1000000/month. Then it gets 403 until the next one begins. Default: none
-  --state STATE    List only keys that are active, expiring (within ten days), expired or revoked
-  --json           Print JSON
-";
-
-/// The options that create and set share. `None` is an option that was not given, `Some(None)` the word `never` or `none`.
-struct KeyOptions {
-    permissions: Vec<Permission>,
-    expires: Option<Option<i64>>,
-    concurrent: Option<Option<u32>>,
-    budget: Option<Option<Budget>>,
+/// Create, list, change and revoke API keys
+///
+/// A change takes effect with the next request.
+#[derive(clap::Subcommand)]
+pub(super) enum Command {
+    /// Create an API key and print its secret, once
+    ///
+    /// Only the secret is printed on standard output. It is not stored and can't be printed again.
+    Create {
+        /// The new key's name
+        #[arg(value_parser = parse_name)]
+        name: KeyName,
+        #[command(flatten)]
+        terms: Terms,
+    },
+    /// List the keys
+    List {
+        /// Only keys in this state; those that expire within ten days are expiring
+        #[arg(long, value_parser = key_state())]
+        state: Option<KeyState>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Rename a key
+    Rename {
+        /// The key's id
+        id: String,
+        /// Its new name
+        #[arg(value_parser = parse_name)]
+        name: KeyName,
+    },
+    /// Revoke a key permanently
+    Revoke {
+        /// The key's id
+        id: String,
+    },
+    /// Change a key's permissions, expiry, concurrency or budget
+    ///
+    /// Only what the options name is changed. A revoked key can't be changed.
+    #[command(override_usage = "adriaticum keys set [OPTIONS] <ID>")]
+    #[command(group = ArgGroup::new("changes").args(TERMS).required(true).multiple(true))]
+    Set {
+        /// The key's id
+        id: String,
+        #[command(flatten)]
+        terms: Terms,
+    },
 }
 
-impl KeyOptions {
-    fn read(args: &Args, now: i64) -> Result<Self, CliError> {
-        let mut permissions = Vec::new();
-        for permission in args.values("permission", "completions or metrics", Permission::parse)? {
-            if !permissions.contains(&permission) {
-                permissions.push(permission);
-            }
+/// `keys set` needs one of them.
+const TERMS: [&str; 4] = ["permissions", "expires", "concurrent", "budget"];
+
+/// The options that create and set share.
+#[derive(clap::Args)]
+pub(super) struct Terms {
+    /// What the key may do; repeat the option to give both permissions
+    ///
+    /// A new key may run completions unless told otherwise. With set, the permissions given replace those that the key has.
+    #[arg(long = "permission", value_name = "PERMISSION", value_parser = permission())]
+    permissions: Vec<Permission>,
+    /// When the key expires: 12h, 90d, a date (YYYY-MM-DD, UTC), or never
+    #[arg(long, value_name = "WHEN", value_parser = parse_expiry)]
+    expires: Option<OrNone<i64>>,
+    /// How many of the key's requests a gateway processes at once, 1 to 10000; the others wait. none, the default: any number
+    #[arg(long, value_name = "N", value_parser = or_none(CONCURRENT_TAKES, parse_concurrent))]
+    concurrent: Option<OrNone<u32>>,
+    /// How many tokens the key may use in a calendar day or month, UTC, over all gateways: 50000/day, 1000000/month, or none, the
+    /// default
+    ///
+    /// A key that has used its budget gets 403 until the next one begins; requests that run at that moment are completed. Completions
+    /// for which the runtime reports no total do not count.
+    #[arg(long, value_name = "TOKENS/PERIOD", value_parser = or_none(Budget::TAKES, Budget::parse))]
+    budget: Option<OrNone<Budget>>,
+}
+
+/// A value, or the word `none` or `never`.
+#[derive(Clone, Copy)]
+struct OrNone<T>(Option<T>);
+
+fn or_none<T>(
+    takes: &'static str,
+    parse: impl Fn(&str) -> Option<T> + Clone,
+) -> impl Fn(&str) -> Result<OrNone<T>, String> + Clone {
+    move |text| match text {
+        "none" => Ok(OrNone(None)),
+        text => {
+            parse(text).map(|value| OrNone(Some(value))).ok_or_else(|| format!("expected {takes}, or none"))
         }
-        let expires =
-            or_none(args, "expires", "never", When::TAKES, |text| Some(When::parse(text)?.ahead(now)))?;
-        if expires.flatten().is_some_and(|expires| expires <= now) {
-            return Err(CliError::Usage("--expires is in the past.".into()));
-        }
-        Ok(Self {
-            permissions,
-            expires,
-            concurrent: or_none(args, "concurrent", "none", CONCURRENT_TAKES, parse_concurrent)?,
-            budget: or_none(args, "budget", "none", Budget::TAKES, Budget::parse)?,
-        })
     }
 }
 
-/// Returns `Some(None)` if the value of an option is the word `none`.
-fn or_none<T>(
-    args: &Args,
-    option: &str,
-    none: &str,
-    takes: &str,
-    parse: impl Fn(&str) -> Option<T>,
-) -> Result<Option<Option<T>>, CliError> {
-    args.value(option, &format!("{takes}, or {none}"), |text| {
-        if text == none { Some(None) } else { parse(text).map(Some) }
-    })
+fn parse_expiry(text: &str) -> Result<OrNone<i64>, String> {
+    if text == "never" {
+        return Ok(OrNone(None));
+    }
+    let now = when::now();
+    match When::parse(text).ok_or_else(|| wrong_when(text, ", or never"))?.ahead(now) {
+        expires if expires <= now => Err("it is in the past".into()),
+        expires => Ok(OrNone(Some(expires))),
+    }
 }
 
-pub(super) fn create(mut args: Args) -> Result<(), CliError> {
+fn permission() -> impl TypedValueParser<Value = Permission> {
+    PossibleValuesParser::new(["completions", "metrics"])
+        .map(|word| Permission::parse(&word).expect("it is one of the possible values"))
+}
+
+fn key_state() -> impl TypedValueParser<Value = KeyState> {
+    PossibleValuesParser::new(["active", "expiring", "expired", "revoked"])
+        .map(|word| KeyState::parse(&word).expect("it is one of the possible values"))
+}
+
+fn parse_name(text: &str) -> Result<KeyName, String> {
+    KeyName::parse(text).ok_or_else(|| format!("a key's name has {}", KeyName::TAKES))
+}
+
+impl Command {
+    pub fn run(self, config: &Config) -> Result<(), CliError> {
+        match self {
+            Self::Create { name, terms } => create(&name, terms, config),
+            Self::List { state, json } => list(state, json, config),
+            Self::Rename { id, name } => rename(&id, name, config),
+            Self::Revoke { id } => revoke(&id, config),
+            Self::Set { id, terms } => set(&id, terms, config),
+        }
+    }
+}
+
+fn create(name: &KeyName, mut terms: Terms, config: &Config) -> Result<(), CliError> {
     let now = when::now();
-    let [name] = args.words(["the new key's NAME"])?;
-    let mut terms = KeyOptions::read(&args, now)?;
-    let name = key_name(&name)?;
     if terms.permissions.is_empty() {
         terms.permissions.push(Permission::Completions);
     }
-    let config = args.config()?;
-    let store = open_with(&config, Access::Create)?;
+    let store = open_with(config, Access::Create)?;
     let secret = SECRET_PREFIX.to_owned() + &secret_hex::<{ SECRET_DIGITS / 2 }>();
     let key = NewKey {
-        name: &name,
-        permissions: &terms.permissions,
+        name,
+        permissions: &unique(terms.permissions),
         created: now,
-        expires: terms.expires.flatten(),
-        concurrent: terms.concurrent.flatten(),
-        budget: terms.budget.flatten(),
+        expires: terms.expires.and_then(|OrNone(expires)| expires),
+        concurrent: terms.concurrent.and_then(|OrNone(concurrent)| concurrent),
+        budget: terms.budget.and_then(|OrNone(budget)| budget),
     };
     let id = store.add_key(&secret, &key, &actor())?;
     print(&(secret + "\n"))?;
@@ -104,13 +165,11 @@ pub(super) fn create(mut args: Args) -> Result<(), CliError> {
     Ok(())
 }
 
-pub(super) fn list(mut args: Args) -> Result<(), CliError> {
-    let [] = args.words([])?;
-    let state = args.value("state", "active, expiring, expired or revoked", KeyState::parse)?;
-    let mut keys = open_to_read(&args.config()?)?.list_keys()?;
+fn list(state: Option<KeyState>, json: bool, config: &Config) -> Result<(), CliError> {
+    let mut keys = open_to_read(config)?.list_keys()?;
     let (is_empty, now) = (keys.is_empty(), when::now());
     keys.retain(|key| state.is_none_or(|state| key.state(now) == state));
-    if args.flag("json") {
+    if json {
         return print_json(&keys);
     }
     match state {
@@ -143,65 +202,54 @@ fn row(key: &Key, now: i64) -> Vec<String> {
     ]
 }
 
-pub(super) fn rename(mut args: Args) -> Result<(), CliError> {
-    let [id, name] = args.words(["the key's ID", "its new NAME"])?;
-    let name = key_name(&name)?;
-    let config = args.config()?;
-    change(&open_store(&config)?, &id, &[KeyChange::Name(name)])?;
+fn rename(id: &str, name: KeyName, config: &Config) -> Result<(), CliError> {
+    change(&open_store(config)?, id, &[KeyChange::Name(name)])?;
     eprintln!("Renamed {id} in {}.", config.database_name());
     Ok(())
 }
 
-pub(super) fn revoke(mut args: Args) -> Result<(), CliError> {
-    let [id] = args.words(["the key's ID"])?;
-    let config = args.config()?;
-    let (store, database) = (open_store(&config)?, config.database_name());
-    if let Some(since) = find(&store, &id)?.revoked {
+fn revoke(id: &str, config: &Config) -> Result<(), CliError> {
+    let (store, database) = (open_store(config)?, config.database_name());
+    if let Some(since) = find(&store, id)?.revoked {
         eprintln!("{id} in {database} is revoked already, since {}.", when::format_minute(Some(since)));
         return Ok(());
     }
-    store.revoke_key(&id, when::now(), &actor())?;
+    store.revoke_key(id, when::now(), &actor())?;
     eprintln!("Revoked {id} in {database}.");
     Ok(())
 }
 
-pub(super) fn set(mut args: Args) -> Result<(), CliError> {
-    let [id] = args.words(["the key's ID"])?;
-    let terms = KeyOptions::read(&args, when::now())?;
+fn set(id: &str, terms: Terms, config: &Config) -> Result<(), CliError> {
     let mut changes = Vec::new();
     let mut changed = Vec::new();
     if !terms.permissions.is_empty() {
-        changed.push(format!("permissions {}", Permission::join(&terms.permissions)));
-        changes.push(KeyChange::Permissions(terms.permissions));
+        let permissions = unique(terms.permissions);
+        changed.push(format!("permissions {}", Permission::join(&permissions)));
+        changes.push(KeyChange::Permissions(permissions));
     }
-    if let Some(expires) = terms.expires {
+    if let Some(OrNone(expires)) = terms.expires {
         changed.push(format!(
             "expires {}",
             expires.map_or("never".into(), |time| when::format_minute(Some(time)))
         ));
         changes.push(KeyChange::Expires(expires));
     }
-    if let Some(concurrent) = terms.concurrent {
+    if let Some(OrNone(concurrent)) = terms.concurrent {
         changed.push(format!("concurrent {}", concurrent.map_or("none".into(), |number| number.to_string())));
         changes.push(KeyChange::Concurrent(concurrent));
     }
-    if let Some(budget) = terms.budget {
+    if let Some(OrNone(budget)) = terms.budget {
         changed.push(format!("budget {}", budget.map_or("none".into(), |budget| budget.to_string())));
         changes.push(KeyChange::Budget(budget));
     }
-    if changes.is_empty() {
-        let options = "--permission, --expires, --concurrent or --budget is missing.";
-        return Err(CliError::Usage(options.into()));
-    }
-    let config = args.config()?;
-    let store = open_store(&config)?;
-    if let Some(since) = find(&store, &id)?.revoked {
+    let store = open_store(config)?;
+    if let Some(since) = find(&store, id)?.revoked {
         let since = when::format_minute(Some(since));
         return Err(CliError::Failed(format!(
             "{id} is revoked since {since}, for good. Create another key: adriaticum keys create NAME"
         )));
     }
-    change(&store, &id, &changes)?;
+    change(&store, id, &changes)?;
     eprintln!("Changed {id} in {}: {}.", config.database_name(), changed.join(", "));
     Ok(())
 }
@@ -217,8 +265,15 @@ fn change(store: &Store, id: &str, changes: &[KeyChange]) -> Result<(), CliError
     }
 }
 
-fn key_name(text: &str) -> Result<KeyName, CliError> {
-    KeyName::parse(text).ok_or_else(|| CliError::Usage(format!("a key's name has {}.", KeyName::TAKES)))
+/// Each permission once.
+fn unique(mut permissions: Vec<Permission>) -> Vec<Permission> {
+    let mut seen = Vec::new();
+    permissions.retain(|permission| {
+        let is_new = !seen.contains(permission);
+        seen.push(*permission);
+        is_new
+    });
+    permissions
 }
 
 pub(super) fn no_such_key(id: &str) -> CliError {

@@ -1,6 +1,6 @@
-//! The commands, a file each: its help and what it does.
+//! The commands, a file each: its options and what it does. `clap` makes the help, the manual pages and the completions from the
+//! same definitions.
 
-mod args;
 mod audit;
 mod backup;
 mod check;
@@ -20,61 +20,73 @@ use std::env;
 use std::ffi::OsString;
 use std::fmt::{self, Display};
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use self::args::{Args, missing, quoted};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{CommandFactory, Parser, Subcommand};
+
 use crate::checks;
 use crate::config::{Config, ConfigError};
 use crate::logging;
 use crate::store::{Access, Store, StoreError};
-use crate::text::{may_hold_a_secret, nearest};
+use crate::text::may_hold_a_secret;
+use crate::when::{self, When};
 
-/// The words of a command and its arguments, a summary, the help of its group, and the function that runs it.
-type Command = (&'static str, &'static str, &'static str, fn(Args) -> Result<(), CliError>);
+/// A chat completions API in front of an inference runtime
+///
+/// It checks every request, calls the runtime, writes the usage to the ledger, and sends the completion. adriaticum.toml(5)
+/// describes its settings.
+///
+/// If it is installed as a service, run the commands as root or as the service's user (sudo -u adriaticum adriaticum keys
+/// list). They can be used while the service runs.
+#[derive(Parser)]
+#[command(name = "adriaticum", version = env!("ADRIATICUM_VERSION"), max_term_width = 100, after_long_help = NOTES)]
+struct CommandLine {
+    /// Read the configuration from this file
+    ///
+    /// The default is the file that ADRIATICUM_CONFIG names, or /etc/adriaticum/adriaticum.toml.
+    #[arg(long, global = true, value_name = "FILE", display_order = 100)]
+    config: Option<PathBuf>,
 
-const COMMANDS: [Command; 19] = [
-    ("serve", "Run the service until SIGTERM or SIGINT", serve::HELP, serve::run),
-    ("keys create NAME", "Create an API key and print its secret, once", keys::HELP, keys::create),
-    ("keys list", "List the keys", keys::HELP, keys::list),
-    ("keys rename ID NAME", "Rename a key", keys::HELP, keys::rename),
-    ("keys revoke ID", "Revoke a key permanently", keys::HELP, keys::revoke),
-    ("keys set ID", "Change a key's permissions, expiry, concurrency or budget", keys::HELP, keys::set),
-    ("usage", "Show the requests and tokens of the ledger", usage::HELP, usage::run),
-    ("usage show ID", "Show one request", usage::HELP, usage::show),
-    ("usage verify", "Find rows and sums that were changed, deleted or inserted", usage::HELP, verify::run),
-    ("search add PATH...", "Add files and folders to the document index", search::HELP, search::add),
-    ("search list", "List the documents", search::HELP, search::list),
-    ("search remove ID", "Remove a document, by its ID or its path", search::HELP, search::remove),
-    ("search query WORDS", "Show what the index finds", search::HELP, search::query),
-    ("console password", "Set the console's password", console::HELP, console::set_password),
-    ("audit", "Show who changed what: keys, password, settings, sign-ins", audit::HELP, audit::run),
-    ("backup FILE", "Make a consistent copy of the database while it is used", backup::HELP, backup::run),
-    (
-        "restore FILE",
-        "Replace the database with a backup, and list what that undoes",
-        restore::HELP,
-        restore::run,
-    ),
-    ("move", "Copy a SQLite database to PostgreSQL, and verify the copy", moving::HELP, moving::run),
-    ("check", "Test every part that a completion needs", check::HELP, check::run),
-];
+    #[command(subcommand)]
+    command: Command,
+}
 
-fn help() -> String {
-    let commands = COMMANDS.map(|(usage, summary, ..)| format!("  {usage:<20}  {summary}\n")).concat();
-    format!(
-        "\
-A chat completions API in front of an inference runtime.
+/// What `clap` can't know; the manual page has it too.
+const NOTES: &str = "\
+Exit status: 0 success, 1 failure, 2 wrong usage of the command line or of a setting.
 
-Usage: adriaticum [--config FILE] COMMAND
+Environment: ADRIATICUM_CONFIG names the configuration file. Every setting has a variable as well, which overrides the file.
 
-Commands:
-{commands}
-Options:
-  --config FILE         Read the configuration from this file
-  --help                Print help; after a command, help on that command. Also -h, and adriaticum help COMMAND
-  --version             Print the version; also -V
-"
-    )
+Files: /etc/adriaticum/adriaticum.toml is the configuration, /etc/adriaticum/runtime-key and
+/etc/adriaticum/database-password the secrets that the systemd service and the commands read, and
+/var/lib/adriaticum/adriaticum.db the keys and the ledger of the service.";
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the service until SIGTERM or SIGINT
+    ///
+    /// Then it accepts no new connections and completes the requests in progress; a second signal ends it at once. SIGHUP reloads
+    /// the log level and the certificate.
+    Serve,
+    #[command(subcommand)]
+    Keys(keys::Command),
+    Usage(usage::Options),
+    #[command(subcommand)]
+    Search(search::Command),
+    #[command(subcommand)]
+    Console(console::Command),
+    Audit(audit::Options),
+    Backup(backup::Options),
+    Restore(restore::Options),
+    Move(moving::Options),
+    Check(check::Options),
+}
+
+/// The definition of the command line, for the manual pages and the completions.
+pub fn definition() -> clap::Command {
+    CommandLine::command()
 }
 
 /// The message of a failed command, by its exit code.
@@ -94,17 +106,93 @@ const DENIED: &str = "Permission denied (os error 13)";
 pub fn main() -> ExitCode {
     process_limits::forbid_core_files();
     let _flush = logging::FlushAtEnd;
-    let mut group = String::new();
-    let (code, message) = match run(&mut group) {
+    let line = match CommandLine::try_parse().and_then(refuse_second_config) {
+        Ok(line) => line,
+        Err(error) => return print_parse_error(error),
+    };
+    let is_service = matches!(line.command, Command::Serve);
+    let (code, message) = match run(line) {
         Ok(()) => return ExitCode::SUCCESS,
         Err(CliError::Failed(message)) => (1, message),
         Err(CliError::Config(message)) => (2, message),
-        Err(CliError::Usage(message)) => (2, format!("{message}\nTry adriaticum {group}--help.")),
+        Err(CliError::Usage(message)) => (2, format!("{message}\n\n{TRY_HELP}")),
     };
-    let as_root = if message.contains(DENIED) && group != "serve " { as_root() } else { None };
+    let as_root = if message.contains(DENIED) && !is_service { as_root() } else { None };
     let as_root = as_root.map(|command| format!("\nAs root: {command}")).unwrap_or_default();
     logging::print_error(format_args!("adriaticum: {message}{as_root}"));
     ExitCode::from(code)
+}
+
+fn run(CommandLine { config, command }: CommandLine) -> Result<(), CliError> {
+    let load = || Config::load(config.as_deref());
+    match command {
+        // It takes signals from its start on.
+        Command::Serve => serve::run(config),
+        // A wrong configuration is a finding.
+        Command::Check(options) => check::run(&options, load()),
+        Command::Keys(command) => command.run(&load()?),
+        Command::Usage(options) => options.run(&load()?),
+        Command::Search(command) => command.run(&load()?),
+        Command::Console(console::Command::Password) => console::set_password(&load()?),
+        Command::Audit(options) => audit::run(&options, &load()?),
+        Command::Backup(options) => backup::run(&options, &load()?),
+        Command::Restore(options) => restore::run(&options, &load()?),
+        Command::Move(options) => moving::run(&options, &load()?),
+    }
+}
+
+/// `clap` takes one `--config` before the command and another one after it, and forgets the first.
+fn refuse_second_config(line: CommandLine) -> Result<CommandLine, clap::Error> {
+    let is_config = |word: &OsString| word == "--config" || word.to_string_lossy().starts_with("--config=");
+    if env::args_os().take_while(|word| word != "--").filter(is_config).count() > 1 {
+        let message = "the argument '--config <FILE>' cannot be used multiple times";
+        return Err(definition().error(ErrorKind::ArgumentConflict, message));
+    }
+    Ok(line)
+}
+
+/// Prints help, the version, or what is wrong with the command line. Words that may hold a secret are left out: the URI of a database
+/// may be in the wrong place.
+fn print_parse_error(mut error: clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        return match print(&error.render().to_string()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::FAILURE,
+        };
+    }
+    let is_secret = |value: &ContextValue| may_hold_a_secret(&value.to_string());
+    let secrets: Vec<ContextKind> =
+        error.context().filter(|(_, value)| is_secret(value)).map(|(kind, _)| kind).collect();
+    for kind in secrets {
+        error.insert(kind, ContextValue::String("…".into()));
+    }
+    let text = error.render().to_string();
+    // Without a command, it is the help.
+    let text = text.strip_prefix("error: ").map_or(text.clone(), |message| format!("adriaticum: {message}"));
+    logging::print_error(format_args!("{}", text.trim_end()));
+    ExitCode::from(2)
+}
+
+/// As `clap` ends its messages.
+const TRY_HELP: &str = "For more information, try '--help'.";
+
+/// Makes the parser of an option's value, with a message that says what is accepted.
+fn expecting<T>(
+    accepted: &'static str,
+    parse: impl Fn(&str) -> Option<T> + Clone,
+) -> impl Fn(&str) -> Result<T, String> + Clone {
+    move |text| parse(text).ok_or_else(|| format!("expected {accepted}"))
+}
+
+fn parse_when(text: &str) -> Result<When, String> {
+    When::parse(text).ok_or_else(|| wrong_when(text, ""))
+}
+
+fn wrong_when(text: &str, or: &str) -> String {
+    match when::is_impossible_date(text) {
+        true => "there is no such date".into(),
+        false => format!("expected {}{or}", When::TAKES),
+    }
 }
 
 /// Returns the command line with sudo, for a user who was denied something.
@@ -127,43 +215,6 @@ fn as_root() -> Option<String> {
     let keep =
         if variables.is_empty() { String::new() } else { format!("--preserve-env={} ", variables.join(",")) };
     Some(format!("sudo {keep}{}", line.join(" ")))
-}
-
-/// Sets `group` to the first word of the command, with a space, as soon as it is known: for the advice after a wrong usage.
-fn run(group: &mut String) -> Result<(), CliError> {
-    let mut args = Args::from_env(help())?;
-    let first = args.next_word()?.ok_or_else(|| missing("a command"))?;
-    let in_group = |command: &&Command| name(command).split(' ').next() == Some(&first);
-    let members: Vec<&Command> = COMMANDS.iter().filter(in_group).collect();
-    let (_, _, help, _) = members.first().ok_or_else(|| no_command("", &first))?;
-    args.expect(&first, help)?;
-    *group = first.clone() + " ";
-    let find = |words: &str| members.iter().find(|command| name(command) == words);
-    let mut command = find(&first);
-    let is_whole = command.is_some() && members.len() == 1;
-    if !is_whole && let Some(second) = args.next_word()? {
-        let words = format!("{group}{second}");
-        command = Some(find(&words).ok_or_else(|| no_command(group, &second))?);
-        args.expect(&words, help)?;
-    }
-    let (.., run) = command.ok_or_else(|| {
-        let seconds: Vec<&str> = members.iter().map(|command| &name(command)[group.len()..]).collect();
-        let list = seconds.join(", ");
-        missing(&list.rsplit_once(", ").map_or(list.clone(), |(others, last)| format!("{others} or {last}")))
-    })?;
-    run(args)
-}
-
-/// The words of a command, without its arguments.
-fn name((usage, ..): &Command) -> &'static str {
-    usage.trim_end_matches(|c: char| !c.is_ascii_lowercase())
-}
-
-fn no_command(group: &str, word: &str) -> CliError {
-    let known = COMMANDS.iter().filter_map(|command| name(command).strip_prefix(group)?.split(' ').next());
-    let meant = nearest(word, known).map(|meant| format!(" Did you mean adriaticum {group}{meant}?"));
-    let command = quoted(&format!("{group}{word}"));
-    CliError::Usage(format!("there is no command {command}.{}", meant.unwrap_or_default()))
 }
 
 fn open_store(config: &Config) -> Result<Store, CliError> {
@@ -229,25 +280,8 @@ impl Display for CliError {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
-    use super::*;
-
     #[test]
-    fn the_usage_lines_of_a_help_have_the_options_that_it_explains() {
-        for (usage, _, help, _) in COMMANDS {
-            let explained: BTreeSet<(&str, bool)> = help
-                .lines()
-                .filter_map(|line| line.strip_prefix("  --")?.split_once(' '))
-                .map(|(name, rest)| (name, rest.starts_with(|c: char| c.is_ascii_uppercase())))
-                .collect();
-            let of_group = COMMANDS.iter().filter(|(_, _, other, _)| *other == help);
-            let accepted: BTreeSet<(&str, bool)> =
-                of_group.flat_map(|command| args::options(name(command), help)).collect();
-            assert_eq!(accepted, explained, "{usage}");
-        }
-        assert_eq!(args::options("keys list", keys::HELP), [("state", true), ("json", false)]);
-        assert_eq!(args::options("keys revoke", keys::HELP), []);
-        assert_eq!(args::options("keys", keys::HELP), []);
+    fn the_definition_is_consistent() {
+        super::definition().debug_assert();
     }
 }

@@ -3,35 +3,34 @@
 use std::fmt;
 use std::io::{self, Write};
 
-use super::{Args, CliError, failed, missing, print};
+use super::{CliError, failed, print};
 use crate::config::{self, Config};
 use crate::store::{Access, Database, DatabaseUri, MoveProgress, ServeLock, Store, StoreError};
 use crate::text::{count, grouped};
 
-pub(super) const HELP: &str = "\
-Copies everything from a SQLite database to an empty PostgreSQL database, and verifies the copy.
+/// Copy a SQLite database to PostgreSQL, and verify the copy
+///
+/// Stop the service first. Keys, ledger, sums, chain, password and sessions are copied in one transaction: if the move is
+/// interrupted, the new database is still empty, and the move can be repeated. The old database stays as it is. Then set database
+/// in the configuration to the new one, and start the service.
+#[derive(clap::Args)]
+pub(super) struct Options {
+    /// The path of the SQLite database
+    #[arg(long, value_name = "DATABASE")]
+    from: String,
+    /// The postgresql:// URI of an empty database. Its password can also come from the file that database_password_file names, or
+    /// from database-password beside the configuration
+    #[arg(long, value_name = "DATABASE")]
+    to: String,
+}
 
-Usage: adriaticum move --from DATABASE --to DATABASE
-
-Stop the service first. Keys, ledger, sums, chain, password and sessions are copied in one transaction: if the move
-is interrupted, the new database is still empty, and the move can be repeated. The old database stays as it is. Then
-set database in the configuration to the new one, and start the service.
-
-Options:
-  --from DATABASE   The path of the SQLite database
-  --to DATABASE     The postgresql:// URI of an empty database. Its password can also come from the file that
-                    database_password_file names, or from database-password beside the configuration
-";
-
-pub(super) fn run(mut args: Args) -> Result<(), CliError> {
-    let [] = args.words([])?;
+pub(super) fn run(Options { from, to }: &Options, config: &Config) -> Result<(), CliError> {
     // The message does not repeat the value, which may contain a password.
-    let database = |option: &str| {
-        let text = args.text(option).ok_or_else(|| missing(&format!("--{option} DATABASE")))?;
+    let database = |option: &str, text: &str| {
         Database::parse(text).map_err(|accepted| CliError::Usage(format!("--{option}: expected {accepted}.")))
     };
-    match (database("from")?, database("to")?) {
-        (from @ Database::Sqlite(_), Database::Postgres(to)) => move_database(&from, to, &args.config()?),
+    match (database("from", from)?, database("to", to)?) {
+        (from @ Database::Sqlite(_), Database::Postgres(to)) => move_database(&from, to, config),
         (Database::Postgres(_), _) => Err(CliError::Usage(
             "--from takes a SQLite database. To copy a PostgreSQL database, use pg_dump and pg_restore.".into(),
         )),

@@ -1,33 +1,38 @@
 //! `restore`: replaces the database with a backup, and lists what that undoes.
 
 use std::fmt::Display;
-use std::path::Path;
+use std::path::PathBuf;
 
 use super::audit::actor;
-use super::{Args, CliError, print};
+use super::{CliError, print};
+use crate::config::Config;
 use crate::store::{
     self, Comparison, Database, Key, KeyDifferences, LedgerExtent, Restoration, RestoreError, StoreError,
 };
 use crate::text::{count, may_hold_a_secret};
 use crate::when;
 
-pub(super) const HELP: &str = "\
-Replaces the SQLite database with a backup. Stop the service first.
+/// Replace the SQLite database with a backup, and list what that undoes
+///
+/// Stop the service first. A backup is one file, made with adriaticum backup: one with a -wal or -journal beside it is refused. It
+/// is copied, checked, verified and, if its version is older, upgraded; the file itself is not changed. Then the command lists what
+/// the present database has and the backup does not: keys created, revoked or changed since, and rows. Keys revoked since stay
+/// revoked and the console keeps its present password, but keys created since are gone, other changes are undone, and all console
+/// sessions end.
+///
+/// The present database is kept beside the new one; the last lines say how to go back. If the command fails or is interrupted before
+/// that, the present database is still in place.
+#[derive(clap::Args)]
+pub(super) struct Options {
+    /// The backup
+    file: PathBuf,
+}
 
-Usage: adriaticum restore FILE
-
-A backup is one file, made with adriaticum backup: one with a -wal or -journal beside it is refused. It is copied,
-checked, verified and, if its version is older, upgraded; the file itself is not changed. Then the command lists what
-the present database has and the backup does not: keys created, revoked or changed since, and rows. Keys revoked since
-stay revoked and the console keeps its present password, but keys created since are gone, other changes are undone, and
-all console sessions end. The present database is kept beside the new one; the last lines say how to go back. If the
-command fails or is interrupted before that, the present database is still in place.
-";
-
-pub(super) fn run(mut args: Args) -> Result<(), CliError> {
-    let [file] = args.words(["the FILE of the backup"])?;
-    let backup = if may_hold_a_secret(&file) { "…" } else { &file };
-    let config = args.config()?;
+pub(super) fn run(Options { file }: &Options, config: &Config) -> Result<(), CliError> {
+    let backup = match file.display().to_string() {
+        name if may_hold_a_secret(&name) => "…".into(),
+        name => name,
+    };
     let Database::Sqlite(path) = &config.database else {
         return Err(CliError::Failed(format!(
             "the database {} is PostgreSQL: restore it with pg_restore, or with the backups of the cluster.",
@@ -35,14 +40,14 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
         )));
     };
     let name = config.database_name();
-    let restored = store::restore(path, Path::new(&file), &actor()).map_err(|error| {
+    let restored = store::restore(path, file, &actor()).map_err(|error| {
         let of: &dyn Display = match error {
             RestoreError::Backup(_) | RestoreError::Incomplete(_) | RestoreError::Faulty(_) => &backup,
             RestoreError::Locked(_) | RestoreError::Present(_) => &name,
         };
         CliError::Failed(format!("{of}: {error}. Nothing was restored."))
     })?;
-    print(&report(&restored, backup, &name))?;
+    print(&report(&restored, &backup, &name))?;
     match restored.unsynced {
         None => Ok(()),
         Some(error) => Err(CliError::Failed(format!(

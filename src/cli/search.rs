@@ -1,52 +1,81 @@
 //! `search`: adds, lists, removes and finds documents of the embedded index.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use super::{Args, CliError, failed, missing, print, print_json, text_table};
+use super::{CliError, failed, print, print_json, text_table};
 use crate::client::Cancellation;
+use crate::config::Config;
 use crate::search::documents::{self, Candidate};
 use crate::search::{Added, Document, Index, Passage, Search, SearchError};
 use crate::text::count as count_of;
 use crate::when;
 
-pub(super) const HELP: &str = "\
-Manages the index of documents that Search uses if search.url is \"index:\". Changes take effect with the next request.
+/// Manage the embedded index of documents, which Search uses if search.url is "index:"
+///
+/// Changes take effect with the next request.
+#[derive(clap::Subcommand)]
+pub(super) enum Command {
+    /// Add files and folders to the document index
+    ///
+    /// Documents are text, Markdown and HTML files in UTF-8. Convert others first: PDF with pdftotext, Word with pandoc, other
+    /// encodings with iconv. A file that was added before is replaced. Links, files that are not text and files over 8 MiB are
+    /// skipped with a message; hidden files and folders are skipped and counted.
+    Add {
+        /// Files, and folders with everything in them
+        #[arg(required = true, value_name = "PATH")]
+        paths: Vec<PathBuf>,
+    },
+    /// List the documents
+    List {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove documents, by their ID or their path
+    Remove {
+        /// The ID that list shows, or the path of a file or a folder
+        #[arg(value_name = "ID|PATH")]
+        named: String,
+    },
+    /// Show what the index finds
+    Query {
+        /// The words to look for
+        #[arg(required = true)]
+        words: Vec<String>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
 
-Usage: adriaticum search add PATH...
-       adriaticum search list [--json]
-       adriaticum search remove ID|PATH
-       adriaticum search query WORDS [--json]
-
-add takes text, Markdown and HTML files in UTF-8, and folders with everything in them. A file that was added before is
-replaced. Links, files that are not text and files over 8 MiB are skipped with a message; hidden files and folders are
-skipped and counted. remove takes the ID that list shows, or the path of a file or a folder.
-
-Options:
-  --json   Print JSON
-";
+impl Command {
+    pub fn run(self, config: &Config) -> Result<(), CliError> {
+        let index = Index::new(&config.search);
+        match self {
+            Self::Add { paths } => add(&index, &paths, config),
+            Self::List { json } => list(&index, json),
+            Self::Remove { named } => remove(&index, &named),
+            Self::Query { words, json } => query(&index, &words.join(" "), json),
+        }
+    }
+}
 
 /// The words of the summary, and the number of files for each.
 const SUMMARY: [&str; 5] = ["added", "replaced", "unchanged", "skipped", "hidden"];
 type Tally = HashMap<&'static str, usize>;
 
-pub(super) fn add(mut args: Args) -> Result<(), CliError> {
-    let paths = args.all_words()?;
-    if paths.is_empty() {
-        return Err(missing("the PATH of a file or folder"));
-    }
-    let config = args.config()?;
-    let index = Index::new(&config.search);
+fn add(index: &Index, paths: &[PathBuf], config: &Config) -> Result<(), CliError> {
     let mut tally = Tally::default();
     let mut failed = Vec::new();
     for path in paths {
-        if let Err(reason) = add_path(&index, Path::new(&path), &mut tally)? {
-            failed.push(format!("\n  {path}: {reason}."));
+        if let Err(reason) = add_path(index, path, &mut tally)? {
+            failed.push(format!("\n  {}: {reason}.", path.display()));
         }
     }
     let summary = SUMMARY.map(|word| format!("{} {word}", tally.get(word).unwrap_or(&0)));
     eprintln!("{}.", summary.join(", "));
-    print_index_path(&index);
+    print_index_path(index);
     if let Some(unused) = config.search.how_to_use_index() {
         eprintln!("No completion uses the index. {unused} Then restart the service.");
     }
@@ -124,14 +153,12 @@ fn report_missing_files(index: &Index, folder: &Path, files: &[Candidate]) -> Re
     Ok(())
 }
 
-pub(super) fn list(mut args: Args) -> Result<(), CliError> {
-    let [] = args.words([])?;
-    let index = Index::new(&args.config()?.search);
+fn list(index: &Index, json: bool) -> Result<(), CliError> {
     // Without an index there are no documents, which is not an error here.
     let name = format!("the index {}", index.path.display());
     let exists = index.path.try_exists().map_err(failed(name))?;
     let documents = if exists { index.list()? } else { Vec::new() };
-    if args.flag("json") {
+    if json {
         return print_json(&documents);
     }
     if documents.is_empty() {
@@ -152,12 +179,10 @@ fn row(document: &Document) -> Vec<String> {
     ]
 }
 
-pub(super) fn remove(mut args: Args) -> Result<(), CliError> {
-    let [named] = args.words(["the document's ID or PATH"])?;
-    let index = Index::new(&args.config()?.search);
+fn remove(index: &Index, named: &str) -> Result<(), CliError> {
     let id: Option<i64> = named.parse().ok();
     // A file that no longer exists is still known by its path.
-    let path = Path::new(&named).canonicalize().or_else(|_| std::path::absolute(&named)).unwrap_or_default();
+    let path = Path::new(named).canonicalize().or_else(|_| std::path::absolute(named)).unwrap_or_default();
     let mut documents = index.list()?;
     let is_id = documents.iter().any(|document| Some(document.id) == id);
     documents.retain(|document| match is_id {
@@ -174,17 +199,13 @@ pub(super) fn remove(mut args: Args) -> Result<(), CliError> {
         index.remove(document.id)?;
         print(&format!("removed: {}\n", document.path))?;
     }
-    print_index_path(&index);
+    print_index_path(index);
     Ok(())
 }
 
-pub(super) fn query(mut args: Args) -> Result<(), CliError> {
-    let words = args.all_words()?;
-    if words.is_empty() {
-        return Err(CliError::Usage("the WORDS to look for are missing.".into()));
-    }
-    let found = Index::new(&args.config()?.search).find(&words.join(" "), "", &Cancellation::default())?;
-    if args.flag("json") {
+fn query(index: &Index, words: &str, json: bool) -> Result<(), CliError> {
+    let found = index.find(words, "", &Cancellation::default())?;
+    if json {
         return print_json(&found);
     }
     if found.is_empty() {

@@ -1,6 +1,7 @@
 //! `serve`: starts the parts of the service, runs it, and reloads its configuration.
 
 use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use signal_hook::{flag, low_level::pipe};
 
 use super::process_limits::{connections_that_fit, ensure_threads};
 use super::sockets::{format_address, sockets};
-use super::{Args, CliError, failed, open_with};
+use super::{CliError, failed, open_with};
 use crate::api::grounding::Grounding;
 use crate::api::refusals::Refusals;
 use crate::background::{self, Background, Readiness};
@@ -28,22 +29,14 @@ use crate::supervisor::{Notify, Supervisor, Watched};
 use crate::text::count;
 use crate::when;
 
-pub(super) const HELP: &str = "\
-Runs the service until SIGTERM or SIGINT. Then it accepts no new connections and completes the requests in progress;
-a second signal ends it at once. SIGHUP reloads the log level and the certificate.
-
-Usage: adriaticum serve
-";
-
 /// The longest time of a request that the database takes: 10 s to look up the key (on PostgreSQL, if a connection is lost),
 /// and 20 s for the row.
 const LEDGER_TIME: Duration = Duration::from_secs(30);
 
-pub(super) fn run(mut args: Args) -> Result<(), CliError> {
+pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
     let StartSignals { starting, reload_requested } =
         StartSignals::handle().map_err(failed("the signals"))?;
-    let [] = args.words([])?;
-    let config = Arc::new(args.config()?);
+    let config = Arc::new(Config::load(file.as_deref())?);
     ensure_threads(config.workers)?;
     logging::start(config.log_level).map_err(failed("the log"))?;
     log::info!("adriaticum {}, database {}", env!("ADRIATICUM_VERSION"), config.database_name());
@@ -133,7 +126,7 @@ pub(super) fn run(mut args: Args) -> Result<(), CliError> {
         reload: Box::new({
             let (running, store) = (Arc::clone(&config), Arc::clone(&store));
             let acceptor = acceptor.clone();
-            move || reload(&args, &running, acceptor.as_deref(), &store)
+            move || reload(file.as_deref(), &running, acceptor.as_deref(), &store)
         }),
     })
     .map_err(failed("the supervisor"))?;
@@ -237,8 +230,8 @@ fn status(metrics: &Metrics, Snapshot { workers, queue, .. }: &Snapshot) -> Stri
 }
 
 /// Reloads the settings that can change while the service runs. An invalid configuration changes nothing.
-fn reload(args: &Args, running: &Config, acceptor: Option<&Acceptor>, store: &Store) {
-    let read = args.config().and_then(|config| {
+fn reload(file: Option<&Path>, running: &Config, acceptor: Option<&Acceptor>, store: &Store) {
+    let read = Config::load(file).map_err(CliError::from).and_then(|config| {
         let tls = config.tls.as_ref().zip(acceptor);
         let certificate = tls.map(|(files, acceptor)| Ok((checks::read_certificate(files)?, acceptor)));
         Ok((certificate.transpose().map_err(CliError::Config)?, config))

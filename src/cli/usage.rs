@@ -1,54 +1,100 @@
 //! `usage`: sums of the ledger, and single requests.
 
-use super::{Args, CliError, open_to_read, print, print_json, text_table};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+
+use super::{CliError, open_to_read, parse_when, print, print_json, text_table, verify};
+use crate::config::Config;
 use crate::store::{Filter, Grouping, Matching, Range, Span, Store, Sums, UsageRow};
 use crate::text::{cells, count, csv_line, grouped};
 use crate::when::{self, When};
 
-pub(super) const HELP: &str = "\
-Prints how many requests there were and how many tokens the runtime measured for them.
+/// Show the requests and tokens of the ledger
+///
+/// The tokens are those that the runtime measured.
+#[derive(clap::Args)]
+pub(super) struct Options {
+    #[command(flatten)]
+    report: Option<Report>,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
 
-Usage: adriaticum usage [--since WHEN] [--until WHEN] [--by GROUP] [--key ID] [--gateway NAME]
-                        [--json|--csv]
-       adriaticum usage show REQUEST_ID [--json]
-       adriaticum usage verify [--through HEAD] [--json]
+/// `Some` if one of them is given.
+#[derive(clap::Args, Default)]
+struct Report {
+    /// Only requests since then: 90m, 24h, 30d, a date (2026-11-16), a time (2026-11-16T13:00Z), or a time of today (13:00)
+    ///
+    /// All are in UTC. Days are calendar days, as on the console: 30d is today and the 29 days before it. A time inside an hour whose
+    /// rows retention has removed is refused, because only its total is kept.
+    #[arg(long, value_name = "WHEN", value_parser = parse_when)]
+    since: Option<When>,
+    /// Only requests before then
+    #[arg(long, value_name = "WHEN", value_parser = parse_when)]
+    until: Option<When>,
+    /// Print one line for each hour, day, month (UTC), key (with its present name), status or gateway
+    #[arg(long, value_name = "GROUP", value_parser = grouping())]
+    by: Option<Grouping>,
+    /// Only requests of this key
+    #[arg(long, value_name = "ID")]
+    key: Option<String>,
+    /// Only requests of this gateway, in a shared database
+    #[arg(long, value_name = "NAME")]
+    gateway: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Print comma-separated values, each in quotes
+    ///
+    /// A text that a spreadsheet would read as a formula gets an apostrophe in front.
+    #[arg(long, conflicts_with = "json")]
+    csv: bool,
+}
 
-show prints everything known about one request. verify reads the whole ledger and names the first row that was
-changed, deleted or inserted, and the first sum that does not match its rows. If retention has removed rows, it says
-which sums can't be proven any more. It also prints the head of each gateway's chain: keep it in another place, and check
-it later with --through.
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Show one request
+    Show {
+        /// The id of its answer or error
+        request_id: String,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Find rows and sums that were changed, deleted or inserted
+    ///
+    /// verify reads the whole ledger and names the first row that was changed, deleted or inserted, and the first sum that does not
+    /// match its rows. If retention has removed rows, it says which sums can't be proven any more. It also prints the head of each
+    /// gateway's chain: keep it in another place, and check it later with --through.
+    Verify(verify::Options),
+}
 
-Options:
-  --since WHEN   Only requests since then: 90m, 24h, 30d, a date (2026-11-16), a time (2026-11-16T13:00Z), or a time
-                 of today (13:00). All are in UTC. Days are calendar days, as on the console: 30d is today and the
-                 29 days before it
-  --until WHEN   Only requests before then
-  --by GROUP     Print one line for each hour, day, month (UTC), key (with its present name), status or gateway
-  --key ID       Only requests of this key
-  --gateway NAME
-                 Only requests of this gateway, in a shared database
-  --through HEAD
-                 Check also that this head, [GATEWAY:]SEQ:HASH as verify printed it earlier, is still part of its chain
-  --json         Print JSON
-  --csv          Print comma-separated values
-";
-
-pub(super) fn run(mut args: Args) -> Result<(), CliError> {
-    let [] = args.words([])?;
-    let (json, csv) = (args.flag("json"), args.flag("csv"));
-    let since = args.value("since", When::TAKES, When::parse)?;
-    let until = args.value("until", When::TAKES, When::parse)?;
-    let by = args.value("by", "hour, day, month, key, status or gateway", |word| {
-        Grouping::ALL.into_iter().find(|(name, _)| *name == word).map(|(_, by)| by)
-    })?;
-    if json && csv {
-        return Err(CliError::Usage("--json and --csv can't be used together.".into()));
+impl Options {
+    pub fn run(self, config: &Config) -> Result<(), CliError> {
+        match (self.command, self.report) {
+            (None, options) => report(&options.unwrap_or_default(), config),
+            (Some(_), Some(_)) => Err(CliError::Usage(
+                "options before show or verify are those of the report. Put them after it.".into(),
+            )),
+            (Some(Command::Show { request_id, json }), None) => show(&request_id, json, config),
+            (Some(Command::Verify(options)), None) => verify::run(options, config),
+        }
     }
+}
+
+fn grouping() -> impl TypedValueParser<Value = Grouping> {
+    PossibleValuesParser::new(Grouping::ALL.map(|(name, _)| name)).map(|word| {
+        let known = Grouping::ALL.into_iter().find(|(name, _)| *name == word);
+        known.map(|(_, by)| by).expect("it is one of the possible values")
+    })
+}
+
+fn report(options: &Report, config: &Config) -> Result<(), CliError> {
+    let &Report { since, until, by, json, csv, .. } = options;
     let now = when::now();
     let ago = |when: Option<When>, otherwise: i64| when.map_or(otherwise, |when| when.ago(now));
     let range = Range { since: ago(since, i64::MIN), until: ago(until, i64::MAX) };
-    let store = open_to_read(&args.config()?)?;
-    let filter = Filter { key_id: args.text("key"), gateway: args.text("gateway") };
+    let store = open_to_read(config)?;
+    let filter = Filter { key_id: options.key.as_deref(), gateway: options.gateway.as_deref() };
     check_names(&store, filter)?;
     let (mut sums, mut rows) = (Sums::default(), Vec::new());
     let undivided_hour = match by {
@@ -119,14 +165,13 @@ fn as_json(rows: &[UsageRow], sums: &Sums) -> String {
     format!("{{\"rows\": [{}],\n{}\n", rows.join(","), sums.trim_start_matches('{'))
 }
 
-pub(super) fn show(mut args: Args) -> Result<(), CliError> {
-    let [id] = args.words(["the REQUEST_ID"])?;
-    let row = open_to_read(&args.config()?)?.find_row(&id)?.ok_or_else(|| {
+fn show(id: &str, json: bool, config: &Config) -> Result<(), CliError> {
+    let row = open_to_read(config)?.find_row(id)?.ok_or_else(|| {
         CliError::Failed(format!(
             "there is no row for {id:?}. A request without a valid key has none, and retention removes old rows."
         ))
     })?;
-    if args.flag("json") {
+    if json {
         return print_json(&row);
     }
     let outcome = match (row.status, &row.error_code) {

@@ -2,20 +2,32 @@
 
 use serde_json::{Value, json};
 
-use super::{Args, CliError, open_to_read, print, print_json};
+use super::{CliError, expecting, open_to_read, print, print_json};
+use crate::config::Config;
 use crate::store::{ChainHead, Fault, HeadStatus, Verification};
 use crate::text::count;
 use crate::when;
 
-pub(super) fn run(mut args: Args) -> Result<(), CliError> {
-    let [] = args.words([])?;
-    let through = args.value("through", "[GATEWAY:]SEQ:HASH, as usage verify prints it", ChainHead::parse)?;
-    let store = open_to_read(&args.config()?)?;
+#[derive(clap::Args)]
+pub(super) struct Options {
+    /// Check also that this head, [GATEWAY:]SEQ:HASH as verify printed it earlier, is still part of its chain
+    ///
+    /// If it is not, or if retention has removed its row so that it can't be checked, the exit status is 1.
+    #[arg(long, value_name = "HEAD",
+          value_parser = expecting("[GATEWAY:]SEQ:HASH, as usage verify prints it", ChainHead::parse))]
+    through: Option<ChainHead>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(Options { through, json }: Options, config: &Config) -> Result<(), CliError> {
+    let store = open_to_read(config)?;
     let found = store.verify()?;
     let find = |head| store.find_head(&head).map(|status| (status, head));
     let through = through.map(find).transpose()?;
     let failure = failure(&found, through.as_ref());
-    if args.flag("json") {
+    if json {
         print_json(&as_json(&found, through.as_ref(), failure.is_none()))?;
     } else if failure.is_none() {
         print(&summary(&found, through.as_ref()))?;
