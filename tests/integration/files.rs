@@ -8,6 +8,7 @@ use std::process::Output;
 use rustix::process::Signal;
 
 use crate::support::{Folder, Server};
+use crate::tls::certify;
 
 /// Runs a command as a user who is held to the modes of files: root only without its capability to ignore them.
 fn run(server: &Server, arguments: &[&str]) -> Output {
@@ -125,4 +126,142 @@ fn a_backup_that_is_read_stays_as_it_is() {
     }
     assert!(content(&copies.path("")) == before);
     server.stdout_of(&["restore", &copy]);
+}
+
+/// Something that is wrong with a file.
+#[derive(Clone, Copy)]
+enum Fault {
+    /// There is no such file.
+    Gone,
+    /// It may not be read or written.
+    Denied,
+    /// A folder is in its place.
+    Folder,
+    /// A folder of files that may not be changed.
+    Closed,
+}
+
+impl Fault {
+    fn make(self, path: &Path) {
+        let _ = fs::remove_file(path);
+        match self {
+            Self::Gone => {}
+            Self::Denied => {
+                fs::write(path, "x").expect("a file");
+                fs::set_permissions(path, fs::Permissions::from_mode(0)).expect("it is ours");
+            }
+            Self::Folder => fs::create_dir(path).expect("a folder"),
+            Self::Closed => fs::set_permissions(path, fs::Permissions::from_mode(0o555)).expect("it is ours"),
+        }
+    }
+}
+
+/// A message that blames another file sends the operator to the wrong place.
+#[test]
+fn a_message_names_the_file_that_failed() {
+    use Fault::{Closed, Denied, Folder as AFolder, Gone};
+    const SERVE: &[&str] = &["serve"];
+    const LIST: &[&str] = &["keys", "list"];
+    const CREATE: &[&str] = &["keys", "create", "new"];
+    const REVOKE: &[&str] = &["keys", "revoke", "key_0"];
+    const BACKUP: &[&str] = &["backup", "out/copy.db"];
+    const SEARCH: &[&str] = &["search", "list"];
+    let denied = "Permission denied (os error 13)";
+    for (fault, file, command, expected) in [
+        (Gone, "set.toml", SERVE, "set.toml: it can't be read: No such file"),
+        (Denied, "set.toml", LIST, "set.toml: it can't be read: Permission denied"),
+        (AFolder, "set.toml", LIST, "set.toml: it can't be read: Is a directory"),
+        (Denied, "db/a.db", SERVE, "the database {}/db/a.db: Permission denied"),
+        (Denied, "db/a.db", LIST, "the database {}/db/a.db: Permission denied"),
+        (Denied, "db/a.db", CREATE, "the database {}/db/a.db: Permission denied"),
+        (Denied, "db/a.db", BACKUP, "the database {}/db/a.db: Permission denied"),
+        (AFolder, "db/a.db", LIST, "the database {}/db/a.db: is a directory"),
+        (AFolder, "db/a.db", BACKUP, "the database {}/db/a.db: is a directory"),
+        (AFolder, "db/a.db", CREATE, "the database {}/db/a.db: Is a directory"),
+        (Gone, "db/a.db", BACKUP, "there is no database at {}/db/a.db"),
+        (Closed, "db", SERVE, "{}/db/a.db.lock: Permission denied"),
+        (Closed, "db", CREATE, "{}/db: Permission denied"),
+        (Closed, "db", REVOKE, "{}/db: Permission denied"),
+        (Denied, "db/a.db-wal", SERVE, "{}/db/a.db-wal: Permission denied"),
+        (Denied, "db/a.db-wal", CREATE, "{}/db/a.db-wal: Permission denied"),
+        (Denied, "db/a.db-wal", LIST, "{}/db/a.db-wal: Permission denied"),
+        (Denied, "db/a.db-wal", BACKUP, "the database {}/db/a.db: {}/db/a.db-wal: Permission denied"),
+        (AFolder, "db/a.db-wal", SERVE, "{}/db/a.db-wal: it is not a regular file"),
+        (AFolder, "db/a.db-wal", LIST, "{}/db/a.db-wal: it is not a regular file"),
+        (Denied, "db/a.db-shm", CREATE, "{}/db/a.db-shm: Permission denied"),
+        (Denied, "db/a.db.lock", SERVE, "{}/db/a.db.lock: Permission denied"),
+        (AFolder, "db/a.db.lock", SERVE, "{}/db/a.db.lock: Is a directory"),
+        (Denied, "db/a-search.db", SEARCH, "the index {}/db/a-search.db can't be opened: Permission denied"),
+        (Gone, "out", BACKUP, "out/copy.db: No such file"),
+        (Closed, "out", BACKUP, "out/copy.db: Permission denied"),
+        (AFolder, "out/copy.db", BACKUP, "out/copy.db: File exists"),
+        (AFolder, "socket", SERVE, "unix:{}/socket: a file that is not a socket is there"),
+        (Gone, "cert.pem", SERVE, "tls.cert = \"{}/cert.pem\": No such file"),
+        (Denied, "cert.pem", SERVE, "tls.cert = \"{}/cert.pem\": Permission denied"),
+        (AFolder, "cert.pem", SERVE, "tls.cert = \"{}/cert.pem\": it is not a regular file"),
+        (Gone, "key.pem", SERVE, "tls.key = \"{}/key.pem\": No such file"),
+        (Denied, "key.pem", SERVE, "tls.key = \"{}/key.pem\": Permission denied"),
+        (AFolder, "key.pem", SERVE, "tls.key = \"{}/key.pem\": it is not a regular file"),
+        (Gone, "ca.pem", SERVE, "ADRIATICUM_RUNTIME_CA=\"{}/ca.pem\": expected a PEM file"),
+        (Denied, "ca.pem", SERVE, "ADRIATICUM_RUNTIME_CA=\"{}/ca.pem\": expected a PEM file"),
+        (AFolder, "ca.pem", SERVE, "ADRIATICUM_RUNTIME_CA=\"{}/ca.pem\": expected a PEM file"),
+        (Gone, "runtime-key", SERVE, "ADRIATICUM_RUNTIME_API_KEY_FILE=\"{}/runtime-key\": expected a file"),
+        (Denied, "runtime-key", SERVE, "ADRIATICUM_RUNTIME_API_KEY_FILE=\"{}/runtime-key\": expected a file"),
+        (
+            AFolder,
+            "runtime-key",
+            SERVE,
+            "ADRIATICUM_RUNTIME_API_KEY_FILE=\"{}/runtime-key\": expected a file",
+        ),
+    ] {
+        let mut server = Server::new(None);
+        let path = |name: &str| server.folder.path(name);
+        for folder in ["db", "out"] {
+            fs::create_dir(path(folder)).expect("a folder");
+        }
+        certify(&path(""));
+        fs::write(path("set.toml"), "").expect("a file");
+        fs::write(path("runtime-key"), "secret").expect("a file");
+        fs::copy(path("cert.pem"), path("ca.pem")).expect("a file");
+        let settings = [
+            ("CONFIG", "set.toml"),
+            ("DATABASE", "db/a.db"),
+            ("TLS_CERT", "cert.pem"),
+            ("TLS_KEY", "key.pem"),
+            ("RUNTIME_CA", "ca.pem"),
+            ("RUNTIME_API_KEY_FILE", "runtime-key"),
+        ];
+        let listen = format!("unix:{}", path("socket").display());
+        let mut environment = vec![
+            ("ADRIATICUM_LISTEN".to_owned(), listen),
+            ("ADRIATICUM_RUNTIME_URL".to_owned(), "https://127.0.0.1:1/v1".to_owned()),
+        ];
+        environment.extend(
+            settings.map(|(name, file)| (format!("ADRIATICUM_{name}"), path(file).display().to_string())),
+        );
+        server.environment = environment;
+        server.key();
+        let path = server.folder.path(file);
+        if file == "out" && matches!(fault, Gone) {
+            fs::remove_dir(&path).expect("an empty folder");
+        }
+        fault.make(&path);
+        let output = run(&server, command);
+        let printed = String::from_utf8(output.stderr).expect("text");
+        let folder = server.folder.path("").display().to_string();
+        let expected = expected.replace("{}", folder.trim_end_matches('/'));
+        assert!(printed.contains(&expected), "{command:?}: {expected:?} expected in {printed:?}");
+        assert!(!expected.ends_with("Permission denied") || printed.contains(denied), "{printed}");
+        assert!(!output.status.success());
+        if matches!(fault, Closed) {
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("it is ours");
+        }
+    }
+    let nowhere = Server::new(None).sqlite();
+    let folder = nowhere.folder.path("none");
+    let nowhere = nowhere.set("ADRIATICUM_DATABASE", folder.join("a.db").display());
+    for command in [SERVE, CREATE] {
+        let said = stderr_of_failed(&nowhere, command);
+        assert!(said.contains(&format!("there is no folder {}", folder.display())), "{said}");
+    }
 }

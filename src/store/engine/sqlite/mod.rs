@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, params_from_iter};
+use rustix::fs::Access as FileAccess;
 
 use self::checkpoint::WalState;
 use self::database_files::Files;
@@ -31,7 +32,7 @@ use super::{
     TransactionMode,
 };
 use crate::semaphore::Semaphore;
-use crate::still_file::{StillFile, with_suffix};
+use crate::still_file::{StillFile, check_usable, with_suffix};
 use crate::store::{Result, StoreError};
 
 /// The time that a new connection waits for other processes.
@@ -80,11 +81,8 @@ impl Sqlite {
         let opened = database_files::identity(path)?;
         let (mut connection, still) = match access {
             Access::Read => connect_to_read(path)?,
-            _ => (connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?, None),
+            _ => (connect_to_write(path).map_err(|error| name_cause(path, error))?, None),
         };
-        if access != Access::Read {
-            prepare_to_write(path, &connection)?;
-        }
         let is_new = upgrades::bring_up_to_date(&mut connection, access)?;
         if path.metadata().is_ok_and(|file| file.len() <= CHECK_COMPLETELY) {
             check_every_page(&connection)?;
@@ -169,23 +167,42 @@ impl Engine for Sqlite {
     }
 }
 
+/// The reason why there is no copy, by the file that it is about.
+pub enum BackupError {
+    Database(StoreError),
+    Copy(StoreError),
+}
+
 /// Makes a consistent copy of this moment, while others write. Returns how many rows of the ledger it has.
-pub fn backup(path: &Path, to: &Path) -> Result<i64> {
-    if is_missing(path)? {
-        return Err(StoreError::Missing);
-    }
-    let (connection, still) = connect_to_read(&readable(path)?)?;
+pub fn backup(path: &Path, to: &Path) -> Result<i64, BackupError> {
+    let connect_to_database = || {
+        if is_missing(path)? {
+            return Err(StoreError::Missing);
+        }
+        connect_to_read(&readable(path)?)
+    };
+    let (connection, still) = connect_to_database().map_err(BackupError::Database)?;
     // Not by SQLite, which would say "table already exists" for a file that is there.
-    OpenOptions::new().write(true).create_new(true).mode(0o640).open(to)?;
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o640)
+        .open(to)
+        .map_err(|error| BackupError::Copy(error.into()))?;
     let copy = || {
         // The connection's NOFOLLOW holds for the copy too.
         let to = crate::files::resolve(to)?;
         connection.execute("VACUUM INTO ?", [to.to_string_lossy()])?;
-        still.as_ref().map_or(Ok(()), StillFile::check)?;
         let copy = connect(&to, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
         Ok(copy.query_row("SELECT count(*) FROM usage", [], |row| row.get(0))?)
     };
-    copy().inspect_err(|_: &StoreError| {
+    let copied = copy().map_err(|error: StoreError| match error {
+        StoreError::Damaged(_) => BackupError::Database(error),
+        error => BackupError::Copy(error),
+    });
+    let is_still =
+        still.map_or(Ok(()), |still| still.check()).map_err(|error| BackupError::Database(error.into()));
+    is_still.and(copied).inspect_err(|_| {
         let _ = fs::remove_file(to);
     })
 }
@@ -240,16 +257,34 @@ fn set_up(connection: Connection) -> Result<Connection> {
 
 /// Returns the path of a file that can be read, without links. SQLite would not say why it can't.
 fn readable(path: &Path) -> Result<PathBuf> {
-    crate::files::open(path)?;
+    rustix::fs::access(path, FileAccess::READ_OK).map_err(io::Error::from)?;
+    if path.is_dir() {
+        return Err(io::Error::from(io::ErrorKind::IsADirectory).into());
+    }
     Ok(crate::files::resolve(path)?)
 }
 
-fn prepare_to_write(path: &Path, connection: &Connection) -> Result<()> {
+/// Adds the file or the folder that is the reason why SQLite can't open or write a database: it does not say which.
+fn name_cause(path: &Path, error: StoreError) -> StoreError {
+    if !matches!(error, StoreError::CannotOpen | StoreError::ReadOnly) {
+        return error;
+    }
+    let read_write = FileAccess::READ_OK | FileAccess::WRITE_OK;
+    let beside =
+        ["-wal", "-shm"].map(|suffix| with_suffix(path, suffix)).into_iter().filter(|file| file.exists());
+    let beside = beside.map(|file| check_usable(&file, read_write));
+    let folder = check_usable(crate::files::folder(path), read_write | FileAccess::EXEC_OK);
+    beside.chain([folder]).find_map(io::Result::err).map_or(error, StoreError::from)
+}
+
+fn connect_to_write(path: &Path) -> Result<Connection> {
+    let connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     if path.metadata().is_ok_and(|file| file.len() == 0) {
         // Retention can then give space back to the file system.
         connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
     }
-    switch_journal(connection, "WAL")
+    switch_journal(&connection, "WAL")?;
+    Ok(connection)
 }
 
 /// Switches to another kind of journal. SQLite's own timeout does not cover this: it fails at once if another process is
