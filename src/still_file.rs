@@ -5,7 +5,7 @@
 //! Another process may still write to it, which owns the folder or has it mounted elsewhere. So every read ends with a check
 //! that the file is as it was.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fmt::Write;
 use std::fs;
 use std::io;
@@ -82,7 +82,7 @@ fn state(path: &Path) -> io::Result<FileState> {
 }
 
 /// The path of a file beside a database, such as its WAL.
-pub fn with_suffix(path: &Path, suffix: impl AsRef<OsStr>) -> PathBuf {
+pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut path = OsString::from(path);
     path.push(suffix);
     path.into()
