@@ -148,7 +148,7 @@ impl Fault {
             Self::Gone => {}
             Self::Denied => {
                 fs::write(path, "x").expect("a file");
-                fs::set_permissions(path, fs::Permissions::from_mode(0)).expect("it is ours");
+                fs::set_permissions(path, fs::Permissions::from_mode(0o000)).expect("it is ours");
             }
             Self::Folder => fs::create_dir(path).expect("a folder"),
             Self::Closed => fs::set_permissions(path, fs::Permissions::from_mode(0o555)).expect("it is ours"),
