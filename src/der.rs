@@ -24,8 +24,8 @@ pub fn value(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked(length)
 }
 
-/// When a certificate expires, in Unix seconds.
-pub fn not_after(certificate: &[u8]) -> Option<i64> {
+/// The first and the last second in which a certificate is valid, in Unix time.
+pub fn validity(certificate: &[u8]) -> Option<[i64; 2]> {
     // Certificate { TBSCertificate { version, serialNumber, signature, issuer, Validity { notBefore, notAfter }, … }, … }
     let (parts, _) = value(certificate)?;
     let (mut content, _) = value(parts)?;
@@ -37,8 +37,12 @@ pub fn not_after(certificate: &[u8]) -> Option<i64> {
     }
     let (validity, _) = value(content)?;
     let (_, not_after) = value(validity)?;
-    let text = str::from_utf8(value(not_after)?.0).ok()?;
-    let century = match (not_after[0], text.get(..2)?) {
+    Some([time(validity)?, time(not_after)?])
+}
+
+fn time(value_of_time: &[u8]) -> Option<i64> {
+    let text = str::from_utf8(value(value_of_time)?.0).ok()?;
+    let century = match (value_of_time[0], text.get(..2)?) {
         (UTC_TIME, year) if year < "50" => "20",
         (UTC_TIME, _) => "19",
         _ => "",
@@ -52,17 +56,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_of_a_certificate() {
+    fn the_validity_of_a_certificate() {
         // From 2050 on the year has four digits.
         for (year, expected) in [(2031, 1_924_992_000), (2049, 2_493_072_000), (2050, 2_524_608_000)] {
             let mut parameters = rcgen::CertificateParams::new(["a.test".to_owned()]).expect("a name");
+            parameters.not_before = rcgen::date_time_ymd(1970, 1, 2);
             parameters.not_after = rcgen::date_time_ymd(year, 1, 1);
             let key = rcgen::KeyPair::generate().expect("a key");
             let certificate = parameters.self_signed(&key).expect("a certificate");
             let bytes = certificate.der().as_ref();
-            assert_eq!(not_after(bytes), Some(expected), "{year}");
+            assert_eq!(validity(bytes), Some([86_400, expected]), "{year}");
             for length in 0..bytes.len().min(200) {
-                assert_eq!(not_after(&bytes[..length]), None, "the first {length} bytes");
+                assert_eq!(validity(&bytes[..length]), None, "the first {length} bytes");
             }
         }
     }

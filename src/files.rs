@@ -25,6 +25,9 @@ pub fn create(path: &Path) -> io::Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             options.open(resolve(path)?).map(|_| false)
         }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(io::Error::new(error.kind(), format!("there is no folder {}", folder(path).display())))
+        }
         Err(error) => Err(error),
         Ok(file) => give_to_folder_owner(&file, path).map(|()| true),
     }

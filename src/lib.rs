@@ -53,6 +53,7 @@ pub mod network;
 pub mod progress;
 pub mod secret;
 mod semaphore;
+mod still_file;
 mod text;
 mod timed_stream;
 mod users;

@@ -1,5 +1,5 @@
-//! Background tasks, each on its own thread: readiness, retention, the gateway's heartbeat and probes of failed runtimes. If
-//! one fails, requests continue, and the next round tries again.
+//! Background tasks, each on its own thread: readiness, retention, the gateway's heartbeat, probes of failed runtimes and a
+//! daily look at the certificate. If one fails, requests continue, and the next round tries again.
 
 mod readiness;
 mod task;
@@ -11,9 +11,11 @@ use std::time::{Duration, Instant};
 pub use self::readiness::Readiness;
 use self::task::{StopSignal, Task, TaskStep};
 use crate::checks;
+use crate::listener::Acceptor;
 use crate::runtime::Runtimes;
 use crate::store::{RetentionState, ServeLock, SessionLock, Store, StoreError};
 use crate::text::count;
+use crate::when;
 
 /// The pause between two rounds of the readiness task, and between two heartbeats of a gateway.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -23,6 +25,9 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The pause between two searches for old rows.
 const RETENTION_INTERVAL: Duration = Duration::from_secs(3600);
+
+/// The pause between two warnings about a certificate.
+const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(86_400);
 
 /// The most rows that one transaction removes: its sync takes less time than the removal, and a row that waits for both is
 /// hardly delayed.
@@ -41,6 +46,7 @@ impl Background {
         store: &Arc<Store>,
         readiness: &Arc<Readiness>,
         runtimes: Option<&Arc<Runtimes>>,
+        acceptor: Option<&Arc<Acceptor>>,
         retention_days: Option<u32>,
         lock: ServeLock,
         replaced: impl Fn(&StoreError) + Send + Sync + 'static,
@@ -48,11 +54,29 @@ impl Background {
         let replaced = Arc::new(replaced);
         let mut tasks = vec![readiness::watch(Arc::clone(readiness), Arc::clone(&replaced))];
         tasks.extend(runtimes.map(|runtimes| probes(Arc::clone(runtimes))));
+        tasks.extend(acceptor.map(|acceptor| certificate(Arc::clone(acceptor))));
         tasks.extend(retention_days.map(|days| retention(Arc::clone(store), days)));
         if let ServeLock::Session(lock) = lock {
             tasks.push(presence(Arc::clone(store), *lock, replaced));
         }
         Self(tasks)
+    }
+}
+
+/// Warns about the certificate at once, and then every day.
+fn certificate(acceptor: Arc<Acceptor>) -> Task {
+    Task::start("certificate", move |stop| {
+        let warn = TaskStep::new("looking at the certificate", || {
+            warn_about_certificate(&acceptor);
+            Ok(true)
+        });
+        stop.repeat(CERTIFICATE_INTERVAL, [warn]);
+    })
+}
+
+pub fn warn_about_certificate(acceptor: &Acceptor) {
+    if let Some(warning) = checks::certificate_warning(&acceptor.certificate(), when::now()) {
+        log::warn!("{warning}");
     }
 }
 

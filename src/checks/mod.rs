@@ -15,7 +15,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 pub use self::addresses::{is_local, reachable};
-pub use self::certificate::{is_expiring, read_certificate, read_unexpired};
+pub use self::certificate::{certificate_warning, read_certificate};
 pub use self::owners::user_for_sudo;
 
 use crate::client::Cancellation;
@@ -76,7 +76,7 @@ impl Finding {
 
 /// Runs every check, also of the whole database.
 pub fn check_all(config: &Config) -> Vec<Finding> {
-    let store = Store::open(&config.database, Access::Existing);
+    let store = Store::open(&config.database, Access::Read);
     let found = match &store {
         Ok(store) => database(config, store.check()),
         Err(error) => Finding::fail("database", store_failed(config, error)),

@@ -7,7 +7,7 @@ use super::{CliError, print};
 use crate::checks;
 use crate::config::Config;
 use crate::progress::Progress;
-use crate::store::StoreError;
+use crate::store::{BackupError, StoreError};
 use crate::text::{count, grouped};
 
 /// Make a consistent copy of the database while it is used
@@ -28,20 +28,18 @@ pub(super) fn run(Options { file: path }: &Options, config: &Config) -> Result<(
             config.database_name()
         )));
     }
-    let failed = |error: StoreError| {
-        CliError::Failed(match &error {
-            StoreError::Missing | StoreError::LostContent { .. } | StoreError::Damaged(_) => {
-                checks::store_failed(config, &error)
-            }
-            StoreError::Io(cause)
-                if matches!(cause.kind(), AlreadyExists | NotFound | NotADirectory | IsADirectory) =>
+    let failed = |error: BackupError| {
+        CliError::Failed(match error {
+            BackupError::Database(error) => checks::store_failed(config, &error),
+            BackupError::Copy(StoreError::Io(error))
+                if matches!(error.kind(), AlreadyExists | NotFound | NotADirectory | IsADirectory) =>
             {
                 format!("{file}: {error}. The copy needs a new file in a folder that exists.")
             }
-            error => format!("{file}: {error}."),
+            BackupError::Copy(error) => format!("{file}: {error}."),
         })
     };
     let rows = config.database.backup(path, &Progress::on_stderr()).map_err(failed)?;
-    let bytes = path.metadata().map_err(|error| failed(error.into()))?.len();
+    let bytes = path.metadata().map_err(|error| failed(BackupError::Copy(error.into())))?.len();
     print(&format!("{file}: {}, {} bytes\n", count(rows, "row"), grouped(bytes as i64)))
 }

@@ -214,17 +214,29 @@ fn with_sudo(options: &str) -> String {
     format!("sudo {options}{keep}{}", line.join(" "))
 }
 
+/// For a command that only reads: the file or its folder may be read-only.
 fn open_store(config: &Config) -> Result<Store, CliError> {
     open_with(config, Access::Read)
 }
 
 fn open_with(config: &Config, access: Access) -> Result<Store, CliError> {
-    Store::open_with(&config.database, access, &Progress::in_log()).map_err(|error| {
+    let store = Store::open_with(&config.database, access, &Progress::in_log()).map_err(|error| {
         let message = checks::store_failed(config, &error);
         // The setting names an old database, and a supervisor need not try again.
         let is_setting = matches!(error, StoreError::Moved { .. });
         if is_setting { CliError::Config(message) } else { CliError::Failed(message) }
-    })
+    })?;
+    if store.is_new() {
+        let name = config.database_name();
+        match access {
+            Access::Serve => log::warn!(
+                "{name} is a new, empty database: no key works yet. If it should not be, correct database \
+                 (ADRIATICUM_DATABASE); else create a key: adriaticum keys create NAME"
+            ),
+            _ => note(format_args!("Created the database {name}.")),
+        }
+    }
+    Ok(store)
 }
 
 fn failed<E: Display>(part: impl Display) -> impl Fn(E) -> CliError {

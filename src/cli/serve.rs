@@ -14,7 +14,7 @@ use super::sockets::{format_address, sockets};
 use super::{CliError, failed, open_with};
 use crate::api::grounding::Grounding;
 use crate::api::refusals::Refusals;
-use crate::background::{Background, Readiness};
+use crate::background::{self, Background, Readiness};
 use crate::checks;
 use crate::config::{Config, GroundingMode, RuntimeConfig, SearchConfig, TlsFiles};
 use crate::console::{Console, MonitoringEndpoints};
@@ -104,8 +104,15 @@ pub(super) fn run(file: Option<PathBuf>) -> Result<(), CliError> {
             }
         }
     };
-    let background =
-        Background::start(&store, &readiness, runtimes.as_ref(), config.retention_days, lock, replaced);
+    let background = Background::start(
+        &store,
+        &readiness,
+        runtimes.as_ref(),
+        acceptor.as_ref(),
+        config.retention_days,
+        lock,
+        replaced,
+    );
     let metrics = Arc::new(Metrics::default());
     let supervisor = Supervisor::start(Watched {
         notify,
@@ -226,7 +233,7 @@ fn status(metrics: &Metrics, Snapshot { workers, queue, .. }: &Snapshot) -> Stri
 fn reload(file: Option<&Path>, running: &Config, acceptor: Option<&Acceptor>, store: &Store) {
     let read = Config::load(file).map_err(CliError::from).and_then(|config| {
         let tls = config.tls.as_ref().zip(acceptor);
-        let certificate = tls.map(|(files, acceptor)| Ok((checks::read_unexpired(files)?, acceptor)));
+        let certificate = tls.map(|(files, acceptor)| Ok((checks::read_certificate(files)?, acceptor)));
         Ok((certificate.transpose().map_err(CliError::Config)?, config))
     });
     let (certificate, config) = match read {
@@ -247,6 +254,7 @@ fn reload(file: Option<&Path>, running: &Config, acceptor: Option<&Acceptor>, st
     log::set_max_level(level.max(config.log_level));
     let applied = if applied.is_empty() { "nothing changed".into() } else { applied.join(", ") };
     log::info!("configuration reloaded: {applied}");
+    acceptor.inspect(|acceptor| background::warn_about_certificate(acceptor));
     log::set_max_level(config.log_level);
     let differences = running.differences(&config);
     let mut details = applied;

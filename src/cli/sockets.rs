@@ -39,7 +39,7 @@ pub(super) fn sockets(config: &Config) -> Result<Vec<ListeningSocket>, CliError>
 fn listen_failed(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::AddrInUse => {
-            "another program uses this address, perhaps another adriaticum serve: stop it, or choose another port".into()
+            "another program uses this address, perhaps another adriaticum serve: stop it, or choose another one".into()
         }
         io::ErrorKind::PermissionDenied => {
             "permission denied: a port below 1024 needs root or CAP_NET_BIND_SERVICE, a Unix socket a folder that this user \
@@ -66,7 +66,7 @@ mod tests {
     #[test]
     fn each_cause_has_its_own_advice() {
         for (kind, advice) in [
-            (io::ErrorKind::AddrInUse, "choose another port"),
+            (io::ErrorKind::AddrInUse, "choose another one"),
             (io::ErrorKind::PermissionDenied, "CAP_NET_BIND_SERVICE"),
             (io::ErrorKind::AddrNotAvailable, "does not have this address"),
             (io::ErrorKind::NotFound, "not found"),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::api::{key, reply};
 use crate::background::Readiness;
-use crate::checks::is_expiring;
+use crate::checks::certificate_warning;
 use crate::error::{ApiError, Failure, FailureCause};
 use crate::http::{Request, RequestHead, Response};
 use crate::id::RequestId;
@@ -44,10 +44,10 @@ impl MonitoringEndpoints {
     pub fn has_trouble(&self, now: i64) -> bool {
         let has_failed =
             |runtimes: &Arc<Runtimes>| runtimes.status().iter().any(|runtime| runtime.failed_since.is_some());
-        let expires = self.acceptor.as_ref().and_then(|acceptor| acceptor.expires());
+        let certificate = self.acceptor.as_ref().map(|acceptor| acceptor.certificate());
         self.runtimes.as_ref().is_none_or(has_failed)
             || !self.readiness.accepts_writes()
-            || expires.is_some_and(|expires| is_expiring(expires, now))
+            || certificate.is_some_and(|certificate| certificate_warning(&certificate, now).is_some())
     }
 
     /// True if a request presents a key, and not a session.
@@ -73,7 +73,8 @@ impl MonitoringEndpoints {
                     wal_bytes: self.store.wal_figures().bytes,
                 };
                 let runtimes = self.runtimes.as_ref().map_or_else(Vec::new, |all| all.status());
-                let text = self.metrics.render(&self.load.snapshot(), ledger, &runtimes, &keys);
+                let expires = self.acceptor.as_ref().and_then(|acceptor| acceptor.expires());
+                let text = self.metrics.render(&self.load.snapshot(), ledger, &runtimes, &keys, expires);
                 Response::new(200, METRICS_TEXT, text.into_bytes())
             }
             Err(failure) => {

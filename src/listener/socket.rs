@@ -114,9 +114,12 @@ impl Drop for ListeningSocket {
 /// Removes the socket file that a killed process left behind, and only that: not another kind of file, and not a socket
 /// that may still be in use. The system refuses a connection only if no process listens.
 fn remove_stale(path: &Path) -> io::Result<()> {
-    let is_socket = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
-    if !is_socket {
-        return Ok(());
+    match fs::symlink_metadata(path) {
+        Err(_) => return Ok(()),
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err(io::Error::other("a file that is not a socket is there: choose another path"));
+        }
+        Ok(_) => {}
     }
     match UnixStream::connect(path) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),

@@ -2,7 +2,7 @@
 //! and encrypts what a worker answers.
 
 use std::io::{self, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use rustls::crypto::ring;
@@ -29,8 +29,11 @@ pub struct Acceptor {
 }
 
 /// A certificate and its key, read and found to belong together.
-#[derive(Debug)]
-pub struct Certificate(Arc<CertifiedKey>);
+#[derive(Clone, Debug)]
+pub struct Certificate {
+    certified: Arc<CertifiedKey>,
+    pub path: PathBuf,
+}
 
 /// The reason why there is no certificate: the file, and what is wrong with it.
 #[derive(Debug)]
@@ -40,8 +43,8 @@ pub enum TlsError {
 }
 
 impl Certificate {
-    pub fn read(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
-        let chain = files::read_certificates(certificate).map_err(TlsError::Certificate)?;
+    pub fn read(path: &Path, key: &Path) -> Result<Self, TlsError> {
+        let chain = files::read_certificates(path).map_err(TlsError::Certificate)?;
         let text = files::read(key).map_err(|error| TlsError::Key(error.to_string()))?;
         // The messages repeat nothing of the file.
         let key = PrivateKeyDer::from_pem_slice(&text).map_err(|error| match error {
@@ -50,12 +53,12 @@ impl Certificate {
         })?;
         let certified = CertifiedKey::from_der(chain, key, &ring::default_provider())
             .map_err(|error| TlsError::Key(format!("it does not match the certificate: {error}")))?;
-        Ok(Self(Arc::new(certified)))
+        Ok(Self { certified: Arc::new(certified), path: path.to_owned() })
     }
 
-    /// When it expires, in Unix seconds; `None` if that can't be read.
-    pub fn expires(&self) -> Option<i64> {
-        der::not_after(self.0.cert.first()?)
+    /// The first and the last second in which it is valid, in Unix time; `None` if that can't be read.
+    pub fn validity(&self) -> Option<[i64; 2]> {
+        der::validity(self.certified.cert.first()?)
     }
 }
 
@@ -77,14 +80,19 @@ impl Acceptor {
     /// Uses this certificate for new connections. Established sessions continue. Returns whether it is another one.
     pub fn replace_certificate(&self, certificate: Certificate) -> bool {
         let mut current = self.current.0.write().unwrap_or_else(PoisonError::into_inner);
-        let is_new = current.0.cert != certificate.0.cert;
+        let is_new = current.certified.cert != certificate.certified.cert;
         *current = certificate;
         is_new
     }
 
-    /// When the certificate of new connections expires, in Unix seconds.
+    /// The certificate of new connections.
+    pub fn certificate(&self) -> Certificate {
+        self.current.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// When it expires, in Unix seconds.
     pub fn expires(&self) -> Option<i64> {
-        self.current.0.read().unwrap_or_else(PoisonError::into_inner).expires()
+        self.certificate().validity().map(|[_, end]| end)
     }
 
     pub(super) fn accept(&self) -> Result<TlsSession, rustls::Error> {
@@ -100,7 +108,7 @@ struct CurrentCertificate(RwLock<Certificate>);
 
 impl ResolvesServerCert for CurrentCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner).0))
+        Some(Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner).certified))
     }
 }
 

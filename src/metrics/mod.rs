@@ -137,6 +137,7 @@ impl Metrics {
         ledger: LedgerGauges,
         runtimes: &[RuntimeStatus],
         keys: &[Key],
+        certificate_expires: Option<i64>,
     ) -> String {
         let mut text = MetricsText::default();
         self.counts(&mut text);
@@ -145,6 +146,11 @@ impl Metrics {
         shed(&mut text, load);
         write_runtimes(&mut text, runtimes);
         budgets(&mut text, keys);
+        let help = "When the certificate of new connections expires, in Unix time; no sample without TLS.";
+        let family = text.family("gauge", "adriaticum_tls_certificate_expiry_timestamp_seconds", help);
+        if let Some(expires) = certificate_expires {
+            family.with("", expires);
+        }
         text.family("gauge", "adriaticum_build_info", "The version that runs; the value is always 1.")
             .with(concat!("version=\"", env!("ADRIATICUM_VERSION"), "\""), 1);
         let started = self.started.0.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -314,7 +320,8 @@ mod tests {
         let runtime = |url: &str| RuntimeStatus { url: url.into(), ..RuntimeStatus::default() };
         let failed =
             RuntimeStatus { failed_since: Some(1), running: 2, failures: 3, ..runtime("http://b/v1") };
-        let text = metrics.render(&load(), LEDGER, &[runtime("http://a/v1"), failed], &[]);
+        let text =
+            metrics.render(&load(), LEDGER, &[runtime("http://a/v1"), failed], &[], Some(1_800_000_000));
         for line in [
             "adriaticum_requests_total{status=\"200\",code=\"ok\"} 2",
             "adriaticum_requests_total{status=\"502\",code=\"inference_error\"} 1",
@@ -347,6 +354,7 @@ mod tests {
             "adriaticum_requests_abandoned_total{phase=\"waiting\"} 7",
             "adriaticum_requests_abandoned_total{phase=\"running\"} 8",
             "adriaticum_refusals_unrecorded_total 1",
+            "adriaticum_tls_certificate_expiry_timestamp_seconds 1800000000",
             "adriaticum_runtime_up{runtime=\"http://a/v1\"} 1",
             "adriaticum_runtime_up{runtime=\"http://b/v1\"} 0",
             "adriaticum_runtime_running{runtime=\"http://b/v1\"} 2",
@@ -388,7 +396,7 @@ mod tests {
     /// The rules of the format that concern more than one line.
     #[test]
     fn a_family_is_announced_once_and_before_its_samples() {
-        let text = Metrics::default().render(&load(), LEDGER, &[], &[]);
+        let text = Metrics::default().render(&load(), LEDGER, &[], &[], None);
         assert!(text.ends_with('\n'));
         let mut families: Vec<&str> = Vec::new();
         for line in text.lines() {

@@ -17,6 +17,7 @@ use crate::config::SearchConfig;
 use crate::error::FailureCause;
 use crate::files;
 use crate::semaphore::Semaphore;
+use crate::still_file::StillFile;
 
 const SCHEMA: &str = include_str!("index.sql");
 
@@ -33,6 +34,9 @@ const CACHE: i64 = 1024;
 
 /// The number of SQLite's steps between two checks of the deadline.
 const STEPS: i32 = 10_000;
+
+/// The path has no links. NOFOLLOW refuses one that is created meanwhile.
+const FLAGS: OpenFlags = OpenFlags::SQLITE_OPEN_NO_MUTEX.union(OpenFlags::SQLITE_OPEN_NOFOLLOW);
 
 /// The queries that run at once. Each uses a CPU all the time, and some MiB if many passages have its words.
 const MAX_QUERIES: usize = 2;
@@ -67,8 +71,9 @@ impl Search for Index {
     fn find(&self, words: &str, key: &str, _: &Cancellation) -> Result<Vec<Passage>, SearchError> {
         let deadline = Instant::now() + self.timeout;
         let _permit = self.running.acquire_in_turn(key, deadline).ok_or_else(late)?;
-        let connection = self.open(deadline)?;
-        ranking::best(&connection, &query::words(words), self.results).map_err(|error| self.failure(&error))
+        let (connection, still) = self.open(deadline)?;
+        let found = ranking::best(&connection, &query::words(words), self.results);
+        self.check(still, found)
     }
 }
 
@@ -95,7 +100,7 @@ impl Index {
     }
 
     pub fn list(&self) -> Result<Vec<Document>, SearchError> {
-        let connection = self.open(Instant::now() + self.timeout)?;
+        let (connection, still) = self.open(Instant::now() + self.timeout)?;
         let list = || {
             connection
                 .prepare(
@@ -116,11 +121,11 @@ impl Index {
                 })?
                 .collect::<rusqlite::Result<Vec<Document>>>()
         };
-        list().map_err(|error| self.failure(&error))
+        self.check(still, list())
     }
 
     /// Opens the index read-only, for the time of one query. Creates nothing.
-    fn open(&self, deadline: Instant) -> Result<Connection, SearchError> {
+    fn open(&self, deadline: Instant) -> Result<(Connection, Option<StillFile>), SearchError> {
         if !self.path.exists() {
             return Err(failed(format!(
                 "there is no index at {}. Create it: adriaticum search add PATH",
@@ -128,16 +133,31 @@ impl Index {
             )));
         }
         let path = files::resolve(&self.path).map_err(|error| self.not_opened(&error))?;
+        let (connection, still) = match connect(&path, OpenFlags::SQLITE_OPEN_READ_ONLY) {
+            Err(error)
+                if matches!(error.sqlite_error_code(), Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly)) =>
+            {
+                let still = StillFile::new(&path).map_err(|error| self.not_opened(&error))?;
+                (set_up(still.connect(FLAGS)), Some(still))
+            }
+            connection => (connection, None),
+        };
         let open = || {
-            let mut connection = connect(&path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+            let mut connection = connection?;
             connection.progress_handler(STEPS, Some(move || Instant::now() > deadline))?;
             connection.busy_timeout(deadline.saturating_duration_since(Instant::now()))?;
             Ok((version(&connection)?, connection))
         };
         match open().map_err(|error| self.failure(&error))? {
-            (VERSION, connection) => Ok(connection),
+            (VERSION, connection) => Ok((connection, still)),
             _ => Err(self.damaged(WRONG_VERSION)),
         }
+    }
+
+    /// Passes on what was read, unless another process has changed the file meanwhile.
+    fn check<T>(&self, still: Option<StillFile>, found: rusqlite::Result<T>) -> Result<T, SearchError> {
+        still.map_or(Ok(()), |still| still.check()).map_err(|error| self.not_opened(&error))?;
+        found.map_err(|error| self.failure(&error))
     }
 
     /// Runs `work` in a transaction. Creates the index if it is missing.
@@ -191,9 +211,11 @@ impl Index {
 }
 
 fn connect(path: &Path, mode: OpenFlags) -> rusqlite::Result<Connection> {
-    // The path has no links. NOFOLLOW refuses one that is created meanwhile.
-    let flags = mode | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
-    let connection = Connection::open_with_flags(path, flags)?;
+    set_up(Connection::open_with_flags(path, mode | FLAGS))
+}
+
+fn set_up(connection: rusqlite::Result<Connection>) -> rusqlite::Result<Connection> {
+    let connection = connection?;
     connection.pragma_update(None, "cache_size", -CACHE)?;
     Ok(connection)
 }

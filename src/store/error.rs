@@ -76,7 +76,7 @@ impl fmt::Display for StoreError {
             ),
             Self::Full => f.write_str("the disk is full: free some space and try again"),
             Self::ReadOnly => {
-                f.write_str("the database is read-only: check who owns the file and its folder")
+                f.write_str("the database can't be written: check who owns the file and its folder, and whether the file system is read-only")
             }
             Self::CannotOpen => {
                 f.write_str("the database can't be opened: check that its folder exists and who owns it")

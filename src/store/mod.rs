@@ -44,8 +44,8 @@ pub use budget::{Budget, BudgetPeriod, KeyBudget};
 pub use chain::{ChainHead, Fault, HeadStatus, Verification};
 use engine::Engine;
 pub use engine::postgres::{DatabaseUri, SessionLock};
-pub use engine::sqlite::LockError;
 use engine::sqlite::Sqlite;
+pub use engine::sqlite::{BackupError, LockError};
 pub use engine::{Access, Database, ServeLock};
 pub use error::{Result, StoreError};
 pub use gateways::{CLOCK_SLACK, Gateway};
@@ -115,6 +115,11 @@ impl Store {
             store.refuse_if_moved(database)?;
         }
         Ok(store)
+    }
+
+    /// Returns whether this open created the database.
+    pub fn is_new(&self) -> bool {
+        self.engine.is_new()
     }
 
     /// Checks every page of the database, and that a request would succeed.

@@ -18,6 +18,7 @@ mod console;
 mod crowd;
 mod fairness;
 mod faults;
+mod files;
 #[cfg(feature = "test-postgres")]
 mod gateways;
 mod hostile_answers;

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::support::{Client, Reply, Runtime, Script, Server, chat, completion, request, until};
 
-const CONSOLE: &str = "console.localhost";
+pub const CONSOLE: &str = "console.localhost";
 
 #[track_caller]
 fn ask(server: &Server, method: &str, host: &str, path: &str, key: Option<&str>) -> Reply {

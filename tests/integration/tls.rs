@@ -7,13 +7,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::Signal;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::time_provider::TimeProvider;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedProtocolVersion, version};
 
+use crate::metrics::{CONSOLE, metrics_key};
 use crate::support::{
     Client, PATIENCE, Runtime, Script, Server, chat, completion, raw_request, request, until,
 };
@@ -203,16 +205,6 @@ fn a_reload_shows_another_certificate_and_drops_no_connection() {
     until("it is received", || server.log().contains("not reloaded: tls.key = "));
     connect(&server, &old).send("the old one is still in use");
 
-    let mut params = rcgen::CertificateParams::new(["api.test".to_owned()]).expect("a name");
-    params.not_after = rcgen::date_time_ymd(2020, 1, 1);
-    let expired_key = rcgen::KeyPair::generate().expect("a key");
-    let expired = params.self_signed(&expired_key).expect("a certificate");
-    fs::write(folder.join("cert.pem"), expired.pem()).expect("a file");
-    fs::write(folder.join("key.pem"), expired_key.serialize_pem()).expect("a file");
-    server.signal(Signal::HUP);
-    until("it is received", || server.log().contains("the certificate expired at 2020-01-01"));
-    connect(&server, &old).send("the old one is still in use");
-
     make_pipe(&folder.join("key.pem"));
     server.signal(Signal::HUP);
     until("it is received", || server.log().contains("it is not a regular file"));
@@ -229,6 +221,72 @@ fn a_reload_shows_another_certificate_and_drops_no_connection() {
     assert!(shake_hands(&server.address, &client_config(&old, rustls::ALL_VERSIONS)).is_err());
     kept.send(request(&key, &chat("x")));
     kept.reply().is_completion();
+}
+
+/// A client's clock at which a certificate that has expired since is valid.
+#[derive(Debug)]
+struct Year2018;
+
+impl TimeProvider for Year2018 {
+    fn current_time(&self) -> Option<UnixTime> {
+        Some(UnixTime::since_unix_epoch(Duration::from_secs(1_530_000_000)))
+    }
+}
+
+/// The drill: an operator forgets to renew. The service starts, says so, and a reload of the same certificate does the same.
+#[test]
+fn an_expired_certificate_is_a_warning_at_a_start_and_at_a_reload() {
+    let runtime = Runtime::start();
+    let (server, _) = secured(&runtime);
+    let folder = server.folder.path("");
+    let certify_until = |year: i32| {
+        let mut params = rcgen::CertificateParams::new(["api.test".to_owned()]).expect("a name");
+        params.not_after = rcgen::date_time_ymd(year, 1, 1);
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let made = params.self_signed(&key).expect("a certificate");
+        fs::write(folder.join("cert.pem"), made.pem()).expect("a file");
+        fs::write(folder.join("key.pem"), key.serialize_pem()).expect("a file");
+        made.der().clone()
+    };
+    let expired = certify_until(2020);
+    let server = server.start();
+    let path = folder.join("cert.pem");
+    let warning = format!(
+        "WARN] tls.cert = {path:?}: the certificate expired at 2020-01-01 00:00 UTC. Renew it, then reload the service"
+    );
+    let warnings = || server.log().matches(&warning).count();
+    until("it is said at the start", || warnings() == 1);
+    server.signal(Signal::HUP);
+    until("it is said at a reload", || warnings() == 2);
+    let watcher = metrics_key(&server);
+    let scrape = |certificate: &CertificateDer<'static>| {
+        let mut config = (*client_config(certificate, rustls::ALL_VERSIONS)).clone();
+        config.time_provider = Arc::new(Year2018);
+        let mut client = shake_hands(&server.address, &Arc::new(config)).expect("a handshake");
+        client.send(format!(
+            "GET /metrics HTTP/1.1\r\nHost: {CONSOLE}\r\nAuthorization: Bearer {watcher}\r\n\r\n"
+        ));
+        let text = String::from_utf8(client.reply().body).expect("text");
+        let mut lines = text.lines();
+        let value =
+            lines.find_map(|line| line.strip_prefix("adriaticum_tls_certificate_expiry_timestamp_seconds "));
+        value.expect("the metric").to_owned()
+    };
+    assert_eq!(scrape(&expired), "1577836800");
+    certify_until(2019);
+    server.signal(Signal::HUP);
+    until("an expired one is accepted too", || {
+        server.log().contains("reloaded: certificate (expires at 2019-01-01")
+    });
+    let output = server.run(&["check"]);
+    assert_eq!(output.status.code(), Some(1));
+    let findings = String::from_utf8(output.stdout).expect("text");
+    assert!(findings.contains("the certificate expired at 2019-01-01"), "{findings}");
+    let renewed = certify(&folder);
+    server.signal(Signal::HUP);
+    until("a renewed one is used", || server.log().contains("certificate (expires at 4096-01-01"));
+    assert_eq!(scrape(&renewed), "67090118400");
+    assert_eq!(warnings(), 2);
 }
 
 #[test]

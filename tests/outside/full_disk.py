@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import pathlib
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -152,10 +153,38 @@ def make_it_read_only(disk, runtime):
     started = service.run("serve")
     ensure(started.returncode == 1, f"it starts on a read-only disk: {started}")
     ensure("read-only" in started.stderr.lower(), f"it does not say that the disk is read-only: {started.stderr}")
+    read_everything(disk, service, "closed")
     mount("-o", "remount,rw", disk)
     with service:
         service.ensure_it_still_answers()
         verify(service)
+    # The end of the block killed it: the last rows are in the WAL only.
+    mount("-o", "remount,ro", disk)
+    ensure((disk / f"{service.database.name}-wal").stat().st_size, "the killed service has left no WAL")
+    read_everything(disk, service, "killed")
+    mount("-o", "remount,rw", disk)
+    (disk / f"{service.database.name}-shm").unlink()
+    mount("-o", "remount,ro", disk)
+    for command in (["usage"], ["keys", "list"], ["usage", "verify"], ["backup", disk.parent / "half.db"]):
+        done = service.run(*command)
+        ensure(done.returncode == 1 and f"{service.database}-wal has changes" in done.stderr, f"{command}: {done}")
+    mount("-o", "remount,rw", disk)
+    verify(service)
+
+
+def read_everything(disk, service, state):
+    """Runs the commands that only read, on a read-only disk. None creates or changes a file."""
+    before = {file.name: file.read_bytes() for file in disk.iterdir()}
+    copy = disk.parent / f"{state}.db"
+    for command in (["usage"], ["usage", "verify"], ["keys", "list"], ["audit"], ["backup", copy]):
+        done = service.run(*command)
+        ensure(done.returncode == 0, f"{command} fails on a read-only disk: {done.stderr}")
+    checked = service.run("check").stdout
+    ensure("the database can't be written" in checked, f"check does not say that the database can't be written: {checked}")
+    ensure({file.name: file.read_bytes() for file in disk.iterdir()} == before, "a file was changed or created")
+    with contextlib.closing(sqlite3.connect(copy)) as database:
+        rows, = database.execute("SELECT count(*) FROM usage").fetchone()
+    ensure(rows == sums(service)["requests"] > 0, f"the copy has {rows} rows")
 
 
 def fill(disk):

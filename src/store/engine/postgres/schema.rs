@@ -27,13 +27,20 @@ const VERSION_TABLE: &str = "CREATE TABLE schema_version (
     oldest_known BIGINT NOT NULL
 )";
 
-/// Returns whether the tables can be used as they are. Creates them if there are none and `access` allows it; if they are older and
-/// may not be upgraded, that is an error.
-pub(super) fn is_current(connection: &mut PgConnection, access: Access) -> Result<bool> {
+/// The state of the tables when the database was opened.
+#[derive(PartialEq)]
+pub(super) enum Tables {
+    Created,
+    Current,
+    Old,
+}
+
+/// Creates the tables if there are none and `access` allows it; if they are older and may not be upgraded, that is an error.
+pub(super) fn prepare(connection: &mut PgConnection, access: Access) -> Result<Tables> {
     let deadline = Instant::now() + UPGRADE_TIMEOUT;
     // Nearly always there is nothing to do, and this query takes no lock.
     if let Some((found, oldest_known)) = version(connection, deadline)? {
-        return access.is_current(found, oldest_known);
+        return access.is_current(found, oldest_known).map(Tables::found);
     }
     if !access.may_create() {
         return Err(StoreError::Missing);
@@ -41,12 +48,17 @@ pub(super) fn is_current(connection: &mut PgConnection, access: Access) -> Resul
     begin(connection, deadline)?;
     if let Some((found, oldest_known)) = version(connection, deadline)? {
         connection.run_text("ROLLBACK", deadline)?;
-        return access.is_current(found, oldest_known);
+        return access.is_current(found, oldest_known).map(Tables::found);
     }
     create(connection, deadline)?;
     connection.run_text("COMMIT", deadline)?;
-    log::info!("created the tables in a new database");
-    Ok(true)
+    Ok(Tables::Created)
+}
+
+impl Tables {
+    fn found(is_current: bool) -> Self {
+        if is_current { Self::Current } else { Self::Old }
+    }
 }
 
 pub(super) fn upgrade(mut pooled: Pooled) -> Result<()> {

@@ -39,7 +39,12 @@ impl WalState {
     /// Counts the pages from now on, after each commit of the connection that writes.
     pub fn watch(connection: &mut Connection) -> Result<Self> {
         connection.pragma_update(None, "journal_size_limit", FILE_LIMIT)?;
-        let pages = Arc::new(AtomicU64::new(in_use(connection)? / FRAME));
+        let bytes = match in_use(connection) {
+            // SQLite does not say it for a WAL that can't be written, and only a writer needs it.
+            Err(StoreError::ReadOnly) => 0,
+            bytes => bytes?,
+        };
+        let pages = Arc::new(AtomicU64::new(bytes / FRAME));
         let counted = Arc::clone(&pages);
         connection.wal_hook(Some(move |_: &mut rusqlite::hooks::Wal, pages| {
             counted.store(u64::try_from(pages).unwrap_or(0), Ordering::Relaxed);

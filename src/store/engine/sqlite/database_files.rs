@@ -12,11 +12,13 @@ use std::sync::{Arc, OnceLock};
 
 use super::FileLock;
 use crate::files::with_suffix;
+use crate::store::engine::Access;
 use crate::store::{Result, StoreError};
 
 pub(super) struct Files {
-    /// The database and its WAL.
-    known: [(PathBuf, FileIdentity); 2],
+    database: (PathBuf, FileIdentity),
+    /// `None` if there was none for an open that only reads.
+    wal: Option<(PathBuf, FileIdentity)>,
     /// The WAL's length at the last check. It becomes shorter when the WAL begins again, or if another process cuts it.
     wal_length: AtomicU64,
     /// After a failed fsync the content of the disk is unknown, and a later fsync would not report it.
@@ -28,13 +30,18 @@ pub(super) type FileIdentity = (u64, u64);
 
 impl Files {
     /// The database, which was `opened`, and its WAL. A restore may have replaced it meanwhile.
-    pub fn open(path: &Path, opened: FileIdentity) -> Result<Self> {
-        let wal = with_suffix(path, "-wal");
+    pub fn open(path: &Path, opened: FileIdentity, access: Access) -> Result<Self> {
         if identity(path)? != opened {
             return Err(StoreError::Replaced);
         }
+        let wal = with_suffix(path, "-wal");
+        let wal = match identity(&wal) {
+            Err(_) if access == Access::Read => None,
+            found => Some((wal, found?)),
+        };
         Ok(Self {
-            known: [(path.to_owned(), opened), (wal.clone(), identity(&wal)?)],
+            database: (path.to_owned(), opened),
+            wal,
             wal_length: AtomicU64::new(0),
             failed: OnceLock::new(),
         })
@@ -42,8 +49,11 @@ impl Files {
 
     /// Checks that a lock, which was taken before, is on the database that was opened then.
     pub fn check_lock(&self, lock: &FileLock) -> Result<()> {
-        let [(_, opened), _] = self.known;
-        if identity_of(&lock.database.metadata()?) == opened { Ok(()) } else { Err(StoreError::Replaced) }
+        if identity_of(&lock.database.metadata()?) == self.database.1 {
+            Ok(())
+        } else {
+            Err(StoreError::Replaced)
+        }
     }
 
     /// Passes a result on. If an fsync failed, all later writes fail with it.
@@ -59,10 +69,11 @@ impl Files {
     pub fn check(&self, wal_in_use: impl FnOnce() -> Result<u64>) -> Result<()> {
         self.check_synced()?;
         let find = |(path, known): &(PathBuf, FileIdentity)| {
-            fs::metadata(path).ok().filter(|file| identity_of(file) == *known)
+            fs::metadata(path).ok().filter(|file| identity_of(file) == *known).ok_or(StoreError::Replaced)
         };
-        let [Some(_), Some(wal)] = self.known.each_ref().map(find) else {
-            return Err(StoreError::Replaced);
+        find(&self.database)?;
+        let Some(wal) = self.wal.as_ref().map(find).transpose()? else {
+            return Ok(());
         };
         // A TRUNCATE checkpoint of another process leaves nothing in use. The connection that writes would not notice any other
         // truncation, as long as it has its pages in its cache.

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, params_from_iter};
+use rustix::fs::Access as FileAccess;
 
 use self::checkpoint::WalState;
 use self::database_files::Files;
@@ -33,6 +34,7 @@ use super::{
 use crate::files::with_suffix;
 use crate::progress::Progress;
 use crate::semaphore::Semaphore;
+use crate::still_file::{StillFile, check_usable};
 use crate::store::{Result, StoreError};
 
 /// The time that a new connection waits for other processes.
@@ -58,7 +60,10 @@ const CHECK_COMPLETELY: u64 = 2_097_152;
 
 pub struct Sqlite {
     path: PathBuf,
+    is_new: bool,
     files: Files,
+    /// Set if SQLite reads it without locks.
+    still: Option<StillFile>,
     /// Idle connections. They are dropped before the one that writes, because the last connection to close moves the WAL
     /// into the database, and a read-only one can't.
     readers: Mutex<VecDeque<Connection>>,
@@ -74,16 +79,16 @@ impl Sqlite {
         if is_missing(path)? && !access.may_create() {
             return Err(StoreError::Missing);
         }
-        crate::files::create(path)?;
-        let path = &crate::files::resolve(path)?;
+        let path = &match access {
+            Access::Read => readable(path)?,
+            _ => crate::files::create(path).and_then(|_| crate::files::resolve(path))?,
+        };
         let opened = database_files::identity(path)?;
-        let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-        if path.metadata().is_ok_and(|file| file.len() == 0) {
-            // Retention can then give space back to the file system.
-            connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
-        }
-        switch_journal(&connection, "WAL")?;
-        upgrades::bring_up_to_date(&mut connection, access, progress)?;
+        let (mut connection, still) = match access {
+            Access::Read => connect_to_read(path)?,
+            _ => (connect_to_write(path).map_err(|error| name_cause(path, error))?, None),
+        };
+        let is_new = upgrades::bring_up_to_date(&mut connection, access, progress)?;
         if path.metadata().is_ok_and(|file| file.len() <= CHECK_COMPLETELY) {
             check_every_page(&connection)?;
         }
@@ -92,7 +97,9 @@ impl Sqlite {
         let wal = WalState::watch(&mut connection)?;
         Ok(Self {
             path: path.to_owned(),
-            files: Files::open(path, opened)?,
+            is_new,
+            files: Files::open(path, opened, access)?,
+            still,
             readers: Mutex::default(),
             reading: Semaphore::new(READERS),
             writer: Writer::new(connection),
@@ -114,7 +121,20 @@ impl Sqlite {
 
     /// Reads every page of the database.
     pub fn check(&self) -> Result<()> {
-        check_every_page(&connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY)?)
+        check_every_page(&self.new_reader()?)
+    }
+
+    fn new_reader(&self) -> Result<Connection> {
+        match &self.still {
+            Some(still) => connect_without_locks(still),
+            None => connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY),
+        }
+    }
+
+    /// Passes a result of a read on, unless another process wrote to the file, which SQLite would not notice.
+    fn check_still<T>(&self, result: Result<T>) -> Result<T> {
+        self.still.as_ref().map_or(Ok(()), StillFile::check)?;
+        result
     }
 }
 
@@ -128,6 +148,10 @@ impl Engine for Sqlite {
                 Box::new(self.begin_write(deadline)?)
             }
         })
+    }
+
+    fn is_new(&self) -> bool {
+        self.is_new
     }
 
     fn write_timeout(&self) -> Duration {
@@ -148,15 +172,29 @@ impl Engine for Sqlite {
     }
 }
 
+/// The reason why there is no copy, by the file that it is about.
+#[derive(Debug)]
+pub enum BackupError {
+    Database(StoreError),
+    Copy(StoreError),
+}
+
 /// Makes a consistent copy of this moment, while others write. Returns how many rows of the ledger it has.
-pub fn backup(path: &Path, to: &Path, progress: &Progress) -> Result<i64> {
-    if is_missing(path)? {
-        return Err(StoreError::Missing);
-    }
-    // It only reads, but the last connection to close moves the WAL into the database, and a read-only one can't.
-    let mut connection = connect(&crate::files::resolve(path)?, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+pub fn backup(path: &Path, to: &Path, progress: &Progress) -> Result<i64, BackupError> {
+    let connect_to_database = || {
+        if is_missing(path)? {
+            return Err(StoreError::Missing);
+        }
+        connect_to_read(&readable(path)?)
+    };
+    let (mut connection, still) = connect_to_database().map_err(BackupError::Database)?;
     // Not by SQLite, which would say "table already exists" for a file that is there.
-    OpenOptions::new().write(true).create_new(true).mode(0o640).open(to)?;
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o640)
+        .open(to)
+        .map_err(|error| BackupError::Copy(error.into()))?;
     let mut copy = || {
         // The connection's NOFOLLOW holds for the copy too.
         let to = crate::files::resolve(to)?;
@@ -173,7 +211,13 @@ pub fn backup(path: &Path, to: &Path, progress: &Progress) -> Result<i64> {
         let copy = connect(&to, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
         Ok(copy.query_row("SELECT count(*) FROM usage", [], |row| row.get(0))?)
     };
-    copy().inspect_err(|_: &StoreError| {
+    let copied = copy().map_err(|error: StoreError| match error {
+        StoreError::Damaged(_) => BackupError::Database(error),
+        error => BackupError::Copy(error),
+    });
+    let is_still =
+        still.map_or(Ok(()), |still| still.check()).map_err(|error| BackupError::Database(error.into()));
+    is_still.and(copied).inspect_err(|_| {
         let _ = fs::remove_file(to);
     })
 }
@@ -195,7 +239,26 @@ fn connect(path: &Path, mode: OpenFlags) -> Result<Connection> {
     // One thread at a time uses a connection, so SQLite's own locks around it are not needed.
     // The path has no links. NOFOLLOW is for one that is put there meanwhile.
     let flags = mode | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
-    let connection = Connection::open_with_flags(path, flags)?;
+    set_up(Connection::open_with_flags(path, flags)?)
+}
+
+/// The flag to write is for the end: the last connection to close moves the WAL into the database and deletes it, which a
+/// read-only one can't. If the file can't be written, SQLite opens it to read.
+fn connect_to_read(path: &Path) -> Result<(Connection, Option<StillFile>)> {
+    match connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE) {
+        Err(StoreError::CannotOpen | StoreError::ReadOnly) => {
+            let still = StillFile::new(path)?;
+            Ok((connect_without_locks(&still)?, Some(still)))
+        }
+        connection => Ok((connection?, None)),
+    }
+}
+
+fn connect_without_locks(still: &StillFile) -> Result<Connection> {
+    set_up(still.connect(OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW)?)
+}
+
+fn set_up(connection: Connection) -> Result<Connection> {
     connection.busy_timeout(START_TIMEOUT)?;
     connection.pragma_update(None, "cache_size", -PAGE_CACHE)?;
     // SQLite would ignore a failed fsync of a checkpoint that it runs by itself: see checkpoint.rs.
@@ -204,6 +267,38 @@ fn connect(path: &Path, mode: OpenFlags) -> Result<Connection> {
     // Otherwise a parameter with the value 1, as the first epoch of a gateway is, has its statement planned again whenever it
     // is bound.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
+    Ok(connection)
+}
+
+/// Returns the path of a file that can be read, without links. SQLite would not say why it can't.
+fn readable(path: &Path) -> Result<PathBuf> {
+    rustix::fs::access(path, FileAccess::READ_OK).map_err(io::Error::from)?;
+    if path.is_dir() {
+        return Err(io::Error::from(io::ErrorKind::IsADirectory).into());
+    }
+    Ok(crate::files::resolve(path)?)
+}
+
+/// Adds the file or the folder that is the reason why SQLite can't open or write a database: it does not say which.
+fn name_cause(path: &Path, error: StoreError) -> StoreError {
+    if !matches!(error, StoreError::CannotOpen | StoreError::ReadOnly) {
+        return error;
+    }
+    let read_write = FileAccess::READ_OK | FileAccess::WRITE_OK;
+    let beside =
+        ["-wal", "-shm"].map(|suffix| with_suffix(path, suffix)).into_iter().filter(|file| file.exists());
+    let beside = beside.map(|file| check_usable(&file, read_write));
+    let folder = check_usable(crate::files::folder(path), read_write | FileAccess::EXEC_OK);
+    beside.chain([folder]).find_map(io::Result::err).map_or(error, StoreError::from)
+}
+
+fn connect_to_write(path: &Path) -> Result<Connection> {
+    let connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+    if path.metadata().is_ok_and(|file| file.len() == 0) {
+        // Retention can then give space back to the file system.
+        connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
+    }
+    switch_journal(&connection, "WAL")?;
     Ok(connection)
 }
 

@@ -6,9 +6,9 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::Connection;
 
-use super::{Sqlite, checkpoint, connect};
+use super::{Sqlite, checkpoint};
 use crate::mutex::lock;
 use crate::semaphore::{Permit, Semaphore};
 use crate::store::engine::{BoundStatement, EachRow, SqlSession, Statement, Transaction, bound};
@@ -51,7 +51,7 @@ impl Sqlite {
         let connection = match idle {
             Some(connection) => connection,
             None => {
-                let connection = connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+                let connection = self.new_reader()?;
                 connection.busy_timeout(READ_TIMEOUT)?;
                 connection
             }
@@ -120,14 +120,15 @@ impl Transaction for SqliteTransaction<'_> {
             self.engine.files.keep_failed_sync(commit())?;
         }
         self.is_committed.set(true);
-        Ok(changed)
+        self.engine.check_still(Ok(changed))
     }
 }
 
 impl SqlSession for SqliteTransaction<'_> {
     fn run(&self, statements: &[BoundStatement], each: EachRow) -> Result<Vec<usize>> {
         // SQLite syncs by itself when a write begins the WAL again.
-        self.engine.files.keep_failed_sync(self.connection().run(statements, each))
+        let result = self.engine.files.keep_failed_sync(self.connection().run(statements, each));
+        self.engine.check_still(result)
     }
 }
 

@@ -11,14 +11,15 @@ use crate::store::{Result, StoreError, upgrades};
 /// for 100,000 rows.
 const STEPS_PER_ROW: u64 = 47;
 
+/// Returns whether it created the tables.
 pub(super) fn bring_up_to_date(
     connection: &mut Connection,
     access: Access,
     progress: &Progress,
-) -> Result<()> {
+) -> Result<bool> {
     // Nearly always there is nothing to do, and this query takes no lock.
     if is_current(connection, access)? {
-        return Ok(());
+        return Ok(false);
     }
     show(connection, progress)?;
     let changed = create_or_upgrade(connection, access);
@@ -26,10 +27,15 @@ pub(super) fn bring_up_to_date(
     changed
 }
 
-fn create_or_upgrade(connection: &mut Connection, access: Access) -> Result<()> {
-    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+fn create_or_upgrade(connection: &mut Connection, access: Access) -> Result<bool> {
+    let behavior = match access {
+        // It fails below.
+        Access::Read => TransactionBehavior::Deferred,
+        _ => TransactionBehavior::Immediate,
+    };
+    let transaction = connection.transaction_with_behavior(behavior)?;
     if is_current(&transaction, access)? {
-        return Ok(());
+        return Ok(false);
     }
     let found = version(&transaction)?;
     if found == 0 {
@@ -39,10 +45,7 @@ fn create_or_upgrade(connection: &mut Connection, access: Access) -> Result<()> 
     }
     transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
     transaction.commit()?;
-    if found == 0 {
-        log::info!("created the database {}", connection.path().unwrap_or_default());
-    }
-    Ok(())
+    Ok(found == 0)
 }
 
 /// Shows the progress of an upgrade, which consists of few statements.
