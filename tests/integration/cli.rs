@@ -162,9 +162,11 @@ fn a_change_names_its_database() {
     assert!(path.is_err(), "there is none yet");
     let printed = changed(&server, &["keys", "create", "x"]);
     let path = server.folder.path("here.db").canonicalize().expect("it is there now");
-    let id = printed.split(' ').nth(1).expect("an id").to_owned();
+    let created = format!("Created the database {}.\nCreated key_", path.display());
+    assert!(printed.starts_with(&created), "{printed}");
+    let id = printed.split(' ').find(|word| word.starts_with("key_")).expect("an id").to_owned();
     let named = format!(" in {}", path.display());
-    assert!(printed.starts_with("Created key_") && printed.contains(&named), "{printed}");
+    assert!(printed.contains(&format!("{id}{named}")), "{printed}");
     for command in [
         &["keys", "rename", &id, "y"][..],
         &["keys", "set", &id, "--concurrent", "1"],
