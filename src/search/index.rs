@@ -16,8 +16,8 @@ use crate::client::Cancellation;
 use crate::config::SearchConfig;
 use crate::error::FailureCause;
 use crate::files;
+use crate::read_only_file::ReadOnlyFile;
 use crate::semaphore::Semaphore;
-use crate::still_file::StillFile;
 
 const SCHEMA: &str = include_str!("index.sql");
 
@@ -71,9 +71,9 @@ impl Search for Index {
     fn find(&self, words: &str, key: &str, _: &Cancellation) -> Result<Vec<Passage>, SearchError> {
         let deadline = Instant::now() + self.timeout;
         let _permit = self.running.acquire_in_turn(key, deadline).ok_or_else(late)?;
-        let (connection, still) = self.open(deadline)?;
+        let (connection, read_only) = self.open(deadline)?;
         let found = ranking::best(&connection, &query::words(words), self.results);
-        self.check(still, found)
+        self.check(read_only, found)
     }
 }
 
@@ -100,7 +100,7 @@ impl Index {
     }
 
     pub fn list(&self) -> Result<Vec<Document>, SearchError> {
-        let (connection, still) = self.open(Instant::now() + self.timeout)?;
+        let (connection, read_only) = self.open(Instant::now() + self.timeout)?;
         let list = || {
             connection
                 .prepare(
@@ -121,11 +121,11 @@ impl Index {
                 })?
                 .collect::<rusqlite::Result<Vec<Document>>>()
         };
-        self.check(still, list())
+        self.check(read_only, list())
     }
 
     /// Opens the index read-only, for the time of one query. Creates nothing.
-    fn open(&self, deadline: Instant) -> Result<(Connection, Option<StillFile>), SearchError> {
+    fn open(&self, deadline: Instant) -> Result<(Connection, Option<ReadOnlyFile>), SearchError> {
         if !self.path.exists() {
             return Err(failed(format!(
                 "there is no index at {}. Create it: adriaticum search add PATH",
@@ -133,12 +133,12 @@ impl Index {
             )));
         }
         let path = files::resolve(&self.path).map_err(|error| self.not_opened(&error))?;
-        let (connection, still) = match connect(&path, OpenFlags::SQLITE_OPEN_READ_ONLY) {
+        let (connection, read_only) = match connect(&path, OpenFlags::SQLITE_OPEN_READ_ONLY) {
             Err(error)
                 if matches!(error.sqlite_error_code(), Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly)) =>
             {
-                let still = StillFile::new(&path).map_err(|error| self.not_opened(&error))?;
-                (set_up(still.connect(FLAGS)), Some(still))
+                let read_only = ReadOnlyFile::new(&path).map_err(|error| self.not_opened(&error))?;
+                (set_up(read_only.connect(FLAGS)), Some(read_only))
             }
             connection => (connection, None),
         };
@@ -149,14 +149,18 @@ impl Index {
             Ok((version(&connection)?, connection))
         };
         match open().map_err(|error| self.failure(&error))? {
-            (VERSION, connection) => Ok((connection, still)),
+            (VERSION, connection) => Ok((connection, read_only)),
             _ => Err(self.damaged(WRONG_VERSION)),
         }
     }
 
     /// Passes on what was read, unless another process has changed the file meanwhile.
-    fn check<T>(&self, still: Option<StillFile>, found: rusqlite::Result<T>) -> Result<T, SearchError> {
-        still.map_or(Ok(()), |still| still.check()).map_err(|error| self.not_opened(&error))?;
+    fn check<T>(
+        &self,
+        read_only: Option<ReadOnlyFile>,
+        found: rusqlite::Result<T>,
+    ) -> Result<T, SearchError> {
+        read_only.map_or(Ok(()), |file| file.check()).map_err(|error| self.not_opened(&error))?;
         found.map_err(|error| self.failure(&error))
     }
 

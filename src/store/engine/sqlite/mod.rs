@@ -33,8 +33,8 @@ use super::{
 };
 use crate::files::with_suffix;
 use crate::progress::Progress;
+use crate::read_only_file::{ReadOnlyFile, check_usable};
 use crate::semaphore::Semaphore;
-use crate::still_file::{StillFile, check_usable};
 use crate::store::{Result, StoreError};
 
 /// The time that a new connection waits for other processes.
@@ -63,7 +63,7 @@ pub struct Sqlite {
     is_new: bool,
     files: Files,
     /// Set if SQLite reads it without locks.
-    still: Option<StillFile>,
+    read_only: Option<ReadOnlyFile>,
     /// Idle connections. They are dropped before the one that writes, because the last connection to close moves the WAL
     /// into the database, and a read-only one can't.
     readers: Mutex<VecDeque<Connection>>,
@@ -84,7 +84,7 @@ impl Sqlite {
             _ => crate::files::create(path).and_then(|_| crate::files::resolve(path))?,
         };
         let opened = database_files::identity(path)?;
-        let (mut connection, still) = match access {
+        let (mut connection, read_only) = match access {
             Access::Read => connect_to_read(path)?,
             _ => (connect_to_write(path).map_err(|error| name_cause(path, error))?, None),
         };
@@ -99,7 +99,7 @@ impl Sqlite {
             path: path.to_owned(),
             is_new,
             files: Files::open(path, opened, access)?,
-            still,
+            read_only,
             readers: Mutex::default(),
             reading: Semaphore::new(READERS),
             writer: Writer::new(connection),
@@ -125,15 +125,15 @@ impl Sqlite {
     }
 
     fn new_reader(&self) -> Result<Connection> {
-        match &self.still {
-            Some(still) => connect_without_locks(still),
+        match &self.read_only {
+            Some(read_only) => connect_without_locks(read_only),
             None => connect(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY),
         }
     }
 
     /// Passes a result of a read on, unless another process wrote to the file, which SQLite would not notice.
-    fn check_still<T>(&self, result: Result<T>) -> Result<T> {
-        self.still.as_ref().map_or(Ok(()), StillFile::check)?;
+    fn check_unchanged<T>(&self, result: Result<T>) -> Result<T> {
+        self.read_only.as_ref().map_or(Ok(()), ReadOnlyFile::check)?;
         result
     }
 }
@@ -187,7 +187,7 @@ pub fn backup(path: &Path, to: &Path, progress: &Progress) -> Result<i64, Backup
         }
         connect_to_read(&readable(path)?)
     };
-    let (mut connection, still) = connect_to_database().map_err(BackupError::Database)?;
+    let (mut connection, read_only) = connect_to_database().map_err(BackupError::Database)?;
     // Not by SQLite, which would say "table already exists" for a file that is there.
     OpenOptions::new()
         .write(true)
@@ -215,9 +215,9 @@ pub fn backup(path: &Path, to: &Path, progress: &Progress) -> Result<i64, Backup
         StoreError::Damaged(_) => BackupError::Database(error),
         error => BackupError::Copy(error),
     });
-    let is_still =
-        still.map_or(Ok(()), |still| still.check()).map_err(|error| BackupError::Database(error.into()));
-    is_still.and(copied).inspect_err(|_| {
+    let unchanged =
+        read_only.map_or(Ok(()), |file| file.check()).map_err(|error| BackupError::Database(error.into()));
+    unchanged.and(copied).inspect_err(|_| {
         let _ = fs::remove_file(to);
     })
 }
@@ -244,18 +244,18 @@ fn connect(path: &Path, mode: OpenFlags) -> Result<Connection> {
 
 /// The flag to write is for the end: the last connection to close moves the WAL into the database and deletes it, which a
 /// read-only one can't. If the file can't be written, SQLite opens it to read.
-fn connect_to_read(path: &Path) -> Result<(Connection, Option<StillFile>)> {
+fn connect_to_read(path: &Path) -> Result<(Connection, Option<ReadOnlyFile>)> {
     match connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE) {
         Err(StoreError::CannotOpen | StoreError::ReadOnly) => {
-            let still = StillFile::new(path)?;
-            Ok((connect_without_locks(&still)?, Some(still)))
+            let read_only = ReadOnlyFile::new(path)?;
+            Ok((connect_without_locks(&read_only)?, Some(read_only)))
         }
         connection => Ok((connection?, None)),
     }
 }
 
-fn connect_without_locks(still: &StillFile) -> Result<Connection> {
-    set_up(still.connect(OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW)?)
+fn connect_without_locks(read_only: &ReadOnlyFile) -> Result<Connection> {
+    set_up(read_only.connect(OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW)?)
 }
 
 fn set_up(connection: Connection) -> Result<Connection> {

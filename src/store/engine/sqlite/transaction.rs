@@ -120,7 +120,7 @@ impl Transaction for SqliteTransaction<'_> {
             self.engine.files.keep_failed_sync(commit())?;
         }
         self.is_committed.set(true);
-        self.engine.check_still(Ok(changed))
+        self.engine.check_unchanged(Ok(changed))
     }
 }
 
@@ -128,7 +128,7 @@ impl SqlSession for SqliteTransaction<'_> {
     fn run(&self, statements: &[BoundStatement], each: EachRow) -> Result<Vec<usize>> {
         // SQLite syncs by itself when a write begins the WAL again.
         let result = self.engine.files.keep_failed_sync(self.connection().run(statements, each));
-        self.engine.check_still(result)
+        self.engine.check_unchanged(result)
     }
 }
 

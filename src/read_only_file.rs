@@ -18,7 +18,7 @@ use rustix::fs::Access;
 use crate::files::with_suffix;
 
 /// A database that nothing has written to since this was made.
-pub struct StillFile {
+pub struct ReadOnlyFile {
     path: PathBuf,
     state: FileState,
 }
@@ -26,13 +26,13 @@ pub struct StillFile {
 /// The inode, the bytes, and the time of the last change in seconds and nanoseconds.
 type FileState = (u64, u64, i64, i64);
 
-impl StillFile {
+impl ReadOnlyFile {
     /// Fails if it can't be read, or if a part of the content is not in the file itself. The path has no links.
     pub fn new(path: &Path) -> io::Result<Self> {
         rustix::fs::access(path, Access::READ_OK)?;
-        let still = Self { path: path.to_owned(), state: state(path)? };
-        match still.log() {
-            None => Ok(still),
+        let read_only = Self { path: path.to_owned(), state: state(path)? };
+        match read_only.log() {
+            None => Ok(read_only),
             Some(log) => Err(check_usable(&log, Access::READ_OK).err().unwrap_or_else(|| io::Error::other(format!(
                 "{} has changes that are not in the database yet, and they can't be read where nothing can be created. Copy both \
                  files to a folder that you may write to, and name the copy (ADRIATICUM_DATABASE)",
@@ -101,20 +101,20 @@ mod tests {
         writer
             .execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE t (x); INSERT INTO t VALUES (1)")
             .expect("a row");
-        let error = StillFile::new(&path).err().expect("the row is in the WAL").to_string();
+        let error = ReadOnlyFile::new(&path).err().expect("the row is in the WAL").to_string();
         assert!(error.contains("%20 ü.db-wal has changes"), "{error}");
         drop(writer);
-        let still = StillFile::new(&path).expect("the last connection has moved the WAL");
-        let connection = still.connect(OpenFlags::empty()).expect("a connection");
+        let read_only = ReadOnlyFile::new(&path).expect("the last connection has moved the WAL");
+        let connection = read_only.connect(OpenFlags::empty()).expect("a connection");
         assert_eq!(count(&connection), Ok(1));
         assert!(connection.execute("INSERT INTO t VALUES (2)", []).is_err());
-        still.check().expect("nothing was written");
+        read_only.check().expect("nothing was written");
         assert_eq!(fs::read_dir(&folder).expect("a folder").count(), 1, "no file was created");
         let writer = Connection::open(&path).expect("a database");
         writer.execute("INSERT INTO t VALUES (2)", []).expect("a row");
-        assert!(still.check().is_err(), "a WAL has appeared");
+        assert!(read_only.check().is_err(), "a WAL has appeared");
         drop(writer);
-        assert!(still.check().is_err(), "the file has changed");
+        assert!(read_only.check().is_err(), "the file has changed");
         fs::remove_dir_all(&folder).expect("a folder of this test");
     }
 }
