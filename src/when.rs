@@ -132,11 +132,8 @@ impl Range {
         let time = |time| iso(time).unwrap_or_else(|| time.to_string());
         let Self { since, until } = self;
         if since >= until {
-            Err(format!(
-                "the range begins at {} and ends at {}: it has to end later.",
-                time(since),
-                time(until)
-            ))
+            let [first, last] = self.bounds();
+            Err(format!("the range from {first} to {last} ends before it begins."))
         } else if since > now {
             Err(format!("the range begins at {}, in the future: it is {} now.", time(since), time(now)))
         } else {
@@ -349,9 +346,9 @@ mod tests {
             assert_eq!(check(since, until), Ok([first.into(), last.into()]));
         }
         for (since, until, times) in [
-            ("2026-11-16", "2026-11-15", ["2026-11-16T00:00:00Z", "2026-11-16T00:00:00Z"]),
-            ("2026-11-17", "2026-11-15", ["2026-11-17T00:00:00Z", "2026-11-16T00:00:00Z"]),
-            ("2026-11-16T13:00Z", "2026-11-16T13:00Z", ["2026-11-16T13:00:00Z", "2026-11-16T13:00:00Z"]),
+            ("2026-11-16", "2026-11-15", ["from 2026-11-16 ", "to 2026-11-15 "]),
+            ("2026-11-17", "2026-11-15", ["from 2026-11-17 ", "to 2026-11-15 "]),
+            ("2026-11-16T13:00Z", "2026-11-16T13:00Z", ["from 2026-11-16T13:00Z ", "to 2026-11-16T13:00Z "]),
             ("2026-11-19", "2026-11-20", ["2026-11-19T00:00:00Z", "2026-11-18T00:01:00Z"]),
             ("2026-11-19", "", ["2026-11-19T00:00:00Z", "2026-11-18T00:01:00Z"]),
         ] {

@@ -276,9 +276,12 @@ fn wrong_use_is_reported() {
         (&["usage", "--by", "key,day,status"], "or two that differ"),
         (
             &["usage", "--since", "2026-01-02", "--until", "2026-01-01"],
-            "begins at 2026-01-02T00:00:00Z and ends at",
+            "the range from 2026-01-02 to 2026-01-01 ends before it begins",
         ),
-        (&["usage", "--since", "2026-01-02", "--until", "2026-01-02T00:00Z"], "it has to end later"),
+        (
+            &["usage", "--since", "2026-01-02", "--until", "2026-01-02T00:00Z"],
+            "from 2026-01-02 to 2026-01-01 ends before",
+        ),
         (&["usage", "--since", "2100-01-01"], "begins at 2100-01-01T00:00:00Z, in the future: it is 20"),
         (&["usage", "list", "--since", "2100-01-01", "--until", "2100-01-02"], "in the future"),
         (&["audit", "--since", "2100-01-01"], "in the future"),
