@@ -76,7 +76,9 @@ impl Finding {
 
 /// Runs every check, also of the whole database.
 pub fn check_all(config: &Config) -> Vec<Finding> {
-    let store = Store::open(&config.database, Access::Read);
+    // Reading works also if everything was moved elsewhere; the service does not.
+    let store = Store::open(&config.database, Access::Read)
+        .and_then(|store| store.refuse_if_moved(&config.database).map(|()| store));
     let found = match &store {
         Ok(store) => database(config, store.check()),
         Err(error) => Finding::fail("database", store_failed(config, error)),

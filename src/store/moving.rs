@@ -31,7 +31,7 @@ pub struct MoveResult {
 
 impl Store {
     /// Fails if everything was moved to another database: a change here would be lost.
-    pub(super) fn refuse_if_moved(&self, database: &Database) -> Result<()> {
+    pub fn refuse_if_moved(&self, database: &Database) -> Result<()> {
         let Database::Sqlite(path) = database else {
             return Ok(());
         };
