@@ -26,9 +26,7 @@ pub(super) struct Options {
 }
 
 pub(super) fn run(options: &Options, config: &Config) -> Result<(), CliError> {
-    let now = when::now();
-    let Range { since, .. } =
-        Range::between(options.since, None, now).checked(now).map_err(CliError::Usage)?;
+    let Range { since, .. } = Range::between(options.since, None, when::now());
     let mut rows = Vec::new();
     open_store(config)?.audit(since, |row| rows.push(row))?;
     if options.json {

@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 
 use crate::checks;
 use crate::config::{Config, ConfigError};
@@ -43,12 +43,17 @@ use crate::when::{self, When};
 /// list). They can be used while the service runs.
 #[derive(Parser)]
 #[command(name = "adriaticum", version = env!("ADRIATICUM_VERSION"), max_term_width = 100, after_long_help = NOTES)]
+#[command(disable_help_flag = true)]
 struct CommandLine {
     /// Read the configuration from this file
     ///
     /// The default is the file that ADRIATICUM_CONFIG names, or /etc/adriaticum/adriaticum.toml.
     #[arg(long, global = true, value_name = "FILE", display_order = 100)]
     config: Option<PathBuf>,
+
+    /// Print help
+    #[arg(short, long, global = true, action = ArgAction::HelpLong, display_order = 101)]
+    help: Option<bool>,
 
     #[command(subcommand)]
     command: Command,
@@ -125,7 +130,7 @@ pub fn main() -> ExitCode {
     ExitCode::from(code)
 }
 
-fn run(CommandLine { config, command }: CommandLine) -> Result<(), CliError> {
+fn run(CommandLine { config, command, .. }: CommandLine) -> Result<(), CliError> {
     let load = || Config::load(config.as_deref());
     match command {
         // It takes signals from its start on.

@@ -121,6 +121,7 @@ fn parse_limit(text: &str) -> Option<usize> {
 /// The database and its rows that are asked for.
 struct Selection {
     store: Store,
+    /// One or both ends may be open. The sums of whole hours and days answer that, whatever retention has removed.
     range: Range,
     key_id: Option<String>,
     gateway: Option<String>,
@@ -136,7 +137,6 @@ impl Selection {
         let key =
             requests.key.as_ref().map(|text| keys::find(&store, text, SecretUse::Refused)).transpose()?;
         let gateway = requests.gateway.as_ref().map(|name| find_gateway(&store, name)).transpose()?;
-        let range = store.bounded(range, now)?;
         Ok(Self { store, range, key_id: key.map(|key| key.id), gateway })
     }
 
@@ -144,13 +144,18 @@ impl Selection {
         Filter { key_id: self.key_id.as_deref(), gateway: self.gateway.as_deref() }
     }
 
+    /// The range without open ends, to be called after the figures are read, so that it covers all of them.
+    fn period(&self) -> Result<Range, StoreError> {
+        self.store.bounded(self.range, when::now())
+    }
+
     /// The first line of a text.
-    fn period(&self) -> String {
-        match self.range.bounds() {
+    fn heading(&self) -> Result<String, StoreError> {
+        Ok(match self.period()?.bounds() {
             [first, last] if first == last => format!("{first} (UTC)\n"),
             [first, last] if first.ends_with('Z') => format!("{first} to {last}\n"),
             [first, last] => format!("{first} to {last} (UTC)\n"),
-        }
+        })
     }
 }
 
@@ -160,8 +165,8 @@ fn report(options: Requests, by: &[Grouping], config: &Config) -> Result<(), Cli
         return Err(CliError::Usage(message.into()));
     }
     let selection = Selection::open(&options, config)?;
-    let Range { since, until } = selection.range;
     let mut rows = selection.store.grouped(selection.range, selection.filter(), by)?;
+    let Range { since, until } = selection.period()?;
     let mut sums = Sums::default();
     rows.iter().for_each(|row| sums.add(&row.sums));
     if by.is_empty() {
@@ -185,7 +190,7 @@ fn report(options: Requests, by: &[Grouping], config: &Config) -> Result<(), Cli
         let line = |(period, cells): ([String; 2], &Vec<String>)| csv_line(&[&period[..], cells].concat());
         return print(&periods.zip(&lines).map(line).collect::<String>());
     }
-    print(&selection.period())?;
+    print(&selection.heading()?)?;
     if !by.is_empty() {
         for figure in lines.iter_mut().skip(1).flat_map(|cells| &mut cells[labels.len()..]) {
             *figure = figure.parse().map_or_else(|_| figure.clone(), grouped);
@@ -216,7 +221,7 @@ fn list(options: Requests, limit: usize, config: &Config) -> Result<(), CliError
         print(&(LedgerRow::csv_heading() + &rows.iter().map(LedgerRow::csv_line).collect::<String>()))?;
     } else {
         let heading = "time,request,key,outcome,tokens in,tokens out,total,ms,gateway";
-        print(&(selection.period() + &text_table::with_heading(heading, rows.iter().map(list_line))))?;
+        print(&(selection.heading()? + &text_table::with_heading(heading, rows.iter().map(list_line))))?;
     }
     if is_more {
         eprintln!(

@@ -11,7 +11,7 @@ use crate::when;
 
 #[derive(clap::Args)]
 pub(super) struct Options {
-    /// Check also that this head, [GATEWAY:]SEQ:HASH as verify printed it earlier, is still part of its chain
+    /// Check also that this head, `[GATEWAY:]SEQ:HASH` as verify printed it earlier, is still part of its chain
     ///
     /// If it is not, or if retention has removed its row so that it can't be checked, the exit status is 1.
     #[arg(long, value_name = "HEAD",

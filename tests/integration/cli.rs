@@ -284,7 +284,6 @@ fn wrong_use_is_reported() {
         ),
         (&["usage", "--since", "2100-01-01"], "begins at 2100-01-01T00:00:00Z, in the future: it is 20"),
         (&["usage", "list", "--since", "2100-01-01", "--until", "2100-01-02"], "in the future"),
-        (&["audit", "--since", "2100-01-01"], "in the future"),
         (&["usage", "--month", "2100-01"], "in the future"),
         (&["usage", "--month", "2026-13"], "a month as YYYY-MM, or last"),
         (&["usage", "--month", "last", "--since", "1d"], "cannot be used with"),
