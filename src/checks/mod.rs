@@ -15,8 +15,9 @@ use std::time::Instant;
 use serde::Serialize;
 
 pub use self::addresses::{is_local, reachable};
-pub use self::certificate::{certificate_warning, read_certificate};
+pub use self::certificate::{certificate_warning, judge_certificate, read_certificate};
 pub use self::owners::user_for_sudo;
+pub use self::runtime::not_configured;
 
 use crate::client::Cancellation;
 use crate::config::{Config, GroundingMode, SearchBackend};
