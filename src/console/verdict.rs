@@ -67,17 +67,21 @@ pub fn parts(console: &Console) -> Vec<PartState> {
                 && !(is_off && finding.part == "search" && status == Verdict::Ok)
         }
     };
+    let is_written = known.iter().all(|failure| failure.part != "database");
     let mut parts = Vec::new();
     for finding in known.iter().chain(found.iter().flat_map(|run| &run.findings).filter(is_shown)) {
         let place = runtimes.iter().position(|runtime| Some(&runtime.url) == finding.runtime.as_ref());
         parts.push(match place {
             Some(place) => runtime(runtimes.remove(place), Some(finding), found),
-            None => PartState {
-                name: finding.part,
-                verdict: Some(finding.status),
-                message: finding.message.clone(),
-                runtime: None,
-            },
+            None => {
+                let was_repaired =
+                    finding.part == "database" && finding.status == Verdict::Fail && is_written;
+                let (verdict, message) = match was_repaired {
+                    true => (Verdict::Ok, "written since the check".into()),
+                    false => (finding.status, finding.message.clone()),
+                };
+                PartState { name: finding.part, verdict: Some(verdict), message, runtime: None }
+            }
         });
     }
     // The runtimes before the first check has ended.
