@@ -62,22 +62,25 @@ pub fn page(operator: &Operator) -> PageResult {
 fn list(view: &UsageView, listing: &Listing, is_forward: bool, with_gateway: bool) -> Markup {
     let columns = if with_gateway { COLUMNS.len() } else { COLUMNS.len() - 1 };
     let rows = listing.rows.iter().map(|row| cells(row).into_iter().take(columns).collect());
+    let searched = listing.searched_to.as_ref().map(|last| {
+        let way = if is_forward { "up" } else { "back" };
+        let end = format::second(RequestId::time_of(last).unwrap_or(0));
+        html! { "Searched " (grouped(view.row_filter().searched_rows())) " requests, " (way) " to " (end) "." }
+    });
     html! {
         p.export {
             a href=(view.without_row_filters().address("/usage")) { "Figures" } " of this range. Export the rows: "
             a href=(view.address("/requests/export.csv")) download { "CSV" } " "
             a href=(view.address("/requests/export.json")) download { "JSON" }
         }
-        @match (&listing.searched_to, listing.rows.is_empty()) {
-            (None, true) => section.empty { h2 { "No requests" } p { "None matches the range and the filters." } },
-            (Some(_), true) => section.empty { h2 { "None found yet" } },
-            (_, false) => (cards("requests", &COLUMNS.map(heading)[..columns], rows)),
-        }
-        @if let Some(last) = &listing.searched_to {
-            p.notice {
-                "Searched " (grouped(view.row_filter().searched_rows())) " requests, " @if is_forward { "up" } @else { "back" } " to "
-                (format::second(RequestId::time_of(last).unwrap_or(0))) "."
+        @if listing.rows.is_empty() {
+            section.empty {
+                h2 { @if searched.is_some() { "None found yet" } @else { "No requests" } }
+                p { @match searched { Some(searched) => (searched), None => "None matches the range and the filters." } }
             }
+        } @else {
+            (cards("requests", &COLUMNS.map(heading)[..columns], rows))
+            @if let Some(searched) = searched { p.notice { (searched) } }
         }
     }
 }

@@ -60,28 +60,24 @@ pub fn parts(console: &Console) -> Vec<PartState> {
     let mut runtimes = console.monitoring.runtimes.as_ref().map_or_else(Vec::new, |all| all.status());
     let known = known_failures(console);
     let is_off = console.config.search.grounding == GroundingMode::Off;
-    let is_shown = |finding: &&Finding| match finding.status {
-        Verdict::Warn => true,
-        status => {
-            known.iter().all(|failure| failure.part != finding.part)
-                && !(is_off && finding.part == "search" && status == Verdict::Ok)
-        }
+    let is_shown = |finding: &&Finding| match (finding.part, finding.status) {
+        (_, Verdict::Warn) => true,
+        // The process knows whether the ledger can be written now.
+        ("database", Verdict::Fail) => false,
+        ("search", Verdict::Ok) => !is_off,
+        (part, _) => known.iter().all(|failure| failure.part != part),
     };
-    let is_written = known.iter().all(|failure| failure.part != "database");
     let mut parts = Vec::new();
     for finding in known.iter().chain(found.iter().flat_map(|run| &run.findings).filter(is_shown)) {
         let place = runtimes.iter().position(|runtime| Some(&runtime.url) == finding.runtime.as_ref());
         parts.push(match place {
             Some(place) => runtime(runtimes.remove(place), Some(finding), found),
-            None => {
-                let was_repaired =
-                    finding.part == "database" && finding.status == Verdict::Fail && is_written;
-                let (verdict, message) = match was_repaired {
-                    true => (Verdict::Ok, "written since the check".into()),
-                    false => (finding.status, finding.message.clone()),
-                };
-                PartState { name: finding.part, verdict: Some(verdict), message, runtime: None }
-            }
+            None => PartState {
+                name: finding.part,
+                verdict: Some(finding.status),
+                message: finding.message.clone(),
+                runtime: None,
+            },
         });
     }
     // The runtimes before the first check has ended.
@@ -101,11 +97,8 @@ fn known_failures(console: &Console) -> Vec<Finding> {
         failures.push(Finding::fail("database", checks::database_failed(&console.config, &error)));
     }
     let certificate = monitoring.acceptor.as_ref().map(|acceptor| acceptor.certificate());
-    failures.extend(
-        certificate
-            .and_then(|certificate| checks::judge_certificate(&certificate, when::now()))
-            .filter(|finding| finding.status == Verdict::Fail),
-    );
+    let judged = certificate.and_then(|certificate| checks::judge_certificate(&certificate, when::now()));
+    failures.extend(judged.filter(|finding| finding.status == Verdict::Fail));
     failures
 }
 
