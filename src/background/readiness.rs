@@ -27,10 +27,10 @@ impl Readiness {
         Self { store: Arc::clone(store), probed: AtomicBool::new(false) }
     }
 
-    /// Returns false if a request could not be recorded now.
-    pub fn accepts_writes(&self) -> bool {
+    /// The reason why a request could not be recorded now.
+    pub fn outage(&self) -> Option<StoreError> {
         self.probed.store(true, Ordering::Relaxed);
-        self.store.outage().is_none()
+        self.store.outage()
     }
 }
 

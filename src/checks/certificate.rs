@@ -22,8 +22,13 @@ pub fn check(files: &TlsFiles) -> Finding {
 /// Warns about a certificate that clients refuse, or will soon. A start, a reload and a running service accept it all the
 /// same: without it no client could connect, and a client may be told to ignore it.
 pub fn certificate_warning(certificate: &Certificate, now: i64) -> Option<String> {
-    let finding = judge(certificate.validity()?, now);
+    let finding = judge_certificate(certificate, now)?;
     (finding.status != Verdict::Ok).then(|| format!("tls.cert = {:?}: {}", certificate.path, finding.message))
+}
+
+/// Returns `None` if its validity can't be read.
+pub fn judge_certificate(certificate: &Certificate, now: i64) -> Option<Finding> {
+    Some(judge(certificate.validity()?, now))
 }
 
 fn judge([begins, expires]: [i64; 2], now: i64) -> Finding {

@@ -15,8 +15,9 @@ use std::time::Instant;
 use serde::Serialize;
 
 pub use self::addresses::{is_local, reachable};
-pub use self::certificate::{certificate_warning, read_certificate};
+pub use self::certificate::{certificate_warning, judge_certificate, read_certificate};
 pub use self::owners::user_for_sudo;
+pub use self::runtime::not_configured;
 
 use crate::client::Cancellation;
 use crate::config::{Config, GroundingMode, SearchBackend};
@@ -107,7 +108,9 @@ pub fn store_failed(config: &Config, error: &StoreError) -> String {
 
 /// Runs the checks of a running service, whose database may be too large to be read completely each time.
 pub fn check_running_service(config: &Config, store: &Store) -> Vec<Finding> {
-    parts(config, Some(store), database(config, store.try_request()))
+    // Requests are refused or run by the result, so that it is never older than theirs.
+    store.test_write();
+    parts(config, Some(store), database(config, store.outage().map_or(Ok(()), Err)))
 }
 
 fn parts(config: &Config, store: Option<&Store>, database: Finding) -> Vec<Finding> {

@@ -29,14 +29,17 @@ pub fn check(config: &Config) -> Vec<Finding> {
         .filter_map(|url| Some(Finding { runtime: Some(url.clone()), ..try_runtime(url, config)? }))
         .collect();
     if findings.is_empty() {
-        let message =
-            "no runtime is configured. Set runtime.url (ADRIATICUM_RUNTIME_URL) to its base address";
-        findings.push(Finding::fail("runtime", message));
+        findings.push(not_configured());
     }
     if findings.iter().any(|finding| finding.status == Verdict::Fail) {
         findings.extend(local_runtimes(config));
     }
     findings
+}
+
+pub fn not_configured() -> Finding {
+    let message = "no runtime is configured. Set runtime.url (ADRIATICUM_RUNTIME_URL) to its base address";
+    Finding::fail("runtime", message)
 }
 
 fn try_runtime(url: &str, config: &Config) -> Option<Finding> {

@@ -19,7 +19,7 @@ pub struct CheckRun {
     pub findings: Vec<Finding>,
     /// The Unix time of the run.
     pub time: i64,
-    at: Instant,
+    pub at: Instant,
 }
 
 impl CheckRunner {
@@ -27,8 +27,12 @@ impl CheckRunner {
         Self { thread: ThreadPool::with_name("checks".into(), 1), latest: Arc::default() }
     }
 
-    /// Returns the latest results, and whether checks run now. Starts them if the results are older than `max_age`.
-    pub fn latest(&self, console: &Console, max_age: Duration) -> (Option<Arc<CheckRun>>, bool) {
+    pub fn latest(&self) -> Option<Arc<CheckRun>> {
+        lock(&self.latest).clone()
+    }
+
+    /// Starts the checks if the results are older than `max_age`.
+    pub fn start(&self, console: &Console, max_age: Duration) {
         let latest = lock(&self.latest);
         let is_fresh = latest.as_ref().is_some_and(|run| run.at.elapsed() < max_age);
         if !is_fresh && !self.are_running() {
@@ -41,10 +45,9 @@ impl CheckRunner {
                     Some(Arc::new(CheckRun { findings, time: when::now(), at: Instant::now() }));
             });
         }
-        (latest.clone(), self.are_running())
     }
 
-    fn are_running(&self) -> bool {
+    pub fn are_running(&self) -> bool {
         self.thread.queued_count() + self.thread.active_count() > 0
     }
 }

@@ -4,8 +4,8 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::assets::{ICON, SCRIPT, STYLE};
 use super::page_request::{self, Operator};
+use super::verdict;
 use crate::http::Response;
-use crate::when;
 
 /// Allows nothing but what this host serves, no script or style within a page, and no frame around it.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; \
@@ -23,9 +23,9 @@ const PARTS: [(&str, &str); 5] = [
 /// A page for a signed-in operator, with the navigation. `part` is the address of the part that it belongs to.
 pub fn operator_page(operator: &Operator, part: &str, title: &str, content: &Markup) -> Response {
     let console = operator.console;
-    let has_trouble = console.monitoring.has_trouble(when::now());
+    let trouble = verdict::trouble(&verdict::parts(console));
     let gateway = console.config.gateway_name();
-    let dot = if has_trouble { "● " } else { "" };
+    let dot = if trouble.is_some() { "● " } else { "" };
     let top = html! {
         span.gateway.text { (gateway) }
         nav aria-label="Console" {
@@ -33,7 +33,7 @@ pub fn operator_page(operator: &Operator, part: &str, title: &str, content: &Mar
                 @for (address, name) in PARTS {
                     li { a href=(address) aria-current=[(address == part).then_some("page")] {
                         (name)
-                        @if address == "/status" && has_trouble { " " span.dot { span.unseen { "(something is wrong)" } } }
+                        @if address == "/status" && let Some(trouble) = &trouble { " " span class=(format!("dot {}", trouble.class)) { span.unseen { "(" (trouble.words) ")" } } }
                     } }
                 }
             }

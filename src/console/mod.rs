@@ -30,6 +30,7 @@ mod usage_by_key;
 mod usage_charts;
 mod usage_report;
 mod usage_view;
+mod verdict;
 
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use crate::api::{key, reply};
 use crate::background::Readiness;
-use crate::checks::certificate_warning;
 use crate::error::{ApiError, Failure, FailureCause};
 use crate::http::{Request, RequestHead, Response};
 use crate::id::RequestId;
@@ -38,16 +37,6 @@ impl MonitoringEndpoints {
             "/readyz" => Some(answer_get(head, || self.readiness())),
             _ => None,
         }
-    }
-
-    /// True if something is wrong that the process knows without a check.
-    pub fn has_trouble(&self, now: i64) -> bool {
-        let has_failed =
-            |runtimes: &Arc<Runtimes>| runtimes.status().iter().any(|runtime| runtime.failed_since.is_some());
-        let certificate = self.acceptor.as_ref().map(|acceptor| acceptor.certificate());
-        self.runtimes.as_ref().is_none_or(has_failed)
-            || !self.readiness.accepts_writes()
-            || certificate.is_some_and(|certificate| certificate_warning(&certificate, now).is_some())
     }
 
     /// True if a request presents a key, and not a session.
@@ -106,7 +95,7 @@ impl MonitoringEndpoints {
     fn readiness(&self) -> Response {
         let reason = if self.runtimes.is_none() {
             "No runtime is configured: set runtime.url."
-        } else if !self.readiness.accepts_writes() {
+        } else if self.readiness.outage().is_some() {
             "The ledger can't be written. The log says why."
         } else {
             return plain(200, "ready");

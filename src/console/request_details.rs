@@ -3,12 +3,13 @@
 use maud::{Markup, html};
 
 use super::page_request::Operator;
-use super::request_list::{gateway_name, outcome};
+use super::request_list::{gateway_name, number, outcome, time};
 use super::{PageError, PageResult, format, layout};
+use crate::config::GroundingMode;
 use crate::http::Response;
 use crate::id::has_shape;
 use crate::store::LedgerRow;
-use crate::text::{count, grouped};
+use crate::text::count;
 
 pub fn is_id(text: &str) -> bool {
     has_shape(text, "chatcmpl_", 32)
@@ -58,19 +59,18 @@ pub fn page(operator: &Operator, id: &str) -> PageResult {
                     code.muted { (row.key_id) }
                     @if let Some(name) = name_now.filter(|name| *name != row.key_name) { " – now named " span.text { (name) } }
                 }
-                dt { "Status sent" } dd { @match row.status { Some(status) => (status), None => "none" } }
-                dt { "Error code" } dd { @match &row.error_code { Some(code) => code { (code) }, None => "none" } }
-                dt { "Cause" } dd { @match &row.cause { Some(cause) => code { (cause) }, None => "none" } }
-                dt { "Tokens in" } dd { (tokens(row.tokens.prompt_tokens)) }
-                dt { "Tokens out" } dd { (tokens(row.tokens.completion_tokens)) }
-                dt { "Total tokens" } dd { (tokens(row.tokens.total_tokens)) }
+                @if let Some(cause) = &row.cause { dt { "Cause" } dd { code { (cause) } } }
+                dt { "Tokens in" } dd { (number(row.tokens.prompt_tokens)) }
+                dt { "Tokens out" } dd { (number(row.tokens.completion_tokens)) }
+                dt { "Total tokens" } dd { (number(row.tokens.total_tokens)) }
                 dt { "Queue" } dd { (time(row.queue_ms)) }
-                dt { "Runtime" } dd { @match row.runtime_ms { Some(ms) => (format::duration(ms)), None => "not asked" } }
+                dt { "Runtime" } dd { (time(row.runtime_ms)) }
                 dt { "Total time" } dd { (time(row.duration_ms)) }
-                dt { "Grounded" } dd { @if row.grounded { "yes, in passages that Search found" } @else { "no" } }
-                dt { "Search" } dd { (search(&row)) }
+                @if row.search_reason.is_some() || console.config.search.grounding != GroundingMode::Off {
+                    dt { "Grounded" } dd { @if row.grounded { "yes, in passages that Search found" } @else { "no" } }
+                    dt { "Search" } dd { (search(&row)) }
+                }
                 @if console.config.database.file().is_none() { dt { "Gateway" } dd.text { (gateway_name(&row.gateway)) } }
-                dt { "Place in the ledger" } dd { @match row.seq { Some(seq) => (grouped(seq)), None => "none" } }
             }
             p.muted { "What was asked and answered is kept nowhere. The service’s log has a line with the same id." }
         }
@@ -78,11 +78,11 @@ pub fn page(operator: &Operator, id: &str) -> PageResult {
     Ok(layout::operator_page(operator, "/requests", "Request", &content))
 }
 
-pub fn find_form(placeholder: &str) -> Markup {
+pub fn find_form() -> Markup {
     html! {
         form.find method="get" action="/requests/find" role="search" {
             label.unseen for="id" { "Find a request by its id" }
-            input #id name="id" type="search" placeholder=(placeholder) required maxlength="4000" autocomplete="off" spellcheck="false";
+            input #id name="id" type="search" placeholder="Find a request: chatcmpl_…" required maxlength="4000" autocomplete="off" spellcheck="false";
             button type="submit" { "Find" }
         }
     }
@@ -95,7 +95,7 @@ fn missing(operator: &Operator, asked: &str, text: &str) -> Response {
             h1 { "No such request" }
             p { code.text { (asked) } }
             p { (text) }
-            (find_form("chatcmpl_…"))
+            (find_form())
         }
     };
     let mut response = layout::operator_page(operator, "/requests", "No such request", &content);
@@ -154,14 +154,6 @@ fn advice(row: &LedgerRow) -> Option<&'static str> {
     })
 }
 
-fn tokens(value: Option<i64>) -> String {
-    value.map_or("not measured".into(), grouped)
-}
-
-fn time(value: Option<f64>) -> String {
-    value.map_or("not known".into(), format::duration)
-}
-
 /// The reason and the result of a search.
 fn search(row: &LedgerRow) -> String {
     let why = match row.search_reason.as_deref() {
@@ -182,11 +174,15 @@ fn timeline(row: &LedgerRow) -> Markup {
     let Some(all) = row.duration_ms.filter(|all| *all > 0.0) else {
         return html! {};
     };
-    let (queue, runtime) = (row.queue_ms.unwrap_or(0.0), row.runtime_ms.unwrap_or(0.0));
-    let own = (all - queue - row.search_ms.unwrap_or(0.0) - runtime).max(0.0);
-    let mut parts = vec![("Queue", "k3", queue), ("Gateway", "k2", own)];
-    parts.extend(row.search_ms.map(|search| ("Search", "k1", search)));
-    parts.push(("Runtime", "k0", runtime));
+    let own = all - [row.queue_ms, row.search_ms, row.runtime_ms].into_iter().flatten().sum::<f64>();
+    let parts = [
+        ("Queue", "k3", row.queue_ms),
+        ("Gateway", "k2", Some(own.max(0.0))),
+        ("Search", "k1", row.search_ms),
+        ("Runtime", "k0", row.runtime_ms),
+    ];
+    // A part that was not measured has no place in the bar.
+    let parts: Vec<_> = parts.into_iter().filter_map(|(name, class, ms)| Some((name, class, ms?))).collect();
     let scale = 1000.0 / parts.iter().map(|(_, _, ms)| ms).sum::<f64>().max(f64::MIN_POSITIVE);
     let mut x = 0.0;
     let mut drawn = Vec::new();

@@ -31,6 +31,7 @@ pub fn page(operator: &Operator) -> PageResult {
         }
         None => console.store.newest(&view.row_filter(), before, ROWS_PER_PAGE)?,
     };
+    let is_cut = listing.searched_to.is_some();
     let (later, earlier) = match after {
         Some(_) => (listing.next.clone(), listing.rows.last().map(|row| row.request_id.clone())),
         None => {
@@ -40,36 +41,46 @@ pub fn page(operator: &Operator) -> PageResult {
     };
     let newest = view.address("/requests");
     let address = |name: &str, id: &str| format!("{newest}&{name}={id}");
-    let previous =
-        later.map(|id| [("« Newest", newest.clone()), ("← Later requests", address("after", &id))]);
-    let next = earlier.map(|id| ("Earlier requests →", address("before", &id)));
+    let text = if is_cut && after.is_some() { "← Search later requests" } else { "← Later requests" };
+    let previous = later.map(|id| [("« Newest", newest.clone()), (text, address("after", &id))]);
+    let text = if is_cut && after.is_none() { "Search earlier requests →" } else { "Earlier requests →" };
+    let next = earlier.map(|id| (text, address("before", &id)));
     let content = html! {
         main {
             div.head {
                 h1 { "Requests" }
-                (request_details::find_form("Find a request: chatcmpl_…"))
+                (request_details::find_form())
             }
             (filters::filters(&view, "/requests", &keys, &gateways))
-            (list(&view, &listing, gateways.len() > 1))
+            (list(&view, &listing, after.is_some(), gateways.len() > 1))
             (page_links(previous.as_ref().map_or(&[], |links| links), "", next))
         }
     };
     Ok(layout::operator_page(operator, "/requests", "Requests", &content))
 }
 
-fn list(view: &UsageView, listing: &Listing, with_gateway: bool) -> Markup {
+fn list(view: &UsageView, listing: &Listing, is_forward: bool, with_gateway: bool) -> Markup {
     let columns = if with_gateway { COLUMNS.len() } else { COLUMNS.len() - 1 };
     let rows = listing.rows.iter().map(|row| cells(row).into_iter().take(columns).collect());
+    let searched = listing.searched_to.as_ref().map(|last| {
+        let way = if is_forward { "up" } else { "back" };
+        let end = format::second(RequestId::time_of(last).unwrap_or(0));
+        html! { "Searched " (grouped(view.row_filter().searched_rows())) " requests, " (way) " to " (end) "." }
+    });
     html! {
         p.export {
             a href=(view.without_row_filters().address("/usage")) { "Figures" } " of this range. Export the rows: "
             a href=(view.address("/requests/export.csv")) download { "CSV" } " "
             a href=(view.address("/requests/export.json")) download { "JSON" }
         }
-        @if listing.rows.is_empty() { section.empty { h2 { "No requests" } p { "None matches the range and the filters." } } }
-        @else { (cards("requests", &COLUMNS.map(heading)[..columns], rows)) }
-        @if let Some(last) = &listing.searched_to {
-            p.muted { "Searched " (grouped(view.row_filter().searched_rows())) " requests, to " (format::second(RequestId::time_of(last).unwrap_or(0))) "." }
+        @if listing.rows.is_empty() {
+            section.empty {
+                h2 { @if searched.is_some() { "None found yet" } @else { "No requests" } }
+                p { @match searched { Some(searched) => (searched), None => "None matches the range and the filters." } }
+            }
+        } @else {
+            (cards("requests", &COLUMNS.map(heading)[..columns], rows))
+            @if let Some(searched) = searched { p.notice { (searched) } }
         }
     }
 }
@@ -78,8 +89,6 @@ fn cells(row: &LedgerRow) -> [Markup; COLUMNS.len()] {
     let id = &row.request_id;
     let short_id =
         if id.len() > 24 { format!("{}…{}", &id[..15], &id[id.len() - 6..]) } else { id.clone() };
-    let number = |value: Option<i64>| html! { (value.map_or("–".into(), grouped)) };
-    let time = |value: Option<f64>| html! { (value.map_or("–".into(), format::duration)) };
     [
         format::second(row.created),
         html! { a href=(format!("/requests/{id}")) { code { (short_id) } } },
@@ -88,12 +97,21 @@ fn cells(row: &LedgerRow) -> [Markup; COLUMNS.len()] {
             (outcome(row.status, row.error_code.as_deref()))
             @if let Some(cause) = &row.cause { " " span.muted.cause { (cause) } }
         },
-        number(row.tokens.prompt_tokens),
-        number(row.tokens.completion_tokens),
-        time(row.runtime_ms),
-        time(row.duration_ms),
+        html! { (number(row.tokens.prompt_tokens)) },
+        html! { (number(row.tokens.completion_tokens)) },
+        html! { (time(row.runtime_ms)) },
+        html! { (time(row.duration_ms)) },
         html! { (gateway_name(&row.gateway)) },
     ]
+}
+
+/// A figure that was not measured is no zero.
+pub fn number(value: Option<i64>) -> String {
+    value.map_or("–".into(), grouped)
+}
+
+pub fn time(value: Option<f64>) -> String {
+    value.map_or("–".into(), format::duration)
 }
 
 /// Rows of a ledger that was moved here have no gateway.

@@ -5,15 +5,14 @@ use std::time::Duration;
 
 use maud::{Markup, html};
 
-use super::check_runner::CheckRun;
 use super::html_table::{cards, heading, scrolling};
 use super::layout::{self, form_token};
 use super::page_request::Operator;
+use super::verdict::{self, PartState};
 use super::{Console, PageResult, format};
-use crate::checks::{self, Finding, Verdict};
+use crate::checks::{self, Verdict};
 use crate::config::GroundingMode;
 use crate::listener::{Cause, Level};
-use crate::runtime::RuntimeStatus;
 use crate::store::{CLOCK_SLACK, Gateway, StoreError};
 use crate::text::{count, grouped};
 use crate::when;
@@ -26,8 +25,10 @@ const SEEN_LATELY: i64 = 5;
 
 pub fn page(operator: &Operator) -> PageResult {
     let console = operator.console;
-    let (found, is_running) = console.checks.latest(console, MAX_AGE);
-    let parts = parts(console, found.as_deref());
+    console.checks.start(console, MAX_AGE);
+    let is_running = console.checks.are_running();
+    let checked = console.checks.latest().map(|run| run.time);
+    let parts = verdict::parts(console);
     let content = html! {
         main {
             div.head {
@@ -37,7 +38,7 @@ pub fn page(operator: &Operator) -> PageResult {
                     button type="submit" disabled[is_running] { "Check again" }
                 }
             }
-            (verdict(&parts, found.as_deref(), is_running))
+            (lead(&parts, checked, is_running))
             (table(&parts))
             (queue_by_key(console)?)
             (gateways(console)?)
@@ -50,83 +51,21 @@ pub fn page(operator: &Operator) -> PageResult {
 }
 
 pub fn check_again(operator: &Operator) -> PageResult {
-    operator.console.checks.latest(operator.console, Duration::ZERO);
+    operator.console.checks.start(operator.console, Duration::ZERO);
     Ok(layout::redirect("/status"))
 }
 
-/// The state of a part that completions need.
-struct PartState {
-    name: Markup,
-    is_runtime: bool,
-    verdict: Option<Verdict>,
-    details: Markup,
-}
-
-/// Combines the results of the checks with the calls of the API since. Failing parts come first.
-fn parts(console: &Console, found: Option<&CheckRun>) -> Vec<PartState> {
-    let mut runtimes = console.monitoring.runtimes.as_ref().map_or_else(Vec::new, |all| all.status());
-    let mut parts = Vec::new();
-    for finding in found.iter().flat_map(|run| &run.findings) {
-        let place = runtimes.iter().position(|runtime| Some(&runtime.url) == finding.runtime.as_ref());
-        parts.push(match place {
-            Some(place) => runtime(&runtimes.remove(place), Some(finding)),
-            None => PartState {
-                name: html! { (finding.part) },
-                is_runtime: false,
-                verdict: Some(finding.status),
-                details: html! { span.text { (finding.message) } },
-            },
-        });
-    }
-    // The runtimes before the first check has ended.
-    parts.extend(runtimes.iter().map(|status| runtime(status, None)));
-    parts.sort_by_key(|part| Reverse(part.verdict));
-    parts
-}
-
-/// The state of a runtime: one that requests avoid has failed, whatever a check says.
-fn runtime(status: &RuntimeStatus, finding: Option<&Finding>) -> PartState {
-    let verdict = match (status.failed_since, finding) {
-        (Some(_), _) => Some(Verdict::Fail),
-        (None, Some(finding)) => Some(finding.status),
-        (None, None) => status.median.map(|_| Verdict::Ok),
-    };
-    PartState {
-        name: html! { "runtime" },
-        is_runtime: true,
-        verdict,
-        details: html! {
-            span.text { @match finding { Some(finding) => (finding.message), None => (status.url) } }
-            br;
-            span.muted {
-                (grouped(status.running as i64)) " in progress"
-                @if let Some(time) = status.failed_since { ", failed since " (format::second(time)) }
-                @if let Some(time) = status.median { ", p50 " (format::exact_duration(when::milliseconds(time))) " of the last 100 answers" }
-                @if let Some((time, error)) = &status.last_error { ", last error " (format::second(*time)) ": " span.text { (error) } }
-            }
-        },
-    }
-}
-
-fn verdict(parts: &[PartState], found: Option<&CheckRun>, is_running: bool) -> Markup {
-    let number = |is_runtime: bool, verdict: Verdict| {
-        parts.iter().filter(|part| part.is_runtime == is_runtime && part.verdict == Some(verdict)).count()
-    };
-    let (others, runtimes) = (number(false, Verdict::Fail), number(true, Verdict::Fail));
-    let all_runtimes = parts.iter().filter(|part| part.is_runtime).count();
-    let warnings = number(false, Verdict::Warn) + number(true, Verdict::Warn);
+fn lead(parts: &[PartState], checked: Option<i64>, is_running: bool) -> Markup {
+    let notes = parts.iter().filter(|part| part.verdict == Some(Verdict::Warn)).count();
     html! {
         p.lead role="status" {
-            @if others > 0 || (runtimes > 0 && runtimes == all_runtimes) {
-                span.badge.bad { "failing" } " " (count((others + runtimes) as i64, "part")) " that completions need can’t be used."
-            } @else if runtimes > 0 {
-                span.badge.warn { "degraded: " (runtimes) " of " (count(all_runtimes as i64, "runtime")) }
-                " Completions are run by the others."
-            } @else if found.is_none() { "Checking every part that completions need…" }
-            @else if warnings > 0 { span.badge.warn { "works" } " Completions can be run; " (count(warnings as i64, "note")) " below." }
+            @if let Some(trouble) = verdict::trouble(parts) {
+                span class=(format!("badge {}", trouble.class)) { (trouble.words) } " " (trouble.meaning)
+            } @else if checked.is_none() { "Checking every part that completions need…" }
+            @else if notes > 0 { span.badge.warn { "works" } " Completions can be run; " (count(notes as i64, "note")) " below." }
             @else { span.badge.good { "works" } " Every part that completions need is available." }
-            @if let Some(found) = found {
-                span.muted { " Checked at " (format::second(found.time)) " UTC" @if is_running { ", checking again…" } }
+            @if let Some(time) = checked {
+                span.muted { " Checked at " (format::second(time)) " UTC" @if is_running { ", checking again…" } }
             }
         }
     }
@@ -140,9 +79,24 @@ fn table(parts: &[PartState]) -> Markup {
             Some(Verdict::Fail) => html! { span.badge.bad { "fails" } },
             None => html! { span.badge { "not asked yet" } },
         };
-        vec![part.name.clone(), badge, part.details.clone()]
+        vec![html! { (part.name) }, badge, details(part)]
     };
     cards("findings", &["Part", "State", "Details"].map(heading), parts.iter().map(cells))
+}
+
+fn details(part: &PartState) -> Markup {
+    html! {
+        span.text { (part.message) }
+        @if let Some(runtime) = &part.runtime {
+            br;
+            span.muted {
+                (grouped(runtime.running as i64)) " in progress"
+                @if let Some(time) = runtime.failed_since.filter(|_| part.verdict == Some(Verdict::Fail)) { ", failed since " (format::second(time)) }
+                @if let Some(time) = runtime.median { ", p50 " (format::exact_duration(when::milliseconds(time))) " of the last 100 answers" }
+                @if let Some((time, error)) = &runtime.last_error { ", last error " (format::second(*time)) ": " span.text { (error) } }
+            }
+        }
+    }
 }
 
 fn facts(console: &Console) -> Result<Markup, StoreError> {
@@ -168,7 +122,7 @@ fn facts(console: &Console) -> Result<Markup, StoreError> {
             dt { "Connections" } dd { (level(load.connections)) }
             dt { "Buffers" } dd { (format!("{buffered:.1} of {buffer_limit:.1} MiB")) }
             dt { "Rejected (no room)" } dd { (count((load.of(Cause::QueueFull) + load.of(Cause::BuffersFull)) as i64, "request")) " since the start" }
-            dt { "Search" } dd { (search(console)) }
+            @if let Some(searches) = searches(console) { dt { "Search" } dd { (searches) } }
             @if let Some(acceptor) = &console.monitoring.acceptor {
                 dt { "Certificate" } dd { @match acceptor.expires() { Some(time) => (certificate(time, now)), None => "in use; its end can’t be read" } }
             }
@@ -181,25 +135,25 @@ fn facts(console: &Console) -> Result<Markup, StoreError> {
             }
             @if let Some(file) = file {
                 dt { "Last checkpoint" } dd { (last(wal.last_checkpoint)) }
-                dt { "Free disk space" } dd { @match checks::bytes_free(file) { Some(free) => (format::bytes(free)), None => "not known" } }
+                dt { "Free disk space" } dd { @match checks::bytes_free(file) { Some(free) => (format::bytes(free)), None => "–" } }
             }
         }
     })
 }
 
-/// The grounding mode, and the results of searches since the start.
-fn search(console: &Console) -> String {
+/// The grounding mode, and the results of searches since the start; `None` if it is off.
+fn searches(console: &Console) -> Option<String> {
     let mode = match console.config.search.grounding {
-        GroundingMode::Off => return "off: answers are not grounded".into(),
+        GroundingMode::Off => return None,
         GroundingMode::Always => "always",
         GroundingMode::Match => "match",
         GroundingMode::Auto => "auto",
     };
     let [found, nothing, unavailable] =
         console.monitoring.metrics.searches().map(|number| grouped(number as i64));
-    format!(
+    Some(format!(
         "{mode}; since the start {found} searches with passages, {nothing} without, {unavailable} unavailable"
-    )
+    ))
 }
 
 /// The expiry of the certificate. The check warns in time.

@@ -4,7 +4,6 @@ use maud::{Markup, html};
 
 use super::html_table::{heading, table};
 use super::page_request::Operator;
-use super::request_details::find_form;
 use super::usage_report::UsageReport;
 use super::usage_view::UsageView;
 use super::{PageResult, chart, filters, format, layout, usage_by_key, usage_charts};
@@ -18,10 +17,7 @@ pub fn page(operator: &Operator) -> PageResult {
     let report = UsageReport::read(&console.store, &view, &keys)?;
     let content = html! {
         main {
-            div.head {
-                h1 { "Usage" }
-                (find_form("Find a request: chatcmpl_…"))
-            }
+            h1 { "Usage" }
             (filters::filters(&view, "/usage", &keys, &console.shared_gateways()?))
             (overview(&view, &keys, &report, request.now))
         }

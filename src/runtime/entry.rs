@@ -20,6 +20,12 @@ const KEPT: usize = 100;
 /// calls fail. So it is not probed before this time is over either, and fails at most one request a minute.
 const FAILURE_INTERVAL: Duration = Duration::from_secs(60);
 
+/// The calls and probes in a row that have to fail before a runtime is failing: one failure alone is no verdict.
+const SEVERAL: u32 = 3;
+
+/// The time for which failed calls count although a probe has succeeded since: a probe does not prove that calls do.
+const RECENT: Duration = Duration::from_secs(300);
+
 pub(super) struct RuntimeEntry {
     pub url: String,
     /// The URL of its completions, parsed once.
@@ -33,6 +39,11 @@ struct RuntimeState {
     /// `None` if it is well.
     failed_since: Option<Instant>,
     failures: u64,
+    /// The calls that have failed since its last answer, and the probes since the last that succeeded.
+    failed_calls: u32,
+    failed_probes: u32,
+    last_answer: Option<Instant>,
+    last_failure: Option<Instant>,
     last_error: Option<(i64, String)>,
     /// It has failed, and is probed.
     is_probed: bool,
@@ -50,6 +61,11 @@ pub struct RuntimeStatus {
     pub running: usize,
     /// When it failed, in Unix seconds; `None` if it is well.
     pub failed_since: Option<i64>,
+    /// Several calls or probes in a row have failed.
+    pub is_failing: bool,
+    /// When calls last succeeded and failed.
+    pub last_answer: Option<Instant>,
+    pub last_failure: Option<Instant>,
     /// The failed calls since the start.
     pub failures: u64,
     /// The median of its last answers, at most 100 of them; `None` if there were none since the start.
@@ -96,14 +112,20 @@ impl RuntimeEntry {
                 state.answer_times.truncate(KEPT - 1);
                 state.answer_times.push_front(sent.elapsed());
                 state.failed_since.take_if(|since| sent >= *since);
-                // A probe that succeeds does not prove that calls do.
-                if state.failed_since.is_none() && mem::take(&mut state.is_logged) {
-                    log::info!("runtime {} is back", self.url);
+                if state.failed_since.is_none() {
+                    (state.failed_calls, state.failed_probes) = (0, 0);
+                    state.last_answer = Some(Instant::now());
+                    // A probe that succeeds does not prove that calls do.
+                    if mem::take(&mut state.is_logged) {
+                        log::info!("runtime {} is back", self.url);
+                    }
                 }
             }
             Err(RuntimeError::Call(CallError::Cancelled) | RuntimeError::ContextExceeded(_)) => {}
             Err(error) => {
                 state.failures += 1;
+                state.failed_calls = state.failed_calls.saturating_add(1);
+                state.last_failure = Some(Instant::now());
                 state.last_error = Some((when::now(), error.diagnosis()));
                 state.failed_since.get_or_insert_with(Instant::now);
             }
@@ -122,8 +144,15 @@ impl RuntimeEntry {
     pub fn recover(&self, failures: u64) {
         let mut state = lock(&self.state);
         if state.failures == failures {
-            state.failed_since = None;
+            (state.failed_since, state.failed_probes) = (None, 0);
             state.note_outage(&self.url);
+        }
+    }
+
+    pub fn note_failed_probe(&self) {
+        let mut state = lock(&self.state);
+        if state.failed_since.is_some() {
+            state.failed_probes = state.failed_probes.saturating_add(1);
         }
     }
 
@@ -135,6 +164,9 @@ impl RuntimeEntry {
             url: self.url.clone(),
             running: self.running.load(Ordering::Relaxed),
             failed_since: state.failed_since.map(|since| when::now() - since.elapsed().as_secs() as i64),
+            is_failing: state.is_failing(),
+            last_answer: state.last_answer,
+            last_failure: state.last_failure,
             failures: state.failures,
             median: times.get(times.len() / 2).copied(),
             last_error: state.last_error.clone(),
@@ -143,6 +175,12 @@ impl RuntimeEntry {
 }
 
 impl RuntimeState {
+    fn is_failing(&self) -> bool {
+        let is_recent = || self.last_failure.is_some_and(|time| time.elapsed() < RECENT);
+        self.failed_calls.saturating_add(self.failed_probes) >= SEVERAL
+            && (self.failed_since.is_some() || is_recent())
+    }
+
     /// Begins or ends the probes, and logs that the runtime has failed, once until a call succeeds.
     fn note_outage(&mut self, url: &str) {
         let is_failed = self.failed_since.is_some();
@@ -237,6 +275,32 @@ mod tests {
         assert!(!logged());
         fail();
         assert_eq!((entry.probe_due(), logged()), (None, false), "once a minute at most");
+    }
+
+    #[test]
+    fn several_failures_in_a_row_and_not_one_make_it_failing() {
+        let entry = RuntimeEntry::new("http://a/v1");
+        let fail = || entry.note(Instant::now(), &Err(RuntimeError::Status(500)));
+        let is_failing = || entry.status().is_failing;
+        for failures in 1..=SEVERAL {
+            assert!(!is_failing());
+            fail();
+            entry.recover(failures.into());
+        }
+        assert!(is_failing(), "a probe does not prove that calls succeed");
+        lock(&entry.state).last_failure = Instant::now().checked_sub(RECENT);
+        assert!(!is_failing(), "but after some minutes the probe counts");
+        fail();
+        assert!(is_failing());
+        entry.note(Instant::now(), &answer());
+        assert!(!is_failing());
+        fail();
+        entry.note_failed_probe();
+        assert!(!is_failing());
+        entry.note_failed_probe();
+        assert!(is_failing(), "a runtime that requests avoid fails its probes");
+        entry.recover(entry.status().failures);
+        assert!(!is_failing());
     }
 
     #[test]

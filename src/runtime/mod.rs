@@ -230,10 +230,13 @@ impl Runtimes {
     /// Probes the failed runtimes, one after the other: one that hangs delays the others by the time of a probe.
     pub fn probe_failed(&self) {
         for member in &self.members {
-            if let Some(failures) = member.probe_due()
-                && probe::is_ready(&self.client, self.authorization.as_deref(), &member.url)
-            {
+            let Some(failures) = member.probe_due() else {
+                continue;
+            };
+            if probe::is_ready(&self.client, self.authorization.as_deref(), &member.url) {
                 member.recover(failures);
+            } else {
+                member.note_failed_probe();
             }
         }
     }

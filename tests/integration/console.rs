@@ -709,14 +709,129 @@ fn the_status_page_shows_how_the_runtime_does() {
     server.post(&key, &chat("x")).is_completion();
     let text = browser.get("/status").text();
     assert!(text.contains(">works</span>") && !text.contains("last error"), "{text}");
-    runtime.next(Script::Answer(500, json!({})));
-    server.post(&key, &chat("x")).is_error(502, "inference_error");
+    // A probe after the first failure finds it well.
+    runtime.is_ready();
+    let fail = || {
+        runtime.next(Script::Answer(500, json!({})));
+        server.post(&key, &chat("x")).is_error(502, "inference_error");
+    };
+    fail();
     let text = browser.get("/status").text();
-    assert!(text.contains(">failing</span>") && text.contains("it answered with HTTP status 500"), "{text}");
-    assert!(browser.get("/keys").text().contains("(something is wrong)"), "every page has a dot");
+    assert!(text.contains(">works</span>") && text.contains("it answered with HTTP status 500"), "{text}");
+    has_verdict(&mut browser, None);
+    (0..2).for_each(|_| fail());
+    has_verdict(&mut browser, Some("failing"));
+    assert!(
+        browser.get("/status").text().contains("the last calls failed"),
+        "not what the check said before"
+    );
     server.post(&key, &chat("x")).is_completion();
-    assert!(browser.get("/status").text().contains(">works</span>"));
-    assert!(!browser.get("/keys").text().contains("(something is wrong)"));
+    has_verdict(&mut browser, None);
+    (0..3).for_each(|_| fail());
+    has_verdict(&mut browser, Some("failing"));
+    browser.post("/status", &[]);
+    until("a newer check clears older failures", || browser.get("/status").text().contains(">works</span>"));
+    has_verdict(&mut browser, None);
+    runtime.next(Script::Answer(500, json!({})));
+    browser.post("/status", &[]);
+    until("a newer check fails", || browser.get("/status").text().contains(">failing</span>"));
+    has_verdict(&mut browser, Some("failing"));
+    server.post(&key, &chat("x")).is_completion();
+    has_verdict(&mut browser, None);
+}
+
+/// Every page has the dot if the status page has the badge, in the same words.
+#[track_caller]
+pub fn has_verdict(browser: &mut Browser, words: Option<&str>) {
+    let badge = format!(">{}</span>", words.unwrap_or("works"));
+    let text = browser.get("/status").text();
+    assert!(text.contains(&badge), "{text}");
+    let dot = words.map(|words| format!("<span class=\"unseen\">({words})</span>"));
+    for path in ["/keys", "/usage", "/requests", "/status", "/audit", "/nothing"] {
+        let text = browser.get(path).text();
+        match &dot {
+            Some(dot) => assert!(text.contains(dot) && text.contains("<title>● "), "{path}: {text}"),
+            None => assert!(!text.contains("class=\"dot") && !text.contains("<title>● "), "{path}: {text}"),
+        }
+    }
+}
+
+#[test]
+fn without_a_runtime_or_with_one_that_is_down_every_page_has_the_dot_before_a_check() {
+    let dot = "<span class=\"unseen\">(failing)</span>";
+    let server = with_console(None);
+    assert!(Browser::signed_in(&server).get("/keys").text().contains(dot));
+    let closed = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port");
+    let server = Server::new(None).set("ADRIATICUM_RUNTIME_URL", format!("http://{closed}/v1")).start();
+    assert!(set_password(&server, PASSWORD).status.success());
+    let mut browser = Browser::signed_in(&server);
+    let key = server.key();
+    assert!(!browser.get("/keys").text().contains(dot));
+    for _ in 0..3 {
+        server.post(&key, &chat("x")).is_error(502, "inference_error");
+    }
+    assert!(browser.get("/keys").text().contains(dot), "no check has run");
+    let text = browser.get("/status").text();
+    assert!(text.contains(">failing</span> 1 part that"), "{text}");
+}
+
+#[test]
+fn a_search_says_how_far_it_looked_and_goes_on() {
+    let server = Server::new(None).sqlite().start();
+    assert!(set_password(&server, PASSWORD).status.success());
+    let mut browser = Browser::signed_in(&server);
+    // The oldest row is the only slow one, and one too many for a search. The times are 10 minutes ago.
+    server.query(
+        "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < 2000),
+         t(time) AS (SELECT CAST(strftime('%s', 'now') AS INTEGER) - 600)
+         INSERT INTO usage (request_id, key_id, key_name, created, status, duration_ms)
+         SELECT printf('chatcmpl_%012x%020x', time * 1000, i), 'key_1', 'x', time, 200,
+         CASE i WHEN 0 THEN 9000 ELSE 1 END FROM n, t",
+    );
+    let text = browser.get("/requests?range=1h&least=5000").text();
+    assert!(text.contains("None found yet") && !text.contains("None matches"), "{text}");
+    assert!(text.contains("Searched 2,000 requests, back to <time "), "{text}");
+    let link = text.split("Search earlier requests").next().and_then(|text| text.rsplit("href=\"").next());
+    let link = link.and_then(|link| link.split('"').next()).expect("a link").replace("&amp;", "&");
+    let text = browser.get(&link).text();
+    assert_eq!(text.matches("href=\"/requests/chatcmpl_").count(), 1, "{text}");
+    assert!(!text.contains("Searched") && !text.contains("Search earlier"), "{text}");
+    let id = text.split("href=\"/requests/").find(|rest| rest.starts_with("chatcmpl_")).expect("a row");
+    let text = browser.get(&format!("/requests?range=1h&least=5000&after={}", &id[..41])).text();
+    assert!(text.contains("Searched 2,000 requests, up to") && text.contains("Search later"), "{text}");
+}
+
+#[test]
+fn a_request_has_no_figure_that_was_not_measured_and_nothing_about_search_while_it_is_off() {
+    let runtime = Runtime::start();
+    let server = with_console(Some(&runtime));
+    let mut unmeasured = completion("x");
+    unmeasured.as_object_mut().expect("an object").remove("usage");
+    runtime.next(Script::Answer(200, unmeasured));
+    let key = server.key();
+    let answered = server.post(&key, &chat("x")).json()["id"].as_str().expect("an id").to_owned();
+    let refused =
+        server.post(&key, &json!({})).json()["error"]["request_id"].as_str().expect("an id").to_owned();
+    let mut browser = Browser::signed_in(&server);
+    let details = browser.get(&format!("/requests/{answered}")).text();
+    for name in ["Tokens in", "Tokens out", "Total tokens"] {
+        assert!(details.contains(&format!("<dt>{name}</dt><dd>–</dd>")), "{name}: {details}");
+    }
+    assert!(details.contains(">200</span> Answered in "), "{details}");
+    let details = browser.get(&format!("/requests/{refused}")).text();
+    assert!(
+        details.contains("<dt>Runtime</dt><dd>–</dd>") && !details.contains("</span>Runtime"),
+        "{details}"
+    );
+    assert!(details.contains(">400 invalid_request</span>"), "{details}");
+    until("the checks are through", || browser.get("/status").text().contains("Checked at"));
+    for text in [details, browser.get("/status").text()] {
+        for gone in ["Status sent", "Error code", "Place in the ledger", ">Search<", ">search<", "Grounded"] {
+            assert!(!text.contains(gone), "{gone}: {text}");
+        }
+    }
+    assert!(browser.get("/requests").text().contains("Find a request"));
+    assert!(!browser.get("/usage").text().contains("Find a request"));
 }
 
 /// One of two runtimes that is down is no outage.

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 
 use rusqlite::types::Value::Integer;
 
+use crate::console::{Browser, PASSWORD, has_verdict, set_password};
 use crate::metrics::get;
 use crate::support::{Runtime, Server, chat, until};
 
@@ -68,12 +69,20 @@ fn a_table_that_is_gone() {
 
 #[test]
 fn an_insert_that_fails() {
-    let (server, _) = fails_after(|server| {
+    let (server, key) = fails_after(|server| {
         server.query("CREATE TRIGGER no BEFORE INSERT ON usage BEGIN SELECT RAISE(ABORT, 'on purpose'); END");
     });
     assert!(server.log().contains("can't be written: on purpose"), "{}", server.log());
+    assert!(set_password(&server, PASSWORD).status.success());
+    let mut browser = Browser::signed_in(&server);
+    assert!(browser.get("/keys").text().contains("(failing)"), "without a check");
+    until("the checks are through", || browser.get("/status").text().contains("Checked at"));
+    has_verdict(&mut browser, Some("failing"));
     server.query("DROP TRIGGER no");
     until("it is ready again", || get(&server, "/readyz").0 == 200);
+    server.post(&key, &chat("x")).is_completion();
+    let text = browser.get("/status").text();
+    assert!(!text.contains("class=\"dot") && !text.contains("on purpose"), "the check is older: {text}");
 }
 
 #[test]

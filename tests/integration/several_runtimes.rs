@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rusqlite::types::Value::Integer;
 use serde_json::json;
 
-use crate::console::{Browser, PASSWORD, set_password};
+use crate::console::{Browser, PASSWORD, has_verdict, set_password};
 use crate::metrics::{metrics_key, value};
 use crate::support::{Runtime, Script, Server, chat, completion, request, until};
 
@@ -217,20 +217,21 @@ fn the_status_page_shows_a_failed_runtime() {
     let server = server(&[failing.url(), good.url()]).start();
     assert!(set_password(&server, PASSWORD).status.success());
     let mut browser = Browser::signed_in(&server);
-    assert!(!browser.get("/keys").text().contains("(something is wrong)"));
+    until("the checks are through", || browser.get("/status").text().contains("Checked at"));
+    has_verdict(&mut browser, None);
     failing.next(Script::Answer(503, json!({})));
     server.post(&server.key(), &chat("x")).is_completion();
-    assert!(browser.get("/keys").text().contains("(something is wrong)"));
-    until("the checks are through", || browser.get("/status").text().contains("Checked at"));
-    // The check got a completion of it, but requests avoid it until a probe finds it well.
+    // Requests avoid it, so that only probes can show that it is down.
+    until("probes fail, too", || browser.get("/keys").text().contains("class=\"dot"));
+    has_verdict(&mut browser, Some("degraded: 1 of 2 runtimes"));
     let text = browser.get("/status").text();
-    assert!(text.contains("degraded: 1 of 2 runtimes"), "{text}");
     assert!(
         text.contains("0 in progress, failed since ") && text.contains("HTTP status 503. It is loading"),
         "{text}"
     );
     failing.is_ready();
-    until("a probe finds it well", || !browser.get("/keys").text().contains("(something is wrong)"));
+    until("a probe finds it well", || !browser.get("/keys").text().contains("class=\"dot"));
+    has_verdict(&mut browser, None);
     let text = browser.get("/status").text();
     assert!(
         text.contains(">works</span>") && text.contains("HTTP status 503"),
