@@ -41,11 +41,13 @@ pub fn error(operator: Option<&Operator>, peer: Option<IpAddr>, error: &PageErro
     let reason;
     let (status, title, text, retry_after) = match error {
         PageError::NotFound => (404, "Page not found", "Check the address.", None),
+        PageError::WhichKey => {
+            (404, "Which key?", "None, or more than one, matches the filter. Give the key’s id.", None)
+        }
         PageError::Method => (405, "Not possible here", "Nothing was changed.", None),
         PageError::TooLarge => (413, "The form is too large", "It has more than 16 KiB.", None),
         PageError::Stale => {
-            let text = "You have signed in again since it was loaded. Nothing was changed. Go back, load the page again \
-                        and repeat the change.";
+            let text = "You have signed in again since it was loaded. Nothing was changed.";
             (403, "The form was too old", text, None)
         }
         PageError::Foreign => {
@@ -81,7 +83,12 @@ pub fn error(operator: Option<&Operator>, peer: Option<IpAddr>, error: &PageErro
         main.narrow {
             h1 { (title) }
             p { (text) }
-            p { a href="/" { "Back to API keys" } }
+            p {
+                @match (error, operator) {
+                    (PageError::Stale, Some(Operator { request, .. })) => a href=(request.typed_address()) { "Back to the form" },
+                    _ => a href="/" { "Back to API keys" },
+                }
+            }
         }
     };
     let mut response = match operator {

@@ -53,8 +53,10 @@ pub fn rows(operator: &Operator, is_json: bool) -> PageResult {
         true => ("json", "[".into()),
         false => ("csv", BYTE_ORDER_MARK.to_owned() + &LedgerRow::csv_heading()),
     };
-    let view = UsageView::read(&operator.request.query, operator.request.now);
-    let pieces = row_pieces(Arc::clone(&operator.console.store), view.row_filter(), is_json);
+    let store = &operator.console.store;
+    let view = UsageView::read(&operator.request.query, operator.request.now)
+        .with_key(store, &store.list_keys()?)?;
+    let pieces = row_pieces(Arc::clone(store), view.row_filter(), is_json);
     start(operator, &view, &format!("usage.{extension}"), opening, pieces)
 }
 
@@ -93,7 +95,7 @@ fn row_pieces(store: Arc<Store>, filter: RowFilter, is_json: bool) -> impl FnMut
 pub fn totals(operator: &Operator) -> PageResult {
     let Operator { console, request, .. } = *operator;
     let keys = console.store.list_keys()?;
-    let view = UsageView::read(&request.query, request.now).with_key(&keys);
+    let view = UsageView::read(&request.query, request.now).with_key(&console.store, &keys)?;
     // Before the first piece: a download that has begun can't be refused.
     console.store.check_rows_of(view.range)?;
     let heading = BYTE_ORDER_MARK.to_owned() + &csv_line(&TOTALS_COLUMNS.map(String::from));
@@ -142,6 +144,9 @@ fn start(
     opening: String,
     next_piece: impl FnMut() -> NextPiece + Send + 'static,
 ) -> PageResult {
+    if !view.key_text.is_empty() {
+        return Err(PageError::WhichKey);
+    }
     if operator.request.http.head.needs_keep_alive_header {
         // HTTP/1.0 has no chunked encoding.
         return Err(PageError::Method);

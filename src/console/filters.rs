@@ -2,9 +2,9 @@
 
 use maud::{Markup, html};
 
-use super::format;
 use super::html_table::{choices, hidden_fields};
 use super::usage_view::{CHOICES, CODES, UsageView};
+use super::{format, key_list};
 use crate::error::FailureCause;
 use crate::store::{Gateway, Key, Range};
 use crate::text::count;
@@ -13,23 +13,20 @@ use crate::when::When;
 /// The most keys that are offered in a list. If there are more, the field is a search: a longer list makes the page exceed 60 KB.
 const KEYS_OFFERED: usize = 40;
 
-/// Links to ranges, a form for two times, and a form for the rest, for the page at `address`.
+/// Links to ranges, and a form for two times and the rest, for the page at `address`.
 pub fn filters(view: &UsageView, address: &str, keys: &[Key], gateways: &[Gateway]) -> Markup {
     let [from, to] = view.times();
     let link = |choice: &'static str| UsageView { choice, ..view.clone() }.address(address);
     html! {
         div.filters {
             (choices("Range", CHOICES.into_iter().map(|(word, name)| (link(word), name, view.choice == word))))
-            form.times method="get" action=(address) {
-                (hidden_fields(view.fields(), &["range", "from", "to"]))
+            form method="get" action=(address) {
+                (hidden_fields(view.fields(), &["from", "to", "key", "gateway", "outcome", "cause", "least", "most"]))
+                input type="hidden" name="shown" value=(format!("{from} {to}"));
                 @for (name, text, value) in [("from", "From", &from), ("to", "to", &to)] {
                     label for=(name) { (text) } input id=(name) type="datetime-local" name=(name) value=(value)
                         step=[(value.len() > "2026-11-16T13:00".len()).then_some(1)] required;
                 }
-                button type="submit" { "Show" }
-            }
-            form.pick method="get" action=(address) {
-                (hidden_fields(view.fields(), &["key", "gateway", "outcome", "cause", "least", "most"]))
                 (key_field(view, keys))
                 @if gateways.len() > 1 {
                     label for="gateway" { "Gateway" }
@@ -58,13 +55,14 @@ fn key_field(view: &UsageView, keys: &[Key]) -> Markup {
     let chosen = keys.iter().find(|key| is_chosen(key));
     html! {
         label for="key" { "Key" }
-        @if keys.len() > KEYS_OFFERED {
-            input #key type="search" name="key" placeholder="All keys" value=(chosen.map_or(&view.key_text, |key| &key.name));
+        @if keys.len() > KEYS_OFFERED || !view.key_text.is_empty() {
+            input #key type="search" name="key" placeholder="All keys" maxlength="100" autocomplete="off"
+                value=(chosen.map_or(view.key_text.clone(), |key| format!("{} {}", key.name, key.mark())));
         } @else {
             select #key name="key" {
                 option value="" { "All keys" }
                 @for key in keys { option value=(key.id) selected[is_chosen(key)] {
-                    (key.name) @if key.revoked.is_some() { " (revoked)" }
+                    (key.name) " " (key.mark()) @if key.revoked.is_some() { " (revoked)" }
                 } }
             }
         }
@@ -82,22 +80,22 @@ fn row_filters(view: &UsageView) -> Markup {
     }
 }
 
-/// Links to the keys whose names match the text in the key's field.
+/// Links to the keys that match the text in the key's field, if it does not mean one of them.
 fn matching_keys(view: &UsageView, address: &str, keys: &[Key]) -> Markup {
     if view.key_text.is_empty() {
         return html! {};
     }
-    let matching = view.matching_keys(keys);
+    let matching: Vec<&Key> = keys.iter().filter(|key| key_list::is_match(key, &view.key_text)).collect();
     let of = |key: &Key| UsageView { key: Some(key.id.clone()), ..view.clone() }.address(address);
     html! {
         p.notice {
             @match matching.len() {
-                0 => { "No key is named " span.text { (view.key_text) } ". These are the figures of all keys." }
+                0 => { "No key is named " span.text { (view.key_text) } "." }
                 number => {
-                    (count(number as i64, "key")) " match: "
+                    (count(number as i64, "key")) " match. Choose one: "
                     @for (number, key) in matching.iter().take(KEYS_OFFERED).enumerate() {
                         @if number > 0 { ", " }
-                        a.text href=(of(key)) { (key.name) }
+                        a.text href=(of(key)) { (key.name) " " (key.mark()) }
                     }
                 }
             }

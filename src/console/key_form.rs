@@ -3,6 +3,7 @@
 use maud::{Markup, html};
 
 use super::form::Form;
+use super::page_request::PageRequest;
 use crate::store::{Budget, BudgetPeriod, CONCURRENT_TAKES, Key, KeyName, Permission, parse_concurrent};
 use crate::when::{self, When};
 
@@ -47,8 +48,17 @@ pub struct KeyTerms {
 }
 
 impl KeyForm {
+    /// The names of the fields that a person fills in, and of those that the result depends on.
+    pub const FIELDS: [&str; 9] =
+        ["name", "permission", "expires", "date", "concurrent", "budget", "budget_per", "loaded", "version"];
+
     pub fn new(now: i64) -> Self {
         Self { permissions: vec![Permission::Completions], ..Self::read(&Form::default(), now) }
+    }
+
+    /// The form as it was filled in before the session ended.
+    pub fn typed(request: &PageRequest) -> Option<Self> {
+        request.typed().map(|form| Self::read(form, request.now))
     }
 
     pub fn of(key: &Key, now: i64) -> Self {
@@ -75,8 +85,7 @@ impl KeyForm {
             expires: form.get("expires").to_owned(),
             date: form.get("date").to_owned(),
             concurrent: form.get("concurrent").trim().to_owned(),
-            // As people write large numbers, and as the console shows them.
-            budget: form.get("budget").trim().replace([',', ' '], ""),
+            budget: form.get("budget").trim().to_owned(),
             budget_per: BudgetPeriod::parse(form.get("budget_per")).unwrap_or(BudgetPeriod::Month),
             loaded: loaded.unwrap_or(now),
         }
@@ -113,6 +122,8 @@ impl KeyForm {
             "" => None,
             tokens => {
                 let message = "Budget: a number of tokens from 1 to 1000000000000, or leave it empty.";
+                // As people write large numbers, and as the console shows them.
+                let tokens = tokens.replace([',', ' '], "");
                 let budget = Budget::parse(&format!("{tokens}/{}", self.budget_per.as_str()));
                 Some(budget.ok_or(("budget", message.to_owned()))?)
             }
@@ -120,26 +131,28 @@ impl KeyForm {
         Ok(KeyTerms { name, expires, concurrent, budget })
     }
 
-    /// The fields as HTML, of which one may be marked as wrong.
+    /// The fields as HTML, of which one may be marked as wrong. That one has the focus.
     pub fn fields(&self, present: Option<i64>, wrong: Option<&WrongField>) -> Markup {
         let invalid = |field: &str| wrong.filter(|(name, _)| *name == field).map(|_| "true");
+        let has_focus = |field: &str| field == wrong.map_or("name", |(name, _)| name);
         html! {
             input type="hidden" name="loaded" value=(self.loaded);
             label for="name" { "Name" }
-            input #name name="name" value=(self.name) required maxlength="64" autocomplete="off" autofocus
+            input #name name="name" value=(self.name) required maxlength="64" autocomplete="off" autofocus[has_focus("name")]
                 aria-describedby="name-help" aria-invalid=[invalid("name")];
             p.help #name-help { "What uses it, so that you recognize it: “billing service”, “Ana’s laptop”." }
             fieldset aria-invalid=[invalid("permission")] {
                 legend { "Permissions" }
                 @for permission in Permission::ALL {
                     label.choice {
-                        input type="checkbox" name="permission" value=(permission.as_str()) checked[self.permissions.contains(&permission)];
+                        input type="checkbox" name="permission" value=(permission.as_str()) checked[self.permissions.contains(&permission)]
+                            autofocus[has_focus("permission") && permission == Permission::Completions];
                         span { strong { (permission.as_str()) } " – " (permission.in_words()) }
                     }
                 }
             }
             label for="expires" { "Expires" }
-            select #expires name="expires" {
+            select #expires name="expires" autofocus[has_focus("expires")] aria-invalid=[invalid("expires")] {
                 @if let Some(time) = present {
                     option value=(KEEP) selected[self.expires == KEEP] { (when::format_utc(time)) " (unchanged)" }
                 }
@@ -147,16 +160,17 @@ impl KeyForm {
             }
             div.date {
                 label for="date" { "Date, if it expires on one (UTC)" }
-                input #date type="date" name="date" value=(self.date) min=(&when::format_utc(when::now())[..10]) aria-invalid=[invalid("date")];
+                input #date type="date" name="date" value=(self.date) min=(&when::format_utc(when::now())[..10])
+                    autofocus[has_focus("date")] aria-invalid=[invalid("date")];
             }
             label for="concurrent" { "Concurrent requests" }
             input #concurrent name="concurrent" value=(self.concurrent) inputmode="numeric" autocomplete="off"
-                aria-describedby="concurrent-help" aria-invalid=[invalid("concurrent")];
+                autofocus[has_focus("concurrent")] aria-describedby="concurrent-help" aria-invalid=[invalid("concurrent")];
             p.help #concurrent-help { "The limit of each gateway; more requests wait for their turn. Empty: any number." }
             label for="budget" { "Budget in tokens" }
             div.pair {
                 input #budget name="budget" value=(self.budget) inputmode="numeric" autocomplete="off"
-                    aria-describedby="budget-help" aria-invalid=[invalid("budget")];
+                    autofocus[has_focus("budget")] aria-describedby="budget-help" aria-invalid=[invalid("budget")];
                 select name="budget_per" aria-label="Period of the budget" {
                     @for (period, text) in [(BudgetPeriod::Day, "per day"), (BudgetPeriod::Month, "per month")] {
                         option value=(period.as_str()) selected[self.budget_per == period] { (text) }

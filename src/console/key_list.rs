@@ -10,7 +10,8 @@ use super::html_table::{SortColumn, SortOrder, cards, choices, hidden_fields, pa
 use super::page_request::Operator;
 use super::{PageResult, format, layout};
 use crate::store::{
-    Filter, Key, KeyBudget, KeyState, Matching, Permission, Range, Span, Store, StoreError, Sums,
+    Budget, Filter, Key, KeyBudget, KeyState, Matching, Permission, Range, Span, Store, StoreError, Sums,
+    time_left,
 };
 use crate::text::{count, grouped};
 
@@ -22,7 +23,7 @@ const KEYS_PER_PAGE: usize = 50;
 const COLUMNS: [SortColumn; 8] = [
     SortColumn { word: "name", heading: "Name", greatest_first: false },
     SortColumn { word: "permissions", heading: "Permissions", greatest_first: false },
-    SortColumn { word: "created", heading: "Created", greatest_first: true },
+    SortColumn { word: "budget", heading: "Budget, limit", greatest_first: true },
     SortColumn { word: "end", heading: "Expires", greatest_first: false },
     SortColumn { word: "used", heading: "Last used", greatest_first: true },
     SortColumn { word: "requests", heading: "Requests, 30 d", greatest_first: true },
@@ -38,9 +39,12 @@ type KeyEntry = (Sums, Key);
 fn compare(order: SortOrder, (of_a, a): &KeyEntry, (of_b, b): &KeyEntry) -> Ordering {
     // A key that never expires comes last.
     let end = |key: &Key| key.revoked.or(key.expires).unwrap_or(i64::MAX);
+    // A key without a budget has used less than nothing of it.
+    let used_share = |key: &Key| key.budget.map(|budget| budget.percent());
     let ascending = match order.column {
         "name" => a.name.to_lowercase().cmp(&b.name.to_lowercase()),
         "permissions" => Permission::join(&a.permissions).cmp(&Permission::join(&b.permissions)),
+        "budget" => used_share(a).cmp(&used_share(b)),
         "end" => end(a).cmp(&end(b)),
         "used" => a.last_used.cmp(&b.last_used),
         "requests" => of_a.requests.cmp(&of_b.requests),
@@ -96,29 +100,34 @@ impl KeyListView {
     }
 
     pub fn address(&self) -> String {
-        link("/keys", self.fields())
+        self.address_of("/keys")
+    }
+
+    /// The address of a page that leads back to the list.
+    pub fn address_of(&self, path: &str) -> String {
+        link(path, self.fields())
     }
 
     /// The address of a key's page that leads back to the list. `page` is empty or begins with a slash.
     pub fn key_address(&self, id: &str, page: &str) -> String {
-        link(&format!("/keys/{id}{page}"), self.fields())
+        self.address_of(&format!("/keys/{id}{page}"))
     }
 
     /// The address of the list after a change of a key. `change` is "changed" or "revoked".
     pub fn address_after(&self, change: &'static str, id: &str) -> String {
         link("/keys", self.fields().into_iter().chain([(change, id.to_owned())]))
     }
+}
 
-    /// Searches for the filter in the name, in the id and the key's ends unless it is so short that most have it, and compares it
-    /// with the permissions.
-    fn matches(&self, key: &Key) -> bool {
-        let wanted = self.filter.to_lowercase();
-        let is_part = |text: &str| wanted.len() >= 4 && text.contains(&wanted);
-        key.name.to_lowercase().contains(&wanted)
-            || is_part(&key.id)
-            || key.hint.as_deref().is_some_and(is_part)
-            || key.permissions.iter().any(|permission| permission.as_str() == wanted)
-    }
+/// Searches for a text in the name, in the id and the key's ends unless it is so short that most have it, and compares it with
+/// the permissions.
+pub fn is_match(key: &Key, text: &str) -> bool {
+    let wanted = text.to_lowercase();
+    let is_part = |text: &str| wanted.len() >= 4 && text.contains(&wanted);
+    key.name.to_lowercase().contains(&wanted)
+        || is_part(&key.id)
+        || is_part(key.mark())
+        || key.permissions.iter().any(|permission| permission.as_str() == wanted)
 }
 
 /// Returns the sums of keys over the counted days.
@@ -155,7 +164,7 @@ pub fn page(operator: &Operator) -> PageResult {
     let mut sums = recent_sums(&console.store, Filter::ALL, request.now)?;
     let mut listed: Vec<KeyEntry> = keys
         .into_iter()
-        .filter(|key| list_of(key, request.now) == view.state && view.matches(key))
+        .filter(|key| list_of(key, request.now) == view.state && is_match(key, &view.filter))
         .map(|key| (sums.remove(&key.id).unwrap_or_default(), key))
         .collect();
     listed.sort_by(|a, b| compare(view.order, a, b));
@@ -170,7 +179,7 @@ pub fn page(operator: &Operator) -> PageResult {
         main {
             div.head {
                 h1 { "API Keys" }
-                @if active > 0 { a.button.primary href="/keys/new" { "Create key" } }
+                @if active > 0 { a.button.primary href=(view.address_of("/keys/new")) { "Create key" } }
             }
             (notice)
             @if !is_first { (filters(&view, counts)) }
@@ -217,6 +226,7 @@ fn filters(view: &KeyListView, counts: [usize; 3]) -> Markup {
                 // A wide table has links in its head instead.
                 label.order for="sort" { "Order" }
                 select.order #sort name="sort" {
+                    option value="" { "Newest first" }
                     @for column in COLUMNS {
                         @let order = SortOrder { column: column.word, is_descending: column.greatest_first };
                         (option(order, column.heading, ""))
@@ -236,10 +246,8 @@ fn table(view: &KeyListView, entries: &[KeyEntry], now: i64) -> Markup {
         let name = if column.word == "end" && is_revoked { "Revoked" } else { column.heading };
         view.order.heading(&column, name, &sorted.address())
     });
-    html! {
-        (cards(if is_revoked { "keys revoked" } else { "keys" }, &headings, entries.iter().map(|entry| cells(view, entry, now))))
-        p.muted { "30 d: today and the 29 days before it." }
-    }
+    let rows = entries.iter().map(|entry| cells(view, entry, now));
+    cards(if is_revoked { "keys revoked" } else { "keys" }, &headings, rows)
 }
 
 /// A page has fifty rows of these and stays below 60 KB, so they have no more markup than they need.
@@ -249,17 +257,13 @@ fn cells(view: &KeyListView, (sums, key): &KeyEntry, now: i64) -> Vec<Markup> {
     vec![
         html! {
             a.text href=(view.key_address(&key.id, "")) { (key.name) }
-            " " code.muted { (key.hint.as_deref().unwrap_or(&key.id)) }
+            " " code.muted { (key.mark()) }
         },
+        html! { (Permission::join(&key.permissions).replace(',', ", ")) },
         html! {
-            (Permission::join(&key.permissions).replace(',', ", "))
-            @if let Some(number) = key.concurrent { span.muted { " " (number) " concurrent" } }
-            @if let Some(budget) = &key.budget {
-                " " span.muted { (budget.percent()) "% of " (grouped(budget.budget.tokens)) "/" (budget.budget.per.as_str()) }
-                (budget_badge(budget))
-            }
+            @if let Some(budget) = &key.budget { (budget_bar(budget)) " " }
+            @if let Some(number) = key.concurrent { span.muted { (number) " concurrent" } }
         },
-        date(Some(key.created)),
         html! {
             (date(key.revoked.or(key.expires)))
             (expiry_badge(key, now))
@@ -278,19 +282,19 @@ pub fn expiry_badge(key: &Key, now: i64) -> Markup {
     html! {
         @match key.state(now) {
             KeyState::Expired => { " " span.badge.bad { "expired" } },
-            KeyState::Expiring => {
-                @let days = (key.expires.unwrap_or(now) - now + 86_399) / 86_400;
-                " " span.badge.warn { "expires in " (count(days, "day")) }
-            },
+            KeyState::Expiring => { " " span.badge.warn { "expires in " (time_left(key.expires.unwrap_or(now) - now)) } },
             KeyState::Active | KeyState::Revoked => {},
         }
     }
 }
 
-pub fn budget_badge(budget: &KeyBudget) -> Markup {
+/// The used part of a budget, as a bar and in figures.
+pub fn budget_bar(budget: &KeyBudget) -> Markup {
+    let KeyBudget { budget: Budget { tokens, per }, used } = *budget;
     html! {
-        @if budget.is_used_up() { " " span.badge.bad { "budget used up" } }
-        @else if budget.is_nearly_used_up() { " " span.badge.warn { "budget " (budget.percent()) " %" } }
+        progress max=(tokens) value=(used.min(tokens)) class=[budget.is_nearly_used_up().then_some("bad")] aria-label="Used of the budget" {}
+        @if budget.is_used_up() { span.badge.bad { "used up" } } @else { (budget.percent()) "%" }
+        " of " (grouped(tokens)) " a " (per.as_str())
     }
 }
 
@@ -340,12 +344,8 @@ mod tests {
         assert_eq!(order("requests"), "acb", "equal ones by their id");
         assert_eq!(order("-requests"), "bca", "and the reverse");
         let found = |filter: &str| {
-            let view = KeyListView { filter: filter.into(), ..view("") };
-            entries
-                .iter()
-                .filter(|(_, key)| view.matches(key))
-                .map(|(_, key)| &key.id[4..])
-                .collect::<String>()
+            let found = entries.iter().filter(|(_, key)| is_match(key, filter));
+            found.map(|(_, key)| &key.id[4..]).collect::<String>()
         };
         for (filter, ids) in [
             ("", "abc"),

@@ -1,25 +1,30 @@
 //! A key's pages: creating, changing and revoking it.
 
-use maud::{Markup, html};
+use maud::{Markup, PreEscaped, html};
 
 use super::key_form::{KeyForm, KeyTerms, WrongField};
-use super::key_list::{KeyListView, budget_badge, expiry_badge, recent_sums};
+use super::key_list::{KeyListView, budget_bar, expiry_badge, recent_sums};
 use super::layout::{self, copy_box, form_token};
 use super::page_request::Operator;
 use super::{PageError, PageResult, format};
 use crate::checks::is_local;
 use crate::http::{Request, Response};
 use crate::secret::{SecretDigest, new_secret, secret_hex};
-use crate::store::{
-    Budget, Filter, Key, KeyBudget, KeyChange, KeyChanged, KeyState, NewKey, Permission, Sums,
-};
+use crate::store::{Filter, Key, KeyChange, KeyChanged, KeyState, NewKey, Permission, Sums};
 use crate::text::{count, grouped};
 
 /// The number of random bytes that identify a form for a new key.
 const ONCE_BYTES: usize = 16;
 
+/// The notice of a form that was sent after the end of the session.
+const NOT_SAVED_YET: PreEscaped<&str> = PreEscaped(
+    "<p class=\"notice\" role=\"status\">Your session had ended, so nothing was saved. Check the form, then send it again.</p>",
+);
+
 pub fn new(operator: &Operator) -> PageResult {
-    Ok(form(operator, &KeyForm::new(operator.request.now), None))
+    let request = operator.request;
+    let wanted = KeyForm::typed(request).unwrap_or_else(|| KeyForm::new(request.now));
+    Ok(form(operator, &wanted, None))
 }
 
 fn form(operator: &Operator, wanted: &KeyForm, wrong: Option<&WrongField>) -> Response {
@@ -27,13 +32,14 @@ fn form(operator: &Operator, wanted: &KeyForm, wrong: Option<&WrongField>) -> Re
         main.narrow {
             h1 { "Create an API key" }
             @if let Some((_, message)) = wrong { p.alert role="alert" { (message) } }
+            @else if operator.request.typed().is_some() { (NOT_SAVED_YET) }
             form method="post" action="/keys" {
                 (form_token(operator.session))
                 input type="hidden" name="once" value=(secret_hex::<ONCE_BYTES>());
                 (wanted.fields(None, wrong))
                 div.buttons {
                     button.primary type="submit" { "Create key" }
-                    a.button href="/keys" { "Cancel" }
+                    a.button href=(KeyListView::read(&operator.request.query).address()) { "Cancel" }
                 }
             }
         }
@@ -111,11 +117,19 @@ enum NotSaved {
     Wrong(WrongField),
     /// Another operator or command has changed the key since.
     Meanwhile,
+    /// The session had ended when the form was sent.
+    SignedOut,
 }
 
 pub fn page(operator: &Operator, id: &str) -> PageResult {
+    let request = operator.request;
     let key = operator.console.store.key(id)?.ok_or(PageError::NotFound)?;
-    key_page(operator, &key, &KeyForm::of(&key, operator.request.now), None)
+    let Some(wanted) = KeyForm::typed(request) else {
+        return key_page(operator, &key, &KeyForm::of(&key, request.now), None);
+    };
+    let is_same = request.query.get("version") == key.version();
+    let why = if is_same { NotSaved::SignedOut } else { NotSaved::Meanwhile };
+    key_page(operator, &key, &wanted, Some(&why))
 }
 
 pub fn change(operator: &Operator, id: &str) -> PageResult {
@@ -152,7 +166,7 @@ fn key_page(operator: &Operator, key: &Key, wanted: &KeyForm, not_saved: Option<
     let list = KeyListView::read(&request.query);
     let address = list.key_address(&key.id, "");
     let (status, wrong) = match not_saved {
-        None => (200, None),
+        None | Some(NotSaved::SignedOut) => (200, None),
         Some(NotSaved::Wrong(wrong)) => (400, Some(wrong)),
         Some(NotSaved::Meanwhile) => (409, None),
     };
@@ -162,6 +176,7 @@ fn key_page(operator: &Operator, key: &Key, wanted: &KeyForm, not_saved: Option<
             h1.text { (key.name) }
             @match not_saved {
                 None => {}
+                Some(NotSaved::SignedOut) => (NOT_SAVED_YET),
                 Some(NotSaved::Wrong((_, message))) => p.alert role="alert" { (message) " Nothing was changed." },
                 Some(NotSaved::Meanwhile) => p.alert role="alert" {
                     @if key.revoked.is_some() { "The key was revoked since you opened this form. Nothing was changed." }
@@ -206,7 +221,13 @@ fn facts(key: &Key, sums: &Sums, with_terms: bool, now: i64) -> Markup {
             @if with_terms {
                 dt { "Concurrent requests" } dd { @match key.concurrent { Some(number) => (number), None => "any number" } }
             }
-            @if let Some(budget) = &key.budget { dt { "Budget" } dd { (budget_bar(budget, now)) } }
+            @if let Some(budget) = &key.budget {
+                dt { "Budget" }
+                dd {
+                    (budget_bar(budget)) ": " (grouped(budget.used)) " used" br;
+                    span.muted { "Renewed at " (format::minute(budget.budget.per.around(now).until)) " UTC" }
+                }
+            }
             dt { "Last used" } dd { (time(key.last_used)) }
             dt { "Last 30 days" }
             dd {
@@ -216,17 +237,6 @@ fn facts(key: &Key, sums: &Sums, with_terms: bool, now: i64) -> Markup {
                 a href=(format!("/usage?{of_key}")) { (count(sums.total_tokens, "token")) }
             }
         }
-    }
-}
-
-/// The used part of a budget, as a bar and in words.
-fn budget_bar(budget: &KeyBudget, now: i64) -> Markup {
-    let KeyBudget { budget: Budget { tokens, per }, used } = *budget;
-    html! {
-        progress max=(tokens) value=(used.min(tokens)) class=[budget.is_nearly_used_up().then_some("bad")] aria-label="Used of the budget" {}
-        (grouped(used)) " of " (grouped(tokens)) " tokens this " (per.as_str()) " (" (budget.percent()) "%)"
-        (budget_badge(budget)) br;
-        span.muted { "Renewed at " (format::minute(per.around(now).until)) " UTC" }
     }
 }
 
@@ -240,7 +250,7 @@ pub fn confirm_revoke(operator: &Operator, id: &str) -> PageResult {
     let content = html! {
         main.narrow {
             h1 { "Revoke " span.text { (key.name) } "?" }
-            p { "Every request with the key " code { (key.hint.as_deref().unwrap_or(&key.id)) } " will be refused, from the \
+            p { "Every request with the key " code { (key.mark()) } " will be refused, from the \
                  next one on. " strong { "This can’t be undone." } }
             p {
                 @match key.last_used {

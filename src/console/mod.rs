@@ -66,6 +66,8 @@ pub struct Console {
 #[derive(Debug)]
 enum PageError {
     NotFound,
+    /// A filter by key that means none, or several.
+    WhichKey,
     /// A method that the address does not take.
     Method,
     TooLarge,

@@ -1,14 +1,21 @@
 //! A request to the console: its fields, its origin, its cookies and its session.
 
-use super::form::Form;
+use super::form::{Form, link};
+use super::key_form::KeyForm;
 use super::{Console, PageError};
 use crate::http::{ClientInfo, Request, RequestHead};
-use crate::secret::SecretDigest;
+use crate::secret::{SecretDigest, contains_secret};
 use crate::store::{Actor, Store, TokenKind};
 use crate::when;
 
 /// The most bytes of a form: names and passwords are short.
 const MAX_FORM: usize = 16 * 1024;
+
+/// The longest address that carries what was typed into a form.
+const MAX_TYPED_ADDRESS: usize = 2 * 1024;
+
+/// The field of such an address that has the token of this browser, so that no other site's link fills a form in.
+const TYPED: &str = "typed";
 
 pub const SESSION: &str = "adriaticum_session";
 pub const BROWSER: &str = "adriaticum_browser";
@@ -49,6 +56,35 @@ impl<'a> PageRequest<'a> {
         let form = Form::parse(if method == "POST" { str::from_utf8(body).unwrap_or("") } else { "" });
         let query = Form::parse(head.query());
         Ok(Self { http: request, method, path: head.path(), query, form, now: when::now() })
+    }
+
+    /// A path with the query of this request.
+    pub fn with_query(&self, path: &str) -> String {
+        link(path, self.query.pairs())
+    }
+
+    /// The address of the page of a form that was sent without its session, with what was typed.
+    pub fn typed_address(&self) -> String {
+        let path = match self.path {
+            "/keys" => "/keys/new",
+            "/sign-out" => "/",
+            path => path,
+        };
+        let is_typed =
+            |(name, value): &(&str, &str)| KeyForm::FIELDS.contains(name) && !contains_secret(value);
+        let mut fields: Vec<(&str, &str)> = self.form.pairs().filter(is_typed).collect();
+        let token = self.cookie(BROWSER).map(form_token).unwrap_or_default();
+        if !fields.is_empty() {
+            fields.push((TYPED, &token));
+        }
+        let address = link(path, self.query.pairs().chain(fields));
+        if address.len() > MAX_TYPED_ADDRESS { path.to_owned() } else { address }
+    }
+
+    /// The fields of a form, from such an address.
+    pub fn typed(&self) -> Option<&Form> {
+        let is_ours = |cookie: &str| self.query.get(TYPED) == form_token(cookie);
+        self.cookie(BROWSER).is_some_and(is_ours).then_some(&self.query)
     }
 
     /// Refuses a form that another site's page sent. Browsers send the origin `null` for a page with `no-referrer`, as ours are;

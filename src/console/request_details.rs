@@ -47,7 +47,7 @@ pub fn page(operator: &Operator, id: &str) -> PageResult {
     let name_now = keys.iter().find(|key| key.id == row.key_id).map(|key| key.name.as_str());
     let content = html! {
         main {
-            p.crumbs { a href="/requests" { "Requests" } " / Request" }
+            p.crumbs { a href=(operator.request.with_query("/requests")) { "Requests" } " / Request" }
             h1.id { code { (row.request_id) } }
             p.lead { (outcome(row.status, row.error_code.as_deref())) " " (summary(&row)) }
             @if let Some(text) = advice(&row) { p.notice { (text) } }

@@ -19,7 +19,7 @@ const COLUMNS: [&str; 9] =
 pub fn page(operator: &Operator) -> PageResult {
     let Operator { console, request, .. } = *operator;
     let keys = console.store.list_keys()?;
-    let view = UsageView::read(&request.query, request.now).with_key(&keys);
+    let view = UsageView::read(&request.query, request.now).with_key(&console.store, &keys)?;
     let gateways = console.shared_gateways()?;
     let id = |name| Some(request.query.get(name)).filter(|id| request_details::is_id(id));
     let (before, after) = (id("before"), id("after"));
@@ -45,6 +45,8 @@ pub fn page(operator: &Operator) -> PageResult {
     let previous = later.map(|id| [("« Newest", newest.clone()), (text, address("after", &id))]);
     let text = if is_cut && after.is_none() { "Search earlier requests →" } else { "Earlier requests →" };
     let next = earlier.map(|id| (text, address("before", &id)));
+    let place = before.map(|id| address("before", id)).or(after.map(|id| address("after", id)));
+    let here = place.unwrap_or_else(|| newest.clone());
     let content = html! {
         main {
             div.head {
@@ -52,16 +54,17 @@ pub fn page(operator: &Operator) -> PageResult {
                 (request_details::find_form())
             }
             (filters::filters(&view, "/requests", &keys, &gateways))
-            (list(&view, &listing, after.is_some(), gateways.len() > 1))
+            @if view.key_text.is_empty() { (list(&view, &listing, after.is_some(), gateways.len() > 1, &here)) }
             (page_links(previous.as_ref().map_or(&[], |links| links), "", next))
         }
     };
     Ok(layout::operator_page(operator, "/requests", "Requests", &content))
 }
 
-fn list(view: &UsageView, listing: &Listing, is_forward: bool, with_gateway: bool) -> Markup {
+/// The table. A request's page has the query of `here`, so that it leads back.
+fn list(view: &UsageView, listing: &Listing, is_forward: bool, with_gateway: bool, here: &str) -> Markup {
     let columns = if with_gateway { COLUMNS.len() } else { COLUMNS.len() - 1 };
-    let rows = listing.rows.iter().map(|row| cells(row).into_iter().take(columns).collect());
+    let rows = listing.rows.iter().map(|row| cells(row, here).into_iter().take(columns).collect());
     let searched = listing.searched_to.as_ref().map(|last| {
         let way = if is_forward { "up" } else { "back" };
         let end = format::second(RequestId::time_of(last).unwrap_or(0));
@@ -85,14 +88,14 @@ fn list(view: &UsageView, listing: &Listing, is_forward: bool, with_gateway: boo
     }
 }
 
-fn cells(row: &LedgerRow) -> [Markup; COLUMNS.len()] {
+fn cells(row: &LedgerRow, here: &str) -> [Markup; COLUMNS.len()] {
     let id = &row.request_id;
     let short_id =
         if id.len() > 24 { format!("{}…{}", &id[..15], &id[id.len() - 6..]) } else { id.clone() };
     [
         format::second(row.created),
-        html! { a href=(format!("/requests/{id}")) { code { (short_id) } } },
-        html! { span.text { (row.key_name) } },
+        html! { a href=(here.replacen("/requests", &format!("/requests/{id}"), 1)) { code { (short_id) } } },
+        html! { a.text href=(format!("/keys/{}", row.key_id)) { (row.key_name) } },
         html! {
             (outcome(row.status, row.error_code.as_deref()))
             @if let Some(cause) = &row.cause { " " span.muted.cause { (cause) } }

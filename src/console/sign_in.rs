@@ -140,9 +140,9 @@ pub fn form(console: &Console, request: &PageRequest, refused: Option<(u16, Mark
         main.narrow {
             h1 { "Sign in" }
             @if let Some(alert) = alert { p.alert role="alert" { (alert) } }
-            @else if request.query.get("ended") == "1" {
-                p.notice { "Your session ended; nothing was saved. Sign in to return to the page." }
-            }
+            @else if request.query.get("ended") == "form" {
+                p.notice { "Your session ended, and the change was not saved. Sign in again to continue with it." }
+            } @else if request.query.get("ended") == "page" { p.notice { "Your session ended. Sign in again." } }
             form method="post" action="/sign-in" {
                 (layout::form_token(visitor))
                 input type="hidden" name="next" value=(next);
@@ -169,22 +169,20 @@ pub fn sign_out(operator: &Operator) -> PageResult {
 
 /// Redirects to the sign-in page, which leads back to the requested one.
 pub fn redirect_to_sign_in(request: &PageRequest) -> Response {
-    let query = request.http.head.query();
-    let address = request.path.to_owned() + if query.is_empty() { "" } else { "?" } + query;
+    let address = request.with_query(request.path);
     if request.is_from_elsewhere() && own_address(&address) == address {
         // Requested from our own page, the browser sends its cookie.
         return error_pages::reload_from_here(&address);
     }
-    let is_ended = request.method == "POST" || request.cookie(SESSION).is_some();
-    // A form leads back to its page.
-    let next = match (request.method, request.path) {
-        ("POST", "/keys") => "/keys/new",
-        ("POST", "/sign-out") => "/",
-        ("POST", path) => path,
-        _ => &address,
+    let is_form = request.method == "POST";
+    let ended = match request.cookie(SESSION) {
+        _ if is_form && request.path.starts_with("/keys") => "form",
+        Some(_) => "page",
+        None => "",
     };
-    let next = if matches!(next, "/" | "/keys") { "" } else { next };
-    layout::redirect(&link("/sign-in", [("ended", if is_ended { "1" } else { "" }), ("next", next)]))
+    let next = if is_form { request.typed_address() } else { address };
+    let next = if matches!(next.as_str(), "/" | "/keys") { "" } else { &next };
+    layout::redirect(&link("/sign-in", [("ended", ended), ("next", next)]))
 }
 
 /// Returns the address if it is one of the console, or the first page: a redirect never leads to another site.

@@ -13,13 +13,15 @@ use crate::text::{count, grouped};
 pub fn page(operator: &Operator) -> PageResult {
     let Operator { console, request, .. } = *operator;
     let keys = console.store.list_keys()?;
-    let view = UsageView::read(&request.query, request.now).with_key(&keys).countable(&console.store)?;
+    let view = UsageView::read(&request.query, request.now)
+        .with_key(&console.store, &keys)?
+        .countable(&console.store)?;
     let report = UsageReport::read(&console.store, &view, &keys)?;
     let content = html! {
         main {
             h1 { "Usage" }
             (filters::filters(&view, "/usage", &keys, &console.shared_gateways()?))
-            (overview(&view, &keys, &report, request.now))
+            @if view.key_text.is_empty() { (overview(&view, &keys, &report, request.now)) }
         }
     };
     Ok(layout::operator_page(operator, "/usage", "Usage", &content))

@@ -9,7 +9,7 @@ use super::page_request::Operator;
 use super::usage::{rate, tokens};
 use super::usage_report::{KeyUsage, UsageReport};
 use super::usage_view::UsageView;
-use super::{PageResult, filters, layout};
+use super::{PageError, PageResult, filters, layout};
 use crate::text::{count, grouped};
 
 /// The number of keys on the usage page, and on a page of this table.
@@ -56,9 +56,13 @@ pub fn section(view: &UsageView, report: &UsageReport) -> Markup {
 
 pub fn page(operator: &Operator) -> PageResult {
     let Operator { console, request, .. } = *operator;
-    let view =
-        UsageView::read(&request.query, request.now).without_row_filters().countable(&console.store)?;
-    let report = UsageReport::read(&console.store, &view, &console.store.list_keys()?)?;
+    let keys = console.store.list_keys()?;
+    let view = UsageView::read(&request.query, request.now).with_key(&console.store, &keys)?;
+    if !view.key_text.is_empty() {
+        return Err(PageError::WhichKey);
+    }
+    let view = view.without_row_filters().countable(&console.store)?;
+    let report = UsageReport::read(&console.store, &view, &keys)?;
     let pages = report.keys.len().div_ceil(KEYS_PER_PAGE).max(1);
     let number: usize = request.query.get("page").parse().unwrap_or(1).clamp(1, pages);
     let address = |number: usize| format!("{}&page={number}", view.address("/usage/keys"));

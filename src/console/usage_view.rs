@@ -3,8 +3,9 @@
 use super::bar_interval::{BarInterval, DAY, HOUR};
 use super::form::{Form, link};
 use super::html_table::SortOrder;
+use super::key_list;
 use super::usage_by_key::{COLUMNS, DEFAULT_ORDER};
-use crate::store::{Filter, Key, Matching, Range, RowFilter, Span, Store, StoreError};
+use crate::store::{Filter, Key, Matching, Range, RowFilter, SecretUse, Span, Store, StoreError};
 use crate::when::{self, When};
 
 /// The ranges that are offered beside two dates.
@@ -37,6 +38,9 @@ const HOURS_FOR: i64 = 8 * DAY;
 /// The most rows that are counted for bars of minutes: more would take too long.
 const MOST_COUNTED: i64 = 200_000;
 
+/// The longest text in place of a key: a name and what tells it from others of that name.
+const LONGEST_KEY_TEXT: usize = 100;
+
 /// The longest range between two dates: 60 years.
 const LONGEST: i64 = 60 * 366 * DAY;
 
@@ -52,7 +56,7 @@ pub struct UsageView {
     pub step: BarInterval,
     pub starts: Vec<i64>,
     pub key: Option<String>,
-    /// The text in place of a key's id, until a key is found by it.
+    /// The text in place of a key's id, until a key is found by it. If none is, the figures are those of no key.
     pub key_text: String,
     /// A gateway that shares the database.
     pub gateway: Option<String>,
@@ -73,7 +77,10 @@ impl UsageView {
         let back = |until: i64, time: i64| Range { since: until - time, until };
         let month_start = |time: i64| when::month(time).map_or(0, |month| month.since);
         let this_month = month_start(now);
-        let named = CHOICES.iter().map(|(word, _)| *word).find(|word| *word == query.get("range"));
+        // The form also sends the times of a named range, and how it showed them: they count if they were changed.
+        let is_changed = format!("{} {}", query.get("from"), query.get("to")).trim() != query.get("shown");
+        let named =
+            CHOICES.iter().map(|(word, _)| *word).find(|word| *word == query.get("range") && !is_changed);
         let times = times(query, now);
         let choice = named.unwrap_or(if times.is_some() { "times" } else { "24h" });
         let range = match (choice, times, When::parse(choice)) {
@@ -91,8 +98,7 @@ impl UsageView {
             _ => Span::Day,
         };
         let (covered, step, starts) = bars(range, span);
-        let (key, outcome) = (query.get("key"), query.get("outcome"));
-        let is_id = is_key_id(key);
+        let outcome = query.get("outcome");
         let gateway = Some(query.get("gateway")).filter(|name| (1..=64).contains(&name.len()));
         let is_known = matches!(outcome, "ok" | "failed") || CODES.contains(&outcome);
         Self {
@@ -102,8 +108,8 @@ impl UsageView {
             span,
             step,
             starts,
-            key: is_id.then(|| key.to_owned()),
-            key_text: if is_id { String::new() } else { key.trim().to_owned() },
+            key: None,
+            key_text: query.get("key").trim().chars().take(LONGEST_KEY_TEXT).collect(),
             gateway: gateway.map(String::from),
             outcome: if is_known { outcome.into() } else { String::new() },
             cause: Some(query.get("cause").trim()).filter(|word| is_cause(word)).unwrap_or("").to_owned(),
@@ -161,14 +167,19 @@ impl UsageView {
         }
     }
 
+    /// The key's id, or the text in its place, which is the id of no key.
+    fn key_id(&self) -> Option<&str> {
+        self.key.as_deref().or(Some(self.key_text.as_str()).filter(|text| !text.is_empty()))
+    }
+
     pub fn filter(&self) -> Filter<'_> {
-        Filter { key_id: self.key.as_deref(), gateway: self.gateway.as_deref() }
+        Filter { key_id: self.key_id(), gateway: self.gateway.as_deref() }
     }
 
     pub fn row_filter(&self) -> RowFilter {
         RowFilter {
             range: self.range,
-            key_id: self.key.clone(),
+            key_id: self.key_id().map(String::from),
             gateway: self.gateway.clone(),
             matching: self.matching(),
             cause: Some(self.cause.clone()).filter(|cause| !cause.is_empty()),
@@ -197,7 +208,7 @@ impl UsageView {
         };
         let number = |value: Option<u32>| value.map_or(String::new(), |value| value.to_string());
         fields.extend([
-            ("key", self.key.clone().unwrap_or_default()),
+            ("key", self.key_id().unwrap_or_default().to_owned()),
             ("gateway", self.gateway.clone().unwrap_or_default()),
             ("outcome", self.outcome.clone()),
             ("cause", self.cause.clone()),
@@ -222,25 +233,25 @@ impl UsageView {
         Self { outcome: outcome.into(), ..self.clone() }.address("/requests")
     }
 
-    /// This view with the key that its text names, if it names one.
-    pub fn with_key(self, keys: &[Key]) -> Self {
-        match self.matching_keys(keys).as_slice() {
+    /// This view with the key that its text means, if it means one: as the key's field has it, with its mark at the end, or
+    /// as the commands take it, or by a part of its name.
+    pub fn with_key(self, store: &Store, keys: &[Key]) -> Result<Self, StoreError> {
+        if self.key_text.is_empty() {
+            return Ok(self);
+        }
+        let is_marked = |key: &&Key| self.key_text.rsplit(' ').next() == Some(key.mark());
+        let is_part = |key: &&Key| key_list::is_match(key, &self.key_text);
+        let mut found: Vec<Key> = keys.iter().filter(is_marked).cloned().collect();
+        if found.is_empty() {
+            found = store.resolve_key(&self.key_text, SecretUse::Refused)?;
+        }
+        if found.is_empty() {
+            found = keys.iter().filter(is_part).cloned().collect();
+        }
+        Ok(match found.as_slice() {
             [key] => Self { key: Some(key.id.clone()), key_text: String::new(), ..self },
             _ => self,
-        }
-    }
-
-    /// The keys that match its text: the one of that name, or all whose names contain it.
-    pub fn matching_keys<'a>(&self, keys: &'a [Key]) -> Vec<&'a Key> {
-        let wanted = self.key_text.to_lowercase();
-        if wanted.is_empty() {
-            return Vec::new();
-        }
-        let (same, others): (Vec<&Key>, Vec<&Key>) = keys
-            .iter()
-            .filter(|key| key.name.to_lowercase().contains(&wanted))
-            .partition(|key| key.name.to_lowercase() == wanted);
-        if same.is_empty() { others } else { same }
+        })
     }
 }
 
@@ -274,11 +285,6 @@ fn is_cause(text: &str) -> bool {
         && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
 }
 
-fn is_key_id(text: &str) -> bool {
-    text.strip_prefix("key_")
-        .is_some_and(|rest| rest.len() <= 64 && rest.bytes().all(|b| b.is_ascii_alphanumeric()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -307,8 +313,16 @@ mod tests {
         }
         for (query, understood) in [
             ("", "range=24h"),
-            ("range=nonsense&key=%22%3E&outcome=%3Cscript%3E", "range=24h"),
+            ("range=nonsense&key=%22%3E&outcome=%3Cscript%3E", "range=24h&key=%22%3E"),
             ("least=-1&most=1e9", "range=24h"),
+            (
+                "range=7d&from=2026-01-09T00:00&to=2026-01-16T00:00&shown=2026-01-09T00:00+2026-01-16T00:00",
+                "range=7d",
+            ),
+            (
+                "range=7d&from=2026-01-10&to=2026-01-10&shown=2026-01-09+2026-01-15",
+                "from=2026-01-10&to=2026-01-10",
+            ),
             ("from=2026-01-14&to=2026-01-01", "from=2026-01-01&to=2026-01-14"),
             ("from=2026-01-14", "from=2026-01-14&to=2026-01-14"),
             ("from=2026-01-14T13:00", "from=2026-01-14T13:00&to=2026-01-14T13:01"),

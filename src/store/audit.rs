@@ -290,7 +290,7 @@ mod tests {
         assert!(!store.add_key_as("key_x", "other", &key, &web).expect("no key"), "the id is taken");
         let created = only(store, "key_created");
         assert_eq!((created.0.as_str(), created.1.as_str()), ("command", "ana"));
-        assert_eq!(created.2, "permissions: completions, expires: never, concurrent: none, budget: none");
+        assert_eq!(created.2, "permissions: completions, expires: never");
         let changes = [
             KeyChange::Name(KeyName::parse("second").expect("a name")),
             KeyChange::Permissions(vec![Permission::Metrics]),

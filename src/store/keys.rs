@@ -52,8 +52,9 @@ impl Store {
             ],
         );
         let terms = terms(key.permissions, key.expires, key.concurrent, key.budget);
-        let details = terms.map(|(property, value)| format!("{property}: {value}")).join(", ");
-        let audit = NewAuditRow::new("key_created", by, &details).insert_if_created(id, digest);
+        let details = terms.into_iter().filter(|(_, value)| value != "none");
+        let details: Vec<String> = details.map(|(property, value)| format!("{property}: {value}")).collect();
+        let audit = NewAuditRow::new("key_created", by, &details.join(", ")).insert_if_created(id, digest);
         Ok(self.engine.write(&[insert, audit])? == 1)
     }
 

@@ -61,6 +61,7 @@ pub use rollup::Span;
 pub use sessions::{PasswordHash, TokenKind};
 pub use stored_key::{
     CONCURRENT_TAKES, Key, KeyChange, KeyChanged, KeyName, KeyState, NewKey, Permission, parse_concurrent,
+    time_left,
 };
 pub use sums::{Filter, RollupRow, Sums, UsageRow};
 pub use sums_check::UnprovenSums;

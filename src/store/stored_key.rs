@@ -35,6 +35,11 @@ impl Key {
         hex::encode(&SecretDigest::of(&all).0[..8])
     }
 
+    /// Tells two keys of one name apart: the ends of the secret or, if they are unknown, the id.
+    pub fn mark(&self) -> &str {
+        self.hint.as_deref().unwrap_or(&self.id)
+    }
+
     pub(super) fn budget(&self) -> Option<Budget> {
         self.budget.map(|budget| budget.budget)
     }
@@ -75,11 +80,7 @@ impl Key {
             self.permissions.iter().map(|permission| permission.in_words()).collect();
         let mut words = vec![format!("It may {}", permissions.join(" and "))];
         if let Some(expires) = self.expires {
-            let left = match expires - now {
-                left if left < 2 * DAY => count((left + 1800) / 3600, "hour"),
-                left => count((left + DAY / 2) / DAY, "day"),
-            };
-            words.push(format!("until {} ({left})", when::format_end(expires)));
+            words.push(format!("until {} ({})", when::format_end(expires), time_left(expires - now)));
         }
         words.extend(self.concurrent.map(|number| format!("at most {} at a time", grouped(number.into()))));
         words.extend(
@@ -92,6 +93,15 @@ impl Key {
     /// Returns whether requests with it are accepted, if it has the permission.
     pub fn is_valid(&self, now: i64) -> bool {
         matches!(self.state(now), KeyState::Active | KeyState::Expiring)
+    }
+}
+
+/// The time until a key expires, in words.
+pub fn time_left(seconds: i64) -> String {
+    match seconds {
+        ..7_200 => count((seconds + 59) / 60, "minute"),
+        ..172_800 => count((seconds + 1_800) / 3_600, "hour"),
+        _ => count((seconds + DAY / 2) / DAY, "day"),
     }
 }
 
@@ -323,6 +333,19 @@ mod tests {
             key.in_words(now),
             "No request with it is accepted: it was revoked at 2024-10-04 00:59 UTC."
         );
+    }
+
+    #[test]
+    fn the_time_left_is_never_rounded_to_a_day_that_it_is_not() {
+        for (seconds, text) in [
+            (1, "1 minute"),
+            (7_199, "120 minutes"),
+            (7_200, "2 hours"),
+            (2 * DAY - 1, "48 hours"),
+            (5 * DAY - 9, "5 days"),
+        ] {
+            assert_eq!(time_left(seconds), text);
+        }
     }
 
     #[test]

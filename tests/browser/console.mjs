@@ -175,6 +175,7 @@ const flows = {
     await page.keyboard.press("Enter");
     await page.getByRole("alert").filter({ hasText: "Concurrent requests" }).waitFor();
     await check(page, "flow-wrong-field");
+    assert.equal(await page.evaluate(() => document.activeElement.id), "concurrent");
     await page.getByLabel("Concurrent requests").fill("");
     await page.getByLabel("Name", { exact: true }).fill("<b>first</b> \"key\"");
     await page.getByLabel("Expires", { exact: true }).selectOption({ label: "In 90 days" });
@@ -196,7 +197,7 @@ const flows = {
     await page.keyboard.press("Enter");
     await page.getByRole("status").filter({ hasText: `Saved second ${width}` }).waitFor();
     await check(page, "flow-saved");
-    await page.getByRole("cell", { name: "completions, metrics 7 concurrent" }).waitFor();
+    await page.getByRole("cell", { name: "7 concurrent" }).waitFor();
     await page.getByRole("link", { name: `second ${width}` }).click();
     assert.match(await page.getByLabel("Expires", { exact: true }).locator("option:checked").textContent(), /\(unchanged\)$/);
     await page.getByRole("link", { name: "Revoke key" }).click();
@@ -274,11 +275,16 @@ const flows = {
         await page.waitForURL((url) => url.searchParams.get("key") === text);
       };
       await searchFor("WORKSTATION 01");
-      assert.equal(await key.inputValue(), "workstation 01");
+      assert.match(await key.inputValue(), /^workstation 01 (adr|key)_/);
+      // Sent again as it is, it means the same key.
+      await page.getByRole("button", { name: "Apply" }).click();
+      await page.waitForURL(/key=workstation\+01\+/);
+      assert.match(await key.inputValue(), /^workstation 01 (adr|key)_/);
       await searchFor("workstation");
-      await page.getByText(/ keys match: /).getByRole("link", { name: "workstation 02" }).waitFor();
+      await page.getByText(/ keys match/).getByRole("link", { name: "workstation 02" }).waitFor();
       await searchFor("nobody");
       await page.getByText("No key is named nobody").waitFor();
+      assert.equal(await page.locator(".cards-row").count(), 0, "no figures of other keys");
       await page.goto(page.base + "/keys?sort=-requests");
       assert.equal((await names())[0], "billing service");
       await page.goto(page.base + "/audit");
@@ -313,7 +319,8 @@ const flows = {
     const failed = await requests();
     assert.ok(failed > 100 && failed < all / 20, `${failed}`);
     assert.match(await duration.innerText(), /no completions/);
-    await page.getByLabel("Key", { exact: true }).selectOption({ label: "billing service" });
+    const key = page.getByLabel("Key", { exact: true });
+    await key.selectOption(await key.locator("option").filter({ hasText: /^billing service (adr|key)_/ }).getAttribute("value"));
     await page.getByRole("button", { name: "Apply" }).click();
     await page.waitForURL(/key=key_/);
     assert.ok((await requests()) < failed);
@@ -324,7 +331,7 @@ const flows = {
     await page.locator("dd strong a").first().click();
     await page.waitForURL(/requests\?.*key=key_.*outcome=inference_error/);
     assert.equal(await page.locator("tbody .badge.good").count(), 0);
-    const ids = () => page.locator(".requests tbody tr a").allTextContents();
+    const ids = () => page.locator(".requests tbody td:nth-child(2) a").allTextContents();
     const newest = await ids();
     assert.equal(newest.length, 50);
     await page.getByRole("link", { name: "Earlier requests" }).click();
@@ -418,7 +425,7 @@ const flows = {
     await page.getByRole("heading", { name: "Requests" }).waitFor();
     await page.getByLabel("From").fill(`${today}T00:00`);
     await page.getByLabel("to", { exact: true }).fill(`${today}T00:30`);
-    await page.getByRole("button", { name: "Show" }).click();
+    await page.getByRole("button", { name: "Apply" }).click();
     await page.waitForURL(/to=.*T00%3A30/);
   },
 
@@ -451,11 +458,13 @@ const flows = {
     const cookies = (await page.context().cookies()).filter((cookie) => cookie.name.endsWith("adriaticum_session"));
     await page.context().addCookies(cookies.map((cookie) => ({ ...cookie, value: "0".repeat(64) })));
     await page.getByRole("button", { name: "Create key" }).click();
-    await page.getByText("Your session ended; nothing was saved").waitFor();
+    await page.getByText("Your session ended, and the change was not saved.").waitFor();
     await check(page, "flow-session-ended");
     await page.getByLabel("Operator password").fill(password);
     await page.keyboard.press("Enter");
     await page.getByRole("button", { name: "Create key" }).waitFor();
+    assert.equal(await page.getByLabel("Name", { exact: true }).inputValue(), "never saved");
+    await check(page, "flow-not-saved-yet");
     page.context().allowed.push("404");
     await page.goto(page.base + "/nothing");
     await page.getByRole("link", { name: "Status" }).waitFor();

@@ -44,7 +44,11 @@ impl<'a> Browser<'a> {
     /// Sends a form with the token of the page that was loaded last.
     pub fn post(&mut self, path: &str, fields: &[(&str, &str)]) -> Reply {
         let token = self.token.clone();
-        let mut all = vec![("token", token.as_str())];
+        self.post_with_token(path, &token, fields)
+    }
+
+    pub fn post_with_token(&mut self, path: &str, token: &str, fields: &[(&str, &str)]) -> Reply {
+        let mut all = vec![("token", token)];
         all.extend(fields);
         self.post_bare(path, "Origin: null\r\nSec-Fetch-Site: same-origin\r\n", &all)
     }
@@ -85,7 +89,7 @@ impl Reply {
     }
 }
 
-fn encode(text: &str) -> String {
+pub fn encode(text: &str) -> String {
     text.bytes().map(|byte| format!("%{byte:02X}")).collect()
 }
 

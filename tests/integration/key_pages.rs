@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::console::{Browser, PASSWORD, set_password, with_console};
+use crate::console::{Browser, PASSWORD, encode, set_password, with_console};
 use crate::support::{Reply, Runtime, Server, chat};
 
 fn keys(server: &Server) -> Vec<Value> {
@@ -152,24 +152,48 @@ fn everything_of_a_key_is_changed_in_one_place() {
         fields.retain(|(name, _)| *name != field);
         fields.push((field, bad));
         let reply = browser.post(&address, &fields);
-        assert!(reply.status == 400 && reply.text().contains("role=\"alert\""), "{field}: {}", reply.text());
+        let text = reply.text();
+        assert!(reply.status == 400 && text.contains("role=\"alert\""), "{field}: {text}");
+        assert_eq!(text.matches("aria-invalid=\"true\"").count(), 1, "{field}: {text}");
+        let focused = text.split('<').find(|element| element.contains(" autofocus")).expect("the focus");
+        assert!(focused.contains(&format!("name=\"{field}\"")), "{focused}");
+    }
+    let typed = [
+        ("name", "x"),
+        ("permission", "metrics"),
+        ("expires", "date"),
+        ("date", "2001-01-01"),
+        ("budget", "1, x"),
+    ];
+    let text = browser.post(&address, &typed).text();
+    for kept in
+        ["value=\"date\" selected", "value=\"2001-01-01\"", "value=\"1, x\"", "value=\"metrics\" checked"]
+    {
+        assert!(text.contains(kept), "{kept}: {text}");
     }
     assert_eq!(keys(&server).remove(0), kept, "nothing was changed");
     server.post(&secret, &chat("x")).is_completion();
 
-    // Its page and the list show what was used of a budget.
-    for (budget, badge) in [("15/day", "budget 93 %"), ("14/day", "budget used up"), ("28/month", "50%")] {
-        server.stdout_of(&["keys", "set", &id, "--budget", budget]);
+    // Its page and the list show what was used of a budget, once.
+    for (budget, figures) in [
+        ("15/day", "</progress>93% of 15 a day"),
+        ("14/day", ">used up</span> of 14 a day"),
+        ("28/month", "</progress>50% of 28 a month"),
+    ] {
+        server.stdout_of(&["keys", "set", &id, "--budget", budget, "--concurrent", "3"]);
         for path in [&*address, "/keys"] {
             let text = browser.get(path).text();
-            assert!(text.contains(badge), "{text}");
+            assert_eq!(text.matches(figures).count(), 1, "{text}");
         }
+        assert!(browser.get("/keys").text().contains(">3 concurrent<"));
     }
-    for (expires, is_marked) in [("5d", true), ("12d", false)] {
+    for (expires, left) in [("5d", "5 days"), ("3h", "3 hours"), ("12d", "")] {
         server.stdout_of(&["keys", "set", &id, "--expires", expires]);
         for path in [&*address, "/keys"] {
             let text = browser.get(path).text();
-            assert_eq!(text.contains(">expires in 5 days<"), is_marked, "{text}");
+            let badge =
+                text.split(">expires in ").nth(1).map_or("", |rest| rest.split('<').next().expect("its end"));
+            assert_eq!(badge, left, "{text}");
         }
     }
 }
@@ -218,6 +242,122 @@ fn two_operators_do_not_overwrite_each_other() {
     assert_eq!(one.post("/keys/key_none", &[]).status, 404);
     one.get("/keys");
     assert!(set_password(&server, "another password than before").status.success());
-    let ended = format!("/sign-in?ended=1&next={}", address.replace('/', "%2F"));
-    assert_eq!(send(&mut one, "x", "").header("location"), Some(ended.as_str()), "the session is over");
+    let ended = format!("/sign-in?ended=form&next={}", address.replace('/', "%2F"));
+    let reply = send(&mut one, "x", "");
+    assert!(reply.header("location").is_some_and(|to| to.starts_with(&ended)), "the session is over");
+}
+
+#[test]
+fn an_expiry_of_today_is_the_end_of_today() {
+    let server = with_console(None);
+    let mut browser = Browser::signed_in(&server);
+    let page = browser.get("/keys/new").text();
+    // The first day that the field offers.
+    let today = page.split(" min=\"").nth(1).expect("the field")[..10].to_owned();
+    let once = hidden(&page, "once");
+    let form = [
+        ("name", "x"),
+        ("permission", "completions"),
+        ("expires", "date"),
+        ("date", today.as_str()),
+        ("once", once.as_str()),
+    ];
+    let reply = browser.post("/keys", &form);
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let key = keys(&server).remove(0);
+    let [expires, created] = ["expires", "created"].map(|name| key[name].as_i64().expect("a time"));
+    assert_eq!(expires % 86_400, 0);
+    assert!((1..=86_400).contains(&(expires - created)), "{key}");
+}
+
+/// A filter that meant two keys, or none, showed the figures of all keys.
+#[test]
+fn a_filter_by_key_means_one_key_or_shows_no_figures() {
+    let runtime = Runtime::start();
+    let server = with_console(Some(&runtime));
+    for (name, requests) in [("twin", 1), ("twin", 2), ("key_of_Ana", 3)] {
+        let secret = server.stdout_of(&["keys", "create", name]).trim().to_owned();
+        for _ in 0..requests {
+            server.post(&secret, &chat("x")).is_completion();
+        }
+    }
+    let keys = keys(&server);
+    let field = |number: usize, name: &str| keys[number][name].as_str().expect("a text").to_owned();
+    let mut browser = Browser::signed_in(&server);
+    // The listed and exported requests; `None` if the page has no figures.
+    let mut shown = |text: &str| -> Option<usize> {
+        let mut get = |path: &str| browser.get(&format!("{path}?range=24h&key={}", encode(text)));
+        let (usage, requests) = (get("/usage").text(), get("/requests").text());
+        let (csv, totals, by_key) =
+            (get("/requests/export.csv"), get("/usage/totals.csv"), get("/usage/keys"));
+        let listed = requests.matches("href=\"/requests/chatcmpl_").count();
+        if !usage.contains("cards-row") {
+            assert_eq!([csv.status, totals.status, by_key.status], [404; 3], "{text}");
+            assert_eq!((listed, requests.contains("export.csv")), (0, false), "{text}: {requests}");
+            return None;
+        }
+        let figure =
+            usage.split("<strong>").nth(1).and_then(|rest| rest.split("</").next()).expect("a figure");
+        assert!(figure.ends_with(&format!(">{listed}")), "{text}: {figure}");
+        assert_eq!(csv.text().matches("chatcmpl_").count(), listed, "{text}");
+        // The outcome has one, too.
+        let chosen = requests.matches(" selected>").count();
+        assert_eq!(chosen, if text.is_empty() { 1 } else { 2 }, "the field shows it: {requests}");
+        Some(listed)
+    };
+    for (text, expected) in [
+        (String::new(), Some(6)),
+        (field(0, "id"), Some(1)),
+        (field(1, "id"), Some(2)),
+        (format!("twin {}", field(0, "hint")), Some(1)),
+        (format!("renamed {}", field(1, "hint")), Some(2)),
+        ("key_of_Ana".into(), Some(3)),
+        ("KEY_OF".into(), Some(3)),
+        ("twin".into(), None),
+        ("nobody".into(), None),
+        ("key_0123456789abcdef".into(), None),
+    ] {
+        assert_eq!(shown(&text), expected, "{text}");
+    }
+    let text = browser.get("/usage?range=7d&key=twin").text();
+    let links = ["id", "hint"].map(|name| [0, 1].map(|number| field(number, name)));
+    for number in [0, 1] {
+        let link =
+            format!("href=\"/usage?range=7d&amp;key={}\">twin {}</a>", links[0][number], links[1][number]);
+        assert!(text.contains(&link), "{link}: {text}");
+    }
+    assert!(text.contains("href=\"/usage?range=30d&amp;key=twin\""), "a range keeps the filter: {text}");
+    assert!(server.run(&["keys", "revoke", &field(0, "id")]).status.success());
+    assert!(
+        browser.get("/usage?key=twin").text().contains("cards-row"),
+        "as the commands: the one that is not revoked"
+    );
+}
+
+#[test]
+fn links_lead_to_a_key_and_back() {
+    let runtime = Runtime::start();
+    let server = with_console(Some(&runtime));
+    let secret = server.stdout_of(&["keys", "create", "first"]).trim().to_owned();
+    server.post(&secret, &chat("x")).is_completion();
+    let id = only_id(&server);
+    let mut browser = Browser::signed_in(&server);
+    let list = "/keys?sort=-tokens&amp;q=f";
+    let text = browser.get("/keys?sort=-tokens&q=f").text();
+    for path in ["/keys/new".to_owned(), format!("/keys/{id}")] {
+        assert!(text.contains(&format!("href=\"{}\"", list.replace("/keys", &path))), "{text}");
+        let page = browser.get(&format!("{path}?sort=-tokens&q=f")).text();
+        assert!(page.contains(&format!("href=\"{list}\"")), "{page}");
+    }
+    let text = browser.get("/requests?range=7d&outcome=ok").text();
+    assert!(text.contains(&format!("href=\"/keys/{id}\">first</a>")), "{text}");
+    let request = text
+        .split("href=\"/requests/chatcmpl_")
+        .nth(1)
+        .expect("a request")
+        .split('"')
+        .next()
+        .expect("its end");
+    let page = browser.get(&format!("/requests/chatcmpl_{}", request.replace("&amp;", "&"))).text();
+    assert!(page.contains("href=\"/requests?range=7d&amp;outcome=ok\">Requests</a>"), "{page}");
 }

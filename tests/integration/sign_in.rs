@@ -83,6 +83,101 @@ fn a_client_on_this_host_has_attempts_of_its_own() {
     assert_eq!(sign_in(&mut local, PASSWORD), [200, 303, 200], "it is known now");
 }
 
+#[test]
+fn a_form_that_was_sent_after_the_end_of_the_session_keeps_what_was_typed() {
+    let server = with_console(None);
+    server.stdout_of(&["keys", "create", "first"]);
+    let mut own = known_browser(&server, ELSEWHERE);
+    let list = own.get("/keys").text();
+    let key = list.split("href=\"/keys/key_").nth(1).expect("a key")[..16].to_owned();
+    let end_session =
+        || server.query("UPDATE console_tokens SET expires = 1 WHERE kind = 'session' RETURNING 1");
+    let back_after_sign_in = |own: &mut Browser, to: &str| {
+        let page = own.get(to).text();
+        let next = page.split("name=\"next\" value=\"").nth(1).expect("the field").split('"').next();
+        let next = next.expect("its end").replace("&amp;", "&");
+        let reply = own.post("/sign-in", &[("password", PASSWORD), ("next", &next)]);
+        assert_eq!((reply.status, reply.header("location")), (303, Some(next.as_str())));
+        (page, next)
+    };
+    let typed = [
+        ("name", "\"Ana’s\" <laptop>"),
+        ("permission", "metrics"),
+        ("expires", "date"),
+        ("date", "2099-01-01"),
+        ("concurrent", "7"),
+        ("budget", "20,000"),
+        ("budget_per", "day"),
+        ("once", "0123456789abcdef0123456789abcdef"),
+        ("loaded", "1"),
+    ];
+    let kept = [
+        "value=\"&quot;Ana’s&quot; &lt;laptop&gt;\"",
+        "value=\"metrics\" checked",
+        "value=\"date\" selected",
+        "value=\"2099-01-01\"",
+        "value=\"7\"",
+        "value=\"20,000\"",
+        "value=\"day\" selected",
+        "nothing was saved",
+    ];
+    let change = format!("/keys/key_{key}?sort=name&page=2");
+    for path in ["/keys", &change] {
+        own.get("/keys");
+        end_session();
+        let reply = own.post(path, &typed);
+        let to = reply.header("location").expect("the sign-in page").to_owned();
+        assert!(to.starts_with("/sign-in?ended=form&next=") && !to.contains("once"), "{to}");
+        let (page, next) = back_after_sign_in(&mut own, &to);
+        assert!(page.contains("the change was not saved"), "{page}");
+        let page = own.get(&next).text();
+        for part in kept {
+            assert!(path != "/keys" && part == "nothing was saved" || page.contains(part), "{part}: {page}");
+        }
+        // A version of the key came with the form, and it is not this one.
+        assert_eq!(page.contains("The key was changed since"), path != "/keys", "{page}");
+        assert_eq!(page.contains("/keys?sort=name&amp;page=2"), path != "/keys", "{page}");
+        // Without the browser's token it is the link of another site.
+        let foreign = next.split("&typed=").next().expect("an address").to_owned();
+        for address in [foreign.clone(), format!("{foreign}&typed={}", "0".repeat(64))] {
+            let page = own.get(&address).text();
+            assert!(page.contains("name=\"budget\"") && !page.contains("laptop"), "{page}");
+        }
+    }
+    assert_eq!(server.query("SELECT id FROM keys").len(), 1, "nothing was saved");
+
+    // In another tab the operator has signed in again.
+    let stale = own.post_with_token("/keys", "0", &typed);
+    let text = stale.text();
+    let form = text.split("href=\"/keys/new?").nth(1).expect("the form").split('"').next().expect("its end");
+    assert_eq!(stale.status, 403);
+    assert!(own.get(&format!("/keys/new?{}", form.replace("&amp;", "&"))).text().contains(kept[0]));
+
+    // Neither a secret nor what is too long is in an address.
+    let secret = format!("adr_{}", "0123456789abcdef".repeat(3));
+    for name in [secret, "x".repeat(3000)] {
+        own.get("/keys");
+        end_session();
+        let to = own
+            .post("/keys", &[("name", &name), ("loaded", "1")])
+            .header("location")
+            .expect("a page")
+            .to_owned();
+        assert!(!to.contains("0123456789abcdef0123456789") && to.len() < 1000, "{to}");
+        back_after_sign_in(&mut own, &to);
+    }
+
+    // A page that was only looked at says no more than that.
+    own.get("/keys");
+    end_session();
+    let to = own.get("/usage?range=7d").header("location").expect("the sign-in page").to_owned();
+    assert_eq!(to, "/sign-in?ended=page&next=%2Fusage%3Frange%3D7d");
+    let page = own.get(&to).text();
+    assert!(page.contains("Your session ended. Sign in again.") && !page.contains("saved"), "{page}");
+    let to = own.post("/sign-out", &[]).header("location").expect("a page").to_owned();
+    assert_eq!(to, "/sign-in?ended=page", "nothing is lost");
+}
+
 /// One password is verified at a time. An attempt meanwhile got 429.
 #[test]
 fn sign_ins_wait_for_each_other() {
