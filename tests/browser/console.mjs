@@ -681,10 +681,10 @@ const flows = {
     const seen = new Set();
     for (let step = 0; step < 40; step += 1) {
       await page.keyboard.press("Tab");
-      seen.add(await page.evaluate(() => document.activeElement.textContent.trim()));
+      seen.add(await page.evaluate(() => document.activeElement.textContent.trim().replace(/^Filters.*/, "Filters")));
     }
     // A phone has a button in place of the filters, and in these a list of the orders in place of the table's head.
-    const own = width > phone ? ["Apply", "Name", "Total tokens, 30 d"] : ["Filters: by Created"];
+    const own = width > phone ? ["Apply", "Name", "Total tokens, 30 d"] : ["Filters"];
     for (const name of ["API Keys", "Usage", "Requests", "Status", "Audit", "Sign out", "Create key", "billing service", ...own]) {
       assert.ok(seen.has(name), name);
     }
