@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 
-use super::html_table::{choices, hidden_fields};
+use super::html_table::{choices, folded, hidden_fields};
 use super::usage_view::{CHOICES, CODES, UsageView};
 use super::{format, key_list};
 use crate::error::FailureCause;
@@ -18,7 +18,7 @@ pub fn filters(view: &UsageView, address: &str, keys: &[Key], gateways: &[Gatewa
     let [from, to] = view.times();
     let link = |choice: &'static str| UsageView { choice, ..view.clone() }.address(address);
     html! {
-        div.filters {
+        (folded(&words(view, keys), &html! {
             (choices("Range", CHOICES.into_iter().map(|(word, name)| (link(word), name, view.choice == word))))
             form method="get" action=(address) {
                 (hidden_fields(view.fields(), &["from", "to", "key", "gateway", "outcome", "cause", "least", "most"]))
@@ -45,9 +45,27 @@ pub fn filters(view: &UsageView, address: &str, keys: &[Key], gateways: &[Gatewa
                 @if address == "/requests" { (row_filters(view)) }
                 button type="submit" { "Apply" }
             }
-            (matching_keys(view, address, keys))
-        }
+        }))
+        (matching_keys(view, address, keys))
     }
+}
+
+/// The range and the filters that are set.
+fn words(view: &UsageView, keys: &[Key]) -> Vec<String> {
+    let range = CHOICES.into_iter().find(|(word, _)| *word == view.choice);
+    let key = keys.iter().find(|key| view.key.as_ref() == Some(&key.id));
+    let outcome = match view.outcome.as_str() {
+        "ok" => "succeeded",
+        "failed" => "errors",
+        code => code,
+    };
+    let mut words = vec![range.map_or_else(|| view.dates().join(" to "), |(_, name)| name.to_owned())];
+    words.extend(key.map(|key| format!("key {}", key.name)));
+    words.extend(view.gateway.as_ref().map(|name| format!("gateway {name}")));
+    words.extend([outcome, &view.cause].into_iter().filter(|word| !word.is_empty()).map(String::from));
+    words.extend(view.least_ms.map(|least| format!("at least {least} ms")));
+    words.extend(view.most_ms.map(|most| format!("at most {most} ms")));
+    words
 }
 
 fn key_field(view: &UsageView, keys: &[Key]) -> Markup {

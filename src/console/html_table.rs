@@ -114,6 +114,16 @@ pub fn choices(label: &str, links: impl Iterator<Item = (String, impl Render, bo
     }
 }
 
+/// Filters that a narrow screen folds away, behind a button that says what is set. A wide one always shows them.
+pub fn folded(set: &[String], filters: &Markup) -> Markup {
+    html! {
+        details.fold {
+            summary { "Filters" @if !set.is_empty() { ": " (set.join(", ")) } }
+            div.filters { (filters) }
+        }
+    }
+}
+
 /// The rest of a page's fields, for a form that asks for some of them.
 pub fn hidden_fields(fields: Vec<(&str, String)>, asked: &[&str]) -> Markup {
     html! {

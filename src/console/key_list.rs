@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use maud::{Markup, html};
 
 use super::form::{Form, link};
-use super::html_table::{SortColumn, SortOrder, cards, choices, hidden_fields, page_links};
+use super::html_table::{SortColumn, SortOrder, cards, choices, folded, hidden_fields, page_links};
 use super::page_request::Operator;
 use super::{PageResult, format, layout};
 use crate::store::{
@@ -216,25 +216,34 @@ fn filters(view: &KeyListView, counts: [usize; 3]) -> Markup {
     let option = |order: SortOrder, name: &str, suffix: &str| {
         html! { option value=(order.to_string()) selected[order == view.order] { (name) (suffix) } }
     };
+    let form = html! {
+        form method="get" action="/keys" role="search" {
+            (hidden_fields(view.fields(), &["q", "sort", "page"]))
+            label for="q" { "Filter" }
+            input #q type="search" name="q" value=(view.filter) maxlength="64" placeholder="Name, id or permission";
+            // A wide table has links in its head instead.
+            label.order for="sort" { "Order" }
+            select.order #sort name="sort" {
+                option value="" { "Newest first" }
+                @for column in COLUMNS {
+                    @let order = SortOrder { column: column.word, is_descending: column.greatest_first };
+                    (option(order, column.heading, ""))
+                    @if column.word == view.order.column { (option(order.after_click(&column), column.heading, ", reversed")) }
+                }
+            }
+            button type="submit" { "Apply" }
+        }
+    };
+    let by = COLUMNS
+        .iter()
+        .find(|column| column.word == view.order.column)
+        .map(|column| format!("by {}", column.heading));
+    let set: Vec<String> =
+        [view.filter.clone()].into_iter().filter(|text| !text.is_empty()).chain(by).collect();
     html! {
         div.filters {
             @if tabs.len() > 1 { (choices("State", tabs.into_iter())) }
-            form method="get" action="/keys" role="search" {
-                (hidden_fields(view.fields(), &["q", "sort", "page"]))
-                label for="q" { "Filter" }
-                input #q type="search" name="q" value=(view.filter) maxlength="64" placeholder="Name, id or permission";
-                // A wide table has links in its head instead.
-                label.order for="sort" { "Order" }
-                select.order #sort name="sort" {
-                    option value="" { "Newest first" }
-                    @for column in COLUMNS {
-                        @let order = SortOrder { column: column.word, is_descending: column.greatest_first };
-                        (option(order, column.heading, ""))
-                        @if column.word == view.order.column { (option(order.after_click(&column), column.heading, ", reversed")) }
-                    }
-                }
-                button type="submit" { "Apply" }
-            }
+            (folded(&set, &form))
         }
     }
 }

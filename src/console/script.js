@@ -1,8 +1,10 @@
 // Conveniences: every page works without this script.
 "use strict";
 
-// A tooltip with the local time.
+// Tooltips: the local time, and the whole of a name that is cut off.
 document.addEventListener("pointerover", (event) => {
+  const name = event.target.closest?.(".text");
+  if (name?.scrollHeight > name?.clientHeight + 1) name.title = name.textContent;
   const time = event.target.closest?.("time[datetime]:not([title])");
   if (time) {
     const options = { dateStyle: "medium", timeStyle: "long" };
@@ -26,7 +28,8 @@ for (const button of document.querySelectorAll("button[data-copy]")) {
   });
 }
 
-// The figures of a bar, from the table of all figures, at the pointer or the finger. A click opens its interval.
+// The figures of a bar, from the table of all figures, at the pointer or the finger. A click opens its interval; a finger,
+// which can't point before it clicks, gets a link to it.
 const table = document.getElementById("figures");
 for (const plot of document.querySelectorAll("[data-column]")) {
   const make = (name) => plot.appendChild(Object.assign(document.createElement("div"), { className: name, hidden: true }));
@@ -38,7 +41,10 @@ for (const plot of document.querySelectorAll("[data-column]")) {
     const box = svg.getBoundingClientRect();
     return Math.min(rows.length - 1, Math.max(0, Math.floor((event.clientX - box.left) / box.width * rows.length)));
   };
+  const linkOf = (bar) => rows[bar].querySelector("a");
+  let isTouch = false;
   const show = (event) => {
+    isTouch = event.pointerType === "touch";
     const [frame, box, bar] = [plot.getBoundingClientRect(), svg.getBoundingClientRect(), barAt(event)];
     const width = box.width / rows.length;
     const [label, ...values] = [...rows[bar].cells].map((cell) => cell.textContent);
@@ -53,19 +59,20 @@ for (const plot of document.querySelectorAll("[data-column]")) {
       line.append(...(name.childNodes ?? [name]), Object.assign(document.createElement("b"), { textContent: value }));
       return line;
     }));
+    if (isTouch) tip.append(Object.assign(document.createElement("a"), { href: linkOf(bar).href, textContent: "Open" }));
     band.hidden = tip.hidden = false;
     const left = box.left - frame.left + bar * width;
     Object.assign(band.style, { left: `${left}px`, width: `${width}px` });
     const room = frame.width - tip.offsetWidth;
     tip.style.left = `${Math.max(0, Math.min(room, left + width / 2 - tip.offsetWidth / 2))}px`;
   };
-  svg.addEventListener("click", (event) => rows[barAt(event)].querySelector("a").click());
+  svg.addEventListener("click", (event) => isTouch || linkOf(barAt(event)).click());
   svg.addEventListener("pointermove", show);
   svg.addEventListener("pointerdown", show);
   const hide = () => (band.hidden = tip.hidden = true);
   // A finger that is lifted leaves the figures to be read.
   svg.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && hide());
-  addEventListener("pointerdown", (event) => svg.contains(event.target) || hide());
+  addEventListener("pointerdown", (event) => plot.contains(event.target) || hide());
 }
 
 // The field for a date is visible if one is wanted.

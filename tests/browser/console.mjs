@@ -8,10 +8,11 @@ import { chromium } from "playwright-core";
 const { only, password, ports, runtime, shots } = JSON.parse(process.argv[2]);
 const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const heaviest = 60 * 1024;
-// The widths of the two layouts, a desktop's and a phone's. The flows run at both.
-const [desktop, phone] = [1280, 320];
-// Where every page has to fit.
-const allWidths = [320, 390, 600, 820, 1024, 1280];
+// The widths of the three layouts. Every page is checked at each, in light and dark.
+const [desktop, tablet, phone] = [1280, 820, 390];
+const layouts = [desktop, tablet, phone];
+// Where every page has to fit, with the ends of the layouts.
+const allWidths = [320, 390, 600, 761, 820, 960, 1160, 1280];
 // The width of the flow that runs.
 let width = desktop;
 const today = new Date().toISOString().slice(0, 10);
@@ -37,7 +38,8 @@ const start = (ledger) => starts[ledger] ??= (async () => {
 // Opens a context, and checks that its pages log no error in the browser and send no request to another host.
 async function open(ledger, options = {}) {
   await start(ledger);
-  const context = await browser.newContext({ viewport: { width, height: 900 }, hasTouch: width < desktop, ...options });
+  const colorScheme = width === tablet ? "dark" : "light";
+  const context = await browser.newContext({ viewport: { width, height: 900 }, hasTouch: width < desktop, colorScheme, ...options });
   context.setDefaultTimeout(60_000);
   context.allowed = [];
   const page = await context.newPage();
@@ -59,6 +61,18 @@ async function signIn(page, path = "/") {
   await page.getByLabel("Operator password").fill(password);
   await page.getByRole("button", { name: "Sign in" }).click();
   await page.getByRole("button", { name: "Sign out" }).waitFor();
+}
+
+// Unfolds the filters if they are behind a button.
+async function unfold(page) {
+  const button = page.locator(".fold:not([open]) > summary");
+  if (await button.isVisible()) await button.click();
+}
+
+async function apply(page, fill) {
+  await unfold(page);
+  await fill();
+  await page.getByRole("button", { name: "Apply" }).click();
 }
 
 // Not from the page, so that no cookie or form token is sent.
@@ -91,7 +105,7 @@ async function checkWidths(page, name) {
   const { width: own } = page.viewportSize();
   for (const width of allWidths) {
     await page.setViewportSize({ width, height: 900 });
-    const { nameless, wide, cut } = await page.evaluate(() => ({
+    const { nameless, wide, cut, lines, rows } = await page.evaluate(() => ({
       // Some browsers forget that an element is part of a table if the style sheet displays it as something else.
       nameless: [...document.querySelectorAll("table, thead, tbody, tr, th, td")]
         .filter((element) => !element.role && !/^(table|none)/.test(getComputedStyle(element).display)).map((element) => element.outerHTML),
@@ -99,12 +113,17 @@ async function checkWidths(page, name) {
       cut: [...document.querySelectorAll("body *")]
         .filter((element) => getComputedStyle(element).overflowX === "hidden" && !element.matches(".unseen")
           && element.scrollWidth > element.clientWidth).map((element) => element.outerHTML.slice(0, 200)),
+      lines: new Set([...document.querySelectorAll("header li")].map((item) => item.offsetTop)).size,
+      rows: new Set([...document.querySelectorAll(".filters :is(.choices, input, select, button)")]
+        .filter((field) => field.offsetHeight > 0).map((field) => field.offsetTop + Math.floor(field.offsetHeight / 2) >> 4)).size,
     }));
     const text = `${name}, ${width}`;
     assert.deepEqual(nameless, [], `${text}: elements of a table without a role`);
     assert.ok(wide <= width, `${text}: it is ${wide} wide`);
     assert.deepEqual(cut, [], `${text}: content is cut off`);
-    if (shots && ![600, own].includes(width)) await page.screenshot({ path: `${shots}/${name}-${width}.png`, fullPage: true });
+    assert.ok(lines <= 1, `${text}: the navigation has ${lines} lines`);
+    if (width >= 1160) assert.ok(rows <= 2, `${text}: ${rows} rows of filters`);
+    if (shots && width === 320) await page.screenshot({ path: `${shots}/${name}-${width}.png`, fullPage: true });
   }
   await page.setViewportSize({ width: own, height: 900 });
 }
@@ -247,15 +266,13 @@ const flows = {
       await page.getByRole("link", { name: "Next" }).click();
       await page.getByText("Page 2 of 2").waitFor();
       assert.ok((await names()).length < 50);
+      await unfold(page);
       await page.getByLabel("Filter").fill("WORKSTATION 0");
       await page.keyboard.press("Enter");
       await page.waitForURL(/q=WORKSTATION/);
       assert.equal((await names()).length, 9);
-      if (width === desktop) await page.getByRole("columnheader", { name: "Name" }).getByRole("link").click();
-      else {
-        await page.getByLabel("Order").selectOption({ label: "Name" });
-        await page.getByRole("button", { name: "Apply" }).click();
-      }
+      if (width > phone) await page.getByRole("columnheader", { name: "Name" }).getByRole("link").click();
+      else await apply(page, () => page.getByLabel("Order").selectOption({ label: "Name" }));
       await page.waitForURL(/sort=name/);
       assert.deepEqual(await names(), (await names()).toSorted());
       assert.equal((await names())[0], "workstation 01");
@@ -270,8 +287,7 @@ const flows = {
       const key = page.getByLabel("Key", { exact: true });
       assert.equal(await key.getAttribute("type"), "search", "a list would be too long");
       const searchFor = async (text) => {
-        await key.fill(text);
-        await page.getByRole("button", { name: "Apply" }).click();
+        await apply(page, () => key.fill(text));
         await page.waitForURL((url) => url.searchParams.get("key") === text);
       };
       await searchFor("WORKSTATION 01");
@@ -299,6 +315,7 @@ const flows = {
   async "filters, and an address that can be shared"() {
     const page = await open("many");
     await signIn(page, "/usage");
+    await unfold(page);
     await page.getByRole("link", { name: "90 days" }).click();
     const requests = async () => Number((await page.locator("dd strong").first().textContent()).replaceAll(",", ""));
     const all = await requests();
@@ -310,6 +327,7 @@ const flows = {
     assert.deepEqual(await page.locator(".by-key thead th").allTextContents(),
       ["Key", "Requests", "Succeeded", "Tokens in", "Tokens out", "Total tokens", "Share of tokens"]);
     const outcome = page.getByLabel("Outcome", { exact: true });
+    await unfold(page);
     await outcome.focus();
     await page.keyboard.press("ArrowDown");
     assert.ok(await outcome.evaluate((select) => select === document.activeElement), "a choice by keyboard keeps the focus");
@@ -320,8 +338,8 @@ const flows = {
     assert.ok(failed > 100 && failed < all / 20, `${failed}`);
     assert.match(await duration.innerText(), /no completions/);
     const key = page.getByLabel("Key", { exact: true });
-    await key.selectOption(await key.locator("option").filter({ hasText: /^billing service (adr|key)_/ }).getAttribute("value"));
-    await page.getByRole("button", { name: "Apply" }).click();
+    const billing = key.locator("option").filter({ hasText: /^billing service (adr|key)_/ });
+    await apply(page, async () => key.selectOption(await billing.getAttribute("value")));
     await page.waitForURL(/key=key_/);
     assert.ok((await requests()) < failed);
     const shared = await open("many");
@@ -358,13 +376,14 @@ const flows = {
       const box = await svg.boundingBox();
       // The middle of the last bar but three.
       const [x, y] = [box.x + (box.width * 26.5) / 30, box.y + box.height / 2];
-      // A finger that is lifted at once opens the interval; one that stays reads the figures.
-      if (width < desktop) await svg.dispatchEvent("pointerdown", { clientX: x, clientY: y, pointerType: "touch" });
+      if (width < desktop) await page.touchscreen.tap(x, y);
       else await page.mouse.move(x, y);
       const tip = plot.locator(".tip");
       await tip.waitFor();
       const cells = await page.locator("#figures tbody tr").nth(26).locator("th, td").allTextContents();
-      const shown = await tip.textContent();
+      const shown = (await tip.textContent()).replace(/Open$/, "");
+      assert.equal(await tip.getByRole("link", { name: "Open" }).count(), width < desktop ? 1 : 0);
+      assert.match(page.url(), /range=30d$/, "a tap opens nothing");
       // The date and the chart's columns: outcomes; tokens of four keys and the others.
       const figures = cells.slice(first, first + series);
       for (const text of [cells[0], ...figures]) assert.ok(shown.includes(text), `${shown} has ${text}`);
@@ -415,7 +434,9 @@ const flows = {
       await svg.scrollIntoViewIfNeeded();
       const box = await svg.boundingBox();
       const [x, y] = [box.x + (box.width * (bar + 0.5)) / bars, box.y + box.height / 2];
-      await (width < desktop ? page.touchscreen.tap(x, y) : page.mouse.click(x, y));
+      if (width === desktop) return page.mouse.click(x, y);
+      await page.touchscreen.tap(x, y);
+      await page.locator(".tip").first().getByRole("link", { name: "Open" }).click();
     };
     await clickBar(10, 30);
     await page.waitForURL(/from=\d{4}-\d\d-\d\d&to=/);
@@ -423,10 +444,63 @@ const flows = {
     await clickBar(12, 24);
     await page.waitForURL(/requests\?from=.*T12/);
     await page.getByRole("heading", { name: "Requests" }).waitFor();
+    await unfold(page);
     await page.getByLabel("From").fill(`${today}T00:00`);
     await page.getByLabel("to", { exact: true }).fill(`${today}T00:30`);
     await page.getByRole("button", { name: "Apply" }).click();
     await page.waitForURL(/to=.*T00%3A30/);
+  },
+
+  async "filters are folded away behind what is set, in words"() {
+    for (const javaScriptEnabled of [true, false]) {
+      const page = await open("many", { javaScriptEnabled });
+      await signIn(page, "/usage?range=7d");
+      const button = page.locator(".fold > summary");
+      const outcome = page.getByLabel("Outcome", { exact: true });
+      assert.equal(await button.textContent(), "Filters: 7 days");
+      assert.equal(await button.isVisible(), width < desktop);
+      assert.equal(await outcome.isVisible(), width === desktop);
+      await apply(page, async () => {
+        await page.getByLabel("Key", { exact: true }).selectOption({ label: "billing service" });
+        await outcome.selectOption("failed");
+      });
+      await page.waitForURL(/outcome=failed/);
+      assert.equal(await button.textContent(), "Filters: 7 days, key billing service, errors");
+      await page.goto(page.base + "/requests?from=2026-01-02&to=2026-01-03&cause=status_500&least=5&most=900");
+      assert.equal(await button.textContent(), "Filters: 2026-01-02 to 2026-01-03, status_500, at least 5 ms, at most 900 ms");
+      await page.context().close();
+    }
+  },
+
+  async "lists are tables from 761 px on, names end after two lines, and what can be clicked has the pointer"() {
+    const page = await open("keys");
+    await signIn(page, "/keys/new");
+    const name = `${width} ${"a name as long as a name may be ".repeat(2)}`.slice(0, 64).trim();
+    await page.getByLabel("Name", { exact: true }).fill(name);
+    await page.getByRole("button", { name: "Create key" }).click();
+    await page.locator("#secret").waitFor();
+    await page.goto(page.base + "/keys");
+    const link = page.locator(".keys tbody th a").first();
+    assert.equal(await link.textContent(), name);
+    const lines = await link.evaluate((link) => link.clientHeight / parseFloat(getComputedStyle(link).lineHeight));
+    assert.ok(lines < 2.2, `${lines} lines`);
+    await link.hover();
+    const isCut = await link.evaluate((link) => link.scrollHeight > link.clientHeight + 1);
+    assert.equal(await link.getAttribute("title"), isCut ? name : null);
+    if (width === desktop) assert.ok(isCut, "the column is narrow");
+    for (const [path, highest] of [["/keys", 4600], ["/requests?range=90d", 3600], ["/audit", 3600]]) {
+      await page.goto(page.base + path);
+      assert.equal(await page.locator("tbody tr").count(), 50);
+      const height = await page.evaluate(() => document.documentElement.scrollHeight);
+      assert.equal(await page.locator(".cards thead").isVisible(), width > phone);
+      if (width > phone) assert.ok(height < highest, `${path} is ${height} high`);
+    }
+    if (width < desktop) return;
+    await page.goto(page.base + "/usage?range=90d");
+    for (const clicked of [".plot svg", ".data summary", "select", "button", ".choices a"]) {
+      const cursors = await page.locator(clicked).evaluateAll((all) => all.map((element) => getComputedStyle(element).cursor));
+      assert.ok(cursors.length > 0 && cursors.every((cursor) => cursor === "pointer"), `${clicked}: ${cursors}`);
+    }
   },
 
   async "series can be told apart with red-green blindness"() {
@@ -483,18 +557,17 @@ const flows = {
       await page.waitForURL(/sort=requests/);
       assert.deepEqual(await names(), first.toReversed());
       await page.goto(page.base + "/requests?range=90d");
-      await page.getByLabel("Took at least").fill("3000");
-      await page.getByRole("button", { name: "Apply" }).click();
+      await apply(page, () => page.getByLabel("Took at least").fill("3000"));
       await page.waitForURL(/least=3000/);
       const times = await page.locator(".requests tbody td:nth-child(8)").allTextContents();
       // One of 30 requests took so long: 2,000 have dozens of them.
       assert.ok(times.length > 15 && times.every((time) => / s$/.test(time) && parseFloat(time) >= 3), times.join());
-      await page.getByLabel("Took at least").fill("4000000");
-      await page.getByRole("button", { name: "Apply" }).click();
+      await apply(page, () => page.getByLabel("Took at least").fill("4000000"));
       await page.getByText("Searched 2,000 requests, back to").waitFor();
       await page.getByRole("link", { name: "Search earlier requests" }).click();
       await page.getByText("Searched 2,000 requests, back to").waitFor();
       await page.getByRole("link", { name: "Figures" }).click();
+      await unfold(page);
       await page.getByRole("link", { name: "Last month" }).click();
       const days = await page.locator("#figures tbody tr").count();
       assert.ok(days >= 28 && days <= 31, `${days}`);
@@ -570,8 +643,7 @@ const flows = {
     await page.getByRole("button", { name: "Create key" }).click();
     assert.match(await page.locator("#secret").textContent(), /^adr_/);
     await page.goto(page.base + "/usage");
-    await page.getByLabel("Outcome", { exact: true }).selectOption("ok");
-    await page.getByRole("button", { name: "Apply" }).click();
+    await apply(page, () => page.getByLabel("Outcome", { exact: true }).selectOption("ok"));
     assert.match(page.url(), /outcome=ok/);
     await page.goto(page.base + "/status");
     await page.getByText("Checked at").waitFor();
@@ -619,23 +691,28 @@ const flows = {
     const seen = new Set();
     for (let step = 0; step < 40; step += 1) {
       await page.keyboard.press("Tab");
-      seen.add(await page.evaluate(() => document.activeElement.textContent.trim()));
+      seen.add(await page.evaluate(() => document.activeElement.textContent.trim().replace(/^Filters.*/, "Filters")));
     }
-    // A phone has a list of the orders in place of the table's head.
-    const sorting = width === desktop ? ["Name", "Total tokens, 30 d"] : [];
-    for (const name of ["API Keys", "Usage", "Requests", "Status", "Audit", "Sign out", "Create key", "Apply", "billing service", ...sorting]) {
+    // A phone has a button in place of the filters, and in these a list of the orders in place of the table's head.
+    const own = width > phone ? ["Apply", "Name", "Total tokens, 30 d"] : ["Filters"];
+    for (const name of ["API Keys", "Usage", "Requests", "Status", "Audit", "Sign out", "Create key", "billing service", ...own]) {
       assert.ok(seen.has(name), name);
     }
   },
 };
 
+// Flows that compare the drawn page with figures run at the tablet's width too, and in dark.
+const drawn = new Set(["the list of keys: filter, order and pages, with and without JavaScript",
+  "a bar's exact figures at the pointer and at the finger", "a bar is as high as its figures, and opens its interval down to the requests",
+  "filters are folded away behind what is set, in words",
+  "lists are tables from 761 px on, names end after two lines, and what can be clicked has the pointer"]);
 // Flows in which nothing depends on the layout.
 const independent = new Set(["series can be told apart with red-green blindness", "exports contain what the page shows",
   "a stale form and a foreign page change nothing"]);
-for (const name of independent) assert.ok(name in flows, name);
+for (const name of [...drawn, ...independent]) assert.ok(name in flows, name);
 
-// Loads every page once, and checks it at the layouts, in light and dark.
-async function look(ledger, layouts) {
+// Loads every page once, and checks it at all layouts, in light and dark.
+async function look(ledger) {
   // Without motion, a link has its colour at once when the scheme changes.
   const page = await open(ledger, { viewport: { width: desktop, height: 900 }, hasTouch: false, reducedMotion: "reduce" });
   const checkPage = async (name) => {
@@ -643,6 +720,8 @@ async function look(ledger, layouts) {
       await page.emulateMedia({ colorScheme });
       for (const width of layouts) {
         await page.setViewportSize({ width, height: 900 });
+        // A tablet has the filters folded, a phone unfolded.
+        await page.locator(".fold").evaluateAll((all, open) => all.forEach((fold) => (fold.open = open)), width === phone);
         const text = `${ledger}-${name}-${colorScheme}`;
         // The second scheme needs the rules about its colours only.
         await checkAccess(page, `${text}, ${width}`, colorScheme === "dark" ? ["color-contrast", "link-in-text-block"] : undefined);
@@ -666,7 +745,10 @@ async function look(ledger, layouts) {
     "new-key": "/keys/new", audit: "/audit", usage: "/usage", "usage-90d": "/usage?range=90d", "usage-7d": "/usage?range=7d",
     "usage-1h": "/usage?range=1h", "usage-month": "/usage?range=month", "usage-six-years": `/usage?from=${sixYearsAgo}&to=${today}`,
     requests: "/requests?range=90d", "requests-slow": "/requests?range=90d&least=5000", "usage-day": `/usage?from=${today}T00:00&to=${today}T12:00`, "audit-keys": "/audit?about=keys", "usage-keys": "/usage/keys?range=90d", status: "/status", missing: "/requests/find?id=x", nothing: "/nothing" };
-  const wanted = Object.entries(pages).filter(([, path]) => ledger !== "keys" || /^\/(keys|audit|usage|requests)/.test(path));
+  // The other ledgers differ in what a page is empty of or has fifty of, not in its range.
+  const others = { empty: ["keys", "new-key", "audit", "usage", "requests", "status", "missing", "nothing"], one: ["keys", "usage", "usage-1h", "requests"],
+    keys: ["keys", "keys-filtered", "keys-none", "audit", "usage-90d", "requests"] };
+  const wanted = Object.entries(pages).filter(([name]) => (others[ledger] ?? [name]).includes(name));
   const tooHeavy = [];
   for (const [name, path] of wanted) {
     const response = await page.goto(page.base + path, { waitUntil: "load" });
@@ -713,14 +795,12 @@ async function attempt(name, work) {
 process.on("unhandledRejection", (error) => { failures += 1; console.log(`FAIL  ${error.stack}`); });
 process.on("uncaughtException", (error) => { failures += 1; console.log(`FAIL  ${error.stack}`); });
 
-async function lookAt(ledger, layouts) {
-  await attempt(`pages, ${ledger}`, () => look(ledger, shots ? [desktop, phone] : layouts));
-}
+const lookAt = (ledger) => attempt(`pages, ${ledger}`, () => look(ledger));
 
 async function runFlows() {
-  for (width of [desktop, phone]) {
+  for (width of layouts) {
     for (const [name, flow] of Object.entries(flows)) {
-      if (width === desktop || !independent.has(name)) await attempt(`${name}, ${width}`, flow);
+      if (width === desktop || (width === tablet ? drawn.has(name) : !independent.has(name))) await attempt(`${name}, ${width}`, flow);
     }
   }
 }
@@ -728,12 +808,12 @@ async function runFlows() {
 // Both halves take about as long. The ledgers "empty" and "one" are looked at before a flow changes them. run.py fills the
 // ledger "many" meanwhile.
 async function lookAtFew() {
-  await lookAt("empty", [desktop]);
-  await lookAt("one", [desktop]);
+  await lookAt("empty");
+  await lookAt("one");
 }
 async function lookAtMany() {
-  await lookAt("keys", [desktop, phone]);
-  await lookAt("many", [desktop, phone]);
+  await lookAt("keys");
+  await lookAt("many");
 }
 await Promise.all([lookAtFew().then(runFlows), lookAtMany()]);
 console.log(`the heaviest page: ${heavy} bytes with its style sheet, script and icon`);

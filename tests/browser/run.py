@@ -2,7 +2,7 @@
 
     python3 tests/browser/run.py [--only PATTERN] [FOLDER]
 
-Writes screenshots of every page to FOLDER, if it is given, at the widths of a desktop and of two phones. With --only, it
+Writes screenshots of every page to FOLDER, if it is given, at the widths of a desktop, a tablet and two phones. With --only, it
 runs the tests whose names match PATTERN. It needs Debian's chromium-headless-shell and nodejs, and the npm packages of this folder.
 """
 
