@@ -53,7 +53,7 @@ pub fn rows(operator: &Operator, is_json: bool) -> PageResult {
         true => ("json", "[".into()),
         false => ("csv", BYTE_ORDER_MARK.to_owned() + &LedgerRow::csv_heading()),
     };
-    let view = UsageView::read(&operator.request.query, operator.request.now);
+    let view = UsageView::of(operator)?;
     let pieces = row_pieces(Arc::clone(&operator.console.store), view.row_filter(), is_json);
     start(operator, &view, &format!("usage.{extension}"), opening, pieces)
 }
@@ -91,9 +91,9 @@ fn row_pieces(store: Arc<Store>, filter: RowFilter, is_json: bool) -> impl FnMut
 
 /// The totals by key and day, for billing. A piece is a day, so that the memory does not grow with the range.
 pub fn totals(operator: &Operator) -> PageResult {
-    let Operator { console, request, .. } = *operator;
+    let console = operator.console;
     let keys = console.store.list_keys()?;
-    let view = UsageView::read(&request.query, request.now).with_key(&keys);
+    let view = UsageView::of(operator)?.with_key(&keys);
     // Before the first piece: a download that has begun can't be refused.
     console.store.check_rows_of(view.range)?;
     let heading = BYTE_ORDER_MARK.to_owned() + &csv_line(&TOTALS_COLUMNS.map(String::from));

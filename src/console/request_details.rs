@@ -184,9 +184,9 @@ fn timeline(row: &LedgerRow) -> Markup {
     };
     let (queue, runtime) = (row.queue_ms.unwrap_or(0.0), row.runtime_ms.unwrap_or(0.0));
     let own = (all - queue - row.search_ms.unwrap_or(0.0) - runtime).max(0.0);
-    let mut parts = vec![("Queue", "k3", queue), ("Gateway", "k2", own)];
-    parts.extend(row.search_ms.map(|search| ("Search", "k1", search)));
-    parts.push(("Runtime", "k0", runtime));
+    let mut parts = vec![("Queue", "t0", queue), ("Gateway", "t1", own)];
+    parts.extend(row.search_ms.map(|search| ("Search", "t2", search)));
+    parts.push(("Runtime", "t3", runtime));
     let scale = 1000.0 / parts.iter().map(|(_, _, ms)| ms).sum::<f64>().max(f64::MIN_POSITIVE);
     let mut x = 0.0;
     let mut drawn = Vec::new();

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::division::Division;
 use super::engine::{Row, SqlValue, values};
 use super::grouping::{Group, Grouping};
-use super::{Matching, Range, Result, Span, Store};
+use super::{Matching, Range, Result, Span, Store, StoreError};
 use crate::id::RequestId;
 
 /// Selects the requests that are counted; `None` for all.
@@ -50,6 +50,11 @@ impl Sums {
 
     pub fn succeeded(&self) -> i64 {
         self.requests - self.errors
+    }
+
+    /// The total tokens; `None` if there were completions and none was measured.
+    pub fn measured(&self) -> Option<i64> {
+        (self.unmeasured == 0 || self.unmeasured < self.succeeded()).then_some(self.total_tokens)
     }
 }
 
@@ -149,6 +154,19 @@ impl Store {
         self.engine.read(|session| Division { session, parts: Vec::new() }.divide(range, Span::Day))
     }
 
+    /// Extends a range to full hours if it cuts hours whose rows retention has removed.
+    pub fn answerable(&self, range: Range) -> Result<Range> {
+        match self.check_rows_of(range) {
+            Err(StoreError::RowsRemoved(hour)) => {
+                let end = hour + Span::Hour.seconds();
+                let since = if (hour..end).contains(&range.since) { hour } else { range.since };
+                let until = if (hour..end).contains(&range.until) { end } else { range.until };
+                self.answerable(Range { since, until })
+            }
+            checked => checked.map(|()| range),
+        }
+    }
+
     /// Calls `take` with the sums of a range, by span and in the order of time. If the range begins and ends with a span, all
     /// are read from the rollup. Fails if retention has removed the rows of an hour that the range cuts.
     pub fn figures(
@@ -219,7 +237,7 @@ mod tests {
     use super::*;
     use crate::store::ledger::tests::{row, with_outcome, write};
     use crate::store::tests::Temporary;
-    use crate::store::{DAY, LedgerRow, StoreError};
+    use crate::store::{DAY, LedgerRow};
 
     const HOUR: i64 = 3600;
 
