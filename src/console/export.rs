@@ -122,8 +122,10 @@ fn day_lines(
     day: Range,
 ) -> Result<String, StoreError> {
     let mut by_key: BTreeMap<String, Sums> = BTreeMap::new();
-    store.figures(Span::Day, day, view.filter(), &view.matching(), |row| {
-        by_key.entry(row.key_id).or_default().add(&row.sums);
+    store.figures(Span::Day, day, view.filter(), |row| {
+        if view.matching().includes(row.status, row.error_code.as_deref()) {
+            by_key.entry(row.key_id).or_default().add(&row.sums);
+        }
     })?;
     let date = when::iso(day.since).unwrap_or_default()[..10].to_owned();
     let line = |(id, sums): (String, Sums)| {

@@ -9,9 +9,7 @@ use super::form::{Form, link};
 use super::html_table::{SortColumn, SortOrder, cards, choices, hidden_fields, page_links};
 use super::page_request::Operator;
 use super::{PageResult, format, layout};
-use crate::store::{
-    Filter, Key, KeyBudget, KeyState, Matching, Permission, Range, Span, Store, StoreError, Sums,
-};
+use crate::store::{Filter, Key, KeyBudget, KeyState, Permission, Range, Span, Store, StoreError, Sums};
 use crate::text::{count, grouped};
 
 /// The days over which requests are counted: today and the days before it.
@@ -127,7 +125,7 @@ pub fn recent_sums(store: &Store, filter: Filter, now: i64) -> Result<HashMap<St
     let until = (now.div_euclid(day) + 1) * day;
     let range = Range { since: until - COUNTED_DAYS * day, until };
     let mut figures: HashMap<String, Sums> = HashMap::new();
-    store.figures(Span::Day, range, filter, &Matching::Anything, |row| {
+    store.figures(Span::Day, range, filter, |row| {
         figures.entry(row.key_id).or_default().add(&row.sums);
     })?;
     Ok(figures)

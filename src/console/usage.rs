@@ -36,8 +36,7 @@ fn overview(view: &UsageView, keys: &[Key], report: &UsageReport, now: i64) -> M
                 h2 { "No requests" }
                 p {
                     @if keys.is_empty() { "There is no key yet. " a href="/keys/new" { "Create the first key" } " and send a request with it." }
-                    @else if view.key.is_some() || view.gateway.is_some() || !view.outcome.is_empty() { "None in this range matches the filters. " a href="/usage?range=all" { "Show all" } }
-                    @else { "There were none in this range. " a href="/usage?range=all" { "Show all" } }
+                    @else { "None matches the range and the filters. " a href="/usage?range=all" { "Show all" } }
                 }
             }
         } @else {
@@ -71,8 +70,8 @@ fn cards(view: &UsageView, report: &UsageReport) -> Markup {
         html! { "no requests" }
     };
     let parts = html! {
-        (figure(prompt)) " in, " (figure(completion)) " out"
-        @if shown.unmeasured > 0 { br; (count(shown.unmeasured, "request")) " unmeasured" }
+        @if total.is_some() { (figure(prompt)) " in, " (figure(completion)) " out" br; }
+        @if shown.unmeasured > 0 { (count(shown.unmeasured, "request")) " unmeasured" }
     };
     let slow = html! {
         @match durations.len() {

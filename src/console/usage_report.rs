@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::bar_interval::{BarInterval, DAY, HOUR};
 use super::chart::Series;
 use super::usage_view::UsageView;
-use crate::store::{Key, Matching, Range, Span, Store, StoreError, Sums};
+use crate::store::{Key, Range, Span, Store, StoreError, Sums};
 use crate::text::count;
 
 /// The number of keys that have a colour of their own in a chart; the others share one.
@@ -95,7 +95,7 @@ impl UsageReport {
         let mut errors: BTreeMap<(Option<i64>, String), i64> = BTreeMap::new();
         let mut by_key: HashMap<String, KeyUsage> = HashMap::new();
         let matching = view.matching();
-        store.figures(span, view.range, view.filter(), &Matching::Anything, |row| {
+        store.figures(span, view.range, view.filter(), |row| {
             let key = by_key.entry(row.key_id).or_insert_with_key(|id| {
                 let place = places.get(id.as_str()).copied().unwrap_or(keys.len());
                 let name = keys.get(place).map_or(id, |key| &key.name).clone();
