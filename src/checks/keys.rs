@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::Finding;
-use crate::store::{BudgetPeriod, Filter, Key, KeyState, Matching, Span, Store, StoreError};
+use crate::store::{BudgetPeriod, Filter, Key, KeyState, Span, Store, StoreError};
 use crate::text::count;
 use crate::when;
 
@@ -66,7 +66,7 @@ fn unmeasured<'a>(store: &Store, keys: &'a [Key], now: i64) -> Result<Vec<(&'a K
     }
     let mut numbers: HashMap<String, i64> = HashMap::new();
     let month = BudgetPeriod::Month.around(now);
-    store.figures(Span::Day, month, Filter::ALL, &Matching::Anything, |row| {
+    store.figures(Span::Day, month, Filter::ALL, |row| {
         if row.sums.unmeasured > 0
             && periods.get(row.key_id.as_str()).is_some_and(|since| row.start >= *since)
         {

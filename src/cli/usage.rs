@@ -280,7 +280,7 @@ fn list_line(row: &LedgerRow) -> Vec<String> {
 fn tell_removed(selection: &Selection, listed: i64) -> Result<(), CliError> {
     let mut requests = 0;
     let take = |row: RollupRow| requests += row.sums.requests;
-    match selection.store.figures(Span::Day, selection.range, selection.filter(), &Matching::Anything, take) {
+    match selection.store.figures(Span::Day, selection.range, selection.filter(), take) {
         Ok(()) if requests <= listed => return Ok(()),
         Ok(()) => eprint!("{} of this range", count(requests - listed, "other request")),
         Err(StoreError::RowsRemoved(_)) => eprint!("Some requests of this range"),

@@ -39,14 +39,14 @@ impl BarInterval {
 
     pub const DAY: Self = Self::Seconds(DAY);
 
-    /// Returns the shortest interval that is no shorter than the span and needs few enough bars for the range, with the starts
-    /// of the bars.
-    pub fn fitting(range: Range, span: Span) -> (Self, Vec<i64>) {
-        let is_whole = |interval: Self| !matches!(interval, Self::Seconds(s) if s < span.seconds());
-        let fits = |(interval, most): (Self, usize)| Some((interval, interval.starts(range, most)?));
+    /// Returns the shortest interval that is no shorter than the span and needs few enough bars for the range, with what each bar
+    /// covers. The range may cut the first and the last.
+    pub fn fitting(range: Range, span: Span) -> (Self, Vec<Range>) {
+        let is_long = |interval: Self| !matches!(interval, Self::Seconds(s) if s < span.seconds());
+        let fits = |(interval, most): (Self, usize)| Some((interval, interval.divide(range, most)?));
         Self::ALL
             .into_iter()
-            .filter(|(interval, _)| is_whole(*interval))
+            .filter(|(interval, _)| is_long(*interval))
             .find_map(fits)
             .expect("there may be any number of years")
     }
@@ -67,15 +67,23 @@ impl BarInterval {
         }
     }
 
-    /// Returns the starts of the bars that cover a range, or `None` if they are too many.
-    fn starts(self, range: Range, most: usize) -> Option<Vec<i64>> {
-        let mut starts = vec![range.since];
-        loop {
-            match self.next(starts[starts.len() - 1]) {
-                end if end >= range.until => return Some(starts),
-                _ if starts.len() == most => return None,
-                next => starts.push(next),
+    /// Returns whether a bar covers its whole interval.
+    pub fn is_whole(self, bar: Range) -> bool {
+        [self.next(bar.since - 1), self.next(bar.since)] == [bar.since, bar.until]
+    }
+
+    /// Returns what the bars of a range cover, or `None` if they are too many.
+    fn divide(self, range: Range, most: usize) -> Option<Vec<Range>> {
+        let mut bars = Vec::new();
+        let mut since = range.since;
+        while since < range.until {
+            let until = self.next(since).min(range.until);
+            bars.push(Range { since, until });
+            since = until;
+            if bars.len() > most {
+                return None;
             }
         }
+        Some(bars)
     }
 }

@@ -3,7 +3,7 @@
 
 use maud::{Markup, html};
 
-use crate::text::grouped;
+use super::format::figure;
 
 /// The drawing's own units: the width of a bar's place, the part of it that the bar fills, and the height.
 const PLACE: usize = 10;
@@ -15,7 +15,8 @@ pub struct Series {
     pub name: String,
     /// The style sheet's class that gives its colour.
     pub class: String,
-    pub values: Vec<i64>,
+    /// `None` for a bar in which nothing was measured.
+    pub values: Vec<Option<i64>>,
 }
 
 pub struct Chart {
@@ -33,8 +34,8 @@ pub struct Axis {
     pub ticks: Vec<String>,
     /// The address of the page with the interval of each bar.
     pub links: Vec<String>,
-    /// The bar whose interval has not ended.
-    pub unfinished: Option<usize>,
+    /// Marks a bar that covers a part of its interval, or whose interval has not ended.
+    pub pale: Vec<bool>,
 }
 
 /// Draws the charts, and the table of all their figures.
@@ -72,7 +73,9 @@ impl Chart {
                         @for series in &self.series {
                             path class=(format!("f {}", series.class)) d=(stacked(&series.values, &mut below, scale.top)) {}
                         }
-                        @if let Some(bar) = axis.unfinished { rect.unfinished x=(bar * PLACE) width=(PLACE) height=(HEIGHT) {} }
+                        @for (bar, _) in axis.pale.iter().enumerate().filter(|(_, pale)| **pale) {
+                            rect.pale x=(bar * PLACE) width=(PLACE) height=(HEIGHT) {}
+                        }
                     }
                     div.x aria-hidden="true" {
                         @for tick in &axis.ticks {
@@ -87,7 +90,7 @@ impl Chart {
     }
 
     fn highest(&self, bars: usize) -> f64 {
-        let sum = |bar: usize| self.series.iter().map(|series| series.values[bar] as f64).sum();
+        let sum = |bar: usize| self.series.iter().map(|series| series.values[bar].unwrap_or(0) as f64).sum();
         (0..bars).map(sum).fold(0.0, f64::max)
     }
 }
@@ -112,9 +115,9 @@ fn table(charts: &[Chart], axis: &Axis) -> Markup {
                     tbody {
                         @for (bar, label) in axis.labels.iter().enumerate() {
                             tr {
-                                th { a href=(axis.links[bar]) { (label) } @if axis.unfinished == Some(bar) { ", so far" } }
+                                th { a href=(axis.links[bar]) { (label) } }
                                 @for chart in charts {
-                                    @for series in &chart.series { td { (grouped(series.values[bar])) } }
+                                    @for series in &chart.series { td { (figure(series.values[bar])) } }
                                 }
                             }
                         }
@@ -127,14 +130,14 @@ fn table(charts: &[Chart], axis: &Axis) -> Markup {
 
 /// Draws bars on top of those in `below`. Their heights are exact: small values belong at the bottom, where the style sheet adds
 /// a hairline.
-fn stacked(values: &[i64], below: &mut [f64], top: f64) -> String {
+fn stacked(values: &[Option<i64>], below: &mut [f64], top: f64) -> String {
     let mut path = String::new();
     for (bar, value) in values.iter().enumerate() {
-        if *value <= 0 {
+        let Some(value) = value.filter(|value| *value > 0) else {
             continue;
-        }
+        };
         let (x, bottom) = (bar * PLACE + (PLACE - FILLED) / 2, below[bar]);
-        below[bar] += *value as f64 / top * HEIGHT;
+        below[bar] += value as f64 / top * HEIGHT;
         // Hundredths, without zeros at the end: the chart of an hour may have 300 segments.
         let y = |height: f64| ((HEIGHT - height) * 100.0).round() / 100.0;
         path += &format!("M{x} {}V{}h{FILLED}V{}z", y(bottom), y(below[bar]), y(bottom));
@@ -212,13 +215,13 @@ mod tests {
         let chart = Chart {
             title: "Tokens",
             summary: hostile.into(),
-            series: vec![Series { name: hostile.into(), class: "k0".into(), values: vec![1, 0] }],
+            series: vec![Series { name: hostile.into(), class: "k0".into(), values: vec![Some(1), None] }],
         };
         let axis = Axis {
             labels: vec![hostile.into(); 2],
             ticks: vec![hostile.into(), String::new()],
             links: vec![hostile.into(); 2],
-            unfinished: Some(1),
+            pale: vec![false, true],
         };
         let (drawn, table) = draw(&[chart], &axis);
         for drawn in drawn.into_iter().chain([table]) {

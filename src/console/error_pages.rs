@@ -70,6 +70,7 @@ pub fn error(operator: Option<&Operator>, peer: Option<IpAddr>, error: &PageErro
             reason = format!("{error}.");
             (400, "These figures are not kept", reason.as_str(), None)
         }
+        PageError::Range(message) => (400, "No such range", message.as_str(), None),
         PageError::Store(error) => {
             // Without the database no session can be verified, so anyone can cause this line.
             if logging::allow_stranger(error.cause(), peer) {

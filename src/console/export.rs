@@ -54,8 +54,7 @@ pub fn rows(operator: &Operator, is_json: bool) -> PageResult {
         false => ("csv", BYTE_ORDER_MARK.to_owned() + &LedgerRow::csv_heading()),
     };
     let store = &operator.console.store;
-    let view = UsageView::read(&operator.request.query, operator.request.now)
-        .with_key(store, &store.list_keys()?)?;
+    let view = UsageView::of(operator)?.with_key(store, &store.list_keys()?)?;
     let pieces = row_pieces(Arc::clone(store), view.row_filter(), is_json);
     start(operator, &view, &format!("usage.{extension}"), opening, pieces)
 }
@@ -93,9 +92,9 @@ fn row_pieces(store: Arc<Store>, filter: RowFilter, is_json: bool) -> impl FnMut
 
 /// The totals by key and day, for billing. A piece is a day, so that the memory does not grow with the range.
 pub fn totals(operator: &Operator) -> PageResult {
-    let Operator { console, request, .. } = *operator;
+    let console = operator.console;
     let keys = console.store.list_keys()?;
-    let view = UsageView::read(&request.query, request.now).with_key(&console.store, &keys)?;
+    let view = UsageView::of(operator)?.with_key(&console.store, &keys)?;
     // Before the first piece: a download that has begun can't be refused.
     console.store.check_rows_of(view.range)?;
     let heading = BYTE_ORDER_MARK.to_owned() + &csv_line(&TOTALS_COLUMNS.map(String::from));
@@ -124,8 +123,10 @@ fn day_lines(
     day: Range,
 ) -> Result<String, StoreError> {
     let mut by_key: BTreeMap<String, Sums> = BTreeMap::new();
-    store.figures(Span::Day, day, view.filter(), &view.matching(), |row| {
-        by_key.entry(row.key_id).or_default().add(&row.sums);
+    store.figures(Span::Day, day, view.filter(), |row| {
+        if view.matching().includes(row.status, row.error_code.as_deref()) {
+            by_key.entry(row.key_id).or_default().add(&row.sums);
+        }
     })?;
     let date = when::iso(day.since).unwrap_or_default()[..10].to_owned();
     let line = |(id, sums): (String, Sums)| {

@@ -8,7 +8,6 @@ use super::{format, key_list};
 use crate::error::FailureCause;
 use crate::store::{Gateway, Key, Range};
 use crate::text::count;
-use crate::when::When;
 
 /// The most keys that are offered in a list. If there are more, the field is a search: a longer list makes the page exceed 60 KB.
 const KEYS_OFFERED: usize = 40;
@@ -122,14 +121,14 @@ fn matching_keys(view: &UsageView, address: &str, keys: &[Key]) -> Markup {
 }
 
 pub fn range(view: &UsageView, now: i64) -> Markup {
-    let meaning = match When::parse(view.choice) {
-        Some(When::Days(days)) => format!(": today and the {} days before it", days - 1),
-        _ => String::new(),
-    };
-    let Range { since, until } = view.covered;
+    let Range { since, until } = view.range;
+    let time = if since % 60 == 0 && until % 60 == 0 { format::minute } else { format::second };
     html! {
-        p.muted.range {
-            (format::minute(since)) " to " @if until > now { "now" } @else { (format::minute(until)) } ", UTC" (meaning)
+        @if view.is_extended {
+            p.notice role="status" {
+                "From and To are full hours now: retention has removed the requests of an hour that the range cut, and only its total is kept."
+            }
         }
+        p.muted.range { (time(since)) " to " @if until > now { "now" } @else { (time(until)) } ", UTC" }
     }
 }

@@ -27,6 +27,11 @@ fn time_element(unix: i64, length: usize) -> Markup {
     }
 }
 
+/// A number; a dash if it was not measured.
+pub fn figure(number: Option<i64>) -> String {
+    number.map_or("–".into(), grouped)
+}
+
 /// A duration in the unit that fits it.
 pub fn duration(milliseconds: f64) -> String {
     match milliseconds {

@@ -10,8 +10,7 @@ use super::html_table::{SortColumn, SortOrder, cards, choices, folded, hidden_fi
 use super::page_request::Operator;
 use super::{PageResult, format, layout};
 use crate::store::{
-    Budget, Filter, Key, KeyBudget, KeyState, Matching, Permission, Range, Span, Store, StoreError, Sums,
-    time_left,
+    Budget, Filter, Key, KeyBudget, KeyState, Permission, Range, Span, Store, StoreError, Sums, time_left,
 };
 use crate::text::{count, grouped};
 
@@ -136,7 +135,7 @@ pub fn recent_sums(store: &Store, filter: Filter, now: i64) -> Result<HashMap<St
     let until = (now.div_euclid(day) + 1) * day;
     let range = Range { since: until - COUNTED_DAYS * day, until };
     let mut figures: HashMap<String, Sums> = HashMap::new();
-    store.figures(Span::Day, range, filter, &Matching::Anything, |row| {
+    store.figures(Span::Day, range, filter, |row| {
         figures.entry(row.key_id).or_default().add(&row.sums);
     })?;
     Ok(figures)

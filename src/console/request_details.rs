@@ -176,10 +176,10 @@ fn timeline(row: &LedgerRow) -> Markup {
     };
     let own = all - [row.queue_ms, row.search_ms, row.runtime_ms].into_iter().flatten().sum::<f64>();
     let parts = [
-        ("Queue", "k3", row.queue_ms),
-        ("Gateway", "k2", Some(own.max(0.0))),
-        ("Search", "k1", row.search_ms),
-        ("Runtime", "k0", row.runtime_ms),
+        ("Queue", "t0", row.queue_ms),
+        ("Gateway", "t1", Some(own.max(0.0))),
+        ("Search", "t2", row.search_ms),
+        ("Runtime", "t3", row.runtime_ms),
     ];
     // A part that was not measured has no place in the bar.
     let parts: Vec<_> = parts.into_iter().filter_map(|(name, class, ms)| Some((name, class, ms?))).collect();

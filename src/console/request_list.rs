@@ -19,7 +19,7 @@ const COLUMNS: [&str; 9] =
 pub fn page(operator: &Operator) -> PageResult {
     let Operator { console, request, .. } = *operator;
     let keys = console.store.list_keys()?;
-    let view = UsageView::read(&request.query, request.now).with_key(&console.store, &keys)?;
+    let view = UsageView::of(operator)?.with_key(&console.store, &keys)?;
     let gateways = console.shared_gateways()?;
     let id = |name| Some(request.query.get(name)).filter(|id| request_details::is_id(id));
     let (before, after) = (id("before"), id("after"));

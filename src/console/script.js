@@ -51,7 +51,7 @@ for (const plot of document.querySelectorAll("[data-column]")) {
     const figures = values.slice(plot.dataset.column - 1).slice(0, names.length);
     const lines = names.map((name, number) => [name.cloneNode(true), figures[number]]);
     if ("sum" in plot.dataset) {
-      const sum = figures.reduce((all, value) => all + Number(value.replaceAll(",", "")), 0);
+      const sum = figures.reduce((all, value) => all + (Number(value.replaceAll(",", "")) || 0), 0);
       lines.push(["Total", sum.toLocaleString("en-US")]);
     }
     tip.replaceChildren(label, ...lines.map(([name, value]) => {

@@ -2,21 +2,23 @@
 
 use maud::{Markup, html};
 
+use super::format::figure;
 use super::html_table::{heading, table};
 use super::page_request::Operator;
-use super::usage_report::UsageReport;
+use super::usage_report::{UsageReport, percentile};
 use super::usage_view::UsageView;
 use super::{PageResult, chart, filters, format, layout, usage_by_key, usage_charts};
-use crate::store::Key;
+use crate::store::{Key, Sums};
 use crate::text::{count, grouped};
 
 pub fn page(operator: &Operator) -> PageResult {
     let Operator { console, request, .. } = *operator;
     let keys = console.store.list_keys()?;
-    let view = UsageView::read(&request.query, request.now)
+    let view = UsageView::of(operator)?
+        .without_row_filters()
         .with_key(&console.store, &keys)?
-        .countable(&console.store)?;
-    let report = UsageReport::read(&console.store, &view, &keys)?;
+        .answerable(&console.store)?;
+    let report = UsageReport::read(&console.store, &view, &keys, request.now)?;
     let content = html! {
         main {
             h1 { "Usage" }
@@ -28,23 +30,22 @@ pub fn page(operator: &Operator) -> PageResult {
 }
 
 fn overview(view: &UsageView, keys: &[Key], report: &UsageReport, now: i64) -> Markup {
-    let (charts, figures) = chart::draw(&usage_charts::all(report), &usage_charts::axis(view, now));
+    let (charts, figures) = chart::draw(&usage_charts::all(report), &usage_charts::axis(view, report, now));
     html! {
         (filters::range(view, now))
         (cards(view, report))
-        @if report.all.requests == 0 {
+        @if report.shown.requests == 0 {
             section.empty {
                 h2 { "No requests" }
                 p {
                     @if keys.is_empty() { "There is no key yet. " a href="/keys/new" { "Create the first key" } " and send a request with it." }
-                    @else if view.key.is_some() || view.gateway.is_some() || !view.outcome.is_empty() { "None in this range matches the filters. " a href="/usage?range=90d" { "Show 90 days, unfiltered" } }
-                    @else { "There were none in this range. " a href="/usage?range=90d" { "Show 90 days" } }
+                    @else { "None matches the range and the filters. " a href="/usage?range=all" { "Show all" } }
                 }
             }
         } @else {
             section.charts aria-label="Charts" {
                 @for chart in charts { (chart) }
-                (errors(view, report))
+                @if !report.errors.is_empty() { (errors(view, report)) }
             }
             (figures)
             (usage_by_key::section(view, report))
@@ -57,39 +58,48 @@ fn overview(view: &UsageView, keys: &[Key], report: &UsageReport, now: i64) -> M
 }
 
 fn cards(view: &UsageView, report: &UsageReport) -> Markup {
-    let (all, succeeded) = (&report.all, report.all.succeeded());
-    let unmeasured = html! { @if all.unmeasured > 0 { (count(all.unmeasured, "request")) " unmeasured" } };
-    let is_measured = succeeded > all.unmeasured;
-    let [median, p95, p99] =
-        [0.5, 0.95, 0.99].map(|share| report.percentile(share).map_or("–".into(), format::exact_duration));
-    let durations = html! {
-        @match report.durations.len() {
-            0 => "no completions",
+    let UsageReport { all, shown, durations, .. } = report;
+    let [prompt, completion, total] = tokens(shown);
+    let [median, p95, p99] = [0.5, 0.95, 0.99]
+        .map(|share| percentile(durations, share).map_or("–".into(), format::exact_duration));
+    let requests = |outcome: &str, text: String| html! { a href=(view.requests_address(outcome)) { (text) } };
+    let base = match view.outcome.as_str() {
+        "" => requests("ok", format!("{} succeeded", grouped(all.succeeded()))),
+        _ => requests("", format!("of {}", grouped(all.requests))),
+    };
+    let failed = if all.requests > 0 {
+        requests("failed", count(all.errors, "error"))
+    } else {
+        html! { "no requests" }
+    };
+    let parts = html! {
+        @if total.is_some() { (figure(prompt)) " in, " (figure(completion)) " out" br; }
+        @if shown.unmeasured > 0 { (count(shown.unmeasured, "request")) " unmeasured" }
+    };
+    let slow = html! {
+        @match durations.len() {
+            0 if all.succeeded() == 0 => "no completions",
+            0 => "none among the newest requests",
             number => { "p95 " (p95) ", p99 " (p99) br; "of the newest " (count(number as i64, "completion")) },
         }
     };
-    let ok = html! { a href=(view.requests_address("ok")) { (grouped(succeeded)) " succeeded" } };
-    let not = html! {
-        @if all.requests > 0 { a href=(view.requests_address("failed")) { (count(all.errors, "error")) } } @else { "no requests" }
-    };
-    let requests = html! { a href=(view.requests_address(&view.outcome)) { (grouped(all.requests)) } };
     html! {
         dl.cards-row {
-            div { dt { "Requests" } dd { strong { (requests) } span { (ok) } } }
             @for (title, figure, detail) in [
-                ("Success rate", rate(succeeded, all.requests), &not),
-                ("Tokens in", tokens(all.prompt_tokens, is_measured && all.prompt_tokens > 0), &unmeasured),
-                ("Tokens out", tokens(all.completion_tokens, is_measured), &unmeasured),
-                ("Total tokens", tokens(all.total_tokens, is_measured), &unmeasured),
-                ("Duration, median", median, &durations),
+                ("Requests", requests(&view.outcome, grouped(shown.requests)), base),
+                ("Success rate", html! { (rate(all.succeeded(), all.requests)) }, failed),
+                ("Total tokens", html! { (figure(total)) }, parts),
+                ("Duration, median", html! { (median) }, slow),
             ] { div { dt { (title) } dd { strong { (figure) } span { (detail) } } } }
         }
     }
 }
 
-/// A sum of tokens. If nothing was measured it is unknown, not zero.
-pub fn tokens(sum: i64, is_known: bool) -> String {
-    if is_known { grouped(sum) } else { "–".into() }
+/// The tokens in, out and in all. A sum is unknown, not zero, if no completion was measured; every prompt has tokens.
+pub fn tokens(sums: &Sums) -> [Option<i64>; 3] {
+    let total = sums.measured().filter(|_| sums.succeeded() > 0);
+    let prompt = total.and(Some(sums.prompt_tokens)).filter(|tokens| *tokens > 0);
+    [prompt, total.and(Some(sums.completion_tokens)), total]
 }
 
 /// A share in percent. Rounding never makes it 0 % or 100 %.
@@ -121,8 +131,7 @@ fn errors(view: &UsageView, report: &UsageReport) -> Markup {
     html! {
         section.chart {
             h2 { "Errors by code" }
-            @if report.errors.is_empty() { p.muted { "None in this range." } }
-            @else { (table("numbers", false, &["Code", "Status", "Requests", "Share"].map(heading), report.errors.iter().map(cells))) }
+            (table("numbers", false, &["Code", "Status", "Requests", "Share"].map(heading), report.errors.iter().map(cells)))
         }
     }
 }

@@ -4,6 +4,7 @@ use std::cmp::Ordering;
 
 use maud::{Markup, html};
 
+use super::format::figure;
 use super::html_table::{SortColumn, SortOrder, page_links, scrolling};
 use super::page_request::Operator;
 use super::usage::{rate, tokens};
@@ -32,11 +33,11 @@ pub const DEFAULT_ORDER: SortOrder = SortOrder { column: "tokens", is_descending
 fn compare(order: SortOrder, a: &KeyUsage, b: &KeyUsage) -> Ordering {
     let by_name = || (a.name.to_lowercase(), &a.id).cmp(&(b.name.to_lowercase(), &b.id));
     let figure = |key: &KeyUsage| match order.column {
-        "requests" => key.sums.requests as f64,
-        "success" => key.sums.succeeded() as f64 / key.sums.requests as f64,
-        "in" => key.sums.prompt_tokens as f64,
-        "out" => key.sums.completion_tokens as f64,
-        _ => key.sums.total_tokens as f64,
+        "requests" => key.shown.requests as f64,
+        "success" => key.all.succeeded() as f64 / key.all.requests as f64,
+        "in" => key.shown.prompt_tokens as f64,
+        "out" => key.shown.completion_tokens as f64,
+        _ => key.shown.total_tokens as f64,
     };
     let ascending = if order.column == "key" { by_name() } else { figure(a).total_cmp(&figure(b)) };
     order.direct(ascending).then_with(by_name)
@@ -57,12 +58,12 @@ pub fn section(view: &UsageView, report: &UsageReport) -> Markup {
 pub fn page(operator: &Operator) -> PageResult {
     let Operator { console, request, .. } = *operator;
     let keys = console.store.list_keys()?;
-    let view = UsageView::read(&request.query, request.now).with_key(&console.store, &keys)?;
+    let view = UsageView::of(operator)?.without_row_filters().with_key(&console.store, &keys)?;
     if !view.key_text.is_empty() {
         return Err(PageError::WhichKey);
     }
-    let view = view.without_row_filters().countable(&console.store)?;
-    let report = UsageReport::read(&console.store, &view, &keys)?;
+    let view = view.answerable(&console.store)?;
+    let report = UsageReport::read(&console.store, &view, &keys, request.now)?;
     let pages = report.keys.len().div_ceil(KEYS_PER_PAGE).max(1);
     let number: usize = request.query.get("page").parse().unwrap_or(1).clamp(1, pages);
     let address = |number: usize| format!("{}&page={number}", view.address("/usage/keys"));
@@ -88,17 +89,17 @@ fn table(view: &UsageView, report: &UsageReport, address: &str, skipped: usize, 
         view.order.heading(&column, column.heading, &format!("{}#by-key", sorted.address(address)))
     });
     let cells = |key: &KeyUsage| {
-        let KeyUsage { name, sums, .. } = key;
+        let KeyUsage { name, all, shown, .. } = key;
+        let [prompt, completion, total] = tokens(shown);
         let of_key = UsageView { key: Some(key.id.clone()), ..view.clone() };
-        let is_measured = sums.succeeded() > sums.unmeasured;
         vec![
             html! { a.text href=(of_key.address("/usage")) { (name) } },
-            html! { a href=(of_key.address("/requests")) { (grouped(sums.requests)) } },
-            html! { (rate(sums.succeeded(), sums.requests)) },
-            html! { (tokens(sums.prompt_tokens, is_measured && sums.prompt_tokens > 0)) },
-            html! { (tokens(sums.completion_tokens, is_measured)) },
-            html! { (tokens(sums.total_tokens, is_measured)) },
-            html! { @if is_measured { (rate(sums.total_tokens, report.all.total_tokens)) } @else { "–" } },
+            html! { a href=(of_key.address("/requests")) { (grouped(shown.requests)) } },
+            html! { (rate(all.succeeded(), all.requests)) },
+            html! { (figure(prompt)) },
+            html! { (figure(completion)) },
+            html! { (figure(total)) },
+            html! { (total.map_or("–".into(), |total| rate(total, report.all.total_tokens))) },
         ]
     };
     let rows = keys.into_iter().skip(skipped).take(most).map(cells);
@@ -112,7 +113,13 @@ mod tests {
 
     fn key(name: &str, requests: i64, succeeded: i64, total_tokens: i64) -> KeyUsage {
         let sums = Sums { requests, errors: requests - succeeded, total_tokens, ..Sums::default() };
-        KeyUsage { id: format!("key_{name}"), name: name.into(), sums, ..KeyUsage::default() }
+        KeyUsage {
+            id: format!("key_{name}"),
+            name: name.into(),
+            all: sums.clone(),
+            shown: sums,
+            ..KeyUsage::default()
+        }
     }
 
     #[test]

@@ -6,13 +6,15 @@ use time::macros::format_description;
 
 use super::bar_interval::{BarInterval, DAY, HOUR};
 use super::chart::{Axis, Chart, Series};
-use super::usage_report::{ResultKind, UsageReport};
+use super::usage_report::{ResultKind, UsageReport, span};
 use super::usage_view::UsageView;
+use crate::store::{Range, Span};
 use crate::text::{count, grouped};
 
 type Format = &'static [BorrowedFormatItem<'static>];
 
 const CLOCK_FORMAT: Format = format_description!("[hour]:[minute]");
+const SECOND_FORMAT: Format = format_description!("[hour]:[minute]:[second]");
 const DAY_FORMAT: Format = format_description!("[month repr:short] [day padding:none]");
 const MONTH_FORMAT: Format = format_description!("[month repr:short] [year]");
 const YEAR_FORMAT: Format = format_description!("[year]");
@@ -25,10 +27,10 @@ pub fn all(report: &UsageReport) -> Vec<Chart> {
 
 fn requests(report: &UsageReport) -> Chart {
     let series = |name: &str, class: &str, kind: ResultKind| {
-        let values = report.bars.iter().map(|bar| bar.requests[kind as usize]);
+        let values = report.bars.iter().map(|bar| Some(bar.requests[kind as usize]));
         Series { name: name.into(), class: class.into(), values: values.collect() }
     };
-    let (all, succeeded) = (count(report.all.requests, "request"), grouped(report.all.succeeded()));
+    let (all, succeeded) = (count(report.shown.requests, "request"), grouped(report.shown.succeeded()));
     Chart {
         title: "Requests by outcome",
         summary: format!("Bars: {all}, {succeeded} of them succeeded"),
@@ -44,13 +46,13 @@ fn requests(report: &UsageReport) -> Chart {
 /// Returns `None` if no tokens were measured.
 fn tokens(report: &UsageReport) -> Option<Chart> {
     let series = report.tokens_by_key();
-    let missing = match report.all.unmeasured {
+    let missing = match report.shown.unmeasured {
         0 => String::new(),
         unmeasured => format!(", {} unmeasured", count(unmeasured, "request")),
     };
     (!series.is_empty()).then(|| Chart {
         title: "Tokens by key",
-        summary: format!("Bars: {}{missing}", count(report.all.total_tokens, "token")),
+        summary: format!("Bars: {}{missing}", count(report.shown.total_tokens, "token")),
         series,
     })
 }
@@ -58,37 +60,63 @@ fn tokens(report: &UsageReport) -> Option<Chart> {
 /// The most labels under a chart.
 const LABELS: usize = 7;
 
-pub fn axis(view: &UsageView, now: i64) -> Axis {
-    let bars = 0..view.starts.len();
+pub fn axis(view: &UsageView, report: &UsageReport, now: i64) -> Axis {
+    let ranges: Vec<Range> = report.bars.iter().map(|bar| bar.range).collect();
+    let is_present = |range: &Range| (range.since..range.until).contains(&now);
+    let label = |range: &Range| label(report.step, *range) + if is_present(range) { ", so far" } else { "" };
     Axis {
-        labels: bars.clone().map(|bar| label(view, bar)).collect(),
-        ticks: bars.clone().map(|bar| tick(view, bar).unwrap_or_default()).collect(),
-        links: bars.map(|bar| view.bar_address(bar, now)).collect(),
-        unfinished: view.bar(now),
+        labels: ranges.iter().map(label).collect(),
+        ticks: (0..ranges.len()).map(|bar| tick(report.step, &ranges, bar).unwrap_or_default()).collect(),
+        links: ranges.iter().map(|range| address(view, *range, now)).collect(),
+        pale: ranges.iter().map(|range| is_present(range) || !report.step.is_whole(*range)).collect(),
     }
 }
 
-fn label(view: &UsageView, bar: usize) -> String {
-    let (start, end) = (view.starts[bar], view.end(bar));
-    let day = formatted(start, DAY_FORMAT);
-    match view.step {
-        BarInterval::DAY => day,
-        BarInterval::Seconds(_) => {
-            format!("{day} {}–{}", formatted(start, CLOCK_FORMAT), formatted(end, CLOCK_FORMAT))
+/// The page with the interval of a bar: its figures by shorter bars, or its requests if there are none.
+fn address(view: &UsageView, bar: Range, now: i64) -> String {
+    let is_divided = match span(view.range, now) {
+        Span::Minute => false,
+        Span::Hour => bar.until - bar.since > HOUR || span(bar, now) == Span::Minute,
+        Span::Day => true,
+    };
+    view.between(bar).address(if is_divided { "/usage" } else { "/requests" })
+}
+
+/// What a bar covers.
+fn label(step: BarInterval, bar: Range) -> String {
+    match step {
+        BarInterval::Month if step.is_whole(bar) => return formatted(bar.since, MONTH_FORMAT),
+        BarInterval::Year if step.is_whole(bar) => return formatted(bar.since, YEAR_FORMAT),
+        _ => {}
+    }
+    let days = [bar.since, bar.until - 1].map(|time| formatted(time, DAY_FORMAT));
+    let is_within = |unit: Format| formatted(bar.since, unit) == formatted(bar.until - 1, unit);
+    let has_seconds = bar.since % 60 != 0 || bar.until % 60 != 0;
+    let clock = |time| formatted(time, if has_seconds { SECOND_FORMAT } else { CLOCK_FORMAT });
+    let [first, last] = &days;
+    let text = match (bar.since % DAY == 0 && bar.until % DAY == 0, first == last) {
+        (true, true) => first.clone(),
+        (true, false) if is_within(MONTH_FORMAT) => {
+            format!("{first}–{}", last.split(' ').next_back().unwrap_or(last))
         }
-        BarInterval::Week => format!("{day} – {}", formatted(end - 1, DAY_FORMAT)),
-        BarInterval::Month => formatted(start, MONTH_FORMAT),
-        BarInterval::Year => formatted(start, YEAR_FORMAT),
+        (true, false) => format!("{first} – {last}"),
+        (false, true) => format!("{first} {}–{}", clock(bar.since), clock(bar.until)),
+        (false, false) => format!("{first} {} – {last} {}", clock(bar.since), clock(bar.until)),
+    };
+    // Long ranges have the same days in several years.
+    match step {
+        BarInterval::Month | BarInterval::Year => format!("{text}, {}", formatted(bar.since, YEAR_FORMAT)),
+        _ => text,
     }
 }
 
 /// The text under a bar: at whole steps of the clock or the calendar, or under every second, fifth or so. `None` for most bars.
-fn tick(view: &UsageView, bar: usize) -> Option<String> {
-    let (start, bars) = (view.starts[bar], view.starts.len());
-    let is_one_day = view.range.until - view.range.since <= DAY;
+fn tick(step: BarInterval, ranges: &[Range], bar: usize) -> Option<String> {
+    let (start, bars) = (ranges[bar].since, ranges.len());
+    let is_one_day = ranges[bars - 1].until - ranges[0].since <= DAY;
     let smallest =
         |steps: &[usize]| steps.iter().copied().find(|step| bars.div_ceil(*step) <= LABELS).unwrap_or(bars);
-    let (format, is_labelled) = match view.step {
+    let (format, is_labelled) = match step {
         BarInterval::Seconds(seconds) if seconds < HOUR => {
             let step = smallest(&[5, 10, 20]) as i64;
             (CLOCK_FORMAT, start % (step * seconds) == 0)
@@ -117,20 +145,28 @@ fn formatted(unix: i64, format: Format) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::console::form::Form;
+    use crate::console::usage_report::Bar;
+    use crate::console::usage_view::tests::{NOW, view};
+    use crate::store::Sums;
 
-    /// 2026-01-15 12:02:03.
-    const NOW: i64 = 1_768_478_523;
+    fn axis_of(query: &str) -> Axis {
+        let view = view(query);
+        let (step, ranges) = BarInterval::fitting(view.range, span(view.range, NOW));
+        let bars = ranges.into_iter().map(|range| Bar { range, requests: [0; 3] }).collect();
+        let [all, shown] = [Sums::default(), Sums::default()];
+        let (errors, keys, durations) = Default::default();
+        axis(&view, &UsageReport { all, shown, step, bars, errors, keys, durations }, NOW)
+    }
 
     #[test]
     fn labels_are_at_the_bars_they_name_and_in_whole_steps() {
         for (query, labels, second) in [
             ("range=1h", "11:10 11:20 11:30 11:40 11:50 12:00", "Jan 15 11:04–11:05"),
-            ("range=24h", "16:00 20:00 00:00 04:00 08:00 12:00", "Jan 14 14:00–15:00"),
+            ("range=24h", "16:00 20:00 00:00 04:00 08:00 12:00", "Jan 14 13:00–14:00"),
             ("range=7d", "Jan 9|Jan 10|Jan 11|Jan 12|Jan 13|Jan 14|Jan 15", "Jan 9 06:00–12:00"),
             ("range=30d", "Dec 17|Dec 22|Dec 27|Jan 1|Jan 6|Jan 11", "Dec 18"),
             ("range=last-month", "Dec 1|Dec 6|Dec 11|Dec 16|Dec 21|Dec 26|Dec 31", "Dec 2"),
-            ("range=90d", "Oct 18|Oct 27|Nov 10|Nov 24|Dec 8|Dec 22|Jan 5", "Oct 20 – Oct 26"),
+            ("range=90d", "Oct 18|Oct 27|Nov 10|Nov 24|Dec 8|Dec 22|Jan 5", "Oct 20–26"),
             (
                 "from=2025-01-01&to=2025-12-31",
                 "Jan 2025|Mar 2025|May 2025|Jul 2025|Sep 2025|Nov 2025",
@@ -139,15 +175,89 @@ mod tests {
             ("from=2020-01-16&to=2026-01-15", "2020 2021 2022 2023 2024 2025 2026", "Feb 2020"),
             ("from=1996-01-01&to=2026-01-01", "1996 2001 2006 2011 2016 2021 2026", "1997"),
         ] {
-            let axis = axis(&UsageView::read(&Form::parse(query), NOW), NOW);
+            let axis = axis_of(query);
             let ticks: Vec<&str> =
                 axis.ticks.iter().map(String::as_str).filter(|tick| !tick.is_empty()).collect();
             let labels: Vec<&str> = labels.split(if labels.contains('|') { '|' } else { ' ' }).collect();
             assert_eq!(ticks, labels, "{query}");
             assert_eq!(axis.labels[1], second, "{query}");
             for (tick, label) in axis.ticks.iter().zip(&axis.labels) {
-                assert!(label.contains(tick.as_str()), "{query}: {tick} is under {label}");
+                assert!(tick.split(' ').all(|word| label.contains(word)), "{query}: {tick} is under {label}");
             }
+        }
+    }
+
+    #[test]
+    fn a_bar_that_the_range_cuts_is_pale_and_labelled_with_what_it_covers() {
+        for (query, bars, first, last) in [
+            ("range=1h", 60, None, "Jan 15 12:02–12:03, so far"),
+            ("range=24h", 25, Some("Jan 14 12:03–13:00"), "Jan 15 12:00–12:03, so far"),
+            ("range=30d", 30, None, "Jan 15, so far"),
+            ("range=90d", 14, Some("Oct 18–19"), "Jan 12–15, so far"),
+            ("from=2025-01-20&to=2025-12-05", 12, Some("Jan 20–31, 2025"), "Dec 1–5, 2025"),
+            ("from=2025-12-16T13:30&to=2026-01-05", 21, Some("Dec 16 13:30–00:00"), ""),
+            (
+                "from=2026-01-08T13:30&to=2026-01-13T07:00",
+                20,
+                Some("Jan 8 13:30–18:00"),
+                "Jan 13 06:00–07:00",
+            ),
+            (
+                "from=2026-01-01T13:30:07&to=2026-01-01T13:30:09",
+                1,
+                Some("Jan 1 13:30:07–13:30:09"),
+                "Jan 1 13:30:07–13:30:09",
+            ),
+            ("from=1996-03-05T12:00&to=2025-12-31", 30, Some("Mar 5 12:00 – Dec 31 00:00, 1996"), ""),
+        ] {
+            let axis = axis_of(query);
+            assert_eq!(axis.labels.len(), bars, "{query}");
+            let pale: Vec<&str> = axis
+                .labels
+                .iter()
+                .zip(&axis.pale)
+                .filter(|(_, pale)| **pale)
+                .map(|(label, _)| label.as_str())
+                .collect();
+            let mut expected: Vec<&str> =
+                first.into_iter().chain(Some(last).filter(|last| !last.is_empty())).collect();
+            expected.dedup();
+            assert_eq!(pale, expected, "{query}");
+        }
+    }
+
+    #[test]
+    fn bars_are_few_and_cover_the_range() {
+        for (query, bars, step) in [
+            ("range=1h", 60, BarInterval::Seconds(60)),
+            ("range=24h", 25, BarInterval::Seconds(HOUR)),
+            ("range=7d", 28, BarInterval::Seconds(6 * HOUR)),
+            ("range=30d", 30, BarInterval::DAY),
+            ("range=90d", 14, BarInterval::Week),
+            ("range=month", 15, BarInterval::DAY),
+            ("range=last-month", 31, BarInterval::DAY),
+            ("from=2026-01-15&to=2026-01-15", 24, BarInterval::Seconds(HOUR)),
+            ("from=2024-01-01&to=2024-01-01", 24, BarInterval::Seconds(HOUR)),
+            ("from=2026-01-13T13:30&to=2026-01-15T12:00", 47, BarInterval::Seconds(HOUR)),
+            ("from=2026-01-15T11:10&to=2026-01-15T11:20", 10, BarInterval::Seconds(60)),
+            ("from=2026-01-15T10:05&to=2026-01-15T12:00", 58, BarInterval::Seconds(120)),
+            ("from=2025-01-01&to=2025-12-31", 12, BarInterval::Month),
+            ("from=2020-01-16&to=2026-01-15", 73, BarInterval::Month),
+            ("from=1996-01-01&to=2026-01-01", 31, BarInterval::Year),
+        ] {
+            let range = view(query).range;
+            let (found, ranges) = BarInterval::fitting(range, span(range, NOW));
+            assert_eq!((ranges.len(), found), (bars, step), "{query}");
+            assert_eq!((ranges[0].since, ranges[bars - 1].until), (range.since, range.until), "{query}");
+            for pair in ranges.windows(2) {
+                assert_eq!(pair[0].until, pair[1].since, "{query}");
+                assert_eq!(
+                    pair[1].since % span(range, NOW).seconds(),
+                    0,
+                    "{query}: a sum belongs to one bar"
+                );
+            }
+            assert!(ranges[1..bars - 1].iter().all(|bar| step.is_whole(*bar)), "{query}");
         }
     }
 }

@@ -3,16 +3,32 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
+use super::bar_interval::{BarInterval, DAY, HOUR};
 use super::chart::Series;
 use super::usage_view::UsageView;
-use crate::store::{Key, Store, StoreError, Sums};
+use crate::store::{Key, Range, Span, Store, StoreError, Sums};
 use crate::text::count;
 
 /// The number of keys that have a colour of their own in a chart; the others share one.
 const KEYS_IN_CHART: usize = 4;
 
-/// The colours of keys in the style sheet.
+/// The colours of keys in the style sheet, and the shades of each.
 const COLOURS: usize = 6;
+const SHADES: usize = 3;
+
+/// The longest ranges that have bars of minutes and of hours. Minutes are counted from rows, so only the last
+/// two hours have them.
+const MINUTES_FOR: i64 = 2 * HOUR;
+const HOURS_FOR: i64 = 8 * DAY;
+
+/// The shortest bars of a range.
+pub fn span(range: Range, now: i64) -> Span {
+    match range.until - range.since {
+        ..=MINUTES_FOR if range.since >= now - MINUTES_FOR => Span::Minute,
+        ..=HOURS_FOR => Span::Hour,
+        _ => Span::Day,
+    }
+}
 
 /// The outcome of requests, as the charts distinguish it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,21 +50,23 @@ impl ResultKind {
     }
 }
 
-#[derive(Default)]
 pub struct UsageReport {
+    /// All requests of the range, the key and the gateway: the base of rates and shares.
     pub all: Sums,
-    /// The milliseconds that the newest completions took, in ascending order.
-    pub durations: Vec<f64>,
+    /// Those with the wanted outcome, as everything below.
+    pub shown: Sums,
+    pub step: BarInterval,
     pub bars: Vec<Bar>,
     /// Status, code and number of requests, the most frequent first.
     pub errors: Vec<(Option<i64>, String, i64)>,
     /// The keys with most tokens first.
     pub keys: Vec<KeyUsage>,
+    /// The milliseconds that the newest completions took, in ascending order, whatever the wanted outcome.
+    pub durations: Vec<f64>,
 }
 
-#[derive(Clone, Default)]
 pub struct Bar {
-    pub sums: Sums,
+    pub range: Range,
     /// The number of requests by `ResultKind`.
     pub requests: [i64; 3],
 }
@@ -59,85 +77,97 @@ pub struct KeyUsage {
     pub name: String,
     /// Its position among all keys, the oldest first.
     pub place: usize,
-    pub sums: Sums,
-    /// Total tokens by bar.
-    pub bars: Vec<i64>,
+    /// All its requests, and those with the wanted outcome.
+    pub all: Sums,
+    pub shown: Sums,
+    /// The latter by bar.
+    pub bars: Vec<Sums>,
 }
 
 impl UsageReport {
-    pub fn read(store: &Store, view: &UsageView, keys: &[Key]) -> Result<Self, StoreError> {
-        let bars = view.starts.len();
+    pub fn read(store: &Store, view: &UsageView, keys: &[Key], now: i64) -> Result<Self, StoreError> {
+        let span = span(view.range, now);
+        let (step, ranges) = BarInterval::fitting(view.range, span);
         let places: HashMap<&str, usize> =
             keys.iter().enumerate().map(|(place, key)| (key.id.as_str(), place)).collect();
-        let mut found = Self { bars: vec![Bar::default(); bars], ..Self::default() };
+        let [mut all, mut shown] = [Sums::default(), Sums::default()];
+        let mut bars: Vec<Bar> = ranges.into_iter().map(|range| Bar { range, requests: [0; 3] }).collect();
         let mut errors: BTreeMap<(Option<i64>, String), i64> = BTreeMap::new();
         let mut by_key: HashMap<String, KeyUsage> = HashMap::new();
-        store.figures(view.span, view.covered, view.filter(), &view.matching(), |row| {
-            let Some(at) = view.bar(row.start) else {
-                return;
-            };
-            let (bar, kind, sums) = (&mut found.bars[at], ResultKind::of(row.status), &row.sums);
-            bar.sums.add(sums);
-            bar.requests[kind as usize] += sums.requests;
-            if kind != ResultKind::Succeeded {
-                *errors.entry((row.status, row.error_code.unwrap_or_default())).or_default() += sums.requests;
-            }
+        let matching = view.matching();
+        store.figures(span, view.range, view.filter(), |row| {
             let key = by_key.entry(row.key_id).or_insert_with_key(|id| {
                 let place = places.get(id.as_str()).copied().unwrap_or(keys.len());
                 let name = keys.get(place).map_or(id, |key| &key.name).clone();
-                KeyUsage { id: id.clone(), name, place, bars: vec![0; bars], ..KeyUsage::default() }
+                let bars = vec![Sums::default(); bars.len()];
+                KeyUsage { id: id.clone(), name, place, bars, ..KeyUsage::default() }
             });
-            key.sums.add(sums);
-            key.bars[at] = key.bars[at].saturating_add(sums.total_tokens);
+            all.add(&row.sums);
+            key.all.add(&row.sums);
+            if !matching.includes(row.status, row.error_code.as_deref()) {
+                return;
+            }
+            // The range may begin inside a span.
+            let start = row.start.max(view.range.since);
+            let at = bars.partition_point(|bar| bar.range.until <= start);
+            let kind = ResultKind::of(row.status);
+            bars[at].requests[kind as usize] += row.sums.requests;
+            if kind != ResultKind::Succeeded {
+                *errors.entry((row.status, row.error_code.unwrap_or_default())).or_default() +=
+                    row.sums.requests;
+            }
+            shown.add(&row.sums);
+            key.shown.add(&row.sums);
+            key.bars[at].add(&row.sums);
         })?;
-        found.bars.iter().for_each(|bar| found.all.add(&bar.sums));
-        found.durations = store.newest_durations(&view.row_filter())?;
-        found.errors = errors.into_iter().map(|((status, code), count)| (status, code, count)).collect();
-        found.errors.sort_by_key(|(_, _, count)| -count);
-        found.keys = by_key.into_values().collect();
-        found.keys.sort_by(|a, b| {
-            let rank = |key: &KeyUsage| Reverse((key.sums.total_tokens, key.sums.requests));
+        let mut errors: Vec<_> =
+            errors.into_iter().map(|((status, code), count)| (status, code, count)).collect();
+        errors.sort_by_key(|(_, _, count)| -count);
+        let mut keys: Vec<_> = by_key.into_values().filter(|key| key.shown.requests > 0).collect();
+        keys.sort_by(|a, b| {
+            let rank = |key: &KeyUsage| Reverse((key.shown.total_tokens, key.shown.requests));
             (rank(a), &a.name, &a.id).cmp(&(rank(b), &b.name, &b.id))
         });
-        Ok(found)
-    }
-
-    /// The time that a share of the newest completions, from 0 to 1, did not exceed; `None` if there are none.
-    pub fn percentile(&self, share: f64) -> Option<f64> {
-        let number = (self.durations.len() as f64 * share).ceil() as usize;
-        self.durations.get(number.max(1) - 1).copied()
+        let durations = store.newest_durations(&view.row_filter())?;
+        Ok(Self { all, shown, step, bars, errors, keys, durations })
     }
 
     /// The tokens by bar of the few keys that have most, and of all others together: their names and colours.
     pub fn tokens_by_key(&self) -> Vec<Series> {
-        let with_tokens: Vec<&KeyUsage> = self.keys.iter().filter(|key| key.sums.total_tokens > 0).collect();
-        let (most, others) = with_tokens.split_at(with_tokens.len().min(KEYS_IN_CHART));
-        let colours = colours(&most.iter().map(|key| key.place).collect::<Vec<_>>());
         let series = |name: String, class: String, keys: &[&KeyUsage]| {
-            let sum = |bar: usize| keys.iter().map(|key| key.bars[bar]).fold(0, i64::saturating_add);
-            Series { name, class, values: (0..self.bars.len()).map(sum).collect() }
+            let value = |bar: usize| {
+                let mut sums = Sums::default();
+                keys.iter().for_each(|key| sums.add(&key.bars[bar]));
+                sums.measured()
+            };
+            Series { name, class, values: (0..self.bars.len()).map(value).collect() }
         };
-        let of = |(key, colour): (&&KeyUsage, usize)| series(key.name.clone(), format!("k{colour}"), &[key]);
-        let mut all: Vec<Series> = most.iter().zip(colours).map(of).collect();
-        if !others.is_empty() {
-            all.push(series(count(others.len() as i64, "other"), "others".into(), others));
+        let (mut most, mut others) = (Vec::<Series>::new(), Vec::new());
+        for key in self.keys.iter().filter(|key| key.shown.total_tokens > 0) {
+            let class = colour(key.place);
+            if most.len() < KEYS_IN_CHART && most.iter().all(|other| other.class != class) {
+                most.push(series(key.name.clone(), class, &[key]));
+            } else {
+                others.push(key);
+            }
         }
-        all
+        if !others.is_empty() {
+            most.push(series(count(others.len() as i64, "other"), "others".into(), &others));
+        }
+        most
     }
 }
 
-/// Returns the colours of keys. A key's colour follows from its position among all keys, so that it stays the same when another
-/// key has more tokens. If an older one of these keys has that colour, the next free one is used.
-fn colours(places: &[usize]) -> Vec<usize> {
-    let mut by_age: Vec<usize> = (0..places.len()).collect();
-    by_age.sort_by_key(|&number| places[number]);
-    let mut colours = vec![COLOURS; places.len()];
-    for number in by_age {
-        let wanted = (0..COLOURS).map(|step| (places[number] + step) % COLOURS);
-        let free = wanted.clone().find(|colour| !colours.contains(colour));
-        colours[number] = free.unwrap_or(places[number] % COLOURS);
-    }
-    colours
+/// The style sheet's classes for the colour of a key. It follows from the key's position among all keys alone, so that it is the
+/// same on every page. Of two keys with the same colour, a chart has the one with more tokens.
+fn colour(place: usize) -> String {
+    format!("k{} s{}", place % COLOURS, place / COLOURS % SHADES)
+}
+
+/// The time that a share of durations in ascending order, from 0 to 1, did not exceed; `None` if there are none.
+pub fn percentile(durations: &[f64], share: f64) -> Option<f64> {
+    let number = (durations.len() as f64 * share).ceil() as usize;
+    durations.get(number.max(1) - 1).copied()
 }
 
 #[cfg(test)]
@@ -146,26 +176,25 @@ mod tests {
 
     #[test]
     fn percentiles_are_exact() {
-        let report = |count: u32| UsageReport {
-            durations: (1..=count).map(f64::from).collect(),
-            ..UsageReport::default()
-        };
+        let durations: Vec<f64> = (1..=500).map(f64::from).collect();
         for (count, expected) in [
             (1, [1.0, 1.0, 1.0]),
             (2, [1.0, 2.0, 2.0]),
             (100, [50.0, 95.0, 99.0]),
             (500, [250.0, 475.0, 495.0]),
         ] {
-            assert_eq!([0.5, 0.95, 0.99].map(|share| report(count).percentile(share)), expected.map(Some));
+            assert_eq!(
+                [0.5, 0.95, 0.99].map(|share| percentile(&durations[..count], share)),
+                expected.map(Some)
+            );
         }
-        assert_eq!(report(0).percentile(0.5), None);
+        assert_eq!(percentile(&[], 0.5), None);
     }
 
     #[test]
     fn a_key_keeps_its_colour_whatever_its_rank() {
-        assert_eq!(colours(&[0, 1, 2, 3]), [0, 1, 2, 3]);
-        assert_eq!(colours(&[3, 2, 1, 0]), [3, 2, 1, 0]);
-        assert_eq!(colours(&[6, 0, 7]), [1, 0, 2], "the older one has it");
-        assert_eq!(colours(&[11, 5]), [0, 5]);
+        let looks: Vec<String> = (0..20).map(colour).collect();
+        assert_eq!(looks.iter().collect::<std::collections::HashSet<_>>().len(), COLOURS * SHADES);
+        assert_eq!([0, 5, 6, 17, 18].map(colour), ["k0 s0", "k5 s0", "k0 s1", "k5 s2", "k0 s0"]);
     }
 }

@@ -58,6 +58,17 @@ pub enum Matching {
     Code(String),
 }
 
+impl Matching {
+    pub fn includes(&self, status: Option<i64>, error_code: Option<&str>) -> bool {
+        match self {
+            Self::Anything => true,
+            Self::Success => status == Some(200),
+            Self::Failure => error_code.is_some(),
+            Self::Code(code) => error_code == Some(code),
+        }
+    }
+}
+
 /// The most completions whose durations are read.
 const MOST_DURATIONS: usize = 500;
 
@@ -96,14 +107,17 @@ impl Store {
         self.list(filter, &from, &RequestId::from(filter.range.until), "ASC", most)
     }
 
-    /// The milliseconds that the newest completions took, in ascending order. If many requests have failed, only the newest of
-    /// all are searched.
+    /// The milliseconds that the newest completions took, in ascending order, whatever outcome is wanted. If many requests have
+    /// failed, only the newest of all are searched.
     pub fn newest_durations(&self, filter: &RowFilter) -> Result<Vec<f64>> {
-        if filter.is_of_errors() {
-            return Ok(Vec::new());
-        }
         // With a bound for the duration, the search is limited.
-        let completions = RowFilter { matching: Matching::Success, least_ms: Some(0), ..filter.clone() };
+        let completions = RowFilter {
+            matching: Matching::Success,
+            cause: None,
+            least_ms: Some(0),
+            most_ms: None,
+            ..filter.clone()
+        };
         let listing = self.newest(&completions, None, MOST_DURATIONS)?;
         let mut durations: Vec<f64> = listing.rows.iter().filter_map(|row| row.duration_ms).collect();
         durations.sort_by(f64::total_cmp);
@@ -317,7 +331,11 @@ mod tests {
         assert!(all.len() == 18 && all.is_sorted() && all[0] == 181.0, "{all:?}");
         assert_eq!(durations(&filter(Matching::Success, Some("key_1"))), all);
         assert!(durations(&filter(Matching::Success, Some("key_2"))).is_empty());
-        assert!(durations(&filter(Matching::Failure, None)).is_empty(), "errors are no completions");
+        assert_eq!(
+            durations(&filter(Matching::Failure, None)),
+            all,
+            "the outcome does not change their base"
+        );
     }
 
     #[test]

@@ -285,7 +285,7 @@ pub(crate) mod tests {
 
         pub fn sums(&self, range: Range, filter: Filter) -> Result<Sums> {
             let mut all = Sums::default();
-            self.figures(Span::Day, range, filter, &Matching::Anything, |row| all.add(&row.sums))?;
+            self.figures(Span::Day, range, filter, |row| all.add(&row.sums))?;
             Ok(all)
         }
 
@@ -361,10 +361,7 @@ pub(crate) mod tests {
             ),
             (&listing::ids(&failures_of_one_key, "DESC", [""; 2], 1).0, "usage_failed"),
             (&listing::ids(&of_one_key, "DESC", [""; 2], 1).0, "usage_by_key"),
-            (
-                &sums::statements(Span::Day, &Matching::Failure)[0],
-                "PRIMARY KEY (span=? AND start>? AND start<?)",
-            ),
+            (&sums::statements(Span::Day)[0], "PRIMARY KEY (span=? AND start>? AND start<?)"),
         ] {
             let plan = plan(statement);
             let is_good =

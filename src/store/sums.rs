@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::division::Division;
 use super::engine::{Row, SqlValue, values};
 use super::grouping::{Group, Grouping};
-use super::{Matching, Range, Result, Span, Store};
+use super::{Range, Result, Span, Store, StoreError};
 use crate::id::RequestId;
 
 /// Selects the requests that are counted; `None` for all.
@@ -50,6 +50,11 @@ impl Sums {
 
     pub fn succeeded(&self) -> i64 {
         self.requests - self.errors
+    }
+
+    /// The total tokens; `None` if there were completions and none was measured.
+    pub fn measured(&self) -> Option<i64> {
+        (self.unmeasured == 0 || self.unmeasured < self.succeeded()).then_some(self.total_tokens)
     }
 }
 
@@ -102,7 +107,7 @@ impl Store {
         }
         let mut groups = BTreeMap::<Vec<Group>, Sums>::new();
         let span = if by.contains(&Grouping::Hour) { Span::Hour } else { Span::Day };
-        self.figures(span, range, filter, &Matching::Anything, |row| {
+        self.figures(span, range, filter, |row| {
             let group = by.iter().map(|by| by.group(&row)).collect();
             groups.entry(group).or_default().add(&row.sums);
         })?;
@@ -149,6 +154,19 @@ impl Store {
         self.engine.read(|session| Division { session, parts: Vec::new() }.divide(range, Span::Day))
     }
 
+    /// Extends a range to full hours if it cuts hours whose rows retention has removed.
+    pub fn answerable(&self, range: Range) -> Result<Range> {
+        match self.check_rows_of(range) {
+            Err(StoreError::RowsRemoved(hour)) => {
+                let end = hour + Span::Hour.seconds();
+                let since = if (hour..end).contains(&range.since) { hour } else { range.since };
+                let until = if (hour..end).contains(&range.until) { end } else { range.until };
+                self.answerable(Range { since, until })
+            }
+            checked => checked.map(|()| range),
+        }
+    }
+
     /// Calls `take` with the sums of a range, by span and in the order of time. If the range begins and ends with a span, all
     /// are read from the rollup. Fails if retention has removed the rows of an hour that the range cuts.
     pub fn figures(
@@ -156,21 +174,17 @@ impl Store {
         span: Span,
         range: Range,
         filter: Filter,
-        matching: &Matching,
         mut take: impl FnMut(RollupRow),
     ) -> Result<()> {
         if range.until <= range.since {
             return Ok(());
         }
-        let mut parameters = values![0_i64, 0_i64, filter.key_id, filter.gateway].to_vec();
-        if let Matching::Code(code) = matching {
-            parameters.push(code.into());
-        }
+        let mut parameters = values![0_i64, 0_i64, filter.key_id, filter.gateway];
         self.engine.read(|session| {
             let mut division = Division { session, parts: Vec::new() };
             division.divide(range, span)?;
             for (source, from, to) in division.parts {
-                let [spans, rows] = statements(source.unwrap_or(span), matching);
+                let [spans, rows] = statements(source.unwrap_or(span));
                 let bound = |time: i64| match source {
                     Some(_) => SqlValue::from(time),
                     None => RequestId::from(time).into(),
@@ -186,18 +200,9 @@ impl Store {
 }
 
 /// The statements for whole spans and for rows, both with the columns of `RollupRow`.
-pub(super) fn statements(span: Span, matching: &Matching) -> [String; 2] {
+pub(super) fn statements(span: Span) -> [String; 2] {
     let seconds = span.seconds();
-    // Both tables have these columns; a comparison with null is not true.
-    let outcome = match matching {
-        Matching::Anything => "",
-        Matching::Success => "AND status = 200",
-        Matching::Failure => "AND error_code <> ''",
-        Matching::Code(_) => "AND error_code = $5",
-    };
-    let wanted = format!(
-        "(CAST($3 AS TEXT) IS NULL OR key_id = $3) AND (CAST($4 AS TEXT) IS NULL OR gateway = $4) {outcome}"
-    );
+    let wanted = "(CAST($3 AS TEXT) IS NULL OR key_id = $3) AND (CAST($4 AS TEXT) IS NULL OR gateway = $4)";
     let spans = format!(
         "SELECT start, key_id, status, error_code, gateway, requests, prompt_tokens, completion_tokens, total_tokens,
          unmeasured FROM usage_rollup
@@ -219,7 +224,7 @@ mod tests {
     use super::*;
     use crate::store::ledger::tests::{row, with_outcome, write};
     use crate::store::tests::Temporary;
-    use crate::store::{DAY, LedgerRow, StoreError};
+    use crate::store::{DAY, LedgerRow, Matching};
 
     const HOUR: i64 = 3600;
 
@@ -300,12 +305,14 @@ mod tests {
         ] {
             let (mut requests, mut starts) = (0, Vec::new());
             let take = |row: RollupRow| {
-                requests += row.sums.requests;
+                if matching.includes(row.status, row.error_code.as_deref()) {
+                    requests += row.sums.requests;
+                }
                 starts.push(row.start);
             };
             let (range, filter) =
                 (Range { since: now + from, until: now + to }, Filter { key_id, ..Filter::ALL });
-            store.figures(span, range, filter, &matching, take).expect("the figures");
+            store.figures(span, range, filter, take).expect("the figures");
             assert_eq!(requests, expected, "{span:?} {range:?} {key_id:?} {matching:?}");
             assert!(starts.is_sorted() && starts.iter().all(|start| span.start(*start) == *start));
         }

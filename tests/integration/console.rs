@@ -603,15 +603,16 @@ fn usage_has_what_the_ledger_holds() {
     let figures = |text: &str| -> Vec<String> {
         text.split("<strong>")
             .skip(1)
-            .take(5)
+            .take(3)
             // The first is a link.
             .map(|rest| rest.split("</").next().unwrap_or("").rsplit('>').next().unwrap_or("").to_owned())
             .collect()
     };
-    for range in ["1h", "24h", "7d", "30d", "90d"] {
+    for range in ["1h", "24h", "7d", "30d", "90d", "all"] {
         let text = browser.get(&format!("/usage?range={range}")).text();
-        assert_eq!(figures(&text), ["6", "66.7 %", "33", "9", "42"], "{range}");
-        assert!(text.contains("1 request unmeasured"), "{range}");
+        assert_eq!(figures(&text), ["6", "66.7 %", "42"], "{range}");
+        assert!(text.contains("33 in, 9 out<br>1 request unmeasured"), "{range}");
+        assert!(text.contains("of the newest 4 completions"), "{range}");
         assert!(text.len() < 45_000, "{}", text.len());
     }
     let list: serde_json::Value =
@@ -623,8 +624,15 @@ fn usage_has_what_the_ledger_holds() {
         .clone();
     let key = key.as_str().expect("an id");
     let text = browser.get(&format!("/usage?range=1h&key={key}")).text();
-    assert_eq!(figures(&text), ["2", "50.0 %", "–", "–", "–"], "what was not measured is no zero");
-    assert_eq!(figures(&browser.get("/usage?outcome=invalid_request").text())[..2], ["1", "0 %"]);
+    assert_eq!(figures(&text), ["2", "50.0 %", "–"], "what was not measured is no zero");
+    assert!(!text.contains("Tokens by key"), "nor is it drawn");
+    // An outcome changes the rows. Rates and shares are still those of all requests.
+    let text = browser.get("/usage?outcome=invalid_request").text();
+    assert_eq!(figures(&text), ["1", "66.7 %", "–"]);
+    assert!(text.contains(">of 6</a>") && text.contains("<td>16.7 %</td>"), "{text}");
+    assert!(text.contains("<td>75.0 %</td>") && text.contains("of the newest 4 completions"), "{text}");
+    let text = browser.get("/usage?outcome=ok").text();
+    assert!(!text.contains("Errors by code"), "a panel without content");
     assert_eq!(browser.get("/requests?outcome=failed").text().matches("class=\"badge bad\"").count(), 2);
     assert_eq!(browser.get("/requests?outcome=ok").text().matches("class=\"badge good\"").count(), 4);
     // By tokens: "other" has all of them.

@@ -9,6 +9,7 @@ mod postgres_server;
 mod support;
 
 mod abandonment;
+mod addresses;
 mod audit;
 mod budgets;
 mod causes;

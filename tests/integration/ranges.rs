@@ -1,4 +1,5 @@
-//! The same range has the same figures wherever it is asked for: `usage`, its exports, the console's, and the rows themselves.
+//! The same range has the same figures wherever it is asked for: `usage`, its exports, the console's page and exports, and the
+//! rows themselves.
 
 use std::fmt::Write as _;
 
@@ -130,15 +131,24 @@ fn a_range_has_the_same_figures_everywhere() {
         let json: Value = serde_json::from_str(&run(&["usage", "--json"])).expect("JSON");
         let is_open = to == "2070-01-01";
         all_equal &= json["since"] == since && (is_open || json["until"] == until);
-        // The console understands the same texts. Open bounds, and months, it has as times.
+        // The console understands the same texts. Months it has as times.
         let query = match words[..] {
-            ["--since", since, "--until", until] => format!("from={since}&to={until}").replace('+', "%2B"),
-            _ => format!("from={}&to={}", with_time(from), with_time(to)),
+            [] => "range=all".into(),
+            ["--month", _] => format!("from={}&to={}", with_time(from), with_time(to)),
+            _ => arguments
+                .replace("--since ", "from=")
+                .replace("--until ", "to=")
+                .replace(' ', "&")
+                .replace('+', "%2B"),
         };
+        let page = browser.get(&format!("/usage?{query}")).text();
         let mut figures = vec![
             ("usage --json", ["requests", "total_tokens"].map(|name| json[name].as_i64().expect("a number"))),
             ("usage --csv", of_totals(&run(&["usage", "--csv"]))),
             ("--by key,day", of_totals(&run(&["usage", "--by", "key,day", "--csv"]))),
+            ("the page's cards", of_cards(&page)),
+            ("charts", of_charts(&page)),
+            ("by key", of_keys(&page)),
             ("totals.csv", of_totals(&browser.get(&format!("/usage/totals.csv?{query}")).text())),
         ];
         if has_rows {
@@ -168,7 +178,63 @@ fn a_range_has_the_same_figures_everywhere() {
             "{}",
             page.text()
         );
+        // The page extends the range and says so. The command has the same figures for what the fields are now.
+        let page = browser.get(&format!("/usage?from={since}&to={until}")).text();
+        assert!(page.contains("From and To are full hours now"), "{page}");
+        let field = |name: &str| {
+            let field = page.split(&format!("name=\"{name}\" value=\"")).nth(1).expect("a field");
+            field.split('"').next().expect("its value").to_owned()
+        };
+        let (from, to) = (field("from"), field("to"));
+        assert!(from.ends_with(":00") && to.ends_with(":00"), "{from} {to}");
+        let sums = of_totals(&server.stdout_of(&["usage", "--since", &from, "--until", &to, "--csv"]));
+        assert_eq!([of_cards(&page), of_charts(&page), of_keys(&page)], [sums; 3], "{from} {to}");
+        let csv = of_totals(&browser.get(&format!("/usage/totals.csv?from={from}&to={to}")).text());
+        assert_eq!(csv, sums);
+        println!("{since} to {until}: the page and the command from {from} to {to}: {sums:?}");
     }
+}
+
+/// The texts of a page's elements after a place, up to an end.
+fn texts<'a>(page: &'a str, place: &str, end: &str) -> Vec<&'a str> {
+    let part = page.split_once(place).and_then(|(_, rest)| rest.split(end).next()).unwrap_or_default();
+    part.split('<').filter_map(|part| Some(part.split_once('>')?.1)).filter(|text| !text.is_empty()).collect()
+}
+
+fn number(text: &str) -> i64 {
+    text.replace(',', "").parse().unwrap_or(0)
+}
+
+/// Requests and total tokens, as the usage page has them in its cards, its charts, and its table by key.
+fn of_cards(page: &str) -> [i64; 2] {
+    ["<dt>Requests</dt>", "<dt>Total tokens</dt>"].map(|title| number(texts(page, title, "</strong>")[0]))
+}
+
+fn of_charts(page: &str) -> [i64; 2] {
+    let body = page
+        .split("id=\"figures\"")
+        .nth(1)
+        .and_then(|table| table.split("<tbody>").nth(1))
+        .unwrap_or_default();
+    let mut sums = [0; 2];
+    for row in body.split("</table>").next().unwrap_or_default().split("<tr>").skip(1) {
+        // The time, three outcomes, and keys.
+        for (place, text) in texts(row, "", "</tr>").into_iter().skip(1).enumerate() {
+            sums[usize::from(place >= 3)] += number(text);
+        }
+    }
+    sums
+}
+
+fn of_keys(page: &str) -> [i64; 2] {
+    let body = page.split("class=\"by-key numbers\"").nth(1).and_then(|table| table.split("<tbody>").nth(1));
+    let mut sums = [0; 2];
+    for row in body.unwrap_or_default().split("</table>").next().unwrap_or_default().split("<tr>").skip(1) {
+        let cells = texts(row, "", "</tr>");
+        sums[0] += number(cells[1]);
+        sums[1] += number(cells[5]);
+    }
+    sums
 }
 
 fn with_time(bound: &str) -> String {
