@@ -100,7 +100,7 @@ impl Key {
 pub fn time_left(seconds: i64) -> String {
     match seconds {
         ..7_200 => count((seconds + 59) / 60, "minute"),
-        ..172_800 => count((seconds + 1_800) / 3_600, "hour"),
+        7_200..172_800 => count((seconds + 1_800) / 3_600, "hour"),
         _ => count((seconds + DAY / 2) / DAY, "day"),
     }
 }
