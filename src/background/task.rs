@@ -79,8 +79,8 @@ impl<'a> TaskStep<'a> {
         Self { name, work: Box::new(work), failures: 0, is_logged: false }
     }
 
-    /// Logs the first of several failures, and the next success; a round without work is none. The engine already logs that the database is unavailable; one
-    /// lost connection is not worth a line. Returns false after a panic.
+    /// Logs the first of several failures, and the next success. A round without work is no success. The engine already logs that
+    /// the database is unavailable; one lost connection is not worth a line. Returns false after a panic.
     fn run(&mut self) -> bool {
         let name = self.name;
         let result = panic::catch_unwind(AssertUnwindSafe(&mut self.work));

@@ -20,7 +20,7 @@ pub fn check(files: &TlsFiles) -> Finding {
 }
 
 /// Warns about a certificate that clients refuse, or will soon. A start, a reload and a running service accept it all the
-/// same: without it no client could connect, and a client may be told to ignore it.
+/// same: without it no client could connect, and a client may be configured to ignore it.
 pub fn certificate_warning(certificate: &Certificate, now: i64) -> Option<String> {
     let finding = judge_certificate(certificate, now)?;
     (finding.status != Verdict::Ok).then(|| format!("tls.cert = {:?}: {}", certificate.path, finding.message))

@@ -49,8 +49,8 @@ pub fn user_for_sudo(config: &Config) -> Option<String> {
     Some(if name == user.uid.to_string() { format!("'#{name}'") } else { name })
 }
 
-/// Finds files that the service's user can't read or write. A user who is neither root nor that user learns nothing: the
-/// database tells whether it can be used.
+/// Finds files that the service's user can't read or write. For a user who is neither root nor that user there are no
+/// findings: the check of the database shows whether it can be used.
 pub(super) fn check(config: &Config) -> Vec<Finding> {
     let (Some(user), Some(database)) = (ServiceUser::of(config), config.database.file()) else {
         return Vec::new();

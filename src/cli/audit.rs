@@ -16,7 +16,7 @@ use crate::when::{self, Range, When};
 /// backups restored, with the address of the browser or the user of the system. If sudo ran the command, the user is SUDO_USER "as"
 /// the user that it ran as. Failed sign-ins are summed by address, and written with the next sign-in or after 15 minutes.
 #[derive(clap::Args)]
-pub(super) struct Options {
+pub(super) struct AuditOptions {
     /// Only changes since then: 24h, 7d, a date, a time, or a time of today, as for usage
     #[arg(long, value_name = "WHEN", value_parser = parse_when)]
     since: Option<When>,
@@ -25,7 +25,7 @@ pub(super) struct Options {
     json: bool,
 }
 
-pub(super) fn run(options: &Options, config: &Config) -> Result<(), CliError> {
+pub(super) fn run(options: &AuditOptions, config: &Config) -> Result<(), CliError> {
     let Range { since, .. } = Range::between(options.since, None, when::now());
     let mut rows = Vec::new();
     open_store(config)?.audit(since, |row| rows.push(row))?;

@@ -15,12 +15,12 @@ use crate::text::{count, grouped};
 /// The copy has the keys and the ledger, and the version of the database, also if that is older than this program. The command
 /// prints its path, the number of its rows and its size. To restore it, stop the service and run adriaticum restore.
 #[derive(clap::Args)]
-pub(super) struct Options {
+pub(super) struct BackupOptions {
     /// A new file, in a folder that exists
     file: PathBuf,
 }
 
-pub(super) fn run(Options { file: path }: &Options, config: &Config) -> Result<(), CliError> {
+pub(super) fn run(BackupOptions { file: path }: &BackupOptions, config: &Config) -> Result<(), CliError> {
     let file = path.display();
     if config.database.file().is_none() {
         return Err(CliError::Failed(format!(

@@ -13,13 +13,16 @@ use crate::text::count;
 /// leaves no row in the ledger. It also names files that the service's user, the owner of the folder of a SQLite database, can't read
 /// and write, with the command that corrects them. Run by root, it prints the command line that tests as that user.
 #[derive(clap::Args)]
-pub(super) struct Options {
+pub(super) struct CheckOptions {
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-pub(super) fn run(&Options { json }: &Options, config: Result<Config, ConfigError>) -> Result<(), CliError> {
+pub(super) fn run(
+    &CheckOptions { json }: &CheckOptions,
+    config: Result<Config, ConfigError>,
+) -> Result<(), CliError> {
     if json && let Err(error) = &config {
         print_json(&[Finding::fail("configuration", error.to_string())])?;
     }

@@ -12,7 +12,7 @@ use crate::store::Access;
 
 /// Set the console's password
 #[derive(clap::Subcommand)]
-pub(super) enum Command {
+pub(super) enum ConsoleCommand {
     /// Set the console's password, and end all of its sessions
     ///
     /// The password is asked for twice on the terminal, without an echo. If standard input is not a terminal, its first line is

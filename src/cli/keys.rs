@@ -19,7 +19,7 @@ use crate::when::{self, When};
 ///
 /// A change takes effect with the next request.
 #[derive(clap::Subcommand)]
-pub(super) enum Command {
+pub(super) enum KeysCommand {
     /// Create an API key and print its secret, once
     ///
     /// Only the secret is printed on standard output. It is not stored and can't be printed again.
@@ -77,7 +77,7 @@ const TERMS: [&str; 4] = ["permissions", "expires", "concurrent", "budget"];
 pub(super) struct Terms {
     /// What the key may do; repeat the option to give both permissions
     ///
-    /// A new key may run completions unless told otherwise. With set, the permissions given replace those that the key has.
+    /// By default, a new key may run completions. With set, the permissions given replace those that the key has.
     #[arg(long = "permission", value_name = "PERMISSION", value_parser = permission())]
     permissions: Vec<Permission>,
     /// When the key expires: 12h, 90d, a date (YYYY-MM-DD, UTC), at the end of that day, or never
@@ -136,7 +136,7 @@ fn parse_name(text: &str) -> Result<KeyName, String> {
     KeyName::parse(text).ok_or_else(|| format!("a key's name has {}", KeyName::TAKES))
 }
 
-impl Command {
+impl KeysCommand {
     pub fn run(self, config: &Config) -> Result<(), CliError> {
         match self {
             Self::Create { name, terms } => create(&name, terms, config),

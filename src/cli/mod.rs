@@ -77,17 +77,17 @@ enum Command {
     /// the log level and the certificate.
     Serve,
     #[command(subcommand)]
-    Keys(keys::Command),
-    Usage(usage::Options),
+    Keys(keys::KeysCommand),
+    Usage(usage::UsageOptions),
     #[command(subcommand)]
-    Search(search::Command),
+    Search(search::SearchCommand),
     #[command(subcommand)]
-    Console(console::Command),
-    Audit(audit::Options),
-    Backup(backup::Options),
-    Restore(restore::Options),
-    Move(moving::Options),
-    Check(check::Options),
+    Console(console::ConsoleCommand),
+    Audit(audit::AuditOptions),
+    Backup(backup::BackupOptions),
+    Restore(restore::RestoreOptions),
+    Move(moving::MoveOptions),
+    Check(check::CheckOptions),
 }
 
 /// The definition of the command line, for the manual pages and the completions.
@@ -140,7 +140,7 @@ fn run(CommandLine { config, command, .. }: CommandLine) -> Result<(), CliError>
         Command::Keys(command) => command.run(&load()?),
         Command::Usage(options) => options.run(&load()?),
         Command::Search(command) => command.run(&load()?),
-        Command::Console(console::Command::Password) => console::set_password(&load()?),
+        Command::Console(console::ConsoleCommand::Password) => console::set_password(&load()?),
         Command::Audit(options) => audit::run(&options, &load()?),
         Command::Backup(options) => backup::run(&options, &load()?),
         Command::Restore(options) => restore::run(&options, &load()?),

@@ -13,7 +13,7 @@ use crate::text::count;
 /// can be read, but serve and every command that changes something refuse it and name the new one. Then set database in the
 /// configuration to the new one, and start the service.
 #[derive(clap::Args)]
-pub(super) struct Options {
+pub(super) struct MoveOptions {
     /// The path of the SQLite database
     #[arg(long, value_name = "DATABASE")]
     from: String,
@@ -23,7 +23,7 @@ pub(super) struct Options {
     to: String,
 }
 
-pub(super) fn run(Options { from, to }: &Options, config: &Config) -> Result<(), CliError> {
+pub(super) fn run(MoveOptions { from, to }: &MoveOptions, config: &Config) -> Result<(), CliError> {
     // The message does not repeat the value, which may contain a password.
     let database = |option: &str, text: &str| {
         Database::parse(text).map_err(|accepted| CliError::Usage(format!("--{option}: expected {accepted}.")))

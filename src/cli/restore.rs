@@ -25,12 +25,12 @@ use crate::when;
 /// The present database is kept beside the new one; the last lines say how to go back. If the command fails or is interrupted before
 /// that, the present database is still in place.
 #[derive(clap::Args)]
-pub(super) struct Options {
+pub(super) struct RestoreOptions {
     /// The backup
     file: PathBuf,
 }
 
-pub(super) fn run(Options { file }: &Options, config: &Config) -> Result<(), CliError> {
+pub(super) fn run(RestoreOptions { file }: &RestoreOptions, config: &Config) -> Result<(), CliError> {
     let backup = match file.display().to_string() {
         name if may_hold_a_secret(&name) => "…".into(),
         name => name,

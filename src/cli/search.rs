@@ -16,7 +16,7 @@ use crate::when;
 ///
 /// Changes take effect with the next request.
 #[derive(clap::Subcommand)]
-pub(super) enum Command {
+pub(super) enum SearchCommand {
     /// Add files and folders to the document index
     ///
     /// Documents are text, Markdown and HTML files in UTF-8. Convert others first: PDF with pdftotext, Word with pandoc, other
@@ -50,7 +50,7 @@ pub(super) enum Command {
     },
 }
 
-impl Command {
+impl SearchCommand {
     pub fn run(self, config: &Config) -> Result<(), CliError> {
         let index = Index::new(&config.search);
         match self {

@@ -19,7 +19,7 @@ use crate::when::{self, When};
 ///
 /// The tokens are those that the runtime measured.
 #[derive(clap::Args)]
-pub(super) struct Options {
+pub(super) struct UsageOptions {
     #[command(flatten)]
     requests: Option<Requests>,
     /// Print one line for each hour, day, month (UTC), key (with its present name), status or gateway, or for each pair of two of
@@ -27,7 +27,7 @@ pub(super) struct Options {
     #[arg(long, value_name = "GROUP[,GROUP]", value_parser = grouping(), value_delimiter = ',', action = ArgAction::Set)]
     by: Vec<Grouping>,
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Option<UsageCommand>,
 }
 
 /// The requests that a report or a list is about, and its format. `Some` if one of them is given.
@@ -64,7 +64,7 @@ struct Requests {
 }
 
 #[derive(clap::Subcommand)]
-enum Command {
+enum UsageCommand {
     /// List single requests, the newest first
     List {
         #[command(flatten)]
@@ -86,10 +86,10 @@ enum Command {
     /// verify reads the whole ledger and names the first row that was changed, deleted or inserted, and the first sum that does not
     /// match its rows. If retention has removed rows, it says which sums can't be proven any more. It also prints the head of each
     /// gateway's chain: keep it in another place, and check it later with --through.
-    Verify(verify::Options),
+    Verify(verify::VerifyOptions),
 }
 
-impl Options {
+impl UsageOptions {
     pub fn run(self, config: &Config) -> Result<(), CliError> {
         let Self { requests, by, command } = self;
         match command {
@@ -97,9 +97,9 @@ impl Options {
             Some(_) if requests.is_some() || !by.is_empty() => Err(CliError::Usage(
                 "options before list, show or verify are those of the report. Put them after it.".into(),
             )),
-            Some(Command::List { requests, limit }) => list(requests, limit, config),
-            Some(Command::Show { request_id, json }) => show(&request_id, json, config),
-            Some(Command::Verify(options)) => verify::run(options, config),
+            Some(UsageCommand::List { requests, limit }) => list(requests, limit, config),
+            Some(UsageCommand::Show { request_id, json }) => show(&request_id, json, config),
+            Some(UsageCommand::Verify(options)) => verify::run(options, config),
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::text::count;
 use crate::when;
 
 #[derive(clap::Args)]
-pub(super) struct Options {
+pub(super) struct VerifyOptions {
     /// Check also that this head, `[GATEWAY:]SEQ:HASH` as verify printed it earlier, is still part of its chain
     ///
     /// If it is not, or if retention has removed its row so that it can't be checked, the exit status is 1.
@@ -22,7 +22,7 @@ pub(super) struct Options {
     json: bool,
 }
 
-pub(super) fn run(Options { through, json }: Options, config: &Config) -> Result<(), CliError> {
+pub(super) fn run(VerifyOptions { through, json }: VerifyOptions, config: &Config) -> Result<(), CliError> {
     let store = open_store(config)?;
     let found = store.verify_with(&Progress::on_stderr())?;
     let find = |head| store.find_head(&head).map(|status| (status, head));

@@ -5,7 +5,7 @@
 use std::ops::RangeInclusive;
 
 use Accepted::{Lines, List, Number, OneOf, Text};
-use Default::{Computed, Value};
+use DefaultValue::{Computed, Value};
 
 /// Of every variable.
 pub const PREFIX: &str = "ADRIATICUM_";
@@ -13,7 +13,7 @@ pub const PREFIX: &str = "ADRIATICUM_";
 pub struct Setting {
     /// A setting of a table has the table's name before its own: `runtime.url`.
     pub name: &'static str,
-    pub default: Default,
+    pub default: DefaultValue,
     pub accepted: Accepted,
     /// One sentence. Code is between backticks, here and in `details`.
     pub summary: &'static str,
@@ -21,7 +21,7 @@ pub struct Setting {
     pub details: &'static str,
 }
 
-pub enum Default {
+pub enum DefaultValue {
     /// As in a variable. An empty text means none.
     Value(&'static str),
     /// A description, and the value in the sample file.
@@ -42,7 +42,7 @@ pub enum Accepted {
 
 const fn setting(
     name: &'static str,
-    default: Default,
+    default: DefaultValue,
     accepted: Accepted,
     summary: &'static str,
     details: &'static str,

@@ -70,7 +70,7 @@ impl Sqlite {
             self.files.keep_failed_sync(run(turn.connection(), "PRAGMA wal_checkpoint(PASSIVE)"))
         };
         let next = match checkpoint() {
-            Ok(Progress { pages, moved }) => {
+            Ok(CheckpointProgress { pages, moved }) => {
                 self.wal.last_checkpoint.store(when::now(), Ordering::Relaxed);
                 // If a long read holds a part of the WAL, the next attempt comes when that is worth it.
                 if moved < pages { pages + CHECKPOINT_PAGES } else { CHECKPOINT_PAGES }
@@ -98,16 +98,16 @@ pub(super) fn in_use(connection: &Connection) -> Result<u64> {
     Ok(run(connection, "PRAGMA wal_checkpoint(NOOP)")?.pages * FRAME)
 }
 
-struct Progress {
+struct CheckpointProgress {
     pages: u64,
     /// The pages of these that are in the database.
     moved: u64,
 }
 
-fn run(connection: &Connection, checkpoint: &str) -> Result<Progress> {
+fn run(connection: &Connection, checkpoint: &str) -> Result<CheckpointProgress> {
     let number = |number: i64| u64::try_from(number).unwrap_or(0);
     Ok(connection.query_row(checkpoint, [], |row| {
-        Ok(Progress { pages: number(row.get(1)?), moved: number(row.get(2)?) })
+        Ok(CheckpointProgress { pages: number(row.get(1)?), moved: number(row.get(2)?) })
     })?)
 }
 
