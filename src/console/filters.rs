@@ -49,22 +49,35 @@ pub fn filters(view: &UsageView, address: &str, keys: &[Key], gateways: &[Gatewa
     }
 }
 
-/// The range and the filters that are set.
-fn words(view: &UsageView, keys: &[Key]) -> Vec<String> {
+/// The range, and the filters that are set; those that are not are empty.
+fn words(view: &UsageView, keys: &[Key]) -> [String; 7] {
     let range = CHOICES.into_iter().find(|(word, _)| *word == view.choice);
-    let key = keys.iter().find(|key| view.key.as_ref() == Some(&key.id));
+    let set =
+        |name: &str, value: Option<String>| value.map_or(String::new(), |value| format!("{name} {value}"));
+    let key = keys.iter().find(|key| view.key.as_ref() == Some(&key.id)).map(|key| {
+        let is_unique = keys.iter().filter(|other| other.name == key.name).count() == 1;
+        if is_unique { key.name.clone() } else { named(key) }
+    });
     let outcome = match view.outcome.as_str() {
         "ok" => "succeeded",
         "failed" => "errors",
         code => code,
     };
-    let mut words = vec![range.map_or_else(|| view.dates().join(" to "), |(_, name)| name.to_owned())];
-    words.extend(key.map(|key| format!("key {}", key.name)));
-    words.extend(view.gateway.as_ref().map(|name| format!("gateway {name}")));
-    words.extend([outcome, &view.cause].into_iter().filter(|word| !word.is_empty()).map(String::from));
-    words.extend(view.least_ms.map(|least| format!("at least {least} ms")));
-    words.extend(view.most_ms.map(|most| format!("at most {most} ms")));
-    words
+    let time = |ms: Option<u32>| ms.map(|ms| format!("{ms} ms"));
+    [
+        range.map_or_else(|| view.dates().join(" to "), |(_, name)| name.to_owned()),
+        set("key", key),
+        set("gateway", view.gateway.clone()),
+        outcome.to_owned(),
+        view.cause.clone(),
+        set("at least", time(view.least_ms)),
+        set("at most", time(view.most_ms)),
+    ]
+}
+
+/// A key's name, and what tells it from others of that name.
+fn named(key: &Key) -> String {
+    format!("{} {}", key.name, key.mark())
 }
 
 fn key_field(view: &UsageView, keys: &[Key]) -> Markup {
@@ -74,12 +87,12 @@ fn key_field(view: &UsageView, keys: &[Key]) -> Markup {
         label for="key" { "Key" }
         @if keys.len() > KEYS_OFFERED || !view.key_text.is_empty() {
             input #key type="search" name="key" placeholder="All keys" maxlength="100" autocomplete="off"
-                value=(chosen.map_or(view.key_text.clone(), |key| format!("{} {}", key.name, key.mark())));
+                value=(chosen.map_or(view.key_text.clone(), named));
         } @else {
             select #key name="key" {
                 option value="" { "All keys" }
                 @for key in keys { option value=(key.id) selected[is_chosen(key)] {
-                    (key.name) " " (key.mark()) @if key.revoked.is_some() { " (revoked)" }
+                    (named(key)) @if key.revoked.is_some() { " (revoked)" }
                 } }
             }
         }
@@ -112,7 +125,7 @@ fn matching_keys(view: &UsageView, address: &str, keys: &[Key]) -> Markup {
                     (count(number as i64, "key")) " match. Choose one: "
                     @for (number, key) in matching.iter().take(KEYS_OFFERED).enumerate() {
                         @if number > 0 { ", " }
-                        a.text href=(of(key)) { (key.name) " " (key.mark()) }
+                        a.text href=(of(key)) { (named(key)) }
                     }
                 }
             }

@@ -1,8 +1,11 @@
 //! The tables of the console, and the links that sort, filter and page them.
 
 use std::cmp::Ordering;
+use std::ops::Range;
 
 use maud::{Markup, Render, html};
+
+use crate::text::count;
 
 pub struct SortColumn {
     /// Its word in an address.
@@ -116,6 +119,7 @@ pub fn choices(label: &str, links: impl Iterator<Item = (String, impl Render, bo
 
 /// Filters that a narrow screen folds away, behind a button that says what is set. A wide one always shows them.
 pub fn folded(set: &[String], filters: &Markup) -> Markup {
+    let set: Vec<&str> = set.iter().map(String::as_str).filter(|words| !words.is_empty()).collect();
     html! {
         details.fold {
             summary { "Filters" @if !set.is_empty() { ": " (set.join(", ")) } }
@@ -130,6 +134,32 @@ pub fn hidden_fields(fields: Vec<(&str, String)>, asked: &[&str]) -> Markup {
         @for (name, value) in fields {
             @if !value.is_empty() && !asked.contains(&name) { input type="hidden" name=(name) value=(value); }
         }
+    }
+}
+
+/// The pages of a table that is in memory.
+pub struct Pages {
+    pub number: usize,
+    last: usize,
+    rows: usize,
+    /// The rows on this page.
+    pub shown: Range<usize>,
+}
+
+impl Pages {
+    /// The first page is 1.
+    pub fn of(rows: usize, rows_per_page: usize, wanted: usize) -> Self {
+        let last = rows.div_ceil(rows_per_page).max(1);
+        let number = wanted.clamp(1, last);
+        let first = (number - 1) * rows_per_page;
+        Self { number, last, rows, shown: first..rows.min(first + rows_per_page) }
+    }
+
+    pub fn links(&self, noun: &str, address: impl Fn(usize) -> String) -> Markup {
+        let previous = (self.number > 1).then(|| ("← Previous", address(self.number - 1)));
+        let next = (self.number < self.last).then(|| ("Next →", address(self.number + 1)));
+        let position = format!("Page {} of {}, {}", self.number, self.last, count(self.rows as i64, noun));
+        page_links(previous.as_slice(), &position, next)
     }
 }
 

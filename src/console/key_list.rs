@@ -6,13 +6,13 @@ use std::collections::HashMap;
 use maud::{Markup, html};
 
 use super::form::{Form, link};
-use super::html_table::{SortColumn, SortOrder, cards, choices, folded, hidden_fields, page_links};
+use super::html_table::{Pages, SortColumn, SortOrder, cards, choices, folded, hidden_fields};
 use super::page_request::Operator;
 use super::{PageResult, format, layout};
 use crate::store::{
     Budget, Filter, Key, KeyBudget, KeyState, Permission, Range, Span, Store, StoreError, Sums, time_left,
 };
-use crate::text::{count, grouped};
+use crate::text::grouped;
 
 /// The days over which requests are counted: today and the days before it.
 const COUNTED_DAYS: i64 = 30;
@@ -167,13 +167,9 @@ pub fn page(operator: &Operator) -> PageResult {
         .map(|key| (sums.remove(&key.id).unwrap_or_default(), key))
         .collect();
     listed.sort_by(|a, b| compare(view.order, a, b));
-    let pages = listed.len().div_ceil(KEYS_PER_PAGE).max(1);
-    view.page = view.page.min(pages);
-    let first = (view.page - 1) * KEYS_PER_PAGE;
-    let page = |page: usize| KeyListView { page, ..view.clone() }.address();
-    let previous = (view.page > 1).then(|| ("← Previous", page(view.page - 1)));
-    let next = (view.page < pages).then(|| ("Next →", page(view.page + 1)));
-    let position = format!("Page {} of {pages}, {}", view.page, count(listed.len() as i64, "key"));
+    let pages = Pages::of(listed.len(), KEYS_PER_PAGE, view.page);
+    view.page = pages.number;
+    let address = |page: usize| KeyListView { page, ..view.clone() }.address();
     let content = html! {
         main {
             div.head {
@@ -196,8 +192,8 @@ pub fn page(operator: &Operator) -> PageResult {
                     a.button href="/keys" { "Show all active keys" }
                 }
             } @else {
-                (table(&view, &listed[first..listed.len().min(first + KEYS_PER_PAGE)], request.now))
-                (page_links(previous.as_slice(), &position, next))
+                (table(&view, &listed[pages.shown.clone()], request.now))
+                (pages.links("key", address))
             }
         }
     };
@@ -233,16 +229,12 @@ fn filters(view: &KeyListView, counts: [usize; 3]) -> Markup {
             button type="submit" { "Apply" }
         }
     };
-    let by = COLUMNS
-        .iter()
-        .find(|column| column.word == view.order.column)
-        .map(|column| format!("by {}", column.heading));
-    let set: Vec<String> =
-        [view.filter.clone()].into_iter().filter(|text| !text.is_empty()).chain(by).collect();
+    let by = COLUMNS.iter().find(|column| column.word == view.order.column);
+    let by = by.map_or(String::new(), |column| format!("by {}", column.heading));
     html! {
         div.filters {
             @if tabs.len() > 1 { (choices("State", tabs.into_iter())) }
-            (folded(&set, &form))
+            (folded(&[view.filter.clone(), by], &form))
         }
     }
 }
@@ -301,8 +293,8 @@ pub fn budget_bar(budget: &KeyBudget) -> Markup {
     let KeyBudget { budget: Budget { tokens, per }, used } = *budget;
     html! {
         progress max=(tokens) value=(used.min(tokens)) class=[budget.is_nearly_used_up().then_some("bad")] aria-label="Used of the budget" {}
-        @if budget.is_used_up() { span.badge.bad { "used up" } } @else { (budget.percent()) "%" }
-        " of " (grouped(tokens)) " a " (per.as_str())
+        (budget.percent()) "% of " (grouped(tokens)) " a " (per.as_str())
+        @if budget.is_used_up() { " " span.badge.bad { "used up" } }
     }
 }
 

@@ -194,7 +194,6 @@ fn signed_in(operator: &Operator) -> PageResult {
         ("GET", ["keys", id, "revoke"]) => keys::confirm_revoke(operator, id),
         ("POST", ["keys", id, "revoke"]) => keys::revoke(operator, id),
         ("GET", ["usage"]) => usage::page(operator),
-        ("GET", ["usage", "keys"]) => usage_by_key::page(operator),
         ("GET", ["usage", "totals.csv"]) => export::totals(operator),
         ("GET", ["requests"]) => request_list::page(operator),
         ("GET", ["requests", "find"]) => request_details::find(operator),

@@ -2,8 +2,9 @@
 
 use maud::{Markup, html};
 
+use super::format::figure;
 use super::page_request::Operator;
-use super::request_list::{gateway_name, number, outcome, time};
+use super::request_list::{gateway_name, outcome, time};
 use super::{PageError, PageResult, format, layout};
 use crate::config::GroundingMode;
 use crate::http::Response;
@@ -60,12 +61,9 @@ pub fn page(operator: &Operator, id: &str) -> PageResult {
                     @if let Some(name) = name_now.filter(|name| *name != row.key_name) { " – now named " span.text { (name) } }
                 }
                 @if let Some(cause) = &row.cause { dt { "Cause" } dd { code { (cause) } } }
-                dt { "Tokens in" } dd { (number(row.tokens.prompt_tokens)) }
-                dt { "Tokens out" } dd { (number(row.tokens.completion_tokens)) }
-                dt { "Total tokens" } dd { (number(row.tokens.total_tokens)) }
-                dt { "Queue" } dd { (time(row.queue_ms)) }
-                dt { "Runtime" } dd { (time(row.runtime_ms)) }
-                dt { "Total time" } dd { (time(row.duration_ms)) }
+                dt { "Tokens in" } dd { (figure(row.tokens.prompt_tokens)) }
+                dt { "Tokens out" } dd { (figure(row.tokens.completion_tokens)) }
+                dt { "Total tokens" } dd { (figure(row.tokens.total_tokens)) }
                 @if row.search_reason.is_some() || console.config.search.grounding != GroundingMode::Off {
                     dt { "Grounded" } dd { @if row.grounded { "yes, in passages that Search found" } @else { "no" } }
                     dt { "Search" } dd { (search(&row)) }
@@ -106,7 +104,6 @@ fn missing(operator: &Operator, asked: &str, text: &str) -> Response {
 /// A sentence about the outcome.
 fn summary(row: &LedgerRow) -> String {
     match (row.status, row.error_code.as_deref(), row.duration_ms) {
-        (None, None, _) => "Its outcome is not known.".into(),
         (None, Some("abandoned"), _) => {
             "The client closed its connection before there was an answer. Nothing was sent.".into()
         }

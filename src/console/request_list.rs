@@ -2,6 +2,7 @@
 
 use maud::{Markup, html};
 
+use super::format::figure;
 use super::html_table::{cards, heading, page_links};
 use super::page_request::Operator;
 use super::usage_view::UsageView;
@@ -54,8 +55,10 @@ pub fn page(operator: &Operator) -> PageResult {
                 (request_details::find_form())
             }
             (filters::filters(&view, "/requests", &keys, &gateways))
-            @if view.key_text.is_empty() { (list(&view, &listing, after.is_some(), gateways.len() > 1, &here)) }
-            (page_links(previous.as_ref().map_or(&[], |links| links), "", next))
+            @if view.key_text.is_empty() {
+                (list(&view, &listing, after.is_some(), gateways.len() > 1, &here))
+                (page_links(previous.as_ref().map_or(&[], |links| links), "", next))
+            }
         }
     };
     Ok(layout::operator_page(operator, "/requests", "Requests", &content))
@@ -90,8 +93,8 @@ fn list(view: &UsageView, listing: &Listing, is_forward: bool, with_gateway: boo
 
 fn cells(row: &LedgerRow, here: &str) -> [Markup; COLUMNS.len()] {
     let id = &row.request_id;
-    let short_id =
-        if id.len() > 24 { format!("{}…{}", &id[..15], &id[id.len() - 6..]) } else { id.clone() };
+    // Its first digits are the time.
+    let short_id = id.get(id.len().saturating_sub(6)..).map_or(id.clone(), |end| format!("chatcmpl_…{end}"));
     [
         format::second(row.created),
         html! { a href=(here.replacen("/requests", &format!("/requests/{id}"), 1)) { code { (short_id) } } },
@@ -100,19 +103,15 @@ fn cells(row: &LedgerRow, here: &str) -> [Markup; COLUMNS.len()] {
             (outcome(row.status, row.error_code.as_deref()))
             @if let Some(cause) = &row.cause { " " span.muted.cause { (cause) } }
         },
-        html! { (number(row.tokens.prompt_tokens)) },
-        html! { (number(row.tokens.completion_tokens)) },
+        html! { (figure(row.tokens.prompt_tokens)) },
+        html! { (figure(row.tokens.completion_tokens)) },
         html! { (time(row.runtime_ms)) },
         html! { (time(row.duration_ms)) },
         html! { (gateway_name(&row.gateway)) },
     ]
 }
 
-/// A figure that was not measured is no zero.
-pub fn number(value: Option<i64>) -> String {
-    value.map_or("–".into(), grouped)
-}
-
+/// A time that was not measured is no zero.
 pub fn time(value: Option<f64>) -> String {
     value.map_or("–".into(), format::duration)
 }
@@ -126,7 +125,6 @@ pub fn outcome(status: Option<i64>, code: Option<&str>) -> Markup {
     html! {
         @match (status, code) {
             (Some(200), _) => span.badge.good { "200" },
-            (None, None) => span.badge { "in progress" },
             (status, code) => span.badge.bad { @if let Some(status) = status { (status) " " } (code.unwrap_or("")) },
         }
     }

@@ -10,10 +10,10 @@ use super::layout::{self, form_token};
 use super::page_request::Operator;
 use super::verdict::{self, PartState};
 use super::{Console, PageResult, format};
-use crate::checks::{self, Verdict};
+use crate::checks::Verdict;
 use crate::config::GroundingMode;
 use crate::listener::{Cause, Level};
-use crate::store::{CLOCK_SLACK, Gateway, StoreError};
+use crate::store::{Gateway, StoreError};
 use crate::text::{count, grouped};
 use crate::when;
 
@@ -42,7 +42,7 @@ pub fn page(operator: &Operator) -> PageResult {
             (table(&parts))
             (queue_by_key(console)?)
             (gateways(console)?)
-            (facts(console)?)
+            (facts(console))
         }
     };
     let response = layout::operator_page(operator, "/status", "Status", &content);
@@ -99,23 +99,17 @@ fn details(part: &PartState) -> Markup {
     }
 }
 
-fn facts(console: &Console) -> Result<Markup, StoreError> {
+/// Facts that no check reports.
+fn facts(console: &Console) -> Markup {
     let load = console.monitoring.load.snapshot();
     let [buffered, buffer_limit] =
         [load.buffered_bytes.now, load.buffered_bytes.most].map(|bytes| bytes as f64 / 1024.0 / 1024.0);
-    let now = when::now();
     let wal = console.store.wal_figures();
     let file = console.config.database.file();
     let size = file.and_then(|file| file.metadata().ok()).map(|file| file.len());
-    let last = |time: Option<i64>| html! { @match time { Some(time) => (format::second(time)), None => "none since the start" } };
-    let clock = match file {
-        Some(_) => None,
-        None => Some(console.store.clock_difference()?),
-    };
-    Ok(html! {
+    html! {
         h2 { "The service" }
         dl.facts {
-            dt { "Version" } dd { (env!("ADRIATICUM_VERSION")) }
             dt { "Uptime" } dd { (format::long_duration(console.started.elapsed())) }
             dt { "Workers busy" } dd { (level(load.workers)) }
             dt { "Queue" } dd { (level(load.queue)) }
@@ -123,22 +117,18 @@ fn facts(console: &Console) -> Result<Markup, StoreError> {
             dt { "Buffers" } dd { (format!("{buffered:.1} of {buffer_limit:.1} MiB")) }
             dt { "Rejected (no room)" } dd { (count((load.of(Cause::QueueFull) + load.of(Cause::BuffersFull)) as i64, "request")) " since the start" }
             @if let Some(searches) = searches(console) { dt { "Search" } dd { (searches) } }
-            @if let Some(acceptor) = &console.monitoring.acceptor {
-                dt { "Certificate" } dd { @match acceptor.expires() { Some(time) => (certificate(time, now)), None => "in use; its end can’t be read" } }
-            }
-            @if let Some(ahead) = clock { dt { "Clock" } dd { (clock_difference(ahead)) } }
         }
         h2 { "The ledger" }
         dl.facts {
             dt { "Database" } dd {
                 @match size { Some(size) => { (format::bytes(size)) ", and " (format::bytes(wal.bytes)) " of WAL" }, None => (console.config.database) }
             }
-            @if let Some(file) = file {
-                dt { "Last checkpoint" } dd { (last(wal.last_checkpoint)) }
-                dt { "Free disk space" } dd { @match checks::bytes_free(file) { Some(free) => (format::bytes(free)), None => "–" } }
+            @if file.is_some() {
+                dt { "Last checkpoint" }
+                dd { @match wal.last_checkpoint { Some(time) => (format::second(time)), None => "none since the start" } }
             }
         }
-    })
+    }
 }
 
 /// The grounding mode, and the results of searches since the start; `None` if it is off.
@@ -154,24 +144,6 @@ fn searches(console: &Console) -> Option<String> {
     Some(format!(
         "{mode}; since the start {found} searches with passages, {nothing} without, {unavailable} unavailable"
     ))
-}
-
-/// The expiry of the certificate. The check warns in time.
-fn certificate(expires: i64, now: i64) -> Markup {
-    html! {
-        @if expires > now { "expires " (format::minute(expires)) ", in " (format::long_duration(Duration::from_secs((expires - now) as u64))) }
-        @else { span.badge.bad { "expired" } " " (format::minute(expires)) }
-    }
-}
-
-/// The difference between this host's clock and the database's, by which gateways see each other.
-fn clock_difference(ahead: f64) -> Markup {
-    let way = if ahead > 0.0 { "ahead of" } else { "behind" };
-    html! {
-        @if ahead.abs() > CLOCK_SLACK { span.badge.warn { "differs" } " " }
-        @if ahead.abs() < 0.5 { "agrees with the database’s" }
-        @else { (format!("{:.1} seconds ", ahead.abs())) (way) " the database’s" }
-    }
 }
 
 /// A table of the gateways that share the database; nothing if it is a file.

@@ -19,17 +19,18 @@ pub fn page(operator: &Operator) -> PageResult {
         .with_key(&console.store, &keys)?
         .answerable(&console.store)?;
     let report = UsageReport::read(&console.store, &view, &keys, request.now)?;
+    let page = request.query.get("page").parse().unwrap_or(1);
     let content = html! {
         main {
             h1 { "Usage" }
             (filters::filters(&view, "/usage", &keys, &console.shared_gateways()?))
-            @if view.key_text.is_empty() { (overview(&view, &keys, &report, request.now)) }
+            @if view.key_text.is_empty() { (overview(&view, &keys, &report, page, request.now)) }
         }
     };
     Ok(layout::operator_page(operator, "/usage", "Usage", &content))
 }
 
-fn overview(view: &UsageView, keys: &[Key], report: &UsageReport, now: i64) -> Markup {
+fn overview(view: &UsageView, keys: &[Key], report: &UsageReport, page: usize, now: i64) -> Markup {
     let (charts, figures) = chart::draw(&usage_charts::all(report), &usage_charts::axis(view, report, now));
     html! {
         (filters::range(view, now))
@@ -48,7 +49,7 @@ fn overview(view: &UsageView, keys: &[Key], report: &UsageReport, now: i64) -> M
                 @if !report.errors.is_empty() { (errors(view, report)) }
             }
             (figures)
-            (usage_by_key::section(view, report))
+            (usage_by_key::section(view, report, page))
             p.export {
                 "Export the totals by key and day: " a href=(view.address("/usage/totals.csv")) download { "CSV" }
                 ". The rows: see " a href=(view.address("/requests")) { "the requests" } "."

@@ -1,21 +1,17 @@
-//! Usage by key: a table on the usage page and, if there are many keys, on pages of its own.
+//! The table of the usage by key.
 
 use std::cmp::Ordering;
 
 use maud::{Markup, html};
 
 use super::format::figure;
-use super::html_table::{SortColumn, SortOrder, page_links, scrolling};
-use super::page_request::Operator;
+use super::html_table::{Pages, SortColumn, SortOrder, scrolling};
 use super::usage::{rate, tokens};
 use super::usage_report::{KeyUsage, UsageReport};
 use super::usage_view::UsageView;
-use super::{PageError, PageResult, filters, layout};
-use crate::text::{count, grouped};
+use crate::text::grouped;
 
-/// The number of keys on the usage page, and on a page of this table.
-const KEYS_ON_USAGE_PAGE: usize = 10;
-const KEYS_PER_PAGE: usize = 100;
+const KEYS_PER_PAGE: usize = 20;
 
 pub const COLUMNS: [SortColumn; 7] = [
     SortColumn { word: "key", heading: "Key", greatest_first: false },
@@ -43,50 +39,25 @@ fn compare(order: SortOrder, a: &KeyUsage, b: &KeyUsage) -> Ordering {
     order.direct(ascending).then_with(by_name)
 }
 
-/// The first keys, on the usage page.
-pub fn section(view: &UsageView, report: &UsageReport) -> Markup {
-    let all = report.keys.len();
+/// The section of the usage page.
+pub fn section(view: &UsageView, report: &UsageReport, page: usize) -> Markup {
+    let pages = Pages::of(report.keys.len(), KEYS_PER_PAGE, page);
+    let address = |page: usize| format!("{}&page={page}#by-key", view.address("/usage"));
     html! {
         section #by-key {
             h2 { "By key" }
-            (table(view, report, "/usage", 0, KEYS_ON_USAGE_PAGE))
-            @if all > KEYS_ON_USAGE_PAGE { p { a href=(view.address("/usage/keys")) { "All " (count(all as i64, "key")) " →" } } }
+            (table(view, report, &pages))
+            (pages.links("key", address))
         }
     }
 }
 
-pub fn page(operator: &Operator) -> PageResult {
-    let Operator { console, request, .. } = *operator;
-    let keys = console.store.list_keys()?;
-    let view = UsageView::of(operator)?.without_row_filters().with_key(&console.store, &keys)?;
-    if !view.key_text.is_empty() {
-        return Err(PageError::WhichKey);
-    }
-    let view = view.answerable(&console.store)?;
-    let report = UsageReport::read(&console.store, &view, &keys, request.now)?;
-    let pages = report.keys.len().div_ceil(KEYS_PER_PAGE).max(1);
-    let number: usize = request.query.get("page").parse().unwrap_or(1).clamp(1, pages);
-    let address = |number: usize| format!("{}&page={number}", view.address("/usage/keys"));
-    let previous = (number > 1).then(|| ("← Previous keys", address(number - 1)));
-    let next = (number < pages).then(|| ("More keys →", address(number + 1)));
-    let content = html! {
-        main {
-            p.crumbs { a href=(view.address("/usage")) { "Usage" } " / By key" }
-            h1 { "Usage by key" }
-            (filters::range(&view, request.now))
-            (table(&view, &report, "/usage/keys", (number - 1) * KEYS_PER_PAGE, KEYS_PER_PAGE))
-            (page_links(previous.as_slice(), "", next))
-        }
-    };
-    Ok(layout::operator_page(operator, "/usage", "Usage by key", &content))
-}
-
-fn table(view: &UsageView, report: &UsageReport, address: &str, skipped: usize, most: usize) -> Markup {
+fn table(view: &UsageView, report: &UsageReport, pages: &Pages) -> Markup {
     let mut keys: Vec<&KeyUsage> = report.keys.iter().collect();
     keys.sort_by(|a, b| compare(view.order, a, b));
     let headings = COLUMNS.map(|column| {
         let sorted = UsageView { order: view.order.after_click(&column), ..view.clone() };
-        view.order.heading(&column, column.heading, &format!("{}#by-key", sorted.address(address)))
+        view.order.heading(&column, column.heading, &format!("{}#by-key", sorted.address("/usage")))
     });
     let cells = |key: &KeyUsage| {
         let KeyUsage { name, all, shown, .. } = key;
@@ -102,7 +73,7 @@ fn table(view: &UsageView, report: &UsageReport, address: &str, skipped: usize, 
             html! { (total.map_or("–".into(), |total| rate(total, report.all.total_tokens))) },
         ]
     };
-    let rows = keys.into_iter().skip(skipped).take(most).map(cells);
+    let rows = keys[pages.shown.clone()].iter().map(|key| cells(key));
     scrolling("by-key numbers", "Usage by key", &headings, rows)
 }
 

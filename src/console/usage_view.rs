@@ -36,6 +36,8 @@ pub const CODES: [&str; 7] = [
 /// The longest text in place of a key: a name and what tells it from others of that name.
 const LONGEST_KEY_TEXT: usize = 100;
 
+const LONGEST_CAUSE: usize = 40;
+
 /// The longest range: 60 years.
 const LONGEST: i64 = 60 * 366 * DAY;
 
@@ -107,7 +109,7 @@ impl UsageView {
             key_text: query.get("key").trim().chars().take(LONGEST_KEY_TEXT).collect(),
             gateway: gateway.map(String::from),
             outcome: if is_known { outcome.into() } else { String::new() },
-            cause: Some(query.get("cause").trim()).filter(|word| is_cause(word)).unwrap_or("").to_owned(),
+            cause: query.get("cause").trim().chars().take(LONGEST_CAUSE).collect(),
             least_ms: query.get("least").parse().ok(),
             most_ms: query.get("most").parse().ok(),
             order: SortOrder::parse(query.get("sort"), &COLUMNS).unwrap_or(DEFAULT_ORDER),
@@ -234,11 +236,6 @@ fn time(query: &Form, name: &str) -> Result<Option<When>, String> {
         return Err(format!("{name} takes a date, 2026-11-16, or a time, 2026-11-16T13:00."));
     }
     Ok(time)
-}
-
-fn is_cause(text: &str) -> bool {
-    text.len() <= 40
-        && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
 }
 
 #[cfg(test)]

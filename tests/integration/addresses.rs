@@ -3,11 +3,10 @@
 use crate::console::{Browser, with_console};
 use crate::support::{Runtime, chat};
 
-/// The pages, and their parameters. The exports and the pages by key share theirs with the first two.
-const PAGES: [(&str, &str); 12] = [
-    ("/usage", "range from to key gateway outcome sort"),
+/// The pages, and their parameters. The exports share theirs with the first two.
+const PAGES: [(&str, &str); 11] = [
+    ("/usage", "range from to key gateway outcome sort page"),
     ("/requests", "range from to key gateway outcome cause least most before after"),
-    ("/usage/keys", "from page sort"),
     ("/usage/totals.csv", "from to"),
     ("/requests/export.csv", "from to"),
     ("/requests/find", "id"),

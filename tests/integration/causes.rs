@@ -203,8 +203,8 @@ fn the_cause_is_part_of_a_requests_story() {
     runtime.next(Script::Text(503, "x".into()));
     runtime.next(Script::Answer(200, completion("x")));
     for (cause, line, entry) in [
-        (json!("status_503"), "status_503", "<dt>Cause</dt><dd><code>status_503</code></dd>"),
-        (json!(null), "-", "<dt>Cause</dt><dd>none</dd>"),
+        (json!("status_503"), "status_503", Some("<dd><code>status_503</code></dd>")),
+        (json!(null), "-", None),
     ] {
         let id = server.post(&key, &chat("x")).header("x-request-id").expect("an id").to_owned();
         let record: Value =
@@ -214,6 +214,8 @@ fn the_cause_is_part_of_a_requests_story() {
         let words = record.lines().find_map(|record| record.strip_prefix("cause")).expect("a line");
         assert_eq!(words.trim(), line, "{record}");
         let page = browser.get(&format!("/requests/{id}")).text();
-        assert!(page.contains(entry), "{page}");
+        let shown = page.split("<dt>Cause</dt>").nth(1);
+        assert!(shown.is_some() == entry.is_some(), "{page}");
+        assert!(shown.zip(entry).is_none_or(|(shown, entry)| shown.starts_with(entry)), "{page}");
     }
 }
