@@ -224,8 +224,8 @@ fn facts(key: &Key, sums: &Sums, with_terms: bool, now: i64) -> Markup {
             @if let Some(budget) = &key.budget {
                 dt { "Budget" }
                 dd {
-                    (budget_bar(budget)) ": " (grouped(budget.used)) " used" br;
-                    span.muted { "Renewed at " (format::minute(budget.budget.per.around(now).until)) " UTC" }
+                    (budget_bar(budget)) br;
+                    span.muted { (grouped(budget.used)) " used, renewed at " (format::minute(budget.budget.per.around(now).until)) " UTC" }
                 }
             }
             dt { "Last used" } dd { (time(key.last_used)) }

@@ -320,7 +320,9 @@ const flows = {
     const requests = async () => Number((await page.locator("dd strong").first().textContent()).replaceAll(",", ""));
     const all = await requests();
     assert.ok(all > 190_000, `${all}`);
-    const duration = page.locator(".cards-row > div").filter({ hasText: "Duration, median" });
+    const card = (title) => page.locator(".cards-row > div").filter({ hasText: title });
+    const duration = card("Duration, median");
+    const rate = await card("Success rate").innerText();
     assert.match(await duration.innerText(), /Duration, median\s+[\d.,]+ m?s\s+p95 [\d.,]+ m?s, p99 [\d.,]+ m?s\s+of the newest 500 completions/);
     const titles = await page.locator(".cards-row dt").allTextContents();
     assert.deepEqual(titles, ["Requests", "Success rate", "Total tokens", "Duration, median"]);
@@ -337,6 +339,7 @@ const flows = {
     const failed = await requests();
     assert.ok(failed > 100 && failed < all / 20, `${failed}`);
     assert.match(await duration.innerText(), /of the newest 500 completions/);
+    assert.equal(await card("Success rate").innerText(), rate, "an outcome changes the rows, not the base");
     const key = page.getByLabel("Key", { exact: true });
     const billing = key.locator("option").filter({ hasText: /^billing service (adr|key)_/ });
     await apply(page, async () => key.selectOption(await billing.getAttribute("value")));
@@ -426,6 +429,20 @@ const flows = {
         assert.ok(Math.abs(heights[bar] - wanted) < 0.0002, `chart ${chart}, bar ${bar}, series ${number}: ${heights[bar]}, not ${wanted}`);
       }));
     }
+    // A range that cuts two hours has the same requests in its card, its bars, its list and its export.
+    const day = new Date(Date.now() - 5 * 86_400_000).toISOString().slice(0, 10);
+    const cut = `from=${day}T13:30&to=${day}T15:15`;
+    await page.goto(`${page.base}/usage?${cut}`);
+    const inCard = Number(await page.locator("dd strong").first().textContent());
+    const table = await page.locator("#figures tbody tr").evaluateAll((all) => all.map((row) => [...row.cells].map((cell) => cell.textContent)));
+    assert.deepEqual(table.map(([label]) => label.split(" ").pop()), ["13:30–14:00", "14:00–15:00", "15:00–15:15"]);
+    assert.equal(table.reduce((sum, row) => sum + row.slice(1, 4).reduce((all, text) => all + Number(text), 0), 0), inCard);
+    assert.ok(inCard > 20, `${inCard}`);
+    assert.equal(await page.locator(".plot").first().locator(".pale").count(), 2);
+    await page.goto(`${page.base}/requests?${cut}`);
+    const [file] = await Promise.all([page.waitForEvent("download"), page.getByRole("link", { name: "CSV", exact: true }).click()]);
+    assert.equal(readFileSync(await file.path(), "utf8").match(/chatcmpl_/g).length, inCard);
+    await page.goto(`${page.base}/usage?range=30d`);
     const last = page.locator("#figures tbody tr").last();
     assert.match(await last.locator("th").textContent(), /, so far$/);
     assert.equal(await page.locator("svg .pale").count(), 2);
@@ -660,7 +677,21 @@ const flows = {
     const secret = await page.locator("#secret").textContent();
     // The queue knows the key of a completed request.
     assert.equal((await complete(secret)).status, 200);
-    assert.equal((await complete(secret, "Fail.")).status, 502);
+    // One failure is no outage; several are, on every page at once, until it answers.
+    const dot = page.locator("header .dot.bad");
+    for (const failures of [1, 2, 3]) {
+      assert.equal((await complete(secret, "Fail.")).status, 502);
+      await page.goto(page.base + "/keys");
+      assert.equal(await dot.count(), failures === 3 ? 1 : 0, `${failures} failures`);
+    }
+    assert.ok(await dot.isVisible());
+    const badge = page.locator(".lead .badge");
+    await page.goto(page.base + "/status");
+    assert.equal(await badge.textContent(), "failing");
+    await check(page, "flow-failing");
+    assert.equal((await complete(secret)).status, 200);
+    await page.goto(page.base + "/usage");
+    assert.equal(await dot.count(), 0);
     assert.equal((await complete("", "Hold.", runtime)).status, 200);
     const waiting = [1, 2, 3].map(() => complete(secret, "Wait."));
     const rowOf = (text) => page.getByRole("row").filter({ hasText: text });
@@ -703,7 +734,8 @@ const flows = {
 };
 
 // Flows that compare the drawn page with figures run at the tablet's width too, and in dark.
-const drawn = new Set(["the list of keys: filter, order and pages, with and without JavaScript",
+const drawn = new Set(["filters, and an address that can be shared", "status shows a runtime that failed and a greedy key",
+  "the table by key is sorted, the list is filtered by duration, and months are chosen, without JavaScript too", "the list of keys: filter, order and pages, with and without JavaScript",
   "a bar's exact figures at the pointer and at the finger", "a bar is as high as its figures, and opens its interval down to the requests",
   "filters are folded away behind what is set, in words",
   "lists are tables from 761 px on, names end after two lines, and what can be clicked has the pointer"]);
